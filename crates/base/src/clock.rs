@@ -1,0 +1,67 @@
+//! Time as a value: real clocks in production, a manual clock under simulation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A wall-clock instant, nanosecond resolution, as inodes store it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp {
+    /// Seconds since the Unix epoch; negative before 1970.
+    pub sec: i64,
+    /// Nanoseconds within the second, below 1,000,000,000.
+    pub nsec: u32,
+}
+
+/// Where time comes from. Cloning shares the clock.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The machine's clocks.
+    Real(Instant),
+    /// A clock that moves only when told to (nanoseconds since the epoch).
+    Manual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    pub fn real() -> Self {
+        Clock::Real(Instant::now())
+    }
+
+    /// A clock that starts at `start_ns` nanoseconds after the epoch.
+    pub fn manual(start_ns: u64) -> Self {
+        Clock::Manual(Arc::new(AtomicU64::new(start_ns)))
+    }
+
+    /// Nanoseconds since an arbitrary fixed point; never goes backwards.
+    pub fn monotonic_ns(&self) -> u64 {
+        match self {
+            Clock::Real(start) => start.elapsed().as_nanos() as u64,
+            Clock::Manual(now) => now.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Wall-clock time.
+    pub fn now(&self) -> Timestamp {
+        let since_epoch = match self {
+            Clock::Real(_) => SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or(Duration::ZERO),
+            // Each look advances by one nanosecond so that order stays visible.
+            Clock::Manual(now) => Duration::from_nanos(now.fetch_add(1, Ordering::Relaxed)),
+        };
+        Timestamp {
+            sec: since_epoch.as_secs() as i64,
+            nsec: since_epoch.subsec_nanos(),
+        }
+    }
+
+    /// Moves a manual clock forward. A real clock cannot be moved: this is a bug in the caller.
+    pub fn advance(&self, by: Duration) {
+        match self {
+            Clock::Real(_) => panic!("a real clock cannot be advanced"),
+            Clock::Manual(now) => {
+                now.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+}

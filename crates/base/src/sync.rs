@@ -1,0 +1,470 @@
+//! Locks with ranks.
+//!
+//! Every lock has a [`Rank`]. A thread takes locks in strictly growing rank; locks of one
+//! rank are taken in growing `key` (a node's nid, a shard's index). Debug builds keep the
+//! held locks per thread and panic at the first violation, so that an order that could
+//! deadlock fails in every test run that executes it, not only in the unlucky one.
+//! Ranks marked *owned* may be taken in any order among themselves: they belong to an
+//! object whose own lock (of a lower rank) is held meanwhile.
+//!
+//! The one list of ranks is [`rank`]; `docs/concurrency.md` says who takes each.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A position in the lock order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    pub level: u16,
+    pub name: &'static str,
+    /// Locks of this rank may be taken in any order among themselves.
+    pub owned: bool,
+}
+
+/// The lock order of the whole project, outermost first.
+pub mod rank {
+    use super::Rank;
+
+    const fn ranked(level: u16, name: &'static str) -> Rank {
+        Rank {
+            level,
+            name,
+            owned: false,
+        }
+    }
+    const fn owned(level: u16, name: &'static str) -> Rank {
+        Rank {
+            level,
+            name,
+            owned: true,
+        }
+    }
+
+    pub const MOUNT_SESSION: Rank = ranked(10, "mount session");
+    pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
+    pub const CHECKPOINT: Rank = ranked(20, "checkpoint");
+    pub const RENAME: Rank = ranked(30, "directory rename");
+    pub const FILE_IO: Rank = ranked(40, "file data range");
+    pub const INODE: Rank = ranked(50, "inode node");
+    pub const OWNED_NODE: Rank = owned(60, "node owned by an inode");
+    pub const SPACE_MAP: Rank = ranked(70, "space map node");
+    pub const FILE_STATE: Rank = ranked(80, "open file state");
+    pub const FILE_TABLE: Rank = ranked(82, "open file table shard");
+    pub const PAGE_SET: Rank = ranked(84, "page cache set");
+    pub const NODE_SHARD: Rank = ranked(100, "node cache shard");
+    pub const TABLE: Rank = ranked(110, "node table region");
+    pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");
+    pub const SEGMENTS: Rank = ranked(130, "segment table");
+    pub const GATHER: Rank = ranked(140, "journal gather");
+    pub const STAGING: Rank = ranked(150, "journal staging shard");
+    pub const DIRTY_LIST: Rank = ranked(160, "dirty list shard");
+    pub const COMMIT_STATE: Rank = ranked(170, "commit state");
+    pub const DEVICE_FLUSH: Rank = ranked(200, "device flush");
+    pub const DEVICE_QUEUE: Rank = ranked(210, "device queue");
+    pub const DEVICE_STATE: Rank = ranked(220, "device state");
+    /// A lock that is never held while another is taken.
+    pub const LEAF: Rank = ranked(u16::MAX, "leaf");
+}
+
+/// Debug-build proof that this thread holds a lock; a no-op in release builds.
+#[derive(Debug)]
+struct Held {
+    #[cfg(debug_assertions)]
+    rank: Rank,
+    #[cfg(debug_assertions)]
+    key: u64,
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static HELD: std::cell::RefCell<Vec<(Rank, u64)>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl Held {
+    #[cfg(debug_assertions)]
+    fn take(rank: Rank, key: u64) -> Self {
+        HELD.with_borrow_mut(|held| {
+            for &(other, other_key) in held.iter() {
+                let ordered = other.level < rank.level
+                    || (other.level == rank.level && (rank.owned || other_key < key));
+                assert!(
+                    ordered,
+                    "lock order: taking {} {key} (level {}) while holding {} {other_key} (level {})",
+                    rank.name, rank.level, other.name, other.level
+                );
+            }
+            held.push((rank, key));
+        });
+        Held { rank, key }
+    }
+
+    #[cfg(not(debug_assertions))]
+    #[inline(always)]
+    fn take(_: Rank, _: u64) -> Self {
+        Held {}
+    }
+
+    /// Records a lock taken without waiting: it cannot deadlock, whatever the order.
+    #[cfg(debug_assertions)]
+    fn record(rank: Rank, key: u64) -> Self {
+        HELD.with_borrow_mut(|held| held.push((rank, key)));
+        Held { rank, key }
+    }
+
+    #[cfg(not(debug_assertions))]
+    #[inline(always)]
+    fn record(_: Rank, _: u64) -> Self {
+        Held {}
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.with_borrow_mut(|held| {
+            let last = held
+                .iter()
+                .rposition(|&(r, k)| r == self.rank && k == self.key);
+            // A guard dropped on another thread than the one that took it would be found here.
+            let index = last.expect("a lock is released by the thread that took it");
+            held.remove(index);
+        });
+    }
+}
+
+/// Panics (debug builds) when the caller holds a lock of `rank` or a later one. Called
+/// where a thread is about to wait for a commit or a checkpoint.
+#[inline]
+pub fn assert_none_held_from(_rank: Rank) {
+    #[cfg(debug_assertions)]
+    HELD.with_borrow(|held| {
+        for &(other, key) in held.iter() {
+            assert!(
+                other.level < _rank.level,
+                "waiting for the store while holding {} {key}",
+                other.name
+            );
+        }
+    });
+}
+
+#[derive(Debug)]
+pub struct Mutex<T: ?Sized> {
+    rank: Rank,
+    key: u64,
+    inner: parking_lot::Mutex<T>,
+}
+
+#[derive(Debug)]
+pub struct MutexGuard<'a, T: ?Sized> {
+    inner: parking_lot::MutexGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> Mutex<T> {
+    pub const fn new(rank: Rank, value: T) -> Self {
+        Self::keyed(rank, 0, value)
+    }
+
+    /// A lock among several of one rank, ordered by `key`.
+    pub const fn keyed(rank: Rank, key: u64, value: T) -> Self {
+        Mutex {
+            rank,
+            key,
+            inner: parking_lot::Mutex::new(value),
+        }
+    }
+
+    pub fn into_inner(self) -> T {
+        self.inner.into_inner()
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let held = Held::take(self.rank, self.key);
+        MutexGuard {
+            inner: self.inner.lock(),
+            _held: held,
+        }
+    }
+
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let inner = self.inner.try_lock()?;
+        Some(MutexGuard {
+            inner,
+            _held: Held::record(self.rank, self.key),
+        })
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+}
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+impl Condvar {
+    pub const fn new() -> Self {
+        Condvar(parking_lot::Condvar::new())
+    }
+
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.0.wait(&mut guard.inner);
+    }
+
+    /// Waits at most `timeout`; true when it ran out.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
+        self.0.wait_for(&mut guard.inner, timeout).timed_out()
+    }
+
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// A reader-writer lock with a rank, and a header `H` that is readable without the lock.
+#[derive(Debug)]
+pub struct RwLock<T, H = ()> {
+    pub header: H,
+    rank: Rank,
+    key: u64,
+    inner: parking_lot::RwLock<T>,
+}
+
+#[derive(Debug)]
+pub struct ReadGuard<'a, T> {
+    inner: parking_lot::RwLockReadGuard<'a, T>,
+    _held: Held,
+}
+
+#[derive(Debug)]
+pub struct WriteGuard<'a, T> {
+    inner: parking_lot::RwLockWriteGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> RwLock<T> {
+    pub const fn new(rank: Rank, value: T) -> Self {
+        Self::with_header(rank, 0, (), value)
+    }
+}
+
+impl<T, H> RwLock<T, H> {
+    pub const fn with_header(rank: Rank, key: u64, header: H, value: T) -> Self {
+        RwLock {
+            header,
+            rank,
+            key,
+            inner: parking_lot::RwLock::new(value),
+        }
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        let held = Held::take(self.rank, self.key);
+        ReadGuard {
+            inner: self.inner.read(),
+            _held: held,
+        }
+    }
+
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        let held = Held::take(self.rank, self.key);
+        WriteGuard {
+            inner: self.inner.write(),
+            _held: held,
+        }
+    }
+
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        let inner = self.inner.try_read()?;
+        Some(ReadGuard {
+            inner,
+            _held: Held::record(self.rank, self.key),
+        })
+    }
+
+    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
+        let inner = self.inner.try_write()?;
+        Some(WriteGuard {
+            inner,
+            _held: Held::record(self.rank, self.key),
+        })
+    }
+
+    /// A shared guard that keeps the lock alive by itself.
+    pub fn read_owned(self: &Arc<Self>) -> OwnedReadGuard<T, H> {
+        let held = Held::take(self.rank, self.key);
+        std::mem::forget(self.inner.read());
+        OwnedReadGuard {
+            lock: Arc::clone(self),
+            _held: held,
+        }
+    }
+
+    /// An exclusive guard that keeps the lock alive by itself.
+    pub fn write_owned(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
+        let held = Held::take(self.rank, self.key);
+        std::mem::forget(self.inner.write());
+        OwnedWriteGuard {
+            lock: Arc::clone(self),
+            _held: held,
+        }
+    }
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+/// See [`RwLock::read_owned`]. Stays on the thread that made it.
+#[derive(Debug)]
+pub struct OwnedReadGuard<T, H = ()> {
+    lock: Arc<RwLock<T, H>>,
+    _held: Held,
+}
+
+/// See [`RwLock::write_owned`]. Stays on the thread that made it.
+#[derive(Debug)]
+pub struct OwnedWriteGuard<T, H = ()> {
+    lock: Arc<RwLock<T, H>>,
+    _held: Held,
+}
+
+impl<T, H> OwnedReadGuard<T, H> {
+    pub fn lock(&self) -> &Arc<RwLock<T, H>> {
+        &self.lock
+    }
+}
+
+impl<T, H> OwnedWriteGuard<T, H> {
+    pub fn lock(&self) -> &Arc<RwLock<T, H>> {
+        &self.lock
+    }
+}
+
+impl<T, H> Deref for OwnedReadGuard<T, H> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: this guard owns one shared hold of the lock, taken in `read_owned` and
+        // given up only in `drop`, so no writer exists while the reference lives.
+        unsafe { &*self.lock.inner.data_ptr() }
+    }
+}
+
+impl<T, H> Deref for OwnedWriteGuard<T, H> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: this guard owns the exclusive hold taken in `write_owned`.
+        unsafe { &*self.lock.inner.data_ptr() }
+    }
+}
+
+impl<T, H> DerefMut for OwnedWriteGuard<T, H> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard owns the exclusive hold taken in `write_owned`, and `&mut self`
+        // makes this the only reference derived from it.
+        unsafe { &mut *self.lock.inner.data_ptr() }
+    }
+}
+
+impl<T, H> Drop for OwnedReadGuard<T, H> {
+    fn drop(&mut self) {
+        // SAFETY: `read_owned` took this shared hold and forgot its borrowed guard.
+        unsafe { self.lock.inner.force_unlock_read() }
+    }
+}
+
+impl<T, H> Drop for OwnedWriteGuard<T, H> {
+    fn drop(&mut self) {
+        // SAFETY: `write_owned` took this exclusive hold and forgot its borrowed guard.
+        unsafe { self.lock.inner.force_unlock_write() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_in_rank_order_are_taken() {
+        let outer = Mutex::new(rank::INODE, 1);
+        let inner = Mutex::new(rank::LEAF, 2);
+        let a = outer.lock();
+        let b = inner.lock();
+        assert_eq!(*a + *b, 3);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "lock order")]
+    fn a_lock_against_its_rank_panics() {
+        let outer = Mutex::new(rank::INODE, 1);
+        let inner = Mutex::new(rank::LEAF, 2);
+        let _b = inner.lock();
+        let _a = outer.lock();
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "lock order")]
+    fn locks_of_one_rank_are_taken_by_key() {
+        let low = Mutex::keyed(rank::INODE, 1, ());
+        let high = Mutex::keyed(rank::INODE, 2, ());
+        let _h = high.lock();
+        let _l = low.lock();
+    }
+
+    #[test]
+    fn an_owned_guard_releases_on_drop() {
+        let lock = Arc::new(RwLock::new(rank::INODE, 7));
+        {
+            let mut guard = lock.write_owned();
+            *guard += 1;
+            assert!(lock.try_read().is_none());
+        }
+        assert_eq!(*lock.read_owned(), 8);
+        assert!(lock.try_write().is_some());
+    }
+}

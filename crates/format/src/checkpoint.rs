@@ -1,0 +1,76 @@
+//! The checkpoint record: the root of everything that is not in the journal.
+
+use crate::item::ItemPointer;
+use crate::{BLOCK_SIZE, Damage, U32, U64, checksum};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub const CHECKPOINT_MAGIC: [u8; 8] = *b"SheafCP\x01";
+
+layout! {
+    /// The checkpoint record, one block, in two slots with two copies each.
+    pub struct CheckpointRecord: 4096 {
+        /// `SheafCP` and the byte 1.
+        pub magic: [u8; 8],
+        /// CRC-32C of the record with this field zero.
+        pub crc: U32,
+        /// 1: everything was on the devices and the journal empty when it was written.
+        pub clean: U32,
+        /// The file system's UUID.
+        pub uuid: [u8; 16],
+        /// Grows by one with every checkpoint; slot = sequence mod 2.
+        pub sequence: U64,
+        /// The mount that wrote it.
+        pub mount_id: U64,
+        /// E0: every record of this epoch or an earlier one is in the images.
+        pub epoch: U64,
+        /// Ef: the newest epoch that any image holds; recovery must reach it.
+        pub image_epoch: U64,
+        /// Journal anchor: ring position (bytes, never wraps) of the first batch to replay.
+        pub anchor_position: U64,
+        /// Journal anchor: sequence number of that batch.
+        pub anchor_sequence: U64,
+        /// Journal anchor: checksum of the batch before it.
+        pub anchor_checksum: U32,
+        /// Regions in use at the low end of nid space.
+        pub regions: U32,
+        /// Nodes in the table.
+        pub node_count: U64,
+        /// Time of writing, seconds since the epoch.
+        pub time: U64,
+        /// The space root item.
+        pub space_root: ItemPointer,
+        /// Reserved for the file system's own counters.
+        pub user: [U64; 8],
+        /// Zero.
+        pub reserved: [u8; 1864],
+        /// Map pages of the node table.
+        pub roots: [ItemPointer; 128],
+    }
+}
+
+const _: () = assert!(CheckpointRecord::SIZE == BLOCK_SIZE);
+
+impl CheckpointRecord {
+    pub fn seal(&mut self) {
+        self.crc = U32::new(0);
+        self.crc = U32::new(checksum(0, self.as_bytes()));
+    }
+
+    /// Checks magic, checksum and owner.
+    pub fn parse(block: &[u8], uuid: &[u8; 16]) -> Result<CheckpointRecord, Damage> {
+        let damage = |what: &str| Damage::new("checkpoint record", what);
+        let record = CheckpointRecord::read_from_bytes(block).map_err(|_| damage("wrong size"))?;
+        if record.magic != CHECKPOINT_MAGIC {
+            return Err(damage("no record here"));
+        }
+        let mut copy = record;
+        copy.seal();
+        if copy.crc != record.crc {
+            return Err(damage("checksum does not match"));
+        }
+        if record.uuid != *uuid {
+            return Err(damage("belongs to another file system"));
+        }
+        Ok(record)
+    }
+}

@@ -1,0 +1,142 @@
+//! The label at the head and at the tail of every device: who it belongs to, and the
+//! geometry of the whole array, so that any one label describes all of it.
+
+use crate::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, MAX_DEVICES, U16, U32, U64, checksum};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub const LABEL_MAGIC: [u8; 8] = *b"SheafFS\x01";
+
+/// Blocks at the head of each device that hold the label and checkpoint slots.
+pub const HEAD_BLOCKS: u64 = 16;
+/// Blocks at the tail of each device that hold the second label and slot copies.
+pub const TAIL_BLOCKS: u64 = 16;
+
+layout! {
+    /// One zone of logical space: a range striped over a set of devices.
+    pub struct ZoneEntry: 32 {
+        /// First logical block of the zone.
+        pub logical_start: U64,
+        /// Length of the zone in logical blocks; 0 marks an unused entry.
+        pub blocks: U64,
+        /// First block of the zone on each of its devices.
+        pub device_start: U64,
+        /// Bit i set: device i is a member.
+        pub device_mask: U32,
+        /// Copies kept of each block; 1 in this version.
+        pub copies: U32,
+    }
+
+    /// The device label: block 0 of each device, and again its last block.
+    pub struct Label: 4096 {
+        /// `SheafFS` and the byte 1.
+        pub magic: [u8; 8],
+        /// Format version; readers refuse a higher one.
+        pub version: U32,
+        /// CRC-32C of the label with this field zero.
+        pub crc: U32,
+        /// Identifies the file system; equal on all member devices.
+        pub uuid: [u8; 16],
+        /// Feature bits that an unknowing implementation may ignore.
+        pub compatible: U64,
+        /// Feature bits that an unknowing implementation may mount read-only.
+        pub read_only_compatible: U64,
+        /// Feature bits that an unknowing implementation must refuse.
+        pub incompatible: U64,
+        /// This device's place in the array, from 0.
+        pub device_index: U16,
+        /// Devices in the array.
+        pub device_count: U16,
+        /// Stripe unit in blocks, a power of two.
+        pub stripe_blocks: U32,
+        /// Alignment of journal batches in bytes: the largest logical block of the devices.
+        pub journal_align: U32,
+        /// Blocks in a chunk, a power of two.
+        pub chunk_blocks: U32,
+        /// Blocks in a segment, a power of two.
+        pub segment_blocks: U32,
+        /// Number of chunks.
+        pub chunk_count: U32,
+        /// First logical block of the journal ring.
+        pub journal_start: U64,
+        /// Length of the journal ring in blocks.
+        pub journal_blocks: U64,
+        /// First logical block of chunk 0.
+        pub chunk_start: U64,
+        /// Creation time, seconds since the epoch.
+        pub created: I64,
+        /// Key of the directory hash.
+        pub hash_key: [u8; 16],
+        /// Name given by the user, UTF-8, zero-padded.
+        pub name: [u8; 64],
+        /// Size of each device in blocks as used by the array.
+        pub device_blocks: [U64; 16],
+        /// Zones in logical order.
+        pub zones: [ZoneEntry; 16],
+        /// Zero.
+        pub reserved: [u8; 3264],
+    }
+}
+
+const _: () = assert!(Label::SIZE == BLOCK_SIZE);
+const _: () = assert!(MAX_DEVICES == 16);
+
+/// A named feature bit.
+#[derive(Debug)]
+pub struct Feature {
+    pub bit: u64,
+    pub name: &'static str,
+}
+
+/// Features this version knows, by class. None exists yet.
+pub const COMPATIBLE: &[Feature] = &[];
+pub const READ_ONLY_COMPATIBLE: &[Feature] = &[];
+pub const INCOMPATIBLE: &[Feature] = &[];
+
+/// The bits of `flags` that `known` does not name.
+pub fn unknown_features(flags: u64, known: &[Feature]) -> u64 {
+    known
+        .iter()
+        .fold(flags, |rest, feature| rest & !feature.bit)
+}
+
+impl Label {
+    /// Fills in the checksum.
+    pub fn seal(&mut self) {
+        self.crc = U32::new(0);
+        self.crc = U32::new(checksum(0, self.as_bytes()));
+    }
+
+    /// True when the block starts with the magic, whatever follows.
+    pub fn has_magic(block: &[u8]) -> bool {
+        block.starts_with(&LABEL_MAGIC)
+    }
+
+    /// Checks magic, checksum and version, and nothing that needs other devices.
+    pub fn parse(block: &[u8]) -> Result<Label, Damage> {
+        let damage = |what: &str| Damage::new("label", what);
+        let label = Label::read_from_bytes(block).map_err(|_| damage("wrong size"))?;
+        if label.magic != LABEL_MAGIC {
+            return Err(damage("no Sheaf label here"));
+        }
+        let mut copy = label;
+        copy.seal();
+        if copy.crc != label.crc {
+            return Err(damage("checksum does not match"));
+        }
+        if label.version.get() > FORMAT_VERSION {
+            return Err(Damage::new(
+                "label",
+                format!(
+                    "format version {} is newer than the newest known, {FORMAT_VERSION}",
+                    label.version
+                ),
+            ));
+        }
+        let count = label.device_count.get();
+        if count == 0 || count as usize > MAX_DEVICES || label.device_index.get() >= count {
+            return Err(damage("device index or count out of range"));
+        }
+        crate::geometry::Geometry::from_label(&label)?;
+        Ok(label)
+    }
+}
