@@ -52,6 +52,7 @@ pub mod rank {
     pub const FILE_STATE: Rank = ranked(80, "open file state");
     pub const FILE_TABLE: Rank = ranked(82, "open file table shard");
     pub const PAGE_SET: Rank = ranked(84, "page cache set");
+    pub const DIRTY_PAGES: Rank = ranked(86, "dirty page index shard");
     pub const NODE_SHARD: Rank = ranked(100, "node cache shard");
     pub const TABLE: Rank = ranked(110, "node table region");
     pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");

@@ -1,0 +1,546 @@
+//! The page cache: file pages in memory, bounded, set-associative.
+//!
+//! It owns the frames, and the index of dirty pages per file. It does no I/O and knows no
+//! blocks: the file layer fills frames, writes dirty pages back and says when they are clean.
+//! Bytes are copied in and out under the lock of one set, so nothing is locked, pinned or
+//! busy while a device works.
+//!
+//! Invariants:
+//! 1. A page is in at most one frame, and that frame is in the set its key hashes to.
+//! 2. A dirty page is never evicted. It stops being dirty by `complete` with the stamp it was
+//!    copied at (a write in between changes the stamp), or by `invalidate`.
+//! 3. A page is in the dirty index exactly when its frame is dirty: both change under the
+//!    lock of its set.
+//! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
+//!    that hold a promised block.
+//!
+//! Transitions: absent → clean (`insert`), absent or clean → dirty (`write`), dirty → clean
+//! (`complete`), clean → absent (eviction), any → absent (`invalidate`).
+
+mod frames;
+
+use base::sync::{Mutex, rank};
+use format::{BLOCK_SIZE, Nid};
+use frames::Frames;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Frames in a set.
+pub const WAYS: usize = 16;
+/// Shards of the dirty index.
+const DIRTY_SHARDS: usize = 64;
+/// Uses that a frame remembers; the clock hand takes one away each time it passes.
+const FREQUENCY_MAX: u8 = 3;
+/// Neighbouring pages that are sure to be in different sets.
+const RUN_SHIFT: u32 = 6;
+
+/// Whose page it is: a nid and the version at which this use of it began, so that pages of
+/// a deleted file are never taken for those of its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    pub nid: Nid,
+    pub generation: u64,
+}
+
+/// What surrounds the written part of a page that is not in the cache.
+#[derive(Clone, Copy, Debug)]
+pub enum Rest<'a> {
+    /// Unknown: the write is refused with [`Wrote::Absent`] unless it covers the page.
+    Unknown,
+    /// This page; bytes beyond the slice are zeros.
+    From(&'a [u8]),
+}
+
+/// The block behind a page that becomes dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// It has a block of its own.
+    Allocated,
+    /// One promised block is set aside for it.
+    Promised,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    Done,
+    /// Not cached, and the rest of the page is unknown: load it first.
+    Absent,
+    /// Every frame of the set is dirty: write something back, then try again.
+    NoRoom,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    Clean,
+    Dirty(Backing),
+}
+
+/// Names the content of a dirty page at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(u64);
+
+/// What `invalidate` threw away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    pub pages: u64,
+    pub dirty: u64,
+    /// Promised blocks that are no longer needed.
+    pub promised: u64,
+}
+
+/// A file with dirty pages.
+#[derive(Clone, Copy, Debug)]
+pub struct DirtyFile {
+    pub key: FileKey,
+    pub pages: usize,
+    /// Monotonic time at which it had no dirty page last, in nanoseconds.
+    pub since_ns: u64,
+}
+
+/// Counters since the cache was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    pub hits: u64,
+    pub misses: u64,
+    pub inserted: u64,
+    pub evicted: u64,
+    pub written: u64,
+    pub cleaned: u64,
+    pub no_room: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    inserted: AtomicU64,
+    evicted: AtomicU64,
+    written: AtomicU64,
+    cleaned: AtomicU64,
+    no_room: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    // A statistic: no other memory depends on it.
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug)]
+struct Tag {
+    key: FileKey,
+    page: u64,
+    stamp: u64,
+    state: TagState,
+    frequency: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TagState {
+    Empty,
+    Clean,
+    Dirty(Backing),
+}
+
+const EMPTY: Tag = Tag {
+    key: FileKey {
+        nid: Nid(0),
+        generation: 0,
+    },
+    page: 0,
+    stamp: 0,
+    state: TagState::Empty,
+    frequency: 0,
+};
+
+#[derive(Debug)]
+struct Set {
+    tags: [Tag; WAYS],
+    hand: usize,
+    next_stamp: u64,
+}
+
+impl Set {
+    fn find(&self, key: FileKey, page: u64) -> Option<usize> {
+        self.tags
+            .iter()
+            .position(|t| t.page == page && t.key == key && t.state != TagState::Empty)
+    }
+
+    fn stamp(&mut self) -> u64 {
+        self.next_stamp += 1;
+        self.next_stamp
+    }
+}
+
+/// Dirty pages of one file (invariant 3).
+#[derive(Debug)]
+struct DirtyIndex {
+    pages: BTreeSet<u64>,
+    promised: u64,
+    since_ns: u64,
+}
+
+type DirtyShard = HashMap<FileKey, DirtyIndex>;
+
+#[derive(Debug)]
+pub struct PageCache {
+    sets: Box<[Mutex<Set>]>,
+    frames: Frames,
+    index: Box<[Mutex<DirtyShard>]>,
+    dirty: AtomicUsize,
+    counters: Counters,
+}
+
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl PageCache {
+    /// A cache of at most `bytes` of pages (at least one set).
+    pub fn new(bytes: usize) -> Self {
+        let sets = (bytes / BLOCK_SIZE / WAYS).max(1);
+        let set = |i| {
+            let set = Set {
+                tags: [EMPTY; WAYS],
+                hand: 0,
+                next_stamp: 0,
+            };
+            Mutex::keyed(rank::PAGE_SET, i as u64, set)
+        };
+        let shard = |i| Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyShard::new());
+        PageCache {
+            sets: (0..sets).map(set).collect(),
+            frames: Frames::new(sets * WAYS),
+            index: (0..DIRTY_SHARDS).map(shard).collect(),
+            dirty: AtomicUsize::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Frames in all.
+    pub fn capacity(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    /// Dirty frames now.
+    pub fn dirty(&self) -> usize {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub fn counters(&self) -> CacheCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let c = &self.counters;
+        CacheCounters {
+            hits: read(&c.hits),
+            misses: read(&c.misses),
+            inserted: read(&c.inserted),
+            evicted: read(&c.evicted),
+            written: read(&c.written),
+            cleaned: read(&c.cleaned),
+            no_room: read(&c.no_room),
+        }
+    }
+
+    /// Pages of one run of 64 go to sets next to each other, so that a sequential file
+    /// fills all sets evenly; runs are scattered.
+    fn set_of(&self, key: FileKey, page: u64) -> usize {
+        let run = mix(mix(key.nid.0 ^ key.generation.rotate_left(32)) ^ (page >> RUN_SHIFT));
+        (run.wrapping_add(page) % self.sets.len() as u64) as usize
+    }
+
+    fn shard(&self, key: FileKey) -> &Mutex<DirtyShard> {
+        &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
+    }
+
+    /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
+    pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
+        let at = self.set_of(key, page);
+        let mut set = self.sets[at].lock();
+        let Some(way) = set.find(key, page) else {
+            count(&self.counters.misses);
+            return false;
+        };
+        let tag = &mut set.tags[way];
+        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
+        let frame = unsafe { self.frames.frame(at * WAYS + way) };
+        out.copy_from_slice(&frame[offset..offset + out.len()]);
+        count(&self.counters.hits);
+        true
+    }
+
+    /// What the cache knows of a page; not a use of it.
+    pub fn state(&self, key: FileKey, page: u64) -> Option<PageState> {
+        let set = self.sets[self.set_of(key, page)].lock();
+        match set.tags[set.find(key, page)?].state {
+            TagState::Empty => None,
+            TagState::Clean => Some(PageState::Clean),
+            TagState::Dirty(backing) => Some(PageState::Dirty(backing)),
+        }
+    }
+
+    /// Keeps a page just read from its device; zeros follow a short slice. A page that is
+    /// cached already stays as it is: it may be newer. False when no frame could be had.
+    pub fn insert(&self, key: FileKey, page: u64, content: &[u8]) -> bool {
+        let at = self.set_of(key, page);
+        let mut set = self.sets[at].lock();
+        if set.find(key, page).is_some() {
+            return true;
+        }
+        let Some(way) = self.victim(&mut set) else {
+            return false;
+        };
+        // SAFETY: the set is locked and no reference to its frames exists.
+        unsafe { self.frames.fill(at * WAYS + way, content) };
+        set.tags[way] = Tag {
+            key,
+            page,
+            stamp: 0,
+            state: TagState::Clean,
+            frequency: 0,
+        };
+        count(&self.counters.inserted);
+        true
+    }
+
+    /// Changes part of a page and makes it dirty. `backing` says what stands behind it; a page
+    /// that is dirty already keeps the backing it has. `now_ns` is the monotonic time.
+    pub fn write(
+        &self,
+        key: FileKey,
+        page: u64,
+        (offset, data): (usize, &[u8]),
+        rest: Rest<'_>,
+        backing: Backing,
+        now_ns: u64,
+    ) -> Wrote {
+        let at = self.set_of(key, page);
+        let mut set = self.sets[at].lock();
+        let way = match set.find(key, page) {
+            Some(way) => way,
+            None => {
+                let around = match rest {
+                    Rest::From(around) => around,
+                    Rest::Unknown if data.len() == BLOCK_SIZE => &[],
+                    Rest::Unknown => return Wrote::Absent,
+                };
+                let Some(way) = self.victim(&mut set) else {
+                    count(&self.counters.no_room);
+                    return Wrote::NoRoom;
+                };
+                // SAFETY: the set is locked and no reference to its frames exists.
+                unsafe { self.frames.fill(at * WAYS + way, around) };
+                set.tags[way] = Tag {
+                    key,
+                    page,
+                    state: TagState::Clean,
+                    ..EMPTY
+                };
+                way
+            }
+        };
+        // SAFETY: the set is locked and no reference to its frames exists.
+        unsafe { self.frames.copy_in(at * WAYS + way, offset, data) };
+        let stamp = set.stamp();
+        let tag = &mut set.tags[way];
+        tag.stamp = stamp;
+        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        if tag.state == TagState::Clean {
+            tag.state = TagState::Dirty(backing);
+            self.now_dirty(key, page, backing, now_ns);
+        }
+        count(&self.counters.written);
+        Wrote::Done
+    }
+
+    fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
+        self.dirty.fetch_add(1, Ordering::Relaxed);
+        let mut shard = self.shard(key).lock();
+        let file = shard.entry(key).or_insert_with(|| DirtyIndex {
+            pages: BTreeSet::new(),
+            promised: 0,
+            since_ns: now_ns,
+        });
+        let fresh = file.pages.insert(page);
+        debug_assert!(fresh, "invariant 3");
+        file.promised += (backing == Backing::Promised) as u64;
+    }
+
+    fn not_dirty(&self, key: FileKey, page: u64, backing: Backing) {
+        self.dirty.fetch_sub(1, Ordering::Relaxed);
+        let mut shard = self.shard(key).lock();
+        let Some(file) = shard.get_mut(&key) else {
+            debug_assert!(false, "invariant 3");
+            return;
+        };
+        let was = file.pages.remove(&page);
+        debug_assert!(was, "invariant 3");
+        file.promised -= (backing == Backing::Promised) as u64;
+        if file.pages.is_empty() {
+            shard.remove(&key);
+        }
+    }
+
+    /// A frame for a new page: an empty one, else a clean one that was used least; none when
+    /// all are dirty (invariant 2). The tag is empty on return.
+    fn victim(&self, set: &mut Set) -> Option<usize> {
+        if let Some(way) = set.tags.iter().position(|t| t.state == TagState::Empty) {
+            return Some(way);
+        }
+        // After FREQUENCY_MAX full turns every clean frame has lost all its uses.
+        for _ in 0..WAYS * (FREQUENCY_MAX as usize + 1) {
+            let way = set.hand;
+            set.hand = (set.hand + 1) % WAYS;
+            let tag = &mut set.tags[way];
+            match tag.state {
+                TagState::Dirty(_) => {}
+                _ if tag.frequency > 0 => tag.frequency -= 1,
+                _ => {
+                    *tag = EMPTY;
+                    count(&self.counters.evicted);
+                    return Some(way);
+                }
+            }
+        }
+        None
+    }
+
+    /// Up to `most` dirty pages of a file at or after `from`, ascending.
+    pub fn dirty_pages(&self, key: FileKey, pages: Range<u64>, most: usize) -> Vec<u64> {
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let shard = self.shard(key).lock();
+        let Some(file) = shard.get(&key) else {
+            return Vec::new();
+        };
+        file.pages.range(pages).take(most).copied().collect()
+    }
+
+    /// Whether a file has any dirty page.
+    pub fn is_dirty(&self, key: FileKey) -> bool {
+        self.shard(key).lock().contains_key(&key)
+    }
+
+    /// Promised blocks behind a file's dirty pages.
+    pub fn promised(&self, key: FileKey) -> u64 {
+        self.shard(key).lock().get(&key).map_or(0, |f| f.promised)
+    }
+
+    /// All files with dirty pages.
+    pub fn dirty_files(&self) -> Vec<DirtyFile> {
+        let mut files = Vec::new();
+        for shard in &self.index {
+            files.extend(shard.lock().iter().map(|(&key, file)| DirtyFile {
+                key,
+                pages: file.pages.len(),
+                since_ns: file.since_ns,
+            }));
+        }
+        files
+    }
+
+    /// Copies a dirty page (`out` is one page) for writing it to its device.
+    pub fn copy_dirty(&self, key: FileKey, page: u64, out: &mut [u8]) -> Option<(Stamp, Backing)> {
+        let at = self.set_of(key, page);
+        let set = self.sets[at].lock();
+        let way = set.find(key, page)?;
+        let TagState::Dirty(backing) = set.tags[way].state else {
+            return None;
+        };
+        // SAFETY: the set is locked, and a dirty tag names a filled frame.
+        out.copy_from_slice(unsafe { self.frames.frame(at * WAYS + way) });
+        Some((Stamp(set.tags[way].stamp), backing))
+    }
+
+    /// The page as copied with `stamp` is on its device, in a block of its own. False when it was
+    /// written again since (it stays dirty, with a block now) or is gone.
+    pub fn complete(&self, key: FileKey, page: u64, stamp: Stamp) -> bool {
+        let at = self.set_of(key, page);
+        let mut set = self.sets[at].lock();
+        let Some(way) = set.find(key, page) else {
+            return false;
+        };
+        let tag = &mut set.tags[way];
+        let TagState::Dirty(backing) = tag.state else {
+            return false;
+        };
+        if tag.stamp != stamp.0 {
+            tag.state = TagState::Dirty(Backing::Allocated);
+            if backing == Backing::Promised
+                && let Some(file) = self.shard(key).lock().get_mut(&key)
+            {
+                file.promised -= 1;
+            }
+            return false;
+        }
+        tag.state = TagState::Clean;
+        self.not_dirty(key, page, backing);
+        count(&self.counters.cleaned);
+        true
+    }
+
+    /// Forgets the pages of a range, dirty ones too. A range of more pages than the cache has
+    /// frames costs one look at every set.
+    pub fn invalidate(&self, key: FileKey, pages: Range<u64>) -> Dropped {
+        let mut dropped = Dropped::default();
+        if pages.is_empty() {
+            return dropped;
+        }
+        let wanted = |t: &Tag| t.key == key && pages.contains(&t.page);
+        if pages.end - pages.start > self.sets.len() as u64 {
+            for set in &self.sets {
+                self.drop_from(&mut set.lock(), wanted, &mut dropped);
+            }
+        } else {
+            for page in pages.clone() {
+                let mut set = self.sets[self.set_of(key, page)].lock();
+                self.drop_from(&mut set, |t| t.key == key && t.page == page, &mut dropped);
+            }
+        }
+        dropped
+    }
+
+    fn drop_from(&self, set: &mut Set, wanted: impl Fn(&Tag) -> bool, dropped: &mut Dropped) {
+        for tag in &mut set.tags {
+            if tag.state == TagState::Empty || !wanted(tag) {
+                continue;
+            }
+            dropped.pages += 1;
+            if let TagState::Dirty(backing) = tag.state {
+                dropped.dirty += 1;
+                dropped.promised += (backing == Backing::Promised) as u64;
+                self.not_dirty(tag.key, tag.page, backing);
+            }
+            *tag = EMPTY;
+        }
+    }
+
+    /// Forgets all pages of a file; `pages` is how many it can have at most.
+    pub fn drop_file(&self, key: FileKey, pages: u64) -> Dropped {
+        self.invalidate(key, 0..pages)
+    }
+
+    /// Zeroes part of a page if it is cached, leaving it clean or dirty as it was; for bytes
+    /// beyond the end of the file, which every load zeroes anyway.
+    pub fn zero(&self, key: FileKey, page: u64, bytes: Range<usize>) -> bool {
+        let at = self.set_of(key, page);
+        let mut set = self.sets[at].lock();
+        let Some(way) = set.find(key, page) else {
+            return false;
+        };
+        // SAFETY: the set is locked and no reference to its frames exists.
+        unsafe { self.frames.zero(at * WAYS + way, bytes) };
+        let stamp = set.stamp();
+        set.tags[way].stamp = stamp;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

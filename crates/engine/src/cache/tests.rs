@@ -1,0 +1,186 @@
+use super::*;
+use base::rng::Rng;
+
+const FILE: FileKey = FileKey {
+    nid: Nid(100),
+    generation: 3,
+};
+
+fn page(byte: u8) -> Vec<u8> {
+    vec![byte; BLOCK_SIZE]
+}
+
+fn write(cache: &PageCache, n: u64, offset: usize, data: &[u8], rest: Rest<'_>) -> Wrote {
+    cache.write(FILE, n, (offset, data), rest, Backing::Promised, 5)
+}
+
+#[test]
+fn a_page_is_read_as_it_was_inserted_and_written() {
+    let cache = PageCache::new(64 * BLOCK_SIZE);
+    let mut out = [0u8; 4];
+    assert!(!cache.read(FILE, 7, 0, &mut out));
+    assert!(cache.insert(FILE, 7, &page(1)));
+    assert_eq!(
+        write(&cache, 7, 2, &[9], Rest::Unknown),
+        Wrote::Done,
+        "a cached page needs no rest"
+    );
+    assert!(cache.read(FILE, 7, 0, &mut out));
+    assert_eq!(out, [1, 1, 9, 1]);
+    assert_eq!(write(&cache, 8, 2, &[9], Rest::Unknown), Wrote::Absent);
+    assert_eq!(write(&cache, 8, 2, &[9], Rest::From(&[4])), Wrote::Done);
+    assert!(cache.read(FILE, 8, 0, &mut out));
+    assert_eq!(out, [4, 0, 9, 0]);
+    let other = FileKey {
+        generation: 4,
+        ..FILE
+    };
+    assert!(
+        !cache.read(other, 8, 0, &mut out),
+        "another use of the nid is another file"
+    );
+}
+
+#[test]
+fn dirty_pages_are_never_evicted_and_a_full_set_says_so() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    for n in 0..WAYS as u64 {
+        assert_eq!(
+            write(&cache, n, 0, &page(n as u8), Rest::Unknown),
+            Wrote::Done
+        );
+    }
+    assert_eq!(write(&cache, 99, 0, &page(0), Rest::Unknown), Wrote::NoRoom);
+    assert!(!cache.insert(FILE, 99, &page(0)));
+    let mut copy = page(0);
+    let (stamp, backing) = cache.copy_dirty(FILE, 3, &mut copy).unwrap();
+    assert_eq!((copy[0], backing), (3, Backing::Promised));
+    assert!(cache.complete(FILE, 3, stamp));
+    assert!(
+        cache.insert(FILE, 99, &page(0)),
+        "the clean page makes room"
+    );
+    assert_eq!(cache.state(FILE, 3), None);
+    assert_eq!(cache.dirty(), WAYS - 1);
+}
+
+#[test]
+fn a_write_during_write_back_keeps_the_page_dirty() {
+    let cache = PageCache::new(64 * BLOCK_SIZE);
+    write(&cache, 1, 0, &page(1), Rest::Unknown);
+    let (stamp, _) = cache.copy_dirty(FILE, 1, &mut page(0)).unwrap();
+    write(&cache, 1, 0, &[2], Rest::Unknown);
+    assert!(!cache.complete(FILE, 1, stamp));
+    assert_eq!(
+        cache.state(FILE, 1),
+        Some(PageState::Dirty(Backing::Allocated)),
+        "the first write-back gave it its block"
+    );
+    assert_eq!(cache.promised(FILE), 0);
+    let (stamp, _) = cache.copy_dirty(FILE, 1, &mut page(0)).unwrap();
+    assert!(cache.complete(FILE, 1, stamp));
+    assert!(!cache.is_dirty(FILE));
+}
+
+#[test]
+fn dirty_pages_come_in_file_order_with_their_age() {
+    let cache = PageCache::new(1 << 20);
+    for n in [9, 2, 5] {
+        write(&cache, n, 0, &page(1), Rest::Unknown);
+    }
+    assert_eq!(cache.dirty_pages(FILE, 0..u64::MAX, 2), [2, 5]);
+    assert_eq!(cache.dirty_pages(FILE, 3..u64::MAX, 9), [5, 9]);
+    let files = cache.dirty_files();
+    assert_eq!((files[0].pages, files[0].since_ns), (3, 5));
+    let dropped = cache.invalidate(FILE, 3..u64::MAX);
+    assert_eq!((dropped.dirty, dropped.promised), (2, 2));
+    assert_eq!(cache.dirty_pages(FILE, 0..u64::MAX, 9), [2]);
+}
+
+/// Random operations against a plain map: whatever the cache returns is right, and dirty
+/// pages are never lost.
+#[test]
+fn it_agrees_with_a_map_under_random_use() {
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let cache = PageCache::new(64 * BLOCK_SIZE);
+        let mut truth: HashMap<u64, (u8, bool)> = HashMap::new();
+        for _ in 0..5_000 {
+            let n = rng.below(200);
+            match rng.below(6) {
+                0 => {
+                    let known = truth.get(&n).map_or(0, |t| t.0);
+                    cache.insert(FILE, n, &page(known));
+                }
+                1 | 2 => {
+                    let byte = rng.next_u64() as u8;
+                    match write(&cache, n, 0, &page(byte), Rest::Unknown) {
+                        Wrote::Done => truth.insert(n, (byte, true)),
+                        _ => {
+                            let first = cache.dirty_pages(FILE, 0..u64::MAX, 8);
+                            for p in first {
+                                let (stamp, _) = cache.copy_dirty(FILE, p, &mut page(0)).unwrap();
+                                assert!(cache.complete(FILE, p, stamp));
+                                truth.get_mut(&p).unwrap().1 = false;
+                            }
+                            None
+                        }
+                    };
+                }
+                3 => {
+                    let end = n + rng.below(20);
+                    cache.invalidate(FILE, n..end);
+                    truth.retain(|p, _| !(n..end).contains(p));
+                }
+                _ => {
+                    let mut out = page(0);
+                    let hit = cache.read(FILE, n, 0, &mut out);
+                    let expected = truth.get(&n).copied();
+                    if hit {
+                        assert_eq!(out[17], expected.map_or(0, |e| e.0));
+                    } else {
+                        assert!(!expected.is_some_and(|e| e.1), "a dirty page was lost");
+                    }
+                }
+            }
+            let dirty: Vec<u64> = cache.dirty_pages(FILE, 0..u64::MAX, 999);
+            assert_eq!(dirty.len(), truth.values().filter(|t| t.1).count());
+            assert_eq!(dirty.len(), cache.dirty());
+        }
+    }
+}
+
+#[test]
+fn many_threads_share_it() {
+    let cache = PageCache::new(256 * BLOCK_SIZE);
+    base::thread::parallel(4, |t| {
+        let key = FileKey {
+            nid: Nid(t as u64),
+            generation: 0,
+        };
+        let mut rng = Rng::new(t as u64);
+        for _ in 0..20_000 {
+            let n = rng.below(100);
+            let byte = (n as u8).wrapping_add(t as u8);
+            if cache.write(
+                key,
+                n,
+                (0, &page(byte)),
+                Rest::Unknown,
+                Backing::Allocated,
+                0,
+            ) == Wrote::Done
+            {
+                let mut copy = page(0);
+                let (stamp, _) = cache.copy_dirty(key, n, &mut copy).unwrap();
+                assert!(copy.iter().all(|&b| b == byte));
+                assert!(cache.complete(key, n, stamp));
+            }
+            let mut out = page(0);
+            if cache.read(key, n, 0, &mut out) {
+                assert!(out.iter().all(|&b| b == byte));
+            }
+        }
+    });
+    assert_eq!(cache.dirty(), 0);
+}
