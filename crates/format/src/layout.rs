@@ -76,5 +76,12 @@ pub fn tables() -> Vec<&'static StructDoc> {
         &crate::journal::BatchHeader::DOC,
         &crate::journal::RecordHeader::DOC,
         &crate::journal::EntryHeader::DOC,
+        &crate::inode::InodeHeader::DOC,
+        &crate::inode::Time::DOC,
+        &crate::inode::TreeEntry::DOC,
+        &crate::inode::OrphanEntry::DOC,
+        &crate::dir::DirEntryHeader::DOC,
+        &crate::extent::ExtentEntry::DOC,
+        &crate::xattr::XattrHeader::DOC,
     ]
 }

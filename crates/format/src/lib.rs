@@ -8,11 +8,16 @@
 #[macro_use]
 mod layout;
 pub mod checkpoint;
+pub mod delta;
+pub mod dir;
+pub mod extent;
 pub mod geometry;
+pub mod inode;
 pub mod item;
 pub mod journal;
 pub mod label;
 pub mod table;
+pub mod xattr;
 
 pub use layout::{FieldDoc, StructDoc, tables};
 pub use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};

@@ -1,1 +1,11 @@
+//! What nodes mean: a POSIX file system over the engine's crash-safe node store.
+//!
+//! Every change is one operation of the store: one atomic journal record of deltas, applied
+//! by [`content`] alone. Nothing here knows of FUSE.
 
+pub mod api;
+pub mod content;
+mod error;
+
+pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
+pub use error::Error;

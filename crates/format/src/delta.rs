@@ -1,0 +1,53 @@
+//! Deltas of file-system nodes on disk: one tag byte, then what the tag says.
+//! Integers are little-endian; lists run to the end of the delta.
+
+/// `u32` mask of `ATTR_*`, then the fields in the order of their bits.
+pub const ATTRS: u8 = 1;
+/// Body kind (`BODY_*`), depth, then the body: replaces an inode's body.
+pub const BODY: u8 = 2;
+/// `u32` offset, bytes: overwrites or extends an inline body, a gap reads as zeros.
+pub const INLINE_WRITE: u8 = 3;
+/// `u32` length: cuts an inline body or extends it with zeros.
+pub const INLINE_LEN: u8 = 4;
+/// A directory entry: inserted.
+pub const ENTRY_INSERT: u8 = 5;
+/// `u64` key: that directory entry is removed.
+pub const ENTRY_REMOVE: u8 = 6;
+/// `u64` key, nid, generation, `u8` kind: the entry of that key refers to this inode now.
+pub const ENTRY_RETARGET: u8 = 7;
+/// `u64` first page, `u64` end page, extents: they replace whatever maps that range.
+pub const EXTENTS: u8 = 8;
+/// An orphan entry: inserted.
+pub const ORPHAN_INSERT: u8 = 9;
+/// `u64` nid: that orphan entry is removed.
+pub const ORPHAN_REMOVE: u8 = 10;
+/// An extended attribute: inserted, or replaces the one of its key.
+pub const XATTR_SET: u8 = 11;
+/// `u64` key: that extended attribute is removed.
+pub const XATTR_REMOVE: u8 = 12;
+/// `u64` key: everything at or above it leaves a leaf or an index node.
+pub const DROP_FROM: u8 = 13;
+/// `u8` tree (0 body, 1 attributes), `u64` key, nid: a child is added to a root or index node.
+pub const CHILD_INSERT: u8 = 14;
+/// `u8` tree, `u64` key: the child of that key is removed; a successor of the first child
+/// takes over its key.
+pub const CHILD_REMOVE: u8 = 15;
+/// `u8` tree, `u8` depth, children: the root becomes this.
+pub const ROOT_SET: u8 = 16;
+/// Inline attributes, as in an inode: replace all of them.
+pub const XATTRS_INLINE: u8 = 17;
+
+pub const ATTR_MODE: u32 = 1 << 0;
+pub const ATTR_UID: u32 = 1 << 1;
+pub const ATTR_GID: u32 = 1 << 2;
+pub const ATTR_NLINK: u32 = 1 << 3;
+pub const ATTR_FLAGS: u32 = 1 << 4;
+pub const ATTR_SIZE: u32 = 1 << 5;
+pub const ATTR_BLOCKS: u32 = 1 << 6;
+pub const ATTR_ATIME: u32 = 1 << 7;
+pub const ATTR_MTIME: u32 = 1 << 8;
+pub const ATTR_CTIME: u32 = 1 << 9;
+pub const ATTR_PARENT: u32 = 1 << 10;
+/// All bits set ends the pending truncate.
+pub const ATTR_PENDING_TRUNCATE: u32 = 1 << 11;
+pub const ATTR_KNOWN: u32 = (1 << 12) - 1;

@@ -1,0 +1,135 @@
+//! What nodes hold: the one type through which the engine stores everything of a file
+//! system. Images and deltas are decoded from bytes that may hold anything, so every
+//! decoder is total; the layouts are in `format::{inode, dir, extent, xattr, delta}`.
+
+pub mod codec;
+pub mod delta;
+pub mod entry;
+pub mod inode;
+
+pub use delta::{AttrChange, Delta};
+pub use entry::{Child, FileExtent, Name, Orphan, Value, Xattr};
+pub use inode::{Body, Inode, Root, TreeId};
+
+use codec::Reader;
+use format::Damage;
+use format::inode::{
+    KIND_BUCKET, KIND_EXTENTS, KIND_INDEX, KIND_INODE, KIND_ORPHANS, KIND_VALUE, KIND_XATTRS,
+};
+
+/// One node of the file system. All but inodes are owned by an inode, and locked only
+/// while that inode's lock is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FsNode {
+    Inode(Box<Inode>),
+    /// Inner node of a tree.
+    Index(Vec<Child>),
+    /// Leaf of a directory.
+    Bucket(Vec<Name>),
+    /// Leaf of a file's extents.
+    Extents(Vec<FileExtent>),
+    /// Leaf of an attribute tree.
+    Xattrs(Vec<Xattr>),
+    /// A piece of a large attribute value.
+    Value(Vec<u8>),
+    /// Leaf of an orphan directory.
+    Orphans(Vec<Orphan>),
+}
+
+impl FsNode {
+    /// The inode, or damage: something refers to this node as one.
+    pub fn inode(&self) -> Result<&Inode, Damage> {
+        match self {
+            FsNode::Inode(inode) => Ok(inode),
+            _ => Err(Damage::new("node", "is no inode")),
+        }
+    }
+
+    pub fn index(&self) -> Result<&[Child], Damage> {
+        match self {
+            FsNode::Index(list) if !list.is_empty() => Ok(list),
+            _ => Err(Damage::new("node", "is no index node")),
+        }
+    }
+
+    pub fn bucket(&self) -> Result<&[Name], Damage> {
+        match self {
+            FsNode::Bucket(list) => Ok(list),
+            _ => Err(Damage::new("node", "is no directory bucket")),
+        }
+    }
+
+    pub fn extents(&self) -> Result<&[FileExtent], Damage> {
+        match self {
+            FsNode::Extents(list) => Ok(list),
+            _ => Err(Damage::new("node", "is no extent leaf")),
+        }
+    }
+
+    pub fn xattrs(&self) -> Result<&[Xattr], Damage> {
+        match self {
+            FsNode::Xattrs(list) => Ok(list),
+            _ => Err(Damage::new("node", "is no attribute leaf")),
+        }
+    }
+
+    pub fn orphans(&self) -> Result<&[Orphan], Damage> {
+        match self {
+            FsNode::Orphans(list) => Ok(list),
+            _ => Err(Damage::new("node", "is no orphan leaf")),
+        }
+    }
+
+    pub fn kind(&self) -> u8 {
+        match self {
+            FsNode::Inode(_) => KIND_INODE,
+            FsNode::Index(_) => KIND_INDEX,
+            FsNode::Bucket(_) => KIND_BUCKET,
+            FsNode::Extents(_) => KIND_EXTENTS,
+            FsNode::Xattrs(_) => KIND_XATTRS,
+            FsNode::Value(_) => KIND_VALUE,
+            FsNode::Orphans(_) => KIND_ORPHANS,
+        }
+    }
+
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            FsNode::Inode(inode) => inode.encode(out),
+            FsNode::Index(list) => entry::encode_list(list, out),
+            FsNode::Bucket(list) => entry::encode_list(list, out),
+            FsNode::Extents(list) => entry::encode_list(list, out),
+            FsNode::Xattrs(list) => entry::encode_list(list, out),
+            FsNode::Value(bytes) => out.extend_from_slice(bytes),
+            FsNode::Orphans(list) => entry::encode_list(list, out),
+        }
+    }
+
+    pub fn decode(kind: u8, body: &[u8]) -> Result<FsNode, Damage> {
+        let mut reader = Reader::new("node", body);
+        Ok(match kind {
+            KIND_INODE => FsNode::Inode(Box::new(Inode::decode(body)?)),
+            KIND_INDEX => FsNode::Index(entry::decode_list(&mut reader)?),
+            KIND_BUCKET => FsNode::Bucket(entry::decode_list(&mut reader)?),
+            KIND_EXTENTS => FsNode::Extents(entry::decode_list(&mut reader)?),
+            KIND_XATTRS => FsNode::Xattrs(entry::decode_list(&mut reader)?),
+            KIND_VALUE => FsNode::Value(body.to_vec()),
+            KIND_ORPHANS => FsNode::Orphans(entry::decode_list(&mut reader)?),
+            _ => return Err(Damage::new("node", format!("unknown kind {kind}"))),
+        })
+    }
+
+    pub fn memory(&self) -> usize {
+        match self {
+            FsNode::Inode(inode) => inode.memory(),
+            FsNode::Index(list) => entry::list_memory(list),
+            FsNode::Bucket(list) => entry::list_memory(list),
+            FsNode::Extents(list) => entry::list_memory(list),
+            FsNode::Xattrs(list) => entry::list_memory(list),
+            FsNode::Value(bytes) => bytes.capacity(),
+            FsNode::Orphans(list) => entry::list_memory(list),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

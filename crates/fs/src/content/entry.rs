@@ -1,0 +1,430 @@
+//! What leaves hold: directory entries, extents, orphans, attributes, children. All are
+//! kept in lists sorted by a unique 64-bit key.
+
+use super::codec::{Reader, put, put_u64};
+use format::dir::DirEntryHeader;
+use format::extent::{EXTENT_UNWRITTEN, ExtentEntry};
+use format::inode::{OrphanEntry, TreeEntry};
+use format::xattr::{VALUE_INLINE_MAX, VALUE_MAX, VALUE_PIECE, XattrHeader};
+use format::{Block, Damage, Nid, U32, U64};
+
+/// An element of a sorted list.
+pub trait Entry: Sized {
+    fn key(&self) -> u64;
+    fn encoded_len(&self) -> usize;
+    fn encode(&self, out: &mut Vec<u8>);
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage>;
+    /// The first key that a successor may have.
+    fn end(&self) -> u64 {
+        self.key().saturating_add(1)
+    }
+    fn memory(&self) -> usize {
+        size_of::<Self>()
+    }
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    pub key: u64,
+    pub nid: Nid,
+    pub generation: u64,
+    /// As in `d_type`.
+    pub kind: u8,
+    pub name: Box<[u8]>,
+}
+
+/// A run of file pages in consecutive blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileExtent {
+    /// First page of the file.
+    pub page: u64,
+    pub block: Block,
+    /// Pages, at least 1.
+    pub len: u32,
+    /// False: reads as zeros.
+    pub written: bool,
+}
+
+/// An unlinked inode that is still in use or being freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    pub nid: Nid,
+    pub generation: u64,
+}
+
+/// A child of a tree's root or index node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Child {
+    pub key: u64,
+    pub nid: Nid,
+}
+
+/// Where an attribute's value is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Here(Box<[u8]>),
+    /// In value nodes, [`VALUE_PIECE`] bytes in each but the last.
+    Nodes {
+        len: u32,
+        nids: Box<[Nid]>,
+    },
+}
+
+/// An extended attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xattr {
+    pub key: u64,
+    /// With its prefix, such as `user.`.
+    pub name: Box<[u8]>,
+    pub value: Value,
+}
+
+impl FileExtent {
+    /// The page after the last.
+    pub fn end(&self) -> u64 {
+        self.page + self.len as u64
+    }
+}
+
+impl Value {
+    pub fn byte_len(&self) -> usize {
+        match self {
+            Value::Here(bytes) => bytes.len(),
+            Value::Nodes { len, .. } => *len as usize,
+        }
+    }
+}
+
+impl Entry for Name {
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    fn encoded_len(&self) -> usize {
+        DirEntryHeader::SIZE + self.name.len()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let header = DirEntryHeader {
+            key: U64::new(self.key),
+            nid: U64::new(self.nid.0),
+            generation: U64::new(self.generation),
+            kind: self.kind,
+            name_len: self.name.len() as u8,
+        };
+        put(out, &header);
+        out.extend_from_slice(&self.name);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+        let header: DirEntryHeader = reader.get()?;
+        let name = reader.take(header.name_len as usize)?;
+        if name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
+            return Err(reader.damage("directory entry with an impossible name"));
+        }
+        Ok(Name {
+            key: header.key.get(),
+            nid: Nid(header.nid.get()),
+            generation: header.generation.get(),
+            kind: header.kind,
+            name: name.into(),
+        })
+    }
+
+    fn memory(&self) -> usize {
+        size_of::<Self>() + self.name.len() + 16
+    }
+}
+
+impl Entry for FileExtent {
+    fn key(&self) -> u64 {
+        self.page
+    }
+
+    fn encoded_len(&self) -> usize {
+        ExtentEntry::SIZE
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let flags = if self.written { 0 } else { EXTENT_UNWRITTEN };
+        let entry = ExtentEntry {
+            page: U64::new(self.page),
+            block: U64::new(self.block.0),
+            len: U32::new(self.len),
+            flags: U32::new(flags),
+        };
+        put(out, &entry);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+        let entry: ExtentEntry = reader.get()?;
+        let (page, block, len) = (entry.page.get(), entry.block.get(), entry.len.get());
+        let fits = |start: u64| {
+            start
+                .checked_add(len as u64)
+                .is_some_and(|end| end < 1 << 52)
+        };
+        if len == 0 || !fits(page) || !fits(block) || entry.flags.get() > EXTENT_UNWRITTEN {
+            return Err(reader.damage("extent out of range"));
+        }
+        Ok(FileExtent {
+            page,
+            block: Block(block),
+            len,
+            written: entry.flags.get() & EXTENT_UNWRITTEN == 0,
+        })
+    }
+
+    fn end(&self) -> u64 {
+        FileExtent::end(self)
+    }
+}
+
+impl Entry for Orphan {
+    fn key(&self) -> u64 {
+        self.nid.0
+    }
+
+    fn encoded_len(&self) -> usize {
+        OrphanEntry::SIZE
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.nid.0);
+        put_u64(out, self.generation);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+        let entry: OrphanEntry = reader.get()?;
+        Ok(Orphan {
+            nid: Nid(entry.nid.get()),
+            generation: entry.generation.get(),
+        })
+    }
+}
+
+impl Entry for Child {
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    fn encoded_len(&self) -> usize {
+        TreeEntry::SIZE
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.key);
+        put_u64(out, self.nid.0);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+        let entry: TreeEntry = reader.get()?;
+        Ok(Child {
+            key: entry.key.get(),
+            nid: Nid(entry.nid.get()),
+        })
+    }
+}
+
+impl Entry for Xattr {
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    fn encoded_len(&self) -> usize {
+        let value = match &self.value {
+            Value::Here(bytes) => bytes.len(),
+            Value::Nodes { nids, .. } => nids.len() * 8,
+        };
+        XattrHeader::SIZE + self.name.len() + value
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let nodes = match &self.value {
+            Value::Here(_) => 0,
+            Value::Nodes { nids, .. } => nids.len() as u8,
+        };
+        let header = XattrHeader {
+            key: U64::new(self.key),
+            value_len: U32::new(self.value.byte_len() as u32),
+            name_len: self.name.len() as u8,
+            nodes,
+        };
+        put(out, &header);
+        out.extend_from_slice(&self.name);
+        match &self.value {
+            Value::Here(bytes) => out.extend_from_slice(bytes),
+            Value::Nodes { nids, .. } => nids.iter().for_each(|nid| put_u64(out, nid.0)),
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+        let header: XattrHeader = reader.get()?;
+        let name: Box<[u8]> = reader.take(header.name_len as usize)?.into();
+        let (len, nodes) = (header.value_len.get() as usize, header.nodes as usize);
+        if name.is_empty() || len > VALUE_MAX {
+            return Err(reader.damage("attribute out of range"));
+        }
+        let value = if nodes == 0 {
+            if len > VALUE_INLINE_MAX {
+                return Err(reader.damage("attribute value too long for its leaf"));
+            }
+            Value::Here(reader.take(len)?.into())
+        } else {
+            if nodes != len.div_ceil(VALUE_PIECE) {
+                return Err(reader.damage("attribute value in a wrong number of nodes"));
+            }
+            let nids = (0..nodes)
+                .map(|_| reader.u64().map(Nid))
+                .collect::<Result<_, _>>()?;
+            Value::Nodes {
+                len: len as u32,
+                nids,
+            }
+        };
+        Ok(Xattr {
+            key: header.key.get(),
+            name,
+            value,
+        })
+    }
+
+    fn memory(&self) -> usize {
+        size_of::<Self>() + self.encoded_len() + 32
+    }
+}
+
+/// Reads a list to the end of the reader; damage when it is not in strict order.
+pub fn decode_list<T: Entry>(reader: &mut Reader<'_>) -> Result<Vec<T>, Damage> {
+    let mut list: Vec<T> = Vec::new();
+    while !reader.is_empty() {
+        let entry = T::decode(reader)?;
+        if list.last().is_some_and(|last| last.end() > entry.key()) {
+            return Err(reader.damage("entries out of order"));
+        }
+        list.push(entry);
+    }
+    Ok(list)
+}
+
+pub fn encode_list<T: Entry>(list: &[T], out: &mut Vec<u8>) {
+    list.iter().for_each(|entry| entry.encode(out));
+}
+
+pub fn list_len<T: Entry>(list: &[T]) -> usize {
+    list.iter().map(Entry::encoded_len).sum()
+}
+
+pub fn list_memory<T: Entry>(list: &[T]) -> usize {
+    list.iter().map(Entry::memory).sum()
+}
+
+/// The entry with this very key.
+pub fn find<T: Entry>(list: &[T], key: u64) -> Option<&T> {
+    list.binary_search_by_key(&key, Entry::key)
+        .ok()
+        .map(|i| &list[i])
+}
+
+pub fn insert<T: Entry>(list: &mut Vec<T>, entry: T) -> Result<(), Damage> {
+    match list.binary_search_by_key(&entry.key(), Entry::key) {
+        Ok(_) => Err(Damage::new("delta", "inserts a key that is there")),
+        Err(at) => {
+            list.insert(at, entry);
+            Ok(())
+        }
+    }
+}
+
+pub fn remove<T: Entry>(list: &mut Vec<T>, key: u64) -> Result<T, Damage> {
+    match list.binary_search_by_key(&key, Entry::key) {
+        Ok(at) => Ok(list.remove(at)),
+        Err(_) => Err(Damage::new("delta", "removes a key that is not there")),
+    }
+}
+
+pub fn drop_from<T: Entry>(list: &mut Vec<T>, key: u64) {
+    list.truncate(list.partition_point(|entry| entry.key() < key));
+}
+
+/// Removes the child of this key; its successor takes over the key if it was the first, so
+/// that the first child goes on covering the node's whole lower end.
+pub fn remove_child(list: &mut Vec<Child>, key: u64) -> Result<(), Damage> {
+    let first = list.first().is_some_and(|child| child.key == key);
+    remove(list, key)?;
+    if first && let Some(next) = list.first_mut() {
+        next.key = key;
+    }
+    Ok(())
+}
+
+/// The child that covers `key`.
+pub fn child_for(list: &[Child], key: u64) -> Option<usize> {
+    if list.is_empty() {
+        return None;
+    }
+    Some(list.partition_point(|c| c.key <= key).saturating_sub(1))
+}
+
+/// Maps pages `start..end` as `with` says, which must lie inside, ascending and apart;
+/// whatever mapped a part of the range before is cut. Neighbours that continue each other
+/// are merged.
+pub fn replace_extents(
+    list: &mut Vec<FileExtent>,
+    start: u64,
+    end: u64,
+    with: &[FileExtent],
+) -> Result<(), Damage> {
+    let nonsense = || Damage::new("delta", "extents out of range");
+    let mut floor = start;
+    for extent in with {
+        if extent.page < floor || extent.end() > end {
+            return Err(nonsense());
+        }
+        floor = extent.end();
+    }
+    if start > end {
+        return Err(nonsense());
+    }
+    let first = list.partition_point(|e| e.end() <= start);
+    let last = list.partition_point(|e| e.page < end);
+    let mut middle: Vec<FileExtent> = Vec::with_capacity(with.len() + 4);
+    // One neighbour on each side takes part, for merging.
+    let low = first.saturating_sub(1);
+    let high = (last + 1).min(list.len()).max(first);
+    middle.extend_from_slice(&list[low..first]);
+    for old in &list[first..last.max(first)] {
+        if old.page < start {
+            middle.push(FileExtent {
+                len: (start - old.page) as u32,
+                ..*old
+            });
+        }
+    }
+    middle.extend_from_slice(with);
+    for old in &list[first..last.max(first)] {
+        if old.end() > end {
+            let cut = end - old.page.min(end);
+            middle.push(FileExtent {
+                page: old.page + cut,
+                block: Block(old.block.0 + cut),
+                len: (old.end() - end) as u32,
+                written: old.written,
+            });
+        }
+    }
+    middle.extend_from_slice(&list[last.max(first)..high]);
+    middle.dedup_by(|next, previous| {
+        let joins = previous.end() == next.page
+            && previous.block.0 + previous.len as u64 == next.block.0
+            && previous.written == next.written
+            && previous.len.checked_add(next.len).is_some();
+        if joins {
+            previous.len += next.len;
+        }
+        joins
+    });
+    list.splice(low..high, middle);
+    Ok(())
+}

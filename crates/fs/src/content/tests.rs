@@ -1,0 +1,253 @@
+use super::*;
+use base::clock::Timestamp;
+use base::rng::Rng;
+use format::{Block, Nid};
+
+fn name(key: u64, text: &str) -> Name {
+    Name {
+        key,
+        nid: Nid(key + 100),
+        generation: 3,
+        kind: libc::DT_REG,
+        name: text.as_bytes().into(),
+    }
+}
+
+fn extent(page: u64, block: u64, len: u32) -> FileExtent {
+    FileExtent {
+        page,
+        block: Block(block),
+        len,
+        written: true,
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp { sec: -5, nsec: 7 }
+}
+
+fn deltas() -> Vec<Delta> {
+    let xattr = |value| Xattr {
+        key: 8,
+        name: b"user.x".as_slice().into(),
+        value,
+    };
+    let child = Child {
+        key: 0,
+        nid: Nid(70),
+    };
+    let root = Root {
+        depth: 1,
+        children: vec![child],
+    };
+    vec![
+        Delta::Attrs(AttrChange::default()),
+        Delta::Attrs(AttrChange {
+            mode: Some(0o100644),
+            uid: Some(1),
+            gid: Some(2),
+            nlink: Some(3),
+            flags: Some(4),
+            size: Some(5),
+            blocks: Some(6),
+            atime: Some(now()),
+            mtime: Some(now()),
+            ctime: Some(now()),
+            parent: Some(Nid(9)),
+            pending_truncate: Some(None),
+        }),
+        Delta::Body(Body::Extents(vec![extent(1, 2, 3)])),
+        Delta::Body(Body::Tree(root.clone())),
+        Delta::InlineWrite {
+            offset: 3,
+            data: b"abc".to_vec(),
+        },
+        Delta::InlineLen(2),
+        Delta::InsertName(name(5, "a")),
+        Delta::RemoveName(5),
+        Delta::Retarget {
+            key: 5,
+            nid: Nid(6),
+            generation: 7,
+            kind: 8,
+        },
+        Delta::Extents {
+            start: 0,
+            end: 10,
+            with: vec![extent(1, 2, 3)],
+        },
+        Delta::InsertOrphan(Orphan {
+            nid: Nid(70),
+            generation: 1,
+        }),
+        Delta::RemoveOrphan(Nid(70)),
+        Delta::SetXattr(xattr(Value::Here(b"value".as_slice().into()))),
+        Delta::SetXattr(xattr(Value::Nodes {
+            len: 20_000,
+            nids: [Nid(80), Nid(81)].into(),
+        })),
+        Delta::RemoveXattr(8),
+        Delta::DropFrom(9),
+        Delta::InsertChild {
+            tree: TreeId::Xattrs,
+            child,
+        },
+        Delta::RemoveChild {
+            tree: TreeId::Body,
+            key: 0,
+        },
+        Delta::SetRoot {
+            tree: TreeId::Xattrs,
+            root,
+        },
+        Delta::InlineXattrs(vec![xattr(Value::Here(Box::default()))]),
+    ]
+}
+
+fn nodes() -> Vec<FsNode> {
+    let mut dir = Inode::new(libc::S_IFDIR | 0o755, 1, now());
+    dir.body = Body::Entries(vec![name(1, "one"), name(2, "two")]);
+    let mut file = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    file.body = Body::Extents(vec![extent(0, 50, 2), extent(7, 60, 1)]);
+    file.pending_truncate = Some(99);
+    let mut large = file.clone();
+    large.xattr_root = Some(Root {
+        depth: 0,
+        children: vec![Child {
+            key: 0,
+            nid: Nid(88),
+        }],
+    });
+    let small = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    vec![
+        FsNode::Inode(Box::new(dir)),
+        FsNode::Inode(Box::new(file)),
+        FsNode::Inode(Box::new(large)),
+        FsNode::Inode(Box::new(small)),
+        FsNode::Index(vec![Child {
+            key: 3,
+            nid: Nid(4),
+        }]),
+        FsNode::Bucket(vec![name(1, "one")]),
+        FsNode::Extents(vec![extent(0, 50, 2)]),
+        FsNode::Xattrs(vec![]),
+        FsNode::Value(b"bytes".to_vec()),
+        FsNode::Orphans(vec![Orphan {
+            nid: Nid(4),
+            generation: 2,
+        }]),
+    ]
+}
+
+#[test]
+fn deltas_survive_a_round_trip() {
+    for delta in deltas() {
+        let mut bytes = Vec::new();
+        delta.encode(&mut bytes);
+        assert_eq!(Delta::decode(&bytes).unwrap(), delta);
+    }
+}
+
+#[test]
+fn nodes_survive_a_round_trip() {
+    for node in nodes() {
+        let mut bytes = Vec::new();
+        node.encode(&mut bytes);
+        assert_eq!(FsNode::decode(node.kind(), &bytes).unwrap(), node);
+    }
+}
+
+#[test]
+fn an_empty_file_takes_little_space() {
+    let inode = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    let mut bytes = Vec::new();
+    FsNode::Inode(Box::new(inode)).encode(&mut bytes);
+    assert!(format::item::padded_len(bytes.len()) <= 192);
+}
+
+#[test]
+fn garbage_is_damage_or_harmless_never_a_panic() {
+    let mut rng = Rng::new(11);
+    let mut images: Vec<(u8, Vec<u8>)> = Vec::new();
+    for node in nodes() {
+        let mut bytes = Vec::new();
+        node.encode(&mut bytes);
+        images.push((node.kind(), bytes));
+    }
+    for _ in 0..20_000 {
+        let (kind, mut bytes) = rng.pick(&images).clone();
+        for _ in 0..rng.range(1, 4) {
+            if !bytes.is_empty() {
+                let at = rng.below(bytes.len() as u64) as usize;
+                bytes[at] = rng.next_u64() as u8;
+            }
+        }
+        bytes.truncate(rng.below(bytes.len() as u64 + 1) as usize + rng.below(2) as usize);
+        let node = FsNode::decode(kind, &bytes);
+        let mut delta = Vec::new();
+        rng.pick(&deltas()).encode(&mut delta);
+        let at = rng.below(delta.len() as u64) as usize;
+        delta[at] = rng.next_u64() as u8;
+        if let (Ok(mut node), Ok(delta)) = (node, Delta::decode(&delta)) {
+            let mut twin = node.clone();
+            assert_eq!(node.change(&delta), twin.change(&delta));
+            assert_eq!(node, twin);
+        }
+    }
+}
+
+/// Replacing extents agrees with a page-by-page model.
+#[test]
+fn replaced_extents_map_each_page_as_a_plain_array_would() {
+    let mut rng = Rng::new(5);
+    for _ in 0..200 {
+        let mut list = Vec::new();
+        let mut model: Vec<Option<u64>> = vec![None; 64];
+        for step in 0..40u64 {
+            let start = rng.below(60);
+            let end = rng.range(start, 64) + 1;
+            let mut with = Vec::new();
+            let mut page = start + rng.below(3);
+            while page < end && rng.below(4) > 0 {
+                let len = (rng.below(6) + 1).min(end - page);
+                let block = if rng.one_in(2) {
+                    1000 + page
+                } else {
+                    step * 1000 + page * 3
+                };
+                with.push(extent(page, block, len as u32));
+                page += len + rng.below(3);
+            }
+            entry::replace_extents(&mut list, start, end, &with).unwrap();
+            model[start as usize..end as usize].fill(None);
+            for e in &with {
+                for i in 0..e.len as u64 {
+                    model[(e.page + i) as usize] = Some(e.block.0 + i);
+                }
+            }
+            let mut seen: Vec<Option<u64>> = vec![None; 64];
+            for e in &list {
+                for i in 0..e.len as u64 {
+                    assert_eq!(seen[(e.page + i) as usize].replace(e.block.0 + i), None);
+                }
+            }
+            assert_eq!(seen, model, "{list:?}");
+            assert!(list.windows(2).all(|w| w[0].end() <= w[1].page));
+        }
+    }
+}
+
+#[test]
+fn the_successor_of_a_removed_first_child_covers_its_range() {
+    let mut list: Vec<Child> = [0, 10, 20].map(|key| Child { key, nid: Nid(key) }).into();
+    entry::remove_child(&mut list, 0).unwrap();
+    assert_eq!(
+        list[0],
+        Child {
+            key: 0,
+            nid: Nid(10)
+        }
+    );
+    assert_eq!(entry::child_for(&list, 15), Some(0));
+    assert_eq!(entry::child_for(&list, 20), Some(1));
+}

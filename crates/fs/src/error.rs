@@ -1,0 +1,90 @@
+//! Why an operation failed. [`Error::errno`] is the only place where an error becomes a number.
+
+use crate::Ino;
+use format::Damage;
+
+/// The caller's mistakes are variants of their own; the environment's come from the store.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("file exists")]
+    Exists,
+    #[error("not a directory")]
+    NotADirectory,
+    #[error("is a directory")]
+    IsADirectory,
+    #[error("directory not empty")]
+    NotEmpty,
+    #[error("name longer than 255 bytes")]
+    NameTooLong,
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    #[error("operation not permitted")]
+    NotPermitted,
+    #[error("permission denied")]
+    AccessDenied,
+    #[error("too many links")]
+    TooManyLinks,
+    #[error("too many levels of symbolic links")]
+    TooManySymlinks,
+    #[error("no space left on the devices")]
+    NoSpace,
+    #[error("file too large")]
+    FileTooLarge,
+    #[error("no such attribute")]
+    NoAttribute,
+    #[error("attribute value too large")]
+    AttributeTooLarge,
+    #[error("operation not supported: {0}")]
+    Unsupported(&'static str),
+    /// The inode number is not in use, or is used by another file than the one meant.
+    #[error("inode {0} is gone")]
+    Stale(Ino),
+    #[error("file handle not open for this")]
+    BadHandle,
+    /// Seek past the last data or hole.
+    #[error("no data or hole there")]
+    NoSuchOffset,
+    #[error("the file system is read-only")]
+    ReadOnly,
+    #[error("busy")]
+    Busy,
+    #[error("a write to inode {ino} failed: {why}")]
+    WriteFailed { ino: Ino, why: String },
+    #[error("inode {ino}: {damage}")]
+    Damaged { ino: Ino, damage: Damage },
+    #[error(transparent)]
+    Damage(#[from] Damage),
+}
+
+impl Error {
+    /// The errno that a system call reports for this.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::NotFound => libc::ENOENT,
+            Error::Exists => libc::EEXIST,
+            Error::NotADirectory => libc::ENOTDIR,
+            Error::IsADirectory => libc::EISDIR,
+            Error::NotEmpty => libc::ENOTEMPTY,
+            Error::NameTooLong => libc::ENAMETOOLONG,
+            Error::Invalid(_) => libc::EINVAL,
+            Error::NotPermitted => libc::EPERM,
+            Error::AccessDenied => libc::EACCES,
+            Error::TooManyLinks => libc::EMLINK,
+            Error::TooManySymlinks => libc::ELOOP,
+            Error::NoSpace => libc::ENOSPC,
+            Error::FileTooLarge => libc::EFBIG,
+            Error::NoAttribute => libc::ENODATA,
+            Error::AttributeTooLarge => libc::E2BIG,
+            Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::Stale(_) => libc::ESTALE,
+            Error::BadHandle => libc::EBADF,
+            Error::NoSuchOffset => libc::ENXIO,
+            Error::ReadOnly => libc::EROFS,
+            Error::Busy => libc::EBUSY,
+            Error::WriteFailed { .. } => libc::EIO,
+            Error::Damaged { .. } | Error::Damage(_) => libc::EIO,
+        }
+    }
+}
