@@ -43,9 +43,12 @@ pub mod rank {
 
     pub const MOUNT_SESSION: Rank = ranked(10, "mount session");
     pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
-    pub const CHECKPOINT: Rank = ranked(20, "checkpoint");
     pub const RENAME: Rank = ranked(30, "directory rename");
+    pub const FILE_FLUSH: Rank = ranked(38, "file write-back");
     pub const FILE_IO: Rank = ranked(40, "file data range");
+    /// After the file locks: an operation may have to wait for a checkpoint while it holds
+    /// them, and a checkpoint takes none of them.
+    pub const CHECKPOINT: Rank = ranked(45, "checkpoint");
     pub const INODE: Rank = ranked(50, "inode node");
     pub const OWNED_NODE: Rank = owned(60, "node owned by an inode");
     pub const SPACE_MAP: Rank = ranked(70, "space map node");
