@@ -6,4 +6,5 @@
 pub mod clock;
 pub mod rng;
 pub mod sync;
+pub mod sys;
 pub mod thread;

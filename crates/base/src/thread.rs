@@ -1,5 +1,9 @@
 //! Threads and CPU topology.
 
+use crate::sync::{Condvar, Mutex, rank};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 /// Number of CPUs this process may run on; at least 1.
@@ -46,4 +50,185 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
 /// Lets other runnable threads go first.
 pub fn yield_now() {
     std::thread::yield_now();
+}
+
+/// Most jobs a pool keeps waiting; beyond that callers do their work themselves.
+const POOL_QUEUE_MAX: usize = 1024;
+
+/// One item of a batch, as a pool's worker sees it.
+struct Job {
+    /// Calls the batch's closure on the item. See `Pool::run` for why the lifetime holds.
+    body: Box<dyn FnOnce() + Send>,
+    batch: Arc<Batch>,
+}
+
+/// Counts a batch's unfinished jobs.
+struct Batch {
+    state: Mutex<BatchState>,
+    ended: Condvar,
+}
+
+struct BatchState {
+    left: usize,
+    panicked: bool,
+}
+
+struct PoolQueue {
+    jobs: VecDeque<Job>,
+    closing: bool,
+}
+
+struct PoolShared {
+    queue: Mutex<PoolQueue>,
+    wake: Condvar,
+}
+
+/// A fixed set of threads that run batches of borrowed work. Dropping it ends the threads.
+pub struct Pool {
+    shared: Arc<PoolShared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts `workers` threads named `name`.
+    pub fn start(name: &str, workers: usize) -> std::io::Result<Pool> {
+        let queue = PoolQueue {
+            jobs: VecDeque::new(),
+            closing: false,
+        };
+        let mut pool = Pool {
+            shared: Arc::new(PoolShared {
+                queue: Mutex::new(rank::LEAF, queue),
+                wake: Condvar::new(),
+            }),
+            workers: Vec::new(),
+        };
+        for _ in 0..workers {
+            let shared = Arc::clone(&pool.shared);
+            pool.workers.push(spawn(name, move || shared.work())?);
+        }
+        Ok(pool)
+    }
+
+    /// Calls `body` once for each item, on the pool's threads and, after `meanwhile` has
+    /// returned, on the caller's; returns when all calls have. A panic in one is passed on.
+    pub fn run<T: Send>(
+        &self,
+        items: &mut [T],
+        body: &(dyn Fn(&mut T) + Sync),
+        meanwhile: Option<&mut dyn FnMut()>,
+    ) {
+        let batch = Arc::new(Batch {
+            state: Mutex::new(
+                rank::LEAF,
+                BatchState {
+                    left: 0,
+                    panicked: false,
+                },
+            ),
+            ended: Condvar::new(),
+        });
+        // From here on jobs may be queued that borrow `items` and `body`: the guard waits for
+        // all of them before this call returns or unwinds.
+        let guard = BatchGuard {
+            shared: &self.shared,
+            batch: &batch,
+        };
+        for item in items {
+            let call: Box<dyn FnOnce() + Send + '_> = Box::new(move || body(item));
+            // SAFETY: only the lifetime changes. The job runs before `guard` is dropped, which
+            // is before the borrows of `items` and `body` end; each item has one job.
+            let call: Box<dyn FnOnce() + Send + 'static> = unsafe { std::mem::transmute(call) };
+            batch.state.lock().left += 1;
+            let job = Job {
+                body: call,
+                batch: Arc::clone(&batch),
+            };
+            if let Some(refused) = self.shared.push(job) {
+                refused.perform();
+            }
+        }
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        drop(guard);
+        let panicked = batch.state.lock().panicked;
+        assert!(!panicked, "a pool job panicked");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closing = true;
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A job's panic was caught and passed to its batch, so the thread itself ends well.
+            let ended = worker.join();
+            debug_assert!(ended.is_ok());
+        }
+    }
+}
+
+impl PoolShared {
+    /// Queues a job, or gives it back when the queue is full.
+    fn push(&self, job: Job) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        if queue.jobs.len() >= POOL_QUEUE_MAX {
+            return Some(job);
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.wake.notify_one();
+        None
+    }
+
+    fn work(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            let job = loop {
+                match queue.jobs.pop_front() {
+                    Some(job) => break job,
+                    None if queue.closing => return,
+                    None => self.wake.wait(&mut queue),
+                }
+            };
+            drop(queue);
+            job.perform();
+        }
+    }
+}
+
+impl Job {
+    fn perform(self) {
+        let Job { body, batch } = self;
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        let mut state = batch.state.lock();
+        state.left -= 1;
+        state.panicked |= outcome.is_err();
+        if state.left == 0 {
+            batch.ended.notify_all();
+        }
+    }
+}
+
+/// Waits for all jobs of a batch when dropped, doing queued jobs meanwhile.
+struct BatchGuard<'a> {
+    shared: &'a PoolShared,
+    batch: &'a Batch,
+}
+
+impl Drop for BatchGuard<'_> {
+    fn drop(&mut self) {
+        while self.batch.state.lock().left > 0 {
+            let job = self.shared.queue.lock().jobs.pop_front();
+            match job {
+                Some(job) => job.perform(),
+                None => break,
+            }
+        }
+        let mut state = self.batch.state.lock();
+        while state.left > 0 {
+            self.batch.ended.wait(&mut state);
+        }
+    }
 }

@@ -1,1 +1,33 @@
+//! One device and the array: aligned buffers, submission and completion, striping, labels,
+//! flushes, and the simulated device that loses power. Knows nothing of files or nodes.
+//!
+//! ```text
+//! Array ── geometry ──► per-device batches ──► BlockDevice::run
+//!   │                                            ├─ FileDevice ── uring | threads
+//!   └─ FlushGate (one per device)                └─ sim::SimDevice
+//! ```
 
+mod array;
+mod block;
+pub mod buf;
+mod error;
+mod file;
+mod flush;
+mod labels;
+mod probe;
+mod reap;
+mod scan;
+pub mod sim;
+mod threads;
+mod uring;
+mod uuid;
+
+pub use array::{Array, ArrayStats, DeviceStats, Io};
+pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
+pub use buf::AlignedBuf;
+pub use error::Error;
+pub use file::{Backend, OpenOptions, create_image, open_devices};
+pub use labels::{LabelRepair, feature_text, label_features, label_name};
+pub use probe::{Signature, probe, signatures};
+pub use scan::{ArrayId, Member, candidates, find_members, scan};
+pub use uuid::{new_uuid, parse_uuid, uuid_text};

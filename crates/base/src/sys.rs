@@ -1,0 +1,88 @@
+//! Minimal wrappers of system calls that the standard library does not offer: each one
+//! call, with safe arguments and an [`io::Result`].
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
+const BLKSSZGET: libc::c_ulong = 0x1268;
+const BLKDISCARD: libc::c_ulong = 0x1277;
+
+/// Writes at `offset` with data-sync semantics (`RWF_DSYNC`): when it returns, the bytes
+/// written are durable. May write less than asked.
+pub fn pwrite_dsync(file: &File, buf: &[u8], offset: u64) -> io::Result<usize> {
+    let vector = libc::iovec {
+        iov_base: buf.as_ptr().cast_mut().cast(),
+        iov_len: buf.len(),
+    };
+    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: one iovec that names `buf`, which outlives the call; the kernel only reads it.
+    let n = unsafe { libc::pwritev2(file.as_raw_fd(), &vector, 1, offset, libc::RWF_DSYNC) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(n as usize)
+}
+
+/// Gives a file's range back to its file system; it reads as zeros afterwards.
+pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let range = |n: u64| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, range(offset)?, range(len)?) })
+}
+
+/// Tells a block device that a range holds nothing of value.
+pub fn discard_blocks(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64, which `range` is.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) })
+}
+
+/// A block device's logical block size in bytes.
+pub fn logical_block_size(file: &File) -> io::Result<u32> {
+    let mut size: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int, which `size` is.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &raw mut size) })?;
+    u32::try_from(size).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The alignment of offsets that direct I/O on `file` needs, in bytes; 0 when the file
+/// cannot be read directly; `None` when the kernel does not say.
+pub fn direct_io_offset_align(file: &File) -> Option<u32> {
+    // SAFETY: an all-zero statx is a valid value of that plain structure.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is writable.
+    let done = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut stat,
+        )
+    };
+    (done == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(stat.stx_dio_offset_align)
+}
+
+/// Makes `target`'s descriptor number refer to `replacement`'s open file, at once; what it
+/// referred to before is closed.
+pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()> {
+    // SAFETY: both descriptors are open and owned; `target` keeps owning its number.
+    check(unsafe {
+        libc::dup3(
+            replacement.as_raw_fd(),
+            target.as_raw_fd(),
+            libc::O_CLOEXEC,
+        )
+    })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,646 @@
+//! The array: logical bytes onto devices, batches over all devices at once, flushes.
+//!
+//! Owns the member devices, the geometry that maps onto them and what is unflushed on each.
+//!
+//! 1. A request that reaches outside the array or is not aligned is refused before any I/O.
+//! 2. All other requests of a batch are attempted, whatever becomes of the others.
+//! 3. A volatile write counts as unflushed before its completion is reported, failed or not.
+//! 4. A read-only array never writes, flushes or discards.
+
+use crate::block::{BlockDevice, Durability, Operation, Request};
+use crate::buf::{AlignedBuf, is_aligned};
+use crate::error::Error;
+use crate::flush::{FlushGate, Lead, Ticket, Turn};
+use crate::labels::LabelRepair;
+use format::geometry::{Geometry, Piece};
+use format::label::Label;
+use format::{BLOCK_SIZE, Damage};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One transfer of a batch; `byte` is a logical byte address in the array.
+#[derive(Debug)]
+pub enum Io<'a> {
+    Read {
+        byte: u64,
+        buf: &'a mut [u8],
+    },
+    Write {
+        byte: u64,
+        buf: &'a [u8],
+        durability: Durability,
+    },
+}
+
+/// What an array has done since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct ArrayStats {
+    pub devices: Vec<DeviceStats>,
+}
+
+/// What one device has done since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceStats {
+    pub name: String,
+    pub backend: &'static str,
+    /// Read requests, after splitting over devices.
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
+    /// Requests that failed, flushes included.
+    pub errors: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    flushes: AtomicU64,
+    errors: AtomicU64,
+}
+
+pub(crate) struct Member {
+    pub device: Arc<dyn BlockDevice>,
+    gate: FlushGate,
+    counters: Counters,
+}
+
+/// An array of devices, open. Shared as `Arc<Array>`; all methods may be called at once.
+pub struct Array {
+    pub(crate) members: Vec<Member>,
+    pub(crate) geometry: Geometry,
+    pub(crate) label: Label,
+    pub(crate) read_only: bool,
+    pub(crate) repairs: Vec<LabelRepair>,
+    bytes: u64,
+    memory_align: usize,
+    flush_failures: AtomicU64,
+}
+
+/// Requests of one device within a batch.
+type DeviceBatch<'a> = (usize, Vec<Request<'a>>);
+
+impl Array {
+    pub(crate) fn new(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        geometry: Geometry,
+        label: Label,
+        read_only: bool,
+        repairs: Vec<LabelRepair>,
+    ) -> Array {
+        let memory_align = devices.iter().map(|d| d.memory_align()).max().unwrap_or(1);
+        let members = devices
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| Member {
+                device,
+                gate: FlushGate::new(index),
+                counters: Counters::default(),
+            })
+            .collect();
+        Array {
+            members,
+            bytes: geometry.total_blocks() * BLOCK_SIZE as u64,
+            geometry,
+            label,
+            read_only,
+            repairs,
+            memory_align,
+            flush_failures: AtomicU64::new(0),
+        }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Device 0's label: UUID, hash key, name and features of the file system.
+    pub fn label(&self) -> &Label {
+        &self.label
+    }
+
+    pub fn uuid(&self) -> [u8; 16] {
+        self.label.uuid
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Size of the logical space in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The members' names (paths), by device index.
+    pub fn device_names(&self) -> Vec<String> {
+        self.members
+            .iter()
+            .map(|m| m.device.name().to_owned())
+            .collect()
+    }
+
+    /// The members, by device index.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn BlockDevice>> {
+        self.members.iter().map(|m| &m.device)
+    }
+
+    /// Reads `buf.len()` bytes at logical address `byte`. Both are multiples of
+    /// `geometry().journal_align`; memory may be aligned as it likes, but an [`AlignedBuf`]
+    /// saves a copy. Blocks until done.
+    pub fn read(&self, byte: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.execute(&mut [Io::Read { byte, buf }])
+    }
+
+    /// Writes `buf` at logical address `byte`; alignment as for [`read`](Self::read). Atomic
+    /// only within a logical block. Blocks until done.
+    pub fn write(&self, byte: u64, buf: &[u8], durability: Durability) -> Result<(), Error> {
+        self.execute(&mut [Io::Write {
+            byte,
+            buf,
+            durability,
+        }])
+    }
+
+    /// Runs all transfers at once, over all devices in parallel, in no particular order;
+    /// returns when all have completed. All are attempted; the error is that of the first
+    /// transfer, in the caller's order, that failed. Only an address or alignment that is
+    /// wrong is refused before anything starts.
+    pub fn execute(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        for io in ios.iter() {
+            self.check(io)?;
+        }
+        if self.memory_align > 1 && ios.iter().any(|io| self.needs_bounce(io)) {
+            return self.execute_bounced(ios);
+        }
+        self.dispatch(ios)
+    }
+
+    fn check(&self, io: &Io<'_>) -> Result<(), Error> {
+        let (byte, len) = match io {
+            Io::Read { byte, buf } => (*byte, buf.len() as u64),
+            Io::Write { byte, buf, .. } => {
+                if self.read_only {
+                    return Err(Error::ReadOnly);
+                }
+                (*byte, buf.len() as u64)
+            }
+        };
+        self.check_range(byte, len)
+    }
+
+    fn check_range(&self, byte: u64, len: u64) -> Result<(), Error> {
+        let limit = self.bytes;
+        if byte.checked_add(len).is_none_or(|end| end > limit) {
+            return Err(Error::OutOfRange { byte, len, limit });
+        }
+        let align = self.geometry.journal_align;
+        if !byte.is_multiple_of(align as u64) || !len.is_multiple_of(align as u64) {
+            return Err(Error::Misaligned { byte, len, align });
+        }
+        Ok(())
+    }
+
+    fn needs_bounce(&self, io: &Io<'_>) -> bool {
+        match io {
+            Io::Read { buf, .. } => !is_aligned(buf, self.memory_align),
+            Io::Write { buf, .. } => !is_aligned(buf, self.memory_align),
+        }
+    }
+
+    /// The same transfers, with aligned copies in place of the buffers that devices refuse.
+    fn execute_bounced(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        let mut copies: Vec<Option<AlignedBuf>> = ios
+            .iter()
+            .map(|io| match io {
+                Io::Read { buf, .. } if self.needs_bounce(io) => {
+                    Some(AlignedBuf::zeroed(buf.len()))
+                }
+                Io::Write { buf, .. } if self.needs_bounce(io) => Some(AlignedBuf::from_slice(buf)),
+                _ => None,
+            })
+            .collect();
+        let mut aligned: Vec<Io<'_>> = ios
+            .iter_mut()
+            .zip(&mut copies)
+            .map(|(io, copy)| match (io, copy) {
+                (Io::Read { byte, buf }, copy) => Io::Read {
+                    byte: *byte,
+                    buf: match copy {
+                        Some(copy) => copy,
+                        None => buf,
+                    },
+                },
+                (
+                    Io::Write {
+                        byte,
+                        buf,
+                        durability,
+                    },
+                    copy,
+                ) => Io::Write {
+                    byte: *byte,
+                    buf: match copy {
+                        Some(copy) => copy,
+                        None => buf,
+                    },
+                    durability: *durability,
+                },
+            })
+            .collect();
+        let outcome = self.dispatch(&mut aligned);
+        for (io, copy) in ios.iter_mut().zip(&copies) {
+            if let (Io::Read { buf, .. }, Some(copy)) = (io, copy) {
+                buf.copy_from_slice(copy);
+            }
+        }
+        outcome
+    }
+
+    /// Splits the transfers over the devices, runs them and finds the first error.
+    fn dispatch(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        let mut batches: Vec<DeviceBatch<'_>> = Vec::new();
+        for (tag, io) in ios.iter_mut().enumerate() {
+            match io {
+                Io::Read { byte, buf } => {
+                    let mut rest: &mut [u8] = buf;
+                    self.each_piece(*byte, rest.len(), |piece| {
+                        let (buf, tail) = std::mem::take(&mut rest).split_at_mut(piece.len);
+                        rest = tail;
+                        let offset = piece.offset;
+                        let read = Operation::Read { offset, buf };
+                        add_request(&mut batches, piece.device, Request::new(read, tag));
+                    });
+                }
+                Io::Write {
+                    byte,
+                    buf,
+                    durability,
+                } => {
+                    let mut rest: &[u8] = buf;
+                    self.each_piece(*byte, rest.len(), |piece| {
+                        let (buf, tail) = rest.split_at(piece.len);
+                        rest = tail;
+                        let write = Operation::Write {
+                            offset: piece.offset,
+                            buf,
+                            durability: *durability,
+                        };
+                        add_request(&mut batches, piece.device, Request::new(write, tag));
+                    });
+                }
+            }
+        }
+        self.run(&mut batches, &mut |_, _| {});
+        self.first_error(&batches)
+    }
+
+    /// The device pieces of a range, neighbours on one device merged.
+    fn each_piece(&self, byte: u64, len: usize, mut each: impl FnMut(Piece)) {
+        let mut last: Option<Piece> = None;
+        self.geometry.pieces(byte, len, |piece| match &mut last {
+            Some(p) if p.device == piece.device && p.offset + p.len as u64 == piece.offset => {
+                p.len += piece.len;
+            }
+            _ => {
+                if let Some(done) = last.replace(piece) {
+                    each(done);
+                }
+            }
+        });
+        if let Some(done) = last {
+            each(done);
+        }
+    }
+
+    /// Starts the batches of all devices before it waits for any; `ended` is called as each
+    /// device's batch has completed.
+    fn run(
+        &self,
+        batches: &mut [DeviceBatch<'_>],
+        ended: &mut dyn FnMut(usize, &mut [Request<'_>]),
+    ) {
+        let Some(((index, requests), rest)) = batches.split_first_mut() else {
+            return;
+        };
+        let member = &self.members[*index];
+        if rest.is_empty() {
+            member.device.run(requests, None);
+        } else {
+            let mut others = || self.run(rest, &mut *ended);
+            member.device.run(requests, Some(&mut others));
+        }
+        member.account(requests);
+        ended(*index, requests);
+    }
+
+    fn first_error(&self, batches: &[DeviceBatch<'_>]) -> Result<(), Error> {
+        let failed = batches
+            .iter()
+            .flat_map(|(device, requests)| requests.iter().map(move |r| (*device, r)))
+            .filter(|(_, request)| request.error.is_some())
+            .min_by_key(|(_, request)| request.tag);
+        match failed {
+            Some((device, request)) => Err(io_error(self.members[device].device.as_ref(), request)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes every write completed before the call durable, on all devices in parallel.
+    /// Devices without unflushed writes are left alone. Coalesced: callers that arrive
+    /// before a flush is issued share it, its error included. After an error the device
+    /// still counts as unflushed, but what was written before may be lost for good (R17).
+    pub fn flush(&self) -> Result<(), Error> {
+        if self.read_only {
+            return Ok(());
+        }
+        let mut tickets: Vec<(usize, Arc<Ticket>)> = Vec::new();
+        for (index, member) in self.members.iter().enumerate() {
+            if let Some(ticket) = member.gate.draw() {
+                tickets.push((index, ticket));
+            }
+        }
+        let mut outcomes: Vec<(usize, Arc<io::Error>)> = Vec::new();
+        while !tickets.is_empty() {
+            let mut leads: Vec<(usize, Lead<'_>)> = Vec::new();
+            let mut waiting = Vec::new();
+            for (index, ticket) in tickets {
+                match self.members[index].gate.turn(&ticket) {
+                    Turn::Lead(lead) => {
+                        leads.push((index, lead));
+                        waiting.push((index, ticket));
+                    }
+                    Turn::Done(outcome) => {
+                        outcomes.extend(outcome.err().map(|e| (index, e)));
+                    }
+                    Turn::Wait => waiting.push((index, ticket)),
+                }
+            }
+            tickets = waiting;
+            if !leads.is_empty() {
+                self.lead_flushes(leads);
+                continue;
+            }
+            // Nothing of ours in flight: wait for one; the others' leaders need no help.
+            if let Some((index, ticket)) = tickets.first() {
+                let index = *index;
+                match self.members[index].gate.wait(ticket) {
+                    Turn::Lead(lead) => self.lead_flushes(vec![(index, lead)]),
+                    Turn::Done(_) | Turn::Wait => {}
+                }
+            }
+        }
+        match outcomes.into_iter().min_by_key(|(index, _)| *index) {
+            Some((index, source)) => Err(Error::Flush {
+                device: self.members[index].device.name().to_owned(),
+                source,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Issues the flushes that are ours, in parallel, and publishes how each ended.
+    fn lead_flushes(&self, leads: Vec<(usize, Lead<'_>)>) {
+        let mut batches: Vec<DeviceBatch<'_>> = leads
+            .iter()
+            .map(|(index, _)| (*index, vec![Request::new(Operation::Flush, 0)]))
+            .collect();
+        let mut leads: Vec<Option<(usize, Lead<'_>)>> = leads.into_iter().map(Some).collect();
+        self.run(&mut batches, &mut |index, requests| {
+            let error = requests.iter_mut().find_map(|r| r.error.take());
+            if error.is_some() {
+                self.flush_failures.fetch_add(1, Ordering::AcqRel);
+            }
+            let lead = leads
+                .iter_mut()
+                .find(|l| l.as_ref().is_some_and(|(i, _)| *i == index))
+                .and_then(Option::take);
+            if let Some((_, lead)) = lead {
+                lead.finish(error.map_or(Ok(()), |e| Err(Arc::new(e))));
+            }
+        });
+    }
+
+    /// Flushes that have failed since the array was opened. Whoever remembers the count
+    /// from before a write sees by it that the write may be lost, even if a later flush
+    /// succeeded (R17).
+    pub fn flush_failures(&self) -> u64 {
+        self.flush_failures.load(Ordering::Acquire)
+    }
+
+    /// Treats every device as if it had unflushed writes (R8). A newly opened array starts
+    /// that way.
+    pub fn mark_all_unflushed(&self) {
+        for member in &self.members {
+            member.gate.wrote();
+        }
+    }
+
+    /// Tells the devices that a range holds nothing of value; it reads back as anything.
+    /// Not supported counts as success.
+    pub fn discard(&self, byte: u64, len: u64) -> Result<(), Error> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_range(byte, len)?;
+        // Larger ranges first: one discard per device and zone costs less than one per
+        // stripe unit, and `usize` bounds a single walk.
+        let mut ranges: Vec<Piece> = Vec::new();
+        let (mut at, mut left) = (byte, len);
+        while left > 0 {
+            let take = left.min(1 << 30) as usize;
+            self.each_piece(at, take, |piece| merge_piece(&mut ranges, piece));
+            at += take as u64;
+            left -= take as u64;
+        }
+        let mut first = Ok(());
+        for piece in ranges {
+            let member = &self.members[piece.device];
+            member.gate.wrote();
+            let done = member.device.discard(piece.offset, piece.len as u64);
+            if let (Err(source), Ok(())) = (done, &first) {
+                first = Err(Error::Io {
+                    device: member.device.name().to_owned(),
+                    operation: "discard",
+                    offset: piece.offset,
+                    len: piece.len as u64,
+                    source: Arc::new(source),
+                });
+            }
+        }
+        first
+    }
+
+    pub fn stats(&self) -> ArrayStats {
+        let devices = self
+            .members
+            .iter()
+            .map(|m| m.counters.read(m.device.as_ref()));
+        ArrayStats {
+            devices: devices.collect(),
+        }
+    }
+
+    /// Label copies that were found damaged when the array was assembled.
+    pub fn label_repairs(&self) -> &[LabelRepair] {
+        &self.repairs
+    }
+
+    /// Reads from one member directly, past the geometry.
+    pub(crate) fn read_device(
+        &self,
+        device: usize,
+        offset: u64,
+        buf: &mut AlignedBuf,
+    ) -> Result<(), Error> {
+        self.run_on(device, Operation::Read { offset, buf })
+    }
+
+    /// Writes to one member directly, past the geometry, durably.
+    pub(crate) fn write_device(&self, device: usize, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        let write = Operation::Write {
+            offset,
+            buf,
+            durability: Durability::Durable,
+        };
+        self.run_on(device, write)
+    }
+
+    fn run_on(&self, device: usize, operation: Operation<'_>) -> Result<(), Error> {
+        let mut batch = [(device, vec![Request::new(operation, 0)])];
+        self.run(&mut batch, &mut |_, _| {});
+        self.first_error(&batch)
+    }
+
+    /// Writes one buffer to several places on members directly, all at once, durably.
+    pub(crate) fn write_copies(&self, places: &[(usize, u64)], buf: &[u8]) -> Result<(), Error> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        let mut batches = Vec::new();
+        for (tag, &(device, offset)) in places.iter().enumerate() {
+            let write = Operation::Write {
+                offset,
+                buf,
+                durability: Durability::Durable,
+            };
+            add_request(&mut batches, device, Request::new(write, tag));
+        }
+        self.run(&mut batches, &mut |_, _| {});
+        self.first_error(&batches)
+    }
+
+    /// Drops the exclusive claim on a member while keeping it open, so that the kernel can
+    /// claim the device itself when it mounts. What it holds is verified again with
+    /// [`verify_label`](Self::verify_label) afterwards.
+    pub fn release_claim(&self, device: usize) -> Result<(), Error> {
+        let member = self.member(device)?;
+        let name = std::path::Path::new(member.device.name());
+        member
+            .device
+            .release_claim()
+            .map_err(|e| Error::open(name, e))
+    }
+
+    pub(crate) fn member(&self, device: usize) -> Result<&Member, Error> {
+        self.members
+            .get(device)
+            .ok_or_else(|| Damage::new("array", format!("there is no device {device}")).into())
+    }
+}
+
+impl std::fmt::Debug for Array {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Array")
+            .field("devices", &self.device_names())
+            .field("bytes", &self.bytes)
+            .field("read_only", &self.read_only)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    fn account(&self, requests: &[Request<'_>]) {
+        let c = &self.counters;
+        let mut wrote = false;
+        for request in requests {
+            let bytes = request.operation.bytes() as u64;
+            let (count, total) = match request.operation {
+                Operation::Read { .. } => (&c.reads, Some(&c.read_bytes)),
+                Operation::Write { durability, .. } => {
+                    // A durable write that failed may sit in the cache in part.
+                    wrote |= durability == Durability::Volatile || request.error.is_some();
+                    (&c.writes, Some(&c.written_bytes))
+                }
+                Operation::Flush => (&c.flushes, None),
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+            if let Some(total) = total {
+                total.fetch_add(bytes, Ordering::Relaxed);
+            }
+            if request.error.is_some() {
+                c.errors.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if wrote {
+            self.gate.wrote();
+        }
+    }
+}
+
+impl Counters {
+    fn read(&self, device: &dyn BlockDevice) -> DeviceStats {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        DeviceStats {
+            name: device.name().to_owned(),
+            backend: device.info().backend,
+            reads: get(&self.reads),
+            read_bytes: get(&self.read_bytes),
+            writes: get(&self.writes),
+            written_bytes: get(&self.written_bytes),
+            flushes: get(&self.flushes),
+            errors: get(&self.errors),
+        }
+    }
+}
+
+fn add_request<'a>(batches: &mut Vec<DeviceBatch<'a>>, device: usize, request: Request<'a>) {
+    match batches.iter_mut().find(|(d, _)| *d == device) {
+        Some((_, requests)) => requests.push(request),
+        None => batches.push((device, vec![request])),
+    }
+}
+
+/// Adds a piece to the last range of its device if it continues it, else as a new one.
+fn merge_piece(ranges: &mut Vec<Piece>, piece: Piece) {
+    match ranges.iter_mut().rev().find(|r| r.device == piece.device) {
+        Some(r) if r.offset + r.len as u64 == piece.offset => r.len += piece.len,
+        _ => ranges.push(piece),
+    }
+}
+
+/// The error of a failed request on `device`.
+pub(crate) fn io_error(device: &dyn BlockDevice, request: &Request<'_>) -> Error {
+    let source = match &request.error {
+        Some(e) => match e.raw_os_error() {
+            Some(number) => io::Error::from_raw_os_error(number),
+            None => io::Error::new(e.kind(), e.to_string()),
+        },
+        None => io::Error::other("no error"),
+    };
+    Error::Io {
+        device: device.name().to_owned(),
+        operation: request.operation.name(),
+        offset: request.operation.offset(),
+        len: request.operation.bytes() as u64,
+        source: Arc::new(source),
+    }
+}

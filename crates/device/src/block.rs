@@ -1,0 +1,156 @@
+//! One device, as the array uses it.
+
+use std::io;
+
+/// What a completed write promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durability {
+    /// May sit in the device's volatile cache until a flush.
+    Volatile,
+    /// Survives power loss once completed (forced unit access); promises nothing about
+    /// other writes.
+    Durable,
+}
+
+/// One operation on a device; `offset` in bytes, like all lengths a multiple of the
+/// device's logical block.
+#[derive(Debug)]
+pub enum Operation<'a> {
+    Read {
+        offset: u64,
+        buf: &'a mut [u8],
+    },
+    Write {
+        offset: u64,
+        buf: &'a [u8],
+        durability: Durability,
+    },
+    /// Makes every write completed before this was issued durable.
+    Flush,
+}
+
+impl Operation<'_> {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Operation::Read { .. } => "read",
+            Operation::Write { .. } => "write",
+            Operation::Flush => "flush",
+        }
+    }
+
+    /// Byte offset on the device; 0 for a flush.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Operation::Read { offset, .. } | Operation::Write { offset, .. } => *offset,
+            Operation::Flush => 0,
+        }
+    }
+
+    /// Bytes moved; 0 for a flush.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Operation::Read { buf, .. } => buf.len(),
+            Operation::Write { buf, .. } => buf.len(),
+            Operation::Flush => 0,
+        }
+    }
+}
+
+/// An operation of a batch, and after [`BlockDevice::run`] how it ended.
+#[derive(Debug)]
+pub struct Request<'a> {
+    pub operation: Operation<'a>,
+    /// The caller's own mark; devices do not look at it.
+    pub tag: usize,
+    /// Set when the operation failed; its write may then have happened in part.
+    pub error: Option<io::Error>,
+}
+
+impl<'a> Request<'a> {
+    pub fn new(operation: Operation<'a>, tag: usize) -> Self {
+        Request {
+            operation,
+            tag,
+            error: None,
+        }
+    }
+}
+
+/// How a device is reached, for `sheaf info`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    pub name: String,
+    /// `io_uring`, `preadv2+pool` or `simulated`.
+    pub backend: &'static str,
+    /// `block device`, `file` or `memory`.
+    pub kind: &'static str,
+    /// Bypasses the kernel's page cache.
+    pub direct: bool,
+    pub bytes: u64,
+    pub logical_block: u32,
+    /// A disk that spins; `None` when the kernel does not say.
+    pub rotational: Option<bool>,
+}
+
+/// A block device or a file that stands for one. All methods may be called from any thread
+/// at once.
+pub trait BlockDevice: Send + Sync {
+    /// The path, or whatever the user calls it.
+    fn name(&self) -> &str;
+
+    /// Size in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Smallest unit of I/O in bytes: 512 or 4096.
+    fn logical_block(&self) -> u32;
+
+    /// Alignment that buffers must have in memory, in bytes.
+    fn memory_align(&self) -> usize;
+
+    fn info(&self) -> DeviceInfo;
+
+    /// Starts all requests at once, calls `meanwhile` while they run (so that the caller can
+    /// start batches on other devices), and returns when all have completed. Requests of one
+    /// batch complete in any order. Every request is attempted, whatever becomes of the
+    /// others.
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>);
+
+    /// Tells the device that a range holds nothing of value; the bytes read back are then
+    /// undefined. Not supported counts as success.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Gives up the exclusive claim on the device but keeps it open, so that the kernel can
+    /// claim it on the file system's behalf.
+    fn release_claim(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Reads `buf.len()` bytes at `offset`.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        run_one(self, Operation::Read { offset, buf })
+    }
+
+    /// Writes `buf` at `offset`.
+    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> io::Result<()> {
+        run_one(
+            self,
+            Operation::Write {
+                offset,
+                buf,
+                durability,
+            },
+        )
+    }
+
+    /// Makes every completed write durable.
+    fn flush(&self) -> io::Result<()> {
+        run_one(self, Operation::Flush)
+    }
+}
+
+fn run_one<D: BlockDevice + ?Sized>(device: &D, operation: Operation<'_>) -> io::Result<()> {
+    let mut request = [Request::new(operation, 0)];
+    device.run(&mut request, None);
+    let [request] = request;
+    request.error.map_or(Ok(()), Err)
+}

@@ -1,0 +1,206 @@
+//! What can go wrong with devices and arrays, each message with the device and the remedy.
+
+use format::Damage;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An error of this crate. Cloning shares the source.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{device}: {operation} of {len} bytes at byte {offset} failed: {source}")]
+    Io {
+        device: String,
+        operation: &'static str,
+        /// Byte offset on the device.
+        offset: u64,
+        len: u64,
+        source: Arc<io::Error>,
+    },
+    #[error(
+        "{device}: flush failed, so data written since the last good flush may be lost: {source}"
+    )]
+    Flush {
+        device: String,
+        source: Arc<io::Error>,
+    },
+    #[error("{device}: cannot open: {source}{remedy}")]
+    Open {
+        device: String,
+        source: Arc<io::Error>,
+        /// Starts with a separator, or is empty.
+        remedy: &'static str,
+    },
+    #[error("{device} is in use by another process or mounted; unmount or close it first")]
+    InUse { device: String },
+    #[error("{device} is neither a block device nor a regular file; name one of these")]
+    NotADevice { device: String },
+    #[error("{first} and {second} are the same device; name each device once")]
+    GivenTwice { first: String, second: String },
+    #[error("cannot create the image {path}: {source}")]
+    Image {
+        path: String,
+        source: Arc<io::Error>,
+    },
+    #[error("cannot start I/O threads: {source}")]
+    Threads { source: Arc<io::Error> },
+    #[error("io_uring is not available here: {source}; use the thread backend instead")]
+    NoIoUring { source: Arc<io::Error> },
+
+    #[error(
+        "{device} is not a Sheaf device{}; name the array's devices, or make a file system with mkfs",
+        found.as_ref().map(|f| format!(" (it holds {f})")).unwrap_or_default()
+    )]
+    NotSheaf {
+        device: String,
+        found: Option<String>,
+    },
+    #[error(
+        "{device}: both copies of the label are damaged (first: {head}; last: {tail}); \
+         restore this device from a backup"
+    )]
+    LabelDamaged {
+        device: String,
+        head: Damage,
+        tail: Damage,
+    },
+    #[error(
+        "{device}: format version {version} is newer than the newest known, {known}; \
+         use a newer version of Sheaf"
+    )]
+    NewerVersion {
+        device: String,
+        version: u32,
+        known: u32,
+    },
+    #[error(
+        "{device}: needs features this version does not know: {features}; use a newer version of Sheaf"
+    )]
+    UnknownFeatures { device: String, features: String },
+    #[error(
+        "{device}: has features this version can only read: {features}; \
+         mount read-only or use a newer version of Sheaf"
+    )]
+    ReadOnlyFeatures { device: String, features: String },
+    #[error(
+        "{} of file system {uuid} ({name:?}) {} missing (of {count} devices); give all of its devices",
+        device_list(missing),
+        if missing.len() == 1 { "is" } else { "are" }
+    )]
+    Missing {
+        /// Indices of the missing devices, from 0.
+        missing: Vec<usize>,
+        count: usize,
+        uuid: String,
+        name: String,
+    },
+    #[error(
+        "{device} belongs to another file system ({uuid}) than {other} ({expected}); \
+         leave it out"
+    )]
+    Foreign {
+        device: String,
+        uuid: String,
+        other: String,
+        expected: String,
+    },
+    #[error(
+        "{first} and {second} both are device {index} of file system {uuid}; \
+         one is a copy: leave it out"
+    )]
+    Duplicate {
+        first: String,
+        second: String,
+        index: usize,
+        uuid: String,
+    },
+    #[error(
+        "{device} has {bytes} bytes, but the array needs {needed} of it; \
+         grow it back to that size"
+    )]
+    TooSmall {
+        device: String,
+        bytes: u64,
+        needed: u64,
+    },
+    #[error(
+        "{device} has logical blocks of {logical_block} bytes, but the array was made for {align}; \
+         use a device with blocks of {align} bytes or fewer"
+    )]
+    LogicalBlock {
+        device: String,
+        logical_block: u32,
+        align: u32,
+    },
+    #[error(
+        "the labels of {device} and {other} disagree about the array's geometry; \
+         one of them is an old copy: leave it out"
+    )]
+    LabelsDisagree { device: String, other: String },
+    #[error("no device given; name the array's devices")]
+    NoDevices,
+    #[error("{given} devices given, but the geometry is for {expected}")]
+    DeviceCount { given: usize, expected: usize },
+    #[error("the name {name:?} is longer than {limit} bytes; choose a shorter one")]
+    NameTooLong { name: String, limit: usize },
+    #[error("the array is open read-only; open it for writing first")]
+    ReadOnly,
+    #[error("bytes {byte} to {byte}+{len} lie outside the array of {limit} bytes")]
+    OutOfRange { byte: u64, len: u64, limit: u64 },
+    #[error("byte {byte} or length {len} is not a multiple of {align}")]
+    Misaligned { byte: u64, len: u64, align: u32 },
+    #[error("there is no checkpoint slot {slot}, copy {copy}")]
+    NoSlot { slot: usize, copy: usize },
+    #[error("no device carries a label of file system {which}; attach its devices first")]
+    NotFound { which: String },
+    #[error(transparent)]
+    Geometry(#[from] Damage),
+}
+
+impl Error {
+    /// The error number of the system call that failed, where one did.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        self.io_source().and_then(io::Error::raw_os_error)
+    }
+
+    /// The I/O error behind this one, where there is one.
+    pub fn io_source(&self) -> Option<&io::Error> {
+        match self {
+            Error::Io { source, .. }
+            | Error::Flush { source, .. }
+            | Error::Open { source, .. }
+            | Error::Image { source, .. }
+            | Error::Threads { source }
+            | Error::NoIoUring { source } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// An open that failed, with the remedy for the usual reasons.
+    pub(crate) fn open(path: &Path, source: io::Error) -> Error {
+        let device = path.display().to_string();
+        let remedy = match source.raw_os_error() {
+            Some(libc::EBUSY) => return Error::InUse { device },
+            Some(libc::ENOENT) => "; check the path and that the device is attached",
+            Some(libc::EACCES | libc::EPERM) => "; run as root or get access to it",
+            Some(libc::EROFS) => "; it is write-protected: mount read-only",
+            Some(libc::ENXIO | libc::ENOMEDIUM) => "; no medium is attached to it",
+            _ => "",
+        };
+        Error::Open {
+            device,
+            source: Arc::new(source),
+            remedy,
+        }
+    }
+}
+
+fn device_list(indices: &[usize]) -> String {
+    let names: Vec<String> = indices.iter().map(usize::to_string).collect();
+    let noun = if names.len() == 1 {
+        "device"
+    } else {
+        "devices"
+    };
+    format!("{noun} {}", names.join(", "))
+}

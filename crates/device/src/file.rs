@@ -1,0 +1,373 @@
+//! Block devices and image files: opening, claiming, and their place in a backend.
+//!
+//! 1. A device opened exclusively is claimed until it is dropped or the claim is released:
+//!    `O_EXCL` on block devices, `flock` on files (shared when read-only).
+//! 2. I/O is direct where the host allows it; what that needs of alignment is found out at
+//!    open and stated by `logical_block` and `memory_align`.
+
+use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
+use crate::buf::AlignedBuf;
+use crate::error::Error;
+use crate::threads;
+use crate::uring;
+use base::sys;
+use base::thread::Pool;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Which system interface carries the I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// io_uring, or the thread pool where io_uring is blocked.
+    #[default]
+    Auto,
+    IoUring,
+    /// `preadv2`/`pwritev2` on a small thread pool.
+    Threads,
+}
+
+/// How devices are opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    pub read_only: bool,
+    /// Refuse devices that are in use, and keep others from using them.
+    pub exclusive: bool,
+    pub backend: Backend,
+    /// Bypass the page cache where the host allows it.
+    pub direct: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            read_only: false,
+            exclusive: true,
+            backend: Backend::Auto,
+            direct: true,
+        }
+    }
+}
+
+/// The backend in use.
+pub(crate) enum Engine {
+    Uring,
+    Threads(Arc<Pool>),
+    /// The calling thread: for a look at a device, not for an array.
+    Caller,
+}
+
+/// An open block device or file.
+pub(crate) struct FileDevice {
+    /// Distinguishes this device in per-thread ring tables; shared so that they can see
+    /// when it is gone.
+    pub id: Arc<()>,
+    pub file: File,
+    pub logical_block: u32,
+    name: String,
+    bytes: u64,
+    block_device: bool,
+    direct: bool,
+    read_only: bool,
+    rotational: Option<bool>,
+    engine: Engine,
+}
+
+/// Opens the devices and files at `paths`, in that order.
+pub fn open_devices(
+    paths: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
+    let uring = match options.backend {
+        Backend::Threads => false,
+        Backend::Auto => uring::probe().is_ok(),
+        Backend::IoUring => {
+            let source = uring::probe().map_err(Arc::new);
+            source.map_err(|source| Error::NoIoUring { source })?;
+            true
+        }
+    };
+    // A file's lock would report the second opening as "in use", so look first.
+    check_distinct(paths)?;
+    let pool = if uring || paths.is_empty() {
+        None
+    } else {
+        let pool = Pool::start("sheaf-io", threads::pool_size(paths.len()));
+        Some(Arc::new(pool.map_err(|e| Error::Threads {
+            source: Arc::new(e),
+        })?))
+    };
+    let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
+    for path in paths {
+        let engine = pool.clone().map_or(Engine::Uring, Engine::Threads);
+        devices.push(Arc::new(FileDevice::open(path, options, engine)?));
+    }
+    Ok(devices)
+}
+
+/// Opens one device for reading a few blocks: no lock, no threads, no ring.
+pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Error> {
+    let options = OpenOptions {
+        read_only: true,
+        exclusive: false,
+        backend: Backend::Threads,
+        direct,
+    };
+    FileDevice::open(path, &options, Engine::Caller)
+}
+
+fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
+    let mut seen: Vec<(u64, u64, &Path)> = Vec::new();
+    for path in paths {
+        let meta = fs::metadata(path).map_err(|e| Error::open(path, e))?;
+        let identity = if meta.file_type().is_block_device() {
+            (u64::MAX, meta.rdev())
+        } else {
+            (meta.dev(), meta.ino())
+        };
+        if let Some((.., first)) = seen.iter().find(|(a, b, _)| (*a, *b) == identity) {
+            return Err(Error::GivenTwice {
+                first: first.display().to_string(),
+                second: path.display().to_string(),
+            });
+        }
+        seen.push((identity.0, identity.1, path));
+    }
+    Ok(())
+}
+
+/// Creates a sparse image file of `bytes` bytes. Fails if something is there already.
+pub fn create_image(path: &Path, bytes: u64) -> Result<(), Error> {
+    let fail = |e: io::Error| Error::Image {
+        path: path.display().to_string(),
+        source: Arc::new(e),
+    };
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(fail)?;
+    let sized = file.set_len(bytes).and_then(|()| file.sync_all());
+    if let Err(e) = sized {
+        // Leave no half-made image behind; the first error is the one to report.
+        let removed = fs::remove_file(path);
+        tracing::debug!(?removed, "removed a half-made image");
+        return Err(fail(e));
+    }
+    Ok(())
+}
+
+impl FileDevice {
+    fn open(path: &Path, options: &OpenOptions, engine: Engine) -> Result<FileDevice, Error> {
+        let fail = |e: io::Error| Error::open(path, e);
+        let meta = fs::metadata(path).map_err(fail)?;
+        let block_device = meta.file_type().is_block_device();
+        if !block_device && !meta.is_file() {
+            return Err(Error::NotADevice {
+                device: path.display().to_string(),
+            });
+        }
+        let exclusive = block_device && options.exclusive;
+        let (file, direct) = open_file(path, options, exclusive).map_err(fail)?;
+        let opened = file.metadata().map_err(fail)?;
+        if opened.file_type().is_block_device() != block_device {
+            return Err(fail(io::Error::other("the file was replaced meanwhile")));
+        }
+        if options.exclusive && !block_device {
+            lock_file(&file, path, options.read_only)?;
+        }
+        let bytes = match block_device {
+            true => (&file).seek(SeekFrom::End(0)).map_err(fail)?,
+            false => opened.len(),
+        };
+        let logical_block = logical_block(&file, block_device, direct).map_err(fail)?;
+        Ok(FileDevice {
+            id: Arc::new(()),
+            file,
+            logical_block,
+            name: path.display().to_string(),
+            bytes,
+            block_device,
+            direct,
+            read_only: options.read_only,
+            rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
+            engine,
+        })
+    }
+}
+
+/// Opens for direct I/O, or buffered where the host refuses that.
+fn open_file(path: &Path, options: &OpenOptions, exclusive: bool) -> io::Result<(File, bool)> {
+    let excl = if exclusive { libc::O_EXCL } else { 0 };
+    let open = |flags: i32| {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(flags | excl)
+            .open(path)
+    };
+    if options.direct {
+        match open(libc::O_DIRECT) {
+            // Some file systems accept the flag and refuse the I/O.
+            Ok(file) if direct_read_works(&file) => return Ok((file, true)),
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((open(0)?, false))
+}
+
+fn direct_read_works(file: &File) -> bool {
+    use std::os::unix::fs::FileExt;
+    let mut buf = AlignedBuf::zeroed(4096);
+    !matches!(file.read_at(&mut buf, 0), Err(e) if e.raw_os_error() == Some(libc::EINVAL))
+}
+
+fn lock_file(file: &File, path: &Path, shared: bool) -> Result<(), Error> {
+    let locked = if shared {
+        file.try_lock_shared()
+    } else {
+        file.try_lock()
+    };
+    match locked {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse {
+            device: path.display().to_string(),
+        }),
+        Err(TryLockError::Error(e)) => Err(Error::open(path, e)),
+    }
+}
+
+/// The smallest unit of I/O: a block device's logical block; of a file what direct I/O to
+/// it needs.
+fn logical_block(file: &File, block_device: bool, direct: bool) -> io::Result<u32> {
+    let size = if block_device {
+        sys::logical_block_size(file)?
+    } else if direct {
+        // Unknown on old kernels: 4,096 suits every host.
+        sys::direct_io_offset_align(file).unwrap_or(4096)
+    } else {
+        512
+    };
+    Ok(if size <= 512 {
+        512
+    } else {
+        size.next_power_of_two()
+    })
+}
+
+/// The kernel's word on whether a block device spins; partitions ask their disk.
+fn rotational(device: u64) -> Option<bool> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let base = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let text = fs::read_to_string(base.join("queue/rotational"))
+        .or_else(|_| fs::read_to_string(base.join("../queue/rotational")));
+    text.ok().map(|t| t.trim() == "1")
+}
+
+impl BlockDevice for FileDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.logical_block
+    }
+
+    fn memory_align(&self) -> usize {
+        if self.direct {
+            self.logical_block as usize
+        } else {
+            1
+        }
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name.clone(),
+            backend: match self.engine {
+                Engine::Uring => "io_uring",
+                Engine::Threads(_) => "preadv2+pool",
+                Engine::Caller => "preadv2",
+            },
+            kind: if self.block_device {
+                "block device"
+            } else {
+                "file"
+            },
+            direct: self.direct,
+            bytes: self.bytes,
+            logical_block: self.logical_block,
+            rotational: self.rotational,
+        }
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        for request in requests.iter_mut() {
+            let writes = !matches!(request.operation, Operation::Read { .. });
+            if writes && self.read_only {
+                request.error = Some(io::Error::from_raw_os_error(libc::EROFS));
+            }
+        }
+        match &self.engine {
+            Engine::Uring => uring::run(self, requests, meanwhile),
+            Engine::Threads(pool) => threads::run(self, pool, requests, meanwhile),
+            Engine::Caller => {
+                if let Some(meanwhile) = meanwhile {
+                    meanwhile();
+                }
+                for request in requests {
+                    threads::perform(self, request);
+                }
+            }
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let done = if self.block_device {
+            sys::discard_blocks(&self.file, offset, len)
+        } else {
+            sys::punch_hole(&self.file, offset, len)
+        };
+        match done {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Opens the same device anew without `O_EXCL` and puts that in the old one's place, so
+    /// that there is no moment at which it is not open. A file keeps its lock.
+    fn release_claim(&self) -> io::Result<()> {
+        use std::os::fd::AsRawFd;
+        if !self.block_device {
+            return Ok(());
+        }
+        // Through /proc, so that it is this device whatever the path means by now.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        let direct = if self.direct { libc::O_DIRECT } else { 0 };
+        let again = fs::OpenOptions::new()
+            .read(true)
+            .write(!self.read_only)
+            .custom_flags(direct)
+            .open(path)?;
+        sys::replace_descriptor(&self.file, again.into())
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        // The kernel may hold the file a moment longer than the descriptor; its lock must
+        // not keep the next opener out. Without a lock this does nothing.
+        if let Err(error) = self.file.unlock() {
+            tracing::debug!(%error, "unlock at close");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Coalesced flushes of one device (R17).
+//!
+//! Owns what of a device is unflushed and whose turn it is to flush it.
+//!
+//! 1. A write is unflushed until a flush *issued after its completion* has completed:
+//!    `written` counts completed writes, a flush covers the count read before it is issued
+//!    ([`FlushGate::begin`]), and only a good one raises `flushed` ([`Lead::finish`]).
+//! 2. At most one flush is in flight. Everyone who arrives meanwhile holds the ticket of the
+//!    next one; one of them issues it for all.
+//! 3. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
+
+use base::sync::{Condvar, Mutex, rank};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Outcome = Result<(), Arc<io::Error>>;
+
+/// A share in one flush: the one that will be issued next when the ticket is drawn.
+#[derive(Debug)]
+pub(crate) struct Ticket(Mutex<Option<Outcome>>);
+
+impl Ticket {
+    fn new() -> Arc<Ticket> {
+        Arc::new(Ticket(Mutex::new(rank::DEVICE_STATE, None)))
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    in_flight: bool,
+    next: Arc<Ticket>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FlushGate {
+    /// Writes completed without durability, failed ones included.
+    written: AtomicU64,
+    /// The value of `written` that the last good flush covered.
+    flushed: AtomicU64,
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+/// What a caller of flush has to do next.
+pub(crate) enum Turn<'a> {
+    /// Issue the flush, then [`Lead::finish`].
+    Lead(Lead<'a>),
+    /// The flush of the ticket has ended.
+    Done(Outcome),
+    /// Another one's flush is in flight.
+    Wait,
+}
+
+/// The right and duty to issue one flush.
+pub(crate) struct Lead<'a> {
+    gate: &'a FlushGate,
+    ticket: Arc<Ticket>,
+    covers: u64,
+    finished: bool,
+}
+
+impl FlushGate {
+    /// A device of which nothing is known: it counts as unflushed (R8).
+    pub fn new(device: usize) -> FlushGate {
+        let state = State {
+            in_flight: false,
+            next: Ticket::new(),
+        };
+        FlushGate {
+            written: AtomicU64::new(1),
+            flushed: AtomicU64::new(0),
+            state: Mutex::keyed(rank::DEVICE_FLUSH, device as u64, state),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// Notes completed volatile writes; called before their completion is reported.
+    pub fn wrote(&self) {
+        self.written.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn is_clean(&self) -> bool {
+        // `flushed` first: it never overtakes `written`.
+        let flushed = self.flushed.load(Ordering::Acquire);
+        flushed >= self.written.load(Ordering::Acquire)
+    }
+
+    /// A ticket for a flush that covers every write completed so far; `None` when all are
+    /// flushed.
+    pub fn draw(&self) -> Option<Arc<Ticket>> {
+        if self.is_clean() {
+            return None;
+        }
+        Some(Arc::clone(&self.state.lock().next))
+    }
+
+    /// Whose turn it is, without waiting.
+    pub fn turn(&self, ticket: &Arc<Ticket>) -> Turn<'_> {
+        let mut state = self.state.lock();
+        self.turn_locked(&mut state, ticket)
+    }
+
+    /// Waits until the ticket's flush has ended or is the caller's to issue.
+    pub fn wait(&self, ticket: &Arc<Ticket>) -> Turn<'_> {
+        let mut state = self.state.lock();
+        loop {
+            match self.turn_locked(&mut state, ticket) {
+                Turn::Wait => self.ended.wait(&mut state),
+                turn => return turn,
+            }
+        }
+    }
+
+    fn turn_locked(&self, state: &mut State, ticket: &Arc<Ticket>) -> Turn<'_> {
+        if let Some(outcome) = &*ticket.0.lock() {
+            return Turn::Done(outcome.clone());
+        }
+        if state.in_flight {
+            return Turn::Wait;
+        }
+        // Invariant 2: no flush in flight and no outcome, so the ticket is the next one's.
+        debug_assert!(Arc::ptr_eq(&state.next, ticket));
+        Turn::Lead(self.begin(state))
+    }
+
+    fn begin(&self, state: &mut State) -> Lead<'_> {
+        state.in_flight = true;
+        Lead {
+            gate: self,
+            ticket: std::mem::replace(&mut state.next, Ticket::new()),
+            covers: self.written.load(Ordering::Acquire),
+            finished: false,
+        }
+    }
+}
+
+impl Lead<'_> {
+    /// Publishes how the flush ended and wakes everyone who waits for it.
+    pub fn finish(mut self, outcome: Outcome) {
+        self.publish(outcome);
+    }
+
+    fn publish(&mut self, outcome: Outcome) {
+        self.finished = true;
+        let mut state = self.gate.state.lock();
+        if outcome.is_ok() {
+            self.gate.flushed.fetch_max(self.covers, Ordering::AcqRel);
+        }
+        *self.ticket.0.lock() = Some(outcome);
+        state.in_flight = false;
+        self.gate.ended.notify_all();
+    }
+}
+
+impl Drop for Lead<'_> {
+    /// A leader that never issued its flush (it panicked) must not strand the others.
+    fn drop(&mut self) {
+        if !self.finished {
+            self.publish(Err(Arc::new(io::Error::other("the flush was not issued"))));
+        }
+    }
+}

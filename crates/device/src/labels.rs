@@ -1,0 +1,529 @@
+//! Labels and checkpoint slots: which devices make an array, and where its roots lie.
+//!
+//! 1. `create` wipes every old label and slot durably before the array is used;
+//!    `write_labels` comes last and device 0's label is its last write, so that an
+//!    interrupted mkfs leaves nothing that assembles.
+//! 2. A label is taken from the device's last block only when its first block is damaged
+//!    and holds nothing of another owner.
+
+use crate::array::Array;
+use crate::block::{BlockDevice, Durability, Operation, Request};
+use crate::buf::AlignedBuf;
+use crate::error::Error;
+use crate::probe;
+use crate::uuid::uuid_text;
+use base::clock::Clock;
+use format::geometry::Geometry;
+use format::label::{
+    COMPATIBLE, Feature, HEAD_BLOCKS, INCOMPATIBLE, LABEL_MAGIC, Label, READ_ONLY_COMPATIBLE,
+    TAIL_BLOCKS, unknown_features,
+};
+use format::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, U16, U32};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// The place of slot 0's second copy within a device's tail.
+const TAIL_SLOT: u64 = 13;
+
+/// A label copy that was found damaged; the other copy was good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelRepair {
+    pub device: usize,
+    /// 0: the first block; 1: the last block.
+    pub copy: usize,
+    pub damage: Damage,
+}
+
+/// A device's label, and which copy of it was damaged.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub label: Label,
+    pub damaged: Option<(usize, Damage)>,
+}
+
+/// Why one label copy was not accepted.
+enum Refusal {
+    Damaged(Damage),
+    NewerVersion(u32),
+    Features(String),
+}
+
+impl Array {
+    /// Puts an array together from its devices, in any order. Reads the labels only. Errors
+    /// name the device: missing, foreign, duplicate, too small, not Sheaf's, damaged, of a
+    /// newer version or with unknown features.
+    pub fn assemble(devices: Vec<Arc<dyn BlockDevice>>, read_only: bool) -> Result<Array, Error> {
+        if devices.is_empty() {
+            return Err(Error::NoDevices);
+        }
+        let mut found = Vec::new();
+        for device in devices {
+            let label = read_label(device.as_ref())?;
+            found.push((device, label));
+        }
+        check_same_owner(&found)?;
+        let mut by_index = sort_by_index(found)?;
+        let label = by_index[0].1.label;
+        let geometry = Geometry::from_label(&label)?;
+        for (index, (device, found)) in by_index.iter().enumerate() {
+            check_member(device.as_ref(), index, &found.label, &geometry, read_only)?;
+            if !same_array(&found.label, &label) {
+                return Err(Error::LabelsDisagree {
+                    device: device.name().to_owned(),
+                    other: by_index[0].0.name().to_owned(),
+                });
+            }
+        }
+        let mut repairs = Vec::new();
+        for (device, (_, found)) in by_index.iter_mut().enumerate() {
+            if let Some((copy, damage)) = found.damaged.take() {
+                repairs.push(LabelRepair {
+                    device,
+                    copy,
+                    damage,
+                });
+            }
+        }
+        let devices = by_index.into_iter().map(|(device, _)| device).collect();
+        Ok(Array::new(devices, geometry, label, read_only, repairs))
+    }
+
+    /// A new array over `devices` (index = position), without labels: wipes old labels,
+    /// slots and known signatures of other owners, durably. Everything else is left as it
+    /// is. [`write_labels`](Self::write_labels) makes it one that assembles.
+    pub fn create(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        geometry: Geometry,
+        name: &str,
+        uuid: [u8; 16],
+        hash_key: [u8; 16],
+    ) -> Result<Array, Error> {
+        if devices.len() != geometry.device_blocks.len() {
+            return Err(Error::DeviceCount {
+                given: devices.len(),
+                expected: geometry.device_blocks.len(),
+            });
+        }
+        let label = new_label(&geometry, name, uuid, hash_key)?;
+        // The label must be one that assembles, or the array would be lost at its unmount.
+        Label::parse(label.as_bytes())?;
+        for (index, device) in devices.iter().enumerate() {
+            check_fits(device.as_ref(), index, &geometry)?;
+        }
+        for (index, device) in devices.iter().enumerate() {
+            wipe(device.as_ref(), geometry.device_blocks[index])?;
+        }
+        Ok(Array::new(devices, geometry, label, false, Vec::new()))
+    }
+
+    /// Writes the labels of all devices, device 0 last: the last step of mkfs. Everything
+    /// written before is flushed first.
+    pub fn write_labels(&self) -> Result<(), Error> {
+        self.flush()?;
+        for index in (1..self.members.len()).rev() {
+            self.write_label(index)?;
+        }
+        self.write_label(0)
+    }
+
+    /// Writes the label copies that [`label_repairs`](Self::label_repairs) lists again.
+    pub fn repair_labels(&self) -> Result<(), Error> {
+        for repair in &self.repairs {
+            self.write_label(repair.device)?;
+        }
+        Ok(())
+    }
+
+    /// Both copies of one label, the second one first.
+    fn write_label(&self, index: usize) -> Result<(), Error> {
+        let mut label = self.label;
+        label.device_index = U16::new(index as u16);
+        label.seal();
+        let block = AlignedBuf::from_slice(label.as_bytes());
+        let last = self.geometry.device_blocks[index] - 1;
+        self.write_device(index, last * BLOCK, &block)?;
+        self.write_device(index, 0, &block)
+    }
+
+    /// Reads a member's label again and checks that it is still this array's.
+    pub fn verify_label(&self, device: usize) -> Result<(), Error> {
+        let member = &self.member(device)?.device;
+        let found = read_label(member.as_ref())?;
+        if found.label.uuid != self.label.uuid
+            || found.label.device_index.get() as usize != device
+            || !same_array(&found.label, &self.label)
+        {
+            return Err(Error::Foreign {
+                device: member.name().to_owned(),
+                uuid: uuid_text(&found.label.uuid),
+                other: format!("the open array's device {device}"),
+                expected: uuid_text(&self.label.uuid),
+            });
+        }
+        Ok(())
+    }
+
+    /// One copy of a checkpoint slot, 4,096 bytes, unchecked. Slots 0 and 1, copies 0 and 1.
+    pub fn read_slot(&self, slot: usize, copy: usize) -> Result<AlignedBuf, Error> {
+        let (device, offset) = self.slot_place(slot, copy)?;
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        self.read_device(device, offset, &mut block)?;
+        Ok(block)
+    }
+
+    /// Writes both copies of a checkpoint slot, durable on success. Not atomic: the record's
+    /// checksum tells a torn one.
+    pub fn write_slot(&self, slot: usize, block: &[u8]) -> Result<(), Error> {
+        if block.len() != BLOCK_SIZE {
+            return Err(Error::Misaligned {
+                byte: 0,
+                len: block.len() as u64,
+                align: BLOCK_SIZE as u32,
+            });
+        }
+        let places = [self.slot_place(slot, 0)?, self.slot_place(slot, 1)?];
+        let block = AlignedBuf::from_slice(block);
+        self.write_copies(&places, &block)
+    }
+
+    /// Device and byte offset of one copy of a slot.
+    fn slot_place(&self, slot: usize, copy: usize) -> Result<(usize, u64), Error> {
+        let second = 1.min(self.members.len() - 1);
+        match (slot, copy) {
+            (0 | 1, 0) => Ok((0, (1 + slot as u64) * BLOCK)),
+            (0 | 1, 1) => {
+                let tail = self.geometry.device_blocks[second] - TAIL_BLOCKS;
+                Ok((second, (tail + TAIL_SLOT + slot as u64) * BLOCK))
+            }
+            _ => Err(Error::NoSlot { slot, copy }),
+        }
+    }
+}
+
+fn new_label(
+    geometry: &Geometry,
+    name: &str,
+    uuid: [u8; 16],
+    hash_key: [u8; 16],
+) -> Result<Label, Error> {
+    let mut label = Label::zeroed();
+    label.magic = LABEL_MAGIC;
+    label.version = U32::new(FORMAT_VERSION);
+    label.uuid = uuid;
+    label.hash_key = hash_key;
+    label.created = I64::new(Clock::real().now().sec);
+    let limit = label.name.len();
+    let bytes = name.as_bytes();
+    match label.name.get_mut(..bytes.len()) {
+        Some(place) => place.copy_from_slice(bytes),
+        None => {
+            return Err(Error::NameTooLong {
+                name: name.to_owned(),
+                limit,
+            });
+        }
+    }
+    geometry.store(&mut label);
+    label.seal();
+    Ok(label)
+}
+
+/// The name in a label, as text.
+pub fn label_name(label: &Label) -> String {
+    let end = label.name.iter().position(|&b| b == 0);
+    String::from_utf8_lossy(&label.name[..end.unwrap_or(label.name.len())]).into_owned()
+}
+
+/// Zeroes head, tail and other owners' signatures, durably.
+fn wipe(device: &dyn BlockDevice, blocks: u64) -> Result<(), Error> {
+    let actual = device.bytes() / BLOCK;
+    let zeros = AlignedBuf::zeroed((HEAD_BLOCKS * BLOCK) as usize);
+    let mut starts = vec![0, blocks - TAIL_BLOCKS];
+    if actual != blocks {
+        starts.push(actual - TAIL_BLOCKS);
+    }
+    let mut writes: Vec<(u64, &[u8])> = starts.iter().map(|s| (s * BLOCK, &zeros[..])).collect();
+    for hit in probe::signatures(device) {
+        writes.push((hit.offset / BLOCK * BLOCK, &zeros[..BLOCK_SIZE]));
+    }
+    for (offset, buf) in writes {
+        let write = Operation::Write {
+            offset,
+            buf,
+            durability: Durability::Durable,
+        };
+        run_one(device, write)?;
+    }
+    run_one(device, Operation::Flush)
+}
+
+fn run_one(device: &dyn BlockDevice, operation: Operation<'_>) -> Result<(), Error> {
+    let mut request = [Request::new(operation, 0)];
+    device.run(&mut request, None);
+    match request[0].error {
+        Some(_) => Err(crate::array::io_error(device, &request[0])),
+        None => Ok(()),
+    }
+}
+
+fn read_block(device: &dyn BlockDevice, block: u64) -> Result<AlignedBuf, Error> {
+    let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+    let read = Operation::Read {
+        offset: block * BLOCK,
+        buf: &mut buf,
+    };
+    run_one(device, read)?;
+    Ok(buf)
+}
+
+/// Reads a device's label from its first block, or failing that from its last.
+pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
+    let name = || device.name().to_owned();
+    let blocks = device.bytes() / BLOCK;
+    if blocks < HEAD_BLOCKS + TAIL_BLOCKS {
+        return Err(Error::NotSheaf {
+            device: name(),
+            found: None,
+        });
+    }
+    let head = read_copy(device, 0);
+    if let Ok(label) = head {
+        let last = label.device_blocks[label.device_index.get() as usize]
+            .get()
+            .saturating_sub(1);
+        // The second copy of a device that has shrunk is not there; `TooSmall` tells of it.
+        let tail = (last < blocks).then(|| read_copy(device, last));
+        let damaged = match tail {
+            Some(Err(Refusal::Damaged(damage))) => Some((1, damage)),
+            _ => None,
+        };
+        return Ok(Found { label, damaged });
+    }
+    let tail = read_copy(device, blocks - 1);
+    match (head, tail) {
+        (Err(Refusal::NewerVersion(version)), _) | (_, Err(Refusal::NewerVersion(version))) => {
+            Err(Error::NewerVersion {
+                device: name(),
+                version,
+                known: FORMAT_VERSION,
+            })
+        }
+        (Err(Refusal::Features(features)), _) | (_, Err(Refusal::Features(features))) => {
+            Err(Error::UnknownFeatures {
+                device: name(),
+                features,
+            })
+        }
+        (Err(Refusal::Damaged(head)), tail) => settle_damaged_head(device, head, tail),
+        (Ok(label), _) => Ok(Found {
+            label,
+            damaged: None,
+        }),
+    }
+}
+
+/// Invariant 2: the last block speaks for the device only if nobody else owns it.
+fn settle_damaged_head(
+    device: &dyn BlockDevice,
+    head: Damage,
+    tail: Result<Label, Refusal>,
+) -> Result<Found, Error> {
+    let name = || device.name().to_owned();
+    let other = probe::signatures(device)
+        .into_iter()
+        .find(|hit| hit.name != "sheaf");
+    let sheaf_head = read_block(device, 0).is_ok_and(|b| Label::has_magic(&b));
+    match (tail, other) {
+        (_, Some(hit)) if !sheaf_head => Err(Error::NotSheaf {
+            device: name(),
+            found: Some(hit.name.to_owned()),
+        }),
+        (Ok(label), _) => Ok(Found {
+            label,
+            damaged: Some((0, head)),
+        }),
+        (Err(Refusal::Damaged(tail)), _) => {
+            let last = device.bytes() / BLOCK - 1;
+            let sheaf_tail = read_block(device, last).is_ok_and(|b| Label::has_magic(&b));
+            if sheaf_head || sheaf_tail {
+                Err(Error::LabelDamaged {
+                    device: name(),
+                    head,
+                    tail,
+                })
+            } else {
+                Err(Error::NotSheaf {
+                    device: name(),
+                    found: None,
+                })
+            }
+        }
+        // `read_label` answers these before it asks here.
+        (Err(Refusal::NewerVersion(_) | Refusal::Features(_)), _) => Err(Error::NotSheaf {
+            device: name(),
+            found: None,
+        }),
+    }
+}
+
+/// One label copy. A read error counts as damage, so that the other copy can serve.
+fn read_copy(device: &dyn BlockDevice, block: u64) -> Result<Label, Refusal> {
+    let bytes = read_block(device, block)
+        .map_err(|e| Refusal::Damaged(Damage::new("label", e.to_string())))?;
+    parse_label(&bytes)
+}
+
+/// Parses a label; version and features come before the geometry, which a newer format may
+/// describe in ways that look like damage.
+fn parse_label(bytes: &[u8]) -> Result<Label, Refusal> {
+    let parsed = Label::parse(bytes);
+    let sealed = Label::read_from_bytes(bytes).is_ok_and(|raw| {
+        let mut copy = raw;
+        copy.seal();
+        raw.magic == LABEL_MAGIC && copy.crc == raw.crc
+    });
+    if sealed && let Ok(raw) = Label::read_from_bytes(bytes) {
+        if raw.version.get() > FORMAT_VERSION {
+            return Err(Refusal::NewerVersion(raw.version.get()));
+        }
+        let unknown = unknown_features(raw.incompatible.get(), INCOMPATIBLE);
+        if unknown != 0 {
+            return Err(Refusal::Features(feature_text(unknown, INCOMPATIBLE)));
+        }
+    }
+    parsed.map_err(Refusal::Damaged)
+}
+
+/// Feature bits by name, or by number where the name is unknown.
+pub fn feature_text(flags: u64, known: &[Feature]) -> String {
+    let bits = (0..64).filter(|bit| flags >> bit & 1 == 1);
+    let names: Vec<String> = bits
+        .map(|bit| {
+            known
+                .iter()
+                .find(|f| f.bit == 1 << bit)
+                .map_or_else(|| format!("bit {bit}"), |f| f.name.to_owned())
+        })
+        .collect();
+    names.join(", ")
+}
+
+/// All features a label names, for `sheaf info`.
+pub fn label_features(label: &Label) -> Vec<String> {
+    [
+        (label.compatible.get(), COMPATIBLE),
+        (label.read_only_compatible.get(), READ_ONLY_COMPATIBLE),
+        (label.incompatible.get(), INCOMPATIBLE),
+    ]
+    .into_iter()
+    .filter(|(flags, _)| *flags != 0)
+    .map(|(flags, known)| feature_text(flags, known))
+    .collect()
+}
+
+type Labelled = (Arc<dyn BlockDevice>, Found);
+
+/// All devices carry the UUID that most of them carry (of equals, the first given).
+fn check_same_owner(found: &[Labelled]) -> Result<(), Error> {
+    let votes = |uuid: [u8; 16]| found.iter().filter(|(_, f)| f.label.uuid == uuid).count();
+    let (mut owner, mut most) = (0, 0);
+    for (i, (_, f)) in found.iter().enumerate() {
+        if votes(f.label.uuid) > most {
+            (owner, most) = (i, votes(f.label.uuid));
+        }
+    }
+    let (other, expected) = &found[owner];
+    match found
+        .iter()
+        .find(|(_, f)| f.label.uuid != expected.label.uuid)
+    {
+        Some((device, f)) => Err(Error::Foreign {
+            device: device.name().to_owned(),
+            uuid: uuid_text(&f.label.uuid),
+            other: other.name().to_owned(),
+            expected: uuid_text(&expected.label.uuid),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// The devices by index, each index once and none missing.
+fn sort_by_index(found: Vec<Labelled>) -> Result<Vec<Labelled>, Error> {
+    let label = found[0].1.label;
+    let count = found
+        .iter()
+        .map(|(_, f)| f.label.device_count.get() as usize)
+        .max()
+        .unwrap_or(0);
+    let mut places: Vec<Option<Labelled>> = (0..count).map(|_| None).collect();
+    for entry in found {
+        let index = entry.1.label.device_index.get() as usize;
+        if let Some((first, _)) = &places[index] {
+            return Err(Error::Duplicate {
+                first: first.name().to_owned(),
+                second: entry.0.name().to_owned(),
+                index,
+                uuid: uuid_text(&label.uuid),
+            });
+        }
+        places[index] = Some(entry);
+    }
+    let missing: Vec<usize> = (0..count).filter(|&i| places[i].is_none()).collect();
+    if !missing.is_empty() {
+        return Err(Error::Missing {
+            missing,
+            count,
+            uuid: uuid_text(&label.uuid),
+            name: label_name(&label),
+        });
+    }
+    Ok(places.into_iter().flatten().collect())
+}
+
+fn check_member(
+    device: &dyn BlockDevice,
+    index: usize,
+    label: &Label,
+    geometry: &Geometry,
+    read_only: bool,
+) -> Result<(), Error> {
+    let unknown = unknown_features(label.read_only_compatible.get(), READ_ONLY_COMPATIBLE);
+    if unknown != 0 && !read_only {
+        return Err(Error::ReadOnlyFeatures {
+            device: device.name().to_owned(),
+            features: feature_text(unknown, READ_ONLY_COMPATIBLE),
+        });
+    }
+    check_fits(device, index, geometry)
+}
+
+fn check_fits(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Result<(), Error> {
+    let needed = geometry.device_blocks[index].saturating_mul(BLOCK);
+    if device.bytes() < needed {
+        return Err(Error::TooSmall {
+            device: device.name().to_owned(),
+            bytes: device.bytes(),
+            needed,
+        });
+    }
+    if device.logical_block() > geometry.journal_align {
+        return Err(Error::LogicalBlock {
+            device: device.name().to_owned(),
+            logical_block: device.logical_block(),
+            align: geometry.journal_align,
+        });
+    }
+    Ok(())
+}
+
+/// True when two labels describe the same array (the device index aside).
+fn same_array(a: &Label, b: &Label) -> bool {
+    let plain = |label: &Label| {
+        let mut copy = *label;
+        copy.device_index = U16::new(0);
+        copy.seal();
+        copy
+    };
+    plain(a).as_bytes() == plain(b).as_bytes()
+}

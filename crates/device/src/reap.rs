@@ -1,0 +1,45 @@
+//! How a thread waits for completions: the one place that knows.
+
+use io_uring::IoUring;
+use std::io;
+
+/// How to wait. A value, chosen when a ring is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// Block in the kernel until enough has completed.
+    #[default]
+    Interrupt,
+}
+
+/// Submits what is queued and waits until `want` completions are there, or fewer if a signal
+/// or the kernel's shortage of memory cuts the wait short: the caller looks and comes back.
+///
+/// Aborts the process when the ring itself is unusable, which takes somebody closing its
+/// descriptor: the kernel may still write to buffers that the caller is about to give up.
+pub(crate) fn wait(ring: &mut IoUring, policy: Policy, want: usize) {
+    let Policy::Interrupt = policy;
+    match ring.submit_and_wait(want) {
+        Ok(_) => {}
+        Err(e) => match e.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => base::thread::yield_now(),
+            _ => unusable(&e),
+        },
+    }
+}
+
+/// Submits what is queued without waiting. What the kernel does not take now, the next
+/// [`wait`] submits.
+pub(crate) fn start(ring: &mut IoUring) {
+    if let Err(e) = ring.submit() {
+        match e.raw_os_error() {
+            Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
+            _ => unusable(&e),
+        }
+    }
+}
+
+fn unusable(error: &io::Error) -> ! {
+    tracing::error!(%error, "io_uring_enter failed with I/O in flight");
+    std::process::abort()
+}
