@@ -1,1 +1,119 @@
+//! A Sheaf file system as a mount of this machine: FUSE requests to `fs` calls.
+//!
+//! - [`abi`], [`decode`], [`encode`](mod@encode), [`dirent`]: the kernel's messages.
+//! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
+//! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
+//! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree.
+//!
+//! Deliberately absent: permission checks and file locks (the kernel does both), a cache
+//! (the kernel's and the engine's suffice), anything that knows blocks or nodes.
 
+pub mod abi;
+pub mod decode;
+pub mod dirent;
+pub mod dispatch;
+pub mod encode;
+pub mod mount_table;
+pub mod mounting;
+pub mod ops;
+pub mod options;
+pub mod session;
+pub mod signals;
+mod sys;
+pub mod transport;
+
+use std::path::{Path, PathBuf};
+
+pub use mounting::{DeviceClaim, Insist, Unmounter, is_stale_mount, unmount};
+pub use options::{AtimePolicy, MountOptions};
+
+/// Why a mount failed, or ended badly.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("unknown mount option '{0}'")]
+    UnknownOption(String),
+    #[error("mount option '{name}' cannot be '{value}'")]
+    BadOption { name: String, value: String },
+    #[error("options cannot change while mounted: unmount, then mount with the new options")]
+    Remount,
+    #[error("{0:?} contains a zero byte")]
+    BadPath(PathBuf),
+    #[error("mount point {mountpoint:?}: {error}")]
+    MountPoint {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("cannot open /dev/fuse: {0} (is the fuse kernel module loaded?)")]
+    DevFuse(std::io::Error),
+    #[error("cannot mount at {mountpoint:?}: {error}")]
+    Mount {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("cannot run fusermount3: {0} (install the package fuse3, or mount as root)")]
+    Helper(std::io::Error),
+    #[error("fusermount3 at {mountpoint:?}: {message}")]
+    HelperFailed {
+        mountpoint: PathBuf,
+        message: String,
+    },
+    #[error("cannot hand {device:?} over to the kernel: {error}")]
+    Claim {
+        device: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("no Sheaf file system is mounted at {0:?}")]
+    NotMounted(PathBuf),
+    #[error("cannot unmount {mountpoint:?}: {error}")]
+    Unmount {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error(
+        "the kernel speaks FUSE {major}.{minor}; {}.{} (Linux 5.4) is needed",
+        abi::KERNEL_VERSION,
+        abi::KERNEL_MINOR_VERSION_MIN
+    )]
+    KernelTooOld { major: u32, minor: u32 },
+    #[error("the kernel ended the mount before it began")]
+    NoInit,
+    #[error("serving requests: {0}")]
+    Serve(std::io::Error),
+}
+
+/// Mounts `operations` at `mountpoint` and serves it until it is unmounted, from outside or
+/// by SIGTERM or SIGINT; when this returns, no request is in progress.
+///
+/// `ready` is called once the mount is usable. SIGTERM, SIGINT and SIGHUP are taken over for
+/// the whole process meanwhile.
+pub fn mount_operations<O: ops::Operations + 'static>(
+    operations: O,
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+    ready: impl FnOnce(Unmounter),
+) -> Result<(), Error> {
+    let mut config = session::Config::default();
+    if let Some(workers) = options.workers {
+        config.workers_max = workers;
+    }
+    become_io_flusher();
+    let mounted = mounting::mount(mountpoint, options, claim)?;
+    let unmounter = mounted.unmounter;
+    let _signals = signals::SignalWatch::start(unmounter.clone()).map_err(Error::Serve)?;
+    let transport = transport::dev_fuse::DevFuse::new(mounted.fd);
+    session::serve(transport, operations, &config, || {
+        if let Err(error) = mounting::raise_read_ahead(unmounter.mountpoint()) {
+            tracing::debug!(%error, "the kernel's read-ahead stays at its default");
+        }
+        ready(unmounter);
+    })
+}
+
+/// Makes the calling thread, and those it starts, safe to serve write-back: call it before
+/// the file system is opened. Needs privileges; without them nothing changes.
+pub fn become_io_flusher() {
+    if let Err(error) = sys::set_io_flusher() {
+        tracing::debug!(%error, "not an I/O flusher");
+    }
+}

@@ -1,0 +1,367 @@
+//! One request from bytes to answer: decode, call the operation, encode, reply.
+//!
+//! Owns nothing but the negotiated flags. An answer that carries a reference (an entry, an
+//! open handle) and cannot be delivered is taken back, so that no node or handle leaks when
+//! a request is aborted.
+
+use std::io::IoSlice;
+
+use zerocopy::{Immutable, IntoBytes, KnownLayout};
+
+use crate::abi::{self, opcode};
+use crate::decode::{Malformed, Operation, Request, decode};
+use crate::dirent::{DirectoryReply, counted_nodes};
+use crate::encode;
+use crate::ops::{Entry, Errno, Opened, Operations, Result, Span};
+
+/// Where the answer to one request goes.
+pub trait Reply {
+    /// Sends one message made of `parts`. `Ok(false)`: nobody waits for it any more.
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool>;
+}
+
+/// Turns requests into calls of `operations`.
+#[derive(Debug)]
+pub struct Dispatcher<O> {
+    pub operations: O,
+    /// The INIT flags both sides agreed on.
+    pub negotiated: u64,
+}
+
+/// One request being answered.
+struct Exchange<'a> {
+    unique: u64,
+    reply: &'a mut dyn Reply,
+}
+
+impl Exchange<'_> {
+    fn send(&mut self, error: i32, parts: &[&[u8]]) -> bool {
+        let body: usize = parts.iter().map(|part| part.len()).sum();
+        let header = abi::OutHeader {
+            len: (size_of::<abi::OutHeader>() + body) as u32,
+            error,
+            unique: self.unique,
+        };
+        let empty = IoSlice::new(&[]);
+        let mut slices = [IoSlice::new(header.as_bytes()), empty, empty];
+        for (slot, part) in slices[1..].iter_mut().zip(parts) {
+            *slot = IoSlice::new(part);
+        }
+        match self.reply.send(&slices[..1 + parts.len()]) {
+            Ok(delivered) => delivered,
+            Err(error) => {
+                tracing::warn!(unique = self.unique, %error, "a reply was refused by the kernel");
+                false
+            }
+        }
+    }
+
+    fn error(&mut self, errno: Errno) {
+        self.send(-errno.0, &[]);
+    }
+
+    fn value<T: IntoBytes + Immutable + KnownLayout>(&mut self, value: &T) -> bool {
+        self.send(0, &[value.as_bytes()])
+    }
+
+    fn unit(&mut self, result: Result<()>) {
+        match result {
+            Ok(()) => {
+                self.send(0, &[]);
+            }
+            Err(errno) => self.error(errno),
+        }
+    }
+
+    fn encoded<T, E: IntoBytes + Immutable + KnownLayout>(
+        &mut self,
+        result: Result<T>,
+        encode: impl FnOnce(&T) -> E,
+    ) {
+        match result {
+            Ok(value) => {
+                self.value(&encode(&value));
+            }
+            Err(errno) => self.error(errno),
+        }
+    }
+
+    fn written(&mut self, result: Result<usize>) {
+        self.encoded(result, |&n| abi::WriteOut {
+            size: n as u32,
+            padding: 0,
+        });
+    }
+
+    /// Extended attributes: the size alone when the kernel asks with an empty buffer.
+    fn sized(&mut self, result: Result<Vec<u8>>, size: u32) {
+        match result {
+            Err(errno) => self.error(errno),
+            Ok(value) if size == 0 => {
+                self.value(&abi::GetxattrOut {
+                    size: value.len() as u32,
+                    padding: 0,
+                });
+            }
+            Ok(value) if value.len() > size as usize => self.error(Errno(libc::ERANGE)),
+            Ok(value) => {
+                self.send(0, &[&value]);
+            }
+        }
+    }
+}
+
+impl<O: Operations> Dispatcher<O> {
+    /// Answers one message. `scratch` holds the data of answers and bounds their size.
+    pub fn handle(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
+        match decode(message, self.negotiated) {
+            Ok(request) => {
+                let mut exchange = Exchange {
+                    unique: request.unique,
+                    reply,
+                };
+                self.answer(request, scratch, &mut exchange);
+            }
+            Err(malformed) => {
+                tracing::warn!(%malformed, "ignored");
+                if let Malformed::Body { unique, opcode } = malformed
+                    && !opcode::has_no_reply(opcode)
+                {
+                    Exchange { unique, reply }.error(Errno::INVAL);
+                }
+            }
+        }
+    }
+
+    fn answer(&self, request: Request<'_>, scratch: &mut [u8], x: &mut Exchange<'_>) {
+        let ops = &self.operations;
+        let (ctx, node) = (&request.context, request.node);
+        match request.operation {
+            Operation::Interrupt => {}
+            Operation::Forget(lookups) => ops.forget(node, lookups),
+            Operation::BatchForget(items) => {
+                for (node, lookups) in items {
+                    ops.forget(node, lookups);
+                }
+            }
+            Operation::Destroy => {
+                ops.destroy();
+                x.unit(Ok(()));
+            }
+            // INIT is answered by the session before any worker runs.
+            Operation::Init { .. } => x.error(Errno::IO),
+            Operation::Unknown => {
+                if !opcode::has_no_reply(request.opcode) {
+                    x.error(Errno::NOSYS);
+                }
+            }
+            Operation::Lookup(name) => self.entry(x, ops.lookup(ctx, node, name)),
+            Operation::Symlink { name, target } => {
+                self.entry(x, ops.symlink(ctx, node, name, target));
+            }
+            Operation::Mknod(new, name) => self.entry(x, ops.mknod(ctx, node, name, &new)),
+            Operation::Mkdir(new, name) => self.entry(x, ops.mkdir(ctx, node, name, &new)),
+            Operation::Link {
+                node: old,
+                new_name,
+            } => self.entry(x, ops.link(ctx, old, node, new_name)),
+            Operation::Unlink(name) => x.unit(ops.unlink(ctx, node, name)),
+            Operation::Rmdir(name) => x.unit(ops.rmdir(ctx, node, name)),
+            Operation::Rename {
+                name,
+                new_parent,
+                new_name,
+                flags,
+            } => x.unit(ops.rename(ctx, (node, name), (new_parent, new_name), flags)),
+            Operation::Getattr(handle) => {
+                x.encoded(ops.getattr(ctx, node, handle), encode::attr_out);
+            }
+            Operation::Statx(handle) => x.encoded(ops.getattr(ctx, node, handle), encode::statx),
+            Operation::Setattr(changes) => {
+                x.encoded(ops.setattr(ctx, node, &changes), encode::attr_out);
+            }
+            Operation::Readlink => match ops.readlink(ctx, node) {
+                Ok(target) => {
+                    x.send(0, &[&target]);
+                }
+                Err(errno) => x.error(errno),
+            },
+            Operation::Statfs => x.encoded(ops.statfs(ctx, node), encode::statfs),
+            Operation::Syncfs => x.unit(ops.syncfs(ctx)),
+            Operation::Setxattr {
+                name,
+                value,
+                flags,
+                acl_kill_sgid,
+            } => x.unit(ops.setxattr(ctx, node, name, value, flags, acl_kill_sgid)),
+            Operation::Getxattr { name, size } => x.sized(ops.getxattr(ctx, node, name), size),
+            Operation::Listxattr { size } => x.sized(ops.listxattr(ctx, node), size),
+            Operation::Removexattr(name) => x.unit(ops.removexattr(ctx, node, name)),
+            Operation::Access(mask) => x.unit(ops.access(ctx, node, mask)),
+            _ => self.answer_file(request, scratch, x),
+        }
+    }
+
+    /// The requests that concern an open file or directory.
+    fn answer_file(&self, request: Request<'_>, scratch: &mut [u8], x: &mut Exchange<'_>) {
+        let ops = &self.operations;
+        let (ctx, node) = (&request.context, request.node);
+        match request.operation {
+            Operation::Open {
+                flags,
+                kill_suid_sgid,
+            } => match ops.open(ctx, node, flags, kill_suid_sgid) {
+                Ok(opened) => {
+                    if !x.value(&encode::opened(&opened)) {
+                        ops.release(node, opened.handle);
+                    }
+                }
+                Err(errno) => x.error(errno),
+            },
+            Operation::Create { new, flags, name } => {
+                self.created(x, ops.create(ctx, node, name, &new, flags));
+            }
+            Operation::Tmpfile { new, flags } => {
+                self.created(x, ops.tmpfile(ctx, node, &new, flags));
+            }
+            Operation::Read { span, size } => {
+                let out = front(scratch, size);
+                match ops.read(ctx, node, &span, out) {
+                    Ok(n) => {
+                        x.send(0, &[&out[..n]]);
+                    }
+                    Err(errno) => x.error(errno),
+                }
+            }
+            Operation::Write { span, data } => x.written(self.write(&request, &span, data)),
+            Operation::Flush(handle) => x.unit(ops.flush(ctx, node, handle)),
+            Operation::Release(handle) => {
+                ops.release(node, handle);
+                x.unit(Ok(()));
+            }
+            Operation::Fsync { handle, data_only } => {
+                x.unit(ops.fsync(ctx, node, handle, data_only));
+            }
+            Operation::Opendir(flags) => {
+                let opened = ops.opendir(ctx, node, flags);
+                if let Ok(opened) = opened {
+                    if !x.value(&encode::opened(&opened)) {
+                        ops.releasedir(node, opened.handle);
+                    }
+                } else {
+                    x.unit(opened.map(drop));
+                }
+            }
+            Operation::Releasedir(handle) => {
+                ops.releasedir(node, handle);
+                x.unit(Ok(()));
+            }
+            Operation::Readdir { offset, size, plus } => {
+                self.readdir(&request, front(scratch, size), (offset, plus), x);
+            }
+            Operation::Fsyncdir { data_only } => x.unit(ops.fsyncdir(ctx, node, data_only)),
+            Operation::Fallocate {
+                handle,
+                mode,
+                offset,
+                length,
+            } => x.unit(ops.fallocate(ctx, node, handle, mode, offset, length)),
+            Operation::Lseek {
+                handle,
+                offset,
+                whence,
+            } => x.encoded(ops.lseek(ctx, node, handle, offset, whence), |&offset| {
+                abi::LseekOut { offset }
+            }),
+            Operation::CopyFileRange {
+                from,
+                to,
+                length,
+                wide,
+            } => {
+                // The narrow answer has 32 bits; one request moves what fits in them.
+                let length = length.min(if wide { i64::MAX as u64 } else { 0x7fff_f000 });
+                let copied = ops.copy_file_range(ctx, &from, &to, length);
+                if wide {
+                    x.encoded(copied, |&bytes_copied| abi::CopyFileRangeOut {
+                        bytes_copied,
+                    });
+                } else {
+                    x.written(copied.map(|n| n as usize));
+                }
+            }
+            Operation::Ioctl {
+                command,
+                input,
+                out_size,
+            } => {
+                let out = front(scratch, out_size);
+                match ops.ioctl(ctx, node, command, input, out) {
+                    Ok(n) => {
+                        let head = abi::IoctlOut::default();
+                        x.send(0, &[head.as_bytes(), &out[..n]]);
+                    }
+                    Err(errno) => x.error(errno),
+                }
+            }
+            _ => x.error(Errno::NOSYS),
+        }
+    }
+
+    fn write(&self, request: &Request<'_>, span: &Span, data: &[u8]) -> Result<usize> {
+        self.operations
+            .write(&request.context, request.node, span, data)
+    }
+
+    fn readdir(
+        &self,
+        request: &Request<'_>,
+        out: &mut [u8],
+        (offset, plus): (u64, bool),
+        x: &mut Exchange<'_>,
+    ) {
+        let ops = &self.operations;
+        let mut listing = DirectoryReply::new(out, plus);
+        let result = ops.readdir(&request.context, request.node, offset, &mut listing);
+        let len = listing.len();
+        // An error after some entries is met again, alone, by the next request.
+        let delivered = match result {
+            Err(errno) if len == 0 => return x.error(errno),
+            _ => x.send(0, &[&out[..len]]),
+        };
+        if !delivered && plus {
+            for node in counted_nodes(&out[..len]) {
+                ops.forget(node, 1);
+            }
+        }
+    }
+
+    fn entry(&self, x: &mut Exchange<'_>, result: Result<Entry>) {
+        match result {
+            Ok(entry) => {
+                if !x.value(&encode::entry(&entry)) && entry.node != 0 {
+                    self.operations.forget(entry.node, 1);
+                }
+            }
+            Err(errno) => x.error(errno),
+        }
+    }
+
+    fn created(&self, x: &mut Exchange<'_>, result: Result<(Entry, Opened)>) {
+        match result {
+            Ok((entry, opened)) => {
+                let (entry_out, open_out) = (encode::entry(&entry), encode::opened(&opened));
+                if !x.send(0, &[entry_out.as_bytes(), open_out.as_bytes()]) {
+                    self.operations.release(entry.node, opened.handle);
+                    self.operations.forget(entry.node, 1);
+                }
+            }
+            Err(errno) => x.error(errno),
+        }
+    }
+}
+
+fn front(scratch: &mut [u8], size: u32) -> &mut [u8] {
+    let len = scratch.len().min(size as usize);
+    &mut scratch[..len]
+}

@@ -1,0 +1,411 @@
+//! Mounting, unmounting, and cleaning up after a daemon that died.
+//!
+//! Root mounts with mount(2); others through `fusermount3`, which is set-uid and hands the
+//! mounted descriptor back over a socket. A remount can only change what the kernel itself
+//! enforces (`ro`, `nosuid` …) and never reaches the daemon, so that `remount` is refused:
+//! unmount and mount again.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::Error;
+use crate::mount_table;
+use crate::options::{AtimePolicy, MountOptions};
+use crate::sys;
+use crate::transport::dev_fuse;
+
+/// The ioctl on any directory of a mount that tells its daemon's process id: `_IOR('S', 1, u32)`.
+pub const IOC_DAEMON_PID: u32 = 0x8004_5301;
+
+/// The subtype shown in the mount table.
+pub const SUBTYPE: &str = "sheaf";
+
+/// Read-ahead of a mount in KiB; the kernel's default of 128 starves streaming reads.
+const READ_AHEAD_KB: &str = "1024";
+
+/// The claim on the first device, where that is a block device: the kernel then opens it
+/// for itself alone (`fuseblk`), and in exchange passes sync(2) on to the daemon.
+pub trait DeviceClaim {
+    /// The block device.
+    fn path(&self) -> &Path;
+    /// Gives up the exclusive claim, so that the kernel can take it.
+    fn release(&mut self) -> std::io::Result<()>;
+    /// After the mount: the kernel holds the claim, or (false) could not take it and the
+    /// caller shall. Either way the device was free for a moment: verify it again.
+    fn settle(&mut self, kernel_holds: bool) -> std::io::Result<()>;
+}
+
+/// A fresh mount and the descriptor to serve it by.
+#[derive(Debug)]
+pub struct Mounted {
+    pub fd: OwnedFd,
+    pub unmounter: Unmounter,
+}
+
+/// Ends a mount from anywhere.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    mountpoint: PathBuf,
+}
+
+/// How insistently to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Insist {
+    /// Fails while anything in it is in use.
+    No,
+    /// Detaches it from the tree now; it ends when the last user is gone.
+    Lazy,
+    /// Also breaks its connection: whoever still uses it gets errors.
+    Abort,
+}
+
+impl Unmounter {
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Unmounts. Returns when the mount is out of the tree; the daemon's sessions end after.
+    pub fn unmount(&self, insist: Insist) -> Result<(), Error> {
+        let target = c_string(self.mountpoint.as_os_str())?;
+        let flags = match insist {
+            Insist::No => libc::UMOUNT_NOFOLLOW,
+            Insist::Lazy => libc::UMOUNT_NOFOLLOW | libc::MNT_DETACH,
+            Insist::Abort => libc::UMOUNT_NOFOLLOW | libc::MNT_DETACH | libc::MNT_FORCE,
+        };
+        match sys::umount(&target, flags) {
+            Ok(()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                fusermount_unmount(&self.mountpoint, insist != Insist::No)
+            }
+            Err(error) => Err(Error::Unmount {
+                mountpoint: self.mountpoint.clone(),
+                error,
+            }),
+        }
+    }
+}
+
+fn c_string(text: &OsStr) -> Result<CString, Error> {
+    CString::new(text.as_bytes()).map_err(|_| Error::BadPath(PathBuf::from(text)))
+}
+
+fn is_root() -> bool {
+    sys::effective_ids().0 == 0
+}
+
+/// Mounts at `mountpoint`; requests queue up until the descriptor is served.
+pub fn mount(
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+) -> Result<Mounted, Error> {
+    let mountpoint = mount_table::resolve(mountpoint).map_err(|error| Error::MountPoint {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    })?;
+    check_mountpoint(&mountpoint)?;
+    let unmounter = Unmounter {
+        mountpoint: mountpoint.clone(),
+    };
+    let fd = if is_root() {
+        match mount_as_root(&mountpoint, options, claim) {
+            // Root of a container without the right to mount.
+            Err(Error::Mount { error, .. }) if error.raw_os_error() == Some(libc::EPERM) => {
+                mount_by_helper(&mountpoint, options)?
+            }
+            result => result?,
+        }
+    } else {
+        mount_by_helper(&mountpoint, options)?
+    };
+    Ok(Mounted { fd, unmounter })
+}
+
+/// Cleans up after a dead daemon; what is left must be a directory.
+fn check_mountpoint(mountpoint: &Path) -> Result<(), Error> {
+    if is_stale_mount(mountpoint)? {
+        tracing::info!(mountpoint = %mountpoint.display(), "unmounting what a dead daemon left");
+        unmount(mountpoint)?;
+    }
+    let error = match std::fs::metadata(mountpoint) {
+        Ok(meta) if meta.is_dir() => return Ok(()),
+        Ok(_) => ErrorKind::NotADirectory.into(),
+        Err(error) => error,
+    };
+    Err(Error::MountPoint {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    })
+}
+
+fn mount_flags(options: &MountOptions) -> libc::c_ulong {
+    let mut flags = 0;
+    for (wanted, flag) in [
+        (options.read_only, libc::MS_RDONLY),
+        (options.no_dev, libc::MS_NODEV),
+        (options.no_suid, libc::MS_NOSUID),
+        (options.no_exec, libc::MS_NOEXEC),
+        (options.sync, libc::MS_SYNCHRONOUS),
+        (options.dirsync, libc::MS_DIRSYNC),
+        (options.no_diratime, libc::MS_NODIRATIME),
+        (options.atime == AtimePolicy::Relative, libc::MS_RELATIME),
+        (options.atime == AtimePolicy::Never, libc::MS_NOATIME),
+        (options.atime == AtimePolicy::Always, libc::MS_STRICTATIME),
+    ] {
+        if wanted {
+            flags |= flag;
+        }
+    }
+    flags
+}
+
+/// The kernel's option string, but for what `fusermount3` adds itself.
+fn kernel_options(options: &MountOptions) -> String {
+    let mut text = String::from("default_permissions");
+    if options.allow_other.unwrap_or_else(is_root) {
+        text.push_str(",allow_other");
+    }
+    if let Some(max_read) = options.max_read {
+        text.push_str(&format!(",max_read={max_read}"));
+    }
+    text
+}
+
+fn subtype(options: &MountOptions) -> &str {
+    options.subtype.as_deref().unwrap_or(SUBTYPE)
+}
+
+fn mount_as_root(
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+) -> Result<OwnedFd, Error> {
+    if let Some(claim) = claim
+        && let Some(fd) = mount_block_device(mountpoint, options, claim)?
+    {
+        return Ok(fd);
+    }
+    let source = options.fsname.as_deref().unwrap_or(SUBTYPE);
+    let kind = format!("fuse.{}", subtype(options));
+    mount_with(mountpoint, options, OsStr::new(source), &kind, "")
+}
+
+/// Mounts as `fuseblk`; `None` when the kernel could not claim the device, so that the
+/// mount has to do without (and sync(2) does not reach it).
+fn mount_block_device(
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: &mut dyn DeviceClaim,
+) -> Result<Option<OwnedFd>, Error> {
+    let source = claim.path().as_os_str().to_owned();
+    let claim_error = |error| Error::Claim {
+        device: PathBuf::from(&source),
+        error,
+    };
+    claim.release().map_err(claim_error)?;
+    let kind = format!("fuseblk.{}", subtype(options));
+    let mounted = mount_with(mountpoint, options, &source, &kind, ",blksize=4096");
+    if let Err(error) = &mounted {
+        tracing::warn!(%error, "not mounted as a block device: sync(2) will not reach the array");
+    }
+    if let Err(error) = claim.settle(mounted.is_ok()) {
+        if mounted.is_ok() {
+            let unmounter = Unmounter {
+                mountpoint: mountpoint.to_owned(),
+            };
+            unmounter.unmount(Insist::Abort)?;
+        }
+        return Err(claim_error(error));
+    }
+    Ok(mounted.ok())
+}
+
+fn mount_with(
+    mountpoint: &Path,
+    options: &MountOptions,
+    source: &OsStr,
+    kind: &str,
+    more: &str,
+) -> Result<OwnedFd, Error> {
+    let fd = dev_fuse::open().map_err(Error::DevFuse)?;
+    let (uid, gid) = sys::real_ids();
+    let data = format!(
+        "fd={},rootmode=40000,user_id={uid},group_id={gid},{}{more}",
+        fd.as_raw_fd(),
+        kernel_options(options),
+    );
+    sys::mount(
+        &c_string(source)?,
+        &c_string(mountpoint.as_os_str())?,
+        &c_string(OsStr::new(kind))?,
+        mount_flags(options),
+        &c_string(OsStr::new(&data))?,
+    )
+    .map_err(|error| Error::Mount {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    })?;
+    Ok(fd)
+}
+
+/// The options as `fusermount3` wants them. It sets `nosuid` and `nodev` for users itself.
+fn helper_options(options: &MountOptions) -> String {
+    let mut text = kernel_options(options);
+    for (wanted, name) in [
+        (options.read_only, "ro"),
+        (options.no_dev, "nodev"),
+        (options.no_suid, "nosuid"),
+        (options.no_exec, "noexec"),
+        (options.sync, "sync"),
+        (options.dirsync, "dirsync"),
+        (options.atime == AtimePolicy::Never, "noatime"),
+    ] {
+        if wanted {
+            text.push(',');
+            text.push_str(name);
+        }
+    }
+    let source = options.fsname.as_deref().unwrap_or(SUBTYPE);
+    text.push_str(&format!(",fsname={source},subtype={}", subtype(options)));
+    text
+}
+
+fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
+    let (ours, theirs) = UnixStream::pair().map_err(Error::Helper)?;
+    let mut child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(helper_options(options))
+        .arg("--")
+        .arg(mountpoint)
+        // The socket becomes the child's standard input, so that no descriptor has to be
+        // inheritable in this, multi-threaded, process.
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(Error::Helper)?;
+    let received = sys::receive_fd(&ours);
+    let mut message = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        use std::io::Read;
+        // Only for the error message below.
+        if let Err(error) = stderr.read_to_string(&mut message) {
+            message = error.to_string();
+        }
+    }
+    let status = child.wait().map_err(Error::Helper)?;
+    match received.map_err(Error::Helper)? {
+        Some(fd) if status.success() => Ok(fd),
+        _ => Err(Error::HelperFailed {
+            mountpoint: mountpoint.to_owned(),
+            message: message.trim().to_owned(),
+        }),
+    }
+}
+
+fn fusermount_unmount(mountpoint: &Path, lazy: bool) -> Result<(), Error> {
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").arg("-q");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command
+        .arg("--")
+        .arg(mountpoint)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::Helper)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(Error::HelperFailed {
+        mountpoint: mountpoint.to_owned(),
+        message: message.trim().to_owned(),
+    })
+}
+
+/// Whether a Sheaf file system is mounted at `mountpoint` whose daemon is gone.
+pub fn is_stale_mount(mountpoint: &Path) -> Result<bool, Error> {
+    let table_error = |error| Error::MountPoint {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    };
+    let resolved = match mount_table::resolve(mountpoint) {
+        Ok(resolved) => resolved,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(table_error(error)),
+    };
+    let found = mount_table::find(&resolved).map_err(table_error)?;
+    if !found.is_some_and(|m| m.is_sheaf()) {
+        return Ok(false);
+    }
+    match std::fs::metadata(&resolved) {
+        Ok(_) => Ok(false),
+        Err(error) => Ok(is_disconnected(&error)),
+    }
+}
+
+/// What every system call on a mount without a daemon returns.
+fn is_disconnected(error: &std::io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTCONN | libc::ECONNABORTED)
+    )
+}
+
+/// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
+/// on the devices and is gone. A mount whose daemon died is taken away.
+pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
+    let at = |error| Error::MountPoint {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    };
+    let resolved = mount_table::resolve(mountpoint).map_err(at)?;
+    let Some(found) = mount_table::find(&resolved).map_err(at)? else {
+        return Err(Error::NotMounted(resolved));
+    };
+    if !found.kind.starts_with("fuse") {
+        return Err(Error::NotMounted(resolved));
+    }
+    let unmounter = Unmounter {
+        mountpoint: resolved.clone(),
+    };
+    let root = match File::open(&resolved) {
+        Ok(root) => root,
+        Err(error) if is_disconnected(&error) => return unmounter.unmount(Insist::Lazy),
+        Err(error) => return Err(at(error)),
+    };
+    // A mount of another kind, or by an older daemon, is unmounted without waiting.
+    let daemon = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
+        .ok()
+        .filter(|&pid| pid != std::process::id())
+        .and_then(|pid| sys::pidfd_open(pid).ok());
+    drop(root);
+    unmounter.unmount(Insist::No)?;
+    if let Some(daemon) = daemon {
+        sys::wait_readable(daemon.as_fd(), daemon.as_fd()).map_err(at)?;
+    }
+    Ok(())
+}
+
+/// Raises the kernel's read-ahead for the mount at `mountpoint`, where that is permitted.
+pub fn raise_read_ahead(mountpoint: &Path) -> std::io::Result<()> {
+    let Some(found) = mount_table::find(mountpoint)? else {
+        return Ok(());
+    };
+    let suffix = if found.on_block_device() {
+        "-fuseblk"
+    } else {
+        ""
+    };
+    let path = format!("/sys/class/bdi/{}{suffix}/read_ahead_kb", found.device);
+    std::fs::write(path, READ_AHEAD_KB)
+}

@@ -1,0 +1,207 @@
+//! Mount options: one text, as in fstab, to a value.
+
+use crate::Error;
+
+/// When reading updates the access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtimePolicy {
+    /// If it is older than the last change, or than a day.
+    #[default]
+    Relative,
+    Never,
+    Always,
+}
+
+/// Takes the options that are not for the mount: name and value, to whether it knows them.
+pub type OtherOptions<'a> = dyn FnMut(&str, Option<&str>) -> Result<bool, Error> + 'a;
+
+/// What `-o` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    pub read_only: bool,
+    /// Others than the mounting user may use the mount. By default: when root mounts.
+    pub allow_other: Option<bool>,
+    pub no_dev: bool,
+    pub no_suid: bool,
+    pub no_exec: bool,
+    /// Every write is on the devices before it returns.
+    pub sync: bool,
+    /// Every change of a directory is on the devices before it returns.
+    pub dirsync: bool,
+    pub atime: AtimePolicy,
+    /// Reading directories never updates their access time.
+    pub no_diratime: bool,
+    /// The largest READ in bytes, for tests; the default is 1 MiB.
+    pub max_read: Option<u32>,
+    /// The first column of /proc/mounts, where the source is not a block device.
+    pub fsname: Option<String>,
+    /// The type is shown as `fuse.SUBTYPE`; the default is `sheaf`.
+    pub subtype: Option<String>,
+    /// Worker threads at most.
+    pub workers: Option<usize>,
+}
+
+/// Options of fstab and mount(8) that are not for the file system.
+const IGNORED: &[&str] = &[
+    "",
+    "defaults",
+    "rw",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "nofail",
+    "async",
+    "suid",
+    "dev",
+    "exec",
+    "diratime",
+    "nolazytime",
+    "default_permissions",
+    "iversion",
+    "noiversion",
+    "nomand",
+    "silent",
+    "loud",
+];
+
+impl MountOptions {
+    /// Parses comma-separated options; the last of contradicting ones counts. An unknown one
+    /// is an error that names it.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        Self::parse_with(text, &mut |_, _| Ok(false))
+    }
+
+    /// Like [`parse`](Self::parse); an option that is not for the mount itself is offered to
+    /// `other` as name and value, which says whether it knows it.
+    pub fn parse_with(text: &str, other: &mut OtherOptions<'_>) -> Result<Self, Error> {
+        let mut options = MountOptions::default();
+        for item in text.split(',').map(str::trim) {
+            let (name, value) = match item.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (item, None),
+            };
+            let known = match value {
+                None => options.set_flag(name)?,
+                Some(value) => options.set_value(name, value)?,
+            };
+            if !known && !other(name, value)? {
+                return Err(Error::UnknownOption(item.to_owned()));
+            }
+        }
+        Ok(options)
+    }
+
+    fn set_flag(&mut self, name: &str) -> Result<bool, Error> {
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = Some(true),
+            "noallow_other" => self.allow_other = Some(false),
+            "nodev" => self.no_dev = true,
+            "dev" => self.no_dev = false,
+            "nosuid" => self.no_suid = true,
+            "suid" => self.no_suid = false,
+            "noexec" => self.no_exec = true,
+            "exec" => self.no_exec = false,
+            "sync" => self.sync = true,
+            "async" => self.sync = false,
+            "dirsync" => self.dirsync = true,
+            "noatime" => self.atime = AtimePolicy::Never,
+            // Without an update policy of its own, `atime` means the default.
+            "atime" | "relatime" => self.atime = AtimePolicy::Relative,
+            "norelatime" | "strictatime" => self.atime = AtimePolicy::Always,
+            "nostrictatime" => self.atime = AtimePolicy::Relative,
+            "nodiratime" => self.no_diratime = true,
+            "diratime" => self.no_diratime = false,
+            // mount(8) implies these for `user` and `owner` mounts.
+            "user" | "users" => {
+                (self.no_dev, self.no_suid, self.no_exec) = (true, true, true);
+            }
+            "owner" | "group" => (self.no_dev, self.no_suid) = (true, true),
+            "remount" => return Err(Error::Remount),
+            _ => return Ok(IGNORED.contains(&name) || is_comment(name)),
+        }
+        Ok(true)
+    }
+
+    fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Error> {
+        let bad = || Error::BadOption {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        };
+        match name {
+            "max_read" => self.max_read = Some(value.parse().map_err(|_| bad())?),
+            "workers" => {
+                let workers: usize = value.parse().map_err(|_| bad())?;
+                if !(2..=1024).contains(&workers) {
+                    return Err(bad());
+                }
+                self.workers = Some(workers);
+            }
+            "fsname" => self.fsname = Some(plain(value).ok_or_else(bad)?),
+            "subtype" => self.subtype = Some(plain(value).ok_or_else(bad)?),
+            _ => return Ok(is_comment(name)),
+        }
+        Ok(true)
+    }
+}
+
+/// `x-…` options and `comment=` are for other programs that read fstab.
+fn is_comment(name: &str) -> bool {
+    name == "comment" || name.starts_with("x-") || name.starts_with("X-")
+}
+
+/// A value that cannot break out of the kernel's option string or a mount table.
+fn plain(value: &str) -> Option<String> {
+    let fine = |c: char| !c.is_control() && c != ',' && c != '\\';
+    (!value.is_empty() && value.chars().all(fine)).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fstab_options_are_understood() {
+        let options = MountOptions::parse(
+            "defaults,_netdev,nofail,x-systemd.automount,x-gvfs-name=a,ro,noatime,nosuid",
+        )
+        .unwrap();
+        assert!(options.read_only && options.no_suid && !options.no_dev);
+        assert_eq!(options.atime, AtimePolicy::Never);
+        assert_eq!(MountOptions::parse("").unwrap(), MountOptions::default());
+        assert!(!MountOptions::parse("ro,rw").unwrap().read_only);
+    }
+
+    #[test]
+    fn an_unknown_option_is_named() {
+        let error = MountOptions::parse("ro,frobnicate=3").unwrap_err();
+        assert!(error.to_string().contains("frobnicate=3"), "{error}");
+        let error = MountOptions::parse("workers=1").unwrap_err();
+        assert!(error.to_string().contains("workers"), "{error}");
+        assert!(MountOptions::parse("fsname=a\\b").is_err());
+        assert!(MountOptions::parse("remount,ro").is_err());
+    }
+
+    #[test]
+    fn the_caller_may_add_options_of_its_own() {
+        let mut seen = Vec::new();
+        MountOptions::parse_with("discard,cache_size=1G", &mut |name, value| {
+            seen.push((name.to_owned(), value.map(str::to_owned)));
+            Ok(true)
+        })
+        .unwrap();
+        assert_eq!(
+            seen,
+            [
+                ("discard".to_owned(), None),
+                ("cache_size".to_owned(), Some("1G".to_owned()))
+            ]
+        );
+    }
+}

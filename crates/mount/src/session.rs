@@ -1,0 +1,388 @@
+//! One mount being served: INIT, then workers until the kernel says it is over.
+//!
+//! Owns the worker threads. Invariants:
+//!
+//! 1. INIT is answered before the first worker runs, so that `negotiated` never changes
+//!    under a request.
+//! 2. `live` counts workers that may still read a request; the session is over when it is
+//!    zero. It grows before a thread starts and shrinks when one ends ([`Workers::start`],
+//!    [`Workers::end`]).
+//! 3. There is always a worker waiting for requests unless `workers_max` of them are busy:
+//!    whoever takes a request as the last idle one starts another first.
+//!
+//! A worker that panics aborts the process: the file system is crash-safe, callers get
+//! ENOTCONN at once, and no half-done operation goes on behind held locks.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base::sync::{Condvar, Mutex, rank};
+use base::thread;
+use zerocopy::IntoBytes;
+
+use crate::Error;
+use crate::abi::{self, init};
+use crate::decode::{Operation, decode};
+use crate::dispatch::{Dispatcher, Reply};
+use crate::ops::Operations;
+use crate::transport::{Channel, DATA_MAX, Transport};
+
+/// How a session is served.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Workers at most: bounds the requests, and so the fsyncs, in progress at once.
+    pub workers_max: usize,
+    /// Workers kept waiting for requests; more come and go with the load. Few, because the
+    /// kernel wakes the one that slept longest, and with it a cold CPU.
+    pub workers_idle: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let cpus = thread::cpu_count();
+        Config {
+            workers_max: (4 * cpus).clamp(16, 64),
+            workers_idle: cpus.clamp(2, 16),
+        }
+    }
+}
+
+/// After this many requests in a row that found too many idle workers, one ends.
+const SURPLUS_PATIENCE: u32 = 1024;
+
+/// The INIT flags asked for; what the kernel lacks is done without.
+///
+/// - `POSIX_ACL`, `DONT_MASK`: the kernel checks ACLs; the server, which alone knows a
+///   directory's default ACL, applies it or the umask to new nodes.
+/// - `HANDLE_KILLPRIV_V2`: the server clears suid and sgid, in the same operation, and the
+///   kernel saves a getxattr of `security.capability` per write.
+/// - `EXPLICIT_INVAL_DATA`: every change goes through this kernel, so cached pages never
+///   go stale by themselves and a size or mtime that changed is no reason to drop them.
+/// - `ASYNC_DIO`: direct reads and writes of libaio and io_uring run in parallel.
+/// - `NO_OPENDIR_SUPPORT`: positions in a directory are stable by themselves, so that
+///   reading one needs no handle; the kernel also caches listings then.
+///
+/// Left out on purpose: `WRITEBACK_CACHE` (two caches for one file; write(2) could not say
+/// ENOSPC; replace-by-rename could not order data before the name; truncate and mtime would
+/// be the kernel's guess), `POSIX_LOCKS` and `FLOCK_LOCKS` (one kernel, so its own lock
+/// tables serve), `AUTO_INVAL_DATA` (see above), `NO_OPEN_SUPPORT` (a handle remembers
+/// failed write-back until it is closed).
+pub const WANTED: u64 = init::ASYNC_READ
+    | init::ATOMIC_O_TRUNC
+    | init::EXPORT_SUPPORT
+    | init::BIG_WRITES
+    | init::DONT_MASK
+    | init::HAS_IOCTL_DIR
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::POSIX_ACL
+    | init::ABORT_ERROR
+    | init::MAX_PAGES
+    | init::CACHE_SYMLINKS
+    | init::NO_OPENDIR_SUPPORT
+    | init::EXPLICIT_INVAL_DATA
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT
+    | init::INIT_EXT;
+
+/// Requests the kernel sends in the background (read-ahead, async direct I/O, releases)
+/// before it waits for answers, and when it calls itself congested.
+const BACKGROUND_MAX: u16 = 64;
+const CONGESTED_AT: u16 = 48;
+
+/// Answers INIT until the kernel agrees; returns the negotiated flags.
+fn negotiate(channel: &mut impl Channel) -> Result<u64, Error> {
+    let mut outcome = None;
+    while outcome.is_none() {
+        let more = channel.serve_one(&mut |message, _, reply| {
+            outcome = answer_init(message, reply);
+        });
+        match more {
+            Ok(true) => {}
+            Ok(false) => return Err(Error::NoInit),
+            Err(error) => return Err(Error::Serve(error)),
+        }
+    }
+    outcome.unwrap_or(Err(Error::NoInit))
+}
+
+/// One step of the INIT exchange; `None` when another message has to follow.
+fn answer_init(message: &[u8], reply: &mut dyn Reply) -> Option<Result<u64, Error>> {
+    let Ok(request) = decode(message, 0) else {
+        return Some(Err(Error::NoInit));
+    };
+    let Operation::Init {
+        major,
+        minor,
+        max_readahead,
+        flags,
+    } = request.operation
+    else {
+        return Some(Err(Error::NoInit));
+    };
+    if major < abi::KERNEL_VERSION
+        || (major == abi::KERNEL_VERSION && minor < abi::KERNEL_MINOR_VERSION_MIN)
+    {
+        let refusal = abi::OutHeader {
+            len: size_of::<abi::OutHeader>() as u32,
+            error: -libc::EPROTO,
+            unique: request.unique,
+        };
+        return Some(send(reply, &refusal, &[]).and(Err(Error::KernelTooOld { major, minor })));
+    }
+    let agreed = flags & WANTED;
+    let out = abi::InitOut {
+        major: abi::KERNEL_VERSION,
+        minor: abi::KERNEL_MINOR_VERSION,
+        max_readahead,
+        flags: agreed as u32,
+        flags2: (agreed >> 32) as u32,
+        max_background: BACKGROUND_MAX,
+        congestion_threshold: CONGESTED_AT,
+        max_write: DATA_MAX as u32,
+        time_gran: 1,
+        max_pages: (DATA_MAX / 4096) as u16,
+        ..Default::default()
+    };
+    let header = abi::OutHeader {
+        len: (size_of::<abi::OutHeader>() + size_of::<abi::InitOut>()) as u32,
+        error: 0,
+        unique: request.unique,
+    };
+    let sent = send(reply, &header, out.as_bytes());
+    if major > abi::KERNEL_VERSION && sent.is_ok() {
+        // The kernel falls back to our major version and asks again.
+        return None;
+    }
+    tracing::debug!(major, minor, flags = agreed, "FUSE protocol agreed");
+    Some(sent.map(|()| agreed))
+}
+
+fn send(reply: &mut dyn Reply, header: &abi::OutHeader, body: &[u8]) -> Result<(), Error> {
+    use std::io::IoSlice;
+    let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
+    match reply.send(&parts) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::NoInit),
+        Err(error) => Err(Error::Serve(error)),
+    }
+}
+
+/// What the workers of one session share.
+struct Workers<T, O> {
+    transport: T,
+    dispatcher: Dispatcher<O>,
+    config: Config,
+    /// Workers waiting for a request.
+    idle: AtomicUsize,
+    /// Invariant 2. Changed under `state`.
+    live: AtomicUsize,
+    state: Mutex<Ended>,
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct Ended {
+    /// Why a worker stopped early, if one did.
+    error: Option<std::io::Error>,
+}
+
+impl<T: Transport, O: Operations + 'static> Workers<T, O> {
+    /// Starts one worker. Without memory or threads for it the others go on.
+    fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        {
+            let _state = self.state.lock();
+            if self.live.load(Ordering::Relaxed) >= self.config.workers_max {
+                return Ok(());
+            }
+            self.live.fetch_add(1, Ordering::Relaxed);
+            self.idle.fetch_add(1, Ordering::Relaxed);
+        }
+        let workers = Arc::clone(self);
+        let started = self
+            .transport
+            .channel()
+            .and_then(|channel| thread::spawn("fuse", move || workers.run(channel)).map(drop));
+        if let Err(error) = started {
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+            self.end(None);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn run(self: Arc<Self>, mut channel: T::Channel) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(&mut channel)));
+        match outcome {
+            Ok(result) => self.end(result.err()),
+            Err(_) => {
+                tracing::error!("a FUSE worker panicked; aborting so that no caller hangs");
+                std::process::abort();
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, channel: &mut T::Channel) -> std::io::Result<()> {
+        let mut surplus = 0;
+        loop {
+            let more = channel.serve_one(&mut |message, scratch, reply| {
+                if self.idle.fetch_sub(1, Ordering::Relaxed) == 1
+                    && let Err(error) = self.start()
+                {
+                    tracing::debug!(%error, "cannot start another FUSE worker");
+                }
+                self.dispatcher.handle(message, scratch, reply);
+                let idle = self.idle.fetch_add(1, Ordering::Relaxed) + 1;
+                surplus = if idle > self.config.workers_idle {
+                    surplus + 1
+                } else {
+                    0
+                };
+            });
+            match more {
+                Ok(true) if surplus < SURPLUS_PATIENCE => {}
+                ended => {
+                    self.idle.fetch_sub(1, Ordering::Relaxed);
+                    return ended.map(drop);
+                }
+            }
+        }
+    }
+
+    fn end(&self, error: Option<std::io::Error>) {
+        let mut state = self.state.lock();
+        if let Some(error) = error {
+            tracing::error!(%error, "a FUSE worker stopped");
+            state.error.get_or_insert(error);
+        }
+        if self.live.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.over.notify_all();
+        }
+    }
+
+    /// Waits until no worker is left.
+    fn join(&self) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        while self.live.load(Ordering::Relaxed) > 0 {
+            self.over.wait(&mut state);
+        }
+        match state.error.take() {
+            Some(error) => Err(Error::Serve(error)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Serves `operations` over `transport` until the file system is unmounted, and returns when
+/// the last request is answered. `ready` is called once the kernel may send requests.
+pub fn serve<T: Transport, O: Operations + 'static>(
+    transport: T,
+    operations: O,
+    config: &Config,
+    ready: impl FnOnce(),
+) -> Result<(), Error> {
+    let mut first = transport.channel().map_err(Error::Serve)?;
+    let negotiated = negotiate(&mut first)?;
+    drop(first);
+    operations.init(negotiated);
+    let workers = Arc::new(Workers {
+        transport,
+        dispatcher: Dispatcher {
+            operations,
+            negotiated,
+        },
+        config: Config {
+            workers_max: config.workers_max.max(2),
+            workers_idle: config.workers_idle.clamp(1, config.workers_max.max(2)),
+        },
+        idle: AtomicUsize::new(0),
+        live: AtomicUsize::new(0),
+        state: Mutex::new(rank::MOUNT_SESSION, Ended::default()),
+        over: Condvar::new(),
+    });
+    for n in 0..workers.config.workers_idle {
+        match workers.start() {
+            Ok(()) => {}
+            // One worker is enough to go on with.
+            Err(error) if n > 0 => tracing::warn!(%error, "fewer FUSE workers than wanted"),
+            Err(error) => return Err(Error::Serve(error)),
+        }
+    }
+    ready();
+    workers.join()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::IoSlice;
+
+    /// Keeps what was sent.
+    struct Kept(Vec<u8>);
+
+    impl Reply for Kept {
+        fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+            for part in parts {
+                self.0.extend_from_slice(part);
+            }
+            Ok(true)
+        }
+    }
+
+    fn init_message(major: u32, minor: u32, flags: u64) -> Vec<u8> {
+        let input = abi::InitIn {
+            major,
+            minor,
+            max_readahead: 131_072,
+            flags: flags as u32,
+        };
+        let mut body = input.as_bytes().to_vec();
+        body.extend_from_slice(&((flags >> 32) as u32).to_ne_bytes());
+        body.extend_from_slice(&[0; 44]);
+        let header = abi::InHeader {
+            len: (size_of::<abi::InHeader>() + body.len()) as u32,
+            opcode: abi::opcode::INIT,
+            unique: 2,
+            ..Default::default()
+        };
+        [header.as_bytes(), &body].concat()
+    }
+
+    #[test]
+    fn only_offered_flags_are_taken() {
+        let mut reply = Kept(Vec::new());
+        let offered = init::INIT_EXT | init::POSIX_ACL | init::WRITEBACK_CACHE;
+        let flags = answer_init(&init_message(7, 38, offered), &mut reply);
+        assert_eq!(flags.unwrap().unwrap(), init::INIT_EXT | init::POSIX_ACL);
+        assert_eq!(reply.0.len(), 16 + 64);
+    }
+
+    #[test]
+    fn a_newer_major_version_is_asked_to_fall_back() {
+        let mut reply = Kept(Vec::new());
+        assert!(answer_init(&init_message(8, 0, 0), &mut reply).is_none());
+        assert_eq!(reply.0.len(), 16 + 64);
+    }
+
+    #[test]
+    fn an_old_kernel_is_refused_by_name() {
+        let mut reply = Kept(Vec::new());
+        let refused = answer_init(&init_message(7, 26, 0), &mut reply).unwrap();
+        assert!(matches!(
+            refused,
+            Err(Error::KernelTooOld {
+                major: 7,
+                minor: 26
+            })
+        ));
+    }
+
+    #[test]
+    fn something_else_than_init_first_is_an_error() {
+        let mut reply = Kept(Vec::new());
+        assert!(answer_init(b"garbage", &mut reply).unwrap().is_err());
+    }
+}

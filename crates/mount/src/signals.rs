@@ -1,0 +1,83 @@
+//! SIGTERM and SIGINT end a mount cleanly; SIGHUP (a terminal that goes away) is ignored.
+//!
+//! The first signal unmounts, lazily if the mount is in use; the second breaks the
+//! connection, so that even a user that never lets go cannot keep the daemon alive.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use crate::mounting::{Insist, Unmounter};
+use crate::sys::{self, ForwardedSignals};
+
+const WATCHED: &[libc::c_int] = &[libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// Signals turned into unmounts while this lives. Of several mounts in one process the
+/// first is the one that signals end.
+#[derive(Debug)]
+pub struct SignalWatch {
+    /// Dropped first, so that no signal is lost to a thread that has ended.
+    _forwarded: ForwardedSignals,
+    /// Its end, when dropped, ends the watching thread.
+    _end: UnixStream,
+}
+
+impl SignalWatch {
+    pub fn start(unmounter: Unmounter) -> std::io::Result<Option<Self>> {
+        let Some((forwarded, signals)) = ForwardedSignals::new(WATCHED)? else {
+            return Ok(None);
+        };
+        let (end, ended) = UnixStream::pair()?;
+        let watcher =
+            base::thread::spawn("fuse-signals", move || watch(&unmounter, signals, &ended))?;
+        // It ends by itself when `end` is dropped.
+        drop(watcher);
+        Ok(Some(SignalWatch {
+            _forwarded: forwarded,
+            _end: end,
+        }))
+    }
+}
+
+fn watch(unmounter: &Unmounter, mut signals: UnixStream, ended: &UnixStream) {
+    let mut received = 0u32;
+    loop {
+        let (signalled, over) = match sys::wait_readable(signals.as_fd(), ended.as_fd()) {
+            Ok(readable) => readable,
+            Err(error) => {
+                tracing::error!(%error, "signals are no longer watched");
+                return;
+            }
+        };
+        if over {
+            return;
+        }
+        if !signalled {
+            continue;
+        }
+        let mut signal = [0u8; 1];
+        if let Err(error) = signals.read_exact(&mut signal) {
+            tracing::error!(%error, "signals are no longer watched");
+            return;
+        }
+        if i32::from(signal[0]) == libc::SIGHUP {
+            continue;
+        }
+        received += 1;
+        end_mount(unmounter, received);
+    }
+}
+
+fn end_mount(unmounter: &Unmounter, received: u32) {
+    let attempts: &[Insist] = if received == 1 {
+        &[Insist::No, Insist::Lazy]
+    } else {
+        &[Insist::Abort]
+    };
+    for &insist in attempts {
+        match unmounter.unmount(insist) {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(%error, ?insist, "asked to end by a signal"),
+        }
+    }
+}

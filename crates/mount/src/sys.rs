@@ -1,0 +1,240 @@
+//! The system calls std has no safe form of, each wrapped once.
+
+use std::ffi::CStr;
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::abi;
+
+fn check(result: libc::c_int) -> Result<libc::c_int> {
+    if result < 0 {
+        Err(Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Makes the fresh /dev/fuse descriptor `fresh` serve the connection of `mounted`.
+pub fn fuse_clone(fresh: BorrowedFd<'_>, mounted: BorrowedFd<'_>) -> Result<()> {
+    let source: u32 = mounted.as_raw_fd() as u32;
+    // SAFETY: the ioctl reads one u32 through the pointer, which outlives the call.
+    check(unsafe {
+        libc::ioctl(
+            fresh.as_raw_fd(),
+            abi::DEV_IOC_CLONE as libc::Ioctl,
+            &raw const source,
+        )
+    })
+    .map(drop)
+}
+
+/// ioctl(2) that fills one plain value.
+pub fn ioctl_u32(fd: BorrowedFd<'_>, command: u32) -> Result<u32> {
+    let mut value: u32 = 0;
+    // SAFETY: the caller's command is encoded as _IOR(…, u32): at most four bytes are written
+    // through the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::Ioctl::from(command), &raw mut value) })?;
+    Ok(value)
+}
+
+pub fn mount(
+    source: &CStr,
+    target: &CStr,
+    kind: &CStr,
+    flags: libc::c_ulong,
+    data: &CStr,
+) -> Result<()> {
+    // SAFETY: all pointers are strings ended by zero that outlive the call.
+    check(unsafe {
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            flags,
+            data.as_ptr().cast(),
+        )
+    })
+    .map(drop)
+}
+
+pub fn umount(target: &CStr, flags: libc::c_int) -> Result<()> {
+    // SAFETY: the pointer is a string ended by zero that outlives the call.
+    check(unsafe { libc::umount2(target.as_ptr(), flags) }).map(drop)
+}
+
+/// Effective user and group of this process.
+pub fn effective_ids() -> (u32, u32) {
+    // SAFETY: neither call has arguments, and neither can fail.
+    unsafe { (libc::geteuid(), libc::getegid()) }
+}
+
+/// Real user and group of this process.
+pub fn real_ids() -> (u32, u32) {
+    // SAFETY: neither call has arguments, and neither can fail.
+    unsafe { (libc::getuid(), libc::getgid()) }
+}
+
+/// From `linux/prctl.h`.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+/// Tells the kernel that the calling thread, and the threads it starts, write back what
+/// others allocate: their own allocations must not wait for write-back, or both wait forever.
+pub fn set_io_flusher() -> Result<()> {
+    // SAFETY: this prctl takes numbers only.
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }).map(drop)
+}
+
+/// Where the signal handler writes, and the other end. Never closed, so that a handler that
+/// runs late cannot write into somebody else's descriptor.
+static SIGNAL_PIPE: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+
+/// Signals are forwarded now.
+static FORWARDING: AtomicBool = AtomicBool::new(false);
+
+/// Passes the signal's number on as one byte: a handler may do little more than write(2).
+extern "C" fn forward_signal(signal: libc::c_int) {
+    let byte = signal as u8;
+    // `new` filled the pipe before it installed this handler.
+    let Some((sender, _)) = SIGNAL_PIPE.get() else {
+        return;
+    };
+    let fd = sender.as_raw_fd();
+    // SAFETY: write(2) is safe in a signal handler; the pointer names one live byte. errno,
+    // which the interrupted code may be about to read, is put back.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        libc::write(fd, (&raw const byte).cast(), 1);
+        *errno = before;
+    }
+}
+
+/// Signals arrive as bytes on a socket instead of ending the process, whichever thread
+/// they hit. What was before comes back on drop.
+#[derive(Debug)]
+pub struct ForwardedSignals {
+    before: Vec<(libc::c_int, libc::sigaction)>,
+}
+
+impl ForwardedSignals {
+    /// `None` when signals are forwarded already, for another mount of this process.
+    pub fn new(signals: &[libc::c_int]) -> Result<Option<(Self, UnixStream)>> {
+        if FORWARDING.swap(true, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let mut forwarded = ForwardedSignals {
+            before: Vec::with_capacity(signals.len()),
+        };
+        if SIGNAL_PIPE.get().is_none() {
+            let (sender, receiver) = UnixStream::pair()?;
+            // A full socket must not block the handler.
+            sender.set_nonblocking(true)?;
+            // Only the one who set `FORWARDING` comes here.
+            SIGNAL_PIPE.get_or_init(|| (sender, receiver));
+        }
+        let Some((_, receiver)) = SIGNAL_PIPE.get() else {
+            return Ok(None);
+        };
+        let receiver = receiver.try_clone()?;
+        for &signal in signals {
+            // SAFETY: sigaction is plain data for which zero is valid.
+            let (mut action, mut old): (libc::sigaction, libc::sigaction) =
+                unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+            let handler: extern "C" fn(libc::c_int) = forward_signal;
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART;
+            // SAFETY: both pointers are to live structures; the handler has the form that
+            // sa_flags without SA_SIGINFO ask for and is async-signal-safe.
+            check(unsafe { libc::sigaction(signal, &raw const action, &raw mut old) })?;
+            forwarded.before.push((signal, old));
+        }
+        Ok(Some((forwarded, receiver)))
+    }
+}
+
+impl Drop for ForwardedSignals {
+    fn drop(&mut self) {
+        for (signal, old) in &self.before {
+            // SAFETY: `old` is what sigaction returned in `new`.
+            unsafe { libc::sigaction(*signal, &raw const *old, std::ptr::null_mut()) };
+        }
+        FORWARDING.store(false, Ordering::Release);
+    }
+}
+
+/// Waits until one of two descriptors is readable; which are.
+pub fn wait_readable(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> Result<(bool, bool)> {
+    let poll_in = |fd: BorrowedFd<'_>| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut fds = [poll_in(first), poll_in(second)];
+    loop {
+        // SAFETY: the pointer and count name the array, which outlives the call.
+        let result = check(unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) });
+        match result {
+            Ok(_) => return Ok((fds[0].revents != 0, fds[1].revents != 0)),
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A descriptor that becomes readable when process `pid` ends.
+pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
+    // SAFETY: the call takes numbers only.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+    let fd = check(fd as libc::c_int)?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Receives one descriptor over a socket; `None` when the other side sent none.
+pub fn receive_fd(socket: &UnixStream) -> Result<Option<OwnedFd>> {
+    let mut byte = 0u8;
+    let mut part = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    // Aligned for the header; far larger than the 24 bytes that one descriptor needs.
+    let mut control = [0u64; 16];
+    // SAFETY: msghdr is plain data for which zero is valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let received = loop {
+        // SAFETY: the message names `part` and `control`, which outlive the call.
+        let n =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        if n >= 0 {
+            break n;
+        }
+        let error = Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
+        }
+    };
+    if received == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the kernel filled `control` and set its length; CMSG_FIRSTHDR returns null or a
+    // header within it, and a descriptor follows a header of this type and length.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null()
+            || (*header).cmsg_level != libc::SOL_SOCKET
+            || (*header).cmsg_type != libc::SCM_RIGHTS
+            || ((*header).cmsg_len as usize) < libc::CMSG_LEN(size_of::<i32>() as u32) as usize
+        {
+            return Ok(None);
+        }
+        let fd: i32 = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
+        Ok(Some(OwnedFd::from_raw_fd(fd)))
+    }
+}

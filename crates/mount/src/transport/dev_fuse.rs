@@ -1,0 +1,117 @@
+//! /dev/fuse: blocking reads, one cloned descriptor per worker.
+//!
+//! A clone has its own queue of requests being processed, so that workers do not contend
+//! for one; it dies with its worker. Requests a dead worker had read are lost: workers
+//! therefore end only between requests.
+
+use std::fs::{File, OpenOptions};
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{Channel, Handler, RequestBuffer, Scratch, Transport};
+use crate::dispatch::Reply;
+use crate::sys;
+
+const PATH: &str = "/dev/fuse";
+
+/// A mounted /dev/fuse descriptor.
+#[derive(Debug)]
+pub struct DevFuse {
+    main: Arc<File>,
+}
+
+/// Opens /dev/fuse, for mount(2).
+pub fn open() -> std::io::Result<OwnedFd> {
+    let file = OpenOptions::new().read(true).write(true).open(PATH)?;
+    Ok(file.into())
+}
+
+impl DevFuse {
+    /// `fd` is the descriptor the file system was mounted with.
+    pub fn new(fd: OwnedFd) -> Self {
+        DevFuse {
+            main: Arc::new(File::from(fd)),
+        }
+    }
+}
+
+impl Transport for DevFuse {
+    type Channel = DevFuseChannel;
+
+    fn channel(&self) -> std::io::Result<DevFuseChannel> {
+        let clone = open().and_then(|fd| {
+            sys::fuse_clone(fd.as_fd(), self.main.as_fd())?;
+            Ok(Arc::new(File::from(fd)))
+        });
+        let file = clone.unwrap_or_else(|error| {
+            // Workers may share a descriptor; they only contend a little more.
+            tracing::debug!(%error, "cannot clone the FUSE descriptor");
+            Arc::clone(&self.main)
+        });
+        Ok(DevFuseChannel {
+            file,
+            buffer: RequestBuffer::new()?,
+            scratch: Scratch::new()?,
+        })
+    }
+}
+
+/// See [`DevFuse`].
+pub struct DevFuseChannel {
+    file: Arc<File>,
+    buffer: RequestBuffer,
+    scratch: Scratch,
+}
+
+impl Channel for DevFuseChannel {
+    fn serve_one(&mut self, handler: &mut Handler<'_>) -> std::io::Result<bool> {
+        let Some(len) = receive(&self.file, self.buffer.room())? else {
+            return Ok(false);
+        };
+        let mut reply = &*self.file;
+        handler(
+            self.buffer.message(len),
+            self.scratch.bytes_mut(),
+            &mut reply,
+        );
+        Ok(true)
+    }
+}
+
+/// Reads one request; `None` after an unmount or an abort.
+fn receive(mut file: &File, room: &mut [u8]) -> std::io::Result<Option<usize>> {
+    loop {
+        match file.read(room) {
+            Ok(0) => return Ok(None),
+            Ok(len) => return Ok(Some(len)),
+            Err(error) => match error.raw_os_error() {
+                // The request was interrupted before it could be read; take the next.
+                Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
+                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(None),
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+impl Reply for &File {
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        let whole: usize = parts.iter().map(|part| part.len()).sum();
+        loop {
+            match self.write_vectored(parts) {
+                Ok(sent) if sent == whole => return Ok(true),
+                // The kernel takes a reply whole or not at all.
+                Ok(_) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // The request was aborted, or the mount is gone.
+                    Some(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED | libc::EPERM) => {
+                        return Ok(false);
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}

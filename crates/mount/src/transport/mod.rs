@@ -1,0 +1,112 @@
+//! How requests arrive and answers leave.
+//!
+//! A [`Transport`] belongs to one mount and makes a [`Channel`] per worker thread. The one
+//! here is /dev/fuse; per-CPU io_uring queues fit behind the same two traits, because a
+//! channel hands out the request and takes the answer within one call and owns its buffers.
+
+pub mod dev_fuse;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::abi;
+use crate::dispatch::Reply;
+
+/// The largest WRITE and READ, in bytes.
+pub const DATA_MAX: usize = 1 << 20;
+
+/// What answers a request: its bytes, room for data, and where the answer goes.
+pub type Handler<'a> = dyn FnMut(&[u8], &mut [u8], &mut dyn Reply) + 'a;
+
+/// The kernel's side of one mount.
+pub trait Transport: Send + Sync + 'static {
+    type Channel: Channel;
+
+    /// One more way to the kernel, for one more worker.
+    fn channel(&self) -> std::io::Result<Self::Channel>;
+}
+
+/// One worker's way to the kernel.
+pub trait Channel: Send + 'static {
+    /// Waits for a request and hands it to `handler`. False: the file system was unmounted,
+    /// or its connection aborted, and no request will come any more.
+    fn serve_one(&mut self, handler: &mut Handler<'_>) -> std::io::Result<bool>;
+}
+
+const PAGE: usize = 4096;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
+/// Page-aligned memory that costs nothing until it is used.
+struct Pages(Vec<Page>);
+
+impl Pages {
+    fn new(bytes: usize) -> std::io::Result<Self> {
+        Page::new_vec_zeroed(bytes.div_ceil(PAGE))
+            .map(Pages)
+            .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut_bytes()
+    }
+}
+
+/// Length of what precedes the data of a WRITE.
+const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+
+/// Room for one request. It starts `WRITE_HEAD` bytes before a page boundary, so that the
+/// data of a WRITE is page-aligned and can go to a device as it is.
+pub struct RequestBuffer(Pages);
+
+impl RequestBuffer {
+    const START: usize = PAGE - WRITE_HEAD;
+
+    pub fn new() -> std::io::Result<Self> {
+        Pages::new(PAGE + DATA_MAX).map(RequestBuffer)
+    }
+
+    /// Where the next request goes.
+    pub fn room(&mut self) -> &mut [u8] {
+        &mut self.0.bytes_mut()[Self::START..]
+    }
+
+    pub fn message(&self, len: usize) -> &[u8] {
+        let room = &self.0.bytes()[Self::START..];
+        &room[..len.min(room.len())]
+    }
+}
+
+const _: () = assert!(WRITE_HEAD + DATA_MAX >= abi::MIN_READ_BUFFER);
+
+/// Page-aligned room for the data of one answer.
+pub struct Scratch(Pages);
+
+impl Scratch {
+    pub fn new() -> std::io::Result<Self> {
+        Pages::new(DATA_MAX).map(Scratch)
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_of_a_write_is_page_aligned() {
+        let mut buffer = RequestBuffer::new().unwrap();
+        assert_eq!(buffer.room().len(), WRITE_HEAD + DATA_MAX);
+        let data = &buffer.message(WRITE_HEAD + 1)[WRITE_HEAD..];
+        assert_eq!(data.as_ptr().addr() % PAGE, 0);
+        assert!(buffer.message(usize::MAX).len() == WRITE_HEAD + DATA_MAX);
+    }
+}

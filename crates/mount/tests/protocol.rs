@@ -1,0 +1,360 @@
+//! The protocol layer under a real mount, served by a file system in memory.
+//!
+//! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
+
+mod toy;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use sheaf_mount::{Insist, MountOptions, Unmounter};
+
+struct Mounted {
+    dir: tempfile::TempDir,
+    unmounter: Unmounter,
+    ended: mpsc::Receiver<Result<(), sheaf_mount::Error>>,
+}
+
+/// A toy mounted in a temporary folder; `None` where this machine has no FUSE.
+fn mounted(options: &str) -> Option<Mounted> {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: no /dev/fuse");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    let options = MountOptions::parse(options).unwrap();
+    let (tell, ready) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    base::thread::spawn("mount", move || {
+        let toy = toy::Toy::default();
+        let result = sheaf_mount::mount_operations(toy, &path, &options, None, |unmounter| {
+            tell.send(unmounter).unwrap();
+        });
+        end.send(result).unwrap();
+    })
+    .unwrap();
+    match ready.recv() {
+        Ok(unmounter) => Some(Mounted {
+            dir,
+            unmounter,
+            ended,
+        }),
+        Err(_) => panic!("{:?}", ended.recv().unwrap()),
+    }
+}
+
+impl Mounted {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Unmounts and waits until the session is over.
+    fn end(self) {
+        self.unmounter.unmount(Insist::No).unwrap();
+        self.ended.recv().unwrap().unwrap();
+    }
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut data = vec![0; len];
+    base::rng::Rng::new(seed).fill(&mut data);
+    data
+}
+
+#[test]
+fn files_are_written_read_and_truncated() {
+    let Some(m) = mounted("") else { return };
+    let path = m.path("file");
+    let data = pattern(3 * (1 << 20) + 12345, 1);
+    fs::write(&path, &data).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), data);
+    assert_eq!(fs::metadata(&path).unwrap().len(), data.len() as u64);
+
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    file.write_all_at(b"patch", 1 << 20).unwrap();
+    let mut got = [0; 7];
+    file.read_exact_at(&mut got, (1 << 20) - 1).unwrap();
+    assert_eq!(&got[1..6], b"patch");
+    file.set_len(10).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), &data[..10]);
+    file.sync_all().unwrap();
+
+    let mut truncated = File::create(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    truncated.write_all(b"new").unwrap();
+    drop((file, truncated));
+    m.end();
+}
+
+#[test]
+fn direct_and_buffered_access_see_each_other() {
+    let Some(m) = mounted("") else { return };
+    let path = m.path("file");
+    fs::write(&path, vec![1u8; 16384]).unwrap();
+    let mut buffered = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let direct = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&path)
+        .unwrap();
+    let mut all = Vec::new();
+    buffered.read_to_end(&mut all).unwrap();
+    direct.write_all_at(&[2u8; 4096], 4096).unwrap();
+    buffered.seek(SeekFrom::Start(0)).unwrap();
+    all.clear();
+    buffered.read_to_end(&mut all).unwrap();
+    assert!(all[..4096].iter().all(|&b| b == 1) && all[4096..8192].iter().all(|&b| b == 2));
+    buffered.write_all_at(&[3u8; 4096], 0).unwrap();
+    let mut page = [0u8; 4096];
+    direct.read_exact_at(&mut page, 0).unwrap();
+    assert!(page.iter().all(|&b| b == 3));
+    drop((buffered, direct));
+    m.end();
+}
+
+#[test]
+fn ten_thousand_entries_are_listed_once_each() {
+    let Some(m) = mounted("") else { return };
+    for n in 0..10_000 {
+        File::create(m.path(&format!("entry-{n}"))).unwrap();
+    }
+    for _ in 0..2 {
+        let mut names: Vec<_> = fs::read_dir(m.dir.path())
+            .unwrap()
+            .map(|e| {
+                let entry = e.unwrap();
+                assert!(entry.metadata().unwrap().is_file());
+                entry.file_name().into_string().unwrap()
+            })
+            .collect();
+        assert_eq!(names.len(), 10_000);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 10_000);
+    }
+    // A listing after a change shows the change, cached or not.
+    fs::remove_file(m.path("entry-77")).unwrap();
+    assert_eq!(fs::read_dir(m.dir.path()).unwrap().count(), 9_999);
+    m.end();
+}
+
+#[test]
+fn names_are_linked_renamed_and_exchanged() {
+    let Some(m) = mounted("") else { return };
+    fs::write(m.path("a"), "A").unwrap();
+    fs::write(m.path("b"), "B").unwrap();
+    fs::hard_link(m.path("a"), m.path("a2")).unwrap();
+    assert_eq!(fs::metadata(m.path("a")).unwrap().nlink(), 2);
+    let rename = |from: &str, to: &str, flags: u32| {
+        let (from, to) = (c_path(&m.path(from)), c_path(&m.path(to)));
+        // SAFETY: both strings end with zero and outlive the call.
+        let result = unsafe {
+            libc::renameat2(
+                libc::AT_FDCWD,
+                from.as_ptr(),
+                libc::AT_FDCWD,
+                to.as_ptr(),
+                flags,
+            )
+        };
+        if result == 0 {
+            0
+        } else {
+            std::io::Error::last_os_error().raw_os_error().unwrap()
+        }
+    };
+    assert_eq!(rename("a", "b", libc::RENAME_EXCHANGE), 0);
+    assert_eq!(fs::read_to_string(m.path("a")).unwrap(), "B");
+    assert_eq!(fs::read_to_string(m.path("b")).unwrap(), "A");
+    assert_eq!(rename("a", "b", libc::RENAME_NOREPLACE), libc::EEXIST);
+    assert_eq!(rename("a", "b", 0), 0);
+    assert!(!m.path("a").exists());
+    assert_eq!(fs::metadata(m.path("a2")).unwrap().nlink(), 1);
+
+    symlink("b", m.path("s")).unwrap();
+    assert_eq!(fs::read_link(m.path("s")).unwrap(), Path::new("b"));
+    fs::create_dir(m.path("d")).unwrap();
+    fs::rename(m.path("b"), m.path("d/b")).unwrap();
+    assert!(fs::remove_dir(m.path("d")).is_err());
+    fs::remove_file(m.path("d/b")).unwrap();
+    fs::remove_dir(m.path("d")).unwrap();
+    m.end();
+}
+
+#[test]
+fn unlinked_and_unnamed_files_live_while_open() {
+    let Some(m) = mounted("") else { return };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(m.path("gone"))
+        .unwrap();
+    fs::remove_file(m.path("gone")).unwrap();
+    file.write_all(b"still here").unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+
+    let mut unnamed = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(m.dir.path())
+        .unwrap();
+    unnamed.write_all(b"named later").unwrap();
+    let from = CString::new(format!("/proc/self/fd/{}", unnamed.as_raw_fd())).unwrap();
+    let to = c_path(&m.path("named"));
+    // SAFETY: both strings end with zero and outlive the call.
+    let result = unsafe {
+        libc::linkat(
+            libc::AT_FDCWD,
+            from.as_ptr(),
+            libc::AT_FDCWD,
+            to.as_ptr(),
+            libc::AT_SYMLINK_FOLLOW,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    assert_eq!(fs::read_to_string(m.path("named")).unwrap(), "named later");
+    drop((file, unnamed));
+    m.end();
+}
+
+#[test]
+fn a_shared_mapping_reaches_the_file() {
+    let Some(m) = mounted("") else { return };
+    let path = m.path("mapped");
+    fs::write(&path, vec![0u8; 8192]).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    // SAFETY: a fresh mapping of 8192 bytes is written within its bounds, flushed and
+    // unmapped, and no reference to it survives.
+    unsafe {
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            8192,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
+        assert_ne!(map, libc::MAP_FAILED);
+        map.cast::<u8>().add(5000).write(42);
+        assert_eq!(libc::msync(map, 8192, libc::MS_SYNC), 0);
+        libc::munmap(map, 8192);
+    }
+    drop(file);
+    // Past the page cache, to what the server holds.
+    let direct = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&path)
+        .unwrap();
+    let mut byte = [0u8; 1];
+    direct.read_exact_at(&mut byte, 5000).unwrap();
+    assert_eq!(byte, [42]);
+    drop(direct);
+    m.end();
+}
+
+#[test]
+fn attributes_and_extended_attributes_are_kept() {
+    let Some(m) = mounted("noatime") else { return };
+    let path = m.path("x");
+    fs::write(&path, "x").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+    let (file, name) = (c_path(&path), c"user.colour");
+    let value = pattern(65536, 3);
+    let mut got = vec![0u8; 65536];
+    let mut list = [0u8; 64];
+    // SAFETY: strings end with zero; lengths are those of the buffers; all outlive the calls.
+    unsafe {
+        let set = |flags| {
+            libc::setxattr(
+                file.as_ptr(),
+                name.as_ptr(),
+                value.as_ptr().cast(),
+                value.len(),
+                flags,
+            )
+        };
+        assert_eq!(set(0), 0);
+        assert_eq!(set(libc::XATTR_CREATE), -1);
+        let size = libc::getxattr(file.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0);
+        assert_eq!(size, 65536);
+        let n = libc::getxattr(file.as_ptr(), name.as_ptr(), got.as_mut_ptr().cast(), 65536);
+        assert_eq!(n, 65536);
+        let n = libc::listxattr(file.as_ptr(), list.as_mut_ptr().cast(), 64);
+        assert_eq!(&list[..n as usize], b"user.colour\0");
+        assert_eq!(libc::removexattr(file.as_ptr(), name.as_ptr()), 0);
+        assert_eq!(libc::removexattr(file.as_ptr(), name.as_ptr()), -1);
+    }
+    assert_eq!(got, value);
+    m.end();
+}
+
+#[test]
+fn many_clients_at_once_are_served() {
+    let Some(m) = mounted("workers=8") else {
+        return;
+    };
+    let top = m.dir.path();
+    base::thread::parallel(8, |n| {
+        let dir = top.join(format!("d{n}"));
+        fs::create_dir(&dir).unwrap();
+        for k in 0..200u64 {
+            let data = pattern(10_000, k + n as u64);
+            fs::write(dir.join(format!("f{k}")), &data).unwrap();
+            assert_eq!(fs::read(dir.join(format!("f{k}"))).unwrap(), data);
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    });
+    assert_eq!(fs::read_dir(m.dir.path()).unwrap().count(), 0);
+    m.end();
+}
+
+#[test]
+fn a_mount_in_use_is_detached_and_ends_with_its_last_user() {
+    let Some(m) = mounted("") else { return };
+    let file = File::create(m.path("held")).unwrap();
+    assert!(m.unmounter.unmount(Insist::No).is_err());
+    m.unmounter.unmount(Insist::Lazy).unwrap();
+    assert!(m.ended.try_recv().is_err());
+    drop(file);
+    m.ended.recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_read_only_mount_refuses_writes() {
+    let Some(m) = mounted("ro") else { return };
+    let error = File::create(m.path("no")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    m.end();
+}
