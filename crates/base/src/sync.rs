@@ -57,8 +57,13 @@ pub mod rank {
     pub const PAGE_SET: Rank = ranked(84, "page cache set");
     pub const DIRTY_PAGES: Rank = ranked(86, "dirty page index shard");
     pub const NODE_SHARD: Rank = ranked(100, "node cache shard");
+    pub const NID_LEASE: Rank = ranked(104, "nid lease");
+    pub const NID_REGIONS: Rank = ranked(106, "nid regions");
     pub const TABLE: Rank = ranked(110, "node table region");
+    pub const SPACE_LEASE: Rank = ranked(116, "chunk lease");
     pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");
+    pub const CHUNK_BITS: Rank = ranked(122, "available blocks of a chunk");
+    pub const SPACE_PENDING: Rank = ranked(124, "blocks freed and not yet durable");
     pub const SEGMENTS: Rank = ranked(130, "segment table");
     pub const GATHER: Rank = ranked(140, "journal gather");
     pub const STAGING: Rank = ranked(150, "journal staging shard");
@@ -339,6 +344,14 @@ impl<T, H> RwLock<T, H> {
             lock: Arc::clone(self),
             _held: held,
         }
+    }
+
+    /// [`RwLock::write_owned`] for a lock that nobody else can reach yet: it never waits, so
+    /// its rank does not matter.
+    pub fn write_owned_unordered(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
+        let guard = self.inner.try_write().expect("nobody else can reach this lock yet");
+        std::mem::forget(guard);
+        OwnedWriteGuard { lock: Arc::clone(self), _held: Held::record(self.rank, self.key) }
     }
 }
 

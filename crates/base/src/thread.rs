@@ -4,7 +4,9 @@ use crate::sync::{Condvar, Mutex, rank};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
+
+pub use std::thread::JoinHandle;
 
 /// Number of CPUs this process may run on; at least 1.
 pub fn cpu_count() -> usize {

@@ -1,1 +1,33 @@
+//! The crash-safe node store: nodes and their table, space, the journal, checkpoints,
+//! recovery, and the data cache. It knows nothing of names and inodes.
+//!
+//! A node changes only by a delta, every delta is in the journal's record of its operation,
+//! and recovery applies the same deltas by the same code. See [`op`] for operations,
+//! [`journal`] for durability, [`checkpoint`] for the way home, [`recovery`] for the way back.
+
 pub mod cache;
+mod checkpoint;
+mod content;
+mod error;
+mod items;
+mod journal;
+mod nids;
+mod node;
+mod op;
+mod recovery;
+mod segments;
+mod space;
+mod space_map;
+mod store;
+mod table;
+mod threads;
+
+pub use checkpoint::CheckpointReport;
+pub use content::Content;
+pub use error::Error;
+pub use node::{Node, NodeRead};
+pub use op::{Epoch, FreshNid, Need, Op, Promise, Reservation, Slot};
+pub use recovery::RecoveryReport;
+pub use space::{ChunkState, Extent};
+pub use space_map::SpaceMap;
+pub use store::{SpaceInfo, Store, StoreOptions};

@@ -25,6 +25,9 @@ layout! {
         pub epoch: U64,
         /// Ef: the newest epoch that any image holds; recovery must reach it.
         pub image_epoch: U64,
+        /// Sequence number after the newest batch that an image can depend on; recovery must
+        /// find every batch below it.
+        pub image_sequence: U64,
         /// Journal anchor: ring position (bytes, never wraps) of the first batch to replay.
         pub anchor_position: U64,
         /// Journal anchor: sequence number of that batch.
@@ -42,7 +45,7 @@ layout! {
         /// Reserved for the file system's own counters.
         pub user: [U64; 8],
         /// Zero.
-        pub reserved: [u8; 1864],
+        pub reserved: [u8; 1856],
         /// Map pages of the node table.
         pub roots: [ItemPointer; 128],
     }

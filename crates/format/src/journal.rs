@@ -31,10 +31,12 @@ layout! {
         pub durable_epoch: U64,
         /// Newest checkpoint when it was written.
         pub checkpoint_sequence: U64,
+        /// Sequence number of the newest batch known durable when it was written.
+        pub durable_sequence: U64,
         /// Number of records.
         pub records: U32,
         /// Zero.
-        pub reserved: [u8; 20],
+        pub reserved: [u8; 12],
     }
 
     /// Header of a record: one operation, all or nothing.

@@ -1,0 +1,478 @@
+//! The checkpoint: node images and tables become durable, and the journal's tail moves on.
+//!
+//! One checkpoint runs at a time, beside all operations. Its steps (DESIGN §8):
+//!
+//! 1. close the epoch (E0) and take all dirty lists;
+//! 2. workers encode each dirty node under its shared lock and write packed segments;
+//! 3. make the journal durable through Ef, the newest epoch that an image can hold (R3);
+//! 4. enter the images into the node table, write changed table pages and the space tables,
+//!    flush;
+//! 5. write the record: **the commit point**;
+//! 6. free what only the old record reached, and move the journal's tail.
+//!
+//! Invariants:
+//! 1. A node is on a dirty list, or being captured, from its first change until the table
+//!    names an image of its newest version.
+//! 2. Whatever the last durable record reaches is not written over before step 6.
+//! 3. A failure at any step latches the store: the last durable record and the journal behind
+//!    it stay whole.
+
+use crate::content::Content;
+use crate::error::Error;
+use crate::items::{read_item, read_page};
+use crate::journal::Anchor;
+use crate::node::Body;
+use crate::op::DirtyCell;
+use crate::segments::{Packer, SegmentId};
+use crate::space::ChunkState;
+use crate::store::Store;
+use crate::table::{Entry, PageSink};
+use device::{Array, Durability};
+use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
+use format::item::{self, ITEM_ALIGN, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
+use format::table::SPACE_MAP_FIRST;
+use format::{BLOCK_SIZE, Damage, Nid, U32, U64};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Payload of a space page: with its header two whole blocks.
+const SPACE_PAGE_BYTES: usize = 2 * BLOCK_SIZE - ItemHeader::SIZE;
+/// The space root names at most this many pages.
+const SPACE_PAGES_MAX: usize = PAYLOAD_MAX / ItemPointer::SIZE;
+/// Segments cleaned per checkpoint at most.
+const CLEAN_MAX: usize = 16;
+
+/// What one checkpoint leaves for the next.
+#[derive(Debug)]
+pub(crate) struct CheckpointState {
+    pub sequence: u64,
+    /// State of each chunk that is not meta, as the captured images have it.
+    pub chunks: Vec<ChunkState>,
+    /// Root and pages of the space tables.
+    pub space_places: Vec<Place>,
+    /// The last record said that the journal was empty.
+    pub clean: bool,
+}
+
+/// An image, or a deletion, captured in step 2.
+struct Captured<C> {
+    cell: DirtyCell<C>,
+    entry: Entry,
+    /// Free blocks, for space maps that exist.
+    free: Option<u32>,
+}
+
+/// What a checkpoint did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CheckpointReport {
+    pub nodes: u64,
+    pub bytes: u64,
+    pub cleaned_segments: u64,
+}
+
+impl<C: Content> Store<C> {
+    /// Makes a checkpoint of everything committed before the call.
+    pub fn checkpoint(&self) -> Result<(), Error> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.checkpoint_now()
+    }
+
+    pub(crate) fn checkpoint_now(&self) -> Result<(), Error> {
+        self.retire_chunks()?;
+        self.make_checkpoint(false).map(|_| ())
+    }
+
+    /// Latches the store when it fails (invariant 3).
+    pub(crate) fn make_checkpoint(&self, clean: bool) -> Result<CheckpointReport, Error> {
+        let mut state = self.checkpoint_state.lock();
+        if let Some(error) = self.journal.failed() {
+            return Err(error);
+        }
+        let result = self.run(&mut state, clean);
+        if let Err(error) = &result {
+            self.latch(&format!("checkpoint: {error}"));
+        }
+        result
+    }
+
+    fn run(&self, state: &mut CheckpointState, clean: bool) -> Result<CheckpointReport, Error> {
+        let sequence = state.sequence + 1;
+        let mut report = CheckpointReport {
+            cleaned_segments: self.clean_segments()?,
+            ..CheckpointReport::default()
+        };
+        let keep = self.free_segments_wanted();
+        let released = self.segments.release_chunks(keep);
+
+        // Step 1.
+        let (e0, anchor) = self.journal.close_and_commit()?;
+        let dirty = self.take_dirty();
+        report.nodes = dirty.len() as u64;
+        if dirty.is_empty() && released.is_empty() && state.clean && clean {
+            return Ok(report);
+        }
+        // Step 2.
+        let (captured, bytes) = self.capture(dirty, sequence)?;
+        report.bytes = bytes;
+        // Step 3: nothing captured so far is newer than the epoch open now.
+        let (image_epoch, reach) = self.journal.close_and_commit()?;
+        // Step 4.
+        let mut packer = Packer::new(&self.segments, &self.space, &self.array, 0, sequence);
+        self.enter(&captured, state, &mut packer)?;
+        let roots = self.table.write_dirty(&mut packer)?;
+        let space_root = self.write_space(state, &mut packer)?;
+        report.bytes += packer.finish()?;
+        self.array.flush()?;
+        // Step 5.
+        let mut record = self.record(sequence, anchor);
+        record.clean = U32::new(clean as u32);
+        record.epoch = U64::new(e0);
+        record.image_epoch = U64::new(image_epoch);
+        record.image_sequence = U64::new(reach.sequence);
+        record.roots = roots;
+        record.space_root = space_root;
+        record.seal();
+        self.array
+            .write_slot((sequence % 2) as usize, record.as_bytes())?;
+        // Step 6.
+        state.sequence = sequence;
+        state.clean = clean;
+        drop(captured);
+        self.journal.release(anchor.position, sequence);
+        self.segments.find_free();
+        self.space.chunks_freed(&released);
+        Ok(report)
+    }
+
+    /// A record of the state now; the caller adds what the steps produced and seals it.
+    fn record(&self, sequence: u64, anchor: Anchor) -> CheckpointRecord {
+        let mut record = CheckpointRecord::zeroed();
+        record.magic = CHECKPOINT_MAGIC;
+        record.uuid = self.array.uuid();
+        record.sequence = U64::new(sequence);
+        record.mount_id = U64::new(self.journal.mount_id);
+        record.anchor_position = U64::new(anchor.position);
+        record.anchor_sequence = U64::new(anchor.sequence);
+        record.anchor_checksum = U32::new(anchor.previous_crc);
+        record.regions = U32::new(self.nids.region_count());
+        record.node_count = U64::new(self.table.node_count());
+        record.time = U64::new(self.clock().now().sec.max(0) as u64);
+        record
+    }
+
+    fn take_dirty(&self) -> Vec<DirtyCell<C>> {
+        let mut all = Vec::new();
+        for list in &self.dirty {
+            all.append(&mut list.lock());
+        }
+        // Neighbouring nids share table pages, and are read together later.
+        all.sort_by_key(|cell| cell.header.nid);
+        all
+    }
+
+    /// Encodes and writes the dirty nodes with N workers that share no lock but the
+    /// segment table's.
+    fn capture(
+        &self,
+        dirty: Vec<DirtyCell<C>>,
+        sequence: u64,
+    ) -> Result<(Vec<Captured<C>>, u64), Error> {
+        let workers = self.options.workers.min(dirty.len() / 256 + 1);
+        let share = dirty.len().div_ceil(workers).max(1);
+        let parts: Vec<&[DirtyCell<C>]> = dirty.chunks(share).collect();
+        let results = base::thread::parallel(parts.len().max(1), |worker| {
+            let mut packer =
+                Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
+            let mut captured = Vec::new();
+            for cell in parts.get(worker).copied().unwrap_or_default() {
+                captured.push(self.capture_node(cell, &mut packer)?);
+            }
+            Ok((captured, packer.finish()?))
+        });
+        let (mut all, mut bytes) = (Vec::with_capacity(dirty.len()), 0);
+        for result in results {
+            let (mut captured, written): (Vec<Captured<C>>, u64) = result?;
+            all.append(&mut captured);
+            bytes += written;
+        }
+        Ok((all, bytes))
+    }
+
+    fn capture_node(
+        &self,
+        cell: &DirtyCell<C>,
+        packer: &mut Packer<'_>,
+    ) -> Result<Captured<C>, Error> {
+        let nid = cell.header.nid;
+        let node = cell.read();
+        // Under the shared lock no operation is between changing the node and marking it
+        // dirty, so a change after this capture puts it on a list again.
+        cell.header.dirty.store(false, Ordering::Release);
+        self.dirty_bytes
+            .fetch_sub(cell.header.dirty_refund(), Ordering::Relaxed);
+        self.nodes.recharge(cell, &node.body);
+        let (place, free) = match &node.body {
+            Body::Gone => (Place::NONE, None),
+            body => {
+                let place = packer.append(|out| body.encode_item(nid, node.version, out))?;
+                let free = match body {
+                    Body::Space(map) => Some(map.free()),
+                    _ => None,
+                };
+                (place, free)
+            }
+        };
+        let entry = Entry {
+            place,
+            version: node.version,
+        };
+        Ok(Captured {
+            cell: cell.clone(),
+            entry,
+            free,
+        })
+    }
+
+    /// Enters captured images into the table; their predecessors are no longer live.
+    fn enter(
+        &self,
+        captured: &[Captured<C>],
+        state: &mut CheckpointState,
+        packer: &mut Packer<'_>,
+    ) -> Result<(), Error> {
+        for one in captured {
+            let nid = one.cell.header.nid;
+            let Some(replaced) = self.table.set(nid, one.entry)? else {
+                // The nid was used again and its newer node captured as well.
+                packer.discard(one.entry.place);
+                continue;
+            };
+            packer.discard(replaced);
+            if nid.0 >= SPACE_MAP_FIRST {
+                let chunk = (nid.0 - SPACE_MAP_FIRST) as usize;
+                state.chunks[chunk] = match one.free {
+                    Some(free) => ChunkState::Data(free),
+                    None => ChunkState::Free,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the space tables: chunk states, then the live bytes of each meta chunk's
+    /// segments. Their own places are accounted for before they are encoded.
+    fn write_space(
+        &self,
+        state: &mut CheckpointState,
+        packer: &mut Packer<'_>,
+    ) -> Result<ItemPointer, Error> {
+        for old in state.space_places.drain(..) {
+            packer.discard(old);
+        }
+        // Allocating can add a meta chunk, which makes the tables longer.
+        let per_chunk = self.array.geometry().segments_per_chunk() as usize;
+        let words_now = || state.chunks.len() + self.segments.meta_chunks() * per_chunk;
+        let pages_for = |words: usize| (words * 4).div_ceil(SPACE_PAGE_BYTES);
+        let mut places = Vec::new();
+        let root = packer.allocate(item::ITEM_MAX)?;
+        while places.len() < pages_for(words_now()) {
+            places.push(packer.allocate(2 * BLOCK_SIZE)?);
+        }
+        if places.len() > SPACE_PAGES_MAX {
+            let what = "the array has more chunks than the space tables can describe";
+            return Err(Error::Damaged(Damage::new("space tables", what)));
+        }
+        let words = space_words(&state.chunks, &self.segments.live());
+        let bytes = words.as_bytes();
+        let mut pointers = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            let part = &bytes[(i * SPACE_PAGE_BYTES).min(bytes.len())
+                ..((i + 1) * SPACE_PAGE_BYTES).min(bytes.len())];
+            let mut page = vec![0; SPACE_PAGE_BYTES];
+            page[..part.len()].copy_from_slice(part);
+            let crc = write_at(&self.array, *place, ItemKind::SpacePage, i as u64, &page)?;
+            pointers.push(ItemPointer {
+                place: U64::new(place.pack()),
+                stamp: U64::new(crc as u64),
+            });
+        }
+        let mut payload = vec![0; PAYLOAD_MAX];
+        payload[..pointers.as_bytes().len()].copy_from_slice(pointers.as_bytes());
+        let crc = write_at(&self.array, root, ItemKind::SpaceRoot, 0, &payload)?;
+        state.space_places = places;
+        state.space_places.push(root);
+        Ok(ItemPointer {
+            place: U64::new(root.pack()),
+            stamp: U64::new(crc as u64),
+        })
+    }
+
+    /// Free segments that the next checkpoint should find.
+    fn free_segments_wanted(&self) -> usize {
+        let segment = self.array.geometry().segment_bytes() as i64;
+        (2 * self.dirty_limit / segment) as usize + 2 * self.options.workers + 4
+    }
+
+    /// Marks the live contents of the emptiest segments dirty, so that this checkpoint
+    /// writes them elsewhere, when free segments run short. Returns the segments chosen.
+    fn clean_segments(&self) -> Result<u64, Error> {
+        let (total, live) = self.segments.usage();
+        let short = self.segments.free_segments() < self.free_segments_wanted();
+        // Below a quarter of dead space cleaning costs more than it gives.
+        if !short || live * 4 > total * 3 {
+            return Ok(0);
+        }
+        let chosen = self.segments.emptiest(75, CLEAN_MAX);
+        for (segment, _) in &chosen {
+            self.clean_segment(*segment)?;
+        }
+        Ok(chosen.len() as u64)
+    }
+
+    fn clean_segment(&self, segment: SegmentId) -> Result<(), Error> {
+        let start = self.segments.first_block(segment).byte();
+        let mut bytes = device::AlignedBuf::zeroed(self.array.geometry().segment_bytes());
+        self.array.read(start, &mut bytes)?;
+        let mut at = 0;
+        while at < bytes.len() {
+            // Dead items may be of any age, and the gap to the next block is zeros: whatever
+            // does not decode is skipped, because a live item always does (or is reported
+            // when it is read).
+            let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+                at += ITEM_ALIGN;
+                continue;
+            };
+            let len = item::padded_len(payload.len());
+            let place = Place {
+                byte: start + at as u64,
+                len: len as u32,
+            };
+            self.clean_item(&header, place)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn clean_item(&self, header: &ItemHeader, place: Place) -> Result<(), Error> {
+        let id = header.id.get();
+        match ItemKind::from_byte(header.kind) {
+            Some(ItemKind::Node) => {
+                let nid = Nid(id);
+                if self.table.entry(nid)?.place != place {
+                    return Ok(());
+                }
+                // A damaged node stays where it is; it is reported to whoever reads it.
+                match self.load(nid) {
+                    Ok(node) => self.mark_dirty(self.shard(), &node.0),
+                    Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Some(kind) => {
+                self.table.touch_page(kind, id, place)?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+fn write_at(
+    array: &Array,
+    place: Place,
+    kind: ItemKind,
+    id: u64,
+    payload: &[u8],
+) -> Result<u32, Error> {
+    let mut bytes = Vec::with_capacity(place.len as usize);
+    let crc = item::encode(&mut bytes, kind, 0, id, 0, |o| o.extend_from_slice(payload));
+    debug_assert_eq!(bytes.len(), place.len as usize);
+    array.write(place.byte, &bytes, Durability::Volatile)?;
+    Ok(crc)
+}
+
+fn space_words(chunks: &[ChunkState], live: &BTreeMap<u32, Vec<u32>>) -> Vec<U32> {
+    let state = |chunk: usize| match live.contains_key(&(chunk as u32)) {
+        true => ChunkState::Meta,
+        false => chunks[chunk],
+    };
+    let mut words: Vec<U32> = (0..chunks.len())
+        .map(|chunk| U32::new(state(chunk).pack()))
+        .collect();
+    words.extend(live.values().flatten().map(|bytes| U32::new(*bytes)));
+    words
+}
+
+/// The space tables as a checkpoint record has them.
+pub(crate) struct SpaceTables {
+    pub chunks: Vec<ChunkState>,
+    pub live: BTreeMap<u32, Vec<u32>>,
+    pub places: Vec<Place>,
+}
+
+pub(crate) fn read_space(array: &Array, root: ItemPointer) -> Result<SpaceTables, Error> {
+    let damaged = |what: String| Error::Damaged(Damage::new("space tables", what));
+    let read = read_page(
+        array,
+        root.place(),
+        ItemKind::SpaceRoot,
+        0,
+        root.stamp.get() as u32,
+    )?
+    .map_err(|d| damaged(d.to_string()))?;
+    let mut places = Vec::new();
+    let mut bytes = Vec::new();
+    for (id, raw) in (0..).zip(read.payload().chunks_exact(ItemPointer::SIZE)) {
+        let pointer = ItemPointer::read_from_bytes(raw)
+            .map_err(|_| damaged("root of the wrong size".into()))?;
+        if pointer.place().is_none() {
+            break;
+        }
+        let crc = pointer.stamp.get() as u32;
+        let page =
+            read_item(array, pointer.place())?.map_err(|d| damaged(format!("page {id}: {d}")))?;
+        let header = &page.header;
+        if header.kind != ItemKind::SpacePage as u8
+            || header.id.get() != id
+            || header.crc.get() != crc
+            || page.payload().len() != SPACE_PAGE_BYTES
+        {
+            return Err(damaged(format!("page {id} is not what is there")));
+        }
+        bytes.extend_from_slice(page.payload());
+        places.push(pointer.place());
+    }
+    places.push(root.place());
+    let mut words = bytes
+        .chunks_exact(4)
+        .map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]));
+    let count = array.geometry().chunk_count as usize;
+    let mut chunks = Vec::with_capacity(count);
+    for chunk in 0..count {
+        let state = words.next().and_then(ChunkState::unpack);
+        chunks.push(state.ok_or_else(|| damaged(format!("chunk {chunk} has no state")))?);
+    }
+    let per_chunk = array.geometry().segments_per_chunk() as usize;
+    let mut live = BTreeMap::new();
+    for chunk in (0..count).filter(|c| chunks[*c] == ChunkState::Meta) {
+        let counts: Vec<u32> = words.by_ref().take(per_chunk).collect();
+        if counts.len() != per_chunk {
+            return Err(damaged(format!("segments of chunk {chunk} are cut off")));
+        }
+        live.insert(chunk as u32, counts);
+    }
+    for chunk in &mut chunks {
+        // The segment table rules; a chunk released later starts as free.
+        if *chunk == ChunkState::Meta {
+            *chunk = ChunkState::Free;
+        }
+    }
+    Ok(SpaceTables {
+        chunks,
+        live,
+        places,
+    })
+}

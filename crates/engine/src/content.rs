@@ -1,0 +1,25 @@
+//! What a node holds is the file system's business; this is all the store asks of it.
+
+use format::Damage;
+
+/// The content of a node. Implemented once, as an enum over the file system's node kinds.
+pub trait Content: Send + Sync + Sized + 'static {
+    /// A change of one node, small and deterministic.
+    type Delta: Send;
+
+    /// The node's kind, at least [`format::table::FIRST_FS_KIND`]; constant over its life.
+    fn kind(&self) -> u8;
+    /// Appends the image, at most [`format::item::PAYLOAD_MAX`] bytes.
+    fn encode(&self, out: &mut Vec<u8>);
+    /// Reads an image; total over any bytes.
+    fn decode(kind: u8, body: &[u8]) -> Result<Self, Damage>;
+    /// Makes a change. The forward path and recovery both come through here and nothing
+    /// else changes a node.
+    fn apply(&mut self, delta: &Self::Delta) -> Result<(), Damage>;
+    fn encode_delta(delta: &Self::Delta, out: &mut Vec<u8>);
+    fn decode_delta(kind: u8, bytes: &[u8]) -> Result<Self::Delta, Damage>;
+    /// True for kinds that belong to an inode and are locked only under its lock.
+    fn owned(kind: u8) -> bool;
+    /// Approximate heap bytes.
+    fn memory(&self) -> usize;
+}

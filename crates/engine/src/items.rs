@@ -1,0 +1,96 @@
+//! Reading items from the array.
+
+use crate::error::Error;
+use device::{AlignedBuf, Array};
+use format::BLOCK_SIZE;
+use format::item::{self, ItemHeader, ItemKind, Place};
+use format::{Damage, Nid};
+
+/// The bytes of an item and where its payload lies in them.
+pub(crate) struct ReadItem {
+    bytes: AlignedBuf,
+    start: usize,
+    len: usize,
+    pub header: ItemHeader,
+}
+
+impl ReadItem {
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// Reads the item at `place`. The outer error is the device's, the inner one the bytes'.
+pub(crate) fn read_item(array: &Array, place: Place) -> Result<Result<ReadItem, Damage>, Error> {
+    let block = BLOCK_SIZE as u64;
+    let first = place.byte / block * block;
+    let end = (place.byte + place.len as u64).next_multiple_of(block);
+    let limit = array.geometry().total_blocks() * block;
+    if place.is_none() || end > limit || place.len as usize > item::ITEM_MAX {
+        return Ok(Err(Damage::new("item pointer", "points outside the array")));
+    }
+    let mut bytes = AlignedBuf::zeroed((end - first) as usize);
+    array.read(first, &mut bytes)?;
+    let at = (place.byte - first) as usize;
+    let decoded = item::decode(&bytes[at..at + place.len as usize]);
+    let (header, len) = match decoded {
+        Ok((header, payload)) => (header, payload.len()),
+        Err(damage) => return Ok(Err(damage)),
+    };
+    if item::padded_len(len) != place.len as usize {
+        return Ok(Err(Damage::new(
+            "item",
+            "length differs from its pointer's",
+        )));
+    }
+    Ok(Ok(ReadItem {
+        bytes,
+        start: at + ItemHeader::SIZE,
+        len,
+        header,
+    }))
+}
+
+/// Reads a table or space page and checks that it is the one asked for.
+pub(crate) fn read_page(
+    array: &Array,
+    place: Place,
+    kind: ItemKind,
+    id: u64,
+    crc: u32,
+) -> Result<Result<ReadItem, Damage>, Error> {
+    let read = read_item(array, place)?;
+    Ok(read.and_then(|read| {
+        let header = &read.header;
+        if header.kind != kind as u8 || header.id.get() != id || header.crc.get() != crc {
+            return Err(Damage::new(
+                "table page",
+                format!("{kind:?} {id} is not what is there"),
+            ));
+        }
+        Ok(read)
+    }))
+}
+
+/// Reads a node image and checks that it is the version asked for.
+pub(crate) fn read_node(
+    array: &Array,
+    nid: Nid,
+    version: u64,
+    place: Place,
+) -> Result<Result<ReadItem, Damage>, Error> {
+    let read = read_item(array, place)?;
+    Ok(read.and_then(|read| {
+        let header = &read.header;
+        if header.kind != ItemKind::Node as u8
+            || header.id.get() != nid.0
+            || header.version.get() != version
+        {
+            return Err(Damage::new(
+                "node image",
+                "another node or version lies there",
+            ));
+        }
+        Ok(read)
+    }))
+}

@@ -1,0 +1,325 @@
+//! Nodes in memory: cells, references, guards, and the cache that holds them.
+//!
+//! Invariants:
+//! 1. At most one cell per nid is in the cache, and it holds the newest version. A reused nid
+//!    gets a fresh cell; holders of the old one find it gone.
+//! 2. A dirty cell (its newest version is in no image that the table names) is not evicted,
+//!    and neither is one that anybody else refers to.
+//! 3. A cell read from a device enters the cache only if the table still names the image it
+//!    was read from, checked under the shard's lock.
+
+use crate::content::Content;
+use crate::error::Error;
+use crate::space_map::SpaceMap;
+use base::sync::{Mutex, OwnedReadGuard, RwLock, rank};
+use format::item::ItemKind;
+use format::table::KIND_SPACE_MAP;
+use format::{Damage, Nid};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+
+/// What a cell knows without its lock.
+#[derive(Debug)]
+pub(crate) struct CellHeader {
+    pub nid: Nid,
+    /// On a dirty list, or about to be captured by the running checkpoint.
+    pub dirty: AtomicBool,
+    /// Looked up since the clock hand last passed.
+    recent: AtomicBool,
+    /// Bytes charged to the cache.
+    bytes: AtomicUsize,
+    /// Bytes charged to the store's dirty memory while dirty.
+    dirty_bytes: AtomicI64,
+}
+
+impl CellHeader {
+    /// What becoming dirty charges: the node's memory and `overhead`.
+    pub fn dirty_charge(&self, overhead: i64) -> i64 {
+        let charge = self.bytes.load(Ordering::Relaxed) as i64 + overhead;
+        self.dirty_bytes.store(charge, Ordering::Relaxed);
+        charge
+    }
+
+    /// What becoming clean gives back.
+    pub fn dirty_refund(&self) -> i64 {
+        self.dirty_bytes.swap(0, Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct State<C> {
+    pub version: u64,
+    pub body: Body<C>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Body<C> {
+    Gone,
+    Space(SpaceMap),
+    User(C),
+}
+
+pub(crate) type Cell<C> = RwLock<State<C>, CellHeader>;
+
+impl<C: Content> Body<C> {
+    pub fn kind(&self) -> u8 {
+        match self {
+            Body::Gone => 0,
+            Body::Space(_) => KIND_SPACE_MAP,
+            Body::User(content) => content.kind(),
+        }
+    }
+
+    pub fn decode(kind: u8, bytes: &[u8]) -> Result<Self, Damage> {
+        if kind == KIND_SPACE_MAP {
+            Ok(Body::Space(SpaceMap::decode(bytes)?))
+        } else if kind >= format::table::FIRST_FS_KIND {
+            Ok(Body::User(C::decode(kind, bytes)?))
+        } else {
+            Err(Damage::new("node", format!("unknown kind {kind}")))
+        }
+    }
+
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Body::Gone => {}
+            Body::Space(map) => map.encode(out),
+            Body::User(content) => content.encode(out),
+        }
+    }
+
+    /// Appends the node's image as an item.
+    pub fn encode_item(&self, nid: Nid, version: u64, out: &mut Vec<u8>) {
+        format::item::encode(out, ItemKind::Node, self.kind(), nid.0, version, |o| {
+            self.encode(o)
+        });
+    }
+
+    fn memory(&self) -> usize {
+        match self {
+            Body::Gone => 0,
+            Body::Space(map) => map.words().len() * 8,
+            Body::User(content) => content.memory(),
+        }
+    }
+}
+
+/// Fixed part of a cell's memory: the cell, its map entry and its clock entry.
+const CELL_OVERHEAD: usize = 160;
+
+pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc<Cell<C>> {
+    let lock_rank = match &body {
+        Body::Space(_) => rank::SPACE_MAP,
+        Body::User(content) if C::owned(content.kind()) => rank::OWNED_NODE,
+        _ => rank::INODE,
+    };
+    let header = CellHeader {
+        nid,
+        dirty: AtomicBool::new(false),
+        recent: AtomicBool::new(true),
+        bytes: AtomicUsize::new(CELL_OVERHEAD + body.memory()),
+        dirty_bytes: AtomicI64::new(0),
+    };
+    Arc::new(RwLock::with_header(
+        lock_rank,
+        nid.0,
+        header,
+        State { version, body },
+    ))
+}
+
+/// A reference to a node; the node stays in memory while one exists.
+#[derive(Debug)]
+pub struct Node<C>(pub(crate) Arc<Cell<C>>);
+
+impl<C> Clone for Node<C> {
+    fn clone(&self) -> Self {
+        Node(Arc::clone(&self.0))
+    }
+}
+
+impl<C: Content> Node<C> {
+    pub fn nid(&self) -> Nid {
+        self.0.header.nid
+    }
+
+    /// Locks the node shared. [`Error::Gone`] when it was deleted meanwhile.
+    pub fn read(&self) -> Result<NodeRead<C>, Error> {
+        let guard = self.0.read_owned();
+        match guard.body {
+            Body::User(_) => Ok(NodeRead(guard)),
+            _ => Err(Error::Gone(self.nid())),
+        }
+    }
+}
+
+/// A shared lock on a node's content.
+#[derive(Debug)]
+pub struct NodeRead<C>(OwnedReadGuard<State<C>, CellHeader>);
+
+impl<C> NodeRead<C> {
+    pub fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    pub fn nid(&self) -> Nid {
+        self.0.lock().header.nid
+    }
+}
+
+impl<C> Deref for NodeRead<C> {
+    type Target = C;
+    fn deref(&self) -> &C {
+        match &self.0.body {
+            Body::User(content) => content,
+            _ => unreachable!("checked when the guard was made"),
+        }
+    }
+}
+
+/// Spreads nids over hash buckets (Fibonacci hashing); nids are ours, nobody can flood it.
+#[derive(Default)]
+pub(crate) struct NidHasher(u64);
+
+impl Hasher for NidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte as u64);
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(29);
+    }
+}
+
+pub(crate) type NidMap<V> = HashMap<u64, V, BuildHasherDefault<NidHasher>>;
+
+#[derive(Debug)]
+struct Shard<C> {
+    cells: NidMap<Arc<Cell<C>>>,
+    /// The clock: nids in the order the hand meets them. A nid may be stale.
+    clock: VecDeque<u64>,
+}
+
+/// All nodes in memory, bounded by `limit` bytes as far as clean ones can be dropped.
+#[derive(Debug)]
+pub(crate) struct NodeCache<C> {
+    shards: Vec<Mutex<Shard<C>>>,
+    bytes: AtomicI64,
+    limit: i64,
+}
+
+impl<C: Content> NodeCache<C> {
+    pub fn new(shards: usize, limit: usize) -> Self {
+        let shard = |i| {
+            let shard = Shard {
+                cells: NidMap::default(),
+                clock: VecDeque::new(),
+            };
+            Mutex::keyed(rank::NODE_SHARD, i as u64, shard)
+        };
+        NodeCache {
+            shards: (0..shards.next_power_of_two()).map(shard).collect(),
+            bytes: AtomicI64::new(0),
+            limit: limit as i64,
+        }
+    }
+
+    fn shard(&self, nid: Nid) -> &Mutex<Shard<C>> {
+        let hash = nid.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        &self.shards[hash as usize & (self.shards.len() - 1)]
+    }
+
+    pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
+        let shard = self.shard(nid).lock();
+        let cell = shard.cells.get(&nid.0)?;
+        if !cell.header.recent.load(Ordering::Relaxed) {
+            cell.header.recent.store(true, Ordering::Relaxed);
+        }
+        Some(Arc::clone(cell))
+    }
+
+    /// Puts a cell in place of whatever the nid had (invariant 1).
+    pub fn insert(&self, cell: Arc<Cell<C>>) {
+        let nid = cell.header.nid;
+        let mut shard = self.shard(nid).lock();
+        self.charge(&cell, 1);
+        match shard.cells.insert(nid.0, cell) {
+            Some(old) => self.charge(&old, -1),
+            None => shard.clock.push_back(nid.0),
+        }
+        self.make_room(&mut shard);
+    }
+
+    /// Inserts a cell just read, unless another is there already or `still_current` says
+    /// that the table moved on (invariant 3); returns the cell that is in the cache.
+    pub fn insert_read(
+        &self,
+        cell: Arc<Cell<C>>,
+        still_current: impl FnOnce() -> bool,
+    ) -> Option<Arc<Cell<C>>> {
+        let nid = cell.header.nid;
+        let mut shard = self.shard(nid).lock();
+        if let Some(present) = shard.cells.get(&nid.0) {
+            return Some(Arc::clone(present));
+        }
+        if !still_current() {
+            return None;
+        }
+        self.charge(&cell, 1);
+        shard.cells.insert(nid.0, Arc::clone(&cell));
+        shard.clock.push_back(nid.0);
+        self.make_room(&mut shard);
+        Some(cell)
+    }
+
+    fn charge(&self, cell: &Cell<C>, sign: i64) {
+        let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
+        self.bytes.fetch_add(sign * bytes, Ordering::Relaxed);
+    }
+
+    /// Brings the charge of a cell up to date; the caller holds the cell's lock.
+    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> usize {
+        let now = CELL_OVERHEAD + body.memory();
+        let before = cell.header.bytes.swap(now, Ordering::Relaxed);
+        self.bytes
+            .fetch_add(now as i64 - before as i64, Ordering::Relaxed);
+        now
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed).max(0) as usize
+    }
+
+    /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
+    fn make_room(&self, shard: &mut Shard<C>) {
+        let mut looks = 16;
+        while self.bytes.load(Ordering::Relaxed) > self.limit && looks > 0 {
+            looks -= 1;
+            let Some(nid) = shard.clock.pop_front() else {
+                return;
+            };
+            let Some(cell) = shard.cells.get(&nid) else {
+                continue;
+            };
+            let header = &cell.header;
+            let idle = Arc::strong_count(cell) == 1
+                && !header.dirty.load(Ordering::Acquire)
+                && !header.recent.swap(false, Ordering::Relaxed);
+            if idle {
+                self.charge(cell, -1);
+                shard.cells.remove(&nid);
+            } else {
+                shard.clock.push_back(nid);
+            }
+        }
+    }
+}

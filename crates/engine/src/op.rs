@@ -1,0 +1,474 @@
+//! Operations: the only way to change nodes.
+//!
+//! Phase 1 locks, loads and reserves, and may fail; dropping the operation then leaves nothing.
+//! Phase 2 applies deltas and cannot fail; `commit` appends one record for all of them.
+//!
+//! Invariants (DESIGN §6):
+//! 1. The epoch is pinned after the last lock and released before the first unlock, so an
+//!    operation that follows another on any node never has a smaller epoch.
+//! 2. Every applied delta is in the record, with the version it made.
+//! 3. Touched nodes are on a dirty list before the pin is released, so that the checkpoint that
+//!    closes this epoch finds them.
+//! 4. Nids and blocks that the operation frees are given back after the record is staged.
+
+use crate::content::Content;
+use crate::error::Error;
+use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
+use crate::space::Extent;
+use crate::space_map::SpaceDelta;
+use crate::store::Store;
+use base::sync::OwnedWriteGuard;
+use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
+use format::table::{KIND_SPACE_MAP, space_map_nid};
+use format::{Block, Nid, U32, U64};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// An epoch; see [`Store::commit_through`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Epoch(pub u64);
+
+/// What an operation needs of a full array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// It may make metadata grow: refused early when space is short.
+    Grow,
+    /// It frees space or changes in place: always admitted.
+    Reclaim,
+}
+
+/// A node locked by an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// A nid nobody else has. Goes back to the free nids unless an operation creates it.
+#[derive(Debug)]
+pub struct FreshNid<'s, C: Content> {
+    pub(crate) store: &'s Store<C>,
+    pub(crate) nid: Nid,
+    pub(crate) last_version: u64,
+    pub(crate) used: bool,
+}
+
+impl<C: Content> FreshNid<'_, C> {
+    pub fn nid(&self) -> Nid {
+        self.nid
+    }
+
+    /// The version the node will have when created: unique among all uses of this nid.
+    pub fn version(&self) -> u64 {
+        self.last_version + 1
+    }
+}
+
+impl<C: Content> Drop for FreshNid<'_, C> {
+    fn drop(&mut self) {
+        if !self.used {
+            self.store.nids.put(self.nid);
+        }
+    }
+}
+
+/// Blocks reserved for the holder; given back on drop unless an operation takes them.
+#[derive(Debug)]
+pub struct Reservation<'s, C: Content> {
+    pub(crate) store: &'s Store<C>,
+    pub(crate) extent: Extent,
+    pub(crate) map: Node<C>,
+    pub(crate) taken: bool,
+}
+
+impl<C: Content> Reservation<'_, C> {
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+}
+
+impl<C: Content> Drop for Reservation<'_, C> {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.store.space.give(self.extent);
+        }
+    }
+}
+
+/// A share of the free space, for data that is not allocated yet.
+#[derive(Debug)]
+pub struct Promise<'s, C: Content> {
+    pub(crate) store: &'s Store<C>,
+    pub(crate) blocks: u64,
+}
+
+impl<C: Content> Promise<'_, C> {
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Leaves the promise standing without a holder; [`Store::adopt_promise`] picks it up.
+    pub fn into_blocks(mut self) -> u64 {
+        std::mem::take(&mut self.blocks)
+    }
+
+    pub(crate) fn consume(&mut self, blocks: u64) {
+        let consumed = blocks.min(self.blocks);
+        self.blocks -= consumed;
+        self.store.space.unpromise(consumed);
+    }
+}
+
+impl<C: Content> Drop for Promise<'_, C> {
+    fn drop(&mut self) {
+        self.store.space.unpromise(self.blocks);
+    }
+}
+
+#[derive(Debug)]
+struct Locked<C> {
+    guard: OwnedWriteGuard<State<C>, CellHeader>,
+    touched: bool,
+    created: bool,
+}
+
+/// An operation; see the module's head.
+#[derive(Debug)]
+pub struct Op<'s, C: Content> {
+    store: &'s Store<C>,
+    locked: Vec<Locked<C>>,
+    record: Vec<u8>,
+    entries: u32,
+    maps: BTreeMap<Nid, MapChange<C>>,
+    freed: Vec<Extent>,
+    deleted: Vec<Nid>,
+    finished: bool,
+}
+
+#[derive(Debug)]
+struct MapChange<C> {
+    map: Node<C>,
+    deltas: Vec<SpaceDelta>,
+}
+
+impl<'s, C: Content> Op<'s, C> {
+    /// The caller has taken the operation's journal credit.
+    pub(crate) fn new(store: &'s Store<C>) -> Self {
+        let mut record = Vec::with_capacity(512);
+        record.extend_from_slice(&[0; RecordHeader::SIZE]);
+        Op {
+            store,
+            locked: Vec::with_capacity(4),
+            record,
+            entries: 0,
+            maps: BTreeMap::new(),
+            freed: Vec::new(),
+            deleted: Vec::new(),
+            finished: false,
+        }
+    }
+
+    /// Locks a node exclusively until the operation ends; a node locked before keeps its slot.
+    pub fn lock(&mut self, node: &Node<C>) -> Result<Slot, Error> {
+        if let Some(slot) = self.slot_of(node.nid()) {
+            return Ok(slot);
+        }
+        let guard = node.0.write_owned();
+        if !matches!(guard.body, Body::User(_)) {
+            return Err(Error::Gone(node.nid()));
+        }
+        self.locked.push(Locked {
+            guard,
+            touched: false,
+            created: false,
+        });
+        Ok(Slot(self.locked.len() - 1))
+    }
+
+    /// Locks inodes in nid order, whatever order they are given in; slots come in the given one.
+    pub fn lock_sorted(&mut self, nodes: &[&Node<C>]) -> Result<Vec<Slot>, Error> {
+        let mut order: Vec<usize> = (0..nodes.len()).collect();
+        order.sort_by_key(|&i| nodes[i].nid());
+        let mut slots = vec![Slot(0); nodes.len()];
+        for i in order {
+            slots[i] = self.lock(nodes[i])?;
+        }
+        Ok(slots)
+    }
+
+    pub fn slot_of(&self, nid: Nid) -> Option<Slot> {
+        self.locked
+            .iter()
+            .position(|l| l.guard.lock().header.nid == nid)
+            .map(Slot)
+    }
+
+    pub fn peek(&self, slot: Slot) -> &C {
+        match &self.locked[slot.0].guard.body {
+            Body::User(content) => content,
+            _ => unreachable!("only user nodes that exist get a slot"),
+        }
+    }
+
+    pub fn version(&self, slot: Slot) -> u64 {
+        self.locked[slot.0].guard.version
+    }
+
+    pub fn nid(&self, slot: Slot) -> Nid {
+        self.locked[slot.0].guard.lock().header.nid
+    }
+
+    /// A locked node as a reference.
+    pub fn node(&self, slot: Slot) -> Node<C> {
+        Node(Arc::clone(self.locked[slot.0].guard.lock()))
+    }
+
+    pub fn store(&self) -> &'s Store<C> {
+        self.store
+    }
+
+    /// Bytes the record has so far; it may grow to [`RECORD_MAX`].
+    pub fn record_len(&self) -> usize {
+        self.record.len()
+    }
+
+    /// These blocks become free with this operation, and reusable when it is durable.
+    /// Phase 1: it may read their space map.
+    pub fn free(&mut self, extent: Extent) -> Result<(), Error> {
+        let geometry = self.store.array.geometry();
+        let mut left = extent;
+        while left.len > 0 {
+            let (chunk, start) = geometry.chunk_of(left.block).ok_or_else(|| {
+                let what = format!("extent {left:?} lies outside the data area");
+                Error::Damaged(format::Damage::new("extent", what))
+            })?;
+            let len = left.len.min(geometry.chunk_blocks - start);
+            let map = self.store.load_map(chunk)?;
+            self.note_map(
+                map,
+                SpaceDelta {
+                    allocate: false,
+                    start,
+                    len,
+                },
+            );
+            self.freed.push(Extent {
+                block: left.block,
+                len,
+            });
+            left = Extent {
+                block: Block(left.block.0 + len as u64),
+                len: left.len - len,
+            };
+        }
+        Ok(())
+    }
+
+    fn note_map(&mut self, map: Node<C>, delta: SpaceDelta) {
+        let change = MapChange {
+            map,
+            deltas: Vec::new(),
+        };
+        self.maps
+            .entry(change.map.nid())
+            .or_insert(change)
+            .deltas
+            .push(delta);
+    }
+
+    /// Creates a node (phase 2). It is visible to others once the operation committed.
+    pub fn create(&mut self, mut fresh: FreshNid<'_, C>, content: C) -> Slot {
+        fresh.used = true;
+        self.insert(fresh.nid, fresh.version(), Body::User(content))
+    }
+
+    pub(crate) fn create_map(&mut self, chunk: u32, last_version: u64) {
+        let blocks = self.store.array.geometry().chunk_blocks;
+        let map = crate::space_map::SpaceMap::new(blocks);
+        self.insert(space_map_nid(chunk), last_version + 1, Body::Space(map));
+    }
+
+    fn insert(&mut self, nid: Nid, version: u64, body: Body<C>) -> Slot {
+        let kind = body.kind();
+        let cell = new_cell(nid, version, body);
+        // Nobody else can reach the cell yet, so this lock never waits, whatever its rank.
+        let guard = cell.write_owned_unordered();
+        self.put_entry(nid, version, Action::Create, kind, |out| {
+            guard.body.encode(out)
+        });
+        self.locked.push(Locked {
+            guard,
+            touched: true,
+            created: true,
+        });
+        Slot(self.locked.len() - 1)
+    }
+
+    /// Changes a locked node now, and logs the change (phase 2).
+    pub fn apply(&mut self, slot: Slot, delta: C::Delta) {
+        let locked = &mut self.locked[slot.0];
+        locked.touched = true;
+        let nid = locked.guard.lock().header.nid;
+        let state = &mut *locked.guard;
+        let Body::User(content) = &mut state.body else {
+            unreachable!("only user nodes that exist get a slot")
+        };
+        if let Err(damage) = content.apply(&delta) {
+            panic!("a delta made for node {nid} does not apply to it: {damage}");
+        }
+        state.version += 1;
+        let (version, kind) = (state.version, content.kind());
+        self.put_entry(nid, version, Action::Apply, kind, |out| {
+            C::encode_delta(&delta, out)
+        });
+    }
+
+    /// Deletes a locked node (phase 2).
+    pub fn delete(&mut self, slot: Slot) {
+        let locked = &mut self.locked[slot.0];
+        locked.touched = true;
+        let nid = locked.guard.lock().header.nid;
+        let kind = locked.guard.body.kind();
+        locked.guard.body = Body::Gone;
+        locked.guard.version += 1;
+        let version = locked.guard.version;
+        self.deleted.push(nid);
+        self.put_entry(nid, version, Action::Delete, kind, |_| {});
+    }
+
+    /// The reserved blocks become allocated with this operation (phase 2).
+    pub fn take(&mut self, mut reservation: Reservation<'_, C>) -> Extent {
+        reservation.taken = true;
+        let extent = reservation.extent;
+        let geometry = self.store.array.geometry();
+        let (_, start) = geometry
+            .chunk_of(extent.block)
+            .expect("reserved in a chunk");
+        let delta = SpaceDelta {
+            allocate: true,
+            start,
+            len: extent.len,
+        };
+        self.note_map(reservation.map.clone(), delta);
+        extent
+    }
+
+    fn put_entry(
+        &mut self,
+        nid: Nid,
+        version: u64,
+        action: Action,
+        kind: u8,
+        body: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let at = self.record.len();
+        self.record.extend_from_slice(&[0; EntryHeader::SIZE]);
+        body(&mut self.record);
+        let mut header = EntryHeader::zeroed();
+        header.nid = U64::new(nid.0);
+        header.version = U64::new(version);
+        header.len = U32::new((self.record.len() - at - EntryHeader::SIZE) as u32);
+        header.action = action as u8;
+        header.kind = kind;
+        self.record[at..at + EntryHeader::SIZE].copy_from_slice(header.as_bytes());
+        self.entries += 1;
+    }
+
+    fn changed(&self) -> bool {
+        self.entries > 0
+    }
+
+    /// Appends the record and unlocks. The operation is durable when its epoch is.
+    pub fn commit(mut self) -> Epoch {
+        self.change_maps();
+        self.finished = true;
+        if !self.changed() {
+            self.store.journal.return_credit();
+            return Epoch(self.store.journal.epoch());
+        }
+        let len = self.record.len();
+        assert!(
+            len <= RECORD_MAX,
+            "a record of {len} bytes is over the bound"
+        );
+        let mut header = RecordHeader::zeroed();
+        header.len = U32::new((len - RecordHeader::SIZE) as u32);
+        header.entries = U32::new(self.entries);
+        self.record[..RecordHeader::SIZE].copy_from_slice(header.as_bytes());
+
+        let shard = self.store.shard();
+        let pin = self.store.journal.pin(shard);
+        for locked in &self.locked {
+            if locked.created {
+                self.store.nodes.insert(Arc::clone(locked.guard.lock()));
+            }
+            if locked.touched {
+                self.store.mark_dirty(shard, locked.guard.lock());
+            }
+        }
+        self.store.journal.stage(&pin, &self.record);
+        let epoch = pin.epoch;
+        self.store.space.freed(epoch, &self.freed);
+        for nid in &self.deleted {
+            self.store.nids.put(*nid);
+        }
+        drop(pin);
+        Epoch(epoch)
+    }
+
+    /// Locks the space maps, in nid order and after everything else, and changes them.
+    fn change_maps(&mut self) {
+        for (nid, change) in std::mem::take(&mut self.maps) {
+            let mut guard = change.map.0.write_owned();
+            for delta in &change.deltas {
+                let state = &mut *guard;
+                let Body::Space(map) = &mut state.body else {
+                    panic!("space map {nid} vanished while blocks of its chunk were in use");
+                };
+                if let Err(damage) = map.apply(delta) {
+                    panic!("space map {nid}: {damage}");
+                }
+                state.version += 1;
+                let version = state.version;
+                self.put_entry(nid, version, Action::Apply, KIND_SPACE_MAP, |o| {
+                    delta.encode(o)
+                });
+            }
+            self.locked.push(Locked {
+                guard,
+                touched: true,
+                created: false,
+            });
+        }
+    }
+
+    /// Deletes the empty space map of a chunk; see [`Store::retire_chunks`].
+    pub(crate) fn delete_map(&mut self, map: &Node<C>) -> bool {
+        let guard = map.0.write_owned();
+        let empty = matches!(&guard.body, Body::Space(map) if map.free() == map.blocks());
+        if !empty {
+            return false;
+        }
+        self.locked.push(Locked {
+            guard,
+            touched: false,
+            created: false,
+        });
+        self.delete(Slot(self.locked.len() - 1));
+        true
+    }
+}
+
+impl<C: Content> Drop for Op<'_, C> {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.store.journal.return_credit();
+        if self.locked.iter().any(|l| l.touched) {
+            self.store
+                .latch("an operation was abandoned after it had changed nodes");
+        }
+    }
+}
+
+/// Used by the cache of dirty cells.
+pub(crate) type DirtyCell<C> = Arc<Cell<C>>;

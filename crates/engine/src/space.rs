@@ -1,0 +1,555 @@
+//! Free space: chunks, their leases, and delayed allocation.
+//!
+//! A chunk is free, data (it has a space map node) or meta (it holds segments). Cores lease data
+//! chunks, so that an allocation takes no lock that another core wants.
+//!
+//! Invariants:
+//! 1. A block is available (bit set in its `ChunkSpace`) only if it is free in its space map, is
+//!    reserved by nobody, and its freeing, if any, is durable.
+//! 2. `available` = available blocks of all data chunks, loaded or not; `free_chunks` = chunks
+//!    that are durably free and not taken by a running checkpoint.
+//! 3. Promises never exceed `available` plus the free chunks beyond the reserve that
+//!    checkpoints and deletions live on.
+//! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
+
+use base::sync::{Mutex, rank};
+use format::Block;
+use format::geometry::Geometry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// A run of logical blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    pub block: Block,
+    pub len: u32,
+}
+
+/// What the space summary of a checkpoint says of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkState {
+    Free,
+    Meta,
+    /// Data, with this many blocks free.
+    Data(u32),
+}
+
+impl ChunkState {
+    pub(crate) fn pack(self) -> u32 {
+        match self {
+            ChunkState::Free => 0,
+            ChunkState::Meta => 1 << 30,
+            ChunkState::Data(free) => 2 << 30 | free,
+        }
+    }
+
+    pub(crate) fn unpack(raw: u32) -> Option<ChunkState> {
+        match (raw >> 30, raw & !(3 << 30)) {
+            (0, 0) => Some(ChunkState::Free),
+            (1, 0) => Some(ChunkState::Meta),
+            (2, free) => Some(ChunkState::Data(free)),
+            _ => None,
+        }
+    }
+}
+
+/// The available blocks of one data chunk (invariant 1).
+#[derive(Debug)]
+pub(crate) struct ChunkSpace {
+    pub chunk: u32,
+    bits: Mutex<ChunkBits>,
+}
+
+#[derive(Debug)]
+struct ChunkBits {
+    available: Vec<u64>,
+    count: u32,
+    cursor: u32,
+    blocks: u32,
+}
+
+impl ChunkBits {
+    fn run_at(&self, start: u32, want: u32) -> u32 {
+        let end = start.saturating_add(want).min(self.blocks);
+        let is_free = |b: u32| self.available[b as usize / 64] >> (b % 64) & 1 == 1;
+        (start..end).take_while(|&b| is_free(b)).count() as u32
+    }
+
+    /// First available block at or after `from`.
+    fn next_available(&self, from: u32) -> Option<u32> {
+        let mut word = from as usize / 64;
+        let mut mask = u64::MAX << (from % 64);
+        while word < self.available.len() {
+            let bits = self.available[word] & mask;
+            if bits != 0 {
+                let block = word as u32 * 64 + bits.trailing_zeros();
+                return (block < self.blocks).then_some(block);
+            }
+            mask = u64::MAX;
+            word += 1;
+        }
+        None
+    }
+
+    /// The first run of at least `least` blocks from the cursor on, wrapping once.
+    fn find(&self, want: u32, least: u32) -> Option<(u32, u32)> {
+        for (mut from, end) in [(self.cursor, self.blocks), (0, self.cursor)] {
+            while let Some(start) = self.next_available(from).filter(|&s| s < end) {
+                let run = self.run_at(start, want);
+                if run >= least {
+                    return Some((start, run));
+                }
+                from = start + run;
+            }
+        }
+        None
+    }
+
+    fn set(&mut self, start: u32, len: u32, available: bool) {
+        for b in start..start + len {
+            let bit = 1u64 << (b % 64);
+            let word = &mut self.available[b as usize / 64];
+            assert_ne!(*word & bit != 0, available, "block {b} changes state twice");
+            *word ^= bit;
+        }
+        if available {
+            self.count += len;
+        } else {
+            self.count -= len;
+            self.cursor = (start + len) % self.blocks;
+        }
+    }
+}
+
+impl ChunkSpace {
+    /// Up to `want` contiguous blocks, best at `goal`.
+    fn take(&self, want: u32, goal: Option<u32>) -> Option<(u32, u32)> {
+        let mut bits = self.bits.lock();
+        if bits.count == 0 {
+            return None;
+        }
+        if let Some(goal) = goal.filter(|&g| g < bits.blocks) {
+            let run = bits.run_at(goal, want);
+            if run > 0 {
+                bits.set(goal, run, false);
+                return Some((goal, run));
+            }
+        }
+        let (start, run) = bits
+            .find(want, want)
+            .or_else(|| bits.find(want, want.div_ceil(8)))
+            .or_else(|| bits.find(want, 1))?;
+        bits.set(start, run, false);
+        Some((start, run))
+    }
+
+    fn give(&self, start: u32, len: u32) {
+        self.bits.lock().set(start, len, true);
+    }
+
+    /// Available blocks now.
+    pub fn count(&self) -> u32 {
+        self.bits.lock().count
+    }
+}
+
+#[derive(Debug)]
+struct Chunks {
+    state: Vec<ChunkState>,
+    free: BTreeSet<u32>,
+    loaded: BTreeMap<u32, Arc<ChunkSpace>>,
+    leased: Vec<u32>,
+    /// Data chunks that are not loaded and have free blocks.
+    unloaded: BTreeMap<u32, u32>,
+}
+
+/// Where a shard's next blocks come from.
+pub(crate) enum Source {
+    /// A loaded chunk.
+    Loaded(Arc<ChunkSpace>),
+    /// A data chunk whose space map must be read.
+    Load(u32),
+    /// A free chunk that must get a space map; it is out of the free set.
+    Convert(u32),
+    None,
+}
+
+#[derive(Debug)]
+pub(crate) struct Space {
+    geometry: Geometry,
+    leases: Vec<Mutex<Option<Arc<ChunkSpace>>>>,
+    chunks: Mutex<Chunks>,
+    available: AtomicI64,
+    free_chunks: AtomicI64,
+    promised: AtomicI64,
+    reserve_chunks: i64,
+    /// Freed by an epoch that may not be durable yet.
+    pending: Mutex<BTreeMap<u64, Vec<Extent>>>,
+    pending_blocks: AtomicI64,
+}
+
+impl Space {
+    pub fn new(geometry: &Geometry, shards: usize, states: Vec<ChunkState>, reserve: u32) -> Self {
+        let mut chunks = Chunks {
+            free: BTreeSet::new(),
+            loaded: BTreeMap::new(),
+            leased: Vec::new(),
+            unloaded: BTreeMap::new(),
+            state: states,
+        };
+        let mut available = 0;
+        for (chunk, state) in (0..).zip(&chunks.state) {
+            match state {
+                ChunkState::Free => {
+                    chunks.free.insert(chunk);
+                }
+                ChunkState::Meta => {}
+                ChunkState::Data(free) => {
+                    available += *free as i64;
+                    chunks.unloaded.insert(chunk, *free);
+                }
+            }
+        }
+        let free_chunks = chunks.free.len() as i64;
+        Space {
+            geometry: geometry.clone(),
+            leases: (0..shards)
+                .map(|i| Mutex::keyed(rank::SPACE_LEASE, i as u64, None))
+                .collect(),
+            chunks: Mutex::new(rank::ALLOCATOR, chunks),
+            available: AtomicI64::new(available),
+            free_chunks: AtomicI64::new(free_chunks),
+            promised: AtomicI64::new(0),
+            reserve_chunks: reserve as i64,
+            pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
+            pending_blocks: AtomicI64::new(0),
+        }
+    }
+
+    /// Blocks that new promises can have.
+    pub fn promisable(&self) -> i64 {
+        let spare = (self.free_chunks.load(Ordering::SeqCst) - self.reserve_chunks).max(0);
+        self.available.load(Ordering::SeqCst) + spare * self.geometry.chunk_blocks as i64
+            - self.promised.load(Ordering::SeqCst)
+    }
+
+    pub fn pending_blocks(&self) -> i64 {
+        self.pending_blocks.load(Ordering::Relaxed)
+    }
+
+    pub fn free_chunks(&self) -> i64 {
+        self.free_chunks.load(Ordering::SeqCst)
+    }
+
+    pub fn reserve_chunks(&self) -> i64 {
+        self.reserve_chunks
+    }
+
+    /// Free blocks as statfs shows them: pending ones count, the reserve does not.
+    pub fn free_blocks(&self) -> u64 {
+        (self.promisable() + self.pending_blocks()).max(0) as u64
+    }
+
+    pub fn try_promise(&self, blocks: u64) -> bool {
+        self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
+        if self.promisable() < 0 {
+            self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    pub fn unpromise(&self, blocks: u64) {
+        self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
+    }
+
+    /// Takes up to `want` contiguous blocks that a promise covers from the shard's lease or, when
+    /// `goal` lies in a loaded chunk, from there.
+    pub fn take(&self, shard: usize, want: u32, goal: Option<Block>) -> Option<Extent> {
+        if let Some((chunk, index)) = goal.and_then(|g| self.geometry.chunk_of(g)) {
+            let near = self.chunks.lock().loaded.get(&chunk).cloned();
+            let taken = near.and_then(|c| {
+                let run = c.take_at(index, want)?;
+                Some(self.taken(&c, index, run))
+            });
+            if taken.is_some() {
+                return taken;
+            }
+        }
+        let lease = self.leases[shard % self.leases.len()].lock();
+        let chunk = lease.as_ref()?;
+        let (start, len) = chunk.take(want, None)?;
+        Some(self.taken(chunk, start, len))
+    }
+
+    fn taken(&self, chunk: &ChunkSpace, start: u32, len: u32) -> Extent {
+        self.available.fetch_sub(len as i64, Ordering::SeqCst);
+        Extent {
+            block: Block(self.geometry.chunk_block(chunk.chunk).0 + start as u64),
+            len,
+        }
+    }
+
+    /// Chooses the shard's next chunk after `take` found nothing in the lease.
+    pub fn next_source(&self, shard: usize) -> Source {
+        let mut lease = self.leases[shard % self.leases.len()].lock();
+        let mut chunks = self.chunks.lock();
+        if let Some(old) = lease.take() {
+            chunks.leased.retain(|&c| c != old.chunk);
+        }
+        let quarter = self.geometry.chunk_blocks / 4;
+        for least in [quarter, 1] {
+            let loaded = chunks
+                .loaded
+                .values()
+                .find(|c| c.count() >= least && !chunks.leased.contains(&c.chunk))
+                .cloned();
+            if let Some(chunk) = loaded {
+                chunks.leased.push(chunk.chunk);
+                *lease = Some(Arc::clone(&chunk));
+                return Source::Loaded(chunk);
+            }
+            let unloaded = chunks
+                .unloaded
+                .iter()
+                .find(|(_, f)| **f >= least)
+                .map(|(c, _)| *c);
+            if let Some(chunk) = unloaded {
+                return Source::Load(chunk);
+            }
+            let spare = self.free_chunks.load(Ordering::SeqCst) > self.reserve_chunks;
+            if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
+                chunks.free.remove(&chunk);
+                self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+                return Source::Convert(chunk);
+            }
+        }
+        // Other shards' leases hold the last blocks: share one of them.
+        match chunks.loaded.values().find(|c| c.count() > 0).cloned() {
+            Some(chunk) => {
+                *lease = Some(Arc::clone(&chunk));
+                Source::Loaded(chunk)
+            }
+            None => Source::None,
+        }
+    }
+
+    /// A free chunk became a data chunk with an empty map.
+    pub fn converted(&self, chunk: u32) {
+        let blocks = self.geometry.chunk_blocks;
+        let mut chunks = self.chunks.lock();
+        chunks.state[chunk as usize] = ChunkState::Data(blocks);
+        let words = (blocks as usize).div_ceil(64);
+        let mut available = vec![u64::MAX; words];
+        trim(&mut available, blocks);
+        self.insert(&mut chunks, chunk, available, blocks);
+        self.available.fetch_add(blocks as i64, Ordering::SeqCst);
+    }
+
+    /// Undoes [`Source::Convert`].
+    pub fn unconverted(&self, chunk: u32) {
+        self.chunks.lock().free.insert(chunk);
+        self.free_chunks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A data chunk's map was read; `allocated` are its words.
+    pub fn loaded(&self, chunk: u32, allocated: &[u64]) {
+        let mut chunks = self.chunks.lock();
+        if chunks.loaded.contains_key(&chunk) {
+            return;
+        }
+        let mut available: Vec<u64> = allocated.iter().map(|w| !w).collect();
+        trim(&mut available, self.geometry.chunk_blocks);
+        // Blocks freed by an epoch that is not durable yet are not available (invariant 1).
+        let pending = self.pending.lock();
+        for extent in pending.values().flatten() {
+            if let Some((c, start)) = self.geometry.chunk_of(extent.block)
+                && c == chunk
+            {
+                for b in start..start + extent.len {
+                    available[b as usize / 64] &= !(1 << (b % 64));
+                }
+            }
+        }
+        let count: u32 = available.iter().map(|w| w.count_ones()).sum();
+        let assumed = chunks.unloaded.remove(&chunk).unwrap_or(0);
+        self.available
+            .fetch_add(count as i64 - assumed as i64, Ordering::SeqCst);
+        self.insert(&mut chunks, chunk, available, count);
+        drop(pending);
+    }
+
+    fn insert(&self, chunks: &mut Chunks, chunk: u32, available: Vec<u64>, count: u32) {
+        let blocks = self.geometry.chunk_blocks;
+        let bits = ChunkBits {
+            available,
+            count,
+            cursor: 0,
+            blocks,
+        };
+        let space = ChunkSpace {
+            chunk,
+            bits: Mutex::keyed(rank::CHUNK_BITS, chunk as u64, bits),
+        };
+        chunks.loaded.insert(chunk, Arc::new(space));
+    }
+
+    /// Replay found a chunk's map in this state (`None`: deleted). Before any other use.
+    pub fn recovered(&self, chunk: u32, allocated: Option<&[u64]>) {
+        {
+            let mut chunks = self.chunks.lock();
+            match chunks.state[chunk as usize] {
+                // Replay ends with the map deleted: the chunk was taken after that.
+                ChunkState::Meta => return,
+                ChunkState::Free => {
+                    chunks.free.remove(&chunk);
+                    self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+                }
+                ChunkState::Data(free) => {
+                    chunks.unloaded.remove(&chunk);
+                    self.available.fetch_sub(free as i64, Ordering::SeqCst);
+                }
+            }
+            chunks.state[chunk as usize] = ChunkState::Data(0);
+        }
+        match allocated {
+            Some(words) => self.loaded(chunk, words),
+            None => self.chunks_freed(&[chunk]),
+        }
+    }
+
+    /// Gives back blocks that were taken and not allocated.
+    pub fn give(&self, extent: Extent) {
+        let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
+            return;
+        };
+        let mut chunks = self.chunks.lock();
+        match chunks.loaded.get(&chunk).cloned() {
+            Some(space) => space.give(start, extent.len),
+            None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
+        }
+        self.available
+            .fetch_add(extent.len as i64, Ordering::SeqCst);
+    }
+
+    /// Blocks freed in `epoch`; available once it is durable.
+    pub fn freed(&self, epoch: u64, extents: &[Extent]) {
+        let blocks: i64 = extents.iter().map(|e| e.len as i64).sum();
+        self.pending_blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.pending
+            .lock()
+            .entry(epoch)
+            .or_default()
+            .extend_from_slice(extents);
+    }
+
+    /// Everything freed up to `durable` becomes available; returns it, for discarding.
+    pub fn release_through(&self, durable: u64) -> Vec<Extent> {
+        let mut released = Vec::new();
+        if self.pending_blocks() == 0 {
+            return released;
+        }
+        {
+            // Chunk list before pending, as in `loaded`: a map loaded meanwhile must see a
+            // block either as pending or as given back, never as neither.
+            let mut chunks = self.chunks.lock();
+            let mut pending = self.pending.lock();
+            let later = pending.split_off(&(durable + 1));
+            let due = std::mem::replace(&mut *pending, later);
+            drop(pending);
+            for extent in due.into_values().flatten() {
+                let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
+                    continue;
+                };
+                match chunks.loaded.get(&chunk).cloned() {
+                    Some(space) => space.give(start, extent.len),
+                    None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
+                }
+                released.push(extent);
+            }
+        }
+        let blocks: i64 = released.iter().map(|e| e.len as i64).sum();
+        self.available.fetch_add(blocks, Ordering::SeqCst);
+        self.pending_blocks.fetch_sub(blocks, Ordering::Relaxed);
+        released
+    }
+
+    /// Takes up to `want` durably free chunks for segments (R4).
+    pub fn take_free_chunks(&self, want: usize) -> Vec<u32> {
+        let mut chunks = self.chunks.lock();
+        let taken: Vec<u32> = chunks.free.iter().rev().take(want).copied().collect();
+        for chunk in &taken {
+            chunks.free.remove(chunk);
+            chunks.state[*chunk as usize] = ChunkState::Meta;
+        }
+        self.free_chunks
+            .fetch_sub(taken.len() as i64, Ordering::SeqCst);
+        taken
+    }
+
+    /// Chunks that are durably free again: released meta chunks, or data chunks whose map
+    /// is durably deleted.
+    pub fn chunks_freed(&self, freed: &[u32]) {
+        let mut chunks = self.chunks.lock();
+        for &chunk in freed {
+            chunks.state[chunk as usize] = ChunkState::Free;
+            chunks.free.insert(chunk);
+        }
+        self.free_chunks
+            .fetch_add(freed.len() as i64, Ordering::SeqCst);
+    }
+
+    /// Loaded, unleased data chunks all of whose blocks are available; they leave the
+    /// allocator, and the caller deletes their maps.
+    pub fn take_empty_chunks(&self, most: usize) -> Vec<u32> {
+        let blocks = self.geometry.chunk_blocks;
+        let mut chunks = self.chunks.lock();
+        let empty: Vec<u32> = chunks
+            .loaded
+            .values()
+            .filter(|c| !chunks.leased.contains(&c.chunk) && c.count() == blocks)
+            .filter(|c| Arc::strong_count(c) == 1)
+            .map(|c| c.chunk)
+            .take(most)
+            .collect();
+        for chunk in &empty {
+            chunks.loaded.remove(chunk);
+            self.available.fetch_sub(blocks as i64, Ordering::SeqCst);
+        }
+        empty
+    }
+
+    /// Free blocks of unloaded chunks as known, for tests and fsck.
+    pub fn totals(&self) -> HashMap<&'static str, i64> {
+        HashMap::from([
+            ("available", self.available.load(Ordering::SeqCst)),
+            ("free chunks", self.free_chunks()),
+            ("promised", self.promised.load(Ordering::SeqCst)),
+            ("pending", self.pending_blocks()),
+        ])
+    }
+}
+
+impl ChunkSpace {
+    /// A run that starts exactly at `start`, if it is available.
+    fn take_at(&self, start: u32, want: u32) -> Option<u32> {
+        let mut bits = self.bits.lock();
+        let run = bits.run_at(start, want);
+        if run == 0 {
+            return None;
+        }
+        bits.set(start, run, false);
+        Some(run)
+    }
+}
+
+/// Clears the bits beyond the chunk's last block.
+fn trim(words: &mut [u64], blocks: u32) {
+    let tail = blocks % 64;
+    if tail != 0
+        && let Some(last) = words.last_mut()
+    {
+        *last &= (1 << tail) - 1;
+    }
+}

@@ -1,0 +1,569 @@
+//! The store: nodes, space and journal put together, and the threads that serve them.
+
+use crate::checkpoint::CheckpointState;
+use crate::content::Content;
+use crate::error::Error;
+use crate::items::read_node;
+use crate::journal::Journal;
+use crate::nids::Nids;
+use crate::node::{Body, Cell, Node, NodeCache, new_cell};
+use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
+use crate::segments::Segments;
+use crate::space::{Extent, Source, Space};
+use crate::table::Table;
+use base::clock::Clock;
+use base::sync::{Condvar, Mutex, rank};
+use device::Array;
+use format::table::{SPACE_MAP_FIRST, space_map_nid};
+use format::{Block, Damage, Nid};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+/// How a store runs; none of it is on disk.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Bound on memory for clean nodes and table pages, in bytes.
+    pub node_cache_bytes: usize,
+    /// Unsynced operations are committed at least this often.
+    pub commit_interval: Duration,
+    /// A checkpoint is made at least this often while anything is dirty.
+    pub checkpoint_interval: Duration,
+    /// Memory of changed nodes at which a checkpoint begins; operations wait at twice this.
+    /// `None`: by the size of the array.
+    pub dirty_bytes: Option<usize>,
+    /// Threads that a checkpoint and recovery use.
+    pub workers: usize,
+    /// Shards of per-core structures.
+    pub shards: usize,
+    /// Commit and checkpoint in threads of the store. Without, the caller does both.
+    pub background: bool,
+    /// Nothing is written; the journal is replayed in memory.
+    pub read_only: bool,
+    /// Blocks whose freeing is durable are discarded.
+    pub discard: bool,
+    pub clock: Clock,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let cpus = base::thread::cpu_count();
+        StoreOptions {
+            node_cache_bytes: 128 << 20,
+            commit_interval: Duration::from_millis(500),
+            checkpoint_interval: Duration::from_secs(30),
+            dirty_bytes: None,
+            workers: cpus.min(64),
+            shards: cpus.min(64),
+            background: true,
+            read_only: false,
+            discard: false,
+            clock: Clock::real(),
+        }
+    }
+}
+
+/// Free and total space, in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceInfo {
+    pub total_blocks: u64,
+    pub free_blocks: u64,
+    /// Nodes in the table as of the last checkpoint.
+    pub nodes: u64,
+}
+
+/// What the store's threads wait on.
+#[derive(Debug, Default)]
+pub(crate) struct Control {
+    pub stop: bool,
+    pub checkpoint_wanted: bool,
+}
+
+#[derive(Debug)]
+pub struct Store<C: Content> {
+    pub(crate) array: Arc<Array>,
+    pub(crate) options: StoreOptions,
+    pub(crate) nodes: NodeCache<C>,
+    pub(crate) nids: Nids,
+    pub(crate) space: Space,
+    pub(crate) journal: Journal,
+    pub(crate) table: Table,
+    pub(crate) segments: Segments,
+    pub(crate) dirty: Vec<Mutex<Vec<DirtyCell<C>>>>,
+    pub(crate) dirty_bytes: AtomicI64,
+    pub(crate) dirty_limit: i64,
+    /// Data chunks whose space map was deleted, with the epoch that must be durable first.
+    pub(crate) retired: Mutex<Vec<(u64, u32)>>,
+    pub(crate) checkpoint_state: Mutex<CheckpointState>,
+    pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
+    pub(crate) threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
+    pub(crate) closed: AtomicBool,
+}
+
+/// Everything a store is put together from; made by format and by recovery.
+pub(crate) struct Parts {
+    pub array: Arc<Array>,
+    pub options: StoreOptions,
+    pub nids: Nids,
+    pub space: Space,
+    pub journal: Journal,
+    pub table: Table,
+    pub segments: Segments,
+    pub checkpoint_state: CheckpointState,
+}
+
+/// Bytes charged for a dirty node beyond its own: its share of table pages.
+const DIRTY_OVERHEAD: i64 = 256;
+
+/// Memory of dirty nodes at which a checkpoint begins on an array of this many bytes.
+pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
+    let by_size = (array_bytes / 64).clamp(1 << 20, 256 << 20) as usize;
+    options.dirty_bytes.unwrap_or(by_size).min(by_size) as i64
+}
+
+/// Chunks that only checkpoints and deletions may take: room for two checkpoints of all that
+/// may be dirty, with as much again for the table pages they touch.
+pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
+    let geometry = array.geometry();
+    let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
+    let limit = dirty_limit(bytes, options) as u64;
+    let chunk = geometry.chunk_blocks as u64 * format::BLOCK_SIZE as u64;
+    let wanted = (limit * 4).div_ceil(chunk) as u32 + 2;
+    wanted.min(geometry.chunk_count / 4).max(2)
+}
+
+impl<C: Content> Store<C> {
+    pub(crate) fn assemble(parts: Parts) -> Self {
+        let options = parts.options;
+        let bytes = parts.array.geometry().total_blocks() * format::BLOCK_SIZE as u64;
+        let dirty_list = |i| Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new());
+        Store {
+            nodes: NodeCache::new(options.shards * 8, options.node_cache_bytes),
+            nids: parts.nids,
+            space: parts.space,
+            journal: parts.journal,
+            table: parts.table,
+            segments: parts.segments,
+            dirty: (0..options.shards).map(dirty_list).collect(),
+            dirty_bytes: AtomicI64::new(0),
+            dirty_limit: dirty_limit(bytes, &options),
+            retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
+            checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
+            control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
+            threads: Mutex::new(rank::LEAF, Vec::new()),
+            closed: AtomicBool::new(false),
+            array: parts.array,
+            options,
+        }
+    }
+
+    pub fn array(&self) -> &Arc<Array> {
+        &self.array
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.options.clock
+    }
+
+    pub fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.options.read_only || self.journal.failed().is_some()
+    }
+
+    /// The failure that turned the store read-only, if one did.
+    pub fn failed(&self) -> Option<Error> {
+        self.journal.failed()
+    }
+
+    /// Turns the store read-only: nothing is written any more, what is durable stays.
+    pub fn latch(&self, why: &str) {
+        tracing::error!("the file system turns read-only: {why}");
+        self.journal.fail(Error::Failed(why.into()));
+    }
+
+    /// The shard of per-core structures that the caller uses.
+    pub(crate) fn shard(&self) -> usize {
+        match self.options.shards {
+            1 => 0,
+            shards => base::thread::current_cpu() % shards,
+        }
+    }
+
+    /// The node, read from the array when it is not in memory.
+    pub fn get(&self, nid: Nid) -> Result<Node<C>, Error> {
+        if nid.0 >= SPACE_MAP_FIRST {
+            return Err(Error::Gone(nid));
+        }
+        self.load(nid)
+    }
+
+    pub(crate) fn load(&self, nid: Nid) -> Result<Node<C>, Error> {
+        loop {
+            if let Some(cell) = self.nodes.get(nid) {
+                return Ok(Node(cell));
+            }
+            let entry = self.table.entry(nid)?;
+            if entry.place.is_none() {
+                // A cell may have come between the two looks; then the nid is not gone.
+                match self.nodes.get(nid) {
+                    Some(cell) => return Ok(Node(cell)),
+                    None => return Err(Error::Gone(nid)),
+                }
+            }
+            let read = read_node(&self.array, nid, entry.version, entry.place)?;
+            let decoded = read.and_then(|item| {
+                Ok(new_cell(
+                    nid,
+                    entry.version,
+                    Body::<C>::decode(item.header.node_kind, item.payload())?,
+                ))
+            });
+            match decoded {
+                Ok(cell) => {
+                    let current = || self.table.still(nid, entry);
+                    if let Some(cell) = self.nodes.insert_read(cell, current) {
+                        return Ok(Node(cell));
+                    }
+                }
+                // The checkpoint may have moved the image and reused its place (R11).
+                Err(_) if self.table.entry(nid)? != entry => {}
+                Err(damage) => return Err(Error::node(nid, damage)),
+            }
+        }
+    }
+
+    /// The space map node of a data chunk.
+    pub(crate) fn load_map(&self, chunk: u32) -> Result<Node<C>, Error> {
+        self.load(space_map_nid(chunk))
+            .map_err(|error| match error {
+                Error::Gone(nid) => {
+                    let what =
+                        format!("chunk {chunk} holds data but has no space map (node {nid})");
+                    Error::Damaged(Damage::new("space map", what))
+                }
+                other => other,
+            })
+    }
+
+    /// The version the nid had when it was last used; 0 when it never was.
+    pub(crate) fn last_version(&self, nid: Nid) -> Result<u64, Error> {
+        if let Some(cell) = self.nodes.get(nid) {
+            return Ok(cell.read().version);
+        }
+        let version = self.table.entry(nid)?.version;
+        // As in `load`: the newest version is in the cache or in the table at every moment,
+        // and moves from the first to the second.
+        match self.nodes.get(nid) {
+            Some(cell) => Ok(cell.read().version),
+            None => Ok(version),
+        }
+    }
+
+    /// A nid for a new node.
+    pub fn reserve_nid(&self) -> Result<FreshNid<'_, C>, Error> {
+        let nid = self
+            .nids
+            .take(self.shard(), &self.table)?
+            .ok_or(Error::NoSpace)?;
+        let mut fresh = FreshNid {
+            store: self,
+            nid,
+            last_version: 0,
+            used: false,
+        };
+        fresh.last_version = self.last_version(nid)?;
+        Ok(fresh)
+    }
+
+    /// A nid below [`format::table::RESERVED_NIDS`], for making the file system.
+    pub fn reserved_nid(&self, nid: Nid) -> Result<FreshNid<'_, C>, Error> {
+        let last_version = self.last_version(nid)?;
+        Ok(FreshNid {
+            store: self,
+            nid,
+            last_version,
+            used: false,
+        })
+    }
+
+    /// Begins an operation. Waits for a commit or a checkpoint when the journal or the memory
+    /// for changed nodes is short, so the caller holds no node lock.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when `need` is [`Need::Grow`] and the array is full;
+    /// [`Error::ReadOnly`] or [`Error::Failed`] when nothing can be changed.
+    pub fn begin(&self, need: Need) -> Result<Op<'_, C>, Error> {
+        base::sync::assert_none_held_from(rank::INODE);
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        let mut tried = false;
+        loop {
+            if need == Need::Grow && !self.room_to_grow() {
+                if tried {
+                    return Err(Error::NoSpace);
+                }
+                tried = true;
+                self.reclaim()?;
+                continue;
+            }
+            let dirty = self.dirty_bytes.load(Ordering::Relaxed);
+            if dirty <= 2 * self.dirty_limit && self.journal.try_credit() {
+                if let Some(error) = self.journal.failed() {
+                    self.journal.return_credit();
+                    return Err(error);
+                }
+                self.pace(dirty);
+                return Ok(Op::new(self));
+            }
+            self.wait_for_checkpoint()?;
+        }
+    }
+
+    /// Chunks are left for metadata to grow into without touching what deletions need.
+    fn room_to_grow(&self) -> bool {
+        let reserve = self.space.reserve_chunks();
+        let segments = self.segments.free_segments() as i64;
+        let per_chunk = self.array.geometry().segments_per_chunk() as i64;
+        self.space.free_chunks() * per_chunk + segments > reserve * per_chunk * 3 / 4
+    }
+
+    /// Asks for a checkpoint before one is urgent, and slows the caller down the closer it is.
+    fn pace(&self, dirty: i64) {
+        let fill = self.journal.fill_permille() as i64;
+        let pressure = fill.max(dirty * 1000 / (2 * self.dirty_limit));
+        if pressure < 500 || !self.options.background {
+            return;
+        }
+        let (control, wake) = &*self.control;
+        let mut control = control.lock();
+        if !control.checkpoint_wanted {
+            control.checkpoint_wanted = true;
+            wake.notify_all();
+        }
+        if pressure > 750 {
+            let delay = Duration::from_micros((pressure - 750) as u64 * 4);
+            wake.wait_for(&mut control, delay);
+        }
+    }
+
+    fn wait_for_checkpoint(&self) -> Result<(), Error> {
+        if let Some(error) = self.journal.failed() {
+            return Err(error);
+        }
+        self.checkpoint_now()
+    }
+
+    /// Makes freed blocks available and empty chunks free, for callers that found none.
+    fn reclaim(&self) -> Result<(), Error> {
+        self.sync()?;
+        self.retire_chunks()?;
+        self.sync()?;
+        self.checkpoint_now()
+    }
+
+    /// The open epoch: everything committed so far belongs to it or to an earlier one.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.journal.epoch())
+    }
+
+    pub fn durable_epoch(&self) -> Epoch {
+        Epoch(self.journal.durable_epoch())
+    }
+
+    /// Returns when every operation of an epoch up to `epoch` is durable, together with the data
+    /// written before them. Concurrent callers share one batch and one flush.
+    pub fn commit_through(&self, epoch: Epoch) -> Result<(), Error> {
+        self.journal.commit_through(epoch.0)?;
+        self.release_freed();
+        Ok(())
+    }
+
+    /// Everything committed and written so far becomes durable.
+    pub fn sync(&self) -> Result<(), Error> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.commit_through(self.epoch())?;
+        // An empty epoch writes no batch and so flushes nothing; data may still wait.
+        self.array.flush()?;
+        Ok(())
+    }
+
+    fn release_freed(&self) {
+        let released = self.space.release_through(self.journal.durable_epoch());
+        if self.options.discard {
+            for extent in released {
+                let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
+                if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
+                    tracing::warn!("discard of {extent:?} failed: {error}");
+                }
+            }
+        }
+    }
+
+    pub(crate) fn mark_dirty(&self, shard: usize, cell: &Arc<Cell<C>>) {
+        if cell.header.dirty.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
+        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.dirty[shard % self.dirty.len()]
+            .lock()
+            .push(Arc::clone(cell));
+    }
+
+    /// Sets space aside for data to be allocated later.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], after a commit and a second look.
+    pub fn promise(&self, blocks: u64) -> Result<Promise<'_, C>, Error> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if !self.space.try_promise(blocks) {
+            if self.space.pending_blocks() > 0 || self.journal.outstanding() > 0 {
+                self.sync()?;
+            }
+            if !self.space.try_promise(blocks) {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(Promise {
+            store: self,
+            blocks,
+        })
+    }
+
+    /// Takes over a promise left by [`Promise::into_blocks`].
+    pub fn adopt_promise(&self, blocks: u64) -> Promise<'_, C> {
+        Promise {
+            store: self,
+            blocks,
+        }
+    }
+
+    /// Reserves one run of 1 to `blocks` contiguous blocks, at `goal` if possible, out of `promise`.
+    /// May commit a record of its own; the caller holds no node lock.
+    pub fn reserve(
+        &self,
+        promise: &mut Promise<'_, C>,
+        blocks: u32,
+        goal: Option<Block>,
+    ) -> Result<Reservation<'_, C>, Error> {
+        let shard = self.shard();
+        let blocks = blocks.min(self.array.geometry().chunk_blocks);
+        let mut committed = false;
+        loop {
+            if let Some(extent) = self.space.take(shard, blocks, goal) {
+                promise.consume(extent.len as u64);
+                let (chunk, _) = self
+                    .array
+                    .geometry()
+                    .chunk_of(extent.block)
+                    .expect("space is in chunks");
+                let map = self.load_map(chunk)?;
+                return Ok(Reservation {
+                    store: self,
+                    extent,
+                    map,
+                    taken: false,
+                });
+            }
+            match self.space.next_source(shard) {
+                Source::Loaded(_) => {}
+                Source::Load(chunk) => {
+                    let map = self.load_map(chunk)?;
+                    let state = map.0.read();
+                    if let Body::Space(map) = &state.body {
+                        self.space.loaded(chunk, map.words());
+                    }
+                }
+                Source::Convert(chunk) => {
+                    if let Err(error) = self.convert_chunk(chunk) {
+                        self.space.unconverted(chunk);
+                        return Err(error);
+                    }
+                    self.space.converted(chunk);
+                }
+                Source::None if !committed => {
+                    committed = true;
+                    self.sync()?;
+                }
+                Source::None => return Err(Error::NoSpace),
+            }
+        }
+    }
+
+    /// Gives a free chunk a space map, in a record of its own.
+    fn convert_chunk(&self, chunk: u32) -> Result<(), Error> {
+        let last_version = self.last_version(space_map_nid(chunk))?;
+        let mut op = self.begin(Need::Reclaim)?;
+        op.create_map(chunk, last_version);
+        op.commit();
+        Ok(())
+    }
+
+    /// Turns data chunks without data into free ones, in records of their own; they can be
+    /// used again once those are durable.
+    pub(crate) fn retire_chunks(&self) -> Result<(), Error> {
+        for chunk in self.space.take_empty_chunks(64) {
+            let map = self.load_map(chunk)?;
+            let mut op = self.begin(Need::Reclaim)?;
+            if !op.delete_map(&map) {
+                drop(op);
+                let state = map.0.read();
+                if let Body::Space(map) = &state.body {
+                    self.space.loaded(chunk, map.words());
+                }
+                continue;
+            }
+            let epoch = op.commit();
+            self.retired.lock().push((epoch.0, chunk));
+        }
+        self.release_retired();
+        Ok(())
+    }
+
+    /// Chunks whose space map is durably gone become free.
+    pub(crate) fn release_retired(&self) {
+        let durable = self.journal.durable_epoch();
+        let mut retired = self.retired.lock();
+        let ready = retired.extract_if(.., |(epoch, _)| *epoch <= durable);
+        let chunks: Vec<u32> = ready.map(|(_, chunk)| chunk).collect();
+        drop(retired);
+        self.space.chunks_freed(&chunks);
+    }
+
+    pub fn space(&self) -> SpaceInfo {
+        let geometry = self.array.geometry();
+        SpaceInfo {
+            total_blocks: geometry.chunk_count as u64 * geometry.chunk_blocks as u64,
+            free_blocks: self.space.free_blocks(),
+            nodes: self.table.node_count(),
+        }
+    }
+
+    /// Extents are checked against this: (total, available) for tests.
+    #[cfg(test)]
+    pub(crate) fn space_totals(&self) -> std::collections::HashMap<&'static str, i64> {
+        self.space.totals()
+    }
+
+    /// A run of blocks is inside the data area; fsck and readers check before use.
+    pub fn is_data_extent(&self, extent: Extent) -> bool {
+        let geometry = self.array.geometry();
+        let last = Block(
+            extent
+                .block
+                .0
+                .saturating_add(extent.len.saturating_sub(1) as u64),
+        );
+        extent.len > 0
+            && geometry.chunk_of(extent.block).is_some()
+            && geometry.chunk_of(last).is_some()
+    }
+}

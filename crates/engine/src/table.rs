@@ -1,0 +1,599 @@
+//! The node table: nid → place and version of the newest checkpointed image.
+//!
+//! On disk a copy-on-write radix tree (see [`format::table`]); in memory its map pages, the
+//! region pages touched so far, and a bounded number of leaf pages.
+//!
+//! Invariants:
+//! 1. Only the checkpoint (and recovery, before it) changes entries; everybody reads.
+//! 2. An entry's version never falls.
+//! 3. A dirty leaf is not evicted.
+//! 4. A region's bitmap has exactly the bits of entries with a place.
+
+use crate::error::Error;
+use crate::items::read_page;
+use crate::nids::RegionBitmaps;
+use base::sync::{Mutex, rank};
+use device::Array;
+use format::checkpoint::CheckpointRecord;
+use format::item::{ItemKind, ItemPointer, Place};
+use format::table::{
+    LEAF_NIDS, MAP_REGIONS, NID_LIMIT, NodeEntry, REGION_BITMAP_BYTES, REGION_LEAVES, REGION_NIDS,
+    REGION_PAGE_BYTES, ROOTS,
+};
+use format::{Damage, Nid, U64};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
+type Leaf = Box<[NodeEntry; LEAF_NIDS as usize]>;
+
+/// What the table says of a nid. Version 0: never used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Entry {
+    pub place: Place,
+    pub version: u64,
+}
+
+/// A page that the checkpoint wrote: its new pointer's place and checksum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub place: Place,
+    pub crc: u32,
+}
+
+/// Where the checkpoint puts pages, and accounts for the ones they replace.
+pub(crate) trait PageSink {
+    fn write(&mut self, kind: ItemKind, id: u64, payload: &[u8]) -> Result<Written, Error>;
+    fn discard(&mut self, old: Place);
+}
+
+#[derive(Debug)]
+struct Region {
+    state: Mutex<RegionState>,
+}
+
+#[derive(Debug)]
+struct RegionState {
+    pointers: [ItemPointer; REGION_LEAVES as usize],
+    bitmap: Box<[u64; BITMAP_WORDS]>,
+    leaves: [Option<Leaf>; REGION_LEAVES as usize],
+    /// Bit i: leaf i differs from the devices.
+    dirty: u64,
+}
+
+#[derive(Debug)]
+struct Maps {
+    /// Region pointers of each map page in use.
+    pages: BTreeMap<u64, Box<[ItemPointer; MAP_REGIONS as usize]>>,
+    roots: [ItemPointer; ROOTS as usize],
+}
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    array: Arc<Array>,
+    maps: Mutex<Maps>,
+    regions: Mutex<HashMap<u64, Arc<Region>>>,
+    /// Loaded leaves in the order they came, for eviction.
+    loaded: Mutex<VecDeque<(u64, usize)>>,
+    leaf_count: AtomicUsize,
+    leaf_limit: usize,
+    nodes: AtomicU64,
+}
+
+fn split(nid: Nid) -> (u64, usize, usize) {
+    let region = nid.0 / REGION_NIDS;
+    let within = nid.0 % REGION_NIDS;
+    (
+        region,
+        (within / LEAF_NIDS) as usize,
+        (within % LEAF_NIDS) as usize,
+    )
+}
+
+fn damaged(what: String) -> Error {
+    Error::Damaged(Damage::new("node table", what))
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(array: Arc<Array>, leaf_limit: usize) -> Table {
+        let maps = Maps {
+            pages: BTreeMap::new(),
+            roots: [ItemPointer::zeroed(); ROOTS as usize],
+        };
+        Table {
+            array,
+            maps: Mutex::new(rank::LEAF, maps),
+            regions: Mutex::new(rank::LEAF, HashMap::new()),
+            loaded: Mutex::new(rank::LEAF, VecDeque::new()),
+            leaf_count: AtomicUsize::new(0),
+            leaf_limit: leaf_limit.max(64),
+            nodes: AtomicU64::new(0),
+        }
+    }
+
+    /// Nids with an image.
+    pub fn node_count(&self) -> u64 {
+        self.nodes.load(Ordering::Relaxed)
+    }
+
+    /// The table that a checkpoint record points at; reads its map pages.
+    pub fn open(
+        array: Arc<Array>,
+        record: &CheckpointRecord,
+        leaf_limit: usize,
+    ) -> Result<Table, Error> {
+        let table = Table::new(array, leaf_limit);
+        table
+            .nodes
+            .store(record.node_count.get(), Ordering::Relaxed);
+        let mut maps = table.maps.lock();
+        maps.roots = record.roots;
+        for (index, root) in (0..).zip(&record.roots) {
+            if root.place().is_none() {
+                continue;
+            }
+            let crc = root.stamp.get() as u32;
+            let read = read_page(&table.array, root.place(), ItemKind::TableMap, index, crc)?;
+            let read = read.map_err(|d| damaged(format!("map page {index}: {d}")))?;
+            let page = <[ItemPointer; MAP_REGIONS as usize]>::read_from_bytes(read.payload())
+                .map_err(|_| damaged(format!("map page {index} has the wrong size")))?;
+            maps.pages.insert(index, Box::new(page));
+        }
+        drop(maps);
+        Ok(table)
+    }
+
+    /// Free nids of each region from 0 to `count`, as checkpointed; reads no table page.
+    pub fn free_counts(&self, count: u32) -> Vec<u32> {
+        let maps = self.maps.lock();
+        let free = |region: u64| match maps.pages.get(&(region / MAP_REGIONS)) {
+            Some(page) => {
+                let pointer = &page[(region % MAP_REGIONS) as usize];
+                match pointer.place().is_none() {
+                    true => REGION_NIDS as u32,
+                    false => (pointer.stamp.get() >> 32) as u32,
+                }
+            }
+            None => REGION_NIDS as u32,
+        };
+        (0..count as u64).map(free).collect()
+    }
+
+    fn region(&self, index: u64) -> Result<Arc<Region>, Error> {
+        if let Some(region) = self.regions.lock().get(&index) {
+            return Ok(Arc::clone(region));
+        }
+        let pointer = {
+            let maps = self.maps.lock();
+            let page = maps.pages.get(&(index / MAP_REGIONS));
+            page.map_or(ItemPointer::zeroed(), |p| p[(index % MAP_REGIONS) as usize])
+        };
+        // A region page changes only when its region is in memory, so this pointer holds.
+        let state = self.read_region(index, pointer)?;
+        let region = Arc::new(Region {
+            state: Mutex::keyed(rank::TABLE, index, state),
+        });
+        Ok(Arc::clone(
+            self.regions.lock().entry(index).or_insert(region),
+        ))
+    }
+
+    fn read_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionState, Error> {
+        let mut state = RegionState {
+            pointers: [ItemPointer::zeroed(); REGION_LEAVES as usize],
+            bitmap: Box::new([0; BITMAP_WORDS]),
+            leaves: [const { None }; REGION_LEAVES as usize],
+            dirty: 0,
+        };
+        if pointer.place().is_none() {
+            return Ok(state);
+        }
+        let crc = pointer.stamp.get() as u32;
+        let read = read_page(
+            &self.array,
+            pointer.place(),
+            ItemKind::TableRegion,
+            index,
+            crc,
+        )?;
+        let read = read.map_err(|d| damaged(format!("region page {index}: {d}")))?;
+        let payload = read.payload();
+        if payload.len() != REGION_PAGE_BYTES {
+            return Err(damaged(format!("region page {index} has the wrong size")));
+        }
+        let (pointers, bitmap) = payload.split_at(REGION_LEAVES as usize * 16);
+        state.pointers.as_mut_bytes().copy_from_slice(pointers);
+        for (word, bytes) in state.bitmap.iter_mut().zip(bitmap.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().expect("chunks of 8"));
+        }
+        Ok(state)
+    }
+
+    /// Runs `look` on a loaded leaf, reading it first when it is not in memory.
+    fn with_leaf<T>(
+        &self,
+        region_index: u64,
+        leaf: usize,
+        look: impl FnOnce(&mut RegionState) -> T,
+    ) -> Result<T, Error> {
+        let region = self.region(region_index)?;
+        loop {
+            let mut state = region.state.lock();
+            if state.leaves[leaf].is_some() {
+                return Ok(look(&mut state));
+            }
+            let pointer = state.pointers[leaf];
+            if pointer.place().is_none() {
+                state.leaves[leaf] = Some(empty_leaf());
+                let result = look(&mut state);
+                drop(state);
+                self.note_loaded(region_index, leaf);
+                return Ok(result);
+            }
+            drop(state);
+            let fresh = self.read_leaf(region_index, leaf, pointer)?;
+            let mut state = region.state.lock();
+            if state.leaves[leaf].is_none() && state.pointers[leaf].place() == pointer.place() {
+                state.leaves[leaf] = Some(fresh);
+                let result = look(&mut state);
+                drop(state);
+                self.note_loaded(region_index, leaf);
+                return Ok(result);
+            }
+        }
+    }
+
+    fn read_leaf(&self, region: u64, leaf: usize, pointer: ItemPointer) -> Result<Leaf, Error> {
+        let id = region * REGION_LEAVES + leaf as u64;
+        let crc = pointer.stamp.get() as u32;
+        let read = read_page(&self.array, pointer.place(), ItemKind::TableLeaf, id, crc)?;
+        let read = read.map_err(|d| damaged(format!("leaf page {id}: {d}")))?;
+        let page = <[NodeEntry; LEAF_NIDS as usize]>::read_from_bytes(read.payload())
+            .map_err(|_| damaged(format!("leaf page {id} has the wrong size")))?;
+        Ok(Box::new(page))
+    }
+
+    /// Keeps the number of leaves in memory bounded (invariant 3).
+    fn note_loaded(&self, region: u64, leaf: usize) {
+        let count = self.leaf_count.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut loaded = self.loaded.lock();
+        loaded.push_back((region, leaf));
+        let mut victims = Vec::new();
+        if count > self.leaf_limit {
+            victims.extend((0..4).filter_map(|_| loaded.pop_front()));
+        }
+        drop(loaded);
+        for (victim_region, victim) in victims {
+            let found = self.regions.lock().get(&victim_region).cloned();
+            let Some(found) = found else { continue };
+            let evicted = found.state.try_lock().is_some_and(|mut state| {
+                let clean = state.dirty >> victim & 1 == 0;
+                clean && state.leaves[victim].take().is_some()
+            });
+            if evicted {
+                self.leaf_count.fetch_sub(1, Ordering::Relaxed);
+            } else {
+                self.loaded.lock().push_back((victim_region, victim));
+            }
+        }
+    }
+
+    pub fn entry(&self, nid: Nid) -> Result<Entry, Error> {
+        if nid.0 >= NID_LIMIT {
+            return Ok(Entry::default());
+        }
+        let (region, leaf, slot) = split(nid);
+        self.with_leaf(region, leaf, |state| entry_of(state, leaf, slot))
+    }
+
+    /// Whether `entry` is still what the table says; false also when that would need a read.
+    pub fn still(&self, nid: Nid, entry: Entry) -> bool {
+        let (region, leaf, slot) = split(nid);
+        let Some(region) = self.regions.lock().get(&region).cloned() else {
+            return false;
+        };
+        let state = region.state.lock();
+        state.leaves[leaf].is_some() && entry_of(&state, leaf, slot) == entry
+    }
+
+    /// Records a captured image or deletion; returns the place it replaces. `None`: the entry
+    /// has a newer version, and nothing changed.
+    pub fn set(&self, nid: Nid, entry: Entry) -> Result<Option<Place>, Error> {
+        let (region, leaf, slot) = split(nid);
+        self.with_leaf(region, leaf, |state| {
+            let before = entry_of(state, leaf, slot);
+            if before.version > entry.version {
+                return None;
+            }
+            match (before.place.is_none(), entry.place.is_none()) {
+                (true, false) => self.nodes.fetch_add(1, Ordering::Relaxed),
+                (false, true) => self.nodes.fetch_sub(1, Ordering::Relaxed),
+                _ => 0,
+            };
+            let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
+            page[slot] = NodeEntry {
+                place: U64::new(if entry.place.is_none() {
+                    0
+                } else {
+                    entry.place.pack()
+                }),
+                version: U64::new(entry.version),
+            };
+            state.dirty |= 1 << leaf;
+            let bit = leaf * LEAF_NIDS as usize + slot;
+            let word = &mut state.bitmap[bit / 64];
+            match entry.place.is_none() {
+                true => *word &= !(1 << (bit % 64)),
+                false => *word |= 1 << (bit % 64),
+            }
+            Some(before.place)
+        })
+    }
+
+    /// Writes every changed page, leaves first, and returns the new roots.
+    pub fn write_dirty(
+        &self,
+        sink: &mut dyn PageSink,
+    ) -> Result<[ItemPointer; ROOTS as usize], Error> {
+        let mut regions: Vec<(u64, Arc<Region>)> = self
+            .regions
+            .lock()
+            .iter()
+            .map(|(i, r)| (*i, Arc::clone(r)))
+            .collect();
+        regions.sort_unstable_by_key(|(index, _)| *index);
+        let mut changed = BTreeMap::new();
+        for (index, region) in regions {
+            if let Some(pointer) = self.write_region(index, &region, sink)? {
+                changed.insert(index, pointer);
+            }
+        }
+        let mut dirty_maps = Vec::new();
+        {
+            let mut maps = self.maps.lock();
+            for (index, pointer) in changed {
+                let map = index / MAP_REGIONS;
+                let page = maps
+                    .pages
+                    .entry(map)
+                    .or_insert_with(|| Box::new([ItemPointer::zeroed(); MAP_REGIONS as usize]));
+                let slot = &mut page[(index % MAP_REGIONS) as usize];
+                sink.discard(slot.place());
+                *slot = pointer;
+                if dirty_maps.last() != Some(&map) {
+                    dirty_maps.push(map);
+                }
+            }
+        }
+        for map in dirty_maps {
+            let page = self.maps.lock().pages[&map].clone();
+            let written = sink.write(ItemKind::TableMap, map, page.as_bytes())?;
+            let mut maps = self.maps.lock();
+            let root = &mut maps.roots[map as usize];
+            sink.discard(root.place());
+            *root = pointer_to(written, 0);
+        }
+        Ok(self.maps.lock().roots)
+    }
+
+    fn write_region(
+        &self,
+        index: u64,
+        region: &Region,
+        sink: &mut dyn PageSink,
+    ) -> Result<Option<ItemPointer>, Error> {
+        let dirty = region.state.lock().dirty;
+        if dirty == 0 {
+            return Ok(None);
+        }
+        for leaf in (0..REGION_LEAVES as usize).filter(|l| dirty >> l & 1 == 1) {
+            // Only the checkpoint changes entries, so the copy stays true while it is written.
+            let copy = region.state.lock().leaves[leaf].clone();
+            let page = copy.expect("a dirty leaf is in memory");
+            let id = index * REGION_LEAVES + leaf as u64;
+            let written = sink.write(ItemKind::TableLeaf, id, page.as_bytes())?;
+            let mut state = region.state.lock();
+            sink.discard(state.pointers[leaf].place());
+            state.pointers[leaf] = pointer_to(written, 0);
+            state.dirty &= !(1 << leaf);
+        }
+        let (payload, used) = {
+            let state = region.state.lock();
+            let mut payload = Vec::with_capacity(REGION_PAGE_BYTES);
+            payload.extend_from_slice(state.pointers.as_bytes());
+            for word in state.bitmap.iter() {
+                payload.extend_from_slice(&word.to_le_bytes());
+            }
+            (
+                payload,
+                state
+                    .bitmap
+                    .iter()
+                    .map(|w| w.count_ones() as u64)
+                    .sum::<u64>(),
+            )
+        };
+        let written = sink.write(ItemKind::TableRegion, index, &payload)?;
+        Ok(Some(pointer_to(written, REGION_NIDS - used)))
+    }
+
+    /// The pointers of every table page, for live-byte accounting and fsck.
+    pub fn each_page(&self, each: &mut dyn FnMut(ItemKind, u64, Place)) -> Result<(), Error> {
+        for (map, region_pointers) in self.map_pages() {
+            each(
+                ItemKind::TableMap,
+                map,
+                self.maps.lock().roots[map as usize].place(),
+            );
+            for (i, pointer) in (0..).zip(region_pointers.iter()) {
+                if pointer.place().is_none() {
+                    continue;
+                }
+                let index = map * MAP_REGIONS + i;
+                each(ItemKind::TableRegion, index, pointer.place());
+                let region = self.region(index)?;
+                let pointers = region.state.lock().pointers;
+                for (leaf, pointer) in (0..).zip(&pointers) {
+                    if !pointer.place().is_none() {
+                        each(
+                            ItemKind::TableLeaf,
+                            index * REGION_LEAVES + leaf,
+                            pointer.place(),
+                        );
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn map_pages(&self) -> Vec<(u64, Box<[ItemPointer; MAP_REGIONS as usize]>)> {
+        self.maps
+            .lock()
+            .pages
+            .iter()
+            .map(|(i, p)| (*i, p.clone()))
+            .collect()
+    }
+
+    /// Marks the page behind a pointer as changed, so that the next checkpoint rewrites it.
+    /// True when the table indeed names `place` for it.
+    pub fn touch_page(&self, kind: ItemKind, id: u64, place: Place) -> Result<bool, Error> {
+        match kind {
+            ItemKind::TableLeaf => {
+                let (region, leaf) = (id / REGION_LEAVES, (id % REGION_LEAVES) as usize);
+                if id >= NID_LIMIT / LEAF_NIDS
+                    || self.region(region)?.state.lock().pointers[leaf].place() != place
+                {
+                    return Ok(false);
+                }
+                self.with_leaf(region, leaf, |state| state.dirty |= 1 << leaf)?;
+                Ok(true)
+            }
+            ItemKind::TableRegion if id < NID_LIMIT / REGION_NIDS => {
+                let current = {
+                    let maps = self.maps.lock();
+                    let page = maps.pages.get(&(id / MAP_REGIONS));
+                    page.map(|p| p[(id % MAP_REGIONS) as usize].place()) == Some(place)
+                };
+                if current {
+                    // Rewriting any leaf rewrites the region page.
+                    let region = self.region(id)?;
+                    let leaf = {
+                        let state = region.state.lock();
+                        state.pointers.iter().position(|p| !p.place().is_none())
+                    };
+                    if let Some(leaf) = leaf {
+                        self.with_leaf(id, leaf, |state| state.dirty |= 1 << leaf)?;
+                    }
+                }
+                Ok(current)
+            }
+            ItemKind::TableMap if id < ROOTS => {
+                let (current, region) = {
+                    let maps = self.maps.lock();
+                    let current = maps.roots[id as usize].place() == place;
+                    let page = maps.pages.get(&id);
+                    let used =
+                        page.and_then(|p| p.iter().position(|pointer| !pointer.place().is_none()));
+                    (current, used.map(|i| id * MAP_REGIONS + i as u64))
+                };
+                if let Some(region) = region.filter(|_| current) {
+                    let pointer = {
+                        let maps = self.maps.lock();
+                        maps.pages[&id][(region % MAP_REGIONS) as usize].place()
+                    };
+                    self.touch_page(ItemKind::TableRegion, region, pointer)?;
+                }
+                Ok(current)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Calls `each` for every nid with an image, in order.
+    pub fn each_entry(
+        &self,
+        each: &mut dyn FnMut(Nid, Entry) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let regions = self.known_regions();
+        for region in regions {
+            let bitmap = self.region(region)?.state.lock().bitmap.clone();
+            for leaf in 0..REGION_LEAVES as usize {
+                let per_leaf = LEAF_NIDS as usize / 64;
+                if bitmap[leaf * per_leaf..(leaf + 1) * per_leaf]
+                    .iter()
+                    .all(|w| *w == 0)
+                {
+                    continue;
+                }
+                let page: Leaf = self.with_leaf(region, leaf, |state| {
+                    state.leaves[leaf].clone().expect("with_leaf loads it")
+                })?;
+                for (slot, raw) in (0..).zip(page.iter()) {
+                    let place = Place::unpack(raw.place.get());
+                    if !place.is_none() {
+                        let nid = region * REGION_NIDS + leaf as u64 * LEAF_NIDS + slot;
+                        each(
+                            Nid(nid),
+                            Entry {
+                                place,
+                                version: raw.version.get(),
+                            },
+                        )?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Regions with a page on disk or in memory.
+    fn known_regions(&self) -> Vec<u64> {
+        let mut known: Vec<u64> = self.regions.lock().keys().copied().collect();
+        for (map, pointers) in self.map_pages() {
+            let used = (0..)
+                .zip(pointers.iter())
+                .filter(|(_, p)| !p.place().is_none());
+            known.extend(used.map(|(i, _)| map * MAP_REGIONS + i));
+        }
+        known.sort_unstable();
+        known.dedup();
+        known
+    }
+
+    /// The persisted bitmap of a region, for comparing with its leaves.
+    pub fn bitmap(&self, region: u64) -> Result<Vec<u64>, Error> {
+        Ok(self.region(region)?.state.lock().bitmap.to_vec())
+    }
+}
+
+impl RegionBitmaps for Table {
+    type Error = Error;
+    fn used_nids(&self, region: u32) -> Result<Vec<u64>, Error> {
+        self.bitmap(region as u64)
+    }
+}
+
+fn empty_leaf() -> Leaf {
+    Box::new([NodeEntry::zeroed(); LEAF_NIDS as usize])
+}
+
+fn pointer_to(written: Written, free: u64) -> ItemPointer {
+    ItemPointer {
+        place: U64::new(written.place.pack()),
+        stamp: U64::new(written.crc as u64 | free << 32),
+    }
+}
+
+fn entry_of(state: &RegionState, leaf: usize, slot: usize) -> Entry {
+    let raw = &state.leaves[leaf].as_ref().expect("the caller loaded it")[slot];
+    let place = Place::unpack(raw.place.get());
+    Entry {
+        place,
+        version: raw.version.get(),
+    }
+}

@@ -1,0 +1,101 @@
+//! The store's own threads: one commits what nobody syncs, one makes checkpoints.
+
+use crate::content::Content;
+use crate::error::Error;
+use crate::store::{Control, Store};
+use base::sync::{Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+type Shared = Arc<(Mutex<Control>, Condvar)>;
+
+impl<C: Content> Store<C> {
+    pub(crate) fn start_threads(self: &Arc<Self>) -> Result<(), Error> {
+        let interval = self.options.commit_interval;
+        self.start(
+            "sheaf-commit",
+            interval,
+            |_| false,
+            |store| {
+                if store.journal.outstanding() > 0 || store.space.pending_blocks() > 0 {
+                    store.commit_through(store.epoch())?;
+                }
+                Ok(())
+            },
+        )?;
+        let interval = self.options.checkpoint_interval;
+        let due = |control: &mut Control| std::mem::take(&mut control.checkpoint_wanted);
+        self.start("sheaf-checkpoint", interval, due, |store| {
+            if store.dirty_bytes.load(Ordering::Relaxed) > 0 {
+                store.checkpoint_now()?;
+            }
+            store.release_retired();
+            Ok(())
+        })
+    }
+
+    /// Runs `work` every `interval`, or at once when `due` says so.
+    fn start(
+        self: &Arc<Self>,
+        name: &str,
+        interval: Duration,
+        due: impl Fn(&mut Control) -> bool + Send + 'static,
+        work: impl Fn(&Store<C>) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let shared: Shared = Arc::clone(&self.control);
+        let store: Weak<Self> = Arc::downgrade(self);
+        let body = move || {
+            loop {
+                let stop = {
+                    let (control, wake) = &*shared;
+                    let mut control = control.lock();
+                    if !control.stop && !due(&mut control) {
+                        wake.wait_for(&mut control, interval);
+                        due(&mut control);
+                    }
+                    control.stop
+                };
+                if stop {
+                    return;
+                }
+                let Some(store) = store.upgrade() else { return };
+                if let Err(error) = work(&store) {
+                    // The store has latched; whoever changes or syncs next is told.
+                    tracing::error!("{error}");
+                    return;
+                }
+            }
+        };
+        let handle = base::thread::spawn(name, body).map_err(|e| Error::Thread(Arc::new(e)))?;
+        self.threads.lock().push(handle);
+        Ok(())
+    }
+
+    /// Stops the threads, makes everything durable and leaves a clean checkpoint.
+    /// Operations after this fail. Calling it again does nothing.
+    pub fn close(&self) -> Result<(), Error> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        {
+            let (control, wake) = &*self.control;
+            control.lock().stop = true;
+            wake.notify_all();
+        }
+        let handles = std::mem::take(&mut *self.threads.lock());
+        for handle in handles {
+            if handle.join().is_err() {
+                self.latch("a thread of the store panicked");
+            }
+        }
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.sync()?;
+        self.retire_chunks()?;
+        self.make_checkpoint(true)?;
+        self.journal.fail(Error::ReadOnly);
+        Ok(())
+    }
+}
