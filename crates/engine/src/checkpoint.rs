@@ -190,11 +190,11 @@ impl<C: Content> Store<C> {
             for cell in parts.get(worker).copied().unwrap_or_default() {
                 captured.push(self.capture_node(cell, &mut packer)?);
             }
-            Ok((captured, packer.finish()?))
+            Ok::<_, Error>((captured, packer.finish()?))
         });
         let (mut all, mut bytes) = (Vec::with_capacity(dirty.len()), 0);
         for result in results {
-            let (mut captured, written): (Vec<Captured<C>>, u64) = result?;
+            let (mut captured, written) = result?;
             all.append(&mut captured);
             bytes += written;
         }

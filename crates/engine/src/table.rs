@@ -24,7 +24,7 @@ use format::{Damage, Nid, U64};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
 const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
 type Leaf = Box<[NodeEntry; LEAF_NIDS as usize]>;
