@@ -131,5 +131,41 @@ impl FsNode {
     }
 }
 
+impl engine::Content for FsNode {
+    type Delta = Delta;
+
+    fn kind(&self) -> u8 {
+        FsNode::kind(self)
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        FsNode::encode(self, out);
+    }
+
+    fn decode(kind: u8, body: &[u8]) -> Result<Self, Damage> {
+        FsNode::decode(kind, body)
+    }
+
+    fn apply(&mut self, delta: &Delta) -> Result<(), Damage> {
+        self.change(delta)
+    }
+
+    fn encode_delta(delta: &Delta, out: &mut Vec<u8>) {
+        delta.encode(out);
+    }
+
+    fn decode_delta(_kind: u8, bytes: &[u8]) -> Result<Delta, Damage> {
+        Delta::decode(bytes)
+    }
+
+    fn owned(kind: u8) -> bool {
+        kind != KIND_INODE
+    }
+
+    fn memory(&self) -> usize {
+        FsNode::memory(self)
+    }
+}
+
 #[cfg(test)]
 mod tests;

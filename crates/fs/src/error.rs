@@ -56,6 +56,22 @@ pub enum Error {
     Damaged { ino: Ino, damage: Damage },
     #[error(transparent)]
     Damage(#[from] Damage),
+    /// The store or a device below it failed.
+    #[error(transparent)]
+    Store(engine::Error),
+}
+
+impl From<engine::Error> for Error {
+    fn from(error: engine::Error) -> Self {
+        match error {
+            engine::Error::Gone(nid) => Error::Stale(nid),
+            engine::Error::NoSpace => Error::NoSpace,
+            engine::Error::ReadOnly => Error::ReadOnly,
+            engine::Error::DamagedNode { nid, damage } => Error::Damaged { ino: nid, damage },
+            engine::Error::Damaged(damage) => Error::Damage(damage),
+            other => Error::Store(other),
+        }
+    }
 }
 
 impl Error {
@@ -85,6 +101,8 @@ impl Error {
             Error::Busy => libc::EBUSY,
             Error::WriteFailed { .. } => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,
+            Error::Store(engine::Error::Failed(_)) => libc::EROFS,
+            Error::Store(_) => libc::EIO,
         }
     }
 }

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod content;
 mod error;
+pub mod tree;
 
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
 pub use error::Error;

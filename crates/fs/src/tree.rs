@@ -1,0 +1,438 @@
+//! The tree that directories, extents, attributes and orphans share: keyed by `u64`, its
+//! root in an inode, its index nodes and leaves nodes of their own.
+//!
+//! Invariants:
+//! 1. Every node of a tree belongs to the inode that holds the root. It is read under that
+//!    inode's lock and changed under its exclusive lock, so the shape stands still meanwhile.
+//! 2. A child covers the keys from its own key up to its right neighbour's. The first child's
+//!    key is the lower bound of its parent, so that every key has exactly one leaf.
+//! 3. All leaves are at one depth. No index node is empty, and no tree's root is.
+//! 4. Before the first change of an operation, everything that a change of shape needs is
+//!    locked and every nid reserved: [`Growth`] and [`Removal`] are such plans.
+
+use crate::content::entry::child_for;
+use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
+use crate::{Error, Ino};
+use engine::{FreshNid, Node, NodeRead, Op, Slot, Store};
+use format::{Damage, Nid};
+
+/// Children of an index node.
+pub const INDEX_MAX: usize = 250;
+
+/// A leaf and the keys it covers: `low` up to, not including, `high` (`None`: no end).
+#[derive(Debug)]
+pub struct Leaf {
+    pub node: Node<FsNode>,
+    pub low: u64,
+    pub high: Option<u64>,
+}
+
+/// Where a leaf hangs, in an operation that holds the inode exclusively. Leaf and index
+/// nodes are not locked yet.
+#[derive(Debug)]
+pub struct Path {
+    pub inode: Slot,
+    pub tree: TreeId,
+    /// Index nodes from the top down, each with its key in its parent.
+    index: Vec<(Node<FsNode>, u64)>,
+    pub leaf: Leaf,
+}
+
+/// Everything needed to link new leaves beside a path's leaf.
+pub struct Growth {
+    /// Index nodes to change, from the bottom up; all but the last are split.
+    levels: Vec<Slot>,
+    /// For each split, then for a deeper root.
+    fresh: Vec<FreshNid>,
+    /// New children reach the root.
+    reaches_root: bool,
+    deepens: bool,
+}
+
+/// Everything needed to take leaves out of a tree.
+pub struct Removal {
+    inode: Slot,
+    tree: TreeId,
+    /// Leaves and index nodes that go.
+    delete: Vec<Slot>,
+    /// The index node that loses `keys`; `None`: the root does.
+    at: Option<Slot>,
+    keys: Vec<u64>,
+    /// The tree has no leaf left: the caller gives the inode another body.
+    empties: bool,
+    /// The root takes over its only child's children.
+    collapse: bool,
+}
+
+/// Loads a node that something owned refers to: that it is missing is damage.
+pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
+    store.get(nid).map_err(|error| owned_error(nid, error))
+}
+
+pub fn read(store: &Store<FsNode>, nid: Nid) -> Result<NodeRead<FsNode>, Error> {
+    load(store, nid)?
+        .read()
+        .map_err(|error| owned_error(nid, error))
+}
+
+fn owned_error(nid: Nid, error: engine::Error) -> Error {
+    match error {
+        engine::Error::Gone(_) => Error::Damaged {
+            ino: nid,
+            damage: Damage::new("tree", format!("node {nid} is missing")),
+        },
+        other => other.into(),
+    }
+}
+
+/// The leaf that covers `key`, and its bounds. The inode is locked at least shared.
+pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
+    let mut at = Descent::enter(&root.children, key)?;
+    for _ in 0..root.depth {
+        let node = read(store, at.nid)?;
+        at = at.step(node.index()?, key)?;
+    }
+    at.leaf(store)
+}
+
+/// Calls `each` with every leaf in key order from the one that covers `from`, until it
+/// returns false. The inode is locked at least shared.
+pub fn walk(
+    store: &Store<FsNode>,
+    root: &Root,
+    from: u64,
+    mut each: impl FnMut(&NodeRead<FsNode>, &Leaf) -> Result<bool, Error>,
+) -> Result<(), Error> {
+    let mut next = Some(from);
+    while let Some(key) = next {
+        let leaf = find(store, root, key)?;
+        let content = leaf
+            .node
+            .read()
+            .map_err(|error| owned_error(leaf.node.nid(), error))?;
+        if !each(&content, &leaf)? {
+            return Ok(());
+        }
+        next = leaf.high;
+    }
+    Ok(())
+}
+
+/// A position on the way down.
+struct Descent {
+    nid: Nid,
+    low: u64,
+    high: Option<u64>,
+}
+
+impl Descent {
+    fn enter(children: &[Child], key: u64) -> Result<Descent, Error> {
+        let all = Descent {
+            nid: Nid(0),
+            low: 0,
+            high: None,
+        };
+        all.step(children, key)
+    }
+
+    fn step(self, children: &[Child], key: u64) -> Result<Descent, Error> {
+        let at = child_for(children, key).ok_or(Damage::new("tree", "a node without children"))?;
+        let low = children[at].key;
+        let high = children.get(at + 1).map(|c| c.key).or(self.high);
+        // Bounds that do not nest would make a walk run backwards.
+        if (at > 0 && low < self.low) || high.is_some_and(|high| high <= key) {
+            return Err(Damage::new("tree", "children reach outside their parent").into());
+        }
+        Ok(Descent {
+            nid: children[at].nid,
+            low,
+            high,
+        })
+    }
+
+    fn leaf(self, store: &Store<FsNode>) -> Result<Leaf, Error> {
+        Ok(Leaf {
+            node: load(store, self.nid)?,
+            low: self.low,
+            high: self.high,
+        })
+    }
+}
+
+fn inode_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot) -> Result<&'a Inode, Error> {
+    Ok(op.peek(slot).inode()?)
+}
+
+fn root_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot, tree: TreeId) -> Result<&'a Root, Error> {
+    let root = inode_of(op, slot)?.root(tree);
+    Ok(root.ok_or(Damage::new("inode", "has no tree"))?)
+}
+
+/// Finds the way to the leaf that covers `key`. The operation holds the inode.
+pub fn path(
+    store: &Store<FsNode>,
+    op: &Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    key: u64,
+) -> Result<Path, Error> {
+    let root = root_of(op, inode, tree)?;
+    let mut at = Descent::enter(&root.children, key)?;
+    let mut index = Vec::with_capacity(root.depth as usize);
+    for _ in 0..root.depth {
+        let node = load(store, at.nid)?;
+        let low = at.low;
+        at = {
+            let content = node.read().map_err(|e| owned_error(node.nid(), e))?;
+            at.step(content.index()?, key)?
+        };
+        index.push((node, low));
+    }
+    Ok(Path {
+        inode,
+        tree,
+        index,
+        leaf: at.leaf(store)?,
+    })
+}
+
+impl Path {
+    /// Locks the leaf.
+    pub fn lock_leaf(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
+        op.lock(&self.leaf.node)
+            .map_err(|error| owned_error(self.leaf.node.nid(), error))
+    }
+
+    fn lock_index(&self, op: &mut Op<'_, FsNode>, level: usize) -> Result<Slot, Error> {
+        let node = &self.index[level].0;
+        op.lock(node)
+            .map_err(|error| owned_error(node.nid(), error))
+    }
+
+    /// Plans for `leaves` more leaves (few) beside this one.
+    pub fn plan_growth(
+        &self,
+        store: &Store<FsNode>,
+        op: &mut Op<'_, FsNode>,
+        leaves: usize,
+    ) -> Result<Growth, Error> {
+        let mut growth = Growth {
+            levels: Vec::new(),
+            fresh: Vec::new(),
+            reaches_root: false,
+            deepens: false,
+        };
+        let mut more = leaves;
+        for level in (0..self.index.len()).rev() {
+            let slot = self.lock_index(op, level)?;
+            growth.levels.push(slot);
+            if op.peek(slot).index()?.len() + more <= INDEX_MAX {
+                return Ok(growth);
+            }
+            growth.fresh.push(store.reserve_nid()?);
+            more = 1;
+        }
+        growth.reaches_root = true;
+        if root_of(op, self.inode, self.tree)?.children.len() + more > ROOT_MAX {
+            growth.deepens = true;
+            growth.fresh.push(store.reserve_nid()?);
+        }
+        Ok(growth)
+    }
+
+    /// Links new leaves, already created, whose keys lie inside this path's leaf.
+    pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth, leaves: Vec<Child>) {
+        let mut fresh = growth.fresh.into_iter();
+        let mut pending = leaves;
+        let splits = growth.levels.len() - usize::from(!growth.reaches_root);
+        for (i, &slot) in growth.levels.iter().enumerate() {
+            if i < splits {
+                let fresh = fresh.next().expect("one nid is reserved for each split");
+                pending = vec![split_index(op, slot, fresh, pending)];
+            } else {
+                let tree = self.tree;
+                for child in std::mem::take(&mut pending) {
+                    op.apply(slot, Delta::InsertChild { tree, child });
+                }
+            }
+        }
+        if !growth.reaches_root {
+            return;
+        }
+        if growth.deepens {
+            let fresh = fresh.next().expect("one nid is reserved for a deeper root");
+            deepen(op, self.inode, self.tree, fresh, pending);
+        } else {
+            let tree = self.tree;
+            for child in pending {
+                op.apply(self.inode, Delta::InsertChild { tree, child });
+            }
+        }
+    }
+
+    /// Plans to take this leaf, which `lock_leaf` locked, out of the tree.
+    pub fn plan_removal(&self, op: &mut Op<'_, FsNode>, leaf: Slot) -> Result<Removal, Error> {
+        self.plan_removals(op, vec![leaf], vec![self.leaf.low])
+    }
+
+    fn plan_removals(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        leaves: Vec<Slot>,
+        keys: Vec<u64>,
+    ) -> Result<Removal, Error> {
+        let mut removal = Removal {
+            inode: self.inode,
+            tree: self.tree,
+            delete: leaves,
+            at: None,
+            keys,
+            empties: false,
+            collapse: false,
+        };
+        for level in (0..self.index.len()).rev() {
+            let slot = self.lock_index(op, level)?;
+            let children = op.peek(slot).index()?.len();
+            if children > removal.keys.len() {
+                let root = root_of(op, self.inode, self.tree)?;
+                removal.collapse =
+                    level == 0 && root.children.len() == 1 && children <= ROOT_MAX / 2;
+                removal.at = Some(slot);
+                return Ok(removal);
+            }
+            removal.delete.push(slot);
+            removal.keys = vec![self.index[level].1];
+        }
+        let root = root_of(op, self.inode, self.tree)?;
+        removal.empties = root.children.len() == removal.keys.len();
+        Ok(removal)
+    }
+}
+
+/// Plans to take out up to `most` of the last leaves under one parent; `leaves` in the
+/// result are locked, in descending key order. Repeating it empties a tree in bounded steps.
+pub fn plan_tail(
+    store: &Store<FsNode>,
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    most: usize,
+) -> Result<(Removal, Vec<Slot>), Error> {
+    let path = path(store, op, inode, tree, u64::MAX)?;
+    let parent = match path.index.len() {
+        0 => root_of(op, inode, tree)?.children.clone(),
+        n => {
+            let slot = path.lock_index(op, n - 1)?;
+            op.peek(slot).index()?.to_vec()
+        }
+    };
+    let (mut leaves, mut keys) = (Vec::new(), Vec::new());
+    for child in parent.iter().rev().take(most) {
+        let node = load(store, child.nid)?;
+        leaves.push(op.lock(&node).map_err(|e| owned_error(child.nid, e))?);
+        keys.push(child.key);
+    }
+    let removal = path.plan_removals(op, leaves.clone(), keys)?;
+    Ok((removal, leaves))
+}
+
+impl Removal {
+    /// True when no leaf will be left: the caller must give the inode another body (or, for
+    /// attributes, `finish` ends the tree).
+    pub fn empties(&self) -> bool {
+        self.empties
+    }
+
+    /// Takes the leaves out. When the plan empties a body's tree, `empty_body` must be there
+    /// and becomes the body.
+    pub fn finish(self, op: &mut Op<'_, FsNode>, empty_body: Option<crate::content::Body>) {
+        let (inode, tree) = (self.inode, self.tree);
+        for slot in self.delete {
+            op.delete(slot);
+        }
+        if self.empties {
+            match (tree, empty_body) {
+                (TreeId::Body, Some(body)) => op.apply(inode, Delta::Body(body)),
+                (TreeId::Body, None) => unreachable!("the caller gives an emptied body"),
+                (TreeId::Xattrs, _) => {
+                    let root = Root::default();
+                    op.apply(inode, Delta::SetRoot { tree, root });
+                }
+            }
+            return;
+        }
+        let slot = self.at.unwrap_or(inode);
+        for key in self.keys {
+            op.apply(slot, Delta::RemoveChild { tree, key });
+        }
+        if self.collapse
+            && let (Some(slot), Some(root)) = (self.at, old_root(op, inode, tree))
+        {
+            let children = op.peek(slot).index().map(<[Child]>::to_vec);
+            if let Ok(children) = children {
+                let depth = root - 1;
+                let root = Root { depth, children };
+                op.delete(slot);
+                op.apply(inode, Delta::SetRoot { tree, root });
+            }
+        }
+    }
+}
+
+fn old_root(op: &Op<'_, FsNode>, inode: Slot, tree: TreeId) -> Option<u8> {
+    root_of(op, inode, tree).ok().map(|root| root.depth)
+}
+
+/// Splits an index node in two around its middle, with `pending` added; returns the new one.
+fn split_index(op: &mut Op<'_, FsNode>, slot: Slot, fresh: FreshNid, pending: Vec<Child>) -> Child {
+    let mut merged = match op.peek(slot) {
+        FsNode::Index(list) => list.clone(),
+        _ => unreachable!("checked when the growth was planned"),
+    };
+    merged.extend_from_slice(&pending);
+    merged.sort_unstable_by_key(|child| child.key);
+    let upper = merged.split_off(merged.len() / 2);
+    let child = Child {
+        key: upper[0].key,
+        nid: fresh.nid(),
+    };
+    op.apply(slot, Delta::DropFrom(child.key));
+    for new in pending.into_iter().filter(|new| new.key < child.key) {
+        let tree = TreeId::Body; // an index node has one list only
+        op.apply(slot, Delta::InsertChild { tree, child: new });
+    }
+    op.create(fresh, FsNode::Index(upper));
+    child
+}
+
+/// Moves the root's children, and `pending`, to a new index node below the root.
+fn deepen(
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    fresh: FreshNid,
+    pending: Vec<Child>,
+) {
+    let old = root_of(op, inode, tree).expect("planned on this root");
+    let depth = old.depth + 1;
+    let mut children = old.children.clone();
+    children.extend(pending);
+    children.sort_unstable_by_key(|child| child.key);
+    let top = Child {
+        key: children[0].key,
+        nid: fresh.nid(),
+    };
+    op.create(fresh, FsNode::Index(children));
+    let root = Root {
+        depth,
+        children: vec![top],
+    };
+    op.apply(inode, Delta::SetRoot { tree, root });
+}
+
+/// Reads an inode that a caller names by number.
+pub fn read_inode(store: &Store<FsNode>, ino: Ino) -> Result<NodeRead<FsNode>, Error> {
+    let node = store.get(ino)?.read()?;
+    node.inode().map_err(|_| Error::Stale(ino))?;
+    Ok(node)
+}
