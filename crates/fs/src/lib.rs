@@ -5,7 +5,10 @@
 
 pub mod api;
 pub mod content;
+pub mod dir;
 mod error;
+pub mod list;
+pub mod times;
 pub mod tree;
 
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};

@@ -13,11 +13,14 @@
 use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
 use crate::{Error, Ino};
-use engine::{FreshNid, Node, NodeRead, Op, Slot, Store};
+use engine::{Node, NodeRead, Op, Slot, Store};
 use format::{Damage, Nid};
 
 /// Children of an index node.
 pub const INDEX_MAX: usize = 250;
+
+/// A nid in reserve for a new node.
+pub type FreshNid<'s> = engine::FreshNid<'s, FsNode>;
 
 /// A leaf and the keys it covers: `low` up to, not including, `high` (`None`: no end).
 #[derive(Debug)]
@@ -39,11 +42,11 @@ pub struct Path {
 }
 
 /// Everything needed to link new leaves beside a path's leaf.
-pub struct Growth {
+pub struct Growth<'s> {
     /// Index nodes to change, from the bottom up; all but the last are split.
     levels: Vec<Slot>,
     /// For each split, then for a deeper root.
-    fresh: Vec<FreshNid>,
+    fresh: Vec<FreshNid<'s>>,
     /// New children reach the root.
     reaches_root: bool,
     deepens: bool,
@@ -210,12 +213,12 @@ impl Path {
     }
 
     /// Plans for `leaves` more leaves (few) beside this one.
-    pub fn plan_growth(
+    pub fn plan_growth<'s>(
         &self,
-        store: &Store<FsNode>,
+        store: &'s Store<FsNode>,
         op: &mut Op<'_, FsNode>,
         leaves: usize,
-    ) -> Result<Growth, Error> {
+    ) -> Result<Growth<'s>, Error> {
         let mut growth = Growth {
             levels: Vec::new(),
             fresh: Vec::new(),
@@ -241,7 +244,7 @@ impl Path {
     }
 
     /// Links new leaves, already created, whose keys lie inside this path's leaf.
-    pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth, leaves: Vec<Child>) {
+    pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth<'_>, leaves: Vec<Child>) {
         let mut fresh = growth.fresh.into_iter();
         let mut pending = leaves;
         let splits = growth.levels.len() - usize::from(!growth.reaches_root);
@@ -384,7 +387,12 @@ fn old_root(op: &Op<'_, FsNode>, inode: Slot, tree: TreeId) -> Option<u8> {
 }
 
 /// Splits an index node in two around its middle, with `pending` added; returns the new one.
-fn split_index(op: &mut Op<'_, FsNode>, slot: Slot, fresh: FreshNid, pending: Vec<Child>) -> Child {
+fn split_index(
+    op: &mut Op<'_, FsNode>,
+    slot: Slot,
+    fresh: FreshNid<'_>,
+    pending: Vec<Child>,
+) -> Child {
     let mut merged = match op.peek(slot) {
         FsNode::Index(list) => list.clone(),
         _ => unreachable!("checked when the growth was planned"),
@@ -410,7 +418,7 @@ fn deepen(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
     tree: TreeId,
-    fresh: FreshNid,
+    fresh: FreshNid<'_>,
     pending: Vec<Child>,
 ) {
     let old = root_of(op, inode, tree).expect("planned on this root");

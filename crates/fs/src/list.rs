@@ -1,0 +1,438 @@
+//! Sorted lists that live in an inode while they are small and in the leaves of a tree when
+//! they are not: the names of a directory, the attributes of a file, the orphans.
+//!
+//! Invariants:
+//! 1. Keys that differ only in the lowest `GROUP_BITS` bits are in one leaf: leaves are split
+//!    between such groups only.
+//! 2. A leaf may be empty. A list that shrinks goes back into the inode when its last leaf goes.
+//! 3. Plans ([`Addition`], [`Deletion`]) hold nodes and keys, not copies of lists: a deletion
+//!    without `shrink` may be carried out before an addition planned beside it.
+
+use crate::Error;
+use crate::content::entry::{self, Entry, list_len};
+use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
+use crate::content::{Body, Child, Delta, FsNode, Inode, Name, Orphan, Root, TreeId, Xattr};
+use crate::tree::{self, FreshNid, Growth, Path, Removal};
+use engine::{Op, Slot, Store};
+use format::Damage;
+use format::dir::COLLISION_BITS;
+use format::inode::OrphanEntry;
+use format::item::PAYLOAD_MAX;
+use format::xattr::XATTR_INLINE_MAX;
+
+/// A leaf is split when it would grow beyond this many bytes.
+const LEAF_TARGET: usize = 4 << 10;
+
+/// What such a list can hold.
+pub trait Listed: Entry + Clone {
+    const TREE: TreeId;
+    /// Bytes that the inode holds itself.
+    const INLINE_MAX: usize;
+    const GROUP_BITS: u32;
+    fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
+    /// The list in the inode, which has no tree of this kind.
+    fn in_inode(inode: &Inode) -> Result<&[Self], Damage>;
+    fn leaf(list: Vec<Self>) -> FsNode;
+    fn put(self) -> Delta;
+    fn remove(key: u64) -> Delta;
+    /// Takes the list out of the inode, where setting the tree's root does not.
+    fn clear_inline() -> Option<Delta>;
+    /// The inode's body when the last leaf is gone, where that is the body's tree.
+    fn emptied() -> Option<Body>;
+}
+
+impl Listed for Name {
+    const TREE: TreeId = TreeId::Body;
+    const INLINE_MAX: usize = INLINE_ENTRIES_MAX;
+    const GROUP_BITS: u32 = COLLISION_BITS;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Name], Damage> {
+        node.bucket()
+    }
+
+    fn in_inode(inode: &Inode) -> Result<&[Name], Damage> {
+        match &inode.body {
+            Body::Entries(list) => Ok(list),
+            _ => Err(Damage::new("directory", "its body holds something else")),
+        }
+    }
+
+    fn leaf(list: Vec<Name>) -> FsNode {
+        FsNode::Bucket(list)
+    }
+
+    fn put(self) -> Delta {
+        Delta::InsertName(self)
+    }
+
+    fn remove(key: u64) -> Delta {
+        Delta::RemoveName(key)
+    }
+
+    fn clear_inline() -> Option<Delta> {
+        None
+    }
+
+    fn emptied() -> Option<Body> {
+        Some(Body::Entries(Vec::new()))
+    }
+}
+
+impl Listed for Orphan {
+    const TREE: TreeId = TreeId::Body;
+    const INLINE_MAX: usize = INLINE_ORPHANS_MAX * OrphanEntry::SIZE;
+    const GROUP_BITS: u32 = 0;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Orphan], Damage> {
+        node.orphans()
+    }
+
+    fn in_inode(inode: &Inode) -> Result<&[Orphan], Damage> {
+        match &inode.body {
+            Body::Orphans(list) => Ok(list),
+            _ => Err(Damage::new(
+                "orphan directory",
+                "its body holds something else",
+            )),
+        }
+    }
+
+    fn leaf(list: Vec<Orphan>) -> FsNode {
+        FsNode::Orphans(list)
+    }
+
+    fn put(self) -> Delta {
+        Delta::InsertOrphan(self)
+    }
+
+    fn remove(key: u64) -> Delta {
+        Delta::RemoveOrphan(format::Nid(key))
+    }
+
+    fn clear_inline() -> Option<Delta> {
+        None
+    }
+
+    fn emptied() -> Option<Body> {
+        Some(Body::Orphans(Vec::new()))
+    }
+}
+
+impl Listed for Xattr {
+    const TREE: TreeId = TreeId::Xattrs;
+    const INLINE_MAX: usize = XATTR_INLINE_MAX;
+    const GROUP_BITS: u32 = COLLISION_BITS;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Xattr], Damage> {
+        node.xattrs()
+    }
+
+    fn in_inode(inode: &Inode) -> Result<&[Xattr], Damage> {
+        Ok(&inode.xattrs)
+    }
+
+    fn leaf(list: Vec<Xattr>) -> FsNode {
+        FsNode::Xattrs(list)
+    }
+
+    fn put(self) -> Delta {
+        Delta::SetXattr(self)
+    }
+
+    fn remove(key: u64) -> Delta {
+        Delta::RemoveXattr(key)
+    }
+
+    fn clear_inline() -> Option<Delta> {
+        Some(Delta::InlineXattrs(Vec::new()))
+    }
+
+    fn emptied() -> Option<Body> {
+        None
+    }
+}
+
+/// Elements whose keys share a group with `first`, which is the group's lowest key.
+pub fn group<T: Listed>(list: &[T], first: u64) -> &[T] {
+    let from = list.partition_point(|e| e.key() < first);
+    let to = list.partition_point(|e| e.key() >> T::GROUP_BITS <= first >> T::GROUP_BITS);
+    &list[from..to.max(from)]
+}
+
+/// Looks for an element of a group; the inode is locked at least shared.
+pub fn find<T: Listed>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    first: u64,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<Option<T>, Error> {
+    let pick = |list: &[T]| group(list, first).iter().find(|e| wanted(e)).cloned();
+    match inode.root(T::TREE) {
+        None => Ok(pick(T::in_inode(inode)?)),
+        Some(root) => {
+            let leaf = tree::find(store, root, first)?;
+            let node = tree::read(store, leaf.node.nid())?;
+            Ok(pick(T::in_leaf(&node)?))
+        }
+    }
+}
+
+/// Copies elements with keys from `from` on, to the end of one leaf. The second value is
+/// where to go on, `None` at the end. The inode is locked at least shared.
+pub fn run_from<T: Listed>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    from: u64,
+) -> Result<(Vec<T>, Option<u64>), Error> {
+    let tail = |list: &[T]| list[list.partition_point(|e| e.key() < from)..].to_vec();
+    match inode.root(T::TREE) {
+        None => Ok((tail(T::in_inode(inode)?), None)),
+        Some(root) => {
+            let leaf = tree::find(store, root, from)?;
+            let node = tree::read(store, leaf.node.nid())?;
+            Ok((tail(T::in_leaf(&node)?), leaf.high))
+        }
+    }
+}
+
+/// The place of one group in a list whose inode an operation holds exclusively.
+#[derive(Debug)]
+pub struct Spot<T> {
+    inode: Slot,
+    /// The leaf that has or would have the group; `None`: the inode itself.
+    leaf: Option<(Path, Slot)>,
+    first: u64,
+    /// The wanted element, if it is there.
+    pub found: Option<T>,
+}
+
+/// Locks the place of a group in a list.
+pub fn spot<T: Listed>(
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    first: u64,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<Spot<T>, Error> {
+    let leaf = match op.peek(inode).inode()?.root(T::TREE) {
+        None => None,
+        Some(_) => {
+            let path = tree::path(op.store(), op, inode, T::TREE, first)?;
+            let slot = path.lock_leaf(op)?;
+            Some((path, slot))
+        }
+    };
+    let mut spot = Spot {
+        inode,
+        leaf,
+        first,
+        found: None,
+    };
+    spot.found = group(spot.list(op)?, first)
+        .iter()
+        .find(|e| wanted(e))
+        .cloned();
+    Ok(spot)
+}
+
+/// How an element will be added, or take the place of one with its key.
+pub struct Addition<'s, T> {
+    inode: Slot,
+    element: T,
+    place: Place<'s>,
+}
+
+enum Place<'s> {
+    /// The inode's own list.
+    Inline,
+    /// The inode's list moves to a first leaf.
+    Spill(FreshNid<'s>),
+    Leaf(Slot),
+    /// The leaf's elements from `at` on move to a new one.
+    Split {
+        path: Path,
+        leaf: Slot,
+        fresh: FreshNid<'s>,
+        growth: Growth<'s>,
+        at: u64,
+    },
+}
+
+/// How an element will be removed.
+pub struct Deletion<T> {
+    slot: Slot,
+    key: u64,
+    shrink: Option<Removal>,
+    kind: std::marker::PhantomData<T>,
+}
+
+impl<T: Listed> Spot<T> {
+    fn list<'a>(&self, op: &'a Op<'_, FsNode>) -> Result<&'a [T], Error> {
+        Ok(match &self.leaf {
+            Some((_, slot)) => T::in_leaf(op.peek(*slot))?,
+            None => T::in_inode(op.peek(self.inode).inode()?)?,
+        })
+    }
+
+    /// A key of the group that nothing has yet.
+    pub fn free_key(&self, op: &Op<'_, FsNode>) -> Result<u64, Error> {
+        let used = group(self.list(op)?, self.first);
+        (self.first..self.first + (1 << T::GROUP_BITS))
+            .find(|key| entry::find(used, *key).is_none())
+            .ok_or(Error::NoSpace)
+    }
+
+    /// The node that holds the group.
+    pub fn slot(&self) -> Slot {
+        self.leaf.as_ref().map_or(self.inode, |(_, slot)| *slot)
+    }
+
+    /// Plans to put an element of this group into the list.
+    pub fn put<'s>(self, op: &mut Op<'s, FsNode>, element: T) -> Result<Addition<'s, T>, Error> {
+        let store = op.store();
+        let list = self.list(op)?;
+        let old = entry::find(list, element.key()).map_or(0, Entry::encoded_len);
+        let room = list_len(list) - old + element.encoded_len();
+        let inode = self.inode;
+        let place = match self.leaf {
+            None if room <= T::INLINE_MAX => Place::Inline,
+            None => Place::Spill(store.reserve_nid()?),
+            Some((_, slot)) if room <= LEAF_TARGET => Place::Leaf(slot),
+            Some((path, leaf)) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
+                None => Place::Leaf(leaf),
+                Some(at) => Place::Split {
+                    leaf,
+                    fresh: store.reserve_nid()?,
+                    growth: path.plan_growth(store, op, 1)?,
+                    path,
+                    at,
+                },
+            },
+        };
+        Ok(Addition {
+            inode,
+            element,
+            place,
+        })
+    }
+
+    /// Plans to remove the element that was found. With `shrink` an emptied leaf goes too;
+    /// without, an addition to the same list may share the operation.
+    pub fn remove(self, op: &mut Op<'_, FsNode>, shrink: bool) -> Result<Deletion<T>, Error> {
+        let last = self.list(op)?.len() == 1;
+        let slot = self.slot();
+        let key = self.found.ok_or(Error::NotFound)?.key();
+        let shrink = match &self.leaf {
+            Some((path, slot)) if last && shrink => Some(path.plan_removal(op, *slot)?),
+            _ => None,
+        };
+        Ok(Deletion {
+            slot,
+            key,
+            shrink,
+            kind: std::marker::PhantomData,
+        })
+    }
+}
+
+impl<T: Listed> Deletion<T> {
+    pub fn finish(self, op: &mut Op<'_, FsNode>) {
+        match self.shrink {
+            Some(removal) => removal.finish(op, T::emptied()),
+            None => op.apply(self.slot, T::remove(self.key)),
+        }
+    }
+}
+
+impl<T: Listed> Addition<'_, T> {
+    /// Puts the element in. The lists are those the plan was made on, but for deletions.
+    pub fn finish(self, op: &mut Op<'_, FsNode>) {
+        let Addition {
+            inode,
+            element,
+            place,
+        } = self;
+        let planned = "the plan was made on this kind of node";
+        match place {
+            Place::Inline => op.apply(inode, element.put()),
+            Place::Leaf(slot) => op.apply(slot, element.put()),
+            Place::Spill(fresh) => {
+                let content = op.peek(inode).inode().expect(planned);
+                let mut list = T::in_inode(content).expect(planned).to_vec();
+                replace(&mut list, element);
+                let child = Child {
+                    key: 0,
+                    nid: fresh.nid(),
+                };
+                op.create(fresh, T::leaf(list));
+                if let Some(clear) = T::clear_inline() {
+                    op.apply(inode, clear);
+                }
+                let root = Root {
+                    depth: 0,
+                    children: vec![child],
+                };
+                let tree = T::TREE;
+                op.apply(inode, Delta::SetRoot { tree, root });
+            }
+            Place::Split {
+                path,
+                leaf,
+                fresh,
+                growth,
+                at,
+            } => {
+                let list = T::in_leaf(op.peek(leaf)).expect(planned);
+                let mut upper = list[list.partition_point(|e| e.key() < at)..].to_vec();
+                op.apply(leaf, Delta::DropFrom(at));
+                if element.key() < at {
+                    op.apply(leaf, element.put());
+                } else {
+                    replace(&mut upper, element);
+                }
+                let child = Child {
+                    key: at,
+                    nid: fresh.nid(),
+                };
+                op.create(fresh, T::leaf(upper));
+                path.grow(op, growth, vec![child]);
+            }
+        }
+    }
+}
+
+fn replace<T: Entry>(list: &mut Vec<T>, element: T) {
+    match list.binary_search_by_key(&element.key(), Entry::key) {
+        Ok(at) => list[at] = element,
+        Err(at) => list.insert(at, element),
+    }
+}
+
+/// Where to split a leaf that `new` makes too large: between two groups, nearest to the
+/// middle. `None`: nowhere, and the leaf can still take it.
+fn split_key<T: Listed>(list: &[T], new: &T) -> Result<Option<u64>, Error> {
+    let mut sizes: Vec<(u64, usize)> = list
+        .iter()
+        .filter(|e| e.key() != new.key())
+        .chain([new])
+        .map(|e| (e.key() >> T::GROUP_BITS, e.encoded_len()))
+        .collect();
+    sizes.sort_unstable();
+    let total: usize = sizes.iter().map(|(_, len)| len).sum();
+    let mut below = 0;
+    let mut best: Option<(usize, u64)> = None;
+    for pair in sizes.windows(2) {
+        below += pair[0].1;
+        if pair[0].0 != pair[1].0 {
+            let larger = below.max(total - below);
+            if best.is_none_or(|(least, _)| larger < least) {
+                best = Some((larger, pair[1].0 << T::GROUP_BITS));
+            }
+        }
+    }
+    match best {
+        Some((larger, at)) if larger <= PAYLOAD_MAX => Ok(Some(at)),
+        None if total <= PAYLOAD_MAX => Ok(None),
+        // So many names of one hash: only who knows the key gets here.
+        _ => Err(Error::NoSpace),
+    }
+}
