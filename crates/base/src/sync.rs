@@ -60,6 +60,7 @@ pub mod rank {
     pub const NID_LEASE: Rank = ranked(104, "nid lease");
     pub const NID_REGIONS: Rank = ranked(106, "nid regions");
     pub const TABLE: Rank = ranked(110, "node table region");
+    pub const TABLE_MAPS: Rank = ranked(112, "node table map pages");
     pub const SPACE_LEASE: Rank = ranked(116, "chunk lease");
     pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");
     pub const CHUNK_BITS: Rank = ranked(122, "available blocks of a chunk");

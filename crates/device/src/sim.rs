@@ -260,6 +260,7 @@ impl SimDevice {
             let keep = surviving_sectors(survival, write, rng);
             apply(&mut pages, write, &keep);
         }
+        drop(state);
         self.successor(pages, rng.next_u64())
     }
 

@@ -297,11 +297,16 @@ fn apply_change<C: Content>(body: Body<C>, change: Change) -> Result<Body<C>, Da
 /// The valid record with the highest sequence among two slots of two copies.
 fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<CheckpointRecord, Error> {
     let mut newest: Option<CheckpointRecord> = None;
+    let mut unreadable = None;
     for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let parsed = match array.read_slot(slot, copy) {
             Ok(block) if block.iter().all(|b| *b == 0) => continue,
             Ok(block) => CheckpointRecord::parse(&block, &array.uuid()).map_err(|d| d.to_string()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                let why = error.to_string();
+                unreadable = Some(error);
+                Err(why)
+            }
         };
         match parsed {
             Ok(record) if newest.is_none_or(|n| n.sequence.get() < record.sequence.get()) => {
@@ -311,7 +316,10 @@ fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<Checkpoin
             Err(why) => report.damaged_copies.push((slot, copy, why)),
         }
     }
-    newest.ok_or_else(|| damaged("checkpoint", "no slot holds a valid record"))
+    newest.ok_or_else(|| match unreadable {
+        Some(error) => error.into(),
+        None => damaged("checkpoint", "no slot holds a valid record"),
+    })
 }
 
 /// The unbroken run of batches from a record's anchor.

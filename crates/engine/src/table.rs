@@ -105,7 +105,7 @@ impl Table {
         };
         Table {
             array,
-            maps: Mutex::new(rank::LEAF, maps),
+            maps: Mutex::new(rank::TABLE_MAPS, maps),
             regions: Mutex::new(rank::LEAF, HashMap::new()),
             loaded: Mutex::new(rank::LEAF, VecDeque::new()),
             leaf_count: AtomicUsize::new(0),

@@ -1,0 +1,143 @@
+//! A small world to break: simulated devices on one power switch, and a node content simple
+//! enough to compare with a model.
+
+use base::rng::Rng;
+use device::sim::{PowerSwitch, SimDevice};
+use device::{Array, BlockDevice};
+use engine::{Content, Error, Store, StoreOptions};
+use format::Damage;
+use format::geometry::{Geometry, GeometryOptions};
+use std::sync::Arc;
+
+/// A node that is a list of numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Numbers(pub Vec<u64>);
+
+pub enum Change {
+    Push(u64),
+    Set(usize, u64),
+}
+
+impl Content for Numbers {
+    type Delta = Change;
+
+    fn kind(&self) -> u8 {
+        format::table::FIRST_FS_KIND
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        for number in &self.0 {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+
+    fn decode(_: u8, body: &[u8]) -> Result<Self, Damage> {
+        if !body.len().is_multiple_of(8) {
+            return Err(Damage::new("numbers", "odd size"));
+        }
+        let number = |c: &[u8]| u64::from_le_bytes(c.try_into().expect("chunks of 8"));
+        Ok(Numbers(body.chunks_exact(8).map(number).collect()))
+    }
+
+    fn apply(&mut self, delta: &Change) -> Result<(), Damage> {
+        match delta {
+            Change::Push(number) => self.0.push(*number),
+            Change::Set(index, number) => {
+                let slot = self.0.get_mut(*index);
+                *slot.ok_or_else(|| Damage::new("numbers", "no such index"))? = *number;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_delta(delta: &Change, out: &mut Vec<u8>) {
+        let (index, number) = match delta {
+            Change::Push(number) => (u64::MAX, *number),
+            Change::Set(index, number) => (*index as u64, *number),
+        };
+        out.extend_from_slice(&index.to_le_bytes());
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+
+    fn decode_delta(_: u8, bytes: &[u8]) -> Result<Change, Damage> {
+        let Numbers(words) = Numbers::decode(0, bytes)?;
+        match words[..] {
+            [u64::MAX, number] => Ok(Change::Push(number)),
+            [index, number] => Ok(Change::Set(index as usize, number)),
+            _ => Err(Damage::new("numbers", "delta of the wrong size")),
+        }
+    }
+
+    fn owned(_: u8) -> bool {
+        false
+    }
+
+    fn memory(&self) -> usize {
+        self.0.len() * 8
+    }
+}
+
+pub type TestStore = Store<Numbers>;
+
+/// Devices that lose power together.
+pub struct World {
+    pub switch: Arc<PowerSwitch>,
+    pub devices: Vec<Arc<SimDevice>>,
+}
+
+impl World {
+    /// A formatted array over devices of the given sizes in MiB.
+    pub fn new(seed: u64, sizes: &[u64]) -> World {
+        let switch = PowerSwitch::new();
+        let devices: Vec<Arc<SimDevice>> = (0..)
+            .zip(sizes)
+            .map(|(i, mib)| SimDevice::on_switch(mib << 20, seed ^ i, &switch))
+            .collect();
+        let world = World { switch, devices };
+        let bytes: Vec<u64> = sizes.iter().map(|mib| mib << 20).collect();
+        let options = GeometryOptions {
+            journal_align: Some(512),
+            ..GeometryOptions::default()
+        };
+        let geometry = Geometry::plan(&bytes, options).unwrap();
+        let array = Array::create(world.handles(), geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        TestStore::format(&array, World::options()).unwrap();
+        array.write_labels().unwrap();
+        world
+    }
+
+    fn handles(&self) -> Vec<Arc<dyn BlockDevice>> {
+        self.devices
+            .iter()
+            .map(|d| Arc::clone(d) as Arc<dyn BlockDevice>)
+            .collect()
+    }
+
+    pub fn options() -> StoreOptions {
+        StoreOptions {
+            background: false,
+            workers: 2,
+            shards: 2,
+            node_cache_bytes: 64 << 10,
+            dirty_bytes: Some(256 << 10),
+            clock: base::clock::Clock::manual(1),
+            ..StoreOptions::default()
+        }
+    }
+
+    pub fn open(&self) -> Result<Arc<TestStore>, Error> {
+        self.open_with(World::options())
+    }
+
+    pub fn open_with(&self, options: StoreOptions) -> Result<Arc<TestStore>, Error> {
+        let array = Array::assemble(self.handles(), options.read_only)?;
+        Store::open(Arc::new(array), options).map(|(store, _)| store)
+    }
+
+    /// The power comes back; what was not flushed survives or not, by `rng`.
+    pub fn restart(&mut self, rng: &mut Rng) {
+        self.switch.restore();
+        self.devices = self.devices.iter().map(|d| d.restart(rng)).collect();
+    }
+}

@@ -1,0 +1,273 @@
+//! The store loses power at random moments and must come back with everything it promised.
+
+mod common;
+
+use base::rng::Rng;
+use common::{Change, Numbers, TestStore, World};
+use device::Durability;
+use engine::{Epoch, Error, Extent, Need};
+use format::Nid;
+use std::collections::BTreeMap;
+
+/// What a node must look like after each change, with the epoch of the change.
+#[derive(Clone, Default)]
+struct History(Vec<(Epoch, Option<Vec<u64>>)>);
+
+/// What the oracle knows: nodes, and the blocks that each version of node 1's list names.
+#[derive(Default)]
+struct Oracle {
+    nodes: BTreeMap<Nid, History>,
+    durable: Epoch,
+}
+
+impl Oracle {
+    fn record(&mut self, nid: Nid, epoch: Epoch, state: Option<Vec<u64>>) {
+        self.nodes.entry(nid).or_default().0.push((epoch, state));
+    }
+
+    fn now(&self, nid: Nid) -> Option<&Vec<u64>> {
+        self.nodes.get(&nid)?.0.last()?.1.as_ref()
+    }
+
+    fn living(&self) -> Vec<Nid> {
+        self.nodes
+            .keys()
+            .copied()
+            .filter(|n| self.now(*n).is_some())
+            .collect()
+    }
+
+    /// Every node must be in one of its states, no older than what is durable; and all nodes
+    /// must agree on one epoch up to which everything is there.
+    fn check_and_settle(&mut self, store: &TestStore, seed: u64) {
+        let mut earliest_end = u64::MAX;
+        let mut latest_begin = self.durable.0;
+        for (nid, history) in &mut self.nodes {
+            let found = match store.get(*nid).and_then(|node| Ok(node.read()?.0.clone())) {
+                Ok(numbers) => Some(numbers),
+                Err(Error::Gone(_)) => None,
+                Err(error) => panic!("seed {seed}: node {nid}: {error}"),
+            };
+            let states = &history.0;
+            let durable = states.iter().rposition(|(e, _)| *e <= self.durable);
+            let oldest = durable.unwrap_or(0);
+            let matches = |i: &usize| states[*i].1 == found;
+            let Some(at) = (oldest..states.len()).rev().find(matches) else {
+                assert!(
+                    durable.is_none() && found.is_none(),
+                    "seed {seed}: node {nid} is {found:?}; durable epoch {:?}; known {states:?}",
+                    self.durable
+                );
+                earliest_end = earliest_end.min(states[0].0.0);
+                history.0.clear();
+                continue;
+            };
+            latest_begin = latest_begin.max(states[at].0.0);
+            // Equal states may recur; only a state that never comes back bounds the end.
+            if let Some(next) = states.get(at + 1) {
+                earliest_end = earliest_end.min(next.0.0);
+            }
+            history.0 = vec![(Epoch(0), found)];
+        }
+        assert!(
+            latest_begin <= earliest_end,
+            "seed {seed}: something of epoch {latest_begin} is there, something of {earliest_end} is not"
+        );
+        self.nodes
+            .retain(|_, h| h.0.last().is_some_and(|(_, s)| s.is_some()));
+    }
+}
+
+fn is_power(error: &Error) -> bool {
+    matches!(error, Error::Device(_) | Error::Failed(_))
+}
+
+/// One random operation.
+fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Error> {
+    let living = oracle.living();
+    match rng.below(20) {
+        0..=5 => {
+            let fresh = store.reserve_nid()?;
+            let nid = fresh.nid();
+            let state = vec![rng.next_u64(); rng.below(40) as usize];
+            let mut op = store.begin(Need::Grow)?;
+            op.create(fresh, Numbers(state.clone()));
+            let epoch = op.commit();
+            oracle.record(nid, epoch, Some(state));
+        }
+        6..=11 if living.len() >= 2 => {
+            // Two nodes change together or not at all.
+            let (a, b) = (*rng.pick(&living), *rng.pick(&living));
+            let nodes = [store.get(a)?, store.get(b)?];
+            let mut op = store.begin(Need::Grow)?;
+            let slots = op.lock_sorted(&[&nodes[0], &nodes[1]])?;
+            let number = rng.next_u64();
+            for slot in &slots {
+                let len = op.peek(*slot).0.len();
+                let change = match len {
+                    0..200 => Change::Push(number),
+                    _ => Change::Set(rng.below(len as u64) as usize, number),
+                };
+                op.apply(*slot, change);
+            }
+            let states: Vec<Vec<u64>> = slots.iter().map(|s| op.peek(*s).0.clone()).collect();
+            let epoch = op.commit();
+            for (nid, state) in [a, b].into_iter().zip(states) {
+                oracle.record(nid, epoch, Some(state));
+            }
+        }
+        12..=14 if !living.is_empty() => {
+            let nid = *rng.pick(&living);
+            let node = store.get(nid)?;
+            let mut op = store.begin(Need::Reclaim)?;
+            let slot = op.lock(&node)?;
+            op.delete(slot);
+            let epoch = op.commit();
+            oracle.record(nid, epoch, None);
+        }
+        15..=17 => {
+            store.sync()?;
+            oracle.durable = Epoch(store.epoch().0 - 1);
+        }
+        18 => store.checkpoint()?,
+        _ => {}
+    }
+    Ok(())
+}
+
+fn run(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let sizes: &[u64] = *rng.pick(&[&[64][..], &[40, 40][..], &[30, 20, 40][..]]);
+    let mut world = World::new(seed, sizes);
+    let mut oracle = Oracle::default();
+    for _ in 0..6 {
+        // The cut may hit recovery as well.
+        world.switch.cut_after(rng.below(400));
+        let mut opened = world.open();
+        while opened.as_ref().is_err_and(is_power) && world.switch.is_cut() {
+            world.restart(&mut rng);
+            world.switch.cut_after(rng.below(400) + 20);
+            opened = world.open();
+        }
+        let store = opened.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        world.switch.cut_after(u64::MAX);
+        oracle.check_and_settle(&store, seed);
+        world.switch.cut_after(rng.below(600));
+        oracle.durable = Epoch(store.epoch().0 - 1);
+        for history in oracle.nodes.values_mut() {
+            history.0[0].0 = oracle.durable;
+        }
+        let steps = rng.range(1, 400);
+        for _ in 0..steps {
+            match step(&store, &mut oracle, &mut rng) {
+                Ok(()) => {}
+                Err(error) if is_power(&error) && world.switch.is_cut() => break,
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+        if rng.one_in(4) && !world.switch.is_cut() {
+            match store.close() {
+                Ok(()) => oracle.durable = Epoch(u64::MAX - 1),
+                Err(error) => assert!(is_power(&error), "seed {seed}: {error}"),
+            }
+        }
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut rng);
+    }
+}
+
+#[test]
+fn what_was_synced_survives_power_cuts() {
+    let first = std::env::var("SHEAF_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    let count = std::env::var("SHEAF_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(150);
+    let seeds = first.map_or(0..count, |seed| seed..seed + 1);
+    for seed in seeds {
+        run(seed);
+    }
+}
+
+#[test]
+fn blocks_are_never_in_two_hands_and_never_lost() {
+    let mut rng = Rng::new(3);
+    let mut world = World::new(3, &[40, 40]);
+    let mut held: Vec<Extent> = Vec::new();
+    for round in 0..5 {
+        let store = world.open().unwrap();
+        let total = store.space().free_blocks + held.iter().map(|e| e.len as u64).sum::<u64>();
+        for _ in 0..300 {
+            if rng.one_in(3) && !held.is_empty() {
+                let extent = held.swap_remove(rng.below(held.len() as u64) as usize);
+                let mut op = store.begin(Need::Reclaim).unwrap();
+                op.free(extent).unwrap();
+                op.commit();
+            } else if let Ok(mut promise) = store.promise(40) {
+                let reservation = store.reserve(&mut promise, 40, None).unwrap();
+                let overlaps = |e: &Extent| {
+                    let new = reservation.extent();
+                    e.block.0 < new.block.0 + new.len as u64
+                        && new.block.0 < e.block.0 + e.len as u64
+                };
+                assert!(!held.iter().any(overlaps));
+                let bytes = vec![round; reservation.extent().len as usize * 4096];
+                let at = reservation.extent().block.byte();
+                store
+                    .array()
+                    .write(at, &bytes, Durability::Volatile)
+                    .unwrap();
+                if rng.one_in(4) {
+                    continue;
+                }
+                let mut op = store.begin(Need::Grow).unwrap();
+                held.push(op.take(reservation));
+                op.commit();
+            }
+            if rng.one_in(50) {
+                store.checkpoint().unwrap();
+            }
+        }
+        store.sync().unwrap();
+        let now = store.space().free_blocks + held.iter().map(|e| e.len as u64).sum::<u64>();
+        assert!(
+            now.abs_diff(total) <= 3 * 256,
+            "{now} of {total} blocks are accounted for"
+        );
+        if rng.one_in(2) {
+            store.close().unwrap();
+        }
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut rng);
+    }
+}
+
+#[test]
+fn a_ring_that_wraps_many_times_keeps_everything() {
+    let mut world = World::new(5, &[64]);
+    let mut rng = Rng::new(5);
+    let store = world.open().unwrap();
+    let fresh = store.reserve_nid().unwrap();
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow).unwrap();
+    op.create(fresh, Numbers(vec![0; 1000]));
+    op.commit();
+    for i in 0..40_000u64 {
+        let node = store.get(nid).unwrap();
+        let mut op = store.begin(Need::Grow).unwrap();
+        let slot = op.lock(&node).unwrap();
+        op.apply(slot, Change::Set(i as usize % 1000, i));
+        op.commit();
+        if i % 7 == 0 {
+            store.sync().unwrap();
+        }
+    }
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    let store = world.open().unwrap();
+    let node = store.get(nid).unwrap();
+    assert_eq!(node.read().unwrap().0[999], 39_999);
+}
