@@ -125,7 +125,12 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
             let epoch = op.commit();
             oracle.record(nid, epoch, None);
         }
-        15..=17 => {
+        15 | 16 => {
+            let epoch = store.epoch();
+            store.commit_through(epoch)?;
+            oracle.durable = epoch;
+        }
+        17 => {
             store.sync()?;
             oracle.durable = Epoch(store.epoch().0 - 1);
         }

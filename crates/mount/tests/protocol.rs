@@ -13,12 +13,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use sheaf_mount::{Insist, MountOptions, Unmounter};
+use mount::{Insist, MountOptions, Unmounter};
 
 struct Mounted {
     dir: tempfile::TempDir,
     unmounter: Unmounter,
-    ended: mpsc::Receiver<Result<(), sheaf_mount::Error>>,
+    ended: mpsc::Receiver<Result<(), mount::Error>>,
 }
 
 /// A toy mounted in a temporary folder; `None` where this machine has no FUSE.
@@ -34,7 +34,7 @@ fn mounted(options: &str) -> Option<Mounted> {
     let (end, ended) = mpsc::channel();
     base::thread::spawn("mount", move || {
         let toy = toy::Toy::default();
-        let result = sheaf_mount::mount_operations(toy, &path, &options, None, |unmounter| {
+        let result = mount::mount_operations(toy, &path, &options, None, |unmounter| {
             tell.send(unmounter).unwrap();
         });
         end.send(result).unwrap();

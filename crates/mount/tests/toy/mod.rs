@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use base::clock::{Clock, Timestamp};
 use base::sync::{Mutex, rank};
-use sheaf_mount::abi::{ROOT_ID, fopen};
-use sheaf_mount::dirent::DirectoryReply;
-use sheaf_mount::ops::*;
+use mount::abi::{ROOT_ID, fopen};
+use mount::dirent::DirectoryReply;
+use mount::ops::*;
 
 const VALID: Duration = Duration::from_secs(3600);
 
