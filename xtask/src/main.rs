@@ -1,1 +1,87 @@
-fn main() {}
+//! Everything that is done to the source tree rather than by it: `cargo xtask test` checks
+//! and tests the whole project, `cargo xtask docs` writes generated documentation,
+//! `cargo xtask bench-files` measures many small files beside ext4 and XFS.
+
+mod bench_files;
+mod docs;
+mod exclusions;
+mod packages;
+mod process;
+mod report;
+mod source;
+mod suites;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+/// What went wrong, in words for whoever runs the command.
+pub type Fallible<T> = Result<T, String>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks, tests and measures Sheaf")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Pass all tests: formatting, lints, unit tests, documents, and the suites on a real mount
+    Test(TestArgs),
+    /// Write the generated parts of docs/
+    Docs {
+        /// Change nothing; fail when something would change
+        #[arg(long)]
+        check: bool,
+    },
+    /// Create, list, stat, read and remove many 1 KiB files, beside other file systems
+    BenchFiles(bench_files::BenchArgs),
+}
+
+#[derive(Args, Clone)]
+pub struct TestArgs {
+    /// Skip the suites that need a mount (and root)
+    #[arg(long)]
+    quick: bool,
+    /// Run only these suites (may be repeated or separated by commas)
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Run the mounted suites in this mounted folder of any file system instead of on Sheaf
+    #[arg(long, value_name = "PATH")]
+    against: Option<PathBuf>,
+    /// How often the kill suite kills the daemon
+    #[arg(long, default_value_t = 50)]
+    kills: u32,
+    /// Seed of the kill suite's randomness
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Use this sheaf binary instead of building one
+    #[arg(long, value_name = "FILE")]
+    sheaf: Option<PathBuf>,
+    /// More mount options for the mounted suites
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Option<String>,
+    /// Keep images and logs of passed suites too
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = process::catch_interrupts().and_then(|()| match cli.command {
+        Task::Test(args) => suites::run(&args),
+        Task::Docs { check } => docs::run(check).map(|()| true),
+        Task::BenchFiles(args) => bench_files::run(&args).map(|()| true),
+    });
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

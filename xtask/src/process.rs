@@ -1,0 +1,168 @@
+//! Running other programs: with a time limit, in a process group of their own, output to a
+//! log file, and stopped when the user interrupts.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Fallible;
+
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From here on SIGINT, SIGTERM and SIGHUP only set a flag that [`interrupted`] reports, so
+/// that mounts are taken down before the process ends. A second signal ends it at once.
+pub fn catch_interrupts() -> Fallible<()> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+            .map_err(|e| format!("cannot install a signal handler: {e}"))?;
+    }
+    INTERRUPTED.get_or_init(|| flag);
+    Ok(())
+}
+
+pub fn interrupted() -> bool {
+    INTERRUPTED
+        .get()
+        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
+/// How a program ended.
+pub struct Outcome {
+    pub status: Option<ExitStatus>,
+    pub output: String,
+    pub seconds: f64,
+}
+
+impl Outcome {
+    pub fn success(&self) -> bool {
+        self.status.is_some_and(|s| s.success())
+    }
+
+    /// An error that tells how the program failed and shows the end of its output.
+    pub fn check(&self, what: &str) -> Fallible<()> {
+        if self.success() {
+            return Ok(());
+        }
+        let ending = match self.status {
+            Some(status) => status.to_string(),
+            None => format!("stopped after {:.0} s, its time limit", self.seconds),
+        };
+        Err(format!("{what}: {ending}\n{}", tail(&self.output, 30)))
+    }
+}
+
+/// The last `count` lines of `text`, indented.
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..]
+        .iter()
+        .map(|line| format!("    {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// The folder for everything a test run leaves behind.
+pub fn work_dir() -> PathBuf {
+    target_dir().join("xtask")
+}
+
+/// Cargo's target folder of this workspace.
+pub fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => source_dir().join(dir),
+        None => source_dir().join("target"),
+    }
+}
+
+/// The workspace's root.
+pub fn source_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies inside the workspace")
+        .to_owned()
+}
+
+/// Runs `command` for at most `limit`, its output to `log_name` in the log folder.
+pub fn run(log_name: &str, command: &mut Command, limit: Duration) -> Fallible<Outcome> {
+    let log_path = work_dir().join("logs").join(format!("{log_name}.log"));
+    std::fs::create_dir_all(log_path.parent().expect("the log has a folder"))
+        .map_err(|e| format!("{}: {e}", log_path.display()))?;
+    let log = File::create(&log_path).map_err(|e| format!("{}: {e}", log_path.display()))?;
+    let again = log
+        .try_clone()
+        .map_err(|e| format!("{}: {e}", log_path.display()))?;
+    let start = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(again)
+        .process_group(0)
+        .spawn()
+        .map_err(|e| format!("cannot start {:?}: {e}", command.get_program()))?;
+    let status = wait(&mut child, limit)?;
+    let bytes = std::fs::read(&log_path).map_err(|e| format!("{}: {e}", log_path.display()))?;
+    Ok(Outcome {
+        status,
+        output: String::from_utf8_lossy(&bytes).into_owned(),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// Waits for `child`, which leads its process group; kills the group at the limit (then
+/// there is no status) and on interruption (then it is an error).
+pub fn wait(child: &mut Child, limit: Duration) -> Fallible<Option<ExitStatus>> {
+    let start = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
+            return Ok(Some(status));
+        }
+        if interrupted() || start.elapsed() > limit {
+            kill_group(child);
+            return match interrupted() {
+                true => Err("interrupted".to_owned()),
+                false => Ok(None),
+            };
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Kills the process group that `child` leads and reaps the child, which may be stuck in a
+/// file system that no longer answers: then it is left behind after ten seconds.
+pub fn kill_group(child: &mut Child) {
+    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+        // The group may be gone already.
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+    for _ in 0..200 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    eprintln!("xtask: process {} does not end", child.id());
+}
+
+/// Whether a program of this name is on the PATH.
+pub fn on_path(name: &str) -> bool {
+    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).collect::<Vec<_>>())
+        .unwrap_or_default()
+        .into_iter()
+        .chain(extra)
+        .any(|dir| dir.join(name).is_file())
+}

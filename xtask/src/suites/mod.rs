@@ -1,0 +1,159 @@
+//! The suites of `cargo xtask test`, in the order in which they run.
+
+mod cargo;
+mod fsx;
+mod kill;
+mod model;
+mod pjdfstest;
+mod posix;
+mod programs;
+mod stress;
+mod workload;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::exclusions::Exclusions;
+use crate::report::{self, Suite};
+use crate::world::World;
+use crate::{Fallible, TestArgs, docs, packages, process, source};
+
+/// What a suite on a mount is given.
+pub struct Context<'a> {
+    pub args: &'a TestArgs,
+    pub exclusions: &'a Exclusions,
+}
+
+pub use cargo::build_release;
+
+type Plain = fn(&mut Suite) -> Fallible<()>;
+type Mounted = fn(&Context, &mut World, &mut Suite) -> Fallible<()>;
+
+const PLAIN: &[(&str, Plain)] = &[
+    ("fmt", cargo::fmt),
+    ("clippy", cargo::clippy),
+    ("edges", source::run),
+    ("docs", |suite| {
+        suite.check("docs/format.md", docs::run(true));
+        Ok(())
+    }),
+    ("unit", cargo::unit_tests),
+];
+
+const MOUNTED: &[(&str, Mounted)] = &[
+    ("posix", posix::run),
+    ("pjdfstest", pjdfstest::run),
+    ("fsx", fsx::run),
+    ("programs", programs::run),
+    ("fio", stress::fio),
+    ("stress", stress::stress_ng),
+    ("dbench", stress::dbench),
+    ("kill", kill::run),
+];
+
+/// Runs the chosen suites and prints the summary. True when nothing failed.
+pub fn run(args: &TestArgs) -> Fallible<bool> {
+    let known = |name: &String| {
+        PLAIN.iter().any(|(n, _)| n == name) || MOUNTED.iter().any(|(n, _)| n == name)
+    };
+    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
+        let names: Vec<_> = PLAIN.iter().map(|(n, _)| *n).collect();
+        let mounted: Vec<_> = MOUNTED.iter().map(|(n, _)| *n).collect();
+        return Err(format!(
+            "there is no suite {unknown}; there are: {} {}",
+            names.join(" "),
+            mounted.join(" ")
+        ));
+    }
+    let chosen = |name: &str| args.only.is_empty() || args.only.iter().any(|n| n == name);
+    let mut done = Vec::new();
+    for (name, body) in PLAIN {
+        if chosen(name) && args.against.is_none() {
+            done.push(run_plain(name, *body)?);
+        }
+    }
+    if !args.quick && MOUNTED.iter().any(|(name, _)| chosen(name)) {
+        run_mounted(args, &chosen, &mut done)?;
+    }
+    Ok(report::summary(&done))
+}
+
+fn run_plain(name: &str, body: Plain) -> Fallible<Suite> {
+    let mut suite = Suite::new(name);
+    let result = body(&mut suite);
+    close(suite, result)
+}
+
+fn run_mounted(
+    args: &TestArgs,
+    chosen: &dyn Fn(&str) -> bool,
+    done: &mut Vec<Suite>,
+) -> Fallible<()> {
+    packages::require_mount_rights()?;
+    packages::install_packages()?;
+    packages::install_tools()?;
+    packages::make_test_user()?;
+    let exclusions = Exclusions::load()?;
+    let context = Context {
+        args,
+        exclusions: &exclusions,
+    };
+    let sheaf = match (&args.sheaf, &args.against) {
+        (Some(path), _) => path.clone(),
+        (None, Some(_)) => PathBuf::new(),
+        (None, None) => cargo::build_release()?,
+    };
+    for (name, body) in MOUNTED {
+        if chosen(name) {
+            done.push(run_on_mount(name, *body, &context, &sheaf)?);
+        }
+    }
+    Ok(())
+}
+
+/// One suite on an array of its own, which is checked afterwards.
+fn run_on_mount(name: &str, body: Mounted, context: &Context, sheaf: &Path) -> Fallible<Suite> {
+    let mut suite = Suite::new(name);
+    let args = context.args;
+    let mut world = match &args.against {
+        Some(path) => World::external(name, path)?,
+        None => World::new(name, sheaf, args.options.clone(), args.keep)?,
+    };
+    let result = (|| {
+        world.mkfs()?;
+        world.mount()?;
+        body(context, &mut world, &mut suite)?;
+        world.umount()
+    })();
+    if result.is_ok() && !world.is_external() {
+        suite.check("fsck afterwards", world.fsck());
+    }
+    if suite.failed == 0 && result.is_ok() {
+        world.discard();
+    } else if !world.is_external() {
+        println!("  daemon's last words:\n{}", world.daemon_log_tail());
+    }
+    close(suite, result)
+}
+
+/// A suite that could not go on counts as one more failure; an interruption ends the run.
+fn close(mut suite: Suite, result: Fallible<()>) -> Fallible<Suite> {
+    if process::interrupted() {
+        return Err("interrupted".to_owned());
+    }
+    if let Err(error) = result {
+        suite.fail(format!("cannot go on: {error}"));
+    }
+    suite.finish();
+    Ok(suite)
+}
+
+/// Runs a shell script with `set -eu` in `dir`; the usual way to run a few programs.
+pub fn script(log: &str, dir: &Path, text: &str, seconds: u64) -> Fallible<()> {
+    let mut bash = Command::new("bash");
+    bash.arg("-c")
+        .arg(format!("set -euo pipefail\n{text}"))
+        .current_dir(dir);
+    process::run(log, &mut bash, Duration::from_secs(seconds))?.check("script")
+}
