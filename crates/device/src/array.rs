@@ -10,7 +10,7 @@
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
-use crate::flush::{FlushGate, Lead, Ticket, Turn};
+use crate::flush::{FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
 use format::geometry::{Geometry, Piece};
 use format::label::Label;
@@ -359,41 +359,35 @@ impl Array {
         if self.read_only {
             return Ok(());
         }
-        let mut tickets: Vec<(usize, Arc<Ticket>)> = Vec::new();
+        let mut shares: Vec<(usize, Share)> = Vec::new();
         for (index, member) in self.members.iter().enumerate() {
-            if let Some(ticket) = member.gate.draw() {
-                tickets.push((index, ticket));
-            }
+            shares.extend(member.gate.draw().map(|share| (index, share)));
         }
         let mut outcomes: Vec<(usize, Arc<io::Error>)> = Vec::new();
-        while !tickets.is_empty() {
+        while !shares.is_empty() {
             let mut leads: Vec<(usize, Lead<'_>)> = Vec::new();
-            let mut waiting = Vec::new();
-            for (index, ticket) in tickets {
-                match self.members[index].gate.turn(&ticket) {
-                    Turn::Lead(lead) => {
-                        leads.push((index, lead));
-                        waiting.push((index, ticket));
-                    }
+            shares.retain(
+                |(index, share)| match self.members[*index].gate.turn(share) {
                     Turn::Done(outcome) => {
-                        outcomes.extend(outcome.err().map(|e| (index, e)));
+                        outcomes.extend(outcome.err().map(|e| (*index, e)));
+                        false
                     }
-                    Turn::Wait => waiting.push((index, ticket)),
-                }
+                    Turn::Lead(lead) => {
+                        leads.push((*index, lead));
+                        true
+                    }
+                    Turn::Wait => true,
+                },
+            );
+            // Only a thread with no flush of its own in flight waits, so that leaders of
+            // different devices never wait for each other.
+            if leads.is_empty()
+                && let Some((index, share)) = shares.first()
+                && let Turn::Lead(lead) = self.members[*index].gate.wait(share)
+            {
+                leads.push((*index, lead));
             }
-            tickets = waiting;
-            if !leads.is_empty() {
-                self.lead_flushes(leads);
-                continue;
-            }
-            // Nothing of ours in flight: wait for one; the others' leaders need no help.
-            if let Some((index, ticket)) = tickets.first() {
-                let index = *index;
-                match self.members[index].gate.wait(ticket) {
-                    Turn::Lead(lead) => self.lead_flushes(vec![(index, lead)]),
-                    Turn::Done(_) | Turn::Wait => {}
-                }
-            }
+            self.lead_flushes(leads);
         }
         match outcomes.into_iter().min_by_key(|(index, _)| *index) {
             Some((index, source)) => Err(Error::Flush {

@@ -13,11 +13,17 @@ pub struct AlignedBuf {
     len: usize,
 }
 
+/// Gives empty buffers an aligned address too.
+#[repr(align(4096))]
+struct Aligned;
+
+const _: () = assert!(align_of::<Aligned>() == BUFFER_ALIGN);
+
 impl AlignedBuf {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> AlignedBuf {
         let start = match Self::layout(len) {
-            None => NonNull::dangling(),
+            None => NonNull::<Aligned>::dangling().cast(),
             Some(layout) => {
                 // SAFETY: the layout's size is not zero.
                 let start = unsafe { alloc_zeroed(layout) };

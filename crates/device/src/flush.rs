@@ -16,9 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 type Outcome = Result<(), Arc<io::Error>>;
 
-/// A share in one flush: the one that will be issued next when the ticket is drawn.
+/// How one flush ended, once it has.
 #[derive(Debug)]
-pub(crate) struct Ticket(Mutex<Option<Outcome>>);
+struct Ticket(Mutex<Option<Outcome>>);
+
+/// A share in one flush: the one that is issued next when the share is drawn.
+#[derive(Debug)]
+pub(crate) struct Share {
+    ticket: Arc<Ticket>,
+    /// The value of `written` when it was drawn.
+    need: u64,
+}
 
 impl Ticket {
     fn new() -> Arc<Ticket> {
@@ -80,47 +88,47 @@ impl FlushGate {
         self.written.fetch_add(1, Ordering::Release);
     }
 
-    pub fn is_clean(&self) -> bool {
-        // `flushed` first: it never overtakes `written`.
-        let flushed = self.flushed.load(Ordering::Acquire);
-        flushed >= self.written.load(Ordering::Acquire)
-    }
-
-    /// A ticket for a flush that covers every write completed so far; `None` when all are
+    /// A share in a flush that covers every write completed so far; `None` when all are
     /// flushed.
-    pub fn draw(&self) -> Option<Arc<Ticket>> {
-        if self.is_clean() {
+    pub fn draw(&self) -> Option<Share> {
+        let need = self.written.load(Ordering::Acquire);
+        if self.flushed.load(Ordering::Acquire) >= need {
             return None;
         }
-        Some(Arc::clone(&self.state.lock().next))
+        let ticket = Arc::clone(&self.state.lock().next);
+        Some(Share { ticket, need })
     }
 
     /// Whose turn it is, without waiting.
-    pub fn turn(&self, ticket: &Arc<Ticket>) -> Turn<'_> {
+    pub fn turn(&self, share: &Share) -> Turn<'_> {
         let mut state = self.state.lock();
-        self.turn_locked(&mut state, ticket)
+        self.turn_locked(&mut state, share)
     }
 
-    /// Waits until the ticket's flush has ended or is the caller's to issue.
-    pub fn wait(&self, ticket: &Arc<Ticket>) -> Turn<'_> {
+    /// Waits until the share's flush has ended or is the caller's to issue.
+    pub fn wait(&self, share: &Share) -> Turn<'_> {
         let mut state = self.state.lock();
         loop {
-            match self.turn_locked(&mut state, ticket) {
+            match self.turn_locked(&mut state, share) {
                 Turn::Wait => self.ended.wait(&mut state),
                 turn => return turn,
             }
         }
     }
 
-    fn turn_locked(&self, state: &mut State, ticket: &Arc<Ticket>) -> Turn<'_> {
-        if let Some(outcome) = &*ticket.0.lock() {
+    fn turn_locked(&self, state: &mut State, share: &Share) -> Turn<'_> {
+        if let Some(outcome) = &*share.ticket.0.lock() {
             return Turn::Done(outcome.clone());
+        }
+        if self.flushed.load(Ordering::Acquire) >= share.need {
+            // The flush in flight when the share was drawn covered its writes after all.
+            return Turn::Done(Ok(()));
         }
         if state.in_flight {
             return Turn::Wait;
         }
         // Invariant 2: no flush in flight and no outcome, so the ticket is the next one's.
-        debug_assert!(Arc::ptr_eq(&state.next, ticket));
+        debug_assert!(Arc::ptr_eq(&state.next, &share.ticket));
         Turn::Lead(self.begin(state))
     }
 

@@ -44,9 +44,27 @@ pub(crate) struct Found {
 
 /// Why one label copy was not accepted.
 enum Refusal {
+    /// The magic is not there.
+    Absent(Damage),
     Damaged(Damage),
     NewerVersion(u32),
     Features(String),
+    Unreadable(Error),
+}
+
+impl Refusal {
+    fn damage(self) -> Damage {
+        match self {
+            Refusal::Absent(damage) | Refusal::Damaged(damage) => damage,
+            Refusal::NewerVersion(version) => {
+                Damage::new("label", format!("format version {version}"))
+            }
+            Refusal::Features(features) => {
+                Damage::new("label", format!("unknown features: {features}"))
+            }
+            Refusal::Unreadable(error) => Damage::new("label", error.to_string()),
+        }
+    }
 }
 
 impl Array {
@@ -287,90 +305,79 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
             found: None,
         });
     }
-    let head = read_copy(device, 0);
-    if let Ok(label) = head {
-        let last = label.device_blocks[label.device_index.get() as usize]
-            .get()
-            .saturating_sub(1);
-        // The second copy of a device that has shrunk is not there; `TooSmall` tells of it.
-        let tail = (last < blocks).then(|| read_copy(device, last));
-        let damaged = match tail {
-            Some(Err(Refusal::Damaged(damage))) => Some((1, damage)),
-            _ => None,
-        };
-        return Ok(Found { label, damaged });
-    }
+    let head = match read_copy(device, 0) {
+        Ok(label) => {
+            let damaged = check_second_copy(device, &label).map(|damage| (1, damage));
+            return Ok(Found { label, damaged });
+        }
+        Err(refusal) => refusal,
+    };
     let tail = read_copy(device, blocks - 1);
-    match (head, tail) {
-        (Err(Refusal::NewerVersion(version)), _) | (_, Err(Refusal::NewerVersion(version))) => {
-            Err(Error::NewerVersion {
-                device: name(),
-                version,
-                known: FORMAT_VERSION,
-            })
-        }
-        (Err(Refusal::Features(features)), _) | (_, Err(Refusal::Features(features))) => {
-            Err(Error::UnknownFeatures {
-                device: name(),
-                features,
-            })
-        }
-        (Err(Refusal::Damaged(head)), tail) => settle_damaged_head(device, head, tail),
-        (Ok(label), _) => Ok(Found {
-            label,
-            damaged: None,
-        }),
-    }
-}
-
-/// Invariant 2: the last block speaks for the device only if nobody else owns it.
-fn settle_damaged_head(
-    device: &dyn BlockDevice,
-    head: Damage,
-    tail: Result<Label, Refusal>,
-) -> Result<Found, Error> {
-    let name = || device.name().to_owned();
-    let other = probe::signatures(device)
-        .into_iter()
-        .find(|hit| hit.name != "sheaf");
-    let sheaf_head = read_block(device, 0).is_ok_and(|b| Label::has_magic(&b));
-    match (tail, other) {
-        (_, Some(hit)) if !sheaf_head => Err(Error::NotSheaf {
-            device: name(),
-            found: Some(hit.name.to_owned()),
-        }),
-        (Ok(label), _) => Ok(Found {
-            label,
-            damaged: Some((0, head)),
-        }),
-        (Err(Refusal::Damaged(tail)), _) => {
-            let last = device.bytes() / BLOCK - 1;
-            let sheaf_tail = read_block(device, last).is_ok_and(|b| Label::has_magic(&b));
-            if sheaf_head || sheaf_tail {
-                Err(Error::LabelDamaged {
+    for refusal in [Some(&head), tail.as_ref().err()].into_iter().flatten() {
+        match refusal {
+            Refusal::NewerVersion(version) => {
+                return Err(Error::NewerVersion {
                     device: name(),
-                    head,
-                    tail,
-                })
-            } else {
-                Err(Error::NotSheaf {
-                    device: name(),
-                    found: None,
-                })
+                    version: *version,
+                    known: FORMAT_VERSION,
+                });
             }
+            Refusal::Features(features) => {
+                return Err(Error::UnknownFeatures {
+                    device: name(),
+                    features: features.clone(),
+                });
+            }
+            Refusal::Absent(_) | Refusal::Damaged(_) | Refusal::Unreadable(_) => {}
         }
-        // `read_label` answers these before it asks here.
-        (Err(Refusal::NewerVersion(_) | Refusal::Features(_)), _) => Err(Error::NotSheaf {
+    }
+    // Invariant 2: the last block speaks for the device only if nobody else owns it.
+    if matches!(head, Refusal::Absent(_))
+        && let Some(other) = probe::signatures(device)
+            .into_iter()
+            .find(|hit| hit.name != "sheaf")
+    {
+        return Err(Error::NotSheaf {
+            device: name(),
+            found: Some(other.name.to_owned()),
+        });
+    }
+    match (head, tail) {
+        (head, Ok(label)) => Ok(Found {
+            label,
+            damaged: Some((0, head.damage())),
+        }),
+        (Refusal::Unreadable(error), _) | (_, Err(Refusal::Unreadable(error))) => Err(error),
+        (Refusal::Absent(_), Err(Refusal::Absent(_))) => Err(Error::NotSheaf {
             device: name(),
             found: None,
         }),
+        (head, Err(tail)) => Err(Error::LabelDamaged {
+            device: name(),
+            head: head.damage(),
+            tail: tail.damage(),
+        }),
     }
 }
 
-/// One label copy. A read error counts as damage, so that the other copy can serve.
+/// What is wrong with the second copy of a good label.
+fn check_second_copy(device: &dyn BlockDevice, label: &Label) -> Option<Damage> {
+    let index = label.device_index.get() as usize;
+    let last = label.device_blocks[index].get().checked_sub(1)?;
+    if last >= device.bytes() / BLOCK {
+        // The device has shrunk, which is another error and told as such.
+        return None;
+    }
+    match read_copy(device, last) {
+        Ok(copy) if copy.as_bytes() == label.as_bytes() => None,
+        Ok(_) => Some(Damage::new("label", "the copies differ")),
+        Err(refusal) => Some(refusal.damage()),
+    }
+}
+
+/// One label copy.
 fn read_copy(device: &dyn BlockDevice, block: u64) -> Result<Label, Refusal> {
-    let bytes = read_block(device, block)
-        .map_err(|e| Refusal::Damaged(Damage::new("label", e.to_string())))?;
+    let bytes = read_block(device, block).map_err(Refusal::Unreadable)?;
     parse_label(&bytes)
 }
 
@@ -392,7 +399,10 @@ fn parse_label(bytes: &[u8]) -> Result<Label, Refusal> {
             return Err(Refusal::Features(feature_text(unknown, INCOMPATIBLE)));
         }
     }
-    parsed.map_err(Refusal::Damaged)
+    parsed.map_err(|damage| match Label::has_magic(bytes) {
+        true => Refusal::Damaged(damage),
+        false => Refusal::Absent(damage),
+    })
 }
 
 /// Feature bits by name, or by number where the name is unknown.

@@ -253,14 +253,15 @@ impl SimDevice {
 
     /// As [`restart`](Self::restart), with the class of survival given.
     pub fn restart_with(&self, survival: Survival, rng: &mut Rng) -> Arc<SimDevice> {
-        let mut state = self.state.lock();
-        state.retired = true;
-        let mut pages = state.durable.clone();
-        for write in &state.cached {
+        let (mut pages, cached) = {
+            let mut state = self.state.lock();
+            state.retired = true;
+            (state.durable.clone(), state.cached.clone())
+        };
+        for write in &cached {
             let keep = surviving_sectors(survival, write, rng);
             apply(&mut pages, write, &keep);
         }
-        drop(state);
         self.successor(pages, rng.next_u64())
     }
 

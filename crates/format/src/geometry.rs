@@ -10,6 +10,9 @@ pub const MIN_ARRAY_BYTES: u64 = 64 << 20;
 /// The smallest member device, in bytes.
 pub const MIN_DEVICE_BYTES: u64 = 4 << 20;
 pub const MIN_JOURNAL_BYTES: u64 = 4 << 20;
+/// Sizes of a member device in blocks that a label may state; the bound keeps byte addresses
+/// of the whole array below 2^63.
+const DEVICE_BLOCKS: std::ops::RangeInclusive<u64> = HEAD_BLOCKS + TAIL_BLOCKS..=1 << 46;
 
 /// A range of logical space striped over `devices`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +130,16 @@ impl Geometry {
     pub fn from_label(label: &Label) -> Result<Geometry, Damage> {
         let damage = |what: &str| Damage::new("label geometry", what);
         let count = label.device_count.get() as usize;
+        if count == 0 || count > MAX_DEVICES {
+            return Err(damage("device count out of range"));
+        }
+        let sizes = label.device_blocks[..count].iter().map(|b| b.get());
+        let stripe = label.stripe_blocks.get();
+        if sizes.clone().any(|b| !DEVICE_BLOCKS.contains(&b)) || !stripe.is_power_of_two() {
+            return Err(damage("device size or stripe unit out of range"));
+        }
+        // First block of each device that no zone has taken yet.
+        let mut free = [HEAD_BLOCKS; MAX_DEVICES];
         let mut zones = Vec::new();
         let mut next = 0u64;
         for entry in label.zones.iter().take_while(|z| z.blocks.get() != 0) {
@@ -145,12 +158,19 @@ impl Geometry {
                 device_start: entry.device_start.get(),
                 devices,
             };
+            if !zone
+                .blocks
+                .is_multiple_of(zone.devices.len() as u64 * stripe as u64)
+            {
+                return Err(damage("zone is not whole stripes"));
+            }
             let per_device = zone.blocks / zone.devices.len() as u64;
+            let end = zone.device_start.checked_add(per_device);
             for &d in &zone.devices {
-                let end = zone.device_start.checked_add(per_device);
-                let limit = label.device_blocks[d].get().saturating_sub(TAIL_BLOCKS);
-                if zone.device_start < HEAD_BLOCKS || end.is_none_or(|e| e > limit) {
-                    return Err(damage("zone reaches past its device"));
+                let limit = label.device_blocks[d].get() - TAIL_BLOCKS;
+                match end {
+                    Some(end) if zone.device_start >= free[d] && end <= limit => free[d] = end,
+                    _ => return Err(damage("zone reaches past its device or into another zone")),
                 }
             }
             next += zone.blocks;

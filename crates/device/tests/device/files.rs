@@ -1,0 +1,362 @@
+//! Arrays on files and loop devices, with both backends.
+
+use crate::fixture::{UNEQUAL, create, noise};
+use device::{
+    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, create_image,
+    find_members, open_devices, probe, scan,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+struct Images {
+    dir: TempDir,
+    paths: Vec<PathBuf>,
+}
+
+impl Images {
+    fn new(sizes: &[u64]) -> Images {
+        let dir = TempDir::new().unwrap();
+        let paths: Vec<PathBuf> = (0..sizes.len())
+            .map(|i| dir.path().join(format!("{}.img", (b'a' + i as u8) as char)))
+            .collect();
+        for (path, &bytes) in paths.iter().zip(sizes) {
+            create_image(path, bytes).unwrap();
+        }
+        Images { dir, paths }
+    }
+
+    fn create(&self, options: &OpenOptions) -> Array {
+        create(open_devices(&self.paths, options).unwrap(), 64 << 10)
+    }
+}
+
+fn backend(backend: Backend, direct: bool) -> OpenOptions {
+    OpenOptions {
+        backend,
+        direct,
+        ..OpenOptions::default()
+    }
+}
+
+/// Every combination that this machine has; io_uring may be blocked.
+fn combinations() -> Vec<OpenOptions> {
+    let probe = Images::new(&[4096]);
+    [Backend::IoUring, Backend::Threads]
+        .into_iter()
+        .flat_map(|b| [true, false].map(|direct| backend(b, direct)))
+        .filter(|options| {
+            !matches!(
+                open_devices(&probe.paths, options),
+                Err(Error::NoIoUring { .. })
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn contents_survive_closing_and_opening_in_any_order_with_any_backend() {
+    for options in combinations() {
+        let mut images = Images::new(&UNEQUAL);
+        let array = images.create(&options);
+        array.write_labels().unwrap();
+        // Over 64 requests a device, across zones, aligned in memory and not.
+        let data = AlignedBuf::from_slice(&noise(1, 24 << 20));
+        let shifted = noise(2, (1 << 20) + 24);
+        let far = array.bytes() - (1 << 20);
+        array
+            .execute(&mut [
+                Io::Write {
+                    byte: 512,
+                    buf: &data,
+                    durability: Durability::Volatile,
+                },
+                Io::Write {
+                    byte: far,
+                    buf: &shifted[24..],
+                    durability: Durability::Durable,
+                },
+            ])
+            .unwrap();
+        array.flush().unwrap();
+        drop(array);
+        images.paths.reverse();
+        let array = Array::assemble(open_devices(&images.paths, &options).unwrap(), false).unwrap();
+        assert!(array.label_repairs().is_empty());
+        assert_eq!(
+            array.device_names()[0],
+            images.paths[2].display().to_string()
+        );
+        let mut aligned = AlignedBuf::zeroed(24 << 20);
+        let mut odd = vec![0; (1 << 20) + 3];
+        array
+            .execute(&mut [
+                Io::Read {
+                    byte: 512,
+                    buf: &mut aligned,
+                },
+                Io::Read {
+                    byte: far,
+                    buf: &mut odd[3..],
+                },
+            ])
+            .unwrap();
+        assert!(aligned[..] == data[..], "{options:?}");
+        assert!(odd[3..] == shifted[24..], "{options:?}");
+    }
+}
+
+#[test]
+fn many_threads_write_and_flush_at_once() {
+    for options in combinations() {
+        let images = Images::new(&UNEQUAL);
+        let array = images.create(&options);
+        base::thread::parallel(8, |thread| {
+            for round in 0..20u64 {
+                let byte = (thread as u64 * 20 + round) * (96 << 10);
+                let data = noise(byte, 96 << 10);
+                array.write(byte, &data, Durability::Volatile).unwrap();
+                array.flush().unwrap();
+                let mut read = AlignedBuf::zeroed(data.len());
+                array.read(byte, &mut read).unwrap();
+                assert!(read[..] == data[..]);
+            }
+        });
+        let stats = array.stats();
+        let flushes: u64 = stats.devices.iter().map(|d| d.flushes).sum();
+        assert!(flushes > 0 && flushes <= 8 * 20 * 3, "{stats:?}");
+        assert!(stats.devices.iter().all(|d| d.errors == 0), "{stats:?}");
+        assert_eq!(array.flush_failures(), 0);
+    }
+}
+
+#[test]
+fn the_backend_is_reported() {
+    let images = Images::new(&UNEQUAL);
+    let devices = open_devices(&images.paths, &backend(Backend::Threads, true)).unwrap();
+    let info = devices[0].info();
+    assert_eq!(info.backend, "preadv2+pool");
+    assert_eq!((info.kind, info.bytes), ("file", UNEQUAL[0]));
+    assert_eq!(info.rotational, None);
+}
+
+#[test]
+fn a_second_opener_is_told_that_the_image_is_in_use() {
+    let images = Images::new(&UNEQUAL);
+    let options = OpenOptions::default();
+    let first = images.create(&options);
+    first.write_labels().unwrap();
+    let error = open_devices(&images.paths, &options).err().unwrap();
+    assert!(matches!(&error, Error::InUse { device } if device.ends_with("a.img")));
+    assert!(error.to_string().contains("in use"), "{error}");
+    let read_only = OpenOptions {
+        read_only: true,
+        ..options
+    };
+    assert!(open_devices(&images.paths, &read_only).is_err());
+    drop(first);
+    // Readers share, and keep writers out.
+    let reader = open_devices(&images.paths, &read_only).unwrap();
+    let _second = open_devices(&images.paths, &read_only).unwrap();
+    assert!(open_devices(&images.paths, &options).is_err());
+    let array = Array::assemble(reader, true).unwrap();
+    array.read(0, &mut [0; 512]).unwrap();
+}
+
+#[test]
+fn a_thread_that_did_io_does_not_keep_a_closed_image_locked() {
+    let images = Images::new(&UNEQUAL);
+    for _ in 0..20 {
+        let array = images.create(&OpenOptions::default());
+        array.write(0, &[3; 4096], Durability::Durable).unwrap();
+        array.flush().unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_named_with_the_remedy() {
+    let images = Images::new(&[1 << 20]);
+    let options = OpenOptions::default();
+    let open = |path: &Path| {
+        open_devices(&[path.to_owned()], &options)
+            .err()
+            .unwrap()
+            .to_string()
+    };
+    let missing = open(&images.dir.path().join("none.img"));
+    assert!(missing.contains("none.img") && missing.contains("check the path"));
+    let directory = open(images.dir.path());
+    assert!(directory.contains("neither a block device nor a regular file"));
+    assert!(open(Path::new("/dev/null")).contains("neither"));
+    let link = images.dir.path().join("link.img");
+    std::os::unix::fs::symlink(&images.paths[0], &link).unwrap();
+    let twice = open_devices(&[images.paths[0].clone(), link], &options).err();
+    assert!(matches!(twice, Some(Error::GivenTwice { .. })));
+    let again = create_image(&images.paths[0], 4096).unwrap_err();
+    assert!(again.to_string().contains("a.img"), "{again}");
+}
+
+#[test]
+fn a_file_that_shrank_behind_us_gives_an_error_with_device_and_offset() {
+    for options in combinations() {
+        let images = Images::new(&UNEQUAL);
+        let array = images.create(&options);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&images.paths[2])
+            .unwrap();
+        file.set_len(1 << 20).unwrap();
+        let mut buf = AlignedBuf::zeroed(12 << 20);
+        let error = array.read(0, &mut buf).unwrap_err();
+        assert!(
+            matches!(&error, Error::Io { device, operation: "read", .. }
+                if device.ends_with("c.img")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn discarded_blocks_go_back_to_the_host() {
+    use std::os::unix::fs::MetadataExt;
+    let images = Images::new(&UNEQUAL);
+    let array = images.create(&OpenOptions::default());
+    array
+        .write(0, &noise(1, 16 << 20), Durability::Volatile)
+        .unwrap();
+    array.flush().unwrap();
+    let used = || -> u64 {
+        let paths = images.paths.iter();
+        paths
+            .map(|p| std::fs::metadata(p).unwrap().blocks() * 512)
+            .sum()
+    };
+    let before = used();
+    array.discard(0, 16 << 20).unwrap();
+    assert!(used() <= before - (15 << 20), "{before} {}", used());
+}
+
+#[test]
+fn members_are_found_by_uuid_and_by_name() {
+    let images = Images::new(&UNEQUAL);
+    let array = images.create(&OpenOptions::default());
+    let mut candidates = images.paths.clone();
+    candidates.reverse();
+    candidates.push(images.dir.path().join("none"));
+    assert!(scan(None, &candidates).is_empty());
+    array.write_labels().unwrap();
+    // While it is in use, too.
+    let uuid = device::uuid_text(&array.uuid());
+    for id in [format!("UUID={uuid}"), "LABEL=test".to_owned()] {
+        let id = ArrayId::parse(&id).unwrap();
+        assert_eq!(find_members(&id, &candidates).unwrap(), images.paths);
+    }
+    let other = ArrayId::parse("LABEL=other").unwrap();
+    let error = find_members(&other, &candidates).unwrap_err();
+    assert!(error.to_string().contains("LABEL=other"), "{error}");
+    assert_eq!(ArrayId::parse("/dev/sda"), None);
+    assert_eq!(probe(&images.paths[0]), Some("sheaf"));
+}
+
+#[test]
+fn other_owners_are_recognised_and_wiped_by_mkfs() {
+    use std::os::unix::fs::FileExt;
+    let cases: [(&str, u64, &[u8]); 12] = [
+        ("ext2", 0x438, b"\x53\xef"),
+        ("xfs", 0, b"XFSB"),
+        ("btrfs", 0x10040, b"_BHRfS_M"),
+        ("swap", 4086, b"SWAPSPACE2"),
+        ("partition table (gpt)", 512, b"EFI PART"),
+        ("LVM2", 512, b"LABELONE"),
+        ("md", 4096, b"\xfc\x4e\x2b\xa9"),
+        ("luks", 0, b"LUKS\xba\xbe"),
+        ("f2fs", 1024, b"\x10\x20\xf5\xf2"),
+        ("vfat", 0x52, b"FAT32   "),
+        ("ntfs", 3, b"NTFS    "),
+        ("zfs", (128 << 10) + 3072, b"\x0c\xb1\xba\0\0\0\0\0"),
+    ];
+    for (name, offset, magic) in cases {
+        let images = Images::new(&[64 << 20]);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&images.paths[0])
+            .unwrap();
+        file.write_all_at(magic, offset).unwrap();
+        assert_eq!(probe(&images.paths[0]), Some(name));
+        let devices = open_devices(&images.paths, &OpenOptions::default()).unwrap();
+        let error = Array::assemble(devices, true).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        drop(images.create(&OpenOptions::default()));
+        assert_eq!(probe(&images.paths[0]), None, "{name}");
+    }
+    let empty = Images::new(&[64 << 20]);
+    assert_eq!(probe(&empty.paths[0]), None);
+    assert_eq!(probe(Path::new("/nonexistent")), None);
+}
+
+/// A loop device over a file; `None` where the machine does not let us make one.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(image: &Path) -> Option<Loop> {
+        let out = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(image)
+            .output()
+            .ok()?;
+        let path = String::from_utf8(out.stdout).ok()?;
+        out.status
+            .success()
+            .then(|| Loop(PathBuf::from(path.trim())))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let done = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+        assert!(done.is_ok_and(|s| s.success()));
+    }
+}
+
+#[test]
+fn a_block_device_is_claimed_until_the_claim_is_released() {
+    let images = Images::new(&[64 << 20]);
+    let Some(disk) = Loop::attach(&images.paths[0]) else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    let paths = [disk.0.clone()];
+    let options = OpenOptions::default();
+    let array = create(open_devices(&paths, &options).unwrap(), 64 << 10);
+    array.write_labels().unwrap();
+    let info = array.devices().next().unwrap().info();
+    assert_eq!(info.kind, "block device");
+    assert!(info.rotational.is_some());
+    let error = open_devices(&paths, &options).err().unwrap();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+
+    array.release_claim(0).unwrap();
+    array.verify_label(0).unwrap();
+    let data = noise(4, 1 << 20);
+    array.write(0, &data, Durability::Volatile).unwrap();
+    array.flush().unwrap();
+    let mut read = vec![0; data.len()];
+    array.read(0, &mut read).unwrap();
+    assert!(read == data);
+    let kernel = open_devices(&paths, &options).unwrap();
+    assert!(open_devices(&paths, &options).is_err());
+    drop(kernel);
+
+    // Somebody else's label in the meantime is noticed.
+    let zeros = AlignedBuf::zeroed(64 << 10);
+    let device = array.devices().next().unwrap();
+    device.write(0, &zeros, Durability::Durable).unwrap();
+    device
+        .write((64 << 20) - (64 << 10), &zeros, Durability::Durable)
+        .unwrap();
+    assert!(array.verify_label(0).is_err());
+    assert!(array.discard(0, 1 << 20).is_ok());
+}

@@ -1,0 +1,222 @@
+//! Flushes are shared by those who may share them, and only by those (R17).
+
+use crate::fixture::{Sims, UNEQUAL, create};
+use base::sync::{Condvar, Mutex, rank};
+use device::sim::{SimDevice, Times};
+use device::{BlockDevice, DeviceInfo, Durability, Error, Operation, Request};
+use std::io;
+use std::sync::Arc;
+
+/// A device whose flushes wait for the test.
+struct Gated {
+    inner: Arc<SimDevice>,
+    state: Mutex<Gate>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Gate {
+    /// Flushes that may proceed.
+    permits: u64,
+    started: u64,
+    open: bool,
+}
+
+impl Gated {
+    fn new(inner: Arc<SimDevice>) -> Arc<Gated> {
+        let gate = Gate {
+            open: true,
+            ..Gate::default()
+        };
+        Arc::new(Gated {
+            inner,
+            state: Mutex::new(rank::LEAF, gate),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn close(&self) {
+        *self.state.lock() = Gate::default();
+    }
+
+    fn open(&self) {
+        self.state.lock().open = true;
+        self.changed.notify_all();
+    }
+
+    fn permit(&self) {
+        self.state.lock().permits += 1;
+        self.changed.notify_all();
+    }
+
+    fn wait_for_started(&self, count: u64) {
+        let mut state = self.state.lock();
+        while state.started < count {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        state.started += 1;
+        self.changed.notify_all();
+        while !state.open && state.permits == 0 {
+            self.changed.wait(&mut state);
+        }
+        state.permits = state.permits.saturating_sub(1);
+    }
+}
+
+impl BlockDevice for Gated {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+    fn logical_block(&self) -> u32 {
+        self.inner.logical_block()
+    }
+    fn memory_align(&self) -> usize {
+        self.inner.memory_align()
+    }
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        if matches!(requests[0].operation, Operation::Flush) {
+            self.pass();
+        }
+        self.inner.run(requests, meanwhile);
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+}
+
+fn flushes(array: &device::Array) -> Vec<u64> {
+    let stats = array.stats();
+    stats.devices.iter().map(|d| d.flushes).collect()
+}
+
+#[test]
+fn only_devices_with_unflushed_writes_are_flushed() {
+    let sims = Sims::new(&UNEQUAL, 1);
+    let array = create(sims.members(), 4096);
+    array.flush().unwrap();
+    assert_eq!(
+        flushes(&array),
+        [1, 1, 1],
+        "a new array counts as unflushed"
+    );
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [1, 1, 1]);
+    array.write(4096, &[1; 4096], Durability::Volatile).unwrap();
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [1, 2, 1]);
+    array.write(0, &[1; 4096], Durability::Durable).unwrap();
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [1, 2, 1], "a durable write needs no flush");
+    array.mark_all_unflushed();
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [2, 3, 2]);
+}
+
+#[test]
+fn a_flush_covers_what_completed_before_it_was_issued_and_no_more() {
+    let sims = Sims::new(&[64 << 20], 1);
+    let gated = Gated::new(Arc::clone(&sims.devices[0]));
+    let array = create(vec![gated.clone()], 4096);
+    array.flush().unwrap();
+    gated.close();
+    array.write(0, &[1; 4096], Durability::Volatile).unwrap();
+    base::thread::parallel(10, |thread| match thread {
+        0 => array.flush().unwrap(),
+        1 => {
+            gated.wait_for_started(1);
+            // After the flush in flight was issued: it does not count for this write.
+            array.write(4096, &[2; 4096], Durability::Volatile).unwrap();
+            gated.permit();
+            array.flush().unwrap();
+            assert_eq!(sims.devices[0].volatile_bytes(), 0);
+        }
+        2 => {
+            gated.wait_for_started(2);
+            gated.permit();
+        }
+        _ => {
+            // All of these share the second flush, or come after it and find nothing to do.
+            gated.wait_for_started(1);
+            array.flush().unwrap();
+        }
+    });
+    assert_eq!(flushes(&array), [3], "one for mkfs, and two");
+}
+
+#[test]
+fn a_failed_flush_is_an_error_for_every_waiter_and_leaves_the_device_unflushed() {
+    let sims = Sims::new(&[64 << 20], 1);
+    let gated = Gated::new(Arc::clone(&sims.devices[0]));
+    let array = create(vec![gated.clone()], 4096);
+    array.flush().unwrap();
+    gated.close();
+    sims.devices[0].fail_flushes(Times::Next(2));
+    array.write(0, &[1; 4096], Durability::Volatile).unwrap();
+    let outcomes = base::thread::parallel(6, |thread| {
+        if thread == 0 {
+            let first = array.flush();
+            // The waiters' flush follows: it is theirs, and fails as well.
+            gated.open();
+            return first;
+        }
+        gated.wait_for_started(1);
+        if thread == 1 {
+            gated.permit();
+        }
+        array.flush()
+    });
+    let failed = outcomes.iter().filter(|o| o.is_err()).count();
+    for outcome in &outcomes {
+        if let Err(error) = outcome {
+            assert!(matches!(error, Error::Flush { .. }), "{error}");
+            assert_eq!(error.raw_os_error(), Some(5));
+        }
+    }
+    // Waiters that came after the second failure lead a third flush, which is good; but the
+    // first two flushes reached at least their leaders.
+    assert!(failed >= 2, "{outcomes:?}");
+    assert_eq!(array.flush_failures(), 2);
+}
+
+#[test]
+fn after_a_failed_flush_the_device_is_flushed_again() {
+    let sims = Sims::new(&UNEQUAL, 1);
+    let array = create(sims.members(), 4096);
+    array.flush().unwrap();
+    for block in 0..3u64 {
+        array
+            .write(block * 4096, &[1; 4096], Durability::Volatile)
+            .unwrap();
+    }
+    sims.devices[2].fail_flushes(Times::Next(1));
+    let error = array.flush().unwrap_err();
+    assert!(error.to_string().contains("sim3"), "{error}");
+    assert_eq!(
+        flushes(&array),
+        [2, 2, 2],
+        "the others were flushed all the same"
+    );
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [2, 2, 3]);
+}
+
+#[test]
+fn a_write_that_failed_still_counts_as_unflushed() {
+    let sims = Sims::new(&UNEQUAL, 1);
+    let array = create(sims.members(), 4096);
+    array.flush().unwrap();
+    sims.devices[0].fail_writes(Times::Next(1), None);
+    assert!(array.write(0, &[1; 4096], Durability::Volatile).is_err());
+    array.flush().unwrap();
+    assert_eq!(flushes(&array), [2, 1, 1]);
+}

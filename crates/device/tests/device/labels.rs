@@ -1,0 +1,362 @@
+//! Which devices make an array, and what is said when they do not.
+
+use crate::fixture::{Sims, UNEQUAL, UUID, create, plan};
+use base::rng::Rng;
+use device::sim::SimDevice;
+use device::{Array, BlockDevice, Error, label_name, parse_uuid};
+use format::label::Label;
+use format::{U16, U32, U64};
+use proptest::prelude::*;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+fn labelled(sizes: &[u64], seed: u64) -> Sims {
+    let sims = Sims::new(sizes, seed);
+    create(sims.members(), 4096).write_labels().unwrap();
+    sims
+}
+
+fn assemble(devices: Vec<Arc<dyn BlockDevice>>) -> Result<Array, Error> {
+    Array::assemble(devices, false)
+}
+
+/// Changes both label copies of a device and seals them again.
+fn edit(device: &SimDevice, change: impl Fn(&mut Label)) {
+    for offset in [0, device.bytes() - 4096] {
+        let mut block = vec![0; 4096];
+        device.peek(offset, &mut block);
+        let mut label = Label::read_from_bytes(&block).unwrap();
+        change(&mut label);
+        label.seal();
+        device.poke(offset, label.as_bytes());
+    }
+}
+
+fn zero_block(device: &SimDevice, offset: u64) {
+    device.poke(offset, &[0; 4096]);
+}
+
+#[test]
+fn an_array_assembles_in_any_order_and_knows_itself() {
+    let sims = labelled(&UNEQUAL, 1);
+    let members = sims.members();
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let devices = order.iter().map(|&i| Arc::clone(&members[i])).collect();
+        let array = assemble(devices).unwrap();
+        assert_eq!(array.device_names(), ["sim1", "sim2", "sim3"]);
+        assert_eq!(array.uuid(), UUID);
+        assert_eq!(array.label().hash_key, [7; 16]);
+        assert_eq!(label_name(array.label()), "test");
+        assert_eq!(*array.geometry(), plan(&UNEQUAL, 4096));
+        assert!(array.label_repairs().is_empty());
+        for device in 0..3 {
+            array.verify_label(device).unwrap();
+        }
+        assert!(array.verify_label(3).is_err());
+    }
+}
+
+#[test]
+fn a_missing_device_is_named_by_its_index() {
+    let sims = labelled(&UNEQUAL, 1);
+    let mut devices = sims.members();
+    devices.remove(1);
+    let error = assemble(devices).unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, count: 3, .. } if missing == &[1]));
+    let text = error.to_string();
+    assert!(
+        text.contains("device 1 of") && text.contains("is missing"),
+        "{text}"
+    );
+    let devices = sims.members().split_off(2);
+    let text = assemble(devices).unwrap_err().to_string();
+    assert!(
+        text.contains("devices 0, 1 of") && text.contains("are missing"),
+        "{text}"
+    );
+    assert!(matches!(assemble(vec![]), Err(Error::NoDevices)));
+}
+
+#[test]
+fn a_foreign_device_is_the_one_outvoted() {
+    let ours = labelled(&UNEQUAL, 1);
+    let theirs = labelled(&UNEQUAL, 10);
+    for device in &theirs.devices {
+        edit(device, |label| label.uuid = [9; 16]);
+    }
+    let mut devices = ours.members();
+    devices[0] = theirs.members()[0].clone();
+    let error = assemble(devices).unwrap_err();
+    assert!(
+        matches!(&error, Error::Foreign { device, uuid, .. }
+            if device == "sim10" && parse_uuid(uuid) == Some([9; 16])),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_duplicate_device_is_named_with_its_twin() {
+    let sims = labelled(&UNEQUAL, 1);
+    let mut devices = sims.members();
+    devices.push(sims.devices[1].clone_state(5));
+    let error = assemble(devices).unwrap_err();
+    assert!(
+        matches!(&error, Error::Duplicate { index: 1, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_device_that_shrank_is_too_small() {
+    let sims = labelled(&UNEQUAL, 1);
+    let small = SimDevice::new(UNEQUAL[2] - (1 << 20), 8);
+    let mut head = vec![0; 65_536];
+    sims.devices[2].peek(0, &mut head);
+    small.poke(0, &head);
+    let mut devices = sims.members();
+    devices[2] = small;
+    let error = assemble(devices).unwrap_err();
+    assert!(
+        matches!(&error, Error::TooSmall { device, needed, .. }
+            if device == "sim8" && *needed == UNEQUAL[2]),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_device_with_larger_blocks_than_the_array_is_refused() {
+    let sims = labelled(&UNEQUAL, 1);
+    let coarse = SimDevice::with(
+        "coarse",
+        UNEQUAL[0],
+        4096,
+        1,
+        device::sim::PowerSwitch::new(),
+    );
+    coarse.restore(&sims.devices[0].snapshot());
+    let mut devices = sims.members();
+    devices[0] = coarse;
+    let error = assemble(devices).unwrap_err();
+    assert!(
+        matches!(&error, Error::LogicalBlock { device, logical_block: 4096, align: 512 }
+            if device == "coarse"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_newer_version_and_unknown_features_are_refused_by_name() {
+    let sims = labelled(&UNEQUAL, 1);
+    edit(&sims.devices[1], |label| {
+        label.version = U32::new(7);
+        // A newer format may describe its zones in ways this one cannot read.
+        label.zones[0].copies = U32::new(2);
+    });
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(
+        matches!(&error, Error::NewerVersion { device, version: 7, known: 1 } if device == "sim2"),
+        "{error}"
+    );
+
+    let sims = labelled(&UNEQUAL, 1);
+    edit(&sims.devices[0], |label| {
+        label.incompatible = U64::new(1 << 5 | 1 << 63);
+        label.zones[0].copies = U32::new(2);
+    });
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(
+        matches!(&error, Error::UnknownFeatures { device, features }
+            if device == "sim1" && features == "bit 5, bit 63"),
+        "{error}"
+    );
+
+    let sims = labelled(&UNEQUAL, 1);
+    for device in &sims.devices {
+        edit(device, |label| label.read_only_compatible = U64::new(4));
+    }
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(
+        matches!(&error, Error::ReadOnlyFeatures { features, .. } if features == "bit 2"),
+        "{error}"
+    );
+    Array::assemble(sims.members(), true).unwrap();
+
+    let sims = labelled(&UNEQUAL, 1);
+    for device in &sims.devices {
+        edit(device, |label| label.compatible = U64::new(4));
+    }
+    assemble(sims.members()).unwrap();
+}
+
+#[test]
+fn an_old_copy_of_a_device_is_noticed() {
+    let sims = labelled(&UNEQUAL, 1);
+    edit(&sims.devices[2], |label| label.created = (-1).into());
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(matches!(&error, Error::LabelsDisagree { device, .. } if device == "sim3"));
+}
+
+#[test]
+fn either_copy_of_a_label_serves_and_repair_restores_the_other() {
+    for copy in 0..2 {
+        let sims = labelled(&UNEQUAL, 1);
+        let device = &sims.devices[1];
+        let offset = if copy == 0 { 0 } else { UNEQUAL[1] - 4096 };
+        device.corrupt(offset + 100, 50, &mut Rng::new(3));
+        let array = assemble(sims.members()).unwrap();
+        let repairs = array.label_repairs();
+        assert_eq!(repairs.len(), 1);
+        assert_eq!((repairs[0].device, repairs[0].copy), (1, copy));
+        array.repair_labels().unwrap();
+        let array = assemble(sims.members()).unwrap();
+        assert!(array.label_repairs().is_empty());
+    }
+}
+
+#[test]
+fn an_unreadable_first_copy_is_read_from_the_second() {
+    let sims = labelled(&UNEQUAL, 1);
+    sims.devices[0].fail_reads(device::sim::Times::Always, Some(0..4096));
+    let array = assemble(sims.members()).unwrap();
+    assert_eq!(array.label_repairs()[0].copy, 0);
+    // With both unreadable it is the device's error, not a claim about its contents.
+    sims.devices[0].fail_reads(device::sim::Times::Always, None);
+    let error = assemble(sims.members()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+}
+
+#[test]
+fn two_damaged_copies_are_damage_and_none_is_not_sheaf() {
+    let sims = labelled(&UNEQUAL, 1);
+    let device = &sims.devices[1];
+    device.corrupt(100, 50, &mut Rng::new(3));
+    device.corrupt(UNEQUAL[1] - 3000, 50, &mut Rng::new(4));
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(matches!(&error, Error::LabelDamaged { device, .. } if device == "sim2"));
+    zero_block(device, 0);
+    zero_block(device, UNEQUAL[1] - 4096);
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(matches!(&error, Error::NotSheaf { device, found: None } if device == "sim2"));
+}
+
+#[test]
+fn a_device_that_somebody_else_formatted_is_not_taken_by_its_last_block() {
+    let sims = labelled(&UNEQUAL, 1);
+    zero_block(&sims.devices[1], 0);
+    assemble(sims.members()).unwrap();
+    sims.devices[1].poke(0, b"XFSB");
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(
+        matches!(&error, Error::NotSheaf { device, found: Some(found) }
+            if device == "sim2" && found == "xfs"),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_changed_byte_of_a_label_is_detected() {
+    let sims = labelled(&UNEQUAL, 1);
+    let mut block = vec![0; 4096];
+    sims.devices[0].peek(0, &mut block);
+    for at in 0..4096 {
+        for flip in [0x01, 0x80, 0xff] {
+            block[at] ^= flip;
+            assert!(Label::parse(&block).is_err(), "byte {at} xor {flip}");
+            block[at] ^= flip;
+        }
+    }
+    Label::parse(&block).unwrap();
+}
+
+#[test]
+fn an_interrupted_mkfs_leaves_nothing_that_assembles() {
+    // Over an older array of the same devices, with the power cut after each operation.
+    let mut finished = false;
+    for cut in 0.. {
+        let mut sims = labelled(&UNEQUAL, 1);
+        let mut rng = Rng::new(cut);
+        sims.switch.cut_after(cut);
+        let sizes: Vec<u64> = UNEQUAL.to_vec();
+        let made = Array::create(sims.members(), plan(&sizes, 8192), "new", [3; 16], [4; 16])
+            .and_then(|array| array.write_labels());
+        sims.restart(&mut rng);
+        match (made, assemble(sims.members())) {
+            (Ok(()), array) => {
+                assert_eq!(array.unwrap().uuid(), [3; 16]);
+                finished = true;
+                break;
+            }
+            // Before the first wipe, the old one; with device 0's label, all of the new one.
+            (Err(_), Ok(array)) => assert!(array.uuid() == UUID || array.uuid() == [3; 16]),
+            (Err(_), Err(error)) => assert!(
+                matches!(
+                    error,
+                    Error::NotSheaf { .. }
+                        | Error::LabelDamaged { .. }
+                        | Error::Missing { .. }
+                        | Error::Foreign { .. }
+                ),
+                "{error}"
+            ),
+        }
+    }
+    assert!(finished);
+}
+
+#[test]
+fn mkfs_refuses_what_could_not_be_assembled() {
+    let sims = Sims::new(&UNEQUAL, 1);
+    let g = plan(&UNEQUAL, 4096);
+    let create = |devices, name: &str| Array::create(devices, g.clone(), name, UUID, [0; 16]);
+    let error = create(sims.members(), &"ä".repeat(33)).unwrap_err();
+    assert!(matches!(error, Error::NameTooLong { limit: 64, .. }));
+    create(sims.members(), &"ä".repeat(32)).unwrap();
+    let error = create(sims.members().split_off(1), "x").unwrap_err();
+    assert!(matches!(
+        error,
+        Error::DeviceCount {
+            given: 2,
+            expected: 3
+        }
+    ));
+    let mut swapped = sims.members();
+    swapped.swap(0, 2);
+    let error = create(swapped, "x").unwrap_err();
+    assert!(matches!(error, Error::TooSmall { .. }));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// A label with a good checksum and nonsense inside is refused or usable, never a panic.
+    #[test]
+    fn nonsense_in_a_sealed_label_never_panics(
+        edits in prop::collection::vec((16usize..900, any::<u8>()), 1..6),
+        words in prop::collection::vec((2usize..110, prop_oneof![
+            Just(0u64), Just(1), Just(u64::MAX), Just(1 << 52), any::<u64>()
+        ]), 0..3),
+    ) {
+        let sims = labelled(&[64 << 20], 1);
+        let device = &sims.devices[0];
+        let mut block = vec![0; 4096];
+        device.peek(0, &mut block);
+        for (at, byte) in edits {
+            block[at] = byte;
+        }
+        for (word, value) in words {
+            block[word * 8..word * 8 + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        let mut label = Label::read_from_bytes(&block).unwrap();
+        label.device_index = U16::new(label.device_index.get() % 2);
+        label.seal();
+        device.poke(0, label.as_bytes());
+        device.poke((64 << 20) - 4096, label.as_bytes());
+        if let Ok(array) = Array::assemble(sims.members(), true) {
+            let mut buf = vec![0; 65_536];
+            let last = array.bytes() - buf.len() as u64;
+            array.read(last, &mut buf).unwrap();
+            array.read(0, &mut buf).unwrap();
+            array.read_slot(1, 1).unwrap();
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The array on files, on loop devices and on simulated devices.
+
+mod arrays;
+mod files;
+mod fixture;
+mod flushes;
+mod labels;
+mod power;
