@@ -350,9 +350,15 @@ impl<T, H> RwLock<T, H> {
     /// [`RwLock::write_owned`] for a lock that nobody else can reach yet: it never waits, so
     /// its rank does not matter.
     pub fn write_owned_unordered(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
-        let guard = self.inner.try_write().expect("nobody else can reach this lock yet");
+        let guard = self
+            .inner
+            .try_write()
+            .expect("nobody else can reach this lock yet");
         std::mem::forget(guard);
-        OwnedWriteGuard { lock: Arc::clone(self), _held: Held::record(self.rank, self.key) }
+        OwnedWriteGuard {
+            lock: Arc::clone(self),
+            _held: Held::record(self.rank, self.key),
+        }
     }
 }
 

@@ -70,13 +70,7 @@ pub fn direct_io_offset_align(file: &File) -> Option<u32> {
 /// referred to before is closed.
 pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()> {
     // SAFETY: both descriptors are open and owned; `target` keeps owning its number.
-    check(unsafe {
-        libc::dup3(
-            replacement.as_raw_fd(),
-            target.as_raw_fd(),
-            libc::O_CLOEXEC,
-        )
-    })
+    check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

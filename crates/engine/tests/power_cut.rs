@@ -187,7 +187,10 @@ fn what_was_synced_survives_power_cuts() {
     let first = std::env::var("SHEAF_SEED")
         .ok()
         .and_then(|s| s.parse().ok());
-    let count = std::env::var("SHEAF_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(150);
+    let count = std::env::var("SHEAF_SEEDS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(150);
     let seeds = first.map_or(0..count, |seed| seed..seed + 1);
     for seed in seeds {
         run(seed);

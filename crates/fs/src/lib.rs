@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod content;
+mod data;
 pub mod dir;
 mod error;
 pub mod list;
@@ -12,4 +13,5 @@ pub mod times;
 pub mod tree;
 
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
+pub use data::{DataOptions, OpenFile};
 pub use error::Error;

@@ -1,0 +1,436 @@
+//! Where a file's pages are: lookup and change of its extents, in the inode while there are
+//! few of them, else in a tree.
+//!
+//! Invariants:
+//! 1. Extents of one file never overlap, and none reaches past the key range of its leaf.
+//! 2. One operation changes one leaf (which may split). Its record is bounded by the leaf
+//!    and by the number of changes, at most [`CHANGES_MAX`].
+//! 3. The shape of a file's tree changes only under its exclusive I/O lock, or under the shared
+//!    one together with the flusher lock; so a leaf bound looked up there stays true.
+
+use crate::content::entry::replace_extents;
+use crate::content::inode::INLINE_EXTENTS_MAX;
+use crate::content::{Body, Child, Delta, FileExtent, FsNode, Inode, Root, TreeId};
+use crate::{Error, tree};
+use engine::{Extent, FreshNid, Op, Slot, Store};
+use format::{Block, Damage};
+use std::ops::Range;
+
+/// Extents in a leaf.
+pub(super) const LEAF_MAX: usize = 600;
+/// Ranges that one operation maps anew.
+pub(super) const CHANGES_MAX: usize = 512;
+/// Leaves that one operation empties when a file is cut.
+const CUT_LEAVES: usize = 4;
+/// No file has this page.
+pub(super) const PAGE_LIMIT: u64 = 1 << 52;
+
+/// A range of pages that is to be mapped as `with` says.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub pages: Range<u64>,
+    pub with: Vec<FileExtent>,
+    /// `with` names the blocks that are there already, in another state: nothing is freed.
+    pub same_blocks: bool,
+}
+
+/// Everything locked and reserved for some changes of one leaf.
+pub(super) struct Plan<'s> {
+    inode: Slot,
+    place: Place<'s>,
+    changes: Vec<Change>,
+    /// Blocks that the file gains, less those it loses.
+    gained: i64,
+}
+
+enum Place<'s> {
+    /// The inode keeps its list.
+    Inode {
+        replaces_inline: bool,
+    },
+    /// The inode's list grows into a tree with these leaves.
+    NewTree(Vec<(FreshNid<'s, FsNode>, Vec<FileExtent>)>),
+    Leaf(Slot),
+    Split {
+        leaf: Slot,
+        path: Box<tree::Path>,
+        growth: Box<tree::Growth<'s>>,
+        /// What the old leaf has from `from` on.
+        from: u64,
+        low: Vec<FileExtent>,
+        high: Vec<(FreshNid<'s, FsNode>, Vec<FileExtent>)>,
+    },
+}
+
+/// The parts of extents that lie in `pages`.
+fn clip(list: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
+    let first = list.partition_point(|e| e.end() <= pages.start);
+    list[first..]
+        .iter()
+        .take_while(|e| e.page < pages.end)
+        .map(|e| clip_one(e, pages))
+        .collect()
+}
+
+fn clip_one(extent: &FileExtent, pages: &Range<u64>) -> FileExtent {
+    let start = extent.page.max(pages.start);
+    let end = extent.end().min(pages.end);
+    FileExtent {
+        page: start,
+        block: Block(extent.block.0 + (start - extent.page)),
+        len: (end - start) as u32,
+        written: extent.written,
+    }
+}
+
+/// The mapped parts of `pages`, ascending, at most `most` of them. The inode is locked.
+pub(super) fn lookup(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    pages: Range<u64>,
+    most: usize,
+) -> Result<Vec<FileExtent>, Error> {
+    let mut found = Vec::new();
+    if pages.is_empty() {
+        return Ok(found);
+    }
+    let mut add = |list: &[FileExtent]| -> Result<bool, Error> {
+        let first = list.partition_point(|e| e.end() <= pages.start);
+        for extent in list[first..].iter().take_while(|e| e.page < pages.end) {
+            let (block, len) = (extent.block, extent.len);
+            if !store.is_data_extent(Extent { block, len }) {
+                let what = format!("{extent:?} lies outside the data area");
+                return Err(Damage::new("extent", what).into());
+            }
+            if found.len() == most {
+                return Ok(false);
+            }
+            found.push(clip_one(extent, &pages));
+        }
+        Ok(true)
+    };
+    match &inode.body {
+        Body::Inline(_) => {}
+        Body::Extents(list) => {
+            add(list)?;
+        }
+        Body::Tree(root) => tree::walk(store, root, pages.start, |content, leaf| {
+            Ok(add(content.extents()?)? && leaf.high.is_some_and(|high| high < pages.end))
+        })?,
+        Body::Entries(_) | Body::Orphans(_) => {
+            return Err(Damage::new("inode", "a file with a directory's body").into());
+        }
+    }
+    Ok(found)
+}
+
+/// The page at which the leaf that covers `page` ends: one operation maps pages below it.
+pub(super) fn leaf_end(store: &Store<FsNode>, inode: &Inode, page: u64) -> Result<u64, Error> {
+    match &inode.body {
+        Body::Tree(root) => Ok(tree::find(store, root, page)?.high.unwrap_or(PAGE_LIMIT)),
+        _ => Ok(PAGE_LIMIT),
+    }
+}
+
+/// Applies changes to a copy of a list; returns it, with what is freed and what is gained.
+fn preview(
+    list: &[FileExtent],
+    changes: &[Change],
+) -> Result<(Vec<FileExtent>, Vec<Extent>, i64), Error> {
+    let mut merged = list.to_vec();
+    let (mut freed, mut gained) = (Vec::new(), 0i64);
+    for change in changes {
+        if !change.same_blocks {
+            for old in clip(&merged, &change.pages) {
+                gained -= old.len as i64;
+                freed.push(Extent {
+                    block: old.block,
+                    len: old.len,
+                });
+            }
+            gained += change.with.iter().map(|e| e.len as i64).sum::<i64>();
+        }
+        let Range { start, end } = change.pages;
+        replace_extents(&mut merged, start, end, &change.with)?;
+    }
+    Ok((merged, freed, gained))
+}
+
+/// Cuts a list into pieces that fit leaves: full ones when a file grows at its end, roomy
+/// ones otherwise.
+fn leaves_of(list: Vec<FileExtent>, appends: bool) -> Vec<Vec<FileExtent>> {
+    let each = if appends {
+        LEAF_MAX
+    } else {
+        list.len()
+            .div_ceil(list.len().div_ceil(LEAF_MAX * 3 / 4).max(2))
+    };
+    list.chunks(each.max(1)).map(<[_]>::to_vec).collect()
+}
+
+/// Locks and reserves what the changes need. They are ascending, apart, at most
+/// [`CHANGES_MAX`], and end below the [`leaf_end`] of the first.
+pub(super) fn plan<'s>(
+    store: &'s Store<FsNode>,
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    changes: Vec<Change>,
+) -> Result<Plan<'s>, Error> {
+    assert!(changes.len() <= CHANGES_MAX, "bounded by the callers");
+    let body = &op.peek(inode).inode()?.body;
+    let (place, freed, gained) = match body {
+        Body::Tree(_) => plan_leaf(store, op, inode, &changes)?,
+        _ => plan_in_inode(store, body, &changes)?,
+    };
+    for extent in freed {
+        op.free(extent)?;
+    }
+    Ok(Plan {
+        inode,
+        place,
+        changes,
+        gained,
+    })
+}
+
+fn plan_in_inode<'s>(
+    store: &'s Store<FsNode>,
+    body: &Body,
+    changes: &[Change],
+) -> Result<(Place<'s>, Vec<Extent>, i64), Error> {
+    let list: &[FileExtent] = match body {
+        Body::Extents(list) => list,
+        _ => &[],
+    };
+    let (merged, freed, gained) = preview(list, changes)?;
+    if merged.len() <= INLINE_EXTENTS_MAX {
+        let replaces_inline = matches!(body, Body::Inline(_));
+        return Ok((Place::Inode { replaces_inline }, freed, gained));
+    }
+    let pieces = leaves_of(merged, true);
+    let mut leaves = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        leaves.push((store.reserve_nid()?, piece));
+    }
+    Ok((Place::NewTree(leaves), freed, gained))
+}
+
+fn plan_leaf<'s>(
+    store: &'s Store<FsNode>,
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    changes: &[Change],
+) -> Result<(Place<'s>, Vec<Extent>, i64), Error> {
+    let Some(first) = changes.first() else {
+        return Ok((
+            Place::Inode {
+                replaces_inline: false,
+            },
+            Vec::new(),
+            0,
+        ));
+    };
+    let start = first.pages.start;
+    let path = tree::path(store, op, inode, TreeId::Body, start)?;
+    let leaf = path.lock_leaf(op)?;
+    let old = op.peek(leaf).extents()?;
+    let (merged, freed, gained) = preview(old, changes)?;
+    if merged.len() <= LEAF_MAX {
+        return Ok((Place::Leaf(leaf), freed, gained));
+    }
+    let appends = old.last().is_none_or(|last| last.end() <= start);
+    let mut pieces = leaves_of(merged, appends).into_iter();
+    let low = pieces.next().unwrap_or_default();
+    let mut high = Vec::new();
+    for piece in pieces {
+        high.push((store.reserve_nid()?, piece));
+    }
+    let growth = path.plan_growth(store, op, high.len())?;
+    let from = start.min(high.first().map_or(start, |(_, piece)| piece[0].page));
+    let place = Place::Split {
+        leaf,
+        path: Box::new(path),
+        growth: Box::new(growth),
+        from,
+        low,
+        high,
+    };
+    Ok((place, freed, gained))
+}
+
+fn create_leaves(
+    op: &mut Op<'_, FsNode>,
+    leaves: Vec<(FreshNid<'_, FsNode>, Vec<FileExtent>)>,
+) -> Vec<Child> {
+    let mut children = Vec::with_capacity(leaves.len());
+    for (fresh, list) in leaves {
+        children.push(Child {
+            key: list[0].page,
+            nid: fresh.nid(),
+        });
+        op.create(fresh, FsNode::Extents(list));
+    }
+    children
+}
+
+impl Plan<'_> {
+    /// Blocks that the file gains with this plan, less those it loses.
+    pub fn gained(&self) -> i64 {
+        self.gained
+    }
+
+    /// Makes the changes; cannot fail.
+    pub fn apply(self, op: &mut Op<'_, FsNode>) {
+        match self.place {
+            Place::Inode { replaces_inline } => {
+                if replaces_inline {
+                    op.apply(self.inode, Delta::Body(Body::Extents(Vec::new())));
+                }
+                apply_to(op, self.inode, self.changes);
+            }
+            Place::Leaf(leaf) => apply_to(op, leaf, self.changes),
+            Place::NewTree(leaves) => {
+                let mut children = create_leaves(op, leaves);
+                // The first child covers everything below the second.
+                children[0].key = 0;
+                let root = Root { depth: 0, children };
+                op.apply(self.inode, Delta::Body(Body::Tree(root)));
+            }
+            Place::Split {
+                leaf,
+                path,
+                growth,
+                from,
+                low,
+                high,
+            } => {
+                let with = clip(&low, &(from..PAGE_LIMIT));
+                let (start, end) = (from, PAGE_LIMIT);
+                op.apply(leaf, Delta::Extents { start, end, with });
+                let children = create_leaves(op, high);
+                path.grow(op, *growth, children);
+            }
+        }
+    }
+}
+
+fn apply_to(op: &mut Op<'_, FsNode>, slot: Slot, changes: Vec<Change>) {
+    for change in changes {
+        let Range { start, end } = change.pages;
+        let with = change.with;
+        op.apply(slot, Delta::Extents { start, end, with });
+    }
+}
+
+/// One step of cutting a file.
+pub(super) struct Cut {
+    step: CutStep,
+    /// Blocks freed.
+    pub freed: u64,
+    /// Nothing is mapped at or above the cut after this step.
+    pub done: bool,
+}
+
+enum CutStep {
+    Nothing,
+    /// This node, the inode or a leaf, loses what lies at or above the page.
+    From(Slot, u64),
+    Leaves(tree::Removal),
+}
+
+/// Plans one bounded step of freeing all pages at or above `page`.
+pub(super) fn plan_cut<'s>(
+    store: &'s Store<FsNode>,
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    page: u64,
+) -> Result<Cut, Error> {
+    let nothing = Cut {
+        step: CutStep::Nothing,
+        freed: 0,
+        done: true,
+    };
+    let above = page..PAGE_LIMIT;
+    let (step, lost, done) = match &op.peek(inode).inode()?.body {
+        Body::Extents(list) => {
+            let lost = clip(list, &above);
+            if lost.is_empty() {
+                return Ok(nothing);
+            }
+            (CutStep::From(inode, page), lost, true)
+        }
+        Body::Tree(_) => {
+            let last = tree::path(store, op, inode, TreeId::Body, u64::MAX)?;
+            if last.leaf.low < page {
+                let leaf = last.lock_leaf(op)?;
+                let lost = clip(op.peek(leaf).extents()?, &above);
+                (CutStep::From(leaf, page), lost, true)
+            } else {
+                let most = if page == 0 { CUT_LEAVES } else { 1 };
+                let (removal, leaves) = tree::plan_tail(store, op, inode, TreeId::Body, most)?;
+                let mut lost = Vec::new();
+                for leaf in leaves {
+                    lost.extend_from_slice(op.peek(leaf).extents()?);
+                }
+                let done = removal.empties();
+                (CutStep::Leaves(removal), lost, done)
+            }
+        }
+        _ => return Ok(nothing),
+    };
+    let mut freed = 0;
+    for FileExtent { block, len, .. } in lost {
+        freed += len as u64;
+        op.free(Extent { block, len })?;
+    }
+    Ok(Cut { step, freed, done })
+}
+
+impl Cut {
+    pub fn apply(self, op: &mut Op<'_, FsNode>) {
+        match self.step {
+            CutStep::Nothing => {}
+            CutStep::From(slot, page) => {
+                let delta = Delta::Extents {
+                    start: page,
+                    end: PAGE_LIMIT,
+                    with: Vec::new(),
+                };
+                op.apply(slot, delta);
+            }
+            CutStep::Leaves(removal) => {
+                removal.finish(op, Some(Body::Extents(Vec::new())));
+            }
+        }
+    }
+}
+
+/// Frees the extents that an inode holds itself; for a body that is about to be replaced,
+/// which is never a tree.
+pub(super) fn free_inline_extents(op: &mut Op<'_, FsNode>, inode: Slot) -> Result<(), Error> {
+    let list = match &op.peek(inode).inode()?.body {
+        Body::Extents(list) => list.clone(),
+        Body::Inline(_) => Vec::new(),
+        _ => return Err(Damage::new("inode", "a replaced file with a tree").into()),
+    };
+    for FileExtent { block, len, .. } in list {
+        op.free(Extent { block, len })?;
+    }
+    Ok(())
+}
+
+/// A plan that gives the inode a body of nothing but `changes`. What it had is freed by
+/// [`free_inline_extents`].
+pub(super) fn plan_replacement(
+    store: &Store<FsNode>,
+    inode: Slot,
+    changes: Vec<Change>,
+) -> Result<Plan<'_>, Error> {
+    let (place, _, gained) = plan_in_inode(store, &Body::Inline(Vec::new()), &changes)?;
+    Ok(Plan {
+        inode,
+        place,
+        changes,
+        gained,
+    })
+}

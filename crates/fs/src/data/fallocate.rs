@@ -1,0 +1,285 @@
+//! `fallocate`: allocate, punch, zero. Each is a chain of bounded records, not one atomic
+//! step: a crash may leave a part of the range done.
+
+use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
+use super::file::{FileState, OpenFile};
+use super::{Files, PAGE, SIZE_MAX};
+use crate::Error;
+use crate::content::FileExtent;
+use crate::content::inode::INLINE_DATA_MAX;
+use engine::cache::PageState;
+use std::ops::Range;
+
+/// Blocks that one record allocates.
+const ALLOCATE_STEP: u64 = 1 << 16;
+/// Reservations that one record takes.
+const RUNS_MAX: usize = 64;
+/// Zeros for the edges of a range.
+static ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
+
+impl Files {
+    /// As `fallocate(2)` with mode 0, `KEEP_SIZE`, `PUNCH_HOLE | KEEP_SIZE`, `ZERO_RANGE`
+    /// with or without `KEEP_SIZE`.
+    pub fn fallocate(
+        &self,
+        file: &OpenFile,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        if !file.writable() {
+            return Err(Error::BadHandle);
+        }
+        self.check_writable()?;
+        let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX);
+        let Some(end) = end else {
+            return Err(Error::FileTooLarge);
+        };
+        if len == 0 {
+            return Err(Error::Invalid("an empty range"));
+        }
+        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let state = &file.state;
+        let exclusive = state.io.write();
+        match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => self.allocate(state, offset..end)?,
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end)?,
+            libc::FALLOC_FL_ZERO_RANGE => {
+                self.zero(state, offset..end)?;
+            }
+            _ => return Err(Error::Unsupported("this mode of fallocate")),
+        }
+        if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
+            self.set_size(state, end, &exclusive)?;
+        }
+        let (now, now_ns) = (self.now(), self.now_ns());
+        state.meta.lock().touch(now, now_ns);
+        Ok(())
+    }
+
+    /// The body must be extents: what is in the cache goes home, an inline body moves out.
+    fn settle_extents(&self, state: &FileState) -> Result<(), Error> {
+        self.leave_inline(state, INLINE_DATA_MAX as u64 + 1)?;
+        state.meta.lock().keep_extents = true;
+        self.flush_locked(state)
+    }
+
+    /// Gives every hole of the range blocks that read as zeros.
+    fn allocate(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+        self.settle_extents(state)?;
+        let pages = super::pages_of(bytes);
+        let mut at = pages.start;
+        while at < pages.end {
+            at = self.allocate_step(state, at..pages.end)?;
+        }
+        Ok(())
+    }
+
+    /// Allocates the first holes of a range in one record; returns where to go on.
+    fn allocate_step(&self, state: &FileState, pages: Range<u64>) -> Result<u64, Error> {
+        let (mapped, bound) = {
+            let content = state.node.read()?;
+            let inode = content.inode()?;
+            let bound = extents::leaf_end(&self.store, inode, pages.start)?.min(pages.end);
+            let range = pages.start..bound;
+            (
+                extents::lookup(&self.store, inode, range, CHANGES_MAX)?,
+                bound,
+            )
+        };
+        let mut holes: Vec<Range<u64>> = Vec::new();
+        let (mut at, mut blocks) = (pages.start, 0);
+        let ends = mapped.iter().map(|e| (e.page, e.end()));
+        // A lookup that stopped at its limit says nothing of what follows.
+        let stop = match mapped.len() {
+            CHANGES_MAX => None,
+            _ => Some((bound, bound)),
+        };
+        for (start, end) in ends.chain(stop) {
+            if at < start {
+                let hole = at..start.min(at + (ALLOCATE_STEP - blocks));
+                blocks += hole.end - hole.start;
+                let cut = hole.end < start;
+                at = hole.end;
+                holes.push(hole);
+                if cut || holes.len() == RUNS_MAX {
+                    break;
+                }
+            }
+            at = at.max(end);
+        }
+        if blocks > 0 {
+            at = self.allocate_holes(state, &holes, blocks)?;
+        }
+        Ok(at)
+    }
+
+    fn allocate_holes(
+        &self,
+        state: &FileState,
+        holes: &[Range<u64>],
+        blocks: u64,
+    ) -> Result<u64, Error> {
+        let mut promise = self.promise(blocks)?;
+        state.meta.lock().promised += promise.give(blocks);
+        let outcome = self.take_holes(state, holes);
+        self.trim_promise(state);
+        outcome
+    }
+
+    fn take_holes(&self, state: &FileState, holes: &[Range<u64>]) -> Result<u64, Error> {
+        let (mut changes, mut reservations) = (Vec::new(), Vec::new());
+        let mut reached = holes.first().map_or(0, |h| h.start);
+        let mut goal = None;
+        'holes: for hole in holes {
+            reached = hole.start;
+            while reached < hole.end {
+                if changes.len() == RUNS_MAX {
+                    break 'holes;
+                }
+                let want = (hole.end - reached) as u32;
+                let reservation = self.reserve(state, want, goal)?;
+                let extent = reservation.extent();
+                let pages = reached..reached + extent.len as u64;
+                changes.push(Change {
+                    pages,
+                    with: vec![FileExtent {
+                        page: reached,
+                        block: extent.block,
+                        len: extent.len,
+                        written: false,
+                    }],
+                    same_blocks: false,
+                });
+                reservations.push(reservation);
+                reached += extent.len as u64;
+                goal = Some(format::Block(extent.block.0 + extent.len as u64));
+            }
+        }
+        let size = state.meta.lock().logged_size;
+        self.log_changes(state, changes, reservations, size)?;
+        Ok(reached)
+    }
+
+    /// Frees the whole pages of a range and zeroes its edges. The size stays.
+    fn punch(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+        let whole = self.zero_edges(state, bytes)?;
+        if whole.is_empty() {
+            return Ok(());
+        }
+        self.drop_pages(state, whole.clone());
+        self.flush_locked(state)?;
+        if self.is_inline(state)? {
+            // No page to free: zeros do.
+            let len = state.size().min(PAGE) as usize;
+            if whole.start == 0 && len > 0 {
+                self.write_locked(state, 0, &ZEROS[..len])?;
+            }
+            return Ok(());
+        }
+        let mut at = whole.start;
+        while at < whole.end {
+            let bound = {
+                let content = state.node.read()?;
+                let inode = content.inode()?;
+                let next = extents::lookup(&self.store, inode, at..whole.end, 1)?;
+                let Some(first) = next.first() else { break };
+                at = first.page;
+                extents::leaf_end(&self.store, inode, at)?.min(whole.end)
+            };
+            let change = Change {
+                pages: at..bound,
+                with: Vec::new(),
+                same_blocks: false,
+            };
+            let size = state.meta.lock().logged_size;
+            self.log_changes(state, vec![change], Vec::new(), size)?;
+            at = bound;
+        }
+        Ok(())
+    }
+
+    /// Makes the range read as zeros, with blocks behind it.
+    fn zero(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+        self.settle_extents(state)?;
+        let whole = self.zero_edges(state, bytes.clone())?;
+        self.flush_locked(state)?;
+        if !whole.is_empty() {
+            self.drop_pages(state, whole.clone());
+            self.unwrite(state, whole)?;
+        }
+        self.allocate(state, bytes)
+    }
+
+    /// Marks the mapped pages of a range as unwritten, their blocks kept.
+    fn unwrite(&self, state: &FileState, pages: Range<u64>) -> Result<(), Error> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let mut changes = Vec::new();
+            {
+                let content = state.node.read()?;
+                let inode = content.inode()?;
+                let bound = extents::leaf_end(&self.store, inode, at)?.min(pages.end);
+                let found = extents::lookup(&self.store, inode, at..bound, CHANGES_MAX)?;
+                at = match found.len() {
+                    CHANGES_MAX => found.last().map_or(bound, FileExtent::end),
+                    _ => bound,
+                };
+                for extent in found.into_iter().filter(|e| e.written) {
+                    changes.push(Change {
+                        pages: extent.page..extent.end(),
+                        with: vec![FileExtent {
+                            written: false,
+                            ..extent
+                        }],
+                        same_blocks: true,
+                    });
+                }
+            }
+            if !changes.is_empty() {
+                let size = state.meta.lock().logged_size;
+                self.log_changes(state, changes, Vec::new(), size)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to the parts of a range that are no whole pages, as far as the file goes;
+    /// returns the whole pages. A range that reaches the end of the file covers the last
+    /// page.
+    fn zero_edges(&self, state: &FileState, bytes: Range<u64>) -> Result<Range<u64>, Error> {
+        let size = state.size();
+        let to_eof = bytes.end >= size;
+        let first = bytes.start.div_ceil(PAGE);
+        let last = match to_eof {
+            true => bytes.end.div_ceil(PAGE),
+            false => bytes.end / PAGE,
+        };
+        if !bytes.start.is_multiple_of(PAGE) {
+            self.zero_edge(state, bytes.start..bytes.end.min(first * PAGE).min(size))?;
+        }
+        if last >= first && !to_eof {
+            self.zero_edge(state, last * PAGE..bytes.end)?;
+        }
+        Ok(first..last.max(first).min(PAGE_LIMIT))
+    }
+
+    /// Zeroes bytes of one page, unless it is a hole anyway.
+    fn zero_edge(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let page = bytes.start / PAGE;
+        let dirty = matches!(self.pages.state(state.key, page), Some(PageState::Dirty(_)));
+        let inline = page == 0 && self.is_inline(state)? && !state.meta.lock().replaced;
+        let written = || -> Result<bool, Error> {
+            let mapped = self.mapped(state, page..page + 1)?;
+            Ok(mapped.iter().any(|e| e.written))
+        };
+        if dirty || inline || written()? {
+            let len = (bytes.end - bytes.start) as usize;
+            self.write_locked(state, bytes.start, &ZEROS[..len])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,544 @@
+//! Files in use: their volatile size and times, who refers to them, what went wrong.
+//!
+//! A [`FileState`] exists while a file is open, has something that is not logged yet, or is
+//! being worked on. Invariants:
+//!
+//! 1. There is at most one state per inode; `Meta::loaded` is set once, under the inode's
+//!    shared lock, from the inode as it is then.
+//! 2. `Meta::size` is the size that programs see. It changes only under the exclusive I/O
+//!    lock. `Meta::logged_size` is the size in the inode; they differ only while something is
+//!    left to write back.
+//! 3. Bytes of a cached page beyond `Meta::size` are zero.
+//! 4. `Meta::promised` is the number of blocks that the store has promised this file; it covers
+//!    every dirty page that has none of its own.
+//! 5. `Meta::changed` is at least the epoch of the inode's last logged change other than of
+//!    times alone (R7).
+//! 6. A state leaves the table only when nobody uses it and nothing in it is ahead of the inode.
+
+use super::Files;
+use crate::content::FsNode;
+use crate::{Error, Ino};
+use base::clock::Timestamp;
+use base::sync::{Mutex, RwLock, rank};
+use engine::cache::FileKey;
+use engine::{Epoch, Node};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Shards of the table.
+const SHARDS: usize = 64;
+
+/// Times that are newer than those in the inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NewTimes {
+    pub atime: Option<Timestamp>,
+    pub mtime: Option<Timestamp>,
+    pub ctime: Option<Timestamp>,
+}
+
+impl NewTimes {
+    pub fn any(&self) -> bool {
+        self.atime.is_some() || self.mtime.is_some() || self.ctime.is_some()
+    }
+}
+
+/// A write-back failure that is remembered (promise 5 of the design).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Failure {
+    /// Failures so far.
+    pub count: u64,
+    /// The newest one.
+    pub why: String,
+    /// Somebody was told of the newest one.
+    pub reported: bool,
+}
+
+/// What is known of a file beyond its inode; see the module's invariants.
+#[derive(Debug, Default)]
+pub(super) struct Meta {
+    pub loaded: bool,
+    /// The inode is being deleted: nothing is written back any more.
+    pub dead: bool,
+    pub size: u64,
+    pub logged_size: u64,
+    pub times: NewTimes,
+    /// Monotonic time since which `times`, the size or `replaced` is ahead of the inode.
+    pub ahead_since_ns: Option<u64>,
+    /// Monotonic time at which times were last logged.
+    pub persisted_ns: u64,
+    pub changed: Epoch,
+    /// Batches written in place since the last record or flush of this file.
+    pub unflushed: u64,
+    pub promised: u64,
+    /// The logged content is superseded: the file was cut to nothing and is being rewritten.
+    pub replaced: bool,
+    /// The body must become extents, however small the file is.
+    pub keep_extents: bool,
+    pub failure: Failure,
+}
+
+impl Meta {
+    pub fn is_ahead(&self) -> bool {
+        !self.dead && (self.size != self.logged_size || self.times.any() || self.replaced)
+    }
+
+    /// Notes that something is ahead of the inode from now on.
+    pub fn ahead(&mut self, now_ns: u64) {
+        self.ahead_since_ns.get_or_insert(now_ns);
+    }
+
+    /// Content changed at `now`.
+    pub fn touch(&mut self, now: Timestamp, now_ns: u64) {
+        self.times.mtime = Some(now);
+        self.times.ctime = Some(now);
+        self.ahead(now_ns);
+    }
+
+    /// Times as logged are no longer ahead, unless they moved on meanwhile.
+    pub fn logged_times(&mut self, logged: NewTimes) {
+        let settle = |new: &mut Option<Timestamp>, old: Option<Timestamp>| {
+            if *new == old {
+                *new = None;
+            }
+        };
+        settle(&mut self.times.atime, logged.atime);
+        settle(&mut self.times.mtime, logged.mtime);
+        settle(&mut self.times.ctime, logged.ctime);
+        if !self.is_ahead() {
+            self.ahead_since_ns = None;
+        }
+    }
+
+    pub fn fail(&mut self, why: String) {
+        self.failure = Failure {
+            count: self.failure.count + 1,
+            why,
+            reported: false,
+        };
+    }
+}
+
+/// A file in use.
+#[derive(Debug)]
+pub(crate) struct FileState {
+    pub key: FileKey,
+    pub node: Node<FsNode>,
+    /// Shared for reading and write-back, exclusive for whatever changes content or size.
+    pub(super) io: RwLock<()>,
+    /// One write-back at a time among those that hold `io` shared.
+    pub(super) flusher: Mutex<()>,
+    pub(super) meta: Mutex<Meta>,
+}
+
+impl FileState {
+    pub(super) fn new(key: FileKey, node: Node<FsNode>) -> Self {
+        let nid = key.nid.0;
+        FileState {
+            key,
+            node,
+            io: RwLock::with_header(rank::FILE_IO, nid, (), ()),
+            flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
+            meta: Mutex::keyed(rank::FILE_STATE, nid, Meta::default()),
+        }
+    }
+
+    pub fn ino(&self) -> Ino {
+        self.key.nid
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.meta.lock().size
+    }
+}
+
+/// What `stat` must show in place of the inode's fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Volatile {
+    pub size: u64,
+    /// 4 KiB blocks to come.
+    pub promised: u64,
+    pub times: NewTimes,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    state: Option<Arc<FileState>>,
+    opens: u32,
+    /// References by the kernel.
+    lookups: u64,
+    /// Guards on the state.
+    users: u32,
+    /// Uses that began so far; tells whether the state was used between two looks.
+    uses: u64,
+}
+
+impl Entry {
+    fn unused(&self) -> bool {
+        self.opens == 0 && self.users == 0
+    }
+}
+
+/// All files in use.
+#[derive(Debug)]
+pub(crate) struct FileTable {
+    shards: Vec<Mutex<HashMap<Ino, Entry>>>,
+}
+
+impl FileTable {
+    pub fn new() -> Self {
+        let shard = |i| Mutex::keyed(rank::FILE_TABLE, i as u64, HashMap::new());
+        FileTable {
+            shards: (0..SHARDS).map(shard).collect(),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry>> {
+        let hash = ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
+        &self.shards[hash as usize % SHARDS]
+    }
+
+    /// The state of a file if it has one.
+    fn peek(&self, ino: Ino) -> Option<Arc<FileState>> {
+        self.shard(ino).lock().get(&ino)?.state.clone()
+    }
+
+    /// Counts a use, or an open, of a file and returns its state, made if there is none.
+    /// A state of an earlier use of the nid gives way.
+    fn enter(&self, node: &Node<FsNode>, generation: u64, open: bool) -> Arc<FileState> {
+        let ino = node.nid();
+        let mut shard = self.shard(ino).lock();
+        let entry = shard.entry(ino).or_default();
+        entry.uses += 1;
+        if open {
+            entry.opens += 1;
+        } else {
+            entry.users += 1;
+        }
+        let key = FileKey {
+            nid: ino,
+            generation,
+        };
+        match &entry.state {
+            Some(state) if state.key == key => Arc::clone(state),
+            _ => {
+                let state = Arc::new(FileState::new(key, node.clone()));
+                entry.state = Some(Arc::clone(&state));
+                state
+            }
+        }
+    }
+
+    /// Ends a use or an open. True when this was the last open and no kernel reference is left.
+    fn leave(&self, state: &Arc<FileState>, open: bool) -> bool {
+        let ino = state.ino();
+        let uses = {
+            let mut shard = self.shard(ino).lock();
+            let Some(entry) = shard.get_mut(&ino) else {
+                return false;
+            };
+            if open {
+                entry.opens = entry.opens.saturating_sub(1);
+            } else {
+                entry.users = entry.users.saturating_sub(1);
+            }
+            if !entry.unused() {
+                return false;
+            }
+            entry.uses
+        };
+        let last = open && !self.is_referenced(ino);
+        let idle = {
+            let meta = state.meta.lock();
+            let told = meta.failure.count == 0 || meta.failure.reported;
+            meta.dead || (!meta.is_ahead() && meta.promised == 0 && meta.unflushed == 0 && told)
+        };
+        let mut shard = self.shard(ino).lock();
+        if let Some(entry) = shard.get_mut(&ino)
+            && entry.unused()
+            && entry.uses == uses
+            && entry.state.as_ref().is_none_or(|s| Arc::ptr_eq(s, state))
+            && idle
+        {
+            entry.state = None;
+            if entry.lookups == 0 {
+                shard.remove(&ino);
+            }
+        }
+        last
+    }
+
+    /// Whether a program or the kernel still refers to the inode.
+    pub fn is_referenced(&self, ino: Ino) -> bool {
+        let shard = self.shard(ino).lock();
+        shard
+            .get(&ino)
+            .is_some_and(|e| e.opens > 0 || e.lookups > 0)
+    }
+
+    /// One more kernel reference.
+    pub fn ref_inode(&self, ino: Ino) {
+        self.shard(ino).lock().entry(ino).or_default().lookups += 1;
+    }
+
+    /// `count` kernel references fewer; true when nobody refers to the inode any more.
+    pub fn forget(&self, ino: Ino, count: u64) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let Some(entry) = shard.get_mut(&ino) else {
+            return false;
+        };
+        let had = entry.lookups;
+        entry.lookups = had.saturating_sub(count);
+        let last = had > 0 && entry.lookups == 0 && entry.opens == 0;
+        if entry.lookups == 0 && entry.unused() && entry.state.is_none() {
+            shard.remove(&ino);
+        }
+        last
+    }
+
+    /// All states there are.
+    pub fn states(&self) -> Vec<Arc<FileState>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.lock().values().filter_map(|e| e.state.clone()));
+        }
+        all
+    }
+
+    /// Whether one handle is all that is open of the file.
+    pub fn is_last_open(&self, ino: Ino) -> bool {
+        self.shard(ino)
+            .lock()
+            .get(&ino)
+            .is_some_and(|e| e.opens == 1)
+    }
+
+    /// Whether a program has the file open.
+    pub fn is_open(&self, ino: Ino) -> bool {
+        self.shard(ino)
+            .lock()
+            .get(&ino)
+            .is_some_and(|e| e.opens > 0)
+    }
+}
+
+/// A use of a file's state for the length of one operation.
+#[derive(Debug)]
+pub(super) struct StateUse<'a> {
+    files: &'a Files,
+    state: Arc<FileState>,
+}
+
+impl std::ops::Deref for StateUse<'_> {
+    type Target = Arc<FileState>;
+    fn deref(&self) -> &Arc<FileState> {
+        &self.state
+    }
+}
+
+impl Drop for StateUse<'_> {
+    fn drop(&mut self) {
+        self.files.table.leave(&self.state, false);
+    }
+}
+
+/// An open file. Dropping the last handle releases it: an unlinked file is deleted then.
+#[derive(Debug)]
+pub struct OpenFile {
+    files: Arc<Files>,
+    pub(super) state: Arc<FileState>,
+    flags: i32,
+    /// Failures of the file that this handle does not report: they were reported before.
+    forgiven: u64,
+    /// Byte after the last read, for noticing sequential reading.
+    pub(super) next_read: AtomicU64,
+    /// Pages to read ahead.
+    pub(super) ahead: AtomicU64,
+}
+
+impl OpenFile {
+    pub fn ino(&self) -> Ino {
+        self.state.ino()
+    }
+
+    /// The `O_*` flags it was opened with.
+    pub fn flags(&self) -> i32 {
+        self.flags
+    }
+
+    pub(super) fn has(&self, flag: i32) -> bool {
+        self.flags & flag == flag
+    }
+
+    pub(super) fn writable(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// The failure that this handle must report, if any.
+    pub(super) fn check_failure(&self) -> Result<(), Error> {
+        let mut meta = self.state.meta.lock();
+        if meta.failure.count > self.forgiven {
+            meta.failure.reported = true;
+            return Err(Error::WriteFailed {
+                ino: self.ino(),
+                why: meta.failure.why.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.files.closing(&self.state, self.writable());
+        if self.files.table.leave(&self.state, true) {
+            self.files.last_reference_gone(self.ino());
+        }
+    }
+}
+
+impl Files {
+    /// Opens a regular file. `O_TRUNC` is the caller's to do.
+    pub(crate) fn open(self: &Arc<Self>, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
+        let node = self.store.get(ino)?;
+        let generation = self.file_generation(&node)?;
+        let state = self.table.enter(&node, generation, true);
+        if let Err(error) = self.load_state(&state) {
+            self.table.leave(&state, true);
+            return Err(error);
+        }
+        let forgiven = {
+            let meta = state.meta.lock();
+            // A failure nobody was told of yet is this handle's to report.
+            meta.failure.count - (meta.failure.count > 0 && !meta.failure.reported) as u64
+        };
+        Ok(Arc::new(OpenFile {
+            files: Arc::clone(self),
+            state,
+            flags,
+            forgiven,
+            next_read: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+        }))
+    }
+
+    fn file_generation(&self, node: &Node<FsNode>) -> Result<u64, Error> {
+        let content = node.read()?;
+        let inode = content.inode()?;
+        if inode.is_dir() {
+            return Err(Error::IsADirectory);
+        }
+        if !inode.is_file() {
+            return Err(Error::Invalid("not a regular file"));
+        }
+        Ok(inode.generation)
+    }
+
+    /// Fills a fresh state from the inode (invariant 1).
+    fn load_state(&self, state: &FileState) -> Result<(), Error> {
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        if inode.generation != state.key.generation {
+            return Err(Error::Stale(state.ino()));
+        }
+        let mut meta = state.meta.lock();
+        if meta.dead {
+            return Err(Error::Stale(state.ino()));
+        }
+        if !meta.loaded {
+            meta.loaded = true;
+            meta.size = inode.size;
+            meta.logged_size = inode.size;
+            // Whatever made the inode what it is belongs to this epoch or to an earlier one.
+            meta.changed = self.store.epoch();
+        }
+        Ok(())
+    }
+
+    /// The state of a file for the length of an operation.
+    pub(super) fn use_file(&self, ino: Ino) -> Result<StateUse<'_>, Error> {
+        let node = self.store.get(ino)?;
+        let generation = self.file_generation(&node)?;
+        let state = self.table.enter(&node, generation, false);
+        let held = StateUse { files: self, state };
+        self.load_state(&held)?;
+        Ok(held)
+    }
+
+    /// The state of a file only if it has one.
+    pub(super) fn use_active(&self, ino: Ino) -> Result<Option<StateUse<'_>>, Error> {
+        match self.table.peek(ino) {
+            Some(_) => self.use_file(ino).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// What `stat` shows in place of the inode's own; `None`: the inode says it all.
+    pub(crate) fn volatile(&self, ino: Ino, generation: u64) -> Option<Volatile> {
+        let state = self.table.peek(ino)?;
+        let meta = state.meta.lock();
+        (meta.loaded && state.key.generation == generation).then_some(Volatile {
+            size: meta.size,
+            promised: meta.promised,
+            times: meta.times,
+        })
+    }
+
+    /// The inode was changed by a record of this epoch; fsync must wait for that (R7).
+    /// Called by whoever changes an inode outside this module.
+    pub(crate) fn changed(&self, ino: Ino, epoch: Epoch) {
+        if let Some(state) = self.table.peek(ino) {
+            let mut meta = state.meta.lock();
+            meta.changed = meta.changed.max(epoch);
+        }
+    }
+
+    /// Times that an explicit change of the inode's times supersedes. Called while the inode is
+    /// locked by the operation that sets `mtime`, `atime` or both; ctime always is set.
+    pub(crate) fn times_set(&self, ino: Ino, atime: bool, mtime: bool) {
+        if let Some(state) = self.table.peek(ino) {
+            let mut meta = state.meta.lock();
+            if atime {
+                meta.times.atime = None;
+            }
+            if mtime {
+                meta.times.mtime = None;
+            }
+            meta.times.ctime = None;
+            if !meta.is_ahead() {
+                meta.ahead_since_ns = None;
+            }
+        }
+    }
+
+    /// Kernel references; see [`FileTable`].
+    pub(crate) fn is_referenced(&self, ino: Ino) -> bool {
+        self.table.is_referenced(ino)
+    }
+
+    pub(crate) fn ref_inode(&self, ino: Ino) {
+        self.table.ref_inode(ino);
+    }
+
+    /// True when nobody refers to the inode any more: an unlinked one is to be deleted now.
+    pub(crate) fn forget(&self, ino: Ino, count: u64) -> bool {
+        self.table.forget(ino, count)
+    }
+}
+
+impl OpenFile {
+    /// Pages to read beyond a request that starts at `offset`: doubles while reading goes on
+    /// where it stopped, up to `most`.
+    pub(super) fn read_ahead(&self, offset: u64, len: u64, most: u64) -> u64 {
+        // Hints only: a race costs a wrong guess, nothing else.
+        let expected = self.next_read.swap(offset + len, Ordering::Relaxed);
+        let window = if offset == expected {
+            let before = self.ahead.load(Ordering::Relaxed);
+            (before * 2).clamp(8, most.max(8))
+        } else {
+            0
+        };
+        self.ahead.store(window, Ordering::Relaxed);
+        window
+    }
+}

@@ -1,0 +1,374 @@
+//! Making data durable: fsync, background write-back, what happens at close.
+
+use super::file::{FileState, OpenFile};
+use super::{Files, PAGE};
+use crate::content::AttrChange;
+use crate::content::Delta;
+use crate::{Error, Ino};
+use engine::Need;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the background thread looks.
+const TICK: Duration = Duration::from_secs(1);
+/// Attempts of a writer to get below the watermark before it goes on.
+const BALANCE_ROUNDS: usize = 4;
+
+impl Files {
+    /// Reports a failed write-back of this file, as `close` does.
+    pub fn flush(&self, file: &OpenFile) -> Result<(), Error> {
+        file.check_failure()
+    }
+
+    /// Makes the file durable: its data and size, and, unless `data_only`, its times as far as
+    /// DESIGN §7 promises. Waits for no other file's pages.
+    ///
+    /// A file whose blocks and size did not change since they were last durable needs no
+    /// journal commit: its data is written in place and the devices are flushed.
+    ///
+    /// # Errors
+    /// [`Error::WriteFailed`] when data of the file could not be written since it was opened,
+    /// on every call until it is opened again.
+    pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), Error> {
+        let outcome = self.fsync_state(&file.state, data_only);
+        file.check_failure()?;
+        outcome
+    }
+
+    /// As `fsync`, by inode; of anything but a regular file it is a commit.
+    pub(crate) fn fsync_inode(&self, ino: Ino, data_only: bool) -> Result<(), Error> {
+        match self.use_file(ino) {
+            Ok(state) => self.fsync_state(&state, data_only),
+            Err(Error::IsADirectory | Error::Invalid(_)) => {
+                Ok(self.store.commit_through(self.store.epoch())?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fsync_state(&self, state: &FileState, data_only: bool) -> Result<(), Error> {
+        if self.store.read_only() && self.store.failed().is_none() {
+            return Ok(());
+        }
+        self.flush_file(state)?;
+        if !data_only && self.times_due(state) {
+            self.persist_times(state)?;
+            self.store.commit_through(self.store.epoch())?;
+        }
+        let (changed, unflushed) = {
+            let meta = state.meta.lock();
+            (meta.changed, meta.unflushed)
+        };
+        // R7: the last change of anything but coarse times must be durable.
+        if changed > self.store.durable_epoch() {
+            self.store.commit_through(changed)?;
+        }
+        // Data written in place after that change, which no commit needs to have flushed.
+        if unflushed > 0 {
+            self.flush_devices()?;
+        }
+        Ok(())
+    }
+
+    fn times_due(&self, state: &FileState) -> bool {
+        let interval = self.options.mtime_persist_interval.as_nanos() as u64;
+        let meta = state.meta.lock();
+        let coarse = meta.times.mtime.is_some() || meta.times.ctime.is_some();
+        coarse && self.now_ns().saturating_sub(meta.persisted_ns) >= interval
+    }
+
+    /// Flushes the devices for all files that wrote in place. A failure is latched on each of
+    /// them: what they wrote may be lost (R17).
+    fn flush_devices(&self) -> Result<(), Error> {
+        let waiting: Vec<(Arc<FileState>, u64)> = self
+            .table
+            .states()
+            .into_iter()
+            .map(|state| {
+                let unflushed = state.meta.lock().unflushed;
+                (state, unflushed)
+            })
+            .filter(|(_, unflushed)| *unflushed > 0)
+            .collect();
+        let outcome = self.store.array().flush();
+        for (state, unflushed) in waiting {
+            let mut meta = state.meta.lock();
+            match &outcome {
+                Ok(()) if meta.unflushed == unflushed => meta.unflushed = 0,
+                Ok(()) => {}
+                Err(error) => {
+                    meta.unflushed = 0;
+                    meta.fail(error.to_string());
+                }
+            }
+        }
+        outcome.map_err(|error| engine::Error::from(error).into())
+    }
+
+    /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.
+    fn persist_times(&self, state: &FileState) -> Result<(), Error> {
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let times = state.meta.lock().times;
+        if times.any() {
+            let attrs = AttrChange {
+                atime: times.atime,
+                mtime: times.mtime,
+                ctime: times.ctime,
+                ..AttrChange::default()
+            };
+            op.apply(slot, Delta::Attrs(attrs));
+        }
+        op.commit();
+        let now_ns = self.now_ns();
+        let mut meta = state.meta.lock();
+        meta.persisted_ns = now_ns;
+        meta.logged_times(times);
+        Ok(())
+    }
+
+    /// Writes back one file if it has anything to write; nothing is made durable. Rename calls
+    /// it, so that a file never takes another's name before it has its content.
+    pub(crate) fn write_back(&self, ino: Ino) -> Result<(), Error> {
+        match self.use_active(ino) {
+            Ok(Some(state)) => self.flush_file(&state),
+            // Deleted meanwhile, its pages with it.
+            Ok(None) | Err(Error::Stale(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes back all files and logs all times; for sync and unmount. All are attempted; the
+    /// first error is returned.
+    pub(crate) fn write_back_all(&self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for state in self.table.states() {
+            let done = self.settle(&state);
+            if outcome.is_ok() {
+                outcome = done;
+            }
+        }
+        outcome
+    }
+
+    fn settle(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        // Deleted meanwhile: nothing is left to write.
+        let state = match self.use_file(state.ino()) {
+            Ok(state) => state,
+            Err(Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        self.flush_file(&state)?;
+        if state.meta.lock().times.any() {
+            self.persist_times(&state)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps dirty pages below half of the cache: a writer above it writes back its own
+    /// file, else the one with most dirty pages. No lock is held.
+    pub(super) fn balance(&self, state: &FileState) -> Result<(), Error> {
+        let capacity = self.pages.capacity();
+        if self.pages.dirty() > capacity / 4 {
+            self.hurry();
+        }
+        for _ in 0..BALANCE_ROUNDS {
+            if self.pages.dirty() <= capacity / 2 {
+                break;
+            }
+            let files = self.pages.dirty_files();
+            let Some(most) = files.iter().max_by_key(|f| f.pages) else {
+                break;
+            };
+            if self.pages.is_dirty(state.key) {
+                self.flush_file(state)?;
+            } else if let Err(error) = self.write_back(most.key.nid) {
+                // Latched on that file, and reported to whoever syncs it.
+                tracing::warn!("write-back of inode {}: {error}", most.key.nid);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn hurry(&self) {
+        let mut background = self.background.lock();
+        if !background.hurry {
+            background.hurry = true;
+            self.wake.notify_all();
+        }
+    }
+
+    /// One step of background work: pages that are dirty for long or too many, sizes and times
+    /// that are ahead of their inodes, in-place writes that nobody flushed. The first error
+    /// is returned after everything was attempted; failures are latched on their files.
+    pub(crate) fn tick(&self) -> Result<(), Error> {
+        if self.store.read_only() {
+            return Ok(());
+        }
+        let now_ns = self.now_ns();
+        let mut outcome = Ok(());
+        let mut note = |done: Result<(), Error>| {
+            if let (Err(error), true) = (done, outcome.is_ok()) {
+                outcome = Err(error);
+            }
+        };
+        let crowded = self.pages.dirty() > self.pages.capacity() / 4;
+        let dirty: HashMap<Ino, u64> = self
+            .pages
+            .dirty_files()
+            .iter()
+            .map(|f| (f.key.nid, f.since_ns))
+            .collect();
+        for state in self.table.states() {
+            let since = dirty.get(&state.ino()).copied();
+            if self.write_back_due(&state, since, crowded, now_ns) {
+                note(self.write_back(state.ino()));
+            }
+            if self.times_old(&state, now_ns) {
+                note(self.persist_state_times(state.ino()));
+            }
+        }
+        let unflushed = |state: &Arc<FileState>| state.meta.lock().unflushed > 0;
+        let closed = |state: &Arc<FileState>| !self.table.is_open(state.ino());
+        let states = self.table.states();
+        if states.iter().any(|s| unflushed(s) && closed(s)) {
+            note(self.flush_devices());
+            drop(states);
+            self.release_idle();
+        }
+        outcome
+    }
+
+    /// Gives states that nothing keeps any more a chance to leave the table.
+    fn release_idle(&self) {
+        for state in self.table.states() {
+            if !self.table.is_open(state.ino()) {
+                // Leaving is what removes an idle state; a deleted file has none.
+                drop(self.use_file(state.ino()));
+            }
+        }
+    }
+
+    fn write_back_due(
+        &self,
+        state: &FileState,
+        dirty_since: Option<u64>,
+        crowded: bool,
+        now_ns: u64,
+    ) -> bool {
+        let age = self.options.write_back_age.as_nanos() as u64;
+        let settle = self.options.settle_age.as_nanos() as u64;
+        let (replaced, resized, ahead_since) = {
+            let meta = state.meta.lock();
+            let resized = meta.size != meta.logged_size;
+            (meta.replaced, resized, meta.ahead_since_ns)
+        };
+        let old = |since: u64, age: u64| now_ns.saturating_sub(since) >= age;
+        if replaced && self.table.is_open(state.ino()) && !crowded {
+            // The new content is still being written: log it in one piece if it ends soon.
+            return ahead_since.is_some_and(|since| old(since, settle));
+        }
+        match dirty_since {
+            Some(since) => crowded || old(since, age),
+            None => (resized || replaced) && ahead_since.is_some_and(|since| old(since, age)),
+        }
+    }
+
+    fn times_old(&self, state: &FileState, now_ns: u64) -> bool {
+        let meta = state.meta.lock();
+        let content = meta.times.mtime.is_some() || meta.times.ctime.is_some();
+        let age = match content {
+            true => self.options.mtime_persist_interval,
+            false => self.options.settle_age,
+        };
+        let since = meta.ahead_since_ns.unwrap_or(now_ns);
+        !meta.dead && meta.times.any() && now_ns.saturating_sub(since) >= age.as_nanos() as u64
+    }
+
+    fn persist_state_times(&self, ino: Ino) -> Result<(), Error> {
+        match self.use_active(ino) {
+            Ok(Some(state)) => self.persist_times(&state),
+            Ok(None) | Err(Error::Stale(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A handle goes. Times are logged if nothing else will carry them; data that could not be
+    /// written is tried once more before the last handle goes, then given up: its failure
+    /// stays latched, and is reported by the next handle's fsync if by nobody before.
+    pub(super) fn closing(&self, state: &Arc<FileState>, wrote: bool) {
+        let (failed, times, ahead) = {
+            let meta = state.meta.lock();
+            let ahead = meta.replaced || meta.size != meta.logged_size;
+            (meta.failure.count > 0, meta.times, ahead)
+        };
+        if failed && self.table.is_last_open(state.ino()) && self.flush_file(state).is_err() {
+            self.give_up(state);
+        }
+        let content = times.mtime.is_some() || times.ctime.is_some();
+        if !wrote || !content || ahead || self.pages.is_dirty(state.key) {
+            return;
+        }
+        let linked = state
+            .node
+            .read()
+            .is_ok_and(|content| content.inode().is_ok_and(|inode| inode.nlink > 0));
+        if linked
+            && !self.store.read_only()
+            && let Err(error) = self.persist_times(state)
+        {
+            tracing::warn!("times of inode {} are not logged: {error}", state.ino());
+        }
+    }
+
+    /// Drops what cannot be written: the file is what its inode says.
+    fn give_up(&self, state: &FileState) {
+        let _exclusive = state.io.write();
+        let size = state.size();
+        self.drop_pages(state, 0..size.div_ceil(PAGE));
+        let mut meta = state.meta.lock();
+        meta.size = meta.logged_size;
+        meta.replaced = false;
+        tracing::error!("unwritten data of inode {} is given up", state.ino());
+    }
+
+    /// Starts the background thread.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
+        let files = Arc::downgrade(self);
+        let body = move || {
+            while let Some(files) = files.upgrade() {
+                {
+                    let mut background = files.background.lock();
+                    if !background.stop && !background.hurry {
+                        files.wake.wait_for(&mut background, TICK);
+                    }
+                    if background.stop {
+                        return;
+                    }
+                    background.hurry = false;
+                }
+                if let Err(error) = files.tick() {
+                    // Latched where it belongs; whoever syncs is told.
+                    tracing::warn!("background write-back: {error}");
+                }
+            }
+        };
+        let started = base::thread::spawn("sheaf-write-back", body);
+        let handle = started.map_err(|e| engine::Error::Thread(Arc::new(e)))?;
+        self.threads.lock().push(handle);
+        Ok(())
+    }
+
+    /// Stops the background thread and waits for it.
+    pub(crate) fn stop(&self) {
+        self.background.lock().stop = true;
+        self.wake.notify_all();
+        let handles = std::mem::take(&mut *self.threads.lock());
+        for handle in handles {
+            if handle.join().is_err() {
+                self.store.latch("the write-back thread panicked");
+            }
+        }
+    }
+}

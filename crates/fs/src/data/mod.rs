@@ -1,0 +1,225 @@
+//! File data: the page cache's use, mapping onto blocks, write-back and fsync.
+//!
+//! ```text
+//! write ─► page cache (dirty, a block promised) ─► write_back: blocks ─► one record:
+//!                                                                extents + size + times
+//! ```
+//!
+//! Invariants (those of one file's state are in [`file`], of its mapping in [`extents`]):
+//! 1. A page becomes dirty only with a block behind it: its own, or a promised one. So
+//!    write-back never meets a full disk; the write does.
+//! 2. Data reaches its device before the record that names its blocks is appended, and the
+//!    record before its pages become clean.
+//! 3. Pages are written back in file order, and the logged size never passes a page that is
+//!    still to be written.
+//! 4. Whoever misses a page in the cache under the I/O lock finds its newest content on the
+//!    device: a dirty page never leaves the cache otherwise.
+//! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
+
+mod extents;
+mod fallocate;
+mod file;
+mod fsync;
+mod read;
+mod seek;
+#[cfg(test)]
+mod tests;
+mod truncate;
+mod write;
+mod writeback;
+
+pub use file::OpenFile;
+pub(crate) use file::Volatile;
+
+use crate::content::FsNode;
+use crate::times::Times;
+use crate::{AtimePolicy, Error, Ino};
+use base::clock::Timestamp;
+use base::sync::{Condvar, Mutex, rank};
+use engine::Store;
+use engine::cache::PageCache;
+use file::{FileState, FileTable};
+use format::BLOCK_SIZE;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// Bytes in a page, as file offsets count.
+const PAGE: u64 = BLOCK_SIZE as u64;
+/// The largest size of a file, in bytes.
+pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// How file data is handled; run-time values all.
+#[derive(Clone, Debug)]
+pub struct DataOptions {
+    /// Memory for pages, in bytes.
+    pub cache_bytes: usize,
+    /// How long a new mtime may stay in memory although fsync asks (DESIGN §7); zero: not at all.
+    pub mtime_persist_interval: Duration,
+    /// Background write-back takes pages that have been dirty for this long.
+    pub write_back_age: Duration,
+    /// A file being rewritten from nothing, and times alone, are logged after this long.
+    pub settle_age: Duration,
+    pub atime: AtimePolicy,
+    /// Most bytes read beyond what was asked for.
+    pub read_ahead: u64,
+}
+
+impl Default for DataOptions {
+    fn default() -> Self {
+        DataOptions {
+            cache_bytes: 64 << 20,
+            mtime_persist_interval: Duration::from_secs(1),
+            write_back_age: Duration::from_secs(5),
+            settle_age: Duration::from_secs(25),
+            atime: AtimePolicy::Relative,
+            read_ahead: 1 << 20,
+        }
+    }
+}
+
+/// Who deletes unlinked inodes when nobody refers to them any more.
+pub(crate) trait LastReference: Send + Sync {
+    fn last_reference_gone(&self, ino: Ino);
+}
+
+#[derive(Debug, Default)]
+struct Background {
+    stop: bool,
+    /// Somebody waits for dirty pages to be written.
+    hurry: bool,
+}
+
+/// All files of a file system.
+pub(crate) struct Files {
+    store: Arc<Store<FsNode>>,
+    times: Arc<Times>,
+    pages: PageCache,
+    table: FileTable,
+    options: DataOptions,
+    orphans: OnceLock<Weak<dyn LastReference>>,
+    background: Mutex<Background>,
+    wake: Condvar,
+    threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Files {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Files")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Files {
+    pub fn new(store: Arc<Store<FsNode>>, times: Arc<Times>, options: DataOptions) -> Arc<Files> {
+        Arc::new(Files {
+            pages: PageCache::new(options.cache_bytes),
+            store,
+            times,
+            table: FileTable::new(),
+            options,
+            orphans: OnceLock::new(),
+            background: Mutex::new(rank::LEAF, Background::default()),
+            wake: Condvar::new(),
+            threads: Mutex::new(rank::LEAF, Vec::new()),
+        })
+    }
+
+    /// Says who deletes unlinked inodes; once, right after opening.
+    pub fn set_owner(&self, owner: Weak<dyn LastReference>) {
+        // A second owner would be a bug of the caller's; the first stays.
+        let first = self.orphans.set(owner).is_ok();
+        debug_assert!(first, "one file system owns these files");
+    }
+
+    fn last_reference_gone(&self, ino: Ino) {
+        if let Some(owner) = self.orphans.get().and_then(Weak::upgrade) {
+            owner.last_reference_gone(ino);
+        }
+    }
+
+    pub fn options(&self) -> &DataOptions {
+        &self.options
+    }
+
+    pub fn pages(&self) -> &PageCache {
+        &self.pages
+    }
+
+    fn now(&self) -> Timestamp {
+        self.times.now()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.store.clock().monotonic_ns()
+    }
+
+    /// Refuses changes on a read-only file system.
+    fn check_writable(&self) -> Result<(), Error> {
+        if let Some(failed) = self.store.failed() {
+            return Err(failed.into());
+        }
+        if self.store.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        Ok(())
+    }
+
+    /// Takes blocks out of the free space for pages that are about to become dirty.
+    fn promise(&self, blocks: u64) -> Result<Promised<'_>, Error> {
+        let blocks = match blocks {
+            0 => 0,
+            _ => self.store.promise(blocks)?.into_blocks(),
+        };
+        Ok(Promised {
+            files: self,
+            blocks,
+        })
+    }
+
+    /// Gives back promised blocks that no dirty page needs. The caller holds the I/O lock so
+    /// that no write is between its promise and its pages.
+    fn trim_promise(&self, state: &FileState) {
+        let needed = self.pages.promised(state.key);
+        let surplus = {
+            let mut meta = state.meta.lock();
+            let surplus = meta.promised.saturating_sub(needed);
+            meta.promised -= surplus;
+            surplus
+        };
+        drop(self.store.adopt_promise(surplus));
+    }
+
+    /// Forgets pages and returns the blocks promised for them.
+    fn drop_pages(&self, state: &FileState, pages: std::ops::Range<u64>) {
+        self.pages.invalidate(state.key, pages);
+        self.trim_promise(state);
+    }
+}
+
+/// Promised blocks that no page has yet; they go back when this is dropped.
+#[derive(Debug)]
+struct Promised<'a> {
+    files: &'a Files,
+    blocks: u64,
+}
+
+impl Promised<'_> {
+    /// Hands out up to `blocks` of them.
+    fn give(&mut self, blocks: u64) -> u64 {
+        let given = self.blocks.min(blocks);
+        self.blocks -= given;
+        given
+    }
+}
+
+impl Drop for Promised<'_> {
+    fn drop(&mut self) {
+        drop(self.files.store.adopt_promise(self.blocks));
+    }
+}
+
+/// The pages that bytes `start..end` touch.
+fn pages_of(bytes: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    bytes.start / PAGE..bytes.end.div_ceil(PAGE)
+}

@@ -1,0 +1,246 @@
+//! Changing a file's size, and freeing what lies beyond.
+//!
+//! A cut of a few extents is one record. A larger one is a chain of records: the first sets
+//! the size and `pending_truncate` and lists the inode among the orphans, the last undoes
+//! both; recovery finishes a chain it finds. The chain runs under the exclusive I/O lock, so
+//! nobody reads or allocates beyond the cut meanwhile (R16).
+//!
+//! Cutting a file to nothing is usually the first half of rewriting it. A file whose extents are
+//! in its inode is only marked `replaced`: the old content stays logged until the new one takes
+//! its place in one record (see `writeback`).
+
+use super::extents;
+use super::file::FileState;
+use super::{Files, PAGE, SIZE_MAX};
+use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
+use crate::{Error, Ino, list};
+use base::sync::WriteGuard;
+use engine::{Need, Node, Op, Slot};
+use format::Nid;
+use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+
+/// The orphan directory that lists an inode.
+fn orphan_directory(ino: Ino) -> Nid {
+    Nid(FIRST_ORPHANS + ino.0 % ORPHAN_DIRECTORIES)
+}
+
+impl Files {
+    /// Sets a file's size. What is cut off is freed, what is added reads as zeros.
+    pub(crate) fn truncate(&self, ino: Ino, size: u64) -> Result<(), Error> {
+        self.check_writable()?;
+        if size > SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        let state = self.use_file(ino)?;
+        let exclusive = state.io.write();
+        self.set_size(&state, size, &exclusive)
+    }
+
+    /// Sets the size under the exclusive I/O lock.
+    pub(super) fn set_size(
+        &self,
+        state: &FileState,
+        size: u64,
+        _exclusive: &WriteGuard<'_, ()>,
+    ) -> Result<(), Error> {
+        let old = state.size();
+        if size > old {
+            self.extend_tail(state, size)?;
+        } else {
+            self.shrink(state, size)?;
+        }
+        let (now, now_ns) = (self.now(), self.now_ns());
+        let mut meta = state.meta.lock();
+        meta.size = size;
+        meta.touch(now, now_ns);
+        Ok(())
+    }
+
+    fn shrink(&self, state: &FileState, size: u64) -> Result<(), Error> {
+        let old = state.size();
+        let cut = size.div_ceil(PAGE);
+        self.drop_pages(state, cut..old.div_ceil(PAGE).max(cut));
+        if !size.is_multiple_of(PAGE) {
+            let from = (size % PAGE) as usize;
+            self.pages.zero(state.key, size / PAGE, from..PAGE as usize);
+        }
+        let (logged, replaced) = {
+            let mut meta = state.meta.lock();
+            // Pages beyond are gone: the promise of a smaller size may not be kept otherwise.
+            meta.size = size;
+            (meta.logged_size, meta.replaced)
+        };
+        if replaced || (size == 0 && self.replace(state)?) {
+            return Ok(());
+        }
+        let beyond = !self.mapped(state, cut..extents::PAGE_LIMIT)?.is_empty();
+        if size < logged || beyond {
+            self.cut(state, size)?;
+        }
+        Ok(())
+    }
+
+    /// Marks a file as being rewritten from nothing, if its old content can be replaced in one
+    /// record; false when it must be cut right away.
+    fn replace(&self, state: &FileState) -> Result<bool, Error> {
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        let worth_it = match &inode.body {
+            Body::Inline(bytes) => !bytes.is_empty() || inode.size > 0,
+            Body::Extents(list) => inode.size > 0 && !list.is_empty(),
+            _ => false,
+        };
+        let mut meta = state.meta.lock();
+        if worth_it && inode.pending_truncate.is_none() {
+            meta.replaced = true;
+            meta.keep_extents = false;
+        }
+        Ok(worth_it)
+    }
+
+    /// Logs a smaller size and frees what lies beyond, in one record or a chain of them.
+    fn cut(&self, state: &FileState, size: u64) -> Result<(), Error> {
+        let page = size.div_ceil(PAGE);
+        let new_size = size.min(state.meta.lock().logged_size);
+        {
+            let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+            let inode = op.peek(slot).inode()?;
+            let blocks = inode.blocks;
+            let shorter = match &inode.body {
+                Body::Inline(bytes) if bytes.len() as u64 > size => Some(size as u32),
+                _ => None,
+            };
+            let step = extents::plan_cut(&self.store, &mut op, slot, page)?;
+            if step.done {
+                if let Some(len) = shorter {
+                    op.apply(slot, Delta::InlineLen(len));
+                }
+                let attrs = AttrChange {
+                    blocks: Some(blocks.saturating_sub(step.freed)),
+                    ..AttrChange::default()
+                };
+                step.apply(&mut op);
+                if size == 0 {
+                    // What is written next may be small enough for the inode.
+                    op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
+                    state.meta.lock().keep_extents = false;
+                }
+                self.commit_attrs(state, op, slot, attrs, Some(new_size));
+                return Ok(());
+            }
+        }
+        self.begin_chain(state, size, new_size)?;
+        self.finish_chain(&state.node)?;
+        let epoch = self.store.epoch();
+        let mut meta = state.meta.lock();
+        meta.changed = meta.changed.max(epoch);
+        Ok(())
+    }
+
+    /// Locks an inode together with the orphan directory that is to list it.
+    fn begin_with_orphans(
+        &self,
+        node: &Node<FsNode>,
+    ) -> Result<(Op<'_, FsNode>, Slot, Slot), Error> {
+        let directory = self.store.get(orphan_directory(node.nid()))?;
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slots = op.lock_sorted(&[&directory, node])?;
+        Ok((op, slots[0], slots[1]))
+    }
+
+    /// The first record of a chain: the size is cut, and the intent to free the rest is noted.
+    fn begin_chain(&self, state: &FileState, size: u64, new_size: u64) -> Result<(), Error> {
+        let (mut op, directory, slot) = self.begin_with_orphans(&state.node)?;
+        let ino = state.ino();
+        let orphan = Orphan {
+            nid: ino,
+            generation: state.key.generation,
+        };
+        let spot = list::spot::<Orphan>(&mut op, directory, ino.0, |o| o.nid == ino)?;
+        let addition = spot.put(&mut op, orphan)?;
+        addition.finish(&mut op);
+        let attrs = AttrChange {
+            pending_truncate: Some(Some(size)),
+            ..AttrChange::default()
+        };
+        self.commit_attrs(state, op, slot, attrs, Some(new_size));
+        Ok(())
+    }
+
+    /// Carries on a chain, to its end. Whoever calls it keeps others from the file's data;
+    /// recovery does for inodes with a pending truncate.
+    pub(crate) fn finish_chain(&self, node: &Node<FsNode>) -> Result<(), Error> {
+        let ino = node.nid();
+        loop {
+            let (mut op, directory, slot) = self.begin_with_orphans(node)?;
+            let inode = op.peek(slot).inode()?;
+            let Some(size) = inode.pending_truncate else {
+                return Ok(());
+            };
+            let (blocks, unlinked) = (inode.blocks, inode.nlink == 0);
+            let step = extents::plan_cut(&self.store, &mut op, slot, size.div_ceil(PAGE))?;
+            let done = step.done;
+            let delist = match done && !unlinked {
+                true => {
+                    let spot = list::spot::<Orphan>(&mut op, directory, ino.0, |o| o.nid == ino)?;
+                    match spot.found.is_some() {
+                        true => Some(spot.remove(&mut op, true)?),
+                        false => None,
+                    }
+                }
+                false => None,
+            };
+            let attrs = AttrChange {
+                blocks: Some(blocks.saturating_sub(step.freed)),
+                pending_truncate: done.then_some(None),
+                ..AttrChange::default()
+            };
+            step.apply(&mut op);
+            if let Some(delist) = delist {
+                delist.finish(&mut op);
+            }
+            op.apply(slot, Delta::Attrs(attrs));
+            op.commit();
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Frees all data of an inode that is about to be deleted, in a chain of records: the
+    /// inode is among the orphans, so recovery starts it again. Dirty pages are dropped.
+    pub(crate) fn release_data(&self, ino: Ino) -> Result<(), Error> {
+        let state = match self.use_file(ino) {
+            Ok(state) => state,
+            Err(Error::Stale(_) | Error::Invalid(_) | Error::IsADirectory) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let _exclusive = state.io.write();
+        let size = {
+            let mut meta = state.meta.lock();
+            meta.dead = true;
+            meta.size
+        };
+        self.drop_pages(&state, 0..size.div_ceil(PAGE));
+        loop {
+            let (mut op, slot) = self.begin(&state, Need::Reclaim)?;
+            let blocks = op.peek(slot).inode()?.blocks;
+            let step = extents::plan_cut(&self.store, &mut op, slot, 0)?;
+            let done = step.done;
+            if step.freed > 0 || !done {
+                let attrs = AttrChange {
+                    blocks: Some(blocks.saturating_sub(step.freed)),
+                    ..AttrChange::default()
+                };
+                step.apply(&mut op);
+                op.apply(slot, Delta::Attrs(attrs));
+            } else {
+                step.apply(&mut op);
+            }
+            op.commit();
+            if done {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Writing: into the cache, against promised blocks; direct writes to the device, coherently.
+
+use super::extents;
+use super::file::{FileState, OpenFile};
+use super::{Files, PAGE, Promised, SIZE_MAX, pages_of};
+use crate::Error;
+use crate::content::inode::INLINE_DATA_MAX;
+use crate::content::{Body, FileExtent};
+use device::AlignedBuf;
+use engine::cache::{Backing, PageState, Rest, Wrote};
+use format::BLOCK_SIZE;
+use std::ops::Range;
+
+/// Bytes that one step of a write covers: its mapping is looked up and its blocks are
+/// promised at once.
+const STEP: u64 = 1 << 20;
+
+impl Files {
+    /// Writes `data` at `offset`, or at the end with `O_APPEND`; returns the bytes written, fewer
+    /// only when space ran out in the middle. Other writers and readers see all of it or
+    /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return.
+    ///
+    /// `O_DIRECT` with offset and length in whole pages bypasses the cache; otherwise it is a
+    /// buffered write that is written back before it returns.
+    pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
+        if !file.writable() {
+            return Err(Error::BadHandle);
+        }
+        self.check_writable()?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let state = &file.state;
+        self.balance(state)?;
+        let whole = offset.is_multiple_of(PAGE) && (data.len() as u64).is_multiple_of(PAGE);
+        let direct = file.has(libc::O_DIRECT) && !file.has(libc::O_APPEND);
+        let written = if direct && whole {
+            self.write_direct(state, offset, data)?
+        } else {
+            let _exclusive = state.io.write();
+            let at = match file.has(libc::O_APPEND) {
+                true => state.size(),
+                false => offset,
+            };
+            let written = self.write_locked(state, at, data)?;
+            if file.has(libc::O_DIRECT) {
+                self.flush_locked(state)?;
+            }
+            written
+        };
+        if file.has(libc::O_DSYNC) {
+            self.fsync(file, !file.has(libc::O_SYNC))?;
+        }
+        Ok(written)
+    }
+
+    /// A buffered write; the caller holds the I/O lock exclusively.
+    pub(super) fn write_locked(
+        &self,
+        state: &FileState,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, Error> {
+        let end = offset.saturating_add(data.len() as u64).min(SIZE_MAX);
+        if end <= offset {
+            return Err(Error::FileTooLarge);
+        }
+        let mut at = offset;
+        let outcome = self.extend_tail(state, offset).and_then(|()| {
+            while at < end {
+                // Steps end at multiples of the step, so that the next ones are whole pages.
+                let stop = (at / STEP * STEP).saturating_add(STEP).min(end);
+                let part = &data[(at - offset) as usize..(stop - offset) as usize];
+                match self.write_step(state, at, part) {
+                    Ok(()) => at = stop,
+                    Err(Error::NoSpace) => return self.write_pages(state, &mut at, part),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        });
+        if at > offset {
+            let (now, now_ns) = (self.now(), self.now_ns());
+            state.meta.lock().touch(now, now_ns);
+            return Ok((at - offset) as usize);
+        }
+        outcome.map(|()| 0)
+    }
+
+    /// Writes page by page where a whole step found no space, as far as it goes.
+    fn write_pages(&self, state: &FileState, at: &mut u64, part: &[u8]) -> Result<(), Error> {
+        let (start, end) = (*at, *at + part.len() as u64);
+        while *at < end {
+            let stop = ((*at / PAGE + 1) * PAGE).min(end);
+            let bytes = &part[(*at - start) as usize..(stop - start) as usize];
+            self.write_step(state, *at, bytes)?;
+            *at = stop;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes within one step: promises what is needed, then fills pages.
+    fn write_step(&self, state: &FileState, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let end = offset + data.len() as u64;
+        let pages = pages_of(offset..end);
+        self.leave_inline(state, end)?;
+        let holes = self.holes(state, pages.clone())?;
+        let wanted = holes.iter().map(|h| h.end - h.start).sum();
+        // Held apart from the file's promise until the pages are dirty: a write-back in
+        // between gives back what no dirty page needs.
+        let mut promise = self.promise_or_settle(state, wanted)?;
+        self.fill_pages(state, offset, data, &holes, &mut promise)
+    }
+
+    fn fill_pages(
+        &self,
+        state: &FileState,
+        offset: u64,
+        data: &[u8],
+        holes: &[Range<u64>],
+        promise: &mut Promised<'_>,
+    ) -> Result<(), Error> {
+        let end = offset + data.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE;
+            let stop = ((page + 1) * PAGE).min(end);
+            let bytes = &data[(at - offset) as usize..(stop - offset) as usize];
+            let hole = holes.iter().any(|h| h.contains(&page));
+            let part = ((at % PAGE) as usize, bytes);
+            self.write_page(state, page, part, hole.then_some(&mut *promise))?;
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// Puts bytes into one page of the cache; the page is loaded first when only part of it
+    /// is written. `promise` gives a block to a page that has none. When the cache is full
+    /// of dirty pages the file is written back, and at worst the page goes straight home.
+    fn write_page(
+        &self,
+        state: &FileState,
+        page: u64,
+        part: (usize, &[u8]),
+        promise: Option<&mut Promised<'_>>,
+    ) -> Result<(), Error> {
+        let now_ns = self.now_ns();
+        let (key, backing) = match promise {
+            Some(_) => (state.key, Backing::Promised),
+            None => (state.key, Backing::Allocated),
+        };
+        let put = |rest: Rest<'_>| self.pages.write(key, page, part, rest, backing, now_ns);
+        let account = |promise: Option<&mut Promised<'_>>| {
+            let blocks = promise.map_or(0, |p| p.give(1));
+            let mut meta = state.meta.lock();
+            meta.promised += blocks;
+            if !part.1.is_empty() {
+                let end = page * PAGE + (part.0 + part.1.len()) as u64;
+                meta.size = meta.size.max(end);
+            }
+            meta.size
+        };
+        if put(Rest::Unknown) == Wrote::Done {
+            account(promise);
+            return Ok(());
+        }
+        let mut around = if part.1.len() < BLOCK_SIZE {
+            self.load_pages(state, page..page + 1)?
+        } else {
+            AlignedBuf::zeroed(BLOCK_SIZE)
+        };
+        if put(Rest::From(&around)) == Wrote::Done {
+            account(promise);
+            return Ok(());
+        }
+        // This file's older pages go home first, so that its size never passes them.
+        self.flush_locked(state)?;
+        if put(Rest::From(&around)) == Wrote::Done {
+            account(promise);
+            return Ok(());
+        }
+        around[part.0..part.0 + part.1.len()].copy_from_slice(part.1);
+        let size = account(promise);
+        self.store_run(state, page, &around, size)
+    }
+
+    /// Pages of a range that are neither dirty nor mapped: each needs a promised block.
+    fn holes(&self, state: &FileState, pages: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+        let mapped = self.mapped(state, pages.clone())?;
+        let mut holes: Vec<Range<u64>> = Vec::new();
+        let mut extents = mapped.iter().peekable();
+        for page in pages {
+            while extents.peek().is_some_and(|e| e.end() <= page) {
+                extents.next();
+            }
+            if extents.peek().is_some_and(|e| e.page <= page) {
+                continue;
+            }
+            if let Some(PageState::Dirty(_)) = self.pages.state(state.key, page) {
+                continue;
+            }
+            match holes.last_mut() {
+                Some(last) if last.end == page => last.end += 1,
+                _ => holes.push(page..page + 1),
+            }
+        }
+        Ok(holes)
+    }
+
+    /// The mapping of a range as new data sees it: nothing is mapped in a replaced file.
+    pub(super) fn mapped(
+        &self,
+        state: &FileState,
+        pages: Range<u64>,
+    ) -> Result<Vec<FileExtent>, Error> {
+        if state.meta.lock().replaced {
+            return Ok(Vec::new());
+        }
+        let content = state.node.read()?;
+        extents::lookup(&self.store, content.inode()?, pages, usize::MAX)
+    }
+
+    /// Promises blocks; a full disk first gets back what a replaced file still holds.
+    fn promise_or_settle(&self, state: &FileState, blocks: u64) -> Result<Promised<'_>, Error> {
+        match self.promise(blocks) {
+            Err(Error::NoSpace) if state.meta.lock().replaced => {
+                self.flush_locked(state)?;
+                self.promise(blocks)
+            }
+            other => other,
+        }
+    }
+
+    /// Before a file with an inline body grows beyond what fits there, its content becomes a
+    /// dirty page, so that write-back moves it out of the inode.
+    pub(super) fn leave_inline(&self, state: &FileState, end: u64) -> Result<(), Error> {
+        if end <= INLINE_DATA_MAX as u64 && !state.meta.lock().keep_extents {
+            return Ok(());
+        }
+        let inline = {
+            let content = state.node.read()?;
+            matches!(&content.inode()?.body, Body::Inline(bytes) if !bytes.is_empty())
+        };
+        if inline && !state.meta.lock().replaced {
+            self.dirty_page(state, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a page dirty as it is.
+    pub(super) fn dirty_page(&self, state: &FileState, page: u64) -> Result<(), Error> {
+        if let Some(PageState::Dirty(_)) = self.pages.state(state.key, page) {
+            return Ok(());
+        }
+        let holes = self.holes(state, page..page + 1)?;
+        let mut promise = self.promise_or_settle(state, holes.len() as u64)?;
+        let promise = (!holes.is_empty()).then_some(&mut promise);
+        self.write_page(state, page, (0, &[]), promise)
+    }
+
+    /// Before the file grows beyond `from`: the rest of its last page on the device may hold
+    /// old bytes, so the page, which reads as zeros there, is made dirty (R16).
+    pub(super) fn extend_tail(&self, state: &FileState, from: u64) -> Result<(), Error> {
+        let size = state.size();
+        let page = size / PAGE;
+        if size.is_multiple_of(PAGE) || from < size || from / PAGE == page {
+            // A write into the page itself loads and dirties it.
+            return Ok(());
+        }
+        let stale = self.mapped(state, page..page + 1)?;
+        if stale.iter().any(|e| e.written) {
+            self.dirty_page(state, page)?;
+        }
+        Ok(())
+    }
+
+    /// A direct write of whole pages: the cached pages of the range are written back and
+    /// dropped, then the data goes to its blocks and one record maps new ones.
+    fn write_direct(&self, state: &FileState, offset: u64, data: &[u8]) -> Result<usize, Error> {
+        let _exclusive = state.io.write();
+        let end = offset + data.len() as u64;
+        if end > SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        self.extend_tail(state, offset)?;
+        self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
+        state.meta.lock().keep_extents = true;
+        self.flush_locked(state)?;
+        let pages = pages_of(offset..end);
+        self.drop_pages(state, pages.clone());
+        let mut at = pages.start;
+        while at < pages.end {
+            let stop = pages.end.min(at + STEP / PAGE);
+            let part = &data[((at - pages.start) * PAGE) as usize..];
+            let part = &part[..((stop - at) * PAGE) as usize];
+            let outcome = self.direct_step(state, at, part);
+            if let Err(error) = outcome {
+                if at == pages.start || !matches!(error, Error::NoSpace) {
+                    return Err(error);
+                }
+                break;
+            }
+            at = stop;
+        }
+        let (now, now_ns) = (self.now(), self.now_ns());
+        state.meta.lock().touch(now, now_ns);
+        Ok(((at - pages.start) * PAGE) as usize)
+    }
+
+    fn direct_step(&self, state: &FileState, page: u64, data: &[u8]) -> Result<(), Error> {
+        let pages = page..page + data.len() as u64 / PAGE;
+        let holes = self.holes(state, pages.clone())?;
+        let mut promise = self.promise(holes.iter().map(|h| h.end - h.start).sum())?;
+        let size = {
+            let mut meta = state.meta.lock();
+            meta.promised += promise.give(u64::MAX);
+            meta.size.max(pages.end * PAGE)
+        };
+        let outcome = self.store_run(state, page, data, size);
+        self.trim_promise(state);
+        outcome
+    }
+}

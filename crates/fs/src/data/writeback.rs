@@ -1,0 +1,591 @@
+//! Write-back: dirty pages to blocks in few large writes, then one record for each batch.
+//!
+//! Called with the file's I/O lock held exclusively, or shared together with its flusher lock:
+//! no page changes meanwhile, and nobody else allocates for the same pages.
+//!
+//! When a write fails the failure is latched on the file. Its pages stay dirty, and are
+//! tried again, until the last handle is closed; then they are dropped (see `closing`).
+
+use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
+use super::file::{FileState, NewTimes};
+use super::{Files, PAGE};
+use crate::Error;
+use crate::content::inode::INLINE_DATA_MAX;
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use device::{AlignedBuf, Durability, Io};
+use engine::cache::Stamp;
+use engine::{Extent, Need, Op, Reservation, Slot};
+use format::{BLOCK_SIZE, Block};
+use std::ops::Range;
+
+/// Dirty pages that one batch takes.
+const BATCH: usize = 1024;
+/// Pages of a rewritten file that replace the old content in one record: 64 MiB.
+pub(super) const REPLACE_MAX: usize = 16 << 10;
+
+/// Pages at consecutive offsets that go to consecutive blocks.
+#[derive(Debug)]
+struct Segment {
+    pages: Range<u64>,
+    block: Block,
+    kind: Target,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Written blocks: overwritten in place, nothing to log.
+    InPlace,
+    /// Allocated blocks that hold nothing yet.
+    Unwritten,
+    /// Blocks just reserved.
+    Fresh,
+}
+
+/// Where the leading pages of a batch go.
+struct Layout<'s> {
+    segments: Vec<Segment>,
+    reservations: Vec<Reservation<'s, FsNode>>,
+    /// Pages covered, from the front of the batch.
+    covered: usize,
+}
+
+/// A copy of dirty pages.
+struct Copies {
+    pages: Vec<u64>,
+    stamps: Vec<Stamp>,
+    data: AlignedBuf,
+}
+
+impl Files {
+    /// Writes back one file: its dirty pages as they are now, then its size. Times alone stay
+    /// in memory. Nothing is flushed or committed.
+    pub(super) fn flush_file(&self, state: &FileState) -> Result<(), Error> {
+        let _turn = state.flusher.lock();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let _shared = state.io.read();
+            next = self.flush_pass(state, from)?;
+        }
+        Ok(())
+    }
+
+    /// As `flush_file`, under the exclusive I/O lock.
+    pub(super) fn flush_locked(&self, state: &FileState) -> Result<(), Error> {
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = self.flush_pass(state, from)?;
+        }
+        Ok(())
+    }
+
+    /// One batch of pages at or after `from`; returns where to go on. A failure is latched.
+    fn flush_pass(&self, state: &FileState, from: u64) -> Result<Option<u64>, Error> {
+        let outcome = self.try_flush_pass(state, from);
+        if let Err(error) = &outcome {
+            state.meta.lock().fail(error.to_string());
+            tracing::error!("write-back of inode {} failed: {error}", state.ino());
+        }
+        self.trim_promise(state);
+        outcome
+    }
+
+    fn try_flush_pass(&self, state: &FileState, from: u64) -> Result<Option<u64>, Error> {
+        let (size, logged_size, replaced, keep_extents) = {
+            let meta = state.meta.lock();
+            if meta.dead {
+                return Ok(None);
+            }
+            (
+                meta.size,
+                meta.logged_size,
+                meta.replaced,
+                meta.keep_extents,
+            )
+        };
+        if replaced {
+            return self.flush_replaced(state, size);
+        }
+        let pages = self.pages.dirty_pages(state.key, from..PAGE_LIMIT, BATCH);
+        if size <= INLINE_DATA_MAX as u64 && !keep_extents && self.is_inline(state)? {
+            if !pages.is_empty() || size != logged_size {
+                self.flush_inline(state, size)?;
+            }
+            return Ok(None);
+        }
+        let Some(copies) = self.copy_pages(state, pages)? else {
+            let limit = self.size_limit(state, size, &[]);
+            if limit > logged_size {
+                self.log_changes(state, Vec::new(), Vec::new(), limit)?;
+            }
+            return Ok(None);
+        };
+        let layout = self.lay_out(state, &copies.pages, false)?;
+        let covered = layout.covered;
+        let done = &copies.pages[..covered];
+        let limit = self.size_limit(state, size, done).max(logged_size);
+        self.store(state, layout, &copies.data, done, limit)?;
+        self.complete(state, &copies, covered);
+        let last = done.last().map_or(from, |p| p + 1);
+        let more = !self
+            .pages
+            .dirty_pages(state.key, last..PAGE_LIMIT, 1)
+            .is_empty();
+        Ok(more.then_some(last))
+    }
+
+    /// The size that may be logged once the pages in `done` are home: up to the first page
+    /// that is dirty still.
+    fn size_limit(&self, state: &FileState, size: u64, done: &[u64]) -> u64 {
+        let dirty = self
+            .pages
+            .dirty_pages(state.key, 0..PAGE_LIMIT, done.len() + 1);
+        match dirty.iter().find(|p| done.binary_search(p).is_err()) {
+            Some(page) => size.min(page * PAGE),
+            None => size,
+        }
+    }
+
+    pub(super) fn is_inline(&self, state: &FileState) -> Result<bool, Error> {
+        let content = state.node.read()?;
+        Ok(matches!(content.inode()?.body, Body::Inline(_)))
+    }
+
+    fn copy_pages(&self, state: &FileState, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
+        if pages.is_empty() {
+            return Ok(None);
+        }
+        let mut data = AlignedBuf::zeroed(pages.len() * BLOCK_SIZE);
+        let mut stamps = Vec::with_capacity(pages.len());
+        for (&page, out) in pages.iter().zip(data.chunks_mut(BLOCK_SIZE)) {
+            match self.pages.copy_dirty(state.key, page, out) {
+                Some((stamp, _)) => stamps.push(stamp),
+                // Pages are cleaned and dropped only under the locks that the caller holds.
+                None => return Err(Error::Invalid("a dirty page vanished")),
+            }
+        }
+        Ok(Some(Copies {
+            pages,
+            stamps,
+            data,
+        }))
+    }
+
+    fn complete(&self, state: &FileState, copies: &Copies, covered: usize) {
+        let pairs = copies.pages.iter().zip(&copies.stamps).take(covered);
+        for (&page, &stamp) in pairs {
+            self.pages.complete(state.key, page, stamp);
+        }
+    }
+
+    /// Decides where pages go, and reserves blocks for those that have none, as far as one
+    /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
+    fn lay_out(&self, state: &FileState, pages: &[u64], fresh: bool) -> Result<Layout<'_>, Error> {
+        let mut layout = Layout {
+            segments: Vec::new(),
+            reservations: Vec::new(),
+            covered: 0,
+        };
+        let bound = if fresh {
+            PAGE_LIMIT
+        } else {
+            let content = state.node.read()?;
+            extents::leaf_end(&self.store, content.inode()?, pages[0])?
+        };
+        let inside = &pages[..pages.partition_point(|&p| p < bound)];
+        for run in inside.chunk_by(|a, b| a + 1 == *b) {
+            let run = run[0]..run[0] + run.len() as u64;
+            // The page before tells where the file goes on.
+            let around = run.start.saturating_sub(1)..run.end;
+            let mapped = match fresh {
+                true => Vec::new(),
+                false => self.mapped(state, around)?,
+            };
+            let laid = self.lay_out_run(state, run.clone(), &mapped, &mut layout)?;
+            layout.covered += (laid - run.start) as usize;
+            if laid < run.end {
+                break;
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Lays out one run of pages; returns the page at which the record is full.
+    fn lay_out_run<'s>(
+        &'s self,
+        state: &FileState,
+        run: Range<u64>,
+        mapped: &[FileExtent],
+        layout: &mut Layout<'s>,
+    ) -> Result<u64, Error> {
+        let mut at = run.start;
+        while at < run.end {
+            if layout.segments.len() >= CHANGES_MAX {
+                break;
+            }
+            let here = mapped.iter().find(|e| e.end() > at);
+            match here {
+                Some(extent) if extent.page <= at => {
+                    let pages = at..extent.end().min(run.end);
+                    at = pages.end;
+                    layout.segments.push(Segment {
+                        block: Block(extent.block.0 + (pages.start - extent.page)),
+                        pages,
+                        kind: match extent.written {
+                            true => Target::InPlace,
+                            false => Target::Unwritten,
+                        },
+                    });
+                }
+                next => {
+                    let end = next.map_or(run.end, |e| e.page.min(run.end));
+                    let before = mapped.iter().find(|e| e.end() == at);
+                    let goal = match layout.segments.last() {
+                        Some(last) => {
+                            Some(Block(last.block.0 + (last.pages.end - last.pages.start)))
+                        }
+                        None => before.map(|e| Block(e.block.0 + e.len as u64)),
+                    };
+                    let want = (end - at).min(u32::MAX as u64) as u32;
+                    let reservation = self.reserve(state, want, goal)?;
+                    let Extent { block, len } = reservation.extent();
+                    layout.segments.push(Segment {
+                        pages: at..at + len as u64,
+                        block,
+                        kind: Target::Fresh,
+                    });
+                    layout.reservations.push(reservation);
+                    at += len as u64;
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    /// Blocks out of the file's promise.
+    pub(super) fn reserve(
+        &self,
+        state: &FileState,
+        want: u32,
+        goal: Option<Block>,
+    ) -> Result<Reservation<'_, FsNode>, Error> {
+        let blocks = std::mem::take(&mut state.meta.lock().promised);
+        let mut promise = self.store.adopt_promise(blocks);
+        let outcome = self.store.reserve(&mut promise, want, goal);
+        state.meta.lock().promised += promise.into_blocks();
+        Ok(outcome?)
+    }
+
+    /// Writes laid-out pages to their blocks and logs what changed.
+    fn store(
+        &self,
+        state: &FileState,
+        layout: Layout<'_>,
+        data: &[u8],
+        pages: &[u64],
+        size: u64,
+    ) -> Result<(), Error> {
+        let reserved = blocks_of(&layout.reservations);
+        let outcome = self
+            .write_segments(&layout.segments, data, pages)
+            .and_then(|()| {
+                let changes = changes_of(&layout.segments);
+                if changes.is_empty() && size == state.meta.lock().logged_size {
+                    state.meta.lock().unflushed += 1;
+                    return Ok(());
+                }
+                self.log_changes(state, changes, layout.reservations, size)
+            });
+        if outcome.is_err() {
+            self.promise_again(state, reserved);
+        }
+        outcome
+    }
+
+    /// Reserved blocks went back unused: the pages they were for need a promise again. If the
+    /// space is gone meanwhile, the next reservation finds out.
+    fn promise_again(&self, state: &FileState, blocks: u64) {
+        if let Ok(mut promise) = self.promise(blocks) {
+            state.meta.lock().promised += promise.give(blocks);
+        }
+    }
+
+    /// One device batch. `pages` and `data` go together, page by page; segments cover `pages`.
+    fn write_segments(
+        &self,
+        segments: &[Segment],
+        data: &[u8],
+        pages: &[u64],
+    ) -> Result<(), Error> {
+        let mut ios: Vec<Io<'_>> = Vec::with_capacity(segments.len());
+        let mut last: Option<(u64, Range<usize>)> = None;
+        let mut at = 0;
+        let mut push = |(byte, bytes): (u64, Range<usize>)| {
+            ios.push(Io::Write {
+                byte,
+                buf: &data[bytes],
+                durability: Durability::Volatile,
+            });
+        };
+        for segment in segments {
+            debug_assert_eq!(pages[at / BLOCK_SIZE], segment.pages.start);
+            let len = (segment.pages.end - segment.pages.start) as usize * BLOCK_SIZE;
+            let byte = segment.block.byte();
+            match &mut last {
+                Some((first, bytes)) if *first + bytes.len() as u64 == byte => bytes.end += len,
+                _ => {
+                    if let Some(done) = last.replace((byte, at..at + len)) {
+                        push(done);
+                    }
+                }
+            }
+            at += len;
+        }
+        if let Some(done) = last {
+            push(done);
+        }
+        let done = self.store.array().execute(&mut ios);
+        done.map_err(engine::Error::from)?;
+        Ok(())
+    }
+
+    /// Begins an operation on the file's inode.
+    pub(super) fn begin(
+        &self,
+        state: &FileState,
+        need: Need,
+    ) -> Result<(Op<'_, FsNode>, Slot), Error> {
+        let mut op = self.store.begin(need)?;
+        let slot = op.lock(&state.node)?;
+        if op.peek(slot).inode()?.generation != state.key.generation {
+            return Err(Error::Stale(state.ino()));
+        }
+        Ok((op, slot))
+    }
+
+    /// The record of a batch: new extents, size, times, block count. Reclaim: its blocks are
+    /// promised, and refusing it would lose data that was accepted.
+    pub(super) fn log_changes(
+        &self,
+        state: &FileState,
+        changes: Vec<Change>,
+        reservations: Vec<Reservation<'_, FsNode>>,
+        size: u64,
+    ) -> Result<(), Error> {
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let mut attrs = AttrChange::default();
+        let plan = match changes.is_empty() {
+            true => None,
+            false => Some(extents::plan(&self.store, &mut op, slot, changes)?),
+        };
+        for reservation in reservations {
+            op.take(reservation);
+        }
+        if let Some(plan) = plan {
+            attrs.blocks = Some(self.blocks_after(&op, slot, plan.gained()));
+            plan.apply(&mut op);
+        }
+        self.commit_attrs(state, op, slot, attrs, Some(size));
+        Ok(())
+    }
+
+    fn blocks_after(&self, op: &Op<'_, FsNode>, slot: Slot, gained: i64) -> u64 {
+        let before = op.peek(slot).inode().map_or(0, |inode| inode.blocks);
+        before.saturating_add_signed(gained)
+    }
+
+    /// Ends an operation on a file's inode: logs the size and the times that are ahead along
+    /// with it, commits, and notes what the inode has now.
+    pub(super) fn commit_attrs(
+        &self,
+        state: &FileState,
+        mut op: Op<'_, FsNode>,
+        slot: Slot,
+        mut attrs: AttrChange,
+        size: Option<u64>,
+    ) {
+        let (times, persisted) = {
+            let meta = state.meta.lock();
+            (meta.times, self.now_ns())
+        };
+        attrs.size = size;
+        set_times(&mut attrs, times);
+        op.apply(slot, Delta::Attrs(attrs));
+        let epoch = op.commit();
+        let mut meta = state.meta.lock();
+        if let Some(size) = size {
+            meta.logged_size = size;
+        }
+        meta.changed = meta.changed.max(epoch);
+        // The commit of this epoch flushes all data written before the record.
+        meta.unflushed = 0;
+        meta.persisted_ns = persisted;
+        meta.logged_times(times);
+    }
+
+    /// Logs the content of a small file as part of its inode.
+    fn flush_inline(&self, state: &FileState, size: u64) -> Result<(), Error> {
+        let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        if let Some(copies) = &copies {
+            let bytes = copies.data[..size as usize].to_vec();
+            op.apply(slot, Delta::Body(Body::Inline(bytes)));
+        }
+        self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
+        if let Some(copies) = &copies {
+            self.complete(state, copies, copies.pages.len());
+        }
+        Ok(())
+    }
+
+    /// Puts the new content of a replaced file in place of the old in one record, so that a
+    /// crash leaves one or the other. More than [`REPLACE_MAX`] pages, or pages scattered over
+    /// more than [`CHANGES_MAX`] runs of blocks, are not kept together: then the old content
+    /// goes first.
+    fn flush_replaced(&self, state: &FileState, size: u64) -> Result<Option<u64>, Error> {
+        let keep_extents = state.meta.lock().keep_extents;
+        let pages = self
+            .pages
+            .dirty_pages(state.key, 0..PAGE_LIMIT, REPLACE_MAX + 1);
+        if size <= INLINE_DATA_MAX as u64 && !keep_extents {
+            let copies = self.copy_pages(state, pages)?;
+            let bytes = match &copies {
+                Some(copies) => copies.data[..size as usize].to_vec(),
+                None => vec![0; size as usize],
+            };
+            self.log_replacement(state, Body::Inline(bytes), size)?;
+            if let Some(copies) = &copies {
+                self.complete(state, copies, copies.pages.len());
+            }
+            return Ok(None);
+        }
+        if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size)? {
+            return Ok(None);
+        }
+        self.log_replacement(state, Body::Inline(Vec::new()), 0)?;
+        Ok(Some(0))
+    }
+
+    /// Replaces the body by one without extents.
+    fn log_replacement(&self, state: &FileState, body: Body, size: u64) -> Result<(), Error> {
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        extents::free_inline_extents(&mut op, slot)?;
+        op.apply(slot, Delta::Body(body));
+        let attrs = AttrChange {
+            blocks: Some(0),
+            ..AttrChange::default()
+        };
+        self.commit_attrs(state, op, slot, attrs, Some(size));
+        state.meta.lock().replaced = false;
+        Ok(())
+    }
+
+    /// Writes all pages to fresh blocks and replaces the body; false, with nothing changed, when
+    /// the blocks are too scattered for one record.
+    fn store_replacement(
+        &self,
+        state: &FileState,
+        pages: &[u64],
+        size: u64,
+    ) -> Result<bool, Error> {
+        let layout = self.lay_out(state, pages, true)?;
+        let reserved = blocks_of(&layout.reservations);
+        if layout.covered < pages.len() {
+            drop(layout);
+            self.promise_again(state, reserved);
+            return Ok(false);
+        }
+        let outcome = self.replace_by(state, layout, pages, size);
+        if outcome.is_err() {
+            self.promise_again(state, reserved);
+        }
+        outcome.map(|()| true)
+    }
+
+    fn replace_by(
+        &self,
+        state: &FileState,
+        layout: Layout<'_>,
+        pages: &[u64],
+        size: u64,
+    ) -> Result<(), Error> {
+        let copies = match self.copy_pages(state, pages.to_vec())? {
+            Some(copies) => {
+                self.write_segments(&layout.segments, &copies.data, pages)?;
+                Some(copies)
+            }
+            None => None,
+        };
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        extents::free_inline_extents(&mut op, slot)?;
+        let plan = extents::plan_replacement(&self.store, slot, changes_of(&layout.segments))?;
+        for reservation in layout.reservations {
+            op.take(reservation);
+        }
+        let attrs = AttrChange {
+            blocks: Some(plan.gained().max(0) as u64),
+            ..AttrChange::default()
+        };
+        plan.apply(&mut op);
+        self.commit_attrs(state, op, slot, attrs, Some(size));
+        state.meta.lock().replaced = false;
+        if let Some(copies) = copies {
+            self.complete(state, &copies, pages.len());
+        }
+        Ok(())
+    }
+
+    /// Writes whole pages straight to their blocks, past the cache, and logs them with `size`.
+    /// New blocks come out of the file's promise. The I/O lock is held exclusively, and no
+    /// dirty page lies below.
+    pub(super) fn store_run(
+        &self,
+        state: &FileState,
+        page: u64,
+        data: &[u8],
+        size: u64,
+    ) -> Result<(), Error> {
+        let pages: Vec<u64> = (page..page + (data.len() / BLOCK_SIZE) as u64).collect();
+        let mut done = 0;
+        while done < pages.len() {
+            let rest = &pages[done..];
+            let layout = self.lay_out(state, rest, false)?;
+            let covered = layout.covered;
+            let logged = match done + covered == pages.len() {
+                true => size,
+                false => state.meta.lock().logged_size,
+            };
+            let bytes = &data[done * BLOCK_SIZE..(done + covered) * BLOCK_SIZE];
+            self.store(state, layout, bytes, &rest[..covered], logged)?;
+            done += covered;
+        }
+        let mut meta = state.meta.lock();
+        meta.size = meta.size.max(size);
+        Ok(())
+    }
+}
+
+fn blocks_of(reservations: &[Reservation<'_, FsNode>]) -> u64 {
+    reservations.iter().map(|r| r.extent().len as u64).sum()
+}
+
+/// What segments change in a file's mapping.
+fn changes_of(segments: &[Segment]) -> Vec<Change> {
+    let changed = segments.iter().filter(|s| s.kind != Target::InPlace);
+    let change = |s: &Segment| Change {
+        pages: s.pages.clone(),
+        with: vec![FileExtent {
+            page: s.pages.start,
+            block: s.block,
+            len: (s.pages.end - s.pages.start) as u32,
+            written: true,
+        }],
+        same_blocks: s.kind == Target::Unwritten,
+    };
+    changed.map(change).collect()
+}
+
+fn set_times(attrs: &mut AttrChange, times: NewTimes) {
+    attrs.atime = times.atime.or(attrs.atime);
+    attrs.mtime = times.mtime.or(attrs.mtime);
+    attrs.ctime = times.ctime.or(attrs.ctime);
+}
