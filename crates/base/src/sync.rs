@@ -62,6 +62,7 @@ pub mod rank {
     pub const TABLE: Rank = ranked(110, "node table region");
     pub const TABLE_MAPS: Rank = ranked(112, "node table map pages");
     pub const SPACE_LEASE: Rank = ranked(116, "chunk lease");
+    pub const SPACE_RELEASE: Rank = ranked(118, "release of freed blocks");
     pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");
     pub const CHUNK_BITS: Rank = ranked(122, "available blocks of a chunk");
     pub const SPACE_PENDING: Rank = ranked(124, "blocks freed and not yet durable");

@@ -91,6 +91,14 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
 }
 
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("workers", &self.workers.len())
+            .finish()
+    }
+}
+
 impl Pool {
     /// Starts `workers` threads named `name`.
     pub fn start(name: &str, workers: usize) -> std::io::Result<Pool> {

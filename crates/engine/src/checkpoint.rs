@@ -183,7 +183,7 @@ impl<C: Content> Store<C> {
         let workers = self.options.workers.min(dirty.len() / 256 + 1);
         let share = dirty.len().div_ceil(workers).max(1);
         let parts: Vec<&[DirtyCell<C>]> = dirty.chunks(share).collect();
-        let results = base::thread::parallel(parts.len().max(1), |worker| {
+        let results = self.fan_out(parts.len().max(1), |worker| {
             let mut packer =
                 Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
             let mut captured = Vec::new();

@@ -295,10 +295,6 @@ impl<C: Content> NodeCache<C> {
         now
     }
 
-    pub fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed).max(0) as usize
-    }
-
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
     fn make_room(&self, shard: &mut Shard<C>) {
         let mut looks = 16;

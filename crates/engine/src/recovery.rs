@@ -110,7 +110,7 @@ impl<C: Content> Store<C> {
                 ..options
             },
         };
-        let store = Store::<C>::assemble(parts);
+        let store = Store::<C>::assemble(parts)?;
         store.make_checkpoint(true)?;
         Ok(())
     }
@@ -166,7 +166,7 @@ impl<C: Content> Store<C> {
             array,
             options,
         };
-        let store = Store::<C>::assemble(parts);
+        let store = Store::<C>::assemble(parts)?;
         store.replay(run.batches, &mut report)?;
         if !read_only {
             store.make_checkpoint(false)?;
@@ -201,7 +201,7 @@ impl<C: Content> Store<C> {
         let work: Mutex<Vec<(u64, Vec<Change>)>> =
             Mutex::new(rank::INODE, changes.into_iter().rev().collect());
         let workers = self.options.workers.min(report.nodes as usize / 256 + 1);
-        let results = base::thread::parallel(workers, |_| {
+        let results = self.fan_out(workers, |_| {
             loop {
                 let next = work.lock().pop();
                 let Some((nid, list)) = next else {

@@ -294,7 +294,7 @@ impl<'a> Packer<'a> {
         self.flush()?;
         let blocks = len.next_multiple_of(BLOCK_SIZE);
         let room = self.segments.geometry.segment_bytes();
-        if !self.open.is_some_and(|o| o.used + blocks <= room) {
+        if self.open.is_none_or(|o| o.used + blocks > room) {
             self.open = Some(Open {
                 segment: self.segments.take_free(self.space)?,
                 used: 0,

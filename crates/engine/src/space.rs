@@ -15,7 +15,7 @@
 use base::sync::{Mutex, rank};
 use format::Block;
 use format::geometry::Geometry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -166,8 +166,8 @@ struct Chunks {
 
 /// Where a shard's next blocks come from.
 pub(crate) enum Source {
-    /// A loaded chunk.
-    Loaded(Arc<ChunkSpace>),
+    /// The lease is a loaded chunk now.
+    Loaded,
     /// A data chunk whose space map must be read.
     Load(u32),
     /// A free chunk that must get a space map; it is out of the free set.
@@ -187,6 +187,8 @@ pub(crate) struct Space {
     /// Freed by an epoch that may not be durable yet.
     pending: Mutex<BTreeMap<u64, Vec<Extent>>>,
     pending_blocks: AtomicI64,
+    /// Held by the one thread that releases.
+    releasing: Mutex<()>,
 }
 
 impl Space {
@@ -224,6 +226,7 @@ impl Space {
             reserve_chunks: reserve as i64,
             pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
             pending_blocks: AtomicI64::new(0),
+            releasing: Mutex::new(rank::SPACE_RELEASE, ()),
         }
     }
 
@@ -307,8 +310,8 @@ impl Space {
                 .cloned();
             if let Some(chunk) = loaded {
                 chunks.leased.push(chunk.chunk);
-                *lease = Some(Arc::clone(&chunk));
-                return Source::Loaded(chunk);
+                *lease = Some(chunk);
+                return Source::Loaded;
             }
             let unloaded = chunks
                 .unloaded
@@ -328,8 +331,8 @@ impl Space {
         // Other shards' leases hold the last blocks: share one of them.
         match chunks.loaded.values().find(|c| c.count() > 0).cloned() {
             Some(chunk) => {
-                *lease = Some(Arc::clone(&chunk));
-                Source::Loaded(chunk)
+                *lease = Some(chunk);
+                Source::Loaded
             }
             None => Source::None,
         }
@@ -444,35 +447,96 @@ impl Space {
             .extend_from_slice(extents);
     }
 
-    /// Everything freed up to `durable` becomes available; returns it, for discarding.
-    pub fn release_through(&self, durable: u64) -> Vec<Extent> {
-        let mut released = Vec::new();
+    /// Everything freed up to `durable` becomes available, after `discard` saw it: what was
+    /// given back could be written again before a later discard reached the device. While
+    /// another thread releases, this one waits or, without `wait`, leaves it to a later call.
+    pub fn release_through(&self, durable: u64, wait: bool, mut discard: impl FnMut(Extent)) {
         if self.pending_blocks() == 0 {
-            return released;
+            return;
         }
-        {
-            // Chunk list before pending, as in `loaded`: a map loaded meanwhile must see a
-            // block either as pending or as given back, never as neither.
-            let mut chunks = self.chunks.lock();
-            let mut pending = self.pending.lock();
-            let later = pending.split_off(&(durable + 1));
-            let due = std::mem::replace(&mut *pending, later);
-            drop(pending);
-            for extent in due.into_values().flatten() {
-                let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
-                    continue;
-                };
-                match chunks.loaded.get(&chunk).cloned() {
-                    Some(space) => space.give(start, extent.len),
-                    None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
-                }
-                released.push(extent);
-            }
+        let _releasing = match self.releasing.try_lock() {
+            Some(guard) => guard,
+            None if wait => self.releasing.lock(),
+            None => return,
+        };
+        let due: Vec<Extent> = {
+            let pending = self.pending.lock();
+            pending
+                .range(..=durable)
+                .flat_map(|(_, extents)| extents)
+                .copied()
+                .collect()
+        };
+        due.iter().copied().for_each(&mut discard);
+        // Chunk list before pending, as in `loaded`: a map loaded meanwhile must see a
+        // block either as pending or as given back, never as neither.
+        let mut chunks = self.chunks.lock();
+        let mut pending = self.pending.lock();
+        let later = pending.split_off(&(durable + 1));
+        *pending = later;
+        drop(pending);
+        for extent in &due {
+            self.put_back(&mut chunks, *extent);
         }
-        let blocks: i64 = released.iter().map(|e| e.len as i64).sum();
+        drop(chunks);
+        let blocks: i64 = due.iter().map(|e| e.len as i64).sum();
         self.available.fetch_add(blocks, Ordering::SeqCst);
         self.pending_blocks.fetch_sub(blocks, Ordering::Relaxed);
-        released
+    }
+
+    fn put_back(&self, chunks: &mut Chunks, extent: Extent) {
+        let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
+            return;
+        };
+        match chunks.loaded.get(&chunk).cloned() {
+            Some(space) => space.give(start, extent.len),
+            None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
+        }
+    }
+
+    /// Takes one chunk's available runs of at least `least` blocks for a discard; the
+    /// caller gives them back. The chunk is one that is loaded, `None`: it is not.
+    pub fn take_runs(&self, chunk: u32, least: u32) -> Vec<Extent> {
+        let Some(space) = self.chunks.lock().loaded.get(&chunk).cloned() else {
+            return Vec::new();
+        };
+        let mut bits = space.bits.lock();
+        let mut runs = Vec::new();
+        let mut from = 0;
+        while let Some(start) = bits.next_available(from) {
+            let len = bits.run_at(start, u32::MAX);
+            if len >= least {
+                bits.set(start, len, false);
+                runs.push(self.taken(&space, start, len));
+            }
+            from = start + len;
+            if from >= bits.blocks {
+                break;
+            }
+        }
+        runs
+    }
+
+    /// Data chunks that are not loaded, and durably free chunks.
+    pub fn unloaded_and_free(&self) -> (Vec<u32>, Vec<u32>) {
+        let chunks = self.chunks.lock();
+        (
+            chunks.unloaded.keys().copied().collect(),
+            chunks.free.iter().copied().collect(),
+        )
+    }
+
+    pub fn loaded_chunks(&self) -> Vec<u32> {
+        self.chunks.lock().loaded.keys().copied().collect()
+    }
+
+    /// Takes one particular free chunk out, for a discard; [`Space::unconverted`] returns it.
+    pub fn take_free_chunk(&self, chunk: u32) -> bool {
+        let taken = self.chunks.lock().free.remove(&chunk);
+        if taken {
+            self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+        }
+        taken
     }
 
     /// Takes up to `want` durably free chunks for segments (R4).
@@ -518,16 +582,6 @@ impl Space {
             self.available.fetch_sub(blocks as i64, Ordering::SeqCst);
         }
         empty
-    }
-
-    /// Free blocks of unloaded chunks as known, for tests and fsck.
-    pub fn totals(&self) -> HashMap<&'static str, i64> {
-        HashMap::from([
-            ("available", self.available.load(Ordering::SeqCst)),
-            ("free chunks", self.free_chunks()),
-            ("promised", self.promised.load(Ordering::SeqCst)),
-            ("pending", self.pending_blocks()),
-        ])
     }
 }
 

@@ -13,6 +13,7 @@ use crate::space::{Extent, Source, Space};
 use crate::table::Table;
 use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
+use base::thread::Pool;
 use device::Array;
 use format::table::{SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
@@ -98,6 +99,7 @@ pub struct Store<C: Content> {
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
     pub(crate) threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
     pub(crate) closed: AtomicBool,
+    pool: Pool,
 }
 
 /// Everything a store is put together from; made by format and by recovery.
@@ -133,11 +135,13 @@ pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
 }
 
 impl<C: Content> Store<C> {
-    pub(crate) fn assemble(parts: Parts) -> Self {
+    pub(crate) fn assemble(parts: Parts) -> Result<Self, Error> {
         let options = parts.options;
         let bytes = parts.array.geometry().total_blocks() * format::BLOCK_SIZE as u64;
         let dirty_list = |i| Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new());
-        Store {
+        let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
+            .map_err(|error| Error::Thread(Arc::new(error)))?;
+        Ok(Store {
             nodes: NodeCache::new(options.shards * 8, options.node_cache_bytes),
             nids: parts.nids,
             space: parts.space,
@@ -152,9 +156,10 @@ impl<C: Content> Store<C> {
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
             threads: Mutex::new(rank::LEAF, Vec::new()),
             closed: AtomicBool::new(false),
+            pool,
             array: parts.array,
             options,
-        }
+        })
     }
 
     pub fn array(&self) -> &Arc<Array> {
@@ -310,6 +315,7 @@ impl<C: Content> Store<C> {
                 self.reclaim()?;
                 continue;
             }
+            let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
             let dirty = self.dirty_bytes.load(Ordering::Relaxed);
             if dirty <= 2 * self.dirty_limit && self.journal.try_credit() {
                 if let Some(error) = self.journal.failed() {
@@ -319,7 +325,7 @@ impl<C: Content> Store<C> {
                 self.pace(dirty);
                 return Ok(Op::new(self));
             }
-            self.wait_for_checkpoint()?;
+            self.make_room(checkpoint)?;
         }
     }
 
@@ -350,11 +356,16 @@ impl<C: Content> Store<C> {
         }
     }
 
-    fn wait_for_checkpoint(&self) -> Result<(), Error> {
-        if let Some(error) = self.journal.failed() {
-            return Err(error);
+    /// Returns after a checkpoint later than `seen`: another thread's, or one made here.
+    fn make_room(&self, seen: u64) -> Result<(), Error> {
+        let state = self.checkpoint_state.lock();
+        let newest = state.sequence;
+        drop(state);
+        match self.journal.failed() {
+            Some(error) => Err(error),
+            None if newest > seen => Ok(()),
+            None => self.checkpoint_now(),
         }
-        self.checkpoint_now()
     }
 
     /// Makes freed blocks available and empty chunks free, for callers that found none.
@@ -378,7 +389,7 @@ impl<C: Content> Store<C> {
     /// written before them. Concurrent callers share one batch and one flush.
     pub fn commit_through(&self, epoch: Epoch) -> Result<(), Error> {
         self.journal.commit_through(epoch.0)?;
-        self.release_freed();
+        self.release_freed(false);
         Ok(())
     }
 
@@ -393,16 +404,74 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    fn release_freed(&self) {
-        let released = self.space.release_through(self.journal.durable_epoch());
-        if self.options.discard {
-            for extent in released {
-                let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
-                if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
-                    tracing::warn!("discard of {extent:?} failed: {error}");
-                }
+    fn release_freed(&self, wait: bool) {
+        let durable = self.journal.durable_epoch();
+        self.space.release_through(durable, wait, |extent| {
+            if self.options.discard {
+                self.discard(extent);
+            }
+        });
+    }
+
+    /// Runs `work(i)` for `i` in `0..parts` on the store's threads and the caller's.
+    pub(crate) fn fan_out<T: Send>(
+        &self,
+        parts: usize,
+        work: impl Fn(usize) -> T + Sync,
+    ) -> Vec<T> {
+        let mut results: Vec<(usize, Option<T>)> = (0..parts).map(|i| (i, None)).collect();
+        self.pool
+            .run(&mut results, &|slot| slot.1 = Some(work(slot.0)), None);
+        results
+            .into_iter()
+            .filter_map(|(_, result)| result)
+            .collect()
+    }
+
+    /// A device that cannot discard loses speed, not data: warned of, not failed.
+    fn discard(&self, extent: Extent) {
+        let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
+        if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
+            tracing::warn!("discard of {extent:?} failed: {error}");
+        }
+    }
+
+    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded.
+    /// Space whose freeing is not durable yet is left out.
+    pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.sync()?;
+        let (unloaded, free) = self.space.unloaded_and_free();
+        for chunk in unloaded {
+            let map = self.load_map(chunk)?;
+            let state = map.0.read();
+            if let Body::Space(map) = &state.body {
+                self.space.loaded(chunk, map.words());
             }
         }
+        let mut blocks = 0;
+        for chunk in self.space.loaded_chunks() {
+            for run in self.space.take_runs(chunk, least_blocks.max(1)) {
+                self.discard(run);
+                self.space.give(run);
+                blocks += run.len as u64;
+            }
+        }
+        for chunk in free {
+            if self.space.take_free_chunk(chunk) {
+                let geometry = self.array.geometry();
+                let len = geometry.chunk_blocks;
+                self.discard(Extent {
+                    block: geometry.chunk_block(chunk),
+                    len,
+                });
+                self.space.unconverted(chunk);
+                blocks += len as u64;
+            }
+        }
+        Ok(blocks * format::BLOCK_SIZE as u64)
     }
 
     pub(crate) fn mark_dirty(&self, shard: usize, cell: &Arc<Cell<C>>) {
@@ -427,6 +496,7 @@ impl<C: Content> Store<C> {
         if !self.space.try_promise(blocks) {
             if self.space.pending_blocks() > 0 || self.journal.outstanding() > 0 {
                 self.sync()?;
+                self.release_freed(true);
             }
             if !self.space.try_promise(blocks) {
                 return Err(Error::NoSpace);
@@ -474,7 +544,7 @@ impl<C: Content> Store<C> {
                 });
             }
             match self.space.next_source(shard) {
-                Source::Loaded(_) => {}
+                Source::Loaded => {}
                 Source::Load(chunk) => {
                     let map = self.load_map(chunk)?;
                     let state = map.0.read();
@@ -545,12 +615,6 @@ impl<C: Content> Store<C> {
             free_blocks: self.space.free_blocks(),
             nodes: self.table.node_count(),
         }
-    }
-
-    /// Extents are checked against this: (total, available) for tests.
-    #[cfg(test)]
-    pub(crate) fn space_totals(&self) -> std::collections::HashMap<&'static str, i64> {
-        self.space.totals()
     }
 
     /// A run of blocks is inside the data area; fsck and readers check before use.

@@ -142,7 +142,7 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
 
 fn run(seed: u64) {
     let mut rng = Rng::new(seed);
-    let sizes: &[u64] = *rng.pick(&[&[64][..], &[40, 40][..], &[30, 20, 40][..]]);
+    let sizes: &[u64] = rng.pick(&[&[64][..], &[40, 40][..], &[30, 20, 40][..]]);
     let mut world = World::new(seed, sizes);
     let mut oracle = Oracle::default();
     for _ in 0..6 {

@@ -1,0 +1,189 @@
+//! Many threads, full arrays, small memory: the store under pressure.
+
+mod common;
+
+use base::rng::Rng;
+use common::{Change, Numbers, TestStore, World};
+use engine::{Error, Need, StoreOptions};
+use format::Nid;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+fn busy_options() -> StoreOptions {
+    StoreOptions {
+        background: true,
+        workers: 4,
+        shards: 4,
+        commit_interval: Duration::from_millis(2),
+        checkpoint_interval: Duration::from_millis(5),
+        ..World::options()
+    }
+}
+
+fn create(store: &TestStore, state: Vec<u64>) -> Result<Nid, Error> {
+    let fresh = store.reserve_nid()?;
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow)?;
+    op.create(fresh, Numbers(state));
+    op.commit();
+    Ok(nid)
+}
+
+fn delete(store: &TestStore, nid: Nid) -> Result<(), Error> {
+    let node = store.get(nid)?;
+    let mut op = store.begin(Need::Reclaim)?;
+    let slot = op.lock(&node)?;
+    op.delete(slot);
+    op.commit();
+    Ok(())
+}
+
+#[test]
+fn threads_create_change_delete_and_sync_while_checkpoints_run() {
+    let mut world = World::new(11, &[64, 64]);
+    let store = world.open_with(busy_options()).unwrap();
+    let models = base::thread::parallel(4, |worker| {
+        let mut rng = Rng::new(worker as u64);
+        let mut model: BTreeMap<Nid, Vec<u64>> = BTreeMap::new();
+        for i in 0..6_000u64 {
+            match rng.below(8) {
+                0..=2 => {
+                    let state = vec![i; rng.below(60) as usize];
+                    let nid = create(&store, state.clone()).unwrap();
+                    assert!(model.insert(nid, state).is_none());
+                }
+                3..=5 if !model.is_empty() => {
+                    let nid = *model
+                        .keys()
+                        .nth(rng.below(model.len() as u64) as usize)
+                        .unwrap();
+                    let node = store.get(nid).unwrap();
+                    let mut op = store.begin(Need::Grow).unwrap();
+                    let slot = op.lock(&node).unwrap();
+                    op.apply(slot, Change::Push(i));
+                    op.commit();
+                    model.get_mut(&nid).unwrap().push(i);
+                }
+                6 if !model.is_empty() => {
+                    let nid = *model
+                        .keys()
+                        .nth(rng.below(model.len() as u64) as usize)
+                        .unwrap();
+                    delete(&store, nid).unwrap();
+                    model.remove(&nid);
+                }
+                _ if rng.one_in(20) => store.sync().unwrap(),
+                _ => {}
+            }
+        }
+        store.sync().unwrap();
+        model
+    });
+    let check = |store: &TestStore| {
+        for (nid, state) in models.iter().flatten() {
+            assert_eq!(
+                store.get(*nid).unwrap().read().unwrap().0,
+                *state,
+                "node {nid}"
+            );
+        }
+    };
+    check(&store);
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(1));
+    let store = world.open_with(busy_options()).unwrap();
+    check(&store);
+    store.close().unwrap();
+    drop(store);
+    check(&world.open().unwrap());
+}
+
+#[test]
+fn a_full_array_refuses_growth_and_still_deletes() {
+    let world = World::new(12, &[64]);
+    let store = world.open().unwrap();
+    for round in 0..3 {
+        let mut nids = Vec::new();
+        loop {
+            match create(&store, vec![round; 1500]) {
+                Ok(nid) => nids.push(nid),
+                Err(Error::NoSpace) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(
+            nids.len() > 1500,
+            "only {} nodes of 12 kB fit in 64 MiB",
+            nids.len()
+        );
+        assert!(store.failed().is_none());
+        for nid in nids {
+            delete(&store, nid).unwrap();
+        }
+        store.checkpoint().unwrap();
+        store.checkpoint().unwrap();
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn data_fills_the_array_and_comes_back() {
+    let world = World::new(13, &[64]);
+    let store = world.open().unwrap();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let mut held = Vec::new();
+        while let Ok(mut promise) = store.promise(100) {
+            let Ok(reservation) = store.reserve(&mut promise, 100, None) else {
+                panic!("a promise must hold");
+            };
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            held.push(op.take(reservation));
+            op.commit();
+        }
+        counts.push(held.iter().map(|e| e.len as u64).sum::<u64>());
+        for extent in held {
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            op.free(extent).unwrap();
+            op.commit();
+        }
+        store.sync().unwrap();
+    }
+    let blocks = (64 << 20) / 4096;
+    assert!(
+        counts.iter().all(|c| *c > blocks / 2),
+        "{counts:?} of {blocks} blocks"
+    );
+    assert!(
+        counts[2] * 100 > counts[0] * 95,
+        "{counts:?}: space is not lost"
+    );
+}
+
+#[test]
+fn a_hundred_thousand_nodes_work_in_little_memory() {
+    let world = World::new(14, &[256]);
+    let options = StoreOptions {
+        node_cache_bytes: 1 << 20,
+        ..World::options()
+    };
+    let store = world.open_with(options.clone()).unwrap();
+    let nids: Vec<Nid> = (0..100_000)
+        .map(|i| create(&store, vec![i; 3]).unwrap())
+        .collect();
+    let mut rng = Rng::new(4);
+    for _ in 0..20_000 {
+        let i = rng.below(nids.len() as u64);
+        assert_eq!(
+            store.get(nids[i as usize]).unwrap().read().unwrap().0,
+            [i; 3]
+        );
+    }
+    store.close().unwrap();
+    drop(store);
+    let store = world.open_with(options).unwrap();
+    for (i, nid) in (0..).zip(&nids).step_by(97) {
+        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, [i; 3]);
+    }
+}
