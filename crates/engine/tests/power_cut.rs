@@ -142,7 +142,8 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
 
 fn run(seed: u64) {
     let mut rng = Rng::new(seed);
-    let sizes: &[u64] = rng.pick(&[&[64][..], &[40, 40][..], &[30, 20, 40][..]]);
+    let layouts: [&[u64]; 3] = [&[64], &[40, 40], &[30, 20, 40]];
+    let sizes = *rng.pick(&layouts);
     let mut world = World::new(seed, sizes);
     let mut oracle = Oracle::default();
     for _ in 0..6 {
