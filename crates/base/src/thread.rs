@@ -242,3 +242,60 @@ impl Drop for BatchGuard<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_pool_does_every_item_once_however_many_there_are() {
+        for workers in [0, 1, 4] {
+            let pool = Pool::start("test", workers).unwrap();
+            let mut items = vec![0u32; 3 * POOL_QUEUE_MAX];
+            let mut between = 0;
+            pool.run(&mut items, &|item| *item += 1, Some(&mut || between += 1));
+            assert!(items.iter().all(|&i| i == 1));
+            assert_eq!(between, 1);
+            pool.run(&mut [0u8; 0], &|_| {}, None);
+        }
+    }
+
+    #[test]
+    fn batches_of_several_threads_and_nested_ones_share_a_pool() {
+        let pool = Pool::start("test", 2).unwrap();
+        let done = AtomicUsize::new(0);
+        parallel(4, |_| {
+            for _ in 0..100 {
+                let body = |_: &mut u8| {
+                    done.fetch_add(1, Ordering::Relaxed);
+                };
+                let mut inner = || pool.run(&mut [0u8; 5], &body, None);
+                pool.run(&mut [0u8; 7], &body, Some(&mut inner));
+            }
+        });
+        assert_eq!(done.into_inner(), 4 * 100 * 12);
+    }
+
+    #[test]
+    fn a_panic_in_a_job_reaches_the_caller_after_all_jobs_have_ended() {
+        let pool = Pool::start("test", 2).unwrap();
+        let done = AtomicUsize::new(0);
+        let mut items = [0, 1, 2, 3, 4, 5];
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(
+                &mut items,
+                &|item| {
+                    assert_ne!(*item, 3);
+                    done.fetch_add(1, Ordering::Relaxed);
+                },
+                None,
+            );
+        }));
+        assert!(outcome.is_err());
+        assert_eq!(done.load(Ordering::Relaxed), 5);
+        // The pool works on.
+        pool.run(&mut items, &|item| *item = 0, None);
+        assert_eq!(items, [0; 6]);
+    }
+}

@@ -68,14 +68,15 @@ pub(crate) struct FileDevice {
     pub logical_block: u32,
     name: String,
     bytes: u64,
-    block_device: bool,
-    direct: bool,
+    pub block_device: bool,
+    pub direct: bool,
     read_only: bool,
     rotational: Option<bool>,
     engine: Engine,
 }
 
-/// Opens the devices and files at `paths`, in that order.
+/// Opens the devices and files at `paths`, in that order. A process that forks to run in the
+/// background does so first: neither rings nor threads follow into the child.
 pub fn open_devices(
     paths: &[PathBuf],
     options: &OpenOptions,

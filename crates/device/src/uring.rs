@@ -89,6 +89,12 @@ pub(crate) fn run(
     requests: &mut [Request<'_>],
     meanwhile: Option<&mut dyn FnMut()>,
 ) {
+    if let ([request], None, Policy::Interrupt) = (&mut *requests, &meanwhile, Policy::default())
+        && call_is_as_good(device, request)
+    {
+        threads::perform(device, request);
+        return;
+    }
     let mut ring = match take_ring(device) {
         Ok(ring) => ring,
         Err(error) => {
@@ -111,6 +117,21 @@ pub(crate) fn run(
     batch.finish();
     drop(batch);
     keep_ring(device, ring);
+}
+
+/// Blocking in the kernel for one request is what a plain call does, without the ring's
+/// detour (for a flush, through a worker thread of the kernel's). Batches on other devices,
+/// if any, are in flight already. A durable write to a block device is the exception: a call
+/// flushes the whole device after a write that was forced to the medium by itself.
+fn call_is_as_good(device: &FileDevice, request: &Request<'_>) -> bool {
+    let durable = matches!(
+        request.operation,
+        Operation::Write {
+            durability: Durability::Durable,
+            ..
+        }
+    );
+    !(durable && device.block_device)
 }
 
 #[derive(Clone, Copy, Default)]
