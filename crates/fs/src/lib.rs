@@ -3,15 +3,26 @@
 //! Every change is one operation of the store: one atomic journal record of deltas, applied
 //! by [`content`] alone. Nothing here knows of FUSE.
 
+mod acl;
 pub mod api;
+mod attr;
 pub mod content;
 mod data;
 pub mod dir;
 mod error;
+mod filesystem;
 pub mod list;
+mod namespace;
+mod orphan;
+mod rename;
 pub mod times;
 pub mod tree;
+mod xattr;
 
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
+pub use attr::without_privileges;
 pub use data::{DataOptions, OpenFile};
 pub use error::Error;
+pub use filesystem::{DIR_LINK_MAX, FileSystem, FsOptions, LINK_MAX, MkfsOptions};
+pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use xattr::{XATTR_ACL_KILL_SGID, XATTR_CREATE, XATTR_REPLACE};

@@ -1,0 +1,283 @@
+//! The file system as a whole: what it is made of, how it is made, opened and closed.
+//!
+//! Locks, outermost first: the rename lock, a file's I/O lock, inodes in nid order, the nodes
+//! of those inodes. Nothing waits for a commit or a checkpoint under a node lock.
+
+use crate::Error;
+use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
+use crate::content::{Body, FsNode, Inode};
+use crate::data::{DataOptions, Files, LastReference};
+use crate::dir::NameHash;
+use crate::orphan::OrphanSet;
+use crate::times::Times;
+use base::clock::Clock;
+use base::sync::{Condvar, Mutex, rank};
+use device::Array;
+use engine::{Need, Node, RecoveryReport, Store, StoreOptions};
+use format::dir::NAME_MAX;
+use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+use format::{BLOCK_SIZE, Nid};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Hard links that an inode can have.
+pub const LINK_MAX: u32 = 65_000;
+/// Subdirectories that a directory can have, and two more.
+pub const DIR_LINK_MAX: u32 = i32::MAX as u32;
+
+/// How a file system runs; none of it is on disk.
+#[derive(Clone, Debug, Default)]
+pub struct FsOptions {
+    pub store: StoreOptions,
+    pub data: DataOptions,
+    /// A mask on name hashes, for tests of collisions. `None`: the whole hash.
+    pub hash_mask: Option<u64>,
+}
+
+impl FsOptions {
+    /// Nothing is written; what a crash left is repaired in memory only.
+    pub fn read_only(mut self) -> FsOptions {
+        self.store.read_only = true;
+        self.data.atime = AtimePolicy::Never;
+        self
+    }
+
+    /// No threads: the caller's `tick` and `sync` do all there is to do.
+    pub fn without_threads(mut self, clock: Clock) -> FsOptions {
+        self.store.background = false;
+        self.store.clock = clock;
+        self
+    }
+}
+
+/// What mkfs may be told.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    /// Owner of the root directory.
+    pub uid: u32,
+    pub gid: u32,
+    /// Permission bits of the root directory.
+    pub mode: u32,
+    pub clock: Clock,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        MkfsOptions {
+            uid: 0,
+            gid: 0,
+            mode: 0o755,
+            clock: Clock::real(),
+        }
+    }
+}
+
+/// An open file system. All methods may be called from any thread.
+pub struct FileSystem {
+    pub(crate) store: Arc<Store<FsNode>>,
+    pub(crate) files: Arc<Files>,
+    pub(crate) hash: NameHash,
+    pub(crate) times: Times,
+    /// Held by a rename that moves a directory to another parent (R13).
+    pub(crate) renames: Mutex<()>,
+    pub(crate) orphans: OrphanSet,
+    recovery: RecoveryReport,
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
+}
+
+impl FileSystem {
+    /// Makes an empty file system on an array whose labels are not written yet: the caller
+    /// writes them last, so that an interrupted mkfs leaves nothing that opens.
+    pub fn mkfs(array: &Arc<Array>, options: &MkfsOptions) -> Result<(), Error> {
+        let store_options = StoreOptions {
+            background: false,
+            clock: options.clock.clone(),
+            ..StoreOptions::default()
+        };
+        Store::<FsNode>::format(array, store_options.clone())?;
+        let (store, _) = Store::<FsNode>::open(Arc::clone(array), store_options)?;
+        let now = options.clock.now();
+        let root = store.reserved_nid(ROOT)?;
+        let mut orphans = Vec::new();
+        for i in 0..ORPHAN_DIRECTORIES {
+            orphans.push(store.reserved_nid(Nid(FIRST_ORPHANS + i))?);
+        }
+        let mut op = store.begin(Need::Grow)?;
+        let mode = libc::S_IFDIR | (options.mode & 0o7777);
+        let mut inode = Inode::new(mode, root.version(), now);
+        (inode.uid, inode.gid, inode.parent) = (options.uid, options.gid, ROOT);
+        op.create(root, FsNode::Inode(Box::new(inode)));
+        for fresh in orphans {
+            let mut inode = Inode::new(libc::S_IFDIR, fresh.version(), now);
+            inode.body = Body::Orphans(Vec::new());
+            op.create(fresh, FsNode::Inode(Box::new(inode)));
+        }
+        op.commit();
+        store.close()?;
+        Ok(())
+    }
+
+    /// Opens a file system: recovers it, finishes what a crash interrupted, starts threads.
+    pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
+        let key = array.label().hash_key;
+        let (store, recovery) = Store::<FsNode>::open(array, options.store.clone())?;
+        let files = Files::new(Arc::clone(&store), options.data.clone());
+        let hash = match options.hash_mask {
+            Some(mask) => NameHash::weakened(&key, mask),
+            None => NameHash::new(&key),
+        };
+        let fs = Arc::new(FileSystem {
+            times: Times::new(store.clock().clone()),
+            store,
+            files,
+            hash,
+            renames: Mutex::new(rank::RENAME, ()),
+            orphans: OrphanSet::new(),
+            recovery,
+            stop: Arc::new((Mutex::new(rank::LEAF, false), Condvar::new())),
+            threads: Mutex::new(rank::LEAF, Vec::new()),
+        });
+        let owner: Weak<FileSystem> = Arc::downgrade(&fs);
+        fs.files.set_owner(owner);
+        fs.inode(ROOT)?;
+        if !fs.store.read_only() {
+            fs.finish_orphans()?;
+            if options.store.background {
+                fs.start_threads()?;
+            }
+        }
+        Ok(fs)
+    }
+
+    fn start_threads(self: &Arc<Self>) -> Result<(), Error> {
+        let fs = Arc::downgrade(self);
+        let stop = Arc::clone(&self.stop);
+        let body = move || {
+            loop {
+                {
+                    let mut stopped = stop.0.lock();
+                    if !*stopped {
+                        stop.1.wait_for(&mut stopped, Duration::from_secs(1));
+                    }
+                    if *stopped {
+                        return;
+                    }
+                }
+                let Some(fs) = fs.upgrade() else { return };
+                // What failed is latched where it happened; fsync reports it.
+                if let Err(error) = fs.tick() {
+                    tracing::warn!("background work: {error}");
+                }
+            }
+        };
+        let thread = base::thread::spawn("sheaf-fs", body)
+            .map_err(|error| engine::Error::Thread(Arc::new(error)))?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// What recovery found when this was opened.
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.recovery
+    }
+
+    pub fn store(&self) -> &Arc<Store<FsNode>> {
+        &self.store
+    }
+
+    pub fn clock(&self) -> &Clock {
+        self.store.clock()
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.store.read_only()
+    }
+
+    /// Writes everything back, and ends: after this the devices hold all of it, cleanly.
+    pub fn close(&self) -> Result<(), Error> {
+        {
+            *self.stop.0.lock() = true;
+            self.stop.1.notify_all();
+        }
+        let threads: Vec<_> = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("the background thread panicked");
+            }
+        }
+        let written = if self.store.read_only() {
+            Ok(())
+        } else {
+            self.files.sync()
+        };
+        self.store.close()?;
+        written
+    }
+
+    /// Everything done so far, data included, is durable when this returns.
+    pub fn sync(&self) -> Result<(), Error> {
+        if self.store.read_only() {
+            return match self.store.failed() {
+                Some(error) => Err(error.into()),
+                None => Ok(()),
+            };
+        }
+        self.files.sync()?;
+        self.store.sync()?;
+        Ok(())
+    }
+
+    /// One step of background work: write-back that is due, coarse times.
+    pub fn tick(&self) -> Result<(), Error> {
+        if self.store.read_only() {
+            return Ok(());
+        }
+        self.files.tick()
+    }
+
+    pub fn statfs(&self) -> StatFs {
+        let space = self.store.space();
+        // An empty file takes about 200 bytes; a free block is good for sixteen.
+        let files_free = space.free_blocks.saturating_mul(16);
+        StatFs {
+            block_size: BLOCK_SIZE as u32,
+            blocks: space.total_blocks,
+            blocks_free: space.free_blocks,
+            blocks_available: space.free_blocks,
+            files: space.nodes.saturating_add(files_free),
+            files_free,
+            name_max: NAME_MAX as u32,
+        }
+    }
+
+    /// The node of an inode that a caller names.
+    pub(crate) fn node(&self, ino: Ino) -> Result<Node<FsNode>, Error> {
+        // Orphan directories are nobody's business.
+        if (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&ino.0) || ino.0 == 0 {
+            return Err(Error::Stale(ino));
+        }
+        Ok(self.store.get(ino)?)
+    }
+
+    /// The inode that a caller names, locked shared.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<engine::NodeRead<FsNode>, Error> {
+        let node = self.node(ino)?.read()?;
+        match &*node {
+            FsNode::Inode(_) => Ok(node),
+            _ => Err(Error::Stale(ino)),
+        }
+    }
+}
+
+impl LastReference for FileSystem {
+    fn last_reference_gone(&self, ino: Ino) {
+        self.unreferenced(ino);
+    }
+}
+
+impl std::fmt::Debug for FileSystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileSystem").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,598 @@
+//! Names: lookup, creation, links and their removal, listing.
+//!
+//! Operations that meet several inodes look names up first, lock the inodes in nid order,
+//! and then check under the locks that the names still mean what they did; else they start
+//! again. Each is one record.
+
+use crate::acl::Inherited;
+use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
+use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan};
+use crate::data::OpenFile;
+use crate::dir::{self, Target, check_name, is_dot};
+use crate::filesystem::{DIR_LINK_MAX, FileSystem, LINK_MAX};
+use crate::list;
+use crate::{Error, times};
+use engine::{Need, Op, Slot};
+use format::Damage;
+use std::sync::Arc;
+
+/// Symbolic links followed in one path.
+const LINKS_FOLLOWED: u32 = 40;
+/// readdir offsets below this belong to "." and "..".
+const COOKIES: u64 = 2;
+/// Looks at one name that may find it pointing at an inode just gone.
+const LOOKS: u32 = 100;
+
+/// A new inode in the making.
+struct Draft<'a> {
+    mode: u32,
+    rdev: u32,
+    body: &'a [u8],
+}
+
+impl FileSystem {
+    /// The inode that a name in a directory refers to; "." and ".." as well.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+        if is_dot(name) {
+            let up = {
+                let node = self.inode(parent)?;
+                live_dir(node.inode()?)?.parent
+            };
+            return self.getattr(if name == b"." { parent } else { up });
+        }
+        check_name(name)?;
+        for _ in 0..LOOKS {
+            let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
+            match self.getattr(found.nid) {
+                Ok(attr) if attr.generation == found.generation => return Ok(attr),
+                // Unlinked, perhaps replaced, between the two looks.
+                Ok(_) | Err(Error::Stale(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(self.dangling(parent))
+    }
+
+    pub(crate) fn dangling(&self, dir: Ino) -> Error {
+        Error::Damaged {
+            ino: dir,
+            damage: Damage::new("directory", "a name refers to an inode that is not there"),
+        }
+    }
+
+    /// Looks a name up without locking longer than that takes.
+    pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Name>, Error> {
+        let node = self.inode(parent)?;
+        dir::find(&self.store, &self.hash, live_dir(node.inode()?)?, name)
+    }
+
+    /// Follows a path from the root, symbolic links included, for use without a mount.
+    pub fn resolve(&self, path: &[u8]) -> Result<Attr, Error> {
+        let mut at = self.getattr(ROOT)?;
+        let mut rest: Vec<Vec<u8>> = components(path);
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            let dir = at.ino;
+            at = self.lookup(dir, &name)?;
+            if at.mode & libc::S_IFMT == libc::S_IFLNK {
+                links += 1;
+                if links > LINKS_FOLLOWED {
+                    return Err(Error::TooManySymlinks);
+                }
+                let target = self.readlink(at.ino)?;
+                at = self.getattr(if target.first() == Some(&b'/') {
+                    ROOT
+                } else {
+                    dir
+                })?;
+                rest.extend(components(&target));
+            }
+        }
+        Ok(at)
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        let target = {
+            let node = self.inode(ino)?;
+            let inode = node.inode()?;
+            match &inode.body {
+                Body::Inline(target) if inode.is_symlink() => target.clone(),
+                _ => return Err(Error::Invalid("not a symbolic link")),
+            }
+        };
+        self.touch_atime(ino)?;
+        Ok(target)
+    }
+
+    /// Makes a file, fifo, socket or device node.
+    pub fn mknod(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr, Error> {
+        let (kind, rdev) = match mode & libc::S_IFMT {
+            0 | libc::S_IFREG => (libc::S_IFREG, 0),
+            kind @ (libc::S_IFIFO | libc::S_IFSOCK) => (kind, 0),
+            kind @ (libc::S_IFCHR | libc::S_IFBLK) => (kind, rdev),
+            libc::S_IFDIR => return Err(Error::NotPermitted),
+            _ => return Err(Error::Invalid("unknown file type")),
+        };
+        let draft = Draft {
+            mode: kind | (mode & 0o7777),
+            rdev,
+            body: &[],
+        };
+        self.make(who, parent, name, &draft, false)
+    }
+
+    pub fn mkdir(&self, who: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Attr, Error> {
+        let draft = Draft {
+            mode: libc::S_IFDIR | (mode & 0o1777),
+            rdev: 0,
+            body: &[],
+        };
+        self.make(who, parent, name, &draft, false)
+    }
+
+    pub fn symlink(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Attr, Error> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        if target.len() > crate::content::inode::SYMLINK_MAX {
+            return Err(Error::NameTooLong);
+        }
+        if target.contains(&0) {
+            return Err(Error::Invalid("a target with a zero byte"));
+        }
+        let draft = Draft {
+            mode: libc::S_IFLNK | 0o777,
+            rdev: 0,
+            body: target,
+        };
+        self.make(who, parent, name, &draft, false)
+    }
+
+    /// Makes a regular file and opens it. The name must not exist.
+    pub fn create(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        flags: i32,
+    ) -> Result<(Attr, Arc<OpenFile>), Error> {
+        let draft = Draft {
+            mode: libc::S_IFREG | (mode & 0o7777),
+            rdev: 0,
+            body: &[],
+        };
+        // A reference of ours keeps the inode from going before it is open.
+        let attr = self.make(who, parent, name, &draft, true)?;
+        let file = self.files.open(attr.ino, flags & !libc::O_TRUNC);
+        self.forget(attr.ino, 1);
+        Ok((attr, file?))
+    }
+
+    /// Makes a regular file without a name in the file system of `parent` and opens it;
+    /// `link` can give it a name, else it goes when it is closed.
+    pub fn tmpfile(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        mode: u32,
+        flags: i32,
+    ) -> Result<(Attr, Arc<OpenFile>), Error> {
+        let draft = Draft {
+            mode: libc::S_IFREG | (mode & 0o7777),
+            rdev: 0,
+            body: &[],
+        };
+        let dir = self.node(parent)?;
+        let fresh = self.store.reserve_nid()?;
+        let ino = fresh.nid();
+        let orphans = self.orphan_node(ino)?;
+        let mut op = self.store.begin(Need::Grow)?;
+        let slots = op.lock_sorted(&[&dir, &orphans])?;
+        let parent_inode = live_dir(op.peek(slots[0]).inode()?)?;
+        let (mut inode, attributes) = self.draft(who, parent_inode, &draft, fresh.version())?;
+        inode.nlink = 0;
+        let attributes = attributes.plan(&self.store)?;
+        let orphan = Orphan {
+            nid: ino,
+            generation: inode.generation,
+        };
+        let addition = self.plan_nameless(&mut op, slots[1], orphan)?;
+        self.files.ref_inode(ino);
+        attributes.finish(&mut op, &mut inode);
+        let attr = self.attr_of(ino, &inode);
+        op.create(fresh, FsNode::Inode(Box::new(inode)));
+        addition.finish(&mut op);
+        self.note_orphan(ino);
+        op.commit();
+        let file = self.files.open(ino, flags & !libc::O_TRUNC);
+        self.forget(ino, 1);
+        Ok((attr, file?))
+    }
+
+    fn make(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        draft: &Draft<'_>,
+        hold: bool,
+    ) -> Result<Attr, Error> {
+        if is_dot(name) {
+            return Err(Error::Exists);
+        }
+        check_name(name)?;
+        let dir_node = self.node(parent)?;
+        let fresh = self.store.reserve_nid()?;
+        let ino = fresh.nid();
+        let mut op = self.store.begin(Need::Grow)?;
+        let dir = op.lock(&dir_node)?;
+        let parent_inode = live_dir(op.peek(dir).inode()?)?;
+        let (mut inode, attributes) = self.draft(who, parent_inode, draft, fresh.version())?;
+        if inode.is_dir() {
+            inode.parent = parent;
+            if parent_inode.nlink >= DIR_LINK_MAX {
+                return Err(Error::TooManyLinks);
+            }
+        }
+        let spot = dir::spot(&mut op, &self.hash, dir, name)?;
+        if spot.found.is_some() {
+            return Err(Error::Exists);
+        }
+        let addition = dir::insert(&mut op, spot, name, Target::of(ino, &inode))?;
+        let attributes = attributes.plan(&self.store)?;
+        let parent_change = grown(op.peek(dir).inode()?, 1, inode.is_dir() as i64, inode.btime);
+        if hold {
+            self.files.ref_inode(ino);
+        }
+        attributes.finish(&mut op, &mut inode);
+        let attr = self.attr_of(ino, &inode);
+        op.create(fresh, FsNode::Inode(Box::new(inode)));
+        addition.finish(&mut op);
+        op.apply(dir, parent_change);
+        op.commit();
+        Ok(attr)
+    }
+
+    /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
+    fn draft(
+        &self,
+        who: &Caller,
+        parent: &Inode,
+        draft: &Draft<'_>,
+        generation: u64,
+    ) -> Result<(Inode, Inherited), Error> {
+        let mut mode = draft.mode;
+        let directory = mode & libc::S_IFMT == libc::S_IFDIR;
+        let shared_group = parent.mode & libc::S_ISGID != 0;
+        if shared_group && directory {
+            mode |= libc::S_ISGID;
+        } else if shared_group
+            && mode & (libc::S_ISGID | libc::S_IXGRP) == libc::S_ISGID | libc::S_IXGRP
+            && !(who.privileged || who.in_group || who.gid == parent.gid)
+        {
+            mode &= !libc::S_ISGID;
+        }
+        let inherited = self.inherit_acl(parent, mode, who.umask)?;
+        let mut inode = Inode::new(inherited.mode, generation, self.times.now());
+        inode.uid = who.uid;
+        inode.gid = if shared_group { parent.gid } else { who.gid };
+        inode.rdev = draft.rdev;
+        if !directory {
+            inode.body = Body::Inline(draft.body.to_vec());
+            inode.size = draft.body.len() as u64;
+        }
+        Ok((inode, inherited))
+    }
+
+    /// Gives an inode one more name. Directories have only one.
+    pub fn link(&self, who: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+        if is_dot(name) {
+            return Err(Error::Exists);
+        }
+        check_name(name)?;
+        let (node, dir_node) = (self.node(ino)?, self.node(parent)?);
+        let orphans = self.orphan_node(ino)?;
+        let nameless = self.inode(ino)?.inode()?.nlink == 0;
+        let mut op = self.store.begin(Need::Grow)?;
+        let mut nodes = vec![&node, &dir_node];
+        if nameless {
+            nodes.push(&orphans);
+        }
+        let slots = op.lock_sorted(&nodes)?;
+        let (file, dir) = (slots[0], slots[1]);
+        let inode = op.peek(file).inode()?;
+        if inode.is_dir() {
+            return Err(Error::NotPermitted);
+        }
+        if inode.nlink >= LINK_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        if (inode.nlink == 0) != nameless {
+            // It lost its last name meanwhile, or somebody else gave it one.
+            drop(op);
+            return if nameless {
+                self.link(who, ino, parent, name)
+            } else {
+                Err(Error::NotFound)
+            };
+        }
+        let (target, nlink) = (Target::of(ino, inode), inode.nlink + 1);
+        live_dir(op.peek(dir).inode()?)?;
+        let spot = dir::spot(&mut op, &self.hash, dir, name)?;
+        if spot.found.is_some() {
+            return Err(Error::Exists);
+        }
+        let addition = dir::insert(&mut op, spot, name, target)?;
+        let adoption = match nameless {
+            true => Some(self.plan_adoption(&mut op, slots[2], ino)?),
+            false => None,
+        };
+        let now = self.times.now();
+        let change = grown(op.peek(dir).inode()?, 1, 0, now);
+        addition.finish(&mut op);
+        op.apply(dir, change);
+        op.apply(file, links(nlink, now));
+        if let Some(adoption) = adoption {
+            adoption.finish(&mut op);
+            self.adopted(ino);
+        }
+        self.files.times_set(ino, false, false);
+        let attr = self.attr_of(ino, op.peek(file).inode()?);
+        let epoch = op.commit();
+        self.files.changed(ino, epoch);
+        Ok(attr)
+    }
+
+    /// Removes a name of something that is not a directory.
+    pub fn unlink(&self, _who: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        if is_dot(name) {
+            return Err(Error::IsADirectory);
+        }
+        self.remove(parent, name, false)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, _who: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        match name {
+            b"." => return Err(Error::Invalid("\".\" cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        self.remove(parent, name, true)
+    }
+
+    fn remove(&self, parent: Ino, name: &[u8], directory: bool) -> Result<(), Error> {
+        check_name(name)?;
+        let mut orphanage = false;
+        for _ in 0..LOOKS {
+            let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
+            let victim_node = match self.store.get(found.nid) {
+                Ok(node) => node,
+                Err(engine::Error::Gone(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match victim_node.read() {
+                Ok(node) => {
+                    let inode = node.inode()?;
+                    let last = directory || inode.nlink <= 1;
+                    orphanage |= last && self.needs_orphanage(found.nid, inode);
+                }
+                Err(engine::Error::Gone(_)) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let dir_node = self.node(parent)?;
+            let orphans = self.orphan_node(found.nid)?;
+            let mut op = self.store.begin(Need::Reclaim)?;
+            let mut nodes = vec![&dir_node, &victim_node];
+            if orphanage {
+                nodes.push(&orphans);
+            }
+            let slots = match op.lock_sorted(&nodes) {
+                Ok(slots) => slots,
+                Err(engine::Error::Gone(nid)) if nid == found.nid => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let removal = Removal {
+                dir: slots[0],
+                victim: slots[1],
+                orphans: slots.get(2).copied(),
+                name,
+                expected: &found,
+                directory,
+            };
+            match self.try_remove(op, removal)? {
+                Outcome::Done => return Ok(()),
+                Outcome::Again => {}
+                Outcome::NeedsOrphanage => orphanage = true,
+            }
+        }
+        Err(self.dangling(parent))
+    }
+
+    fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {
+        live_dir(op.peek(r.dir).inode()?)?;
+        let spot = dir::spot(&mut op, &self.hash, r.dir, r.name)?;
+        let inode = op.peek(r.victim).inode()?;
+        let same = |n: &Name| n.nid == r.expected.nid && n.generation == inode.generation;
+        if !spot.found.as_ref().is_some_and(same) {
+            return Ok(Outcome::Again);
+        }
+        let nlink = match (r.directory, inode.is_dir()) {
+            (true, false) => return Err(Error::NotADirectory),
+            (false, true) => return Err(Error::IsADirectory),
+            (true, true) if inode.size > 0 => return Err(Error::NotEmpty),
+            (true, true) => 0,
+            (false, false) => inode.nlink.saturating_sub(1),
+        };
+        let Some(disposal) = self.plan_disposal(&mut op, r.victim, nlink, r.orphans)? else {
+            return Ok(Outcome::NeedsOrphanage);
+        };
+        let deletion = spot.remove(&mut op, true)?;
+        let now = self.times.now();
+        let change = grown(op.peek(r.dir).inode()?, -1, -(r.directory as i64), now);
+        deletion.finish(&mut op);
+        op.apply(r.dir, change);
+        let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now));
+        self.files.times_set(r.expected.nid, false, false);
+        let epoch = op.commit();
+        self.files.changed(r.expected.nid, epoch);
+        if orphaned {
+            self.settle_orphan(r.expected.nid);
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Lists a directory from offset `cookie` (0: the start; else an entry's `next`) until
+    /// `each` returns false, which means that it did not take the entry. An entry that exists
+    /// throughout is listed exactly once, whatever else changes. No lock is held in `each`.
+    pub fn readdir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<(), Error> {
+        let parent = {
+            let node = self.inode(ino)?;
+            let inode = node.inode()?;
+            if !inode.is_dir() {
+                return Err(Error::NotADirectory);
+            }
+            inode.parent
+        };
+        if cookie == 0 {
+            self.touch_atime(ino)?;
+        }
+        let dots = [(ino, &b"."[..]), (parent, &b".."[..])];
+        for (i, (ino, name)) in dots
+            .into_iter()
+            .enumerate()
+            .skip(cookie.min(COOKIES) as usize)
+        {
+            let next = i as u64 + 1;
+            let kind = libc::DT_DIR;
+            let entry = DirEntry {
+                ino,
+                name,
+                kind,
+                next,
+            };
+            if !each(entry) {
+                return Ok(());
+            }
+        }
+        let mut from = Some(cookie.saturating_sub(COOKIES));
+        while let Some(key) = from {
+            let (names, next) = {
+                let node = self.inode(ino)?;
+                list::run_from::<Name>(&self.store, node.inode()?, key)?
+            };
+            for name in names {
+                let entry = DirEntry {
+                    ino: name.nid,
+                    name: &name.name,
+                    kind: name.kind,
+                    next: name.key + 1 + COOKIES,
+                };
+                if !each(entry) {
+                    return Ok(());
+                }
+            }
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Renews the access time of something that was read, if that is due.
+    pub(crate) fn touch_atime(&self, ino: Ino) -> Result<(), Error> {
+        let policy = self.files.options().atime;
+        let now = self.times.now();
+        let due = |inode: &Inode| times::atime_due(policy, inode, now);
+        if self.store.read_only() || !due(self.inode(ino)?.inode()?) {
+            return Ok(());
+        }
+        let node = self.node(ino)?;
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slot = op.lock(&node)?;
+        if due(op.peek(slot).inode()?) {
+            let change = AttrChange {
+                atime: Some(now),
+                ..AttrChange::default()
+            };
+            op.apply(slot, Delta::Attrs(change));
+        }
+        op.commit();
+        Ok(())
+    }
+}
+
+/// A removal whose inodes are locked.
+struct Removal<'a> {
+    dir: Slot,
+    victim: Slot,
+    orphans: Option<Slot>,
+    name: &'a [u8],
+    expected: &'a Name,
+    directory: bool,
+}
+
+enum Outcome {
+    Done,
+    /// The name means something else now.
+    Again,
+    NeedsOrphanage,
+}
+
+/// A directory that can hold names: not a file, not removed.
+pub(crate) fn live_dir(inode: &Inode) -> Result<&Inode, Error> {
+    if !inode.is_dir() {
+        return Err(Error::NotADirectory);
+    }
+    if inode.nlink == 0 {
+        return Err(Error::NotFound);
+    }
+    Ok(inode)
+}
+
+/// A directory's change when it gains `names` names and `subdirs` subdirectories.
+pub(crate) fn grown(dir: &Inode, names: i64, subdirs: i64, now: base::clock::Timestamp) -> Delta {
+    Delta::Attrs(AttrChange {
+        size: Some(dir.size.saturating_add_signed(names)),
+        nlink: (subdirs != 0).then(|| dir.nlink.saturating_add_signed(subdirs as i32)),
+        mtime: Some(now),
+        ctime: Some(now),
+        ..AttrChange::default()
+    })
+}
+
+/// An inode's change when its link count becomes `nlink`.
+pub(crate) fn links(nlink: u32, now: base::clock::Timestamp) -> Delta {
+    Delta::Attrs(AttrChange {
+        nlink: Some(nlink),
+        ctime: Some(now),
+        ..AttrChange::default()
+    })
+}
+
+/// The names in a path, last first.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|&b| b == b'/')
+        .filter(|part| !part.is_empty())
+        .rev()
+        .map(<[u8]>::to_vec)
+        .collect()
+}

@@ -1,0 +1,332 @@
+//! Inodes without a name: unlinked while in use, made by O_TMPFILE, or too large to be deleted
+//! in the record of their unlink.
+//!
+//! Invariants:
+//! 1. An inode with link count 0 is in the orphan directory of its nid, from the record that
+//!    took its last name to the record that deletes it. So a crash never leaks one.
+//! 2. An orphan that may still be in use is in [`OrphanSet`] from before that record's locks are
+//!    released; whoever takes it out of the set deletes it. The last reference goes before the
+//!    set is looked at, and the set is filled before references are looked at, so one of the
+//!    two sees the other.
+
+use crate::api::Ino;
+use crate::content::{Body, Delta, Inode, Orphan, TreeId};
+use crate::filesystem::FileSystem;
+use crate::list::{self, Addition, Deletion};
+use crate::tree;
+use crate::{Error, content::FsNode, xattr};
+use base::sync::{Mutex, rank};
+use engine::{Extent, Need, Node, Op, Slot};
+use format::Nid;
+use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+use std::collections::HashSet;
+
+/// Leaves that one operation frees.
+const LEAVES_AT_ONCE: usize = 16;
+
+/// The orphans that this mount knows of: as many as are unlinked and in use.
+#[derive(Debug)]
+pub struct OrphanSet(Mutex<HashSet<Ino>>);
+
+impl OrphanSet {
+    pub fn new() -> OrphanSet {
+        OrphanSet(Mutex::new(rank::LEAF, HashSet::new()))
+    }
+
+    fn add(&self, ino: Ino) {
+        self.0.lock().insert(ino);
+    }
+
+    /// True for the one caller that took it out.
+    fn take(&self, ino: Ino) -> bool {
+        self.0.lock().remove(&ino)
+    }
+
+    fn has(&self, ino: Ino) -> bool {
+        self.0.lock().contains(&ino)
+    }
+}
+
+/// What happens to an inode that loses a link.
+pub(crate) enum Disposal<'s> {
+    /// It has others.
+    Linked,
+    /// Nobody uses it and it is small: it goes in this record. Its blocks are freed already.
+    Delete,
+    /// It goes to its orphan directory.
+    Orphan(Addition<'s, Orphan>),
+}
+
+/// The nid of the orphan directory for an inode.
+fn directory_of(ino: Ino) -> Nid {
+    Nid(FIRST_ORPHANS + ino.0 % ORPHAN_DIRECTORIES)
+}
+
+fn orphan_spot(op: &mut Op<'_, FsNode>, dir: Slot, ino: Ino) -> Result<list::Spot<Orphan>, Error> {
+    list::spot(op, dir, ino.0, |orphan: &Orphan| orphan.nid == ino)
+}
+
+/// The blocks of an inode that one record can free whole; `None`: it takes more than that.
+fn small(inode: &Inode) -> Option<Vec<Extent>> {
+    if inode.xattr_root.is_some() || !xattr::is_plain(&inode.xattrs) {
+        return None;
+    }
+    match &inode.body {
+        Body::Inline(_) => Some(Vec::new()),
+        Body::Entries(list) if list.is_empty() => Some(Vec::new()),
+        Body::Extents(list) => Some(
+            list.iter()
+                .map(|e| Extent {
+                    block: e.block,
+                    len: e.len,
+                })
+                .collect(),
+        ),
+        _ => None,
+    }
+}
+
+impl FileSystem {
+    /// The orphan directory that an operation which takes the last name of `ino` must lock.
+    pub(crate) fn orphan_node(&self, ino: Ino) -> Result<Node<FsNode>, Error> {
+        Ok(self.store.get(directory_of(ino))?)
+    }
+
+    /// Whether taking the inode's last name will need its orphan directory, as far as can be
+    /// told without locks.
+    pub(crate) fn needs_orphanage(&self, ino: Ino, inode: &Inode) -> bool {
+        small(inode).is_none() || self.is_active(ino, inode)
+    }
+
+    /// Somebody uses the inode, or work on it may be under way.
+    fn is_active(&self, ino: Ino, inode: &Inode) -> bool {
+        self.files.is_referenced(ino) || self.files.volatile(ino, inode.generation).is_some()
+    }
+
+    /// Decides what becomes of a locked inode whose link count drops to `nlink` (phase 1).
+    /// `None`: it needs the orphan directory, which is not locked.
+    pub(crate) fn plan_disposal<'s>(
+        &self,
+        op: &mut Op<'s, FsNode>,
+        victim: Slot,
+        nlink: u32,
+        orphans: Option<Slot>,
+    ) -> Result<Option<Disposal<'s>>, Error> {
+        if nlink > 0 {
+            return Ok(Some(Disposal::Linked));
+        }
+        let ino = op.nid(victim);
+        let inode = op.peek(victim).inode()?;
+        let generation = inode.generation;
+        if let Some(extents) = small(inode).filter(|_| !self.is_active(ino, inode)) {
+            for extent in extents {
+                op.free(extent)?;
+            }
+            return Ok(Some(Disposal::Delete));
+        }
+        let Some(dir) = orphans else { return Ok(None) };
+        let spot = orphan_spot(op, dir, ino)?;
+        let orphan = Orphan {
+            nid: ino,
+            generation,
+        };
+        Ok(Some(Disposal::Orphan(spot.put(op, orphan)?)))
+    }
+
+    /// Carries a disposal out (phase 2); `change` is the victim's new link count and ctime.
+    /// True: after the commit, [`FileSystem::settle_orphan`] must be called.
+    pub(crate) fn dispose(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        victim: Slot,
+        disposal: Disposal<'_>,
+        change: Delta,
+    ) -> bool {
+        match disposal {
+            Disposal::Linked => op.apply(victim, change),
+            Disposal::Delete => op.delete(victim),
+            Disposal::Orphan(addition) => {
+                op.apply(victim, change);
+                addition.finish(op);
+                self.orphans.add(op.nid(victim));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Plans an orphan entry for an inode that is about to be created without a name.
+    pub(crate) fn plan_nameless<'s>(
+        &self,
+        op: &mut Op<'s, FsNode>,
+        dir: Slot,
+        orphan: Orphan,
+    ) -> Result<Addition<'s, Orphan>, Error> {
+        let spot = orphan_spot(op, dir, orphan.nid)?;
+        spot.put(op, orphan)
+    }
+
+    /// Notes a nameless inode that is in use, before the record that makes it so ends.
+    pub(crate) fn note_orphan(&self, ino: Ino) {
+        self.orphans.add(ino);
+    }
+
+    /// Plans to take an orphan that gets a name out of its directory. Only one that this mount
+    /// holds on to can get a name.
+    pub(crate) fn plan_adoption(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        dir: Slot,
+        ino: Ino,
+    ) -> Result<Deletion<Orphan>, Error> {
+        if !self.orphans.has(ino) {
+            return Err(Error::NotFound);
+        }
+        let spot = orphan_spot(op, dir, ino)?;
+        spot.remove(op, true)
+    }
+
+    /// The inode has a name again; its record is about to be appended.
+    pub(crate) fn adopted(&self, ino: Ino) {
+        self.orphans.take(ino);
+    }
+
+    /// Deletes an inode that was made an orphan, if nobody uses it (any more). The
+    /// operation is over: no lock is held.
+    pub(crate) fn settle_orphan(&self, ino: Ino) {
+        if !self.files.is_referenced(ino) {
+            self.unreferenced(ino);
+        }
+    }
+
+    /// One more reference by the kernel, which keeps an unlinked inode alive.
+    pub fn ref_inode(&self, ino: Ino) {
+        self.files.ref_inode(ino);
+    }
+
+    /// `count` references fewer; an unlinked inode without references is deleted.
+    /// Takes locks: the caller holds none.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if self.files.forget(ino, count) {
+            self.unreferenced(ino);
+        }
+    }
+
+    /// The last reference is gone. What fails here stays in its orphan directory, and the next
+    /// open tries again.
+    pub(crate) fn unreferenced(&self, ino: Ino) {
+        if !self.orphans.take(ino) {
+            return;
+        }
+        if self.files.is_referenced(ino) {
+            self.orphans.add(ino);
+            return;
+        }
+        if let Err(error) = self.delete_orphan(ino)
+            && !self.store.read_only()
+        {
+            tracing::warn!("unlinked inode {ino} is not deleted before the next mount: {error}");
+        }
+    }
+
+    /// Frees all that an unlinked inode has, in as many records as it takes, then the inode.
+    fn delete_orphan(&self, ino: Ino) -> Result<(), Error> {
+        {
+            let node = self.store.get(ino)?.read()?;
+            let inode = node.inode()?;
+            if inode.nlink > 0 {
+                let what = "an orphan with names";
+                return Err(format::Damage::new("orphan directory", what).into());
+            }
+            let file = inode.is_file();
+            drop(node);
+            if file {
+                self.files.release(ino)?;
+            }
+        }
+        self.empty_attributes(ino)?;
+        self.empty_directory(ino)?;
+        let (node, orphans) = (self.store.get(ino)?, self.orphan_node(ino)?);
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slots = op.lock_sorted(&[&node, &orphans])?;
+        let extents = small(op.peek(slots[0]).inode()?)
+            .ok_or(format::Damage::new("inode", "does not become empty"))?;
+        for extent in extents {
+            op.free(extent)?;
+        }
+        let removal = orphan_spot(&mut op, slots[1], ino)?.remove(&mut op, true)?;
+        removal.finish(&mut op);
+        op.delete(slots[0]);
+        op.commit();
+        Ok(())
+    }
+
+    /// Frees an attribute tree and all values outside the inode.
+    fn empty_attributes(&self, ino: Ino) -> Result<(), Error> {
+        loop {
+            let node = self.store.get(ino)?;
+            let mut op = self.store.begin(Need::Reclaim)?;
+            let slot = op.lock(&node)?;
+            let inode = op.peek(slot).inode()?;
+            if inode.xattr_root.is_none() {
+                if xattr::is_plain(&inode.xattrs) {
+                    return Ok(());
+                }
+                let list = inode.xattrs.clone();
+                let values = xattr::lock_values(&mut op, &list)?;
+                values.into_iter().for_each(|value| op.delete(value));
+                op.apply(slot, Delta::InlineXattrs(Vec::new()));
+                op.commit();
+                continue;
+            }
+            // One leaf at a time: its values are up to 64 KiB each.
+            let (removal, leaves) = tree::plan_tail(&self.store, &mut op, slot, TreeId::Xattrs, 1)?;
+            let mut values = Vec::new();
+            for leaf in leaves {
+                let list = op.peek(leaf).xattrs()?.to_vec();
+                values.extend(xattr::lock_values(&mut op, &list)?);
+            }
+            values.into_iter().for_each(|value| op.delete(value));
+            removal.finish(&mut op, None);
+            op.commit();
+        }
+    }
+
+    /// Frees the (empty) buckets of a removed directory.
+    fn empty_directory(&self, ino: Ino) -> Result<(), Error> {
+        loop {
+            let node = self.store.get(ino)?;
+            let mut op = self.store.begin(Need::Reclaim)?;
+            let slot = op.lock(&node)?;
+            let inode = op.peek(slot).inode()?;
+            if !inode.is_dir() || inode.root(TreeId::Body).is_none() {
+                return Ok(());
+            }
+            let (removal, _) =
+                tree::plan_tail(&self.store, &mut op, slot, TreeId::Body, LEAVES_AT_ONCE)?;
+            removal.finish(&mut op, Some(Body::Entries(Vec::new())));
+            op.commit();
+        }
+    }
+
+    /// Deletes what a crash left without names; part of opening, nobody uses anything yet.
+    pub(crate) fn finish_orphans(&self) -> Result<(), Error> {
+        for i in 0..ORPHAN_DIRECTORIES {
+            let dir = Nid(FIRST_ORPHANS + i);
+            let mut from = Some(0);
+            while let Some(key) = from {
+                let (run, next) = {
+                    let node = self.store.get(dir)?.read()?;
+                    list::run_from::<Orphan>(&self.store, node.inode()?, key)?
+                };
+                for orphan in run {
+                    if let Err(error) = self.delete_orphan(orphan.nid) {
+                        tracing::error!("unlinked inode {} stays: {error}", orphan.nid);
+                    }
+                }
+                from = next;
+            }
+        }
+        Ok(())
+    }
+}

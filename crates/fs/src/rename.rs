@@ -1,0 +1,452 @@
+//! Rename: plain, replacing, without replacing, and exchanging.
+
+use crate::Error;
+use crate::api::{Caller, Ino, ROOT};
+use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
+use crate::dir::{self, Target, check_name, is_dot};
+use crate::filesystem::{DIR_LINK_MAX, FileSystem};
+use crate::list::{Addition, Deletion};
+use crate::namespace::{links, live_dir};
+use crate::orphan::Disposal;
+use base::clock::Timestamp;
+use base::sync::MutexGuard;
+use engine::{Need, Node, Op, Slot};
+
+/// Fails when the new name exists.
+pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
+/// Both names exist, and change places.
+pub const RENAME_EXCHANGE: u32 = libc::RENAME_EXCHANGE;
+
+/// Starts that may find the names changed under them.
+const TRIES: u32 = 100;
+/// Directories above one another, at most; more is a cycle in a damaged tree.
+const DEPTH_MAX: u32 = 1 << 20;
+
+/// A rename as asked for.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    from: Ino,
+    name: &'a [u8],
+    to: Ino,
+    new_name: &'a [u8],
+    exchange: bool,
+}
+
+/// What it was found to be about, to be checked again under the locks.
+struct Found {
+    source: Name,
+    target: Option<Name>,
+}
+
+/// The inodes, locked.
+#[derive(Clone, Copy)]
+struct Slots {
+    from: Slot,
+    to: Slot,
+    source: Slot,
+    target: Option<Slot>,
+    orphans: Option<Slot>,
+}
+
+enum Outcome {
+    /// Done; the inode that lost its last name and is an orphan now.
+    Done(Option<Ino>),
+    Again,
+    NeedsOrphanage,
+}
+
+impl Request<'_> {
+    fn crosses(&self) -> bool {
+        self.from != self.to
+    }
+}
+
+impl FileSystem {
+    /// Renames in one atomic step; `flags`: [`RENAME_NOREPLACE`] or [`RENAME_EXCHANGE`].
+    /// A file that takes the place of another is written back first, so that no crash shows
+    /// the new name with less than the old content or the new one.
+    pub fn rename(
+        &self,
+        _who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<(), Error> {
+        let exchange = flags & RENAME_EXCHANGE != 0;
+        let keep = flags & RENAME_NOREPLACE != 0;
+        if flags & !(RENAME_EXCHANGE | RENAME_NOREPLACE) != 0 || (exchange && keep) {
+            return Err(Error::Invalid("unknown rename flags"));
+        }
+        if is_dot(name) || is_dot(new_name) {
+            return Err(if keep { Error::Exists } else { Error::Busy });
+        }
+        check_name(name)?;
+        check_name(new_name)?;
+        let request = Request {
+            from: parent,
+            name,
+            to: new_parent,
+            new_name,
+            exchange,
+        };
+        let mut orphanage = false;
+        for _ in 0..TRIES {
+            let source = self.find(parent, name)?.ok_or(Error::NotFound)?;
+            let target = self.find(new_parent, new_name)?;
+            match &target {
+                None if exchange => return Err(Error::NotFound),
+                Some(_) if keep => return Err(Error::Exists),
+                // Two names of one file: POSIX wants nothing to happen.
+                Some(target) if target.nid == source.nid => return Ok(()),
+                _ => {}
+            }
+            let found = Found { source, target };
+            match self.try_rename(&request, &found, orphanage)? {
+                Outcome::Done(orphan) => {
+                    if let Some(ino) = orphan {
+                        self.settle_orphan(ino);
+                    }
+                    return Ok(());
+                }
+                Outcome::Again => {}
+                Outcome::NeedsOrphanage => orphanage = true,
+            }
+        }
+        Err(self.dangling(parent))
+    }
+
+    fn try_rename(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+        orphanage: bool,
+    ) -> Result<Outcome, Error> {
+        let directory = |name: &Name| name.kind == libc::DT_DIR;
+        let moves_up = directory(&found.source);
+        let moves_down = request.exchange && found.target.as_ref().is_some_and(directory);
+        let _guard = match request.crosses() && (moves_up || moves_down) {
+            true => Some(self.check_ancestry(request, found)?),
+            false => None,
+        };
+        let mut nodes: Vec<Node<FsNode>> = vec![self.node(request.from)?, self.node(request.to)?];
+        for name in [Some(&found.source), found.target.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            match self.store.get(name.nid) {
+                Ok(node) => nodes.push(node),
+                Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let replaced = found.target.as_ref().filter(|_| !request.exchange);
+        let mut orphaned = orphanage;
+        if let Some(target) = replaced {
+            if found.source.kind == libc::DT_REG {
+                match self.files.write_back(found.source.nid) {
+                    Err(Error::Stale(_)) => return Ok(Outcome::Again),
+                    other => other?,
+                }
+            }
+            match nodes[3].read() {
+                Ok(node) => orphaned |= self.needs_orphanage(target.nid, node.inode()?),
+                Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
+                Err(error) => return Err(error.into()),
+            }
+            if orphaned {
+                nodes.push(self.orphan_node(target.nid)?);
+            }
+        }
+        let need = if found.target.is_some() {
+            Need::Reclaim
+        } else {
+            Need::Grow
+        };
+        let mut op = self.store.begin(need)?;
+        let slots = match op.lock_sorted(&nodes.iter().collect::<Vec<_>>()) {
+            Ok(slots) => slots,
+            Err(engine::Error::Gone(nid)) if nid != request.from && nid != request.to => {
+                return Ok(Outcome::Again);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let slots = Slots {
+            from: slots[0],
+            to: slots[1],
+            source: slots[2],
+            target: found.target.as_ref().map(|_| slots[3]),
+            orphans: slots.get(4).copied(),
+        };
+        self.rename_locked(op, request, found, slots)
+    }
+
+    /// Takes the rename lock and checks that no directory would end up inside itself (R13).
+    fn check_ancestry(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+    ) -> Result<MutexGuard<'_, ()>, Error> {
+        let guard = self.renames.lock();
+        let inside = Error::Invalid("a directory cannot move into itself");
+        if found.source.kind == libc::DT_DIR && self.is_above(found.source.nid, request.to)? {
+            return Err(inside);
+        }
+        if let Some(target) = &found.target
+            && target.kind == libc::DT_DIR
+            && self.is_above(target.nid, request.from)?
+        {
+            return Err(if request.exchange {
+                inside
+            } else {
+                Error::NotEmpty
+            });
+        }
+        Ok(guard)
+    }
+
+    /// Whether `upper` is `lower` or above it. The rename lock keeps the answer true.
+    fn is_above(&self, upper: Ino, lower: Ino) -> Result<bool, Error> {
+        let mut at = lower;
+        for _ in 0..DEPTH_MAX {
+            if at == upper {
+                return Ok(true);
+            }
+            if at == ROOT {
+                return Ok(false);
+            }
+            at = live_dir(self.inode(at)?.inode()?)?.parent;
+        }
+        Err(format::Damage::new("directory", "its parents form a cycle").into())
+    }
+
+    fn rename_locked(
+        &self,
+        mut op: Op<'_, FsNode>,
+        request: &Request<'_>,
+        found: &Found,
+        slots: Slots,
+    ) -> Result<Outcome, Error> {
+        live_dir(op.peek(slots.from).inode()?)?;
+        live_dir(op.peek(slots.to).inode()?)?;
+        let old = dir::spot(&mut op, &self.hash, slots.from, request.name)?;
+        let new = dir::spot(&mut op, &self.hash, slots.to, request.new_name)?;
+        let source = op.peek(slots.source).inode()?;
+        if old.found.as_ref() != Some(&found.source)
+            || new.found != found.target
+            || source.generation != found.source.generation
+        {
+            return Ok(Outcome::Again);
+        }
+        let target = match slots.target {
+            Some(slot) => Some(op.peek(slot).inode()?),
+            None => None,
+        };
+        if let (Some(inode), Some(name)) = (target, &found.target)
+            && inode.generation != name.generation
+        {
+            return Ok(Outcome::Again);
+        }
+        if let (Some(target), false) = (target, request.exchange) {
+            check_replaceable(source, target)?;
+        }
+        let tally = Tally::count(request, source, target);
+        tally.check(&op, slots, request)?;
+        let now = self.times.now();
+        let moved = Target::of(found.source.nid, source);
+        let step = match (slots.target, &found.target, &found.source) {
+            (Some(victim), Some(name), first) if request.exchange => Step::Exchange {
+                old: (
+                    old.slot(),
+                    first.key,
+                    Target::of(name.nid, op.peek(victim).inode()?),
+                ),
+                new: (new.slot(), name.key, moved),
+            },
+            (Some(victim), Some(name), _) => {
+                let nlink = match op.peek(victim).inode()? {
+                    inode if inode.is_dir() => 0,
+                    inode => inode.nlink.saturating_sub(1),
+                };
+                let Some(disposal) = self.plan_disposal(&mut op, victim, nlink, slots.orphans)?
+                else {
+                    return Ok(Outcome::NeedsOrphanage);
+                };
+                Step::Replace {
+                    new: (new.slot(), name.key, moved),
+                    old: old.remove(&mut op, request.crosses())?,
+                    victim,
+                    disposal,
+                    nlink,
+                }
+            }
+            _ => {
+                let addition = dir::insert(&mut op, new, request.new_name, moved)?;
+                let old = old.remove(&mut op, request.crosses())?;
+                Step::Move { old, addition }
+            }
+        };
+        let orphan = self.carry_out(&mut op, step, now);
+        tally.apply(&mut op, slots, request, now);
+        let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
+        for ino in changed.into_iter().flatten() {
+            self.files.times_set(ino, false, false);
+        }
+        let epoch = op.commit();
+        for ino in changed.into_iter().flatten() {
+            self.files.changed(ino, epoch);
+        }
+        Ok(Outcome::Done(orphan))
+    }
+
+    /// Changes the names (phase 2); returns an inode that became an orphan.
+    fn carry_out(&self, op: &mut Op<'_, FsNode>, step: Step<'_>, now: Timestamp) -> Option<Ino> {
+        match step {
+            Step::Move { old, addition } => {
+                // In this order an addition may share the directory; see `list`.
+                old.finish(op);
+                addition.finish(op);
+            }
+            Step::Exchange { old, new } => {
+                retarget(op, old);
+                retarget(op, new);
+            }
+            Step::Replace {
+                new,
+                old,
+                victim,
+                disposal,
+                nlink,
+            } => {
+                retarget(op, new);
+                old.finish(op);
+                let ino = op.nid(victim);
+                if self.dispose(op, victim, disposal, links(nlink, now)) {
+                    return Some(ino);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A name, by the node that holds it and its key, and what it will refer to.
+type Retargeted = (Slot, u64, Target);
+
+enum Step<'s> {
+    Move {
+        old: Deletion<Name>,
+        addition: Addition<'s, Name>,
+    },
+    Exchange {
+        old: Retargeted,
+        new: Retargeted,
+    },
+    Replace {
+        new: Retargeted,
+        old: Deletion<Name>,
+        victim: Slot,
+        disposal: Disposal<'s>,
+        nlink: u32,
+    },
+}
+
+fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted) {
+    let delta = Delta::Retarget {
+        key,
+        nid: target.ino,
+        generation: target.generation,
+        kind: target.kind,
+    };
+    op.apply(slot, delta);
+}
+
+fn check_replaceable(source: &Inode, target: &Inode) -> Result<(), Error> {
+    match (source.is_dir(), target.is_dir()) {
+        (true, false) => Err(Error::NotADirectory),
+        (false, true) => Err(Error::IsADirectory),
+        (true, true) if target.size > 0 => Err(Error::NotEmpty),
+        _ => Ok(()),
+    }
+}
+
+/// By how much the directories' counts change, and who gets another parent.
+struct Tally {
+    from_names: i64,
+    from_dirs: i64,
+    to_names: i64,
+    to_dirs: i64,
+    source_moves: bool,
+    target_moves: bool,
+}
+
+impl Tally {
+    fn count(request: &Request<'_>, source: &Inode, target: Option<&Inode>) -> Tally {
+        let is_dir = |inode: Option<&Inode>| inode.is_some_and(Inode::is_dir);
+        let up = source.is_dir() as i64;
+        let down = is_dir(target) as i64;
+        let crosses = request.crosses();
+        if request.exchange {
+            return Tally {
+                from_names: 0,
+                from_dirs: down - up,
+                to_names: 0,
+                to_dirs: up - down,
+                source_moves: crosses && up == 1,
+                target_moves: crosses && down == 1,
+            };
+        }
+        Tally {
+            from_names: -1,
+            from_dirs: -up,
+            to_names: target.is_none() as i64,
+            to_dirs: up - down,
+            source_moves: crosses && up == 1,
+            target_moves: false,
+        }
+    }
+
+    fn check(&self, op: &Op<'_, FsNode>, slots: Slots, request: &Request<'_>) -> Result<(), Error> {
+        let to = op.peek(slots.to).inode()?;
+        if request.crosses() && self.to_dirs > 0 && to.nlink >= DIR_LINK_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        Ok(())
+    }
+
+    /// Changes the counts and times of the directories and of what moved (phase 2).
+    fn apply(&self, op: &mut Op<'_, FsNode>, slots: Slots, request: &Request<'_>, now: Timestamp) {
+        let counted = match request.crosses() {
+            true => vec![
+                (slots.from, self.from_names, self.from_dirs),
+                (slots.to, self.to_names, self.to_dirs),
+            ],
+            false => vec![(
+                slots.from,
+                self.from_names + self.to_names,
+                self.from_dirs + self.to_dirs,
+            )],
+        };
+        for (slot, names, dirs) in counted {
+            let dir = op
+                .peek(slot)
+                .inode()
+                .expect("checked before the first change");
+            let change = crate::namespace::grown(dir, names, dirs, now);
+            op.apply(slot, change);
+        }
+        let mut moved = vec![(slots.source, self.source_moves.then_some(request.to))];
+        if let (Some(slot), true) = (slots.target, request.exchange) {
+            moved.push((slot, self.target_moves.then_some(request.from)));
+        }
+        for (slot, parent) in moved {
+            let change = AttrChange {
+                parent,
+                ctime: Some(now),
+                ..AttrChange::default()
+            };
+            op.apply(slot, Delta::Attrs(change));
+        }
+    }
+}
