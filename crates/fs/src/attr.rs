@@ -5,6 +5,7 @@ use crate::acl::{ACCESS, Acl};
 use crate::api::{Attr, Caller, Ino, SetAttr, SetTime};
 use crate::content::{AttrChange, Delta, Inode};
 use crate::filesystem::FileSystem;
+use crate::xattr::CAPABILITY;
 use base::clock::Timestamp;
 use engine::Need;
 use format::BLOCK_SIZE;
@@ -72,7 +73,10 @@ impl FileSystem {
     /// Changes attributes. A new size comes first, in steps of its own; all else is one step.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
         if let Some(size) = set.size {
-            self.truncate(who, ino, size, set.kill_suidgid)?;
+            self.truncate(who, ino, size)?;
+            if set.kill_suidgid {
+                self.kill_privileges(ino)?;
+            }
         }
         let rest = SetAttr {
             size: None,
@@ -101,10 +105,10 @@ impl FileSystem {
         }
         let taken = (set.uid.is_some() || set.gid.is_some() || rest.kill_suidgid)
             && inode.is_file()
-            && self.attribute(inode, b"security.capability")?.is_some();
+            && self.attribute(inode, CAPABILITY)?.is_some();
         let plan = match list {
             Some(value) => Some(self.plan_set(&mut op, slot, ACCESS, &value, 0)?),
-            None if taken => Some(self.plan_unset(&mut op, slot, b"security.capability")?),
+            None if taken => Some(self.plan_unset(&mut op, slot, CAPABILITY)?),
             None => None,
         };
         if let Some(plan) = plan {

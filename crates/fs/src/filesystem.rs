@@ -11,14 +11,13 @@ use crate::dir::NameHash;
 use crate::orphan::OrphanSet;
 use crate::times::Times;
 use base::clock::Clock;
-use base::sync::{Condvar, Mutex, rank};
+use base::sync::{Mutex, rank};
 use device::Array;
 use engine::{Need, Node, RecoveryReport, Store, StoreOptions};
 use format::dir::NAME_MAX;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 use format::{BLOCK_SIZE, Nid};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// Hard links that an inode can have.
 pub const LINK_MAX: u32 = 65_000;
@@ -77,13 +76,11 @@ pub struct FileSystem {
     pub(crate) store: Arc<Store<FsNode>>,
     pub(crate) files: Arc<Files>,
     pub(crate) hash: NameHash,
-    pub(crate) times: Times,
+    pub(crate) times: Arc<Times>,
     /// Held by a rename that moves a directory to another parent (R13).
     pub(crate) renames: Mutex<()>,
     pub(crate) orphans: OrphanSet,
     recovery: RecoveryReport,
-    stop: Arc<(Mutex<bool>, Condvar)>,
-    threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
 }
 
 impl FileSystem {
@@ -122,21 +119,20 @@ impl FileSystem {
     pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
         let key = array.label().hash_key;
         let (store, recovery) = Store::<FsNode>::open(array, options.store.clone())?;
-        let files = Files::new(Arc::clone(&store), options.data.clone());
+        let times = Arc::new(Times::new(store.clock().clone()));
+        let files = Files::new(Arc::clone(&store), Arc::clone(&times), options.data.clone());
         let hash = match options.hash_mask {
             Some(mask) => NameHash::weakened(&key, mask),
             None => NameHash::new(&key),
         };
         let fs = Arc::new(FileSystem {
-            times: Times::new(store.clock().clone()),
             store,
+            times,
             files,
             hash,
             renames: Mutex::new(rank::RENAME, ()),
             orphans: OrphanSet::new(),
             recovery,
-            stop: Arc::new((Mutex::new(rank::LEAF, false), Condvar::new())),
-            threads: Mutex::new(rank::LEAF, Vec::new()),
         });
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);
         fs.files.set_owner(owner);
@@ -144,37 +140,10 @@ impl FileSystem {
         if !fs.store.read_only() {
             fs.finish_orphans()?;
             if options.store.background {
-                fs.start_threads()?;
+                fs.files.start()?;
             }
         }
         Ok(fs)
-    }
-
-    fn start_threads(self: &Arc<Self>) -> Result<(), Error> {
-        let fs = Arc::downgrade(self);
-        let stop = Arc::clone(&self.stop);
-        let body = move || {
-            loop {
-                {
-                    let mut stopped = stop.0.lock();
-                    if !*stopped {
-                        stop.1.wait_for(&mut stopped, Duration::from_secs(1));
-                    }
-                    if *stopped {
-                        return;
-                    }
-                }
-                let Some(fs) = fs.upgrade() else { return };
-                // What failed is latched where it happened; fsync reports it.
-                if let Err(error) = fs.tick() {
-                    tracing::warn!("background work: {error}");
-                }
-            }
-        };
-        let thread = base::thread::spawn("sheaf-fs", body)
-            .map_err(|error| engine::Error::Thread(Arc::new(error)))?;
-        self.threads.lock().push(thread);
-        Ok(())
     }
 
     /// What recovery found when this was opened.
@@ -196,20 +165,11 @@ impl FileSystem {
 
     /// Writes everything back, and ends: after this the devices hold all of it, cleanly.
     pub fn close(&self) -> Result<(), Error> {
-        {
-            *self.stop.0.lock() = true;
-            self.stop.1.notify_all();
-        }
-        let threads: Vec<_> = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("the background thread panicked");
-            }
-        }
+        self.files.stop();
         let written = if self.store.read_only() {
             Ok(())
         } else {
-            self.files.sync()
+            self.files.write_back_all()
         };
         self.store.close()?;
         written
@@ -223,7 +183,7 @@ impl FileSystem {
                 None => Ok(()),
             };
         }
-        self.files.sync()?;
+        self.files.write_back_all()?;
         self.store.sync()?;
         Ok(())
     }

@@ -11,6 +11,7 @@ mod data;
 pub mod dir;
 mod error;
 mod filesystem;
+mod handle;
 pub mod list;
 mod namespace;
 mod orphan;

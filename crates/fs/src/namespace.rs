@@ -339,7 +339,7 @@ impl FileSystem {
         }
         let addition = dir::insert(&mut op, spot, name, target)?;
         let adoption = match nameless {
-            true => Some(self.plan_adoption(&mut op, slots[2], ino)?),
+            true => self.plan_adoption(&mut op, slots[2], file)?,
             false => None,
         };
         let now = self.times.now();
@@ -349,6 +349,8 @@ impl FileSystem {
         op.apply(file, links(nlink, now));
         if let Some(adoption) = adoption {
             adoption.finish(&mut op);
+        }
+        if nameless {
             self.adopted(ino);
         }
         self.files.times_set(ino, false, false);

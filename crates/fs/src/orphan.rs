@@ -53,8 +53,8 @@ pub(crate) enum Disposal<'s> {
     Linked,
     /// Nobody uses it and it is small: it goes in this record. Its blocks are freed already.
     Delete,
-    /// It goes to its orphan directory.
-    Orphan(Addition<'s, Orphan>),
+    /// It goes to its orphan directory, unless it is listed there for a pending truncate.
+    Orphan(Option<Addition<'s, Orphan>>),
 }
 
 /// The nid of the orphan directory for an inode.
@@ -130,7 +130,11 @@ impl FileSystem {
             nid: ino,
             generation,
         };
-        Ok(Some(Disposal::Orphan(spot.put(op, orphan)?)))
+        let addition = match spot.found {
+            Some(_) => None,
+            None => Some(spot.put(op, orphan)?),
+        };
+        Ok(Some(Disposal::Orphan(addition)))
     }
 
     /// Carries a disposal out (phase 2); `change` is the victim's new link count and ctime.
@@ -147,7 +151,9 @@ impl FileSystem {
             Disposal::Delete => op.delete(victim),
             Disposal::Orphan(addition) => {
                 op.apply(victim, change);
-                addition.finish(op);
+                if let Some(addition) = addition {
+                    addition.finish(op);
+                }
                 self.orphans.add(op.nid(victim));
                 return true;
             }
@@ -172,18 +178,22 @@ impl FileSystem {
     }
 
     /// Plans to take an orphan that gets a name out of its directory. Only one that this mount
-    /// holds on to can get a name.
+    /// holds on to can get a name. `None`: it stays listed until its truncation is done.
     pub(crate) fn plan_adoption(
         &self,
         op: &mut Op<'_, FsNode>,
         dir: Slot,
-        ino: Ino,
-    ) -> Result<Deletion<Orphan>, Error> {
+        inode: Slot,
+    ) -> Result<Option<Deletion<Orphan>>, Error> {
+        let ino = op.nid(inode);
         if !self.orphans.has(ino) {
             return Err(Error::NotFound);
         }
+        if op.peek(inode).inode()?.pending_truncate.is_some() {
+            return Ok(None);
+        }
         let spot = orphan_spot(op, dir, ino)?;
-        spot.remove(op, true)
+        Ok(Some(spot.remove(op, true)?))
     }
 
     /// The inode has a name again; its record is about to be appended.
@@ -235,13 +245,14 @@ impl FileSystem {
             let node = self.store.get(ino)?.read()?;
             let inode = node.inode()?;
             if inode.nlink > 0 {
-                let what = "an orphan with names";
-                return Err(format::Damage::new("orphan directory", what).into());
+                // Listed because it was being cut.
+                drop(node);
+                return self.files.finish_chain(&self.store.get(ino)?);
             }
             let file = inode.is_file();
             drop(node);
             if file {
-                self.files.release(ino)?;
+                self.files.release_data(ino)?;
             }
         }
         self.empty_attributes(ino)?;

@@ -20,6 +20,9 @@ pub const XATTR_REPLACE: i32 = libc::XATTR_REPLACE;
 /// Setting an access list clears set-group-ID: the kernel found the caller not in the group.
 pub const XATTR_ACL_KILL_SGID: i32 = 1 << 8;
 
+/// File capabilities, which a change of content or owner takes away.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
 /// No value is outside the inode.
 pub(crate) fn is_plain(list: &[Xattr]) -> bool {
     list.iter().all(|x| matches!(x.value, Value::Here(_)))

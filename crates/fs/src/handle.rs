@@ -1,0 +1,102 @@
+//! Open files: the calls of [`FileSystem`] that read, write and sync.
+
+use crate::api::{Caller, Ino};
+use crate::data::OpenFile;
+use crate::filesystem::FileSystem;
+use crate::{Error, SetAttr};
+use std::sync::Arc;
+
+impl FileSystem {
+    /// Opens a regular file; `flags` are `O_*`. `O_TRUNC` cuts it first, and takes set-id
+    /// privileges away as a write would.
+    pub fn open_file(&self, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
+        if self.read_only() && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(Error::ReadOnly);
+        }
+        let file = self.files.open(ino, flags)?;
+        if flags & libc::O_TRUNC != 0 {
+            self.truncate(&Caller::root(), ino, 0)?;
+            self.kill_privileges(ino)?;
+        }
+        Ok(file)
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        self.files.read(file, offset, buf)
+    }
+
+    /// Writes at `offset`, or at the end with `O_APPEND`; durable on return with `O_SYNC` or
+    /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle.
+    pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
+        self.files.write(file, offset, data)
+    }
+
+    /// Reports a failed write-back, as `close` does.
+    pub fn flush(&self, file: &OpenFile) -> Result<(), Error> {
+        self.files.flush(file)
+    }
+
+    /// Makes a file durable: data and size, and unless `data_only` its times.
+    pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), Error> {
+        self.files.fsync(file, data_only)
+    }
+
+    /// As [`FileSystem::fsync`], for anything with an inode number, directories included.
+    pub fn fsync_inode(&self, ino: Ino, data_only: bool) -> Result<(), Error> {
+        self.files.fsync_inode(ino, data_only)
+    }
+
+    /// Allocates, punches or zeroes; `mode` as for the system call.
+    pub fn fallocate(
+        &self,
+        file: &OpenFile,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        self.files.fallocate(file, mode, offset, len)
+    }
+
+    /// The next data or hole from `offset` on; `whence` is `SEEK_DATA` or `SEEK_HOLE`.
+    pub fn seek(&self, file: &OpenFile, offset: u64, whence: i32) -> Result<u64, Error> {
+        self.files.seek(file, offset, whence)
+    }
+
+    /// Copies a range between files; returns the bytes copied.
+    pub fn copy_range(
+        &self,
+        from: &OpenFile,
+        from_offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, Error> {
+        self.files.copy_range(from, from_offset, to, to_offset, len)
+    }
+
+    /// Sets a file's size; what is added reads as zeros.
+    pub fn truncate(&self, _who: &Caller, ino: Ino, size: u64) -> Result<(), Error> {
+        self.files.truncate(ino, size)
+    }
+
+    /// Takes set-user-ID, set-group-ID and file capabilities away, as a change of content by
+    /// an unprivileged caller does. Costs one shared lock when there is nothing to take.
+    pub fn kill_privileges(&self, ino: Ino) -> Result<(), Error> {
+        let has_any = {
+            let node = self.inode(ino)?;
+            let inode = node.inode()?;
+            inode.is_file()
+                && (crate::attr::without_privileges(inode.mode, true) != inode.mode
+                    || self.attribute(inode, crate::xattr::CAPABILITY)?.is_some())
+        };
+        if has_any {
+            let set = SetAttr {
+                kill_suidgid: true,
+                ..SetAttr::default()
+            };
+            self.setattr(&Caller::root(), ino, &set)?;
+        }
+        Ok(())
+    }
+}
