@@ -1,0 +1,111 @@
+//! One small array in memory, and a file system on it.
+
+use base::clock::Clock;
+use base::rng::Rng;
+use device::sim::{PowerSwitch, SimDevice};
+use device::{Array, BlockDevice};
+use format::geometry::{Geometry, GeometryOptions};
+use fs::{FileSystem, FsOptions, MkfsOptions};
+use std::sync::Arc;
+
+/// The simulated machine: devices on one power switch, a clock, and what runs on them.
+pub struct World {
+    pub devices: Vec<Arc<SimDevice>>,
+    pub switch: Arc<PowerSwitch>,
+    pub clock: Clock,
+    pub options: FsOptions,
+}
+
+impl World {
+    /// A formatted array of `count` devices of `bytes` each.
+    pub fn new(count: usize, bytes: u64, seed: u64) -> World {
+        let switch = PowerSwitch::new();
+        let devices: Vec<_> = (0..count as u64)
+            .map(|i| SimDevice::on_switch(bytes, seed.wrapping_mul(31) + i, &switch))
+            .collect();
+        let clock = Clock::manual(1_700_000_000_000_000_000);
+        let options = FsOptions::default().without_threads(clock.clone());
+        let world = World {
+            devices,
+            switch,
+            clock,
+            options,
+        };
+        let geometry = Geometry::plan(&vec![bytes; count], GeometryOptions::default()).unwrap();
+        let array = Array::create(world.dyn_devices(), geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        let mkfs = MkfsOptions {
+            clock: world.clock.clone(),
+            ..MkfsOptions::default()
+        };
+        FileSystem::mkfs(&array, &mkfs).unwrap();
+        array.write_labels().unwrap();
+        world
+    }
+
+    /// One device of 256 MiB.
+    pub fn small() -> World {
+        World::new(1, 256 << 20, 1)
+    }
+
+    pub fn with_hash_mask(mut self, mask: u64) -> World {
+        self.options.hash_mask = Some(mask);
+        self
+    }
+
+    fn dyn_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        self.devices
+            .iter()
+            .map(|d| Arc::clone(d) as Arc<dyn BlockDevice>)
+            .collect()
+    }
+
+    pub fn try_open(&self) -> Result<Arc<FileSystem>, fs::Error> {
+        let array = Array::assemble(self.dyn_devices(), false)
+            .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
+        FileSystem::open(Arc::new(array), self.options.clone())
+    }
+
+    pub fn open(&self) -> Arc<FileSystem> {
+        self.try_open().unwrap()
+    }
+
+    /// After a power cut: what was not durable is lost as `rng` decides.
+    pub fn restart(&mut self, rng: &mut Rng) {
+        self.devices = self.devices.iter().map(|d| d.restart(rng)).collect();
+        self.switch.restore();
+    }
+
+    /// Closes and opens again.
+    pub fn remount(&mut self, fs: Arc<FileSystem>) -> Arc<FileSystem> {
+        fs.close().unwrap();
+        drop(fs);
+        self.devices = self.devices.iter().map(|d| d.reopen()).collect();
+        self.open()
+    }
+}
+
+/// All names of a directory but "." and "..", read with a buffer for `most` entries.
+pub fn list(fs: &FileSystem, dir: fs::Ino, most: usize) -> Vec<(Vec<u8>, fs::Ino)> {
+    let mut names = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let mut taken = 0;
+        fs.readdir(dir, cookie, &mut |entry| {
+            if taken == most {
+                return false;
+            }
+            taken += 1;
+            assert!(entry.next > cookie && entry.next <= i64::MAX as u64);
+            cookie = entry.next;
+            if entry.name != b"." && entry.name != b".." {
+                names.push((entry.name.to_vec(), entry.ino));
+            }
+            true
+        })
+        .unwrap();
+        if taken < most {
+            return names;
+        }
+    }
+}
