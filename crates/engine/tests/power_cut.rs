@@ -5,8 +5,8 @@ mod common;
 use base::rng::Rng;
 use common::{Change, Numbers, TestStore, World};
 use device::Durability;
-use engine::{Epoch, Error, Extent, Need};
-use format::Nid;
+use engine::{Epoch, Error, Extent, Need, Reservation};
+use format::{Block, Nid};
 use std::collections::BTreeMap;
 
 /// What a node must look like after each change, with the epoch of the change.
@@ -44,7 +44,10 @@ impl Oracle {
         let mut latest_begin = self.durable.0;
         for (nid, history) in &mut self.nodes {
             let found = match store.get(*nid).and_then(|node| Ok(node.read()?.0.clone())) {
-                Ok(numbers) => Some(numbers),
+                Ok(numbers) => {
+                    check_blocks(store, &numbers, seed);
+                    Some(numbers)
+                }
                 Err(Error::Gone(_)) => None,
                 Err(error) => panic!("seed {seed}: node {nid}: {error}"),
             };
@@ -82,10 +85,97 @@ fn is_power(error: &Error) -> bool {
     matches!(error, Error::Device(_) | Error::Failed(_))
 }
 
+/// First number of a node that names blocks: mark, block, length, stamp in every block.
+const MARK: u64 = u64::MAX - 7;
+
+/// Reserves blocks, fills them with a stamp, and returns what a node says of them.
+fn write_blocks<'s>(
+    store: &'s TestStore,
+    rng: &mut Rng,
+) -> Result<(Reservation<'s, Numbers>, Vec<u64>), Error> {
+    let mut promise = store.promise(8)?;
+    let reservation = store.reserve(&mut promise, rng.below(8) as u32 + 1, None)?;
+    let Extent { block, len } = reservation.extent();
+    let stamp = rng.next_u64() | 1;
+    let bytes = stamp.to_le_bytes().repeat(len as usize * 512);
+    store
+        .array()
+        .write(block.byte(), &bytes, Durability::Volatile)?;
+    Ok((reservation, vec![MARK, block.0, len as u64, stamp]))
+}
+
+fn extent_of(numbers: &[u64]) -> Option<Extent> {
+    match numbers {
+        [MARK, block, len, _] => Some(Extent {
+            block: Block(*block),
+            len: *len as u32,
+        }),
+        _ => None,
+    }
+}
+
+/// The blocks that a node names hold its stamp and nothing else.
+fn check_blocks(store: &TestStore, numbers: &[u64], seed: u64) {
+    let Some(extent) = extent_of(numbers) else {
+        return;
+    };
+    let mut bytes = vec![0; extent.len as usize * 4096];
+    store.array().read(extent.block.byte(), &mut bytes).unwrap();
+    let stamp = numbers[3].to_le_bytes();
+    assert!(
+        bytes.chunks(8).all(|c| c == stamp),
+        "seed {seed}: blocks of {numbers:?} hold other bytes"
+    );
+}
+
+/// An operation on a node that names blocks.
+fn step_blocks(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Error> {
+    let named: Vec<Nid> = oracle
+        .living()
+        .into_iter()
+        .filter(|nid| oracle.now(*nid).is_some_and(|n| extent_of(n).is_some()))
+        .collect();
+    let choice = if named.is_empty() { 0 } else { rng.below(3) };
+    if choice == 0 {
+        let fresh = store.reserve_nid()?;
+        let nid = fresh.nid();
+        let (reservation, state) = write_blocks(store, rng)?;
+        let mut op = store.begin(Need::Grow)?;
+        op.create(fresh, Numbers(state.clone()));
+        op.take(reservation);
+        oracle.record(nid, op.commit(), Some(state));
+        return Ok(());
+    }
+    let nid = *rng.pick(&named);
+    let node = store.get(nid)?;
+    let fresh = (choice == 1)
+        .then(|| write_blocks(store, rng))
+        .transpose()?;
+    let mut op = store.begin(Need::Reclaim)?;
+    let slot = op.lock(&node)?;
+    let old = extent_of(&op.peek(slot).0).expect("chosen for its blocks");
+    op.free(old)?;
+    let state = match fresh {
+        Some((reservation, state)) => {
+            op.take(reservation);
+            for (i, number) in state.iter().enumerate() {
+                op.apply(slot, Change::Set(i, *number));
+            }
+            Some(state)
+        }
+        None => {
+            op.delete(slot);
+            None
+        }
+    };
+    oracle.record(nid, op.commit(), state);
+    Ok(())
+}
+
 /// One random operation.
 fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Error> {
     let living = oracle.living();
-    match rng.below(20) {
+    match rng.below(26) {
         0..=5 => {
             let fresh = store.reserve_nid()?;
             let nid = fresh.nid();
@@ -103,8 +193,10 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
             let slots = op.lock_sorted(&[&nodes[0], &nodes[1]])?;
             let number = rng.next_u64();
             for slot in &slots {
-                let len = op.peek(*slot).0.len();
+                let numbers = &op.peek(*slot).0;
+                let len = numbers.len();
                 let change = match len {
+                    _ if numbers.first() == Some(&MARK) => Change::Set(0, MARK),
                     0..200 => Change::Push(number),
                     _ => Change::Set(rng.below(len as u64) as usize, number),
                 };
@@ -121,6 +213,9 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
             let node = store.get(nid)?;
             let mut op = store.begin(Need::Reclaim)?;
             let slot = op.lock(&node)?;
+            if let Some(extent) = extent_of(&op.peek(slot).0) {
+                op.free(extent)?;
+            }
             op.delete(slot);
             let epoch = op.commit();
             oracle.record(nid, epoch, None);
@@ -134,8 +229,8 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
             store.sync()?;
             oracle.durable = Epoch(store.epoch().0 - 1);
         }
-        18 => store.checkpoint()?,
-        _ => {}
+        18 if rng.one_in(3) => store.checkpoint()?,
+        _ => step_blocks(store, oracle, rng)?,
     }
     Ok(())
 }
