@@ -235,12 +235,28 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
     Ok(())
 }
 
+/// Leaves little free space, so that freed blocks are wanted again at once.
+fn take_most_space(world: &World) {
+    let store = world.open().unwrap();
+    while store.space().free_blocks > 600 {
+        let mut promise = store.promise(256).unwrap();
+        let reservation = store.reserve(&mut promise, 256, None).unwrap();
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        op.take(reservation);
+        op.commit();
+    }
+    store.close().unwrap();
+}
+
 fn run(seed: u64) {
     let mut rng = Rng::new(seed);
     let layouts: [&[u64]; 3] = [&[64], &[40, 40], &[30, 20, 40]];
     let sizes = *rng.pick(&layouts);
     let mut world = World::new(seed, sizes);
     let mut oracle = Oracle::default();
+    if rng.one_in(2) {
+        take_most_space(&world);
+    }
     for _ in 0..6 {
         // The cut may hit recovery as well.
         world.switch.cut_after(rng.below(400));
@@ -263,6 +279,7 @@ fn run(seed: u64) {
             match step(&store, &mut oracle, &mut rng) {
                 Ok(()) => {}
                 Err(error) if is_power(&error) && world.switch.is_cut() => break,
+                Err(Error::NoSpace) => store.sync().unwrap_or_default(),
                 Err(error) => panic!("seed {seed}: {error}"),
             }
         }
