@@ -255,14 +255,24 @@ impl<C: Content> Store<C> {
 
     /// The version the nid had when it was last used; 0 when it never was.
     pub(crate) fn last_version(&self, nid: Nid) -> Result<u64, Error> {
+        // Only the operation that deleted the node can hold the cell, and it is about to let
+        // go without waiting for anything; so this look may come in any lock order.
+        let version_of = |cell: Arc<Cell<C>>| {
+            loop {
+                if let Some(state) = cell.try_read() {
+                    return state.version;
+                }
+                base::thread::yield_now();
+            }
+        };
         if let Some(cell) = self.nodes.get(nid) {
-            return Ok(cell.read().version);
+            return Ok(version_of(cell));
         }
         let version = self.table.entry(nid)?.version;
         // As in `load`: the newest version is in the cache or in the table at every moment,
         // and moves from the first to the second.
         match self.nodes.get(nid) {
-            Some(cell) => Ok(cell.read().version),
+            Some(cell) => Ok(version_of(cell)),
             None => Ok(version),
         }
     }
