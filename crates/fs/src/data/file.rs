@@ -13,14 +13,15 @@
 //!    every dirty page that has none of its own.
 //! 5. `Meta::changed` is at least the epoch of the inode's last logged change other than of
 //!    times alone (R7).
-//! 6. A state leaves the table only when nobody uses it and nothing in it is ahead of the inode.
+//! 6. A state leaves the table only when nobody uses it, nothing in it is ahead of the inode
+//!    and no page of the file is dirty: write-back finds dirty pages through their states.
 
 use super::Files;
 use crate::content::FsNode;
 use crate::{Error, Ino};
 use base::clock::Timestamp;
 use base::sync::{Mutex, RwLock, rank};
-use engine::cache::FileKey;
+use engine::cache::{FileKey, PageCache};
 use engine::{Epoch, Node};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -230,7 +231,7 @@ impl FileTable {
     }
 
     /// Ends a use or an open. True when this was the last open and no kernel reference is left.
-    fn leave(&self, state: &Arc<FileState>, open: bool) -> bool {
+    fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
         let ino = state.ino();
         let uses = {
             let mut shard = self.shard(ino).lock();
@@ -251,7 +252,8 @@ impl FileTable {
         let idle = {
             let meta = state.meta.lock();
             let told = meta.failure.count == 0 || meta.failure.reported;
-            meta.dead || (!meta.is_ahead() && meta.promised == 0 && meta.unflushed == 0 && told)
+            let ahead = meta.is_ahead() || pages.is_dirty(state.key);
+            meta.dead || (!ahead && meta.promised == 0 && meta.unflushed == 0 && told)
         };
         let mut shard = self.shard(ino).lock();
         if let Some(entry) = shard.get_mut(&ino)
@@ -338,7 +340,9 @@ impl std::ops::Deref for StateUse<'_> {
 
 impl Drop for StateUse<'_> {
     fn drop(&mut self) {
-        self.files.table.leave(&self.state, false);
+        self.files
+            .table
+            .leave(&self.state, false, &self.files.pages);
     }
 }
 
@@ -391,7 +395,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         self.files.closing(&self.state, self.writable());
-        if self.files.table.leave(&self.state, true) {
+        if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
         }
     }
@@ -404,7 +408,7 @@ impl Files {
         let generation = self.file_generation(&node)?;
         let state = self.table.enter(&node, generation, true);
         if let Err(error) = self.load_state(&state) {
-            self.table.leave(&state, true);
+            self.table.leave(&state, true, &self.pages);
             return Err(error);
         }
         let forgiven = {

@@ -1,0 +1,303 @@
+use super::*;
+
+#[test]
+fn a_small_file_lives_in_its_inode_until_it_grows() {
+    let world = World::new(1, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, b"hello");
+    m.files.fsync(&file, false).unwrap();
+    assert!(matches!(&m.inode(ino).body, Body::Inline(bytes) if bytes == b"hello"));
+    assert_eq!(m.check(ino), 0);
+    m.write(&file, 5000, b"world");
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.check(ino), 2);
+    let mut expected = b"hello".to_vec();
+    expected.resize(5000, 0);
+    expected.extend_from_slice(b"world");
+    assert_eq!(m.contents(ino), expected);
+    drop(file);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), expected);
+}
+
+#[test]
+fn data_survives_a_remount_byte_for_byte() {
+    let world = World::new(2, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let data = pattern(5, 3_000_001);
+    {
+        let file = m.open(ino);
+        m.write(&file, 0, &data);
+    }
+    assert_eq!(m.contents(ino), data);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), data);
+    m.check(ino);
+}
+
+#[test]
+fn a_file_reaches_to_the_largest_offset() {
+    let world = World::new(3, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let last = i64::MAX as u64 - 3;
+    m.write(&file, last, b"end");
+    assert!(matches!(
+        m.files.write(&file, i64::MAX as u64, b"x"),
+        Err(Error::FileTooLarge)
+    ));
+    m.write(&file, 1 << 40, b"middle");
+    m.files.fsync(&file, false).unwrap();
+    m.check(ino);
+    let mut buf = [1u8; 8];
+    assert_eq!(m.files.read(&file, last - 2, &mut buf).unwrap(), 5);
+    assert_eq!(&buf[..5], b"\0\0end");
+    assert_eq!(m.files.seek(&file, 0, libc::SEEK_DATA).unwrap(), 1 << 40);
+    assert_eq!(
+        m.files.seek(&file, 1 << 40, libc::SEEK_HOLE).unwrap(),
+        (1 << 40) + 4096
+    );
+    m.files.truncate(ino, 7).unwrap();
+    assert_eq!(m.check(ino), 0);
+    assert_eq!(m.contents(ino), [0; 7]);
+}
+
+#[test]
+fn a_fragmented_file_has_a_tree_and_gives_everything_back() {
+    let mut world = World::new(4, 128, 2048);
+    world.options.cache_bytes = 16 << 20;
+    let m = world.mount();
+    let before = m.free_blocks();
+    let ino = m.make();
+    {
+        let file = m.open(ino);
+        // Every other page, from both ends towards the middle: no two extents join.
+        for i in 0..2000u64 {
+            m.write(&file, i * 2 * PAGE, &i.to_le_bytes());
+            m.write(&file, (8000 - i * 2) * PAGE, &i.to_le_bytes());
+            if i % 300 == 0 {
+                m.files.fsync(&file, false).unwrap();
+            }
+        }
+        m.files.fsync(&file, false).unwrap();
+    }
+    assert!(m.check(ino) >= 3999);
+    assert!(matches!(m.inode(ino).body, Body::Tree(_)));
+    let file = m.open(ino);
+    for i in 0..2000u64 {
+        let mut buf = [0; 8];
+        m.files.read(&file, i * 2 * PAGE, &mut buf).unwrap();
+        assert_eq!(u64::from_le_bytes(buf), i);
+    }
+    drop(file);
+    m.files.truncate(ino, 3001 * PAGE + 5).unwrap();
+    let left = m.check(ino);
+    assert!((1500..1502).contains(&left), "{left}");
+    assert_eq!(m.inode(ino).pending_truncate, None);
+    m.delete(ino);
+    assert_eq!(m.free_blocks(), before);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.free_blocks(), before);
+}
+
+#[test]
+fn an_overwrite_needs_no_journal_commit() {
+    let world = World::new(5, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 40_960));
+    m.files.fsync(&file, false).unwrap();
+    let durable = m.store.durable_epoch();
+    for i in 0..10 {
+        m.write(&file, i * 4096, &pattern(i, 4096));
+        m.files.fsync(&file, false).unwrap();
+    }
+    assert_eq!(m.store.durable_epoch(), durable);
+    // The new mtime shows at once, and is logged when the interval is over.
+    let volatile = m.files.volatile(ino, m.inode(ino).generation).unwrap();
+    assert!(volatile.times.mtime.unwrap() > m.inode(ino).mtime);
+    world.clock.advance(Duration::from_secs(2));
+    m.files.fsync(&file, false).unwrap();
+    assert!(m.store.durable_epoch() > durable);
+    assert_eq!(m.inode(ino).mtime, volatile.times.mtime.unwrap());
+}
+
+#[test]
+fn a_full_disk_says_so_at_write_and_loses_nothing_accepted() {
+    let world = World::new(6, 64, 1024);
+    let m = world.mount();
+    let before = m.free_blocks();
+    let ino = m.make();
+    let file = m.open(ino);
+    let mut accepted = 0u64;
+    let chunk = pattern(9, 300_000);
+    loop {
+        match m.files.write(&file, accepted, &chunk) {
+            Ok(written) => accepted += written as u64,
+            Err(error) => {
+                assert!(matches!(error, Error::NoSpace), "{error}");
+                break;
+            }
+        }
+    }
+    assert!(accepted > 20 << 20, "only {accepted} bytes fit");
+    m.files.fsync(&file, false).unwrap();
+    // Overwriting needs no space.
+    m.write(&file, 4096, &[7; 10_000]);
+    m.files.fsync(&file, false).unwrap();
+    let mut buf = vec![0; chunk.len()];
+    let last = accepted / chunk.len() as u64 * chunk.len() as u64;
+    let n = m.files.read(&file, last, &mut buf).unwrap();
+    assert_eq!(buf[..n], chunk[..n]);
+    drop(file);
+    m.check(ino);
+    m.delete(ino);
+    let after = m.free_blocks();
+    assert_eq!(after, before);
+    let again = m.make();
+    let file = m.open(again);
+    m.write(&file, 0, &pattern(1, 10 << 20));
+    m.files.fsync(&file, false).unwrap();
+}
+
+#[test]
+fn fallocate_reserves_punches_and_zeroes() {
+    let world = World::new(7, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.files
+        .fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, 0, 100_000)
+        .unwrap();
+    assert_eq!((m.size(ino), m.check(ino)), (0, 25));
+    m.files.fallocate(&file, 0, 0, 50_000).unwrap();
+    assert_eq!(m.size(ino), 50_000);
+    assert_eq!(m.contents(ino), vec![0; 50_000]);
+    assert!(matches!(
+        m.files.seek(&file, 0, libc::SEEK_DATA),
+        Err(Error::NoSuchOffset)
+    ));
+    let mut expected = vec![0; 50_000];
+    let data = pattern(3, 20_000);
+    expected[10_000..30_000].copy_from_slice(&data);
+    m.write(&file, 10_000, &data);
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.check(ino), 25, "the reserved blocks are used");
+    assert_eq!(m.contents(ino), expected);
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    m.files.fallocate(&file, punch, 9_000, 10_000).unwrap();
+    expected[9_000..19_000].fill(0);
+    assert_eq!(m.contents(ino), expected);
+    assert_eq!(m.check(ino), 24);
+    m.files
+        .fallocate(&file, libc::FALLOC_FL_ZERO_RANGE, 25_000, 40_000)
+        .unwrap();
+    expected.resize(65_000, 0);
+    expected[25_000..].fill(0);
+    assert_eq!(m.contents(ino), expected);
+    assert_eq!(m.check(ino), 24);
+    let collapse = libc::FALLOC_FL_COLLAPSE_RANGE;
+    let error = m.files.fallocate(&file, collapse, 0, 4096).unwrap_err();
+    assert_eq!(error.errno(), libc::EOPNOTSUPP);
+}
+
+#[test]
+fn appends_of_many_threads_do_not_overlap() {
+    let world = World::new(8, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    base::thread::parallel(4, |t| {
+        let file = m.files.open(ino, libc::O_WRONLY | libc::O_APPEND).unwrap();
+        for _ in 0..200 {
+            m.write(&file, 0, &[t as u8 + 1; 100]);
+        }
+    });
+    let contents = m.contents(ino);
+    assert_eq!(contents.len(), 4 * 200 * 100);
+    for record in contents.chunks(100) {
+        assert!(record.iter().all(|&b| b == record[0] && b != 0));
+    }
+}
+
+#[test]
+fn readers_writers_and_write_back_run_together() {
+    let world = World::new(9, 64, 128);
+    let m = world.mount();
+    let inos: Vec<Ino> = (0..3).map(|_| m.make()).collect();
+    base::thread::parallel(4, |t| {
+        if t == 3 {
+            for _ in 0..100 {
+                m.files.sync().unwrap();
+                world.clock.advance(Duration::from_secs(6));
+                m.files.tick().unwrap();
+            }
+            return;
+        }
+        let file = m.open(inos[t]);
+        let mut model = vec![0u8; 200_000];
+        let mut rng = Rng::new(t as u64);
+        for round in 0..400u64 {
+            let at = rng.below(190_000) as usize;
+            let len = rng.below(9_000) as usize + 1;
+            if round % 3 == 2 {
+                let mut buf = vec![0; len];
+                let n = m.files.read(&file, at as u64, &mut buf).unwrap();
+                assert_eq!(buf[..n], model[at..at + n]);
+            } else {
+                let data = pattern(round, len);
+                m.write(&file, at as u64, &data);
+                model[at..at + len].copy_from_slice(&data);
+            }
+            if rng.one_in(20) {
+                m.files.fsync(&file, true).unwrap();
+            }
+        }
+    });
+    for ino in inos {
+        m.files.write_back(ino).unwrap();
+        m.check(ino);
+    }
+}
+
+#[test]
+fn copy_range_copies_and_refuses_overlap() {
+    let world = World::new(10, 64, 64);
+    let m = world.mount();
+    let (a, b) = (m.make(), m.make());
+    let (from, to) = (m.open(a), m.open(b));
+    let data = pattern(4, 2_500_000);
+    m.write(&from, 0, &data);
+    let copied = m.files.copy_range(&from, 1000, &to, 5, 3_000_000).unwrap();
+    assert_eq!(copied, 2_499_000);
+    assert_eq!(m.contents(b)[5..], data[1000..]);
+    let error = m.files.copy_range(&from, 0, &from, 10, 100).unwrap_err();
+    assert_eq!(error.errno(), libc::EINVAL);
+}
+
+#[test]
+fn dirty_pages_go_home_in_the_background_when_they_are_old() {
+    let world = World::new(11, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    drop(m.open(ino));
+    {
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(1, 10_000));
+    }
+    m.files.tick().unwrap();
+    assert_eq!(m.inode(ino).size, 0, "too young");
+    world.clock.advance(Duration::from_secs(10));
+    m.files.tick().unwrap();
+    assert_eq!(m.inode(ino).size, 10_000);
+    assert_eq!(m.files.pages().dirty(), 0);
+    m.files.tick().unwrap();
+    assert_eq!(m.files.table.states().len(), 0, "nothing keeps the state");
+}
