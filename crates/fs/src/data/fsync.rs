@@ -140,7 +140,7 @@ impl Files {
 
     /// Writes back all files and logs all times; for sync and unmount. All are attempted; the
     /// first error is returned.
-    pub(crate) fn sync(&self) -> Result<(), Error> {
+    pub(crate) fn write_back_all(&self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for state in self.table.states() {
             let done = self.settle(&state);

@@ -147,7 +147,7 @@ impl Mounted {
     }
 
     pub fn close(self) {
-        self.files.sync().unwrap();
+        self.files.write_back_all().unwrap();
         self.store.close().unwrap();
     }
 

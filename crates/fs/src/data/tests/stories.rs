@@ -235,7 +235,7 @@ fn readers_writers_and_write_back_run_together() {
     base::thread::parallel(4, |t| {
         if t == 3 {
             for _ in 0..100 {
-                m.files.sync().unwrap();
+                m.files.write_back_all().unwrap();
                 world.clock.advance(Duration::from_secs(6));
                 m.files.tick().unwrap();
             }
