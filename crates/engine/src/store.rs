@@ -31,7 +31,7 @@ pub struct StoreOptions {
     /// A checkpoint is made at least this often while anything is dirty.
     pub checkpoint_interval: Duration,
     /// Memory of changed nodes at which a checkpoint begins; operations wait at twice this.
-    /// `None`: by the size of the array.
+    /// `None`: half of `node_cache_bytes`. Never more than a 64th of the array.
     pub dirty_bytes: Option<usize>,
     /// Threads that a checkpoint and recovery use.
     pub workers: usize,
@@ -120,7 +120,8 @@ const DIRTY_OVERHEAD: i64 = 256;
 /// Memory of dirty nodes at which a checkpoint begins on an array of this many bytes.
 pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
     let by_size = (array_bytes / 64).clamp(1 << 20, 256 << 20) as usize;
-    options.dirty_bytes.unwrap_or(by_size).min(by_size) as i64
+    let by_memory = (options.node_cache_bytes / 2).max(1 << 20);
+    options.dirty_bytes.unwrap_or(by_memory).min(by_size) as i64
 }
 
 /// Chunks that only checkpoints and deletions may take: room for two checkpoints of all that

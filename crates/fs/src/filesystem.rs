@@ -41,6 +41,15 @@ impl FsOptions {
         self
     }
 
+    /// Divides a memory limit, in bytes: half for file pages, a quarter for unchanged nodes and
+    /// node table pages, and a quarter for changed nodes, which wait for a checkpoint.
+    pub fn with_memory(mut self, bytes: usize) -> FsOptions {
+        self.data.cache_bytes = bytes / 2;
+        self.store.node_cache_bytes = bytes / 4;
+        self.store.dirty_bytes = Some(bytes / 8);
+        self
+    }
+
     /// No threads: the caller's `tick` and `sync` do all there is to do.
     pub fn without_threads(mut self, clock: Clock) -> FsOptions {
         self.store.background = false;
