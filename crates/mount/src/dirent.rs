@@ -28,7 +28,12 @@ impl<'a> DirectoryReply<'a> {
     /// Whether an entry with a name of `name_len` bytes still fits. Asked before a lookup is
     /// counted, so that none is counted in vain.
     pub fn has_room(&self, name_len: usize) -> bool {
-        self.size(name_len) <= self.out.len() - self.len
+        self.size(name_len) <= self.room()
+    }
+
+    /// Bytes left.
+    pub fn room(&self) -> usize {
+        self.out.len() - self.len
     }
 
     pub fn is_empty(&self) -> bool {
@@ -40,7 +45,8 @@ impl<'a> DirectoryReply<'a> {
         self.len
     }
 
-    fn size(&self, name_len: usize) -> usize {
+    /// Bytes that an entry with a name of `name_len` bytes takes.
+    pub fn size(&self, name_len: usize) -> usize {
         let head = if self.plus {
             size_of::<abi::EntryOut>()
         } else {

@@ -12,6 +12,7 @@ use crate::abi::{self, opcode};
 use crate::decode::{Malformed, Operation, Request, decode};
 use crate::dirent::{DirectoryReply, counted_nodes};
 use crate::encode;
+use crate::mounting::IOC_DAEMON_PID;
 use crate::ops::{Entry, Errno, Opened, Operations, Result, Span};
 
 /// Where the answer to one request goes.
@@ -116,6 +117,7 @@ impl<O: Operations> Dispatcher<O> {
     pub fn handle(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
         match decode(message, self.negotiated) {
             Ok(request) => {
+                tracing::trace!(opcode = request.opcode, node = request.node, "request");
                 let mut exchange = Exchange {
                     unique: request.unique,
                     reply,
@@ -296,7 +298,11 @@ impl<O: Operations> Dispatcher<O> {
                 out_size,
             } => {
                 let out = front(scratch, out_size);
-                match ops.ioctl(ctx, node, command, input, out) {
+                let result = match command {
+                    IOC_DAEMON_PID => daemon_pid(out),
+                    _ => ops.ioctl(ctx, node, command, input, out),
+                };
+                match result {
                     Ok(n) => {
                         let head = abi::IoctlOut::default();
                         x.send(0, &[head.as_bytes(), &out[..n]]);
@@ -359,6 +365,15 @@ impl<O: Operations> Dispatcher<O> {
             Err(errno) => x.error(errno),
         }
     }
+}
+
+/// Answers [`IOC_DAEMON_PID`].
+fn daemon_pid(out: &mut [u8]) -> Result<usize> {
+    let pid = std::process::id().to_ne_bytes();
+    out.get_mut(..pid.len())
+        .ok_or(Errno::INVAL)?
+        .copy_from_slice(&pid);
+    Ok(pid.len())
 }
 
 fn front(scratch: &mut [u8], size: u32) -> &mut [u8] {

@@ -13,6 +13,7 @@ pub mod decode;
 pub mod dirent;
 pub mod dispatch;
 pub mod encode;
+pub mod handles;
 pub mod mount_table;
 pub mod mounting;
 pub mod ops;

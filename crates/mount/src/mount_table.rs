@@ -28,6 +28,14 @@ impl MountedAt {
             .any(|kind| self.kind.strip_prefix(kind) == Some(subtype))
     }
 
+    /// The name of its directory in the FUSE control file system: the device number as the
+    /// kernel counts it.
+    pub fn connection(&self) -> Option<String> {
+        let (major, minor) = self.device.split_once(':')?;
+        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+        Some(((major << 20) | minor).to_string())
+    }
+
     pub fn on_block_device(&self) -> bool {
         self.kind.starts_with("fuseblk")
     }
@@ -125,6 +133,7 @@ mod tests {
         );
         let m = find_in(TABLE, Path::new("/mnt/x")).unwrap();
         assert!(m.is_sheaf() && m.on_block_device());
+        assert_eq!(m.connection().unwrap(), "35");
         assert!(find_in(TABLE, Path::new("/mnt")).is_none());
         assert!(!find_in(TABLE, Path::new("/")).unwrap().is_sheaf());
     }

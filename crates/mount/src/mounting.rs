@@ -52,6 +52,8 @@ pub struct Mounted {
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     mountpoint: PathBuf,
+    /// The kernel's name for the connection, if it could be found out.
+    connection: Option<String>,
 }
 
 /// How insistently to unmount.
@@ -66,6 +68,15 @@ pub enum Insist {
 }
 
 impl Unmounter {
+    /// For what is mounted at `mountpoint` now.
+    fn new(mountpoint: PathBuf) -> Self {
+        let found = mount_table::find(&mountpoint).ok().flatten();
+        Unmounter {
+            mountpoint,
+            connection: found.and_then(|m| m.connection()),
+        }
+    }
+
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
@@ -76,7 +87,7 @@ impl Unmounter {
         let flags = match insist {
             Insist::No => libc::UMOUNT_NOFOLLOW,
             Insist::Lazy => libc::UMOUNT_NOFOLLOW | libc::MNT_DETACH,
-            Insist::Abort => libc::UMOUNT_NOFOLLOW | libc::MNT_DETACH | libc::MNT_FORCE,
+            Insist::Abort => return self.abort(),
         };
         match sys::umount(&target, flags) {
             Ok(()) => Ok(()),
@@ -90,6 +101,33 @@ impl Unmounter {
         }
     }
 }
+
+impl Unmounter {
+    /// Breaks the connection through the kernel's control file system, which is mounted
+    /// first where it is not. What is mounted then has no server and is taken away.
+    fn abort(&self) -> Result<(), Error> {
+        let at = |error| Error::Unmount {
+            mountpoint: self.mountpoint.clone(),
+            error,
+        };
+        let Some(connection) = &self.connection else {
+            return Err(at(ErrorKind::NotFound.into()));
+        };
+        let control = Path::new(CONTROL).join(connection).join("abort");
+        if !control.exists() {
+            let target = c_string(OsStr::new(CONTROL))?;
+            sys::mount(c"fusectl", &target, c"fusectl", 0, c"").map_err(at)?;
+        }
+        std::fs::write(&control, "1").map_err(at)?;
+        if is_stale_mount(&self.mountpoint)? {
+            self.unmount(Insist::Lazy)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the control file system belongs.
+const CONTROL: &str = "/sys/fs/fuse/connections";
 
 fn c_string(text: &OsStr) -> Result<CString, Error> {
     CString::new(text.as_bytes()).map_err(|_| Error::BadPath(PathBuf::from(text)))
@@ -110,9 +148,6 @@ pub fn mount(
         error,
     })?;
     check_mountpoint(&mountpoint)?;
-    let unmounter = Unmounter {
-        mountpoint: mountpoint.clone(),
-    };
     let fd = if is_root() {
         match mount_as_root(&mountpoint, options, claim) {
             // Root of a container without the right to mount.
@@ -124,6 +159,7 @@ pub fn mount(
     } else {
         mount_by_helper(&mountpoint, options)?
     };
+    let unmounter = Unmounter::new(mountpoint);
     Ok(Mounted { fd, unmounter })
 }
 
@@ -216,10 +252,7 @@ fn mount_block_device(
     }
     if let Err(error) = claim.settle(mounted.is_ok()) {
         if mounted.is_ok() {
-            let unmounter = Unmounter {
-                mountpoint: mountpoint.to_owned(),
-            };
-            unmounter.unmount(Insist::Abort)?;
+            Unmounter::new(mountpoint.to_owned()).unmount(Insist::Lazy)?;
         }
         return Err(claim_error(error));
     }
@@ -347,18 +380,19 @@ pub fn is_stale_mount(mountpoint: &Path) -> Result<bool, Error> {
     if !found.is_some_and(|m| m.is_sheaf()) {
         return Ok(false);
     }
-    match std::fs::metadata(&resolved) {
-        Ok(_) => Ok(false),
-        Err(error) => Ok(is_disconnected(&error)),
-    }
+    is_dead(&resolved)
 }
 
-/// What every system call on a mount without a daemon returns.
-fn is_disconnected(error: &std::io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOTCONN | libc::ECONNABORTED)
-    )
+/// Whether nobody serves what is mounted here: every request then fails in the kernel. A
+/// look at attributes would not tell, because those are still cached.
+fn is_dead(mountpoint: &Path) -> Result<bool, Error> {
+    let probed = sys::probe(&c_string(mountpoint.as_os_str())?);
+    Ok(probed.is_err_and(|error| {
+        matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED)
+        )
+    }))
 }
 
 /// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
@@ -375,14 +409,11 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
     if !found.kind.starts_with("fuse") {
         return Err(Error::NotMounted(resolved));
     }
-    let unmounter = Unmounter {
-        mountpoint: resolved.clone(),
-    };
-    let root = match File::open(&resolved) {
-        Ok(root) => root,
-        Err(error) if is_disconnected(&error) => return unmounter.unmount(Insist::Lazy),
-        Err(error) => return Err(at(error)),
-    };
+    let unmounter = Unmounter::new(resolved.clone());
+    if is_dead(&resolved)? {
+        return unmounter.unmount(Insist::Lazy);
+    }
+    let root = File::open(&resolved).map_err(at)?;
     // A mount of another kind, or by an older daemon, is unmounted without waiting.
     let daemon = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
         .ok()
@@ -408,4 +439,41 @@ pub fn raise_read_ahead(mountpoint: &Path) -> std::io::Result<()> {
     };
     let path = format!("/sys/class/bdi/{}{suffix}/read_ahead_kb", found.device);
     std::fs::write(path, READ_AHEAD_KB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dead_daemon_left_is_recognised_and_taken_away() {
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: no /dev/fuse");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let options = MountOptions::parse("fsname=images").unwrap();
+        // Through the helper, which works for root as well.
+        let fd = mount_by_helper(dir.path(), &options).unwrap();
+        let found = mount_table::find(dir.path()).unwrap().unwrap();
+        assert!(found.is_sheaf());
+        assert_eq!(found.source, "images");
+        drop(fd);
+        assert!(is_stale_mount(dir.path()).unwrap());
+        // The next mount cleans up by itself.
+        check_mountpoint(dir.path()).unwrap();
+        assert!(!is_stale_mount(dir.path()).unwrap());
+        assert!(matches!(unmount(dir.path()), Err(Error::NotMounted(_))));
+    }
+
+    #[test]
+    fn a_mount_point_must_be_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for bad in [file, dir.path().join("missing")] {
+            let error = mount(&bad, &MountOptions::default(), None).unwrap_err();
+            assert!(matches!(error, Error::MountPoint { .. }), "{error}");
+        }
+    }
 }

@@ -65,6 +65,15 @@ pub fn umount(target: &CStr, flags: libc::c_int) -> Result<()> {
     check(unsafe { libc::umount2(target.as_ptr(), flags) }).map(drop)
 }
 
+/// Asks the file system at `path` for its statistics; unlike attributes, these are never
+/// answered by the kernel alone.
+pub fn probe(path: &CStr) -> Result<()> {
+    // SAFETY: statfs is plain data for which zero is valid.
+    let mut statistics: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with zero, the structure is live; both outlive the call.
+    check(unsafe { libc::statfs(path.as_ptr(), &raw mut statistics) }).map(drop)
+}
+
 /// Effective user and group of this process.
 pub fn effective_ids() -> (u32, u32) {
     // SAFETY: neither call has arguments, and neither can fail.

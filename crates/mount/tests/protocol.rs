@@ -6,7 +6,7 @@ mod toy;
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
@@ -356,5 +356,164 @@ fn a_read_only_mount_refuses_writes() {
     let Some(m) = mounted("ro") else { return };
     let error = File::create(m.path("no")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    m.end();
+}
+
+/// Not a test by itself: the daemon of the tests below, in a process of its own.
+#[test]
+fn daemon() {
+    let Some(path) = std::env::var_os("TOY_MOUNTPOINT") else {
+        return;
+    };
+    let toy = toy::Toy::default();
+    let options = MountOptions::default();
+    mount::mount_operations(toy, Path::new(&path), &options, None, |_| {
+        println!("usable");
+    })
+    .unwrap();
+}
+
+struct Daemon {
+    child: std::process::Child,
+    /// Kept open, so that the daemon may write until it ends.
+    _output: BufReader<std::process::ChildStdout>,
+}
+
+impl Daemon {
+    fn signal(&self, signal: i32) {
+        // SAFETY: the call takes numbers only, and the child is not reaped yet.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    fn ended_well(&mut self) -> bool {
+        self.child.wait().unwrap().success()
+    }
+}
+
+/// Starts the daemon in a process of its own; returns when its mount is usable.
+fn start_daemon(mountpoint: &Path) -> Option<Daemon> {
+    use std::process::{Command, Stdio};
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: no /dev/fuse");
+        return None;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "daemon", "--nocapture"])
+        .env("TOY_MOUNTPOINT", mountpoint)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("usable") {
+        line.clear();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "no mount");
+    }
+    Some(Daemon {
+        child,
+        _output: output,
+    })
+}
+
+#[test]
+fn unmounting_waits_for_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    fs::write(dir.path().join("f"), "x").unwrap();
+    mount::unmount(dir.path()).unwrap();
+    let status = daemon.child.try_wait().unwrap();
+    assert!(status.expect("the daemon is gone").success());
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_stale_mount_that_is_cleaned_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    assert!(!mount::is_stale_mount(dir.path()).unwrap());
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    assert!(mount::is_stale_mount(dir.path()).unwrap());
+    mount::unmount(dir.path()).unwrap();
+    assert!(!mount::is_stale_mount(dir.path()).unwrap());
+}
+
+#[test]
+fn sigterm_unmounts_and_sighup_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    daemon.signal(libc::SIGHUP);
+    fs::write(dir.path().join("f"), "x").unwrap();
+    // Also while in use: the mount leaves the tree, the daemon waits for the last user.
+    let held = File::open(dir.path().join("f")).unwrap();
+    daemon.signal(libc::SIGTERM);
+    while dir.path().join("f").exists() {
+        base::thread::yield_now();
+    }
+    assert!(daemon.child.try_wait().unwrap().is_none());
+    drop(held);
+    assert!(daemon.ended_well());
+}
+
+#[test]
+fn a_second_signal_ends_even_a_mount_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    let held = File::create(dir.path().join("f")).unwrap();
+    daemon.signal(libc::SIGTERM);
+    while dir.path().join("f").exists() {
+        base::thread::yield_now();
+    }
+    daemon.signal(libc::SIGTERM);
+    assert!(daemon.ended_well());
+    assert!((&held).write_all(b"x").is_err());
+}
+
+#[test]
+fn a_file_handle_opens_a_file_that_the_kernel_forgot() {
+    let Some(m) = mounted("") else { return };
+    fs::write(m.path("f"), "by handle").unwrap();
+    #[repr(C)]
+    struct Handle {
+        head: libc::file_handle,
+        bytes: [u8; 128],
+    }
+    let top = File::open(m.dir.path()).unwrap();
+    let name = c_path(&m.path("f"));
+    // SAFETY: the handle has room for the 128 bytes it claims; strings end with zero.
+    unsafe {
+        let mut handle: Handle = std::mem::zeroed();
+        handle.head.handle_bytes = 128;
+        let mut mount_id = 0;
+        let result = libc::name_to_handle_at(
+            libc::AT_FDCWD,
+            name.as_ptr(),
+            (&raw mut handle).cast(),
+            &raw mut mount_id,
+            0,
+        );
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        let fd = libc::open_by_handle_at(top.as_raw_fd(), (&raw mut handle).cast(), libc::O_RDONLY);
+        if fd < 0 {
+            // Needs CAP_DAC_READ_SEARCH.
+            assert_eq!(
+                std::io::Error::last_os_error().raw_os_error(),
+                Some(libc::EPERM)
+            );
+        } else {
+            use std::os::fd::FromRawFd;
+            let mut text = String::new();
+            File::from_raw_fd(fd).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "by handle");
+        }
+    }
+    drop(top);
     m.end();
 }
