@@ -81,16 +81,30 @@ pub(crate) fn read_node(
 ) -> Result<Result<ReadItem, Damage>, Error> {
     let read = read_item(array, place)?;
     Ok(read.and_then(|read| {
-        let header = &read.header;
-        if header.kind != ItemKind::Node as u8
-            || header.id.get() != nid.0
-            || header.version.get() != version
-        {
-            return Err(Damage::new(
-                "node image",
-                "another node or version lies there",
-            ));
-        }
+        check_node(&read.header, nid, version)?;
         Ok(read)
     }))
+}
+
+fn check_node(header: &ItemHeader, nid: Nid, version: u64) -> Result<(), Damage> {
+    if header.kind != ItemKind::Node as u8
+        || header.id.get() != nid.0
+        || header.version.get() != version
+    {
+        return Err(Damage::new(
+            "node image",
+            "another node or version lies there",
+        ));
+    }
+    Ok(())
+}
+
+/// The node kind and payload of an image in memory; `bytes` is all of its place.
+pub(crate) fn node_in(bytes: &[u8], nid: Nid, version: u64) -> Result<(u8, &[u8]), Damage> {
+    let (header, payload) = item::decode(bytes)?;
+    if item::padded_len(payload.len()) != bytes.len() {
+        return Err(Damage::new("item", "length differs from its pointer's"));
+    }
+    check_node(&header, nid, version)?;
+    Ok((header.node_kind, payload))
 }

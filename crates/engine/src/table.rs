@@ -49,6 +49,13 @@ pub(crate) trait PageSink {
     fn discard(&mut self, old: Place);
 }
 
+/// What a region page holds.
+pub(crate) struct RegionPage {
+    pub pointers: [ItemPointer; REGION_LEAVES as usize],
+    /// Bit set: the nid has an image.
+    pub bitmap: Box<[u64; BITMAP_WORDS]>,
+}
+
 #[derive(Debug)]
 struct Region {
     state: Mutex<RegionState>,
@@ -420,34 +427,47 @@ impl Table {
         Ok(Some(pointer_to(written, REGION_NIDS - used)))
     }
 
-    /// The pointers of every table page, for live-byte accounting and fsck.
-    pub fn each_page(&self, each: &mut dyn FnMut(ItemKind, u64, Place)) -> Result<(), Error> {
-        for (map, region_pointers) in self.map_pages() {
-            each(
-                ItemKind::TableMap,
-                map,
-                self.maps.lock().roots[map as usize].place(),
-            );
-            for (i, pointer) in (0..).zip(region_pointers.iter()) {
-                if pointer.place().is_none() {
-                    continue;
-                }
-                let index = map * MAP_REGIONS + i;
-                each(ItemKind::TableRegion, index, pointer.place());
-                let region = self.region(index)?;
-                let pointers = region.state.lock().pointers;
-                for (leaf, pointer) in (0..).zip(&pointers) {
-                    if !pointer.place().is_none() {
-                        each(
-                            ItemKind::TableLeaf,
-                            index * REGION_LEAVES + leaf,
-                            pointer.place(),
-                        );
-                    }
-                }
-            }
+    /// Pointers to the region pages of the last checkpoint, with their regions.
+    pub fn region_pointers(&self) -> Vec<(u64, ItemPointer)> {
+        let mut all = Vec::new();
+        for (map, pointers) in self.map_pages() {
+            let used = (0..).zip(pointers.iter());
+            let used = used.filter(|(_, p)| !p.place().is_none());
+            all.extend(used.map(|(i, p)| (map * MAP_REGIONS + i, *p)));
         }
-        Ok(())
+        all
+    }
+
+    /// Pointers to the map pages of the last checkpoint.
+    pub fn map_pointers(&self) -> Vec<(u64, ItemPointer)> {
+        let roots = self.maps.lock().roots;
+        let used = (0..).zip(roots).filter(|(_, p)| !p.place().is_none());
+        used.collect()
+    }
+
+    /// A region's leaf pointers and bitmap.
+    pub fn region_page(&self, index: u64) -> Result<RegionPage, Error> {
+        let region = self.region(index)?;
+        let state = region.state.lock();
+        Ok(RegionPage {
+            pointers: state.pointers,
+            bitmap: state.bitmap.clone(),
+        })
+    }
+
+    /// The entries of one leaf page, which need not be in memory and does not get there.
+    pub fn leaf_entries(
+        &self,
+        region: u64,
+        leaf: usize,
+        pointer: ItemPointer,
+    ) -> Result<Vec<Entry>, Error> {
+        let page = self.read_leaf(region, leaf, pointer)?;
+        let entry = |raw: &NodeEntry| Entry {
+            place: Place::unpack(raw.place.get()),
+            version: raw.version.get(),
+        };
+        Ok(page.iter().map(entry).collect())
     }
 
     fn map_pages(&self) -> Vec<(u64, Box<[ItemPointer; MAP_REGIONS as usize]>)> {
@@ -512,57 +532,6 @@ impl Table {
             }
             _ => Ok(false),
         }
-    }
-
-    /// Calls `each` for every nid with an image, in order.
-    pub fn each_entry(
-        &self,
-        each: &mut dyn FnMut(Nid, Entry) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let regions = self.known_regions();
-        for region in regions {
-            let bitmap = self.region(region)?.state.lock().bitmap.clone();
-            for leaf in 0..REGION_LEAVES as usize {
-                let per_leaf = LEAF_NIDS as usize / 64;
-                if bitmap[leaf * per_leaf..(leaf + 1) * per_leaf]
-                    .iter()
-                    .all(|w| *w == 0)
-                {
-                    continue;
-                }
-                let page: Leaf = self.with_leaf(region, leaf, |state| {
-                    state.leaves[leaf].clone().expect("with_leaf loads it")
-                })?;
-                for (slot, raw) in (0..).zip(page.iter()) {
-                    let place = Place::unpack(raw.place.get());
-                    if !place.is_none() {
-                        let nid = region * REGION_NIDS + leaf as u64 * LEAF_NIDS + slot;
-                        each(
-                            Nid(nid),
-                            Entry {
-                                place,
-                                version: raw.version.get(),
-                            },
-                        )?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Regions with a page on disk or in memory.
-    fn known_regions(&self) -> Vec<u64> {
-        let mut known: Vec<u64> = self.regions.lock().keys().copied().collect();
-        for (map, pointers) in self.map_pages() {
-            let used = (0..)
-                .zip(pointers.iter())
-                .filter(|(_, p)| !p.place().is_none());
-            known.extend(used.map(|(i, _)| map * MAP_REGIONS + i));
-        }
-        known.sort_unstable();
-        known.dedup();
-        known
     }
 
     /// The persisted bitmap of a region, for comparing with its leaves.

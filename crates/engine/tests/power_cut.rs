@@ -269,6 +269,12 @@ fn run(seed: u64) {
         let store = opened.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         world.switch.cut_after(u64::MAX);
         oracle.check_and_settle(&store, seed);
+        let nodes = world.check(&format!("seed {seed}, after recovery"));
+        assert_eq!(
+            oracle.living(),
+            nodes.keys().copied().collect::<Vec<_>>(),
+            "seed {seed}"
+        );
         world.switch.cut_after(rng.below(600));
         oracle.durable = Epoch(store.epoch().0 - 1);
         for history in oracle.nodes.values_mut() {
@@ -292,6 +298,7 @@ fn run(seed: u64) {
         drop(store);
         world.switch.cut_now();
         world.restart(&mut rng);
+        world.check(&format!("seed {seed}"));
     }
 }
 
@@ -361,6 +368,7 @@ fn blocks_are_never_in_two_hands_and_never_lost() {
         drop(store);
         world.switch.cut_now();
         world.restart(&mut rng);
+        world.check(&format!("round {round}"));
     }
 }
 

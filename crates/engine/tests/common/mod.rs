@@ -2,11 +2,13 @@
 //! enough to compare with a model.
 
 use base::rng::Rng;
+use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
-use engine::{Content, Error, Store, StoreOptions};
-use format::Damage;
+use engine::{Content, Error, Finding, Findings, SpaceMap, Store, StoreOptions, Visitor};
 use format::geometry::{Geometry, GeometryOptions};
+use format::{Damage, Nid};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A node that is a list of numbers.
@@ -135,9 +137,50 @@ impl World {
         Store::open(Arc::new(array), options).map(|(store, _)| store)
     }
 
+    /// Everything that a read-only verification finds wrong, and the nodes it saw.
+    pub fn verify(&self) -> (Vec<Finding>, BTreeMap<Nid, Numbers>) {
+        let options = StoreOptions {
+            read_only: true,
+            ..World::options()
+        };
+        let store = self.open_with(options).unwrap();
+        let seen = Seen(Mutex::new(rank::LEAF, BTreeMap::new()));
+        let findings = Findings::new();
+        store.verify(&seen, &findings, &|_, _| {});
+        let nodes = std::mem::take(&mut *seen.0.lock());
+        (findings.take().0, nodes)
+    }
+
+    /// Fails when verification finds more than a copy of a slot that the power cut tore.
+    pub fn check(&self, context: &str) -> BTreeMap<Nid, Numbers> {
+        let (findings, nodes) = self.verify();
+        let bad = findings
+            .iter()
+            .find(|f| f.severity > engine::Severity::Notice);
+        assert!(bad.is_none(), "{context}: {bad:?}");
+        nodes
+    }
+
     /// The power comes back; what was not flushed survives or not, by `rng`.
     pub fn restart(&mut self, rng: &mut Rng) {
         self.switch.restore();
         self.devices = self.devices.iter().map(|d| d.restart(rng)).collect();
+    }
+}
+
+struct Seen(Mutex<BTreeMap<Nid, Numbers>>);
+
+impl Visitor<Numbers> for Seen {
+    fn node(&self, nid: Nid, _version: u64, content: &Numbers) {
+        let before = self.0.lock().insert(nid, content.clone());
+        assert!(before.is_none(), "node {nid} was shown twice");
+    }
+
+    fn space_map(&self, _chunk: u32, map: &SpaceMap) {
+        assert!(map.free() <= map.blocks());
+    }
+
+    fn unreadable(&self, nid: Nid) {
+        panic!("node {nid} is unreadable");
     }
 }
