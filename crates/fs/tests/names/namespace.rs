@@ -1,8 +1,6 @@
 //! Names, links, attributes and lists, as programs see them.
 
-mod common;
-
-use common::{World, list};
+use crate::world::{World, list};
 use fs::{Caller, Error, FileSystem, ROOT, SetAttr, SetTime};
 
 fn root() -> Caller {
@@ -16,7 +14,7 @@ fn touch(fs: &FileSystem, dir: fs::Ino, name: &str) -> fs::Attr {
 
 #[test]
 fn a_tree_of_everything_survives_a_remount() {
-    let mut world = World::small();
+    let mut world = World::new(1, 256 << 20, 1);
     let fs = world.open();
     let dir = fs.mkdir(&root(), ROOT, b"dir", 0o755).unwrap();
     let file = touch(&fs, dir.ino, "file");
@@ -45,7 +43,7 @@ fn a_tree_of_everything_survives_a_remount() {
 
 #[test]
 fn names_that_cannot_be_are_refused() {
-    let fs = World::small().open();
+    let fs = World::new(1, 256 << 20, 1).open();
     let make = |name: &[u8]| {
         fs.mknod(&root(), ROOT, name, libc::S_IFREG | 0o600, 0)
             .unwrap_err()
@@ -67,7 +65,7 @@ fn names_that_cannot_be_are_refused() {
 
 #[test]
 fn fifty_thousand_names_come_and_go() {
-    let mut world = World::small();
+    let mut world = World::new(1, 256 << 20, 1);
     let fs = world.open();
     let dir = fs.mkdir(&root(), ROOT, b"big", 0o755).unwrap().ino;
     let count = 50_000;
@@ -99,7 +97,7 @@ fn fifty_thousand_names_come_and_go() {
 
 #[test]
 fn times_can_be_set_and_do_not_run_backwards() {
-    let fs = World::small().open();
+    let fs = World::new(1, 256 << 20, 1).open();
     let file = touch(&fs, ROOT, "f");
     let then = base::clock::Timestamp {
         sec: -100,

@@ -43,16 +43,6 @@ impl World {
         world
     }
 
-    /// One device of 256 MiB.
-    pub fn small() -> World {
-        World::new(1, 256 << 20, 1)
-    }
-
-    pub fn with_hash_mask(mut self, mask: u64) -> World {
-        self.options.hash_mask = Some(mask);
-        self
-    }
-
     fn dyn_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
         self.devices
             .iter()

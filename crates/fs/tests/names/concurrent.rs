@@ -1,0 +1,129 @@
+//! Many threads on the same directories.
+
+use crate::world::{World, list};
+use base::rng::Rng;
+use fs::{Caller, Error, FileSystem, Ino, ROOT};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn touch(fs: &FileSystem, dir: Ino, name: &str) {
+    fs.mknod(&Caller::root(), dir, name.as_bytes(), libc::S_IFREG, 0)
+        .unwrap();
+}
+
+/// Names that exist all the time are listed exactly once, however others come and go.
+#[test]
+fn a_listing_misses_and_repeats_nothing_that_stays() {
+    let world = World::new(1, 128 << 20, 1);
+    let fs = world.open();
+    let dir = fs.mkdir(&Caller::root(), ROOT, b"d", 0o755).unwrap().ino;
+    for i in 0..2000 {
+        touch(&fs, dir, &format!("stays-{i}"));
+    }
+    let done = AtomicBool::new(false);
+    base::thread::parallel(3, |i| {
+        let mut rng = Rng::new(i as u64);
+        if i == 0 {
+            for _ in 0..30 {
+                let found = list(&fs, dir, rng.range(1, 300) as usize);
+                let stays: Vec<_> = found
+                    .iter()
+                    .filter(|(n, _)| n.starts_with(b"stays"))
+                    .collect();
+                let unique: HashSet<_> = stays.iter().map(|(n, _)| n).collect();
+                assert_eq!((stays.len(), unique.len()), (2000, 2000));
+            }
+            done.store(true, Ordering::Relaxed);
+            return;
+        }
+        let mut round = 0;
+        while !done.load(Ordering::Relaxed) {
+            round += 1;
+            for n in 0..200 {
+                touch(&fs, dir, &format!("goes-{i}-{round}-{n}"));
+            }
+            for n in 0..200 {
+                let name = format!("goes-{i}-{round}-{n}");
+                fs.unlink(&Caller::root(), dir, name.as_bytes()).unwrap();
+            }
+        }
+    });
+    assert_eq!(list(&fs, dir, 100).len(), 2000);
+    fs.close().unwrap();
+}
+
+/// Threads rename directories into one another at random; the tree stays a tree.
+#[test]
+fn renames_at_once_make_no_cycle() {
+    let world = World::new(1, 128 << 20, 2);
+    let fs = world.open();
+    let who = Caller::root();
+    let mut dirs = vec![ROOT];
+    for i in 0..8 {
+        let name = format!("d{i}");
+        dirs.push(fs.mkdir(&who, ROOT, name.as_bytes(), 0o755).unwrap().ino);
+    }
+    base::thread::parallel(4, |i| {
+        let mut rng = Rng::new(100 + i as u64);
+        for _ in 0..1500 {
+            let (from, to) = (*rng.pick(&dirs), *rng.pick(&dirs));
+            let (a, b) = (rng.below(8), rng.below(8));
+            let flags = *rng.pick(&[0, fs::RENAME_NOREPLACE, fs::RENAME_EXCHANGE]);
+            let (a, b) = (format!("d{a}"), format!("d{b}"));
+            match fs.rename(&who, from, a.as_bytes(), to, b.as_bytes(), flags) {
+                Ok(())
+                | Err(Error::NotFound | Error::Exists | Error::NotEmpty | Error::Invalid(_))
+                | Err(Error::Stale(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    // Every directory that is left is reached from the root exactly once.
+    let (mut todo, mut seen) = (vec![ROOT], HashSet::new());
+    while let Some(dir) = todo.pop() {
+        assert!(seen.insert(dir));
+        let children = list(&fs, dir, 10);
+        assert_eq!(fs.getattr(dir).unwrap().nlink as usize, 2 + children.len());
+        for (_, child) in children {
+            assert_eq!(fs.lookup(child, b"..").unwrap().ino, dir);
+            todo.push(child);
+        }
+    }
+    fs.store().checkpoint().unwrap();
+    assert_eq!(fs.store().space().nodes as usize, seen.len() + 16);
+    fs.close().unwrap();
+}
+
+/// Links to one file come and go in several directories; its count is right in the end.
+#[test]
+fn links_and_unlinks_at_once_keep_the_count() {
+    let world = World::new(1, 128 << 20, 3);
+    let fs = world.open();
+    let who = Caller::root();
+    let dirs: Vec<Ino> = (0..4)
+        .map(|i| {
+            let name = format!("d{i}");
+            fs.mkdir(&who, ROOT, name.as_bytes(), 0o755).unwrap().ino
+        })
+        .collect();
+    let file = fs.mknod(&who, ROOT, b"file", libc::S_IFREG, 0).unwrap().ino;
+    base::thread::parallel(4, |i| {
+        let mut rng = Rng::new(i as u64);
+        for _ in 0..2000 {
+            let name = format!("{}", rng.below(5));
+            let (dir, other) = (*rng.pick(&dirs), *rng.pick(&dirs));
+            let outcome = match rng.below(3) {
+                0 => fs.link(&who, file, dir, name.as_bytes()).map(|_| ()),
+                1 => fs.unlink(&who, dir, name.as_bytes()),
+                _ => fs.rename(&who, dir, name.as_bytes(), other, b"0", 0),
+            };
+            match outcome {
+                Ok(()) | Err(Error::Exists | Error::NotFound) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let links: usize = dirs.iter().map(|d| list(&fs, *d, 10).len()).sum();
+    assert_eq!(fs.getattr(file).unwrap().nlink as usize, 1 + links);
+    fs.close().unwrap();
+}
