@@ -44,6 +44,7 @@ pub mod rank {
     pub const MOUNT_SESSION: Rank = ranked(10, "mount session");
     pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
     pub const RENAME: Rank = ranked(30, "directory rename");
+    pub const FILE_BALANCE: Rank = ranked(36, "dirty page balance");
     pub const FILE_FLUSH: Rank = ranked(38, "file write-back");
     pub const FILE_IO: Rank = ranked(40, "file data range");
     /// After the file locks: an operation may have to wait for a checkpoint while it holds

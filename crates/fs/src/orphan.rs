@@ -68,7 +68,8 @@ fn orphan_spot(op: &mut Op<'_, FsNode>, dir: Slot, ino: Ino) -> Result<list::Spo
 
 /// The blocks of an inode that one record can free whole; `None`: it takes more than that.
 fn small(inode: &Inode) -> Option<Vec<Extent>> {
-    if inode.xattr_root.is_some() || !xattr::is_plain(&inode.xattrs) {
+    let plain = inode.xattr_root.is_none() && xattr::is_plain(&inode.xattrs);
+    if !plain || inode.blocks > crate::data::FREE_MAX {
         return None;
     }
     match &inode.body {

@@ -22,6 +22,10 @@ pub(super) const LEAF_MAX: usize = 600;
 pub(super) const CHANGES_MAX: usize = 512;
 /// Leaves that one operation empties when a file is cut.
 const CUT_LEAVES: usize = 4;
+/// Blocks that one operation frees. An extent is logged once for each chunk it reaches into: chunks
+/// have at least 2^15 blocks, or an array has at most 128, so this is 512 pieces at most, and
+/// one more for each extent that crosses a border.
+pub(crate) const FREE_MAX: u64 = 1 << 24;
 /// No file has this page.
 pub(super) const PAGE_LIMIT: u64 = 1 << 52;
 
@@ -338,6 +342,31 @@ enum CutStep {
     Leaves(tree::Removal),
 }
 
+/// The page at or above `page` from which on a list maps at most [`FREE_MAX`] pages.
+fn bounded_cut(list: &[FileExtent], page: u64) -> u64 {
+    let mut left = FREE_MAX;
+    for extent in list.iter().rev() {
+        if extent.len as u64 > left {
+            return (extent.end() - left).max(page);
+        }
+        left -= extent.len as u64;
+    }
+    page
+}
+
+/// Where a range must end for its mapped pages to be freed by one operation; `mapped` are the
+/// extents in it.
+pub(super) fn bounded_end(mapped: &[FileExtent], end: u64) -> u64 {
+    let mut left = FREE_MAX;
+    for extent in mapped {
+        if extent.len as u64 > left {
+            return extent.page + left;
+        }
+        left -= extent.len as u64;
+    }
+    end
+}
+
 /// Plans one bounded step of freeing all pages at or above `page`.
 pub(super) fn plan_cut<'s>(
     store: &'s Store<FsNode>,
@@ -350,23 +379,26 @@ pub(super) fn plan_cut<'s>(
         freed: 0,
         done: true,
     };
-    let above = page..PAGE_LIMIT;
     let (step, lost, done) = match &op.peek(inode).inode()?.body {
         Body::Extents(list) => {
-            let lost = clip(list, &above);
+            let from = bounded_cut(list, page);
+            let lost = clip(list, &(from..PAGE_LIMIT));
             if lost.is_empty() {
                 return Ok(nothing);
             }
-            (CutStep::From(inode, page), lost, true)
+            (CutStep::From(inode, from), lost, from <= page)
         }
         Body::Tree(_) => {
             let last = tree::path(store, op, inode, TreeId::Body, u64::MAX)?;
-            if last.leaf.low < page {
-                let leaf = last.lock_leaf(op)?;
-                let lost = clip(op.peek(leaf).extents()?, &above);
-                (CutStep::From(leaf, page), lost, true)
+            let leaf = last.lock_leaf(op)?;
+            let list = op.peek(leaf).extents()?;
+            let from = bounded_cut(list, page);
+            if last.leaf.low < page || from > last.leaf.low.max(page) {
+                let lost = clip(list, &(from..PAGE_LIMIT));
+                (CutStep::From(leaf, from), lost, from <= page)
             } else {
-                let most = if page == 0 { CUT_LEAVES } else { 1 };
+                let few = page > 0 || op.peek(inode).inode()?.blocks > FREE_MAX;
+                let most = if few { 1 } else { CUT_LEAVES };
                 let (removal, leaves) = tree::plan_tail(store, op, inode, TreeId::Body, most)?;
                 let mut lost = Vec::new();
                 for leaf in leaves {

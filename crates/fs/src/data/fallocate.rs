@@ -9,6 +9,7 @@ use crate::content::FileExtent;
 use crate::content::inode::INLINE_DATA_MAX;
 use engine::cache::PageState;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Blocks that one record allocates.
 const ALLOCATE_STEP: u64 = 1 << 16;
@@ -58,16 +59,22 @@ impl Files {
     }
 
     /// The body must be extents: what is in the cache goes home, an inline body moves out.
-    fn settle_extents(&self, state: &FileState) -> Result<(), Error> {
+    fn settle_extents(&self, state: &Arc<FileState>) -> Result<(), Error> {
         self.leave_inline(state, INLINE_DATA_MAX as u64 + 1)?;
         state.meta.lock().keep_extents = true;
         self.flush_locked(state)
     }
 
     /// Gives every hole of the range blocks that read as zeros.
-    fn allocate(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+    fn allocate(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         self.settle_extents(state)?;
         let pages = super::pages_of(bytes);
+        let blocks = state.node.read()?.inode()?.blocks;
+        let wanted = (pages.end - pages.start).saturating_sub(blocks);
+        if wanted > self.store.space().free_blocks {
+            // Hopeless: do not fill the disk first.
+            return Err(Error::NoSpace);
+        }
         let mut at = pages.start;
         while at < pages.end {
             at = self.allocate_step(state, at..pages.end)?;
@@ -76,7 +83,7 @@ impl Files {
     }
 
     /// Allocates the first holes of a range in one record; returns where to go on.
-    fn allocate_step(&self, state: &FileState, pages: Range<u64>) -> Result<u64, Error> {
+    fn allocate_step(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<u64, Error> {
         let (mapped, bound) = {
             let content = state.node.read()?;
             let inode = content.inode()?;
@@ -116,7 +123,7 @@ impl Files {
 
     fn allocate_holes(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         holes: &[Range<u64>],
         blocks: u64,
     ) -> Result<u64, Error> {
@@ -127,7 +134,7 @@ impl Files {
         outcome
     }
 
-    fn take_holes(&self, state: &FileState, holes: &[Range<u64>]) -> Result<u64, Error> {
+    fn take_holes(&self, state: &Arc<FileState>, holes: &[Range<u64>]) -> Result<u64, Error> {
         let (mut changes, mut reservations) = (Vec::new(), Vec::new());
         let mut reached = holes.first().map_or(0, |h| h.start);
         let mut goal = None;
@@ -162,7 +169,7 @@ impl Files {
     }
 
     /// Frees the whole pages of a range and zeroes its edges. The size stays.
-    fn punch(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+    fn punch(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         let whole = self.zero_edges(state, bytes)?;
         if whole.is_empty() {
             return Ok(());
@@ -185,7 +192,9 @@ impl Files {
                 let next = extents::lookup(&self.store, inode, at..whole.end, 1)?;
                 let Some(first) = next.first() else { break };
                 at = first.page;
-                extents::leaf_end(&self.store, inode, at)?.min(whole.end)
+                let bound = extents::leaf_end(&self.store, inode, at)?.min(whole.end);
+                let mapped = extents::lookup(&self.store, inode, at..bound, usize::MAX)?;
+                extents::bounded_end(&mapped, bound)
             };
             let change = Change {
                 pages: at..bound,
@@ -200,7 +209,7 @@ impl Files {
     }
 
     /// Makes the range read as zeros, with blocks behind it.
-    fn zero(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+    fn zero(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         self.settle_extents(state)?;
         let whole = self.zero_edges(state, bytes.clone())?;
         self.flush_locked(state)?;
@@ -212,7 +221,7 @@ impl Files {
     }
 
     /// Marks the mapped pages of a range as unwritten, their blocks kept.
-    fn unwrite(&self, state: &FileState, pages: Range<u64>) -> Result<(), Error> {
+    fn unwrite(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
         let mut at = pages.start;
         while at < pages.end {
             let mut changes = Vec::new();
@@ -247,7 +256,7 @@ impl Files {
     /// Writes zeros to the parts of a range that are no whole pages, as far as the file goes;
     /// returns the whole pages. A range that reaches the end of the file covers the last
     /// page.
-    fn zero_edges(&self, state: &FileState, bytes: Range<u64>) -> Result<Range<u64>, Error> {
+    fn zero_edges(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<Range<u64>, Error> {
         let size = state.size();
         let to_eof = bytes.end >= size;
         let first = bytes.start.div_ceil(PAGE);
@@ -265,7 +274,7 @@ impl Files {
     }
 
     /// Zeroes bytes of one page, unless it is a hole anyway.
-    fn zero_edge(&self, state: &FileState, bytes: Range<u64>) -> Result<(), Error> {
+    fn zero_edge(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }

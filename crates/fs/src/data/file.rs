@@ -25,7 +25,7 @@ use engine::cache::{FileKey, PageCache};
 use engine::{Epoch, Node};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Shards of the table.
 const SHARDS: usize = 64;
@@ -184,6 +184,8 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct FileTable {
     shards: Vec<Mutex<HashMap<Ino, Entry>>>,
+    /// States in all shards; a rough figure.
+    states: AtomicUsize,
 }
 
 impl FileTable {
@@ -191,7 +193,13 @@ impl FileTable {
         let shard = |i| Mutex::keyed(rank::FILE_TABLE, i as u64, HashMap::new());
         FileTable {
             shards: (0..SHARDS).map(shard).collect(),
+            states: AtomicUsize::new(0),
         }
+    }
+
+    /// States there are, roughly.
+    pub fn len(&self) -> usize {
+        self.states.load(Ordering::Relaxed)
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry>> {
@@ -224,7 +232,9 @@ impl FileTable {
             Some(state) if state.key == key => Arc::clone(state),
             _ => {
                 let state = Arc::new(FileState::new(key, node.clone()));
-                entry.state = Some(Arc::clone(&state));
+                if entry.state.replace(Arc::clone(&state)).is_none() {
+                    self.states.fetch_add(1, Ordering::Relaxed);
+                }
                 state
             }
         }
@@ -262,7 +272,9 @@ impl FileTable {
             && entry.state.as_ref().is_none_or(|s| Arc::ptr_eq(s, state))
             && idle
         {
-            entry.state = None;
+            if entry.state.take().is_some() {
+                self.states.fetch_sub(1, Ordering::Relaxed);
+            }
             if entry.lookups == 0 {
                 shard.remove(&ino);
             }

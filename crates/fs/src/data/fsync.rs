@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// How often the background thread looks.
 const TICK: Duration = Duration::from_secs(1);
-/// Attempts of a writer to get below the watermark before it goes on.
-const BALANCE_ROUNDS: usize = 4;
+/// States beyond which one that only an access time keeps is settled at close.
+const STATES_MANY: usize = 4096;
 
 impl Files {
     /// Reports a failed write-back of this file, as `close` does.
@@ -47,7 +47,7 @@ impl Files {
         }
     }
 
-    fn fsync_state(&self, state: &FileState, data_only: bool) -> Result<(), Error> {
+    fn fsync_state(&self, state: &Arc<FileState>, data_only: bool) -> Result<(), Error> {
         if self.store.read_only() && self.store.failed().is_none() {
             return Ok(());
         }
@@ -71,7 +71,7 @@ impl Files {
         Ok(())
     }
 
-    fn times_due(&self, state: &FileState) -> bool {
+    fn times_due(&self, state: &Arc<FileState>) -> bool {
         let interval = self.options.mtime_persist_interval.as_nanos() as u64;
         let meta = state.meta.lock();
         let coarse = meta.times.mtime.is_some() || meta.times.ctime.is_some();
@@ -81,33 +81,29 @@ impl Files {
     /// Flushes the devices for all files that wrote in place. A failure is latched on each of
     /// them: what they wrote may be lost (R17).
     fn flush_devices(&self) -> Result<(), Error> {
-        let waiting: Vec<(Arc<FileState>, u64)> = self
-            .table
-            .states()
-            .into_iter()
-            .map(|state| {
-                let unflushed = state.meta.lock().unflushed;
-                (state, unflushed)
-            })
-            .filter(|(_, unflushed)| *unflushed > 0)
-            .collect();
+        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
+        let count = |state: Arc<FileState>| {
+            let unflushed = state.meta.lock().unflushed;
+            (state, unflushed)
+        };
+        let waiting: Vec<(Arc<FileState>, u64)> = states.into_iter().map(count).collect();
         let outcome = self.store.array().flush();
         for (state, unflushed) in waiting {
             let mut meta = state.meta.lock();
-            match &outcome {
-                Ok(()) if meta.unflushed == unflushed => meta.unflushed = 0,
-                Ok(()) => {}
-                Err(error) => {
-                    meta.unflushed = 0;
-                    meta.fail(error.to_string());
-                }
+            if let Err(error) = &outcome {
+                meta.fail(error.to_string());
+            } else if meta.unflushed != unflushed {
+                // Written again meanwhile: the next flush is for that.
+                continue;
             }
+            meta.unflushed = 0;
+            self.unflushed.lock().remove(&state.ino());
         }
         outcome.map_err(|error| engine::Error::from(error).into())
     }
 
     /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.
-    fn persist_times(&self, state: &FileState) -> Result<(), Error> {
+    fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         let times = state.meta.lock().times;
         if times.any() {
@@ -165,29 +161,38 @@ impl Files {
         Ok(())
     }
 
-    /// Keeps dirty pages below half of the cache: a writer above it writes back its own
-    /// file, else the one with most dirty pages. No lock is held.
-    pub(super) fn balance(&self, state: &FileState) -> Result<(), Error> {
+    /// Keeps dirty pages below half of the cache: above it one writer writes back the oldest
+    /// files, and those that follow wait for it when hardly a clean page is left. No lock is
+    /// held.
+    pub(super) fn balance(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let capacity = self.pages.capacity();
-        if self.pages.dirty() > capacity / 4 {
-            self.hurry();
+        if self.pages.dirty() <= capacity / 4 {
+            return Ok(());
         }
-        for _ in 0..BALANCE_ROUNDS {
-            if self.pages.dirty() <= capacity / 2 {
+        self.hurry();
+        if self.pages.dirty() <= capacity / 2 {
+            return Ok(());
+        }
+        let turn = match self.balancer.try_lock() {
+            Some(turn) => turn,
+            None if self.pages.dirty() <= capacity / 8 * 7 => return Ok(()),
+            None => self.balancer.lock(),
+        };
+        if self.pages.is_dirty(state.key) {
+            self.flush_file(state)?;
+        }
+        let mut files = self.pages.dirty_files();
+        files.sort_unstable_by_key(|f| f.since_ns);
+        for file in files {
+            if self.pages.dirty() <= capacity / 8 * 3 {
                 break;
             }
-            let files = self.pages.dirty_files();
-            let Some(most) = files.iter().max_by_key(|f| f.pages) else {
-                break;
-            };
-            if self.pages.is_dirty(state.key) {
-                self.flush_file(state)?;
-            } else if let Err(error) = self.write_back(most.key.nid) {
+            if let Err(error) = self.write_back(file.key.nid) {
                 // Latched on that file, and reported to whoever syncs it.
-                tracing::warn!("write-back of inode {}: {error}", most.key.nid);
-                break;
+                tracing::warn!("write-back of inode {}: {error}", file.key.nid);
             }
         }
+        drop(turn);
         Ok(())
     }
 
@@ -229,30 +234,20 @@ impl Files {
                 note(self.persist_state_times(state.ino()));
             }
         }
-        let unflushed = |state: &Arc<FileState>| state.meta.lock().unflushed > 0;
-        let closed = |state: &Arc<FileState>| !self.table.is_open(state.ino());
-        let states = self.table.states();
-        if states.iter().any(|s| unflushed(s) && closed(s)) {
+        let unflushed: Vec<Ino> = self.unflushed.lock().keys().copied().collect();
+        if unflushed.iter().any(|ino| !self.table.is_open(*ino)) {
             note(self.flush_devices());
-            drop(states);
-            self.release_idle();
+            for ino in unflushed {
+                // Leaving is what removes a state that nothing keeps any more.
+                drop(self.use_active(ino));
+            }
         }
         outcome
     }
 
-    /// Gives states that nothing keeps any more a chance to leave the table.
-    fn release_idle(&self) {
-        for state in self.table.states() {
-            if !self.table.is_open(state.ino()) {
-                // Leaving is what removes an idle state; a deleted file has none.
-                drop(self.use_file(state.ino()));
-            }
-        }
-    }
-
     fn write_back_due(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         dirty_since: Option<u64>,
         crowded: bool,
         now_ns: u64,
@@ -275,7 +270,7 @@ impl Files {
         }
     }
 
-    fn times_old(&self, state: &FileState, now_ns: u64) -> bool {
+    fn times_old(&self, state: &Arc<FileState>, now_ns: u64) -> bool {
         let meta = state.meta.lock();
         let content = meta.times.mtime.is_some() || meta.times.ctime.is_some();
         let age = match content {
@@ -306,8 +301,9 @@ impl Files {
         if failed && self.table.is_last_open(state.ino()) && self.flush_file(state).is_err() {
             self.give_up(state);
         }
-        let content = times.mtime.is_some() || times.ctime.is_some();
-        if !wrote || !content || ahead || self.pages.is_dirty(state.key) {
+        let content = wrote && (times.mtime.is_some() || times.ctime.is_some());
+        let crowded = times.any() && self.table.len() > STATES_MANY;
+        if !(content || crowded) || ahead || self.pages.is_dirty(state.key) {
             return;
         }
         let linked = state
@@ -323,7 +319,7 @@ impl Files {
     }
 
     /// Drops what cannot be written: the file is what its inode says.
-    fn give_up(&self, state: &FileState) {
+    fn give_up(&self, state: &Arc<FileState>) {
         let _exclusive = state.io.write();
         let size = state.size();
         self.drop_pages(state, 0..size.div_ceil(PAGE));

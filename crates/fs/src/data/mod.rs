@@ -28,8 +28,8 @@ mod truncate;
 mod write;
 mod writeback;
 
+pub(crate) use extents::FREE_MAX;
 pub use file::OpenFile;
-pub(crate) use file::Volatile;
 
 use crate::content::FsNode;
 use crate::times::Times;
@@ -40,6 +40,7 @@ use engine::Store;
 use engine::cache::PageCache;
 use file::{FileState, FileTable};
 use format::BLOCK_SIZE;
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -97,6 +98,10 @@ pub(crate) struct Files {
     table: FileTable,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
+    /// Files with data written in place that nothing has flushed yet.
+    unflushed: Mutex<HashMap<Ino, Arc<FileState>>>,
+    /// Held by the writer that makes room for all.
+    balancer: Mutex<()>,
     background: Mutex<Background>,
     wake: Condvar,
     threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
@@ -119,6 +124,8 @@ impl Files {
             table: FileTable::new(),
             options,
             orphans: OnceLock::new(),
+            unflushed: Mutex::new(rank::LEAF, HashMap::new()),
+            balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: Mutex::new(rank::LEAF, Background::default()),
             wake: Condvar::new(),
             threads: Mutex::new(rank::LEAF, Vec::new()),
@@ -140,10 +147,6 @@ impl Files {
 
     pub fn options(&self) -> &DataOptions {
         &self.options
-    }
-
-    pub fn pages(&self) -> &PageCache {
-        &self.pages
     }
 
     fn now(&self) -> Timestamp {
@@ -179,7 +182,7 @@ impl Files {
 
     /// Gives back promised blocks that no dirty page needs. The caller holds the I/O lock so
     /// that no write is between its promise and its pages.
-    fn trim_promise(&self, state: &FileState) {
+    fn trim_promise(&self, state: &Arc<FileState>) {
         let needed = self.pages.promised(state.key);
         let surplus = {
             let mut meta = state.meta.lock();
@@ -191,7 +194,7 @@ impl Files {
     }
 
     /// Forgets pages and returns the blocks promised for them.
-    fn drop_pages(&self, state: &FileState, pages: std::ops::Range<u64>) {
+    fn drop_pages(&self, state: &Arc<FileState>, pages: std::ops::Range<u64>) {
         self.pages.invalidate(state.key, pages);
         self.trim_promise(state);
     }

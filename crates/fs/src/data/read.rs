@@ -9,6 +9,7 @@ use base::clock::Timestamp;
 use device::{AlignedBuf, Io};
 use format::BLOCK_SIZE;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Pages that one device batch reads.
 const CLUSTER: u64 = 256;
@@ -39,7 +40,7 @@ impl Files {
     /// Reads bytes that lie below the end of the file. The caller holds the I/O lock.
     pub(super) fn read_range(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         offset: u64,
         buf: &mut [u8],
         ahead: u64,
@@ -75,7 +76,7 @@ impl Files {
     /// Pages from `page` on that are not cached: as far as `last`, and `ahead` more inside
     /// the file. They were absent before their mapping is looked up, so nothing newer than
     /// the device's content can exist for them while the I/O lock is held.
-    fn missing_run(&self, state: &FileState, page: u64, last: u64, ahead: u64) -> Range<u64> {
+    fn missing_run(&self, state: &Arc<FileState>, page: u64, last: u64, ahead: u64) -> Range<u64> {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
         // Read-ahead must not push out what it brought in itself.
@@ -92,7 +93,7 @@ impl Files {
     /// end of the file are zeros. The caller holds the I/O lock.
     pub(super) fn load_pages(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         pages: Range<u64>,
     ) -> Result<AlignedBuf, Error> {
         let mut buf = AlignedBuf::zeroed((pages.end - pages.start) as usize * BLOCK_SIZE);
@@ -142,7 +143,7 @@ impl Files {
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record.
-    fn touch_atime(&self, state: &FileState) -> Result<(), Error> {
+    fn touch_atime(&self, state: &Arc<FileState>) -> Result<(), Error> {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
             return Ok(());
         }
@@ -167,7 +168,7 @@ impl Files {
     /// The first mapped and written page at or after `page`, and where it ends.
     pub(super) fn next_written(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         mut page: u64,
     ) -> Result<Option<Range<u64>>, Error> {
         loop {

@@ -4,6 +4,7 @@ use super::extents::PAGE_LIMIT;
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE};
 use crate::Error;
+use std::sync::Arc;
 
 /// Bytes that a copy moves at a time.
 const COPY_STEP: usize = 1 << 20;
@@ -35,7 +36,7 @@ impl Files {
 
     fn written_from(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         page: u64,
     ) -> Result<Option<std::ops::Range<u64>>, Error> {
         match state.meta.lock().replaced {
@@ -46,7 +47,7 @@ impl Files {
     }
 
     /// The first page at or after `page` that holds data.
-    fn next_data(&self, state: &FileState, page: u64) -> Result<Option<u64>, Error> {
+    fn next_data(&self, state: &Arc<FileState>, page: u64) -> Result<Option<u64>, Error> {
         let written = self
             .written_from(state, page)?
             .map(|run| run.start.max(page));
@@ -58,7 +59,7 @@ impl Files {
     }
 
     /// The first page at or after `page` that holds none.
-    fn next_hole(&self, state: &FileState, mut page: u64) -> Result<u64, Error> {
+    fn next_hole(&self, state: &Arc<FileState>, mut page: u64) -> Result<u64, Error> {
         loop {
             let before = page;
             if let Some(run) = self.written_from(state, page)?

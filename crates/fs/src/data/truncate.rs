@@ -18,6 +18,7 @@ use base::sync::WriteGuard;
 use engine::{Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+use std::sync::Arc;
 
 /// The orphan directory that lists an inode.
 fn orphan_directory(ino: Ino) -> Nid {
@@ -39,7 +40,7 @@ impl Files {
     /// Sets the size under the exclusive I/O lock.
     pub(super) fn set_size(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         size: u64,
         _exclusive: &WriteGuard<'_, ()>,
     ) -> Result<(), Error> {
@@ -57,7 +58,7 @@ impl Files {
         Ok(())
     }
 
-    fn shrink(&self, state: &FileState, size: u64) -> Result<(), Error> {
+    fn shrink(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         let old = state.size();
         let cut = size.div_ceil(PAGE);
         self.drop_pages(state, cut..old.div_ceil(PAGE).max(cut));
@@ -83,12 +84,14 @@ impl Files {
 
     /// Marks a file as being rewritten from nothing, if its old content can be replaced in one
     /// record; false when it must be cut right away.
-    fn replace(&self, state: &FileState) -> Result<bool, Error> {
+    fn replace(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         let content = state.node.read()?;
         let inode = content.inode()?;
         let worth_it = match &inode.body {
             Body::Inline(bytes) => !bytes.is_empty() || inode.size > 0,
-            Body::Extents(list) => inode.size > 0 && !list.is_empty(),
+            Body::Extents(list) => {
+                inode.size > 0 && !list.is_empty() && inode.blocks <= extents::FREE_MAX
+            }
             _ => false,
         };
         let mut meta = state.meta.lock();
@@ -100,7 +103,7 @@ impl Files {
     }
 
     /// Logs a smaller size and frees what lies beyond, in one record or a chain of them.
-    fn cut(&self, state: &FileState, size: u64) -> Result<(), Error> {
+    fn cut(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         let page = size.div_ceil(PAGE);
         let new_size = size.min(state.meta.lock().logged_size);
         {
@@ -150,7 +153,7 @@ impl Files {
     }
 
     /// The first record of a chain: the size is cut, and the intent to free the rest is noted.
-    fn begin_chain(&self, state: &FileState, size: u64, new_size: u64) -> Result<(), Error> {
+    fn begin_chain(&self, state: &Arc<FileState>, size: u64, new_size: u64) -> Result<(), Error> {
         let (mut op, directory, slot) = self.begin_with_orphans(&state.node)?;
         let ino = state.ino();
         let orphan = Orphan {
@@ -169,7 +172,7 @@ impl Files {
     }
 
     #[cfg(test)]
-    pub(super) fn test_begin_chain(&self, state: &FileState, size: u64) -> Result<(), Error> {
+    pub(super) fn test_begin_chain(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         self.begin_chain(state, size, size)
     }
 

@@ -10,6 +10,7 @@ use device::AlignedBuf;
 use engine::cache::{Backing, PageState, Rest, Wrote};
 use format::BLOCK_SIZE;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
 /// promised at once.
@@ -57,7 +58,7 @@ impl Files {
     /// A buffered write; the caller holds the I/O lock exclusively.
     pub(super) fn write_locked(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
@@ -88,7 +89,7 @@ impl Files {
     }
 
     /// Writes page by page where a whole step found no space, as far as it goes.
-    fn write_pages(&self, state: &FileState, at: &mut u64, part: &[u8]) -> Result<(), Error> {
+    fn write_pages(&self, state: &Arc<FileState>, at: &mut u64, part: &[u8]) -> Result<(), Error> {
         let (start, end) = (*at, *at + part.len() as u64);
         while *at < end {
             let stop = ((*at / PAGE + 1) * PAGE).min(end);
@@ -100,7 +101,7 @@ impl Files {
     }
 
     /// Writes bytes within one step: promises what is needed, then fills pages.
-    fn write_step(&self, state: &FileState, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn write_step(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = offset + data.len() as u64;
         let pages = pages_of(offset..end);
         self.leave_inline(state, end)?;
@@ -114,7 +115,7 @@ impl Files {
 
     fn fill_pages(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         offset: u64,
         data: &[u8],
         holes: &[Range<u64>],
@@ -139,7 +140,7 @@ impl Files {
     /// of dirty pages the file is written back, and at worst the page goes straight home.
     fn write_page(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         page: u64,
         part: (usize, &[u8]),
         promise: Option<&mut Promised<'_>>,
@@ -185,23 +186,28 @@ impl Files {
     }
 
     /// Pages of a range that are neither dirty nor mapped: each needs a promised block.
-    fn holes(&self, state: &FileState, pages: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
-        let mapped = self.mapped(state, pages.clone())?;
+    fn holes(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
         let mut holes: Vec<Range<u64>> = Vec::new();
+        let mut add = |page: u64| match holes.last_mut() {
+            Some(last) if last.end == page => last.end += 1,
+            _ => holes.push(page..page + 1),
+        };
+        let dirty = |page| {
+            let state = self.pages.state(state.key, page);
+            matches!(state, Some(PageState::Dirty(_)))
+        };
+        let Some(first) = pages.clone().find(|&page| !dirty(page)) else {
+            return Ok(holes);
+        };
+        let mapped = self.mapped(state, first..pages.end)?;
         let mut extents = mapped.iter().peekable();
-        for page in pages {
+        for page in first..pages.end {
             while extents.peek().is_some_and(|e| e.end() <= page) {
                 extents.next();
             }
-            if extents.peek().is_some_and(|e| e.page <= page) {
-                continue;
-            }
-            if let Some(PageState::Dirty(_)) = self.pages.state(state.key, page) {
-                continue;
-            }
-            match holes.last_mut() {
-                Some(last) if last.end == page => last.end += 1,
-                _ => holes.push(page..page + 1),
+            let has_block = extents.peek().is_some_and(|e| e.page <= page);
+            if !has_block && (page == first || !dirty(page)) {
+                add(page);
             }
         }
         Ok(holes)
@@ -210,7 +216,7 @@ impl Files {
     /// The mapping of a range as new data sees it: nothing is mapped in a replaced file.
     pub(super) fn mapped(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         pages: Range<u64>,
     ) -> Result<Vec<FileExtent>, Error> {
         if state.meta.lock().replaced {
@@ -221,7 +227,11 @@ impl Files {
     }
 
     /// Promises blocks; a full disk first gets back what a replaced file still holds.
-    fn promise_or_settle(&self, state: &FileState, blocks: u64) -> Result<Promised<'_>, Error> {
+    fn promise_or_settle(
+        &self,
+        state: &Arc<FileState>,
+        blocks: u64,
+    ) -> Result<Promised<'_>, Error> {
         match self.promise(blocks) {
             Err(Error::NoSpace) if state.meta.lock().replaced => {
                 self.flush_locked(state)?;
@@ -233,7 +243,7 @@ impl Files {
 
     /// Before a file with an inline body grows beyond what fits there, its content becomes a
     /// dirty page, so that write-back moves it out of the inode.
-    pub(super) fn leave_inline(&self, state: &FileState, end: u64) -> Result<(), Error> {
+    pub(super) fn leave_inline(&self, state: &Arc<FileState>, end: u64) -> Result<(), Error> {
         if end <= INLINE_DATA_MAX as u64 && !state.meta.lock().keep_extents {
             return Ok(());
         }
@@ -248,7 +258,7 @@ impl Files {
     }
 
     /// Makes a page dirty as it is.
-    pub(super) fn dirty_page(&self, state: &FileState, page: u64) -> Result<(), Error> {
+    pub(super) fn dirty_page(&self, state: &Arc<FileState>, page: u64) -> Result<(), Error> {
         if let Some(PageState::Dirty(_)) = self.pages.state(state.key, page) {
             return Ok(());
         }
@@ -260,7 +270,7 @@ impl Files {
 
     /// Before the file grows beyond `from`: the rest of its last page on the device may hold
     /// old bytes, so the page, which reads as zeros there, is made dirty (R16).
-    pub(super) fn extend_tail(&self, state: &FileState, from: u64) -> Result<(), Error> {
+    pub(super) fn extend_tail(&self, state: &Arc<FileState>, from: u64) -> Result<(), Error> {
         let size = state.size();
         let page = size / PAGE;
         if size.is_multiple_of(PAGE) || from < size || from / PAGE == page {
@@ -276,7 +286,12 @@ impl Files {
 
     /// A direct write of whole pages: the cached pages of the range are written back and
     /// dropped, then the data goes to its blocks and one record maps new ones.
-    fn write_direct(&self, state: &FileState, offset: u64, data: &[u8]) -> Result<usize, Error> {
+    fn write_direct(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, Error> {
         let _exclusive = state.io.write();
         let end = offset + data.len() as u64;
         if end > SIZE_MAX {
@@ -307,7 +322,7 @@ impl Files {
         Ok(((at - pages.start) * PAGE) as usize)
     }
 
-    fn direct_step(&self, state: &FileState, page: u64, data: &[u8]) -> Result<(), Error> {
+    fn direct_step(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> Result<(), Error> {
         let pages = page..page + data.len() as u64 / PAGE;
         let holes = self.holes(state, pages.clone())?;
         let mut promise = self.promise(holes.iter().map(|h| h.end - h.start).sum())?;

@@ -17,6 +17,7 @@ use engine::cache::Stamp;
 use engine::{Extent, Need, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Dirty pages that one batch takes.
 const BATCH: usize = 1024;
@@ -59,7 +60,7 @@ struct Copies {
 impl Files {
     /// Writes back one file: its dirty pages as they are now, then its size. Times alone stay
     /// in memory. Nothing is flushed or committed.
-    pub(super) fn flush_file(&self, state: &FileState) -> Result<(), Error> {
+    pub(super) fn flush_file(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let _turn = state.flusher.lock();
         let mut next = Some(0);
         while let Some(from) = next {
@@ -70,7 +71,7 @@ impl Files {
     }
 
     /// As `flush_file`, under the exclusive I/O lock.
-    pub(super) fn flush_locked(&self, state: &FileState) -> Result<(), Error> {
+    pub(super) fn flush_locked(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let mut next = Some(0);
         while let Some(from) = next {
             next = self.flush_pass(state, from)?;
@@ -79,7 +80,7 @@ impl Files {
     }
 
     /// One batch of pages at or after `from`; returns where to go on. A failure is latched.
-    fn flush_pass(&self, state: &FileState, from: u64) -> Result<Option<u64>, Error> {
+    fn flush_pass(&self, state: &Arc<FileState>, from: u64) -> Result<Option<u64>, Error> {
         let outcome = self.try_flush_pass(state, from);
         if let Err(error) = &outcome {
             state.meta.lock().fail(error.to_string());
@@ -89,7 +90,7 @@ impl Files {
         outcome
     }
 
-    fn try_flush_pass(&self, state: &FileState, from: u64) -> Result<Option<u64>, Error> {
+    fn try_flush_pass(&self, state: &Arc<FileState>, from: u64) -> Result<Option<u64>, Error> {
         let (size, logged_size, replaced, keep_extents) = {
             let meta = state.meta.lock();
             if meta.dead {
@@ -135,7 +136,7 @@ impl Files {
 
     /// The size that may be logged once the pages in `done` are home: up to the first page
     /// that is dirty still.
-    fn size_limit(&self, state: &FileState, size: u64, done: &[u64]) -> u64 {
+    fn size_limit(&self, state: &Arc<FileState>, size: u64, done: &[u64]) -> u64 {
         let dirty = self
             .pages
             .dirty_pages(state.key, 0..PAGE_LIMIT, done.len() + 1);
@@ -145,12 +146,12 @@ impl Files {
         }
     }
 
-    pub(super) fn is_inline(&self, state: &FileState) -> Result<bool, Error> {
+    pub(super) fn is_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         let content = state.node.read()?;
         Ok(matches!(content.inode()?.body, Body::Inline(_)))
     }
 
-    fn copy_pages(&self, state: &FileState, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
+    fn copy_pages(&self, state: &Arc<FileState>, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -170,7 +171,7 @@ impl Files {
         }))
     }
 
-    fn complete(&self, state: &FileState, copies: &Copies, covered: usize) {
+    fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
         let pairs = copies.pages.iter().zip(&copies.stamps).take(covered);
         for (&page, &stamp) in pairs {
             self.pages.complete(state.key, page, stamp);
@@ -179,7 +180,12 @@ impl Files {
 
     /// Decides where pages go, and reserves blocks for those that have none, as far as one
     /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
-    fn lay_out(&self, state: &FileState, pages: &[u64], fresh: bool) -> Result<Layout<'_>, Error> {
+    fn lay_out(
+        &self,
+        state: &Arc<FileState>,
+        pages: &[u64],
+        fresh: bool,
+    ) -> Result<Layout<'_>, Error> {
         let mut layout = Layout {
             segments: Vec::new(),
             reservations: Vec::new(),
@@ -212,7 +218,7 @@ impl Files {
     /// Lays out one run of pages; returns the page at which the record is full.
     fn lay_out_run<'s>(
         &'s self,
-        state: &FileState,
+        state: &Arc<FileState>,
         run: Range<u64>,
         mapped: &[FileExtent],
         layout: &mut Layout<'s>,
@@ -264,7 +270,7 @@ impl Files {
     /// Blocks out of the file's promise.
     pub(super) fn reserve(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         want: u32,
         goal: Option<Block>,
     ) -> Result<Reservation<'_, FsNode>, Error> {
@@ -278,7 +284,7 @@ impl Files {
     /// Writes laid-out pages to their blocks and logs what changed.
     fn store(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         layout: Layout<'_>,
         data: &[u8],
         pages: &[u64],
@@ -290,7 +296,7 @@ impl Files {
             .and_then(|()| {
                 let changes = changes_of(&layout.segments);
                 if changes.is_empty() && size == state.meta.lock().logged_size {
-                    state.meta.lock().unflushed += 1;
+                    self.wrote_in_place(state);
                     return Ok(());
                 }
                 self.log_changes(state, changes, layout.reservations, size)
@@ -301,9 +307,15 @@ impl Files {
         outcome
     }
 
+    fn wrote_in_place(&self, state: &Arc<FileState>) {
+        let mut meta = state.meta.lock();
+        meta.unflushed += 1;
+        self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+    }
+
     /// Reserved blocks went back unused: the pages they were for need a promise again. If the
     /// space is gone meanwhile, the next reservation finds out.
-    fn promise_again(&self, state: &FileState, blocks: u64) {
+    fn promise_again(&self, state: &Arc<FileState>, blocks: u64) {
         if let Ok(mut promise) = self.promise(blocks) {
             state.meta.lock().promised += promise.give(blocks);
         }
@@ -351,7 +363,7 @@ impl Files {
     /// Begins an operation on the file's inode.
     pub(super) fn begin(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         need: Need,
     ) -> Result<(Op<'_, FsNode>, Slot), Error> {
         let mut op = self.store.begin(need)?;
@@ -366,7 +378,7 @@ impl Files {
     /// promised, and refusing it would lose data that was accepted.
     pub(super) fn log_changes(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         changes: Vec<Change>,
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
@@ -397,7 +409,7 @@ impl Files {
     /// with it, commits, and notes what the inode has now.
     pub(super) fn commit_attrs(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         mut op: Op<'_, FsNode>,
         slot: Slot,
         mut attrs: AttrChange,
@@ -417,13 +429,15 @@ impl Files {
         }
         meta.changed = meta.changed.max(epoch);
         // The commit of this epoch flushes all data written before the record.
-        meta.unflushed = 0;
+        if std::mem::take(&mut meta.unflushed) > 0 {
+            self.unflushed.lock().remove(&state.ino());
+        }
         meta.persisted_ns = persisted;
         meta.logged_times(times);
     }
 
     /// Logs the content of a small file as part of its inode.
-    fn flush_inline(&self, state: &FileState, size: u64) -> Result<(), Error> {
+    fn flush_inline(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         if let Some(copies) = &copies {
@@ -441,7 +455,7 @@ impl Files {
     /// crash leaves one or the other. More than [`REPLACE_MAX`] pages, or pages scattered over
     /// more than [`CHANGES_MAX`] runs of blocks, are not kept together: then the old content
     /// goes first.
-    fn flush_replaced(&self, state: &FileState, size: u64) -> Result<Option<u64>, Error> {
+    fn flush_replaced(&self, state: &Arc<FileState>, size: u64) -> Result<Option<u64>, Error> {
         let keep_extents = state.meta.lock().keep_extents;
         let pages = self
             .pages
@@ -466,7 +480,7 @@ impl Files {
     }
 
     /// Replaces the body by one without extents.
-    fn log_replacement(&self, state: &FileState, body: Body, size: u64) -> Result<(), Error> {
+    fn log_replacement(&self, state: &Arc<FileState>, body: Body, size: u64) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         extents::free_inline_extents(&mut op, slot)?;
         op.apply(slot, Delta::Body(body));
@@ -483,7 +497,7 @@ impl Files {
     /// the blocks are too scattered for one record.
     fn store_replacement(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         pages: &[u64],
         size: u64,
     ) -> Result<bool, Error> {
@@ -503,7 +517,7 @@ impl Files {
 
     fn replace_by(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         layout: Layout<'_>,
         pages: &[u64],
         size: u64,
@@ -539,7 +553,7 @@ impl Files {
     /// dirty page lies below.
     pub(super) fn store_run(
         &self,
-        state: &FileState,
+        state: &Arc<FileState>,
         page: u64,
         data: &[u8],
         size: u64,

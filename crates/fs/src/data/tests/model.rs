@@ -136,7 +136,7 @@ fn run(seed: u64, frames: usize, rounds: usize) {
     for ino in model.inos {
         m.delete(ino);
     }
-    assert_eq!(m.files.pages().dirty(), 0);
+    assert_eq!(m.files.pages.dirty(), 0);
     assert_eq!(m.free_blocks(), before, "blocks leaked or were freed twice");
 }
 

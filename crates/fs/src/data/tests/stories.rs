@@ -297,7 +297,53 @@ fn dirty_pages_go_home_in_the_background_when_they_are_old() {
     world.clock.advance(Duration::from_secs(10));
     m.files.tick().unwrap();
     assert_eq!(m.inode(ino).size, 10_000);
-    assert_eq!(m.files.pages().dirty(), 0);
+    assert_eq!(m.files.pages.dirty(), 0);
     m.files.tick().unwrap();
     assert_eq!(m.files.table.states().len(), 0, "nothing keeps the state");
+}
+
+#[test]
+fn a_disk_full_of_fragments_can_be_emptied() {
+    let world = World::new(12, 64, 1024);
+    let m = world.mount();
+    let before = m.free_blocks();
+    let mut inos = Vec::new();
+    let mut rng = Rng::new(1);
+    'full: loop {
+        let ino = m.make();
+        inos.push(ino);
+        let file = m.open(ino);
+        for i in 0..3000u64 {
+            let page = if rng.one_in(2) {
+                i * 2
+            } else {
+                100_000 - i * 3
+            };
+            match m.files.write(&file, page * PAGE, &[1 + i as u8 % 200]) {
+                Ok(_) => {}
+                Err(error) => {
+                    assert!(matches!(error, Error::NoSpace), "{error}");
+                    break 'full;
+                }
+            }
+            if rng.one_in(500) {
+                m.files.write_back_all().unwrap();
+                m.store.checkpoint().unwrap();
+            }
+        }
+    }
+    m.files.write_back_all().unwrap();
+    m.store.checkpoint().unwrap();
+    let mut blocks = 0;
+    for ino in &inos {
+        blocks += m.check(*ino);
+    }
+    assert!(blocks > 5_000, "{blocks} blocks fit");
+    m.close();
+    let m = world.mount();
+    for ino in inos {
+        m.delete(ino);
+    }
+    m.store.checkpoint().unwrap();
+    assert_eq!(m.free_blocks(), before);
 }
