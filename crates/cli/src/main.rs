@@ -1,1 +1,84 @@
-fn main() {}
+//! The `sheaf` program: makes, mounts, checks and reads Sheaf file systems.
+//!
+//! One module per command; [`args`] holds all definitions of commands and options, from
+//! which help, man pages and completions come. Deliberately absent: any knowledge of how a
+//! file system works.
+
+mod args;
+mod cat;
+mod cp;
+mod daemon;
+mod demo;
+mod devices;
+mod documents;
+mod failure;
+mod fsck;
+mod helper;
+mod info;
+mod logging;
+mod ls;
+mod mkfs;
+mod mount_command;
+mod output;
+mod progress;
+mod size;
+mod trim;
+mod umount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Command, Sheaf};
+use clap::Parser;
+use failure::{Failure, Outcome, USAGE};
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let arguments = match helper::translate(arguments) {
+        Ok(arguments) => arguments,
+        Err(failure) => return report(&failure),
+    };
+    let sheaf = match Sheaf::try_parse_from(&arguments) {
+        Ok(sheaf) => sheaf,
+        Err(error) => return refuse_usage(&error),
+    };
+    match run(sheaf) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => report(&failure),
+    }
+}
+
+/// Each command's exit code, or why it failed.
+fn run(sheaf: Sheaf) -> Outcome {
+    match sheaf.command {
+        Command::Mkfs(args) => mkfs::run(&args),
+        Command::Mount(args) => mount_command::run(&args),
+        Command::Umount(args) => umount::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Cat(args) => cat::run(&args),
+        Command::Cp(args) => cp::run(&args),
+        Command::Trim(args) => trim::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Man(args) => documents::man(&args),
+        Command::Completions(args) => documents::completions(&args),
+    }
+}
+
+/// Help and version go to standard output and are a success; the rest is a usage error.
+fn refuse_usage(error: &clap::Error) -> ExitCode {
+    // A closed pipe is no reason to complain.
+    let _ = error.print();
+    match error.use_stderr() {
+        true => ExitCode::from(USAGE),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    if let Some(message) = failure.message() {
+        eprintln!("sheaf: {message}");
+    }
+    ExitCode::from(failure.code())
+}

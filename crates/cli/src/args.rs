@@ -1,0 +1,263 @@
+//! Every command and option: help, man pages and completions come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::size;
+
+#[derive(Parser, Debug)]
+#[command(
+    name = "sheaf",
+    version,
+    about = "Binds SSDs into one crash-safe file system",
+    long_about = "Binds SSDs into one crash-safe file system that lives in user space.\n\n\
+        Devices are block devices or image files. Where a command takes the devices of a \
+        file system, one of them is enough if the others lie beside it or are block devices \
+        of this machine; UUID=… and LABEL=… find them all by scanning labels.",
+    after_help = "Exit status: 0 success, 1 errors corrected, 4 errors left, 8 operational \
+        error, 16 usage error.",
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Sheaf {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Mkfs(Mkfs),
+    Mount(Mount),
+    Umount(Umount),
+    Fsck(Fsck),
+    Info(Info),
+    Ls(Ls),
+    Cat(Cat),
+    Cp(Cp),
+    Trim(Trim),
+    Demo(Demo),
+    Man(Man),
+    Completions(Completions),
+}
+
+/// Make a file system on devices or image files
+///
+/// Refuses a device that is in use, and without --force one that holds anything. Labels are
+/// written last: an interrupted mkfs leaves nothing that mounts.
+#[derive(Args, Debug)]
+pub struct Mkfs {
+    /// Block devices or image files, 1 to 16, of any sizes
+    #[arg(required = true, num_args = 1..)]
+    pub devices: Vec<PathBuf>,
+    /// Name of the file system, for LABEL=
+    #[arg(short = 'L', long, default_value = "")]
+    pub label: String,
+    /// Bytes that go to one device before the next one's turn; a power of two
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub stripe_unit: Option<u64>,
+    /// Size of the journal
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub journal_size: Option<u64>,
+    /// Create image files of this size each where nothing exists
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// UUID of the file system instead of a random one
+    #[arg(short = 'U', long, value_name = "UUID")]
+    pub uuid: Option<String>,
+    /// Overwrite whatever the devices hold
+    #[arg(short, long)]
+    pub force: bool,
+    /// Do not discard (TRIM) the devices first
+    #[arg(short = 'K', long)]
+    pub no_discard: bool,
+    /// Print nothing on success
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Mount a file system
+///
+/// Returns when the mount is usable; a daemon then serves it until it is unmounted. A mount
+/// whose daemon died is cleaned away first.
+#[derive(Args, Debug)]
+pub struct Mount {
+    /// The devices (also separated by ':', or UUID=… or LABEL=…), then the mount point
+    #[arg(required = true, num_args = 2.., value_name = "DEVICE... MOUNTPOINT")]
+    pub devices_and_mountpoint: Vec<PathBuf>,
+    /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
+    /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
+    /// cache_size=SIZE, node_cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
+    /// write_back=SECONDS, mtime_persist_interval=SECONDS, workers=N, io=auto|uring|threads,
+    /// max_read=BYTES, fsname=NAME
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS", verbatim_doc_comment)]
+    pub options: Vec<String>,
+    /// Memory for file contents, as -o cache_size=
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    /// Mount read-only, as -o ro
+    #[arg(short, long)]
+    pub read_only: bool,
+    /// Serve the mount from this process instead of a daemon
+    ///
+    /// Prints a line when the mount is usable, and tells systemd (Type=notify).
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Append messages to this file instead of the system log
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Write the daemon's process id to this file once the mount is usable
+    #[arg(long, value_name = "FILE")]
+    pub pid_file: Option<PathBuf>,
+    /// The daemon's side of a mount: the word to its parent goes to standard output
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// Unmount a file system
+///
+/// Returns when everything is on the devices and the daemon is gone. A mount whose daemon
+/// died is cleaned away.
+#[derive(Args, Debug)]
+pub struct Umount {
+    /// The mount point
+    pub mountpoint: PathBuf,
+}
+
+/// Check a file system that is not mounted
+///
+/// Verifies labels, checkpoint, node table, every node's checksum, the directory tree, link
+/// counts, extents against space maps, and segments; changes nothing but label copies, and
+/// these only with --repair. The journal a crash left is replayed in memory.
+#[derive(Args, Debug)]
+pub struct Fsck {
+    /// The devices (also separated by ':', or UUID=… or LABEL=…)
+    #[arg(required = true, num_args = 1..)]
+    pub devices: Vec<PathBuf>,
+    /// Write damaged copies of labels and checkpoint records again from the good ones
+    #[arg(short = 'y', long)]
+    pub repair: bool,
+    /// Check only that all devices are there and can be mounted, as at system start
+    #[arg(long)]
+    pub quick: bool,
+    /// Print the findings as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what the devices hold
+#[derive(Args, Debug)]
+pub struct Info {
+    /// The devices, UUID=… or LABEL=…; without any, all Sheaf block devices are listed
+    pub devices: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// List a folder of a file system that is not mounted
+#[derive(Args, Debug)]
+pub struct Ls {
+    #[command(flatten)]
+    pub source: Source,
+    /// Paths inside the file system
+    #[arg(default_value = "/")]
+    pub paths: Vec<PathBuf>,
+    /// Show mode, links, owner, size and time, too
+    #[arg(short, long)]
+    pub long: bool,
+    /// List folders inside folders
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// Print one JSON object per entry
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print files of a file system that is not mounted
+#[derive(Args, Debug)]
+pub struct Cat {
+    #[command(flatten)]
+    pub source: Source,
+    /// Paths inside the file system
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// Copy files out of, or into, a file system that is not mounted
+///
+/// Paths inside the file system are written with a leading ':', as in
+/// `sheaf cp -d a.img :/home/list.txt .`; the last path is the target.
+#[derive(Args, Debug)]
+pub struct Cp {
+    #[command(flatten)]
+    pub source: Source,
+    /// Copy folders with everything in them
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// Sources, then the target
+    #[arg(required = true, num_args = 2..)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// Which file system a command without a mount works on.
+#[derive(Args, Debug)]
+pub struct Source {
+    /// Its devices (also separated by ':', or UUID=… or LABEL=…)
+    #[arg(short, long = "device", required = true, value_name = "DEVICE")]
+    pub devices: Vec<PathBuf>,
+}
+
+/// Discard (TRIM) the free space of a mounted file system
+#[derive(Args, Debug)]
+pub struct Trim {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what Sheaf does: an array of four devices survives the death of its daemon
+///
+/// Makes a four-device array in a temporary folder, mounts it, copies a tree of thousands of
+/// files, verifies checksums, kills the daemon while a writer is running, mounts again,
+/// verifies that everything synced is there, and runs fsck. Without the right to mount it
+/// does the same in-process.
+#[derive(Args, Debug)]
+pub struct Demo {
+    /// Where to put the devices' files, instead of the system's temporary folder
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// The tree to copy, instead of this project's sources and the toolchain's library
+    #[arg(long, value_name = "FOLDER")]
+    pub tree: Option<PathBuf>,
+    /// Work in-process even where mounting is possible
+    #[arg(long)]
+    pub no_mount: bool,
+    /// Leave the devices' files in place
+    #[arg(long)]
+    pub keep: bool,
+    /// The part that is killed, where there is no mount
+    #[arg(long, hide = true)]
+    pub victim: bool,
+}
+
+/// Write man pages
+#[derive(Args, Debug)]
+pub struct Man {
+    /// The folder to write them to
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub dir: PathBuf,
+}
+
+/// Print completions for a shell
+#[derive(Args, Debug)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

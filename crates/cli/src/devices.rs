@@ -1,0 +1,110 @@
+//! From what the user names to an open array: `UUID=`, `LABEL=`, devices separated by ':',
+//! or one device of several, whose companions are found by their labels.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use device::{Array, ArrayId, Backend, OpenOptions};
+
+use crate::failure::Failure;
+
+/// The paths of all devices of the one array that `given` names.
+pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut paths = Vec::new();
+    for spec in given {
+        match spec.to_str().and_then(ArrayId::parse) {
+            Some(id) => paths.extend(device::find_members(&id, &device::candidates())?),
+            None => paths.extend(split(spec)),
+        }
+    }
+    match &paths[..] {
+        [single] => Ok(with_companions(single)),
+        _ => Ok(paths),
+    }
+}
+
+/// `a:b:c` is three devices, unless a file has just that name.
+fn split(spec: &Path) -> Vec<PathBuf> {
+    match spec.to_str() {
+        Some(text) if text.contains(':') && !spec.exists() => {
+            text.split(':').map(PathBuf::from).collect()
+        }
+        _ => vec![spec.to_owned()],
+    }
+}
+
+/// The device with the others of its array: block devices of this machine, or files in the
+/// same folder. When not all are found, only itself: opening it then says what is missing.
+fn with_companions(path: &Path) -> Vec<PathBuf> {
+    let itself = vec![path.to_owned()];
+    let Some(member) = device::scan(None, &itself).pop() else {
+        return itself;
+    };
+    if member.count == 1 {
+        return itself;
+    }
+    let candidates = match path.is_file() {
+        true => files_beside(path),
+        false => device::candidates(),
+    };
+    let others = device::scan(Some(&ArrayId::Uuid(member.uuid)), &candidates);
+    let mut found: Vec<Option<PathBuf>> = vec![None; member.count];
+    for other in others {
+        if let Some(place) = found.get_mut(other.index) {
+            // A second claimant is left out; opening tells when labels disagree.
+            place.get_or_insert(other.path);
+        }
+    }
+    if let Some(place) = found.get_mut(member.index) {
+        *place = Some(path.to_owned());
+    }
+    let all: Vec<PathBuf> = found.into_iter().flatten().collect();
+    match all.is_empty() {
+        true => itself,
+        false => all,
+    }
+}
+
+fn files_beside(path: &Path) -> Vec<PathBuf> {
+    let folder = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|file| file.is_file())
+        .collect();
+    files.sort();
+    files
+}
+
+/// How to open an array.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Access {
+    pub read_only: bool,
+    pub backend: Backend,
+}
+
+/// Opens the array over `paths`.
+pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
+    let options = OpenOptions {
+        read_only: access.read_only,
+        backend: access.backend,
+        ..OpenOptions::default()
+    };
+    let devices = device::open_devices(paths, &options)?;
+    Ok(Arc::new(Array::assemble(devices, access.read_only)?))
+}
+
+/// The name and UUID of an array, for messages.
+pub fn title(array: &Array) -> String {
+    let name = device::label_name(array.label());
+    let uuid = device::uuid_text(&array.uuid());
+    match name.is_empty() {
+        true => uuid,
+        false => format!("\"{name}\" ({uuid})"),
+    }
+}

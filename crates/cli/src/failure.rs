@@ -1,0 +1,91 @@
+//! Why a command failed, in words for the user, and its exit code (those of fsck(8)).
+
+use std::io;
+
+/// Some other error kept the command from doing its work.
+pub const OPERATIONAL: u8 = 8;
+/// The command was called wrongly.
+pub const USAGE: u8 = 16;
+
+/// What a command ends with: an exit code, or a failure to report.
+pub type Outcome = Result<u8, Failure>;
+
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    message: Option<String>,
+}
+
+impl Failure {
+    /// Something did not work. The message names the thing and, where there is one, the remedy.
+    pub fn new(message: impl Into<String>) -> Self {
+        Failure {
+            code: OPERATIONAL,
+            message: Some(message.into()),
+        }
+    }
+
+    /// The command was called wrongly.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure {
+            code: USAGE,
+            message: Some(message.into()),
+        }
+    }
+
+    /// An exit code that speaks for itself.
+    pub fn silent(code: u8) -> Self {
+        Failure {
+            code,
+            message: None,
+        }
+    }
+
+    /// An I/O error of something that has a name.
+    pub fn io(name: impl std::fmt::Display, error: &io::Error) -> Self {
+        Failure::new(format!("{name}: {error}"))
+    }
+
+    pub fn message(&self) -> Option<&str> {
+        self.message.as_deref()
+    }
+
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
+    /// With more words before the message.
+    pub fn at(mut self, context: impl std::fmt::Display) -> Self {
+        self.message = self.message.map(|m| format!("{context}: {m}"));
+        self
+    }
+}
+
+impl From<device::Error> for Failure {
+    fn from(error: device::Error) -> Self {
+        Failure::new(error.to_string())
+    }
+}
+
+impl From<format::Damage> for Failure {
+    fn from(error: format::Damage) -> Self {
+        Failure::new(error.to_string())
+    }
+}
+
+impl From<fs::Error> for Failure {
+    fn from(error: fs::Error) -> Self {
+        Failure::new(error.to_string())
+    }
+}
+
+impl From<mount::Error> for Failure {
+    fn from(error: mount::Error) -> Self {
+        match error {
+            mount::Error::UnknownOption(_) | mount::Error::BadOption { .. } => {
+                Failure::usage(error.to_string())
+            }
+            error => Failure::new(error.to_string()),
+        }
+    }
+}

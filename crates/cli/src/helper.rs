@@ -1,0 +1,149 @@
+//! The names that mount(8), mkfs(8) and fsck(8) call: `mount.sheaf`, `mkfs.sheaf` and
+//! `fsck.sheaf` are this program under another name. Their conventions are turned into the
+//! arguments of the commands.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use crate::failure::Failure;
+
+/// The arguments as if `sheaf` had been called.
+pub fn translate(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+    let name = arguments
+        .first()
+        .and_then(|program| Path::new(program).file_name())
+        .and_then(OsStr::to_str)
+        .unwrap_or("sheaf")
+        .to_owned();
+    let rest = arguments.get(1..).unwrap_or_default();
+    match name.as_str() {
+        "mkfs.sheaf" => Ok(command("mkfs", rest.to_vec())),
+        "mount.sheaf" if !asks_for_help(rest) => Ok(command("mount", mount(rest)?)),
+        "mount.sheaf" => Ok(command("mount", rest.to_vec())),
+        "fsck.sheaf" => Ok(command("fsck", fsck(rest))),
+        "umount.sheaf" => Ok(command("umount", umount(rest))),
+        _ => Ok(arguments),
+    }
+}
+
+fn asks_for_help(arguments: &[OsString]) -> bool {
+    arguments
+        .iter()
+        .any(|a| a == "--help" || a == "-h" || a == "--version" || a == "-V")
+}
+
+fn command(name: &str, rest: Vec<OsString>) -> Vec<OsString> {
+    [OsString::from("sheaf"), OsString::from(name)]
+        .into_iter()
+        .chain(rest)
+        .collect()
+}
+
+/// `mount.sheaf SPEC DIR [-sfnv] [-N namespace] [-o options] [-t type.subtype]`.
+fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
+    let mut out = Vec::new();
+    let mut places = Vec::new();
+    let mut fake = false;
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let mut value = || {
+            arguments
+                .next()
+                .cloned()
+                .ok_or_else(|| Failure::usage(format!("{} needs a value", argument.display())))
+        };
+        match argument.to_str() {
+            Some("-o") => out.extend([OsString::from("-o"), value()?]),
+            Some("-t" | "-N") => drop(value()?),
+            Some(flags) if is_flags(flags, "sfnv") => fake |= flags.contains('f'),
+            Some(option) if option.starts_with('-') => out.push(argument.clone()),
+            _ => places.push(argument.clone()),
+        }
+    }
+    if fake {
+        return Err(Failure::silent(0));
+    }
+    if places.len() < 2 {
+        return Err(Failure::usage("usage: mount.sheaf DEVICE DIRECTORY [-o OPTIONS]"));
+    }
+    out.push(OsString::from("--"));
+    out.extend(places);
+    Ok(out)
+}
+
+/// fsck(8) and the system's start pass options of other checkers: -a, -p and -A ask for
+/// what can be done without questions, which here is the quick check.
+fn fsck(arguments: &[OsString]) -> Vec<OsString> {
+    let (mut quick, mut force) = (false, false);
+    let mut out = Vec::new();
+    for argument in arguments {
+        match argument.to_str() {
+            Some("-f") => force = true,
+            Some(progress) if progress.starts_with("-C") => {}
+            Some(flags) if is_flags(flags, "apAnrlMPRTV") => {
+                quick |= flags.contains(['a', 'p']);
+            }
+            _ => out.push(argument.clone()),
+        }
+    }
+    if quick && !force {
+        out.insert(0, OsString::from("--quick"));
+    }
+    out
+}
+
+/// umount(8) passes -n, -l, -f, -v, -r, -N and -t.
+fn umount(arguments: &[OsString]) -> Vec<OsString> {
+    arguments
+        .iter()
+        .filter(|a| !a.to_str().is_some_and(|text| is_flags(text, "nlfvr")))
+        .cloned()
+        .collect()
+}
+
+/// Whether this is one or more of these one-letter flags.
+fn is_flags(text: &str, letters: &str) -> bool {
+    text.strip_prefix('-')
+        .is_some_and(|flags| !flags.is_empty() && flags.chars().all(|c| letters.contains(c)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(line: &str) -> String {
+        let arguments = line.split(' ').map(OsString::from).collect();
+        translate(arguments)
+            .unwrap()
+            .iter()
+            .map(|a| a.to_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn mount_8_can_call() {
+        assert_eq!(
+            translated("/sbin/mount.sheaf UUID=1 /mnt -n -o rw,noatime -t sheaf"),
+            "sheaf mount -o rw,noatime -- UUID=1 /mnt"
+        );
+        assert_eq!(translated("mount.sheaf --help"), "sheaf mount --help");
+        let fake = ["mount.sheaf", "a", "b", "-f"].map(OsString::from);
+        assert_eq!(translate(fake.to_vec()).unwrap_err().code(), 0);
+    }
+
+    #[test]
+    fn fsck_8_can_call() {
+        assert_eq!(
+            translated("fsck.sheaf -a -C0 /dev/sda"),
+            "sheaf fsck --quick /dev/sda"
+        );
+        assert_eq!(translated("fsck.sheaf -f -p /dev/sda"), "sheaf fsck /dev/sda");
+        assert_eq!(translated("fsck.sheaf -y /dev/sda"), "sheaf fsck -y /dev/sda");
+    }
+
+    #[test]
+    fn other_names_are_the_program_itself() {
+        assert_eq!(translated("/usr/bin/sheaf info x"), "/usr/bin/sheaf info x");
+    }
+}

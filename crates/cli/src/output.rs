@@ -1,0 +1,43 @@
+//! Writing to standard output, which may be a pipe that its reader closes.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// An output error as a failure; a closed pipe ends the program without a word.
+pub fn failed(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::silent(0),
+        _ => Failure::io("standard output", error),
+    }
+}
+
+/// Prints text as it is.
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_ref())
+        .and_then(|()| out.flush())
+        .map_err(|e| failed(&e))
+}
+
+/// Prints a line.
+pub fn line(text: impl std::fmt::Display) -> Result<(), Failure> {
+    print(format!("{text}\n"))
+}
+
+/// Prints one JSON value.
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::new(e.to_string()))?;
+    line(text)
+}
+
+/// Text that cannot change a terminal's state: control characters are escaped.
+pub fn harmless(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    match text.chars().any(char::is_control) {
+        true => text.escape_debug().to_string(),
+        false => text.into_owned(),
+    }
+}
