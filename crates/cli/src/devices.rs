@@ -99,6 +99,18 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
     Ok(Arc::new(Array::assemble(devices, access.read_only)?))
 }
 
+/// Opens the array for a look that disturbs nobody: read-only, and though it be in use.
+pub fn look(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
+    let options = OpenOptions {
+        read_only: true,
+        exclusive: false,
+        backend: access.backend,
+        ..OpenOptions::default()
+    };
+    let devices = device::open_devices(paths, &options)?;
+    Ok(Arc::new(Array::assemble(devices, true)?))
+}
+
 /// The name and UUID of an array, for messages.
 pub fn title(array: &Array) -> String {
     let name = device::label_name(array.label());

@@ -19,6 +19,7 @@ mod logging;
 mod ls;
 mod mkfs;
 mod mount_command;
+mod offline;
 mod output;
 mod progress;
 mod size;

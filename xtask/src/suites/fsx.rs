@@ -19,8 +19,8 @@ fn configuration(align: u32) -> String {
     format!(
         "flen = 524288\n\
          [opsize]\nmax = 65536\nmin = 0\nalign = {align}\n\
-         [weights]\nclose_open = 1\nread = 10\nwrite = 10\nmapread = 5\nmapwrite = 5\n\
-         invalidate = 1\ntruncate = 3\nfsync = 0.1\nfdatasync = 0.1\n\
+         [weights]\nclose_open = 1\nread = 10\nwrite = 10\nmapread = 6\nmapwrite = 2\n\
+         invalidate = 1\ntruncate = 3\nfsync = 0.1\nfdatasync = 0.05\n\
          posix_fallocate = {fallocate}\n\
          punch_hole = 3\nsendfile = 2\nposix_fadvise = 1\ncopy_file_range = 2\n"
     )

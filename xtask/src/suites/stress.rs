@@ -27,7 +27,7 @@ pub fn stress_ng(context: &Context, world: &mut World, suite: &mut Suite) -> Fal
         command
             .args(["--seed", "7", "--verify", "--timeout", "1s"])
             .args(["--hdd-bytes", "64M", "--iomix-bytes", "128M"])
-            .args(["--fallocate-bytes", "64M", "--copy-file-bytes", "64M"])
+            .args(["--fallocate-bytes", "64M", "--copy-file-bytes", "128M"])
             .arg("--temp-path")
             .arg(&world.mnt)
             .args([&format!("--{name}"), "1"]);

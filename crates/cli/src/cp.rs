@@ -1,0 +1,228 @@
+//! `sheaf cp`: files out of and into a file system that is not mounted.
+
+use std::fs::{self as host, File};
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use fs::{Attr, Ino};
+use indicatif::ProgressBar;
+
+use crate::args::Cp;
+use crate::failure::{Failure, Outcome};
+use crate::offline::{Offline, bytes, join};
+use crate::progress;
+
+/// A path of one of the two sides.
+enum Place {
+    Host(PathBuf),
+    Inside(Vec<u8>),
+}
+
+impl Place {
+    fn parse(path: &Path) -> Self {
+        match bytes(path).strip_prefix(b":") {
+            Some(inside) => Place::Inside(inside.to_vec()),
+            None => Place::Host(path.to_owned()),
+        }
+    }
+}
+
+pub fn run(args: &Cp) -> Outcome {
+    let (target, sources) = args
+        .paths
+        .split_last()
+        .ok_or_else(|| Failure::usage("no target given"))?;
+    let target = Place::parse(target);
+    let offline = Offline::open(&args.source.devices, matches!(target, Place::Host(_)))?;
+    let copy = Copy {
+        offline: &offline,
+        recursive: args.recursive,
+        several: sources.len() > 1,
+        bar: progress::bar("Files copied:", 0),
+    };
+    let mut result = Ok(());
+    for source in sources {
+        result = match (Place::parse(source), &target) {
+            (Place::Inside(from), Place::Host(to)) => copy.outwards(&from, to),
+            (Place::Host(from), Place::Inside(to)) => copy.inwards(&from, to),
+            _ => Err(Failure::usage(
+                "one side must be inside the file system: write its paths with a leading ':'",
+            )),
+        };
+        if result.is_err() {
+            break;
+        }
+    }
+    copy.bar.finish_and_clear();
+    // What was copied before a failure is kept, so the file system is closed either way.
+    offline.close()?;
+    result.map(|()| 0)
+}
+
+struct Copy<'a> {
+    offline: &'a Offline,
+    recursive: bool,
+    several: bool,
+    bar: ProgressBar,
+}
+
+impl Copy<'_> {
+    fn refuse_folder(&self, name: impl std::fmt::Display) -> Result<(), Failure> {
+        match self.recursive {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "{name} is a folder; to copy it give --recursive"
+            ))),
+        }
+    }
+
+    fn outwards(&self, from: &[u8], to: &Path) -> Result<(), Failure> {
+        let attr = self.offline.find(from)?;
+        let to = match to.is_dir() {
+            true => to.join(std::ffi::OsStr::from_bytes(last_name(from))),
+            false if self.several => {
+                return Err(Failure::new(format!("{} is not a folder", to.display())));
+            }
+            false => to.to_owned(),
+        };
+        let mut waiting = vec![(from.to_vec(), attr, to)];
+        while let Some((from, attr, to)) = waiting.pop() {
+            if attr.is_dir() {
+                self.refuse_folder(String::from_utf8_lossy(&from))?;
+                match host::create_dir(&to) {
+                    Err(_) if to.is_dir() => {}
+                    made => made.map_err(|e| Failure::io(to.display(), &e))?,
+                }
+                for entry in self.offline.list(&from, attr.ino)? {
+                    let name = std::ffi::OsString::from_vec(entry.name.clone());
+                    waiting.push((join(&from, &entry.name), entry.attr, to.join(name)));
+                }
+            } else {
+                self.one_outwards(&from, &attr, &to)?;
+                self.bar.inc(1);
+            }
+        }
+        Ok(())
+    }
+
+    fn one_outwards(&self, from: &[u8], attr: &Attr, to: &Path) -> Result<(), Failure> {
+        let failed = |e: std::io::Error| Failure::io(to.display(), &e);
+        match attr.mode & libc::S_IFMT {
+            libc::S_IFREG => {
+                let mut file = File::create(to).map_err(failed)?;
+                self.offline
+                    .read(from, attr.ino, |piece| file.write_all(piece).map_err(failed))?;
+                let mode = host::Permissions::from_mode(attr.mode & 0o777);
+                host::set_permissions(to, mode).map_err(failed)
+            }
+            libc::S_IFLNK => {
+                let target = self.offline.fs.readlink(attr.ino)?;
+                symlink(std::ffi::OsString::from_vec(target), to).map_err(failed)
+            }
+            _ => {
+                let name = String::from_utf8_lossy(from);
+                Err(Failure::new(format!("{name} is a special file; it cannot be copied")))
+            }
+        }
+    }
+
+    fn inwards(&self, from: &Path, to: &[u8]) -> Result<(), Failure> {
+        let (folder, name) = match self.offline.fs.resolve(to) {
+            Ok(attr) if attr.is_dir() => {
+                let name = from
+                    .file_name()
+                    .ok_or_else(|| Failure::usage(format!("{} has no name", from.display())))?;
+                (attr.ino, name.as_bytes().to_vec())
+            }
+            _ if self.several => {
+                let name = String::from_utf8_lossy(to);
+                return Err(Failure::new(format!("{name} is not a folder")));
+            }
+            _ => {
+                let parent = self.offline.find(parent(to))?;
+                (parent.ino, last_name(to).to_vec())
+            }
+        };
+        let mut waiting = vec![(from.to_owned(), folder, name)];
+        while let Some((from, folder, name)) = waiting.pop() {
+            let failed = |e: std::io::Error| Failure::io(from.display(), &e);
+            let meta = host::symlink_metadata(&from).map_err(failed)?;
+            if meta.is_dir() {
+                self.refuse_folder(from.display())?;
+                let made = self.offline.make_folder(folder, &name)?;
+                for entry in host::read_dir(&from).map_err(failed)? {
+                    let entry = entry.map_err(failed)?;
+                    let name = entry.file_name().into_vec();
+                    waiting.push((entry.path(), made, name));
+                }
+            } else {
+                self.one_inwards(&from, &meta, folder, &name)?;
+                self.bar.inc(1);
+            }
+        }
+        Ok(())
+    }
+
+    fn one_inwards(
+        &self,
+        from: &Path,
+        meta: &host::Metadata,
+        folder: Ino,
+        name: &[u8],
+    ) -> Result<(), Failure> {
+        let failed = |e: std::io::Error| Failure::io(from.display(), &e);
+        if meta.is_symlink() {
+            let target = host::read_link(from).map_err(failed)?;
+            return self.offline.make_symlink(folder, name, bytes(&target));
+        }
+        if !meta.is_file() {
+            let name = from.display();
+            return Err(Failure::new(format!("{name} is a special file; it cannot be copied")));
+        }
+        let mut file = File::open(from).map_err(failed)?;
+        let mode = meta.permissions().mode() & 0o777;
+        self.offline
+            .write(folder, name, mode, |buffer| file.read(buffer).map_err(failed))?;
+        Ok(())
+    }
+}
+
+/// The last component; `/` for the root.
+fn last_name(path: &[u8]) -> &[u8] {
+    let path = trimmed(path);
+    path.rsplit(|&b| b == b'/').next().unwrap_or(path)
+}
+
+/// All but the last component.
+fn parent(path: &[u8]) -> &[u8] {
+    let path = trimmed(path);
+    match path.iter().rposition(|&b| b == b'/') {
+        Some(at) => &path[..at.max(1)],
+        None => b"/",
+    }
+}
+
+fn trimmed(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_apart() {
+        for (path, folder, name) in [
+            ("/a/b", "/a", "b"),
+            ("a", "/", "a"),
+            ("/a/", "/", "a"),
+            ("a/b/c//", "a/b", "c"),
+        ] {
+            assert_eq!(parent(path.as_bytes()), folder.as_bytes(), "{path}");
+            assert_eq!(last_name(path.as_bytes()), name.as_bytes(), "{path}");
+        }
+    }
+}

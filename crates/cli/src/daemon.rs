@@ -1,0 +1,88 @@
+//! A process that outlives the command: the program starts itself again in a session of its
+//! own and waits for one word from it. No fork of a process that has threads.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::failure::{Failure, OPERATIONAL, Outcome};
+
+/// The word that the daemon says when it is ready.
+const READY: &str = "ready";
+
+/// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
+/// exit code; it tells on standard error why it failed.
+pub fn start(arguments: &[OsString]) -> Outcome {
+    let mut child = Command::new("/proc/self/exe")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| Failure::new(format!("cannot start the daemon: {e}")))?;
+    let mut word = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout)
+            .read_line(&mut word)
+            .map_err(|e| Failure::new(format!("cannot hear the daemon: {e}")))?;
+    }
+    if word.trim_end() == READY {
+        return Ok(0);
+    }
+    let status = child
+        .wait()
+        .map_err(|e| Failure::new(format!("cannot wait for the daemon: {e}")))?;
+    match status.code() {
+        Some(0) => Err(Failure::new("the daemon ended before the mount was usable")),
+        Some(code) => Err(Failure::silent(u8::try_from(code).unwrap_or(OPERATIONAL))),
+        None => Err(Failure::new(format!(
+            "the daemon died before the mount was usable ({status})"
+        ))),
+    }
+}
+
+/// In the daemon, first thing: leaves the terminal's session, so that neither its signals
+/// nor its end are ours.
+pub fn detach() -> Result<(), Failure> {
+    rustix::process::setsid()
+        .map_err(|e| Failure::new(format!("cannot start a session: {e}")))?;
+    Ok(())
+}
+
+/// In the daemon, once it is of use: tells the parent, and lets go of what it inherited.
+pub fn ready() -> io::Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "{READY}")?;
+    out.flush()?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+/// Tells systemd, where it asked to be told.
+pub fn notify_service_manager(state: &str) -> io::Result<()> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return Ok(());
+    };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(&path)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
+    Ok(())
+}
+
+/// Writes our process id there, so that a reader never sees half of it.
+pub fn write_pid_file(path: &Path) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    writeln!(File::create(&temporary)?, "{}", std::process::id())?;
+    std::fs::rename(&temporary, path)
+}

@@ -1,0 +1,194 @@
+//! `sheaf info`: what devices hold, and how a file system on them is laid out.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::args::Info;
+use crate::devices::{self, Access};
+use crate::failure::Outcome;
+use crate::{output, size};
+
+/// One file system, sizes in bytes.
+#[derive(Serialize)]
+struct Described {
+    uuid: String,
+    label: String,
+    format_version: u32,
+    features: Vec<String>,
+    created: i64,
+    size: u64,
+    stripe_unit: u64,
+    journal_size: u64,
+    chunk_size: u64,
+    segment_size: u64,
+    devices: Vec<Device>,
+    zones: Vec<Zone>,
+    damaged_label_copies: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    path: String,
+    kind: &'static str,
+    size: u64,
+    logical_block: u32,
+    io: &'static str,
+    direct: bool,
+    rotational: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct Zone {
+    size: u64,
+    devices: Vec<usize>,
+}
+
+/// A device found by scanning.
+#[derive(Serialize)]
+struct Found {
+    path: PathBuf,
+    uuid: String,
+    label: String,
+    index: usize,
+    of: usize,
+    size: u64,
+}
+
+pub fn run(args: &Info) -> Outcome {
+    match args.devices.is_empty() {
+        true => list_all(args),
+        false => describe(args),
+    }
+}
+
+fn list_all(args: &Info) -> Outcome {
+    let found: Vec<Found> = device::scan(None, &device::candidates())
+        .into_iter()
+        .map(|member| Found {
+            uuid: device::uuid_text(&member.uuid),
+            label: member.name,
+            index: member.index,
+            of: member.count,
+            size: member.bytes,
+            path: member.path,
+        })
+        .collect();
+    if args.json {
+        output::json(&found)?;
+        return Ok(0);
+    }
+    for device in &found {
+        output::line(format!(
+            "{}: UUID={} LABEL={:?} device {} of {}, {}",
+            device.path.display(),
+            device.uuid,
+            device.label,
+            device.index + 1,
+            device.of,
+            size::text(device.size)
+        ))?;
+    }
+    Ok(0)
+}
+
+fn describe(args: &Info) -> Outcome {
+    let access = Access {
+        read_only: true,
+        ..Access::default()
+    };
+    let array = devices::look(&devices::find(&args.devices)?, access)?;
+    let described = description(&array);
+    match args.json {
+        true => output::json(&described)?,
+        false => output::print(text(&described))?,
+    }
+    Ok(0)
+}
+
+fn description(array: &device::Array) -> Described {
+    let (label, geometry) = (array.label(), array.geometry());
+    let block = format::BLOCK_SIZE as u64;
+    let repairs = array.label_repairs().iter();
+    Described {
+        uuid: device::uuid_text(&array.uuid()),
+        label: device::label_name(label),
+        format_version: label.version.get(),
+        features: device::label_features(label),
+        created: label.created.get(),
+        size: geometry.total_blocks() * block,
+        stripe_unit: u64::from(geometry.stripe_blocks) * block,
+        journal_size: geometry.journal_bytes(),
+        chunk_size: u64::from(geometry.chunk_blocks) * block,
+        segment_size: geometry.segment_bytes() as u64,
+        devices: array
+            .devices()
+            .map(|device| {
+                let info = device.info();
+                Device {
+                    path: info.name,
+                    kind: info.kind,
+                    size: info.bytes,
+                    logical_block: info.logical_block,
+                    io: info.backend,
+                    direct: info.direct,
+                    rotational: info.rotational,
+                }
+            })
+            .collect(),
+        zones: geometry
+            .zones
+            .iter()
+            .map(|zone| Zone {
+                size: zone.blocks * block,
+                devices: zone.devices.clone(),
+            })
+            .collect(),
+        damaged_label_copies: repairs
+            .map(|r| format!("device {}, copy {}: {}", r.device, r.copy, r.damage))
+            .collect(),
+    }
+}
+
+fn text(d: &Described) -> String {
+    let features = match d.features.is_empty() {
+        true => "none".to_owned(),
+        false => d.features.join(", "),
+    };
+    let mut text = format!(
+        "UUID          {}\nLabel         {}\nFormat        version {}, features: {features}\n\
+         Size          {}\nStripe unit   {}\nJournal       {}\nChunk         {}\nSegment       {}\n",
+        d.uuid,
+        d.label,
+        d.format_version,
+        size::text(d.size),
+        size::text(d.stripe_unit),
+        size::text(d.journal_size),
+        size::text(d.chunk_size),
+        size::text(d.segment_size),
+    );
+    for (number, device) in d.devices.iter().enumerate() {
+        text += &format!(
+            "Device {number:<6} {} ({}, {}, logical block {}, {}{}{})\n",
+            device.path,
+            device.kind,
+            size::text(device.size),
+            device.logical_block,
+            device.io,
+            if device.direct { ", direct" } else { ", through the page cache" },
+            if device.rotational == Some(true) { ", rotating" } else { "" },
+        );
+    }
+    for (number, zone) in d.zones.iter().enumerate() {
+        let devices: Vec<String> = zone.devices.iter().map(usize::to_string).collect();
+        text += &format!(
+            "Zone {number:<8} {} over devices {}\n",
+            size::text(zone.size),
+            devices.join(", ")
+        );
+    }
+    for damaged in &d.damaged_label_copies {
+        text += &format!("Damaged label {damaged}; sheaf fsck --repair writes it again\n");
+    }
+    text
+}

@@ -1,0 +1,119 @@
+//! Where messages go: standard error, a file, or the system log by its socket.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::Arc;
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::failure::Failure;
+
+/// The variable that chooses what is logged, as `tracing` filters are written.
+const VARIABLE: &str = "SHEAF_LOG";
+const SYSTEM_LOG: &str = "/dev/log";
+/// The facility "daemon" of syslog(3).
+const FACILITY: u8 = 3 << 3;
+
+/// Where to.
+pub enum Target<'a> {
+    /// Warnings and worse of a command that the user waits for.
+    Terminal,
+    File(&'a Path),
+    /// syslog and the journal; standard error where there is neither.
+    System,
+}
+
+/// Sends all messages there from now on; once per process.
+pub fn start(target: Target<'_>) -> Result<(), Failure> {
+    let default = match target {
+        Target::Terminal => "warn",
+        _ => "info",
+    };
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_target(false);
+    // A second start keeps the first target, which is what is wanted.
+    let _ = match target {
+        Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),
+        Target::File(path) => builder.with_writer(open(path)?).try_init(),
+        Target::System => match SystemLog::connect() {
+            Ok(log) => builder.without_time().with_level(false).with_writer(log).try_init(),
+            Err(_) => builder.with_writer(io::stderr).try_init(),
+        },
+    };
+    Ok(())
+}
+
+fn open(path: &Path) -> Result<Arc<File>, Failure> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map(Arc::new)
+        .map_err(|e| Failure::io(path.display(), &e))
+}
+
+struct SystemLog {
+    socket: Arc<UnixDatagram>,
+}
+
+/// One message on its way; a message is one datagram.
+struct Message {
+    socket: Arc<UnixDatagram>,
+    head: String,
+}
+
+impl SystemLog {
+    fn connect() -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(SYSTEM_LOG)?;
+        // A stuck log must not stop the file system: what does not fit is lost.
+        socket.set_nonblocking(true)?;
+        Ok(SystemLog {
+            socket: Arc::new(socket),
+        })
+    }
+
+    fn message(&self, severity: u8) -> Message {
+        Message {
+            socket: Arc::clone(&self.socket),
+            head: format!("<{}>sheaf[{}]: ", FACILITY | severity, std::process::id()),
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for SystemLog {
+    type Writer = Message;
+
+    fn make_writer(&'a self) -> Message {
+        self.message(6)
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Message {
+        self.message(match *meta.level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        })
+    }
+}
+
+impl Write for Message {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let message = [self.head.as_bytes(), text.trim_ascii_end()].concat();
+        // Whether the log hears it or not, the message is dealt with.
+        let _ = self.socket.send(&message);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! `sheaf mkfs`: checks what is there, discards, makes the array and an empty file system,
+//! and writes the labels last.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use device::{Array, BlockDevice, OpenOptions};
+use format::geometry::{Geometry, GeometryOptions};
+use serde::Serialize;
+
+use crate::args::Mkfs;
+use crate::failure::{Failure, Outcome};
+use crate::{output, progress, size};
+
+/// What was made.
+#[derive(Debug, Serialize)]
+pub struct Made {
+    pub uuid: String,
+    pub label: String,
+    pub devices: Vec<String>,
+    /// In bytes, as the other sizes.
+    pub size: u64,
+    pub stripe_unit: u64,
+    pub journal_size: u64,
+}
+
+pub fn run(args: &Mkfs) -> Outcome {
+    let made = make(args)?;
+    if args.json {
+        output::json(&made)?;
+    } else if !args.quiet {
+        let name = match made.label.is_empty() {
+            true => String::new(),
+            false => format!(" \"{}\"", made.label),
+        };
+        output::line(format!(
+            "Made file system{name} {} of {} on {} device{}: stripe unit {}, journal {}",
+            made.uuid,
+            size::text(made.size),
+            made.devices.len(),
+            if made.devices.len() == 1 { "" } else { "s" },
+            size::text(made.stripe_unit),
+            size::text(made.journal_size),
+        ))?;
+    }
+    Ok(0)
+}
+
+/// Makes the file system; an image file that was created here goes again on failure.
+pub fn make(args: &Mkfs) -> Result<Made, Failure> {
+    let created = create_images(args)?;
+    let result = make_on(args);
+    if result.is_err() {
+        for image in &created {
+            if let Err(error) = std::fs::remove_file(image) {
+                tracing::warn!("{}: cannot remove: {error}", image.display());
+            }
+        }
+    }
+    result
+}
+
+/// Creates the image files that do not exist, where a size is given.
+fn create_images(args: &Mkfs) -> Result<Vec<PathBuf>, Failure> {
+    let mut created = Vec::new();
+    for path in &args.devices {
+        if path.exists() {
+            continue;
+        }
+        let bytes = args.size.ok_or_else(|| {
+            Failure::new(format!(
+                "{} does not exist; to create an image file give --size",
+                path.display()
+            ))
+        })?;
+        device::create_image(path, bytes)?;
+        created.push(path.clone());
+    }
+    Ok(created)
+}
+
+fn make_on(args: &Mkfs) -> Result<Made, Failure> {
+    let uuid = match &args.uuid {
+        None => device::new_uuid(),
+        Some(text) => device::parse_uuid(text)
+            .ok_or_else(|| Failure::usage(format!("'{text}' is not a UUID")))?,
+    };
+    if !args.force {
+        for path in &args.devices {
+            refuse_used(path)?;
+        }
+    }
+    let devices = device::open_devices(&args.devices, &OpenOptions::default())?;
+    let geometry = plan(args, &devices)?;
+    if !args.no_discard {
+        discard(&devices);
+    }
+    let key = base::rng::entropy();
+    let array = Arc::new(Array::create(devices, geometry, &args.label, uuid, key)?);
+    fs::FileSystem::mkfs(&array, &owner())?;
+    array.write_labels()?;
+    let geometry = array.geometry();
+    Ok(Made {
+        uuid: device::uuid_text(&uuid),
+        label: args.label.clone(),
+        devices: array.device_names(),
+        size: geometry.total_blocks() * format::BLOCK_SIZE as u64,
+        stripe_unit: u64::from(geometry.stripe_blocks) * format::BLOCK_SIZE as u64,
+        journal_size: geometry.journal_bytes(),
+    })
+}
+
+/// Who makes the file system owns its root folder.
+fn owner() -> fs::MkfsOptions {
+    fs::MkfsOptions {
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+        ..fs::MkfsOptions::default()
+    }
+}
+
+fn refuse_used(path: &Path) -> Result<(), Failure> {
+    match device::probe(path) {
+        None => Ok(()),
+        Some(found) => Err(Failure::new(format!(
+            "{} holds {found}; to overwrite it give --force",
+            path.display()
+        ))),
+    }
+}
+
+fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failure> {
+    let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
+    let options = GeometryOptions {
+        stripe_bytes: args.stripe_unit,
+        journal_bytes: args.journal_size,
+        journal_align: devices.iter().map(|d| d.logical_block()).max(),
+    };
+    Ok(Geometry::plan(&sizes, options)?)
+}
+
+/// Tells the devices that all they hold is worthless. One that cannot only stays slower.
+fn discard(devices: &[Arc<dyn BlockDevice>]) {
+    let bar = progress::bar("Discarding", devices.len() as u64);
+    for device in devices {
+        if let Err(error) = device.discard(0, device.bytes()) {
+            tracing::info!("{}: not discarded: {error}", device.name());
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+}

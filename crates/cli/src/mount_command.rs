@@ -1,0 +1,364 @@
+//! `sheaf mount`: opens the array, mounts, and serves until the mount ends.
+//!
+//! The command starts itself again as a daemon ([`crate::daemon`]) and returns when that
+//! says it is ready; with `--foreground` it serves the mount itself.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::clock::Clock;
+use device::{Array, Backend};
+use fs::{FileSystem, FsOptions};
+use mount::{DeviceClaim, MountOptions};
+
+use crate::args::Mount;
+use crate::devices::{self, Access};
+use crate::failure::{Failure, Outcome};
+use crate::{daemon, helper, logging, output, size};
+
+pub fn run(args: &Mount) -> Outcome {
+    match args.foreground || args.daemon {
+        true => serve(args),
+        false => {
+            // What is wrong with the options is better said before there is a daemon.
+            Settings::parse(args)?;
+            daemon::start(&daemon_arguments()?)
+        }
+    }
+}
+
+/// This call's arguments, and one that makes it the daemon.
+fn daemon_arguments() -> Result<Vec<OsString>, Failure> {
+    let mut arguments = helper::translate(std::env::args_os().collect())?;
+    arguments.remove(0);
+    arguments.insert(1, OsString::from("--daemon"));
+    Ok(arguments)
+}
+
+/// What the options say.
+struct Settings {
+    mount: MountOptions,
+    fs: FsOptions,
+    backend: Backend,
+}
+
+impl Settings {
+    fn parse(args: &Mount) -> Result<Self, Failure> {
+        let mut fs = FsOptions::default();
+        let mut backend = Backend::Auto;
+        let mut caches = Caches::default();
+        let mut problem = None;
+        let text = args.options.join(",");
+        let mut mount = MountOptions::parse_with(&text, &mut |name, value| {
+            let known = caches.take(name, value).and_then(|known| match known {
+                true => Ok(true),
+                false => take_option(&mut fs, &mut backend, name, value),
+            });
+            Ok(known.unwrap_or_else(|failure| {
+                problem.get_or_insert(failure);
+                true
+            }))
+        })?;
+        if let Some(problem) = problem {
+            return Err(problem);
+        }
+        mount.read_only |= args.read_only;
+        caches.total = args.cache_size.or(caches.total);
+        (fs.data.cache_bytes, fs.store.node_cache_bytes) = caches.split();
+        fs.data.atime = match mount.atime {
+            mount::AtimePolicy::Relative => fs::AtimePolicy::Relative,
+            mount::AtimePolicy::Never => fs::AtimePolicy::Never,
+            mount::AtimePolicy::Always => fs::AtimePolicy::Always,
+        };
+        if mount.read_only {
+            fs = fs.read_only();
+        }
+        Ok(Settings { mount, fs, backend })
+    }
+}
+
+/// Memory for contents and for metadata.
+#[derive(Default)]
+struct Caches {
+    total: Option<u64>,
+    nodes: Option<u64>,
+}
+
+impl Caches {
+    const LEAST: u64 = 8 << 20;
+    /// Without an option not more than this, even where there is much memory: the kernel
+    /// caches contents as well.
+    const DEFAULT_MOST: u64 = 1 << 30;
+
+    fn take(&mut self, name: &str, value: Option<&str>) -> Result<bool, Failure> {
+        let place = match name {
+            "cache_size" => &mut self.total,
+            "node_cache_size" => &mut self.nodes,
+            _ => return Ok(false),
+        };
+        let bytes = value
+            .ok_or_else(|| format!("option {name} needs a size"))
+            .and_then(size::parse)
+            .map_err(Failure::usage)?;
+        if bytes < Self::LEAST {
+            let least = size::text(Self::LEAST);
+            return Err(Failure::usage(format!("{name} must be at least {least}")));
+        }
+        *place = Some(bytes);
+        Ok(true)
+    }
+
+    /// Bytes for contents and for metadata. By default a quarter of the machine's memory at
+    /// most, a third of it for metadata.
+    fn split(&self) -> (usize, usize) {
+        let total = self
+            .total
+            .unwrap_or_else(|| (memory() / 4).clamp(Self::LEAST, Self::DEFAULT_MOST));
+        let nodes = self.nodes.unwrap_or(total / 3);
+        let data = total.saturating_sub(nodes).max(Self::LEAST / 2);
+        (data as usize, nodes as usize)
+    }
+}
+
+/// The machine's memory in bytes.
+fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit.max(1))
+}
+
+/// Options that are neither the kernel's nor about caches.
+fn take_option(
+    fs: &mut FsOptions,
+    backend: &mut Backend,
+    name: &str,
+    value: Option<&str>,
+) -> Result<bool, Failure> {
+    match (name, value) {
+        ("discard", None) => fs.store.discard = true,
+        ("nodiscard", None) => fs.store.discard = false,
+        ("commit", Some(value)) => fs.store.commit_interval = seconds(name, value)?,
+        ("checkpoint", Some(value)) => fs.store.checkpoint_interval = seconds(name, value)?,
+        ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
+        ("mtime_persist_interval", Some(value)) => {
+            fs.data.mtime_persist_interval = seconds(name, value)?;
+        }
+        ("io", Some("auto")) => *backend = Backend::Auto,
+        ("io", Some("uring")) => *backend = Backend::IoUring,
+        ("io", Some("threads")) => *backend = Backend::Threads,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn seconds(name: &str, value: &str) -> Result<Duration, Failure> {
+    value
+        .parse::<f64>()
+        .ok()
+        .filter(|s| (0.0..=3600.0).contains(s))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| {
+            Failure::usage(format!("{name}={value}: give a number of seconds up to 3600"))
+        })
+}
+
+/// Opens, mounts, and serves until the mount ends.
+fn serve(args: &Mount) -> Outcome {
+    let settings = Settings::parse(args)?;
+    if args.daemon {
+        daemon::detach()?;
+    }
+    start_logging(args)?;
+    let (given, mountpoint) = args
+        .devices_and_mountpoint
+        .split_last()
+        .map(|(mountpoint, given)| (given, mountpoint))
+        .ok_or_else(|| Failure::usage("no mount point given"))?;
+    let paths = absolute(&devices::find(given)?)?;
+    mount::become_io_flusher();
+    let access = Access {
+        read_only: settings.mount.read_only,
+        backend: settings.backend,
+    };
+    let array = devices::open(&paths, access)?;
+    let title = devices::title(&array);
+    let fs = open(&array, settings.fs)?;
+    let mut claim = FirstDevice::of(&array);
+    let options = settings.mount;
+    let served = mount::mount(
+        Arc::clone(&fs),
+        mountpoint,
+        &options,
+        claim.as_mut().map(|claim| claim as &mut dyn DeviceClaim),
+        |unmounter| {
+            tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
+            announce(args, unmounter.mountpoint());
+        },
+    );
+    let closed = fs.close();
+    if let Some(pid_file) = &args.pid_file
+        && let Err(error) = std::fs::remove_file(pid_file)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!("{}: {error}", pid_file.display());
+    }
+    if let Err(error) = &closed {
+        tracing::error!("{title}: closing failed: {error}");
+    }
+    if let Err(error) = &served {
+        tracing::error!("{title}: {error}");
+    }
+    served?;
+    closed?;
+    tracing::info!("{title} is unmounted");
+    Ok(0)
+}
+
+fn start_logging(args: &Mount) -> Result<(), Failure> {
+    logging::start(match &args.log {
+        Some(path) => logging::Target::File(path),
+        None if args.daemon => logging::Target::System,
+        None => logging::Target::Terminal,
+    })
+}
+
+/// The daemon leaves its folder, so paths must not depend on it.
+fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    paths
+        .iter()
+        .map(|path| std::fs::canonicalize(path).map_err(|e| Failure::io(path.display(), &e)))
+        .collect()
+}
+
+fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failure> {
+    for repair in array.label_repairs() {
+        tracing::warn!(
+            "device {}: label copy {} is damaged ({}); sheaf fsck --repair writes it again",
+            repair.device,
+            repair.copy,
+            repair.damage
+        );
+    }
+    let clock = Clock::real();
+    let fs = FileSystem::open(Arc::clone(array), options)?;
+    let report = fs.recovery();
+    if !report.clean {
+        tracing::info!(
+            "recovered {} in {} ms: {} batches, {} records, {} nodes",
+            devices::title(array),
+            clock.monotonic_ns() / 1_000_000,
+            report.batches,
+            report.records,
+            report.nodes
+        );
+    }
+    Ok(fs)
+}
+
+/// Tells everybody who waits that the mount is usable.
+fn announce(args: &Mount, mountpoint: &Path) {
+    if let Some(path) = &args.pid_file
+        && let Err(error) = daemon::write_pid_file(path)
+    {
+        tracing::warn!("{}: {error}", path.display());
+    }
+    if let Err(error) = daemon::notify_service_manager("READY=1") {
+        tracing::warn!("cannot notify the service manager: {error}");
+    }
+    let told = match args.daemon {
+        true => daemon::ready().map_err(|e| output::failed(&e)),
+        false => output::line(format!("Mounted at {}", mountpoint.display())),
+    };
+    if let Err(failure) = told {
+        tracing::warn!("nobody hears that the mount is usable: {failure:?}");
+    }
+}
+
+/// The claim on the array's first device, where that is a block device: handed over to the
+/// kernel, so that sync(2) reaches the daemon.
+struct FirstDevice {
+    array: Arc<Array>,
+    path: PathBuf,
+    /// Our own claim again, where the kernel did not take it.
+    claim: Option<File>,
+}
+
+impl FirstDevice {
+    fn of(array: &Arc<Array>) -> Option<Self> {
+        let path = PathBuf::from(array.device_names().into_iter().next()?);
+        let kind = std::fs::metadata(&path).ok()?.file_type();
+        kind.is_block_device().then(|| FirstDevice {
+            array: Arc::clone(array),
+            path,
+            claim: None,
+        })
+    }
+}
+
+impl DeviceClaim for FirstDevice {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn release(&mut self) -> io::Result<()> {
+        self.array.release_claim(0).map_err(io::Error::other)
+    }
+
+    fn settle(&mut self, kernel_holds: bool) -> io::Result<()> {
+        if !kernel_holds {
+            let claim = File::options()
+                .read(true)
+                .custom_flags(libc::O_EXCL)
+                .open(&self.path)?;
+            self.claim = Some(claim);
+        }
+        self.array.verify_label(0).map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(options: &str) -> Result<Settings, Failure> {
+        Settings::parse(&Mount {
+            devices_and_mountpoint: Vec::new(),
+            options: vec![options.to_owned()],
+            cache_size: None,
+            read_only: false,
+            foreground: false,
+            log: None,
+            pid_file: None,
+            daemon: false,
+        })
+    }
+
+    #[test]
+    fn options_reach_their_places() {
+        let settings = settings("noatime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
+        assert_eq!(settings.fs.data.cache_bytes, 64 << 20);
+        assert_eq!(settings.fs.store.node_cache_bytes, 32 << 20);
+        assert!(settings.fs.store.discard);
+        assert_eq!(settings.fs.store.commit_interval, Duration::from_millis(500));
+        assert_eq!(settings.backend, Backend::Threads);
+        assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        for (options, word) in [
+            ("cache_size", "cache_size"),
+            ("cache_size=1K", "at least"),
+            ("commit=soon", "commit=soon"),
+            ("io=floppy", "io=floppy"),
+        ] {
+            let failure = settings(options).err().unwrap();
+            assert_eq!(failure.code(), crate::failure::USAGE);
+            assert!(failure.message().unwrap().contains(word), "{failure:?}");
+        }
+    }
+}

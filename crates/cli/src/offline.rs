@@ -1,0 +1,191 @@
+//! A file system used without a mount: opened in this process, read and written by path.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs::{Attr, Caller, FileSystem, FsOptions, Ino};
+
+use crate::devices::{self, Access};
+use crate::failure::Failure;
+
+/// Bytes moved at once between a file here and one of the host.
+pub const PIECE: usize = 1 << 20;
+
+pub struct Offline {
+    pub fs: Arc<FileSystem>,
+    who: Caller,
+}
+
+/// One entry of a folder.
+pub struct Entry {
+    pub name: Vec<u8>,
+    pub attr: Attr,
+}
+
+impl Offline {
+    /// Opens the file system whose devices are `given`.
+    pub fn open(given: &[PathBuf], read_only: bool) -> Result<Self, Failure> {
+        let access = Access {
+            read_only,
+            ..Access::default()
+        };
+        let array = devices::open(&devices::find(given)?, access)?;
+        let options = match read_only {
+            true => FsOptions::default().read_only(),
+            false => FsOptions::default(),
+        };
+        let who = Caller {
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            ..Caller::root()
+        };
+        Ok(Offline {
+            fs: FileSystem::open(array, options)?,
+            who,
+        })
+    }
+
+    /// Ends the use; after it everything written is on the devices.
+    pub fn close(self) -> Result<(), Failure> {
+        Ok(self.fs.close()?)
+    }
+
+    /// What is at `path`, symbolic links followed.
+    pub fn find(&self, path: &[u8]) -> Result<Attr, Failure> {
+        self.fs.resolve(path).map_err(|e| named(path, e))
+    }
+
+    /// The entries of a folder but "." and "..", in the order of their names.
+    pub fn list(&self, path: &[u8], ino: Ino) -> Result<Vec<Entry>, Failure> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        self.fs
+            .readdir(ino, 0, &mut |entry| {
+                if entry.name != b"." && entry.name != b".." {
+                    names.push(entry.name.to_vec());
+                }
+                true
+            })
+            .map_err(|e| named(path, e))?;
+        names.sort();
+        names
+            .into_iter()
+            .map(|name| {
+                let attr = self
+                    .fs
+                    .lookup(ino, &name)
+                    .map_err(|e| named(&join(path, &name), e))?;
+                Ok(Entry { name, attr })
+            })
+            .collect()
+    }
+
+    /// Hands the content of a file to `each`, piece by piece.
+    pub fn read(
+        &self,
+        path: &[u8],
+        ino: Ino,
+        mut each: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let file = self
+            .fs
+            .open_file(ino, libc::O_RDONLY)
+            .map_err(|e| named(path, e))?;
+        let mut buffer = vec![0; PIECE];
+        let mut offset = 0;
+        loop {
+            let read = self
+                .fs
+                .read(&file, offset, &mut buffer)
+                .map_err(|e| named(path, e))?;
+            if read == 0 {
+                return Ok(());
+            }
+            each(&buffer[..read])?;
+            offset += read as u64;
+        }
+    }
+
+    /// Makes or replaces the file `name` in a folder with what `next` fills in, until that
+    /// returns 0.
+    pub fn write(
+        &self,
+        folder: Ino,
+        name: &[u8],
+        mode: u32,
+        mut next: impl FnMut(&mut [u8]) -> Result<usize, Failure>,
+    ) -> Result<Ino, Failure> {
+        let failed = |e| named(name, e);
+        let (attr, file) = match self.fs.lookup(folder, name) {
+            Err(fs::Error::NotFound) => self
+                .fs
+                .create(&self.who, folder, name, mode, libc::O_RDWR)
+                .map_err(failed)?,
+            Err(error) => return Err(failed(error)),
+            Ok(attr) => {
+                let flags = libc::O_RDWR | libc::O_TRUNC;
+                let file = self.fs.open_file(attr.ino, flags).map_err(failed)?;
+                (attr, file)
+            }
+        };
+        let mut buffer = vec![0; PIECE];
+        let mut offset = 0;
+        loop {
+            let filled = next(&mut buffer)?;
+            if filled == 0 {
+                self.fs.flush(&file).map_err(failed)?;
+                return Ok(attr.ino);
+            }
+            let mut written = 0;
+            while written < filled {
+                let n = self
+                    .fs
+                    .write(&file, offset, &buffer[written..filled])
+                    .map_err(failed)?;
+                written += n;
+                offset += n as u64;
+            }
+        }
+    }
+
+    /// The folder `name` in another one, made if it is not there.
+    pub fn make_folder(&self, folder: Ino, name: &[u8]) -> Result<Ino, Failure> {
+        let failed = |e| named(name, e);
+        match self.fs.lookup(folder, name) {
+            Ok(attr) if attr.is_dir() => Ok(attr.ino),
+            Ok(_) => Err(failed(fs::Error::NotADirectory)),
+            Err(fs::Error::NotFound) => {
+                let made = self.fs.mkdir(&self.who, folder, name, 0o755);
+                Ok(made.map_err(failed)?.ino)
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    pub fn make_symlink(&self, folder: Ino, name: &[u8], target: &[u8]) -> Result<(), Failure> {
+        self.fs
+            .symlink(&self.who, folder, name, target)
+            .map(|_| ())
+            .map_err(|e| named(name, e))
+    }
+}
+
+/// An error with the path it is about.
+pub fn named(path: &[u8], error: fs::Error) -> Failure {
+    Failure::from(error).at(crate::output::harmless(path))
+}
+
+/// `folder/name`.
+pub fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = folder.to_vec();
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// A path's bytes.
+pub fn bytes(path: &Path) -> &[u8] {
+    use std::os::unix::ffi::OsStrExt;
+    path.as_os_str().as_bytes()
+}
