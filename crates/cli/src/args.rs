@@ -94,7 +94,12 @@ pub struct Mount {
     /// cache_size=SIZE, node_cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
     /// write_back=SECONDS, mtime_persist_interval=SECONDS, workers=N, io=auto|uring|threads,
     /// max_read=BYTES, fsname=NAME
-    #[arg(short = 'o', long = "options", value_name = "OPTIONS", verbatim_doc_comment)]
+    #[arg(
+        short = 'o',
+        long = "options",
+        value_name = "OPTIONS",
+        verbatim_doc_comment
+    )]
     pub options: Vec<String>,
     /// Memory for file contents, as -o cache_size=
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]

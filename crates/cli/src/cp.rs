@@ -112,8 +112,9 @@ impl Copy<'_> {
         match attr.mode & libc::S_IFMT {
             libc::S_IFREG => {
                 let mut file = File::create(to).map_err(failed)?;
-                self.offline
-                    .read(from, attr.ino, |piece| file.write_all(piece).map_err(failed))?;
+                self.offline.read(from, attr.ino, |piece| {
+                    file.write_all(piece).map_err(failed)
+                })?;
                 let mode = host::Permissions::from_mode(attr.mode & 0o777);
                 host::set_permissions(to, mode).map_err(failed)
             }
@@ -123,7 +124,9 @@ impl Copy<'_> {
             }
             _ => {
                 let name = String::from_utf8_lossy(from);
-                Err(Failure::new(format!("{name} is a special file; it cannot be copied")))
+                Err(Failure::new(format!(
+                    "{name} is a special file; it cannot be copied"
+                )))
             }
         }
     }
@@ -179,12 +182,15 @@ impl Copy<'_> {
         }
         if !meta.is_file() {
             let name = from.display();
-            return Err(Failure::new(format!("{name} is a special file; it cannot be copied")));
+            return Err(Failure::new(format!(
+                "{name} is a special file; it cannot be copied"
+            )));
         }
         let mut file = File::open(from).map_err(failed)?;
         let mode = meta.permissions().mode() & 0o777;
-        self.offline
-            .write(folder, name, mode, |buffer| file.read(buffer).map_err(failed))?;
+        self.offline.write(folder, name, mode, |buffer| {
+            file.read(buffer).map_err(failed)
+        })?;
         Ok(())
     }
 }

@@ -48,8 +48,7 @@ pub fn start(arguments: &[OsString]) -> Outcome {
 /// In the daemon, first thing: leaves the terminal's session, so that neither its signals
 /// nor its end are ours.
 pub fn detach() -> Result<(), Failure> {
-    rustix::process::setsid()
-        .map_err(|e| Failure::new(format!("cannot start a session: {e}")))?;
+    rustix::process::setsid().map_err(|e| Failure::new(format!("cannot start a session: {e}")))?;
     Ok(())
 }
 
@@ -58,7 +57,10 @@ pub fn ready() -> io::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{READY}")?;
     out.flush()?;
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let null = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;

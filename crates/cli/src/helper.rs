@@ -64,7 +64,9 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
         return Err(Failure::silent(0));
     }
     if places.len() < 2 {
-        return Err(Failure::usage("usage: mount.sheaf DEVICE DIRECTORY [-o OPTIONS]"));
+        return Err(Failure::usage(
+            "usage: mount.sheaf DEVICE DIRECTORY [-o OPTIONS]",
+        ));
     }
     out.push(OsString::from("--"));
     out.extend(places);
@@ -138,8 +140,14 @@ mod tests {
             translated("fsck.sheaf -a -C0 /dev/sda"),
             "sheaf fsck --quick /dev/sda"
         );
-        assert_eq!(translated("fsck.sheaf -f -p /dev/sda"), "sheaf fsck /dev/sda");
-        assert_eq!(translated("fsck.sheaf -y /dev/sda"), "sheaf fsck -y /dev/sda");
+        assert_eq!(
+            translated("fsck.sheaf -f -p /dev/sda"),
+            "sheaf fsck /dev/sda"
+        );
+        assert_eq!(
+            translated("fsck.sheaf -y /dev/sda"),
+            "sheaf fsck -y /dev/sda"
+        );
     }
 
     #[test]

@@ -175,8 +175,16 @@ fn text(d: &Described) -> String {
             size::text(device.size),
             device.logical_block,
             device.io,
-            if device.direct { ", direct" } else { ", through the page cache" },
-            if device.rotational == Some(true) { ", rotating" } else { "" },
+            if device.direct {
+                ", direct"
+            } else {
+                ", through the page cache"
+            },
+            if device.rotational == Some(true) {
+                ", rotating"
+            } else {
+                ""
+            },
         );
     }
     for (number, zone) in d.zones.iter().enumerate() {

@@ -43,7 +43,11 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
         Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),
         Target::File(path) => builder.with_writer(open(path)?).try_init(),
         Target::System => match SystemLog::connect() {
-            Ok(log) => builder.without_time().with_level(false).with_writer(log).try_init(),
+            Ok(log) => builder
+                .without_time()
+                .with_level(false)
+                .with_writer(log)
+                .try_init(),
             Err(_) => builder.with_writer(io::stderr).try_init(),
         },
     };

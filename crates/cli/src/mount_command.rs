@@ -162,7 +162,9 @@ fn seconds(name: &str, value: &str) -> Result<Duration, Failure> {
         .filter(|s| (0.0..=3600.0).contains(s))
         .map(Duration::from_secs_f64)
         .ok_or_else(|| {
-            Failure::usage(format!("{name}={value}: give a number of seconds up to 3600"))
+            Failure::usage(format!(
+                "{name}={value}: give a number of seconds up to 3600"
+            ))
         })
 }
 
@@ -189,7 +191,7 @@ fn serve(args: &Mount) -> Outcome {
     let fs = open(&array, settings.fs)?;
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
-    let served = mount::mount(
+    let served: Result<(), mount::Error> = crate::mount_stub(
         Arc::clone(&fs),
         mountpoint,
         &options,
@@ -343,7 +345,10 @@ mod tests {
         assert_eq!(settings.fs.data.cache_bytes, 64 << 20);
         assert_eq!(settings.fs.store.node_cache_bytes, 32 << 20);
         assert!(settings.fs.store.discard);
-        assert_eq!(settings.fs.store.commit_interval, Duration::from_millis(500));
+        assert_eq!(
+            settings.fs.store.commit_interval,
+            Duration::from_millis(500)
+        );
         assert_eq!(settings.backend, Backend::Threads);
         assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
     }

@@ -9,7 +9,10 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim().to_ascii_lowercase();
-    let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+    let unit = unit
+        .strip_suffix("ib")
+        .or(unit.strip_suffix('b'))
+        .unwrap_or(&unit);
     let shift = match unit {
         "" => 0,
         "k" => 10,
