@@ -162,6 +162,9 @@ pub struct Info {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Print keys for a udev rule
+    #[arg(long, requires = "devices", conflicts_with = "json")]
+    pub udev: bool,
 }
 
 /// List a folder of a file system that is not mounted

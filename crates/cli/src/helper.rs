@@ -21,7 +21,9 @@ pub fn translate(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
         "mount.sheaf" if !asks_for_help(rest) => Ok(command("mount", mount(rest)?)),
         "mount.sheaf" => Ok(command("mount", rest.to_vec())),
         "fsck.sheaf" => Ok(command("fsck", fsck(rest))),
-        "umount.sheaf" => Ok(command("umount", umount(rest))),
+        "umount.sheaf" | "umount.fuse.sheaf" | "umount.fuseblk.sheaf" => {
+            Ok(command("umount", umount(rest)))
+        }
         _ => Ok(arguments),
     }
 }

@@ -56,10 +56,36 @@ struct Found {
 }
 
 pub fn run(args: &Info) -> Outcome {
-    match args.devices.is_empty() {
-        true => list_all(args),
-        false => describe(args),
+    match (args.udev, args.devices.is_empty()) {
+        (true, _) => for_udev(args),
+        (false, true) => list_all(args),
+        (false, false) => describe(args),
     }
+}
+
+/// The keys that udev's own rules have for other file systems; nothing for other devices.
+fn for_udev(args: &Info) -> Outcome {
+    for member in device::scan(None, &args.devices) {
+        let (uuid, name) = (device::uuid_text(&member.uuid), encoded(&member.name));
+        output::print(format!(
+            "ID_FS_TYPE=sheaf\nID_FS_USAGE=filesystem\nID_FS_UUID={uuid}\nID_FS_UUID_ENC={uuid}\n"
+        ))?;
+        if !name.is_empty() {
+            output::print(format!("ID_FS_LABEL={name}\nID_FS_LABEL_ENC={name}\n"))?;
+        }
+    }
+    Ok(0)
+}
+
+/// A name as udev writes it: what could trouble a path or a shell as `\x20`.
+fn encoded(name: &str) -> String {
+    name.bytes()
+        .map(|byte| match byte {
+            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(byte).to_string(),
+            b'#' | b'+' | b'-' | b'.' | b':' | b'=' | b'@' | b'_' => char::from(byte).to_string(),
+            _ => format!("\\x{byte:02x}"),
+        })
+        .collect()
 }
 
 fn list_all(args: &Info) -> Outcome {

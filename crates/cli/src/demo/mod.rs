@@ -54,7 +54,10 @@ pub fn run(args: &Demo) -> Outcome {
     check(&devices, &mut report)?;
     report.step(
         "Done",
-        format!("everything that was synced survived, in {}", report.seconds(0)),
+        format!(
+            "everything that was synced survived, in {}",
+            report.seconds(0)
+        ),
     )?;
     Ok(0)
 }
@@ -66,7 +69,10 @@ fn tell(stage: &mut dyn Stage, tree: &Tree, report: &mut Report) -> Result<(), F
     let start = report.now();
     stage.copy(tree)?;
     let time = report.seconds(start);
-    report.step("Copied", format!("{files} files, {bytes}, synced, in {time}"))?;
+    report.step(
+        "Copied",
+        format!("{files} files, {bytes}, synced, in {time}"),
+    )?;
 
     let start = report.now();
     stage.verify(tree)?;
@@ -209,7 +215,9 @@ fn check(devices: &[PathBuf], report: &mut Report) -> Result<(), Failure> {
     };
     let code = fsck::run(&args)?;
     if code != 0 {
-        return Err(Failure::new(format!("fsck found errors (exit code {code})")));
+        return Err(Failure::new(format!(
+            "fsck found errors (exit code {code})"
+        )));
     }
     let time = report.seconds(start);
     report.step("Checked", format!("fsck found no error in {time}"))

@@ -22,7 +22,9 @@ const WRITING: Duration = Duration::from_secs(2);
 /// Why mounting is not possible here, if that is known beforehand.
 pub fn why_not() -> Option<String> {
     if !Path::new("/dev/fuse").exists() {
-        return Some("there is no /dev/fuse here (modprobe fuse, or give the container the device)".into());
+        return Some(
+            "there is no /dev/fuse here (modprobe fuse, or give the container the device)".into(),
+        );
     }
     let root = rustix::process::geteuid().is_root();
     let helper = std::env::var_os("PATH")
@@ -107,7 +109,10 @@ impl Stage for Mounted {
         for file in &tree.files {
             let path = self.mnt.join(&file.name);
             if tree::checksum(&path)? != (file.bytes, file.checksum) {
-                return Err(Failure::new(format!("{} differs from its source", path.display())));
+                return Err(Failure::new(format!(
+                    "{} differs from its source",
+                    path.display()
+                )));
             }
         }
         Ok(())

@@ -50,7 +50,9 @@ impl Tree {
             }
         }
         match tree.files.is_empty() {
-            true => Err(Failure::new("found no file to copy; name a folder with --tree")),
+            true => Err(Failure::new(
+                "found no file to copy; name a folder with --tree",
+            )),
             false => Ok(tree),
         }
     }
