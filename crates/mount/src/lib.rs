@@ -3,6 +3,7 @@
 //! - [`abi`], [`decode`], [`encode`](mod@encode), [`dirent`]: the kernel's messages.
 //! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
 //! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
+//! - [`sheaf_ops`], [`handles`]: those operations on a [`FileSystem`](fs::FileSystem).
 //! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree.
 //!
 //! Deliberately absent: permission checks and file locks (the kernel does both), a cache
@@ -19,11 +20,13 @@ pub mod mounting;
 pub mod ops;
 pub mod options;
 pub mod session;
+pub mod sheaf_ops;
 pub mod signals;
 mod sys;
 pub mod transport;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use mounting::{DeviceClaim, Insist, Unmounter, is_stale_mount, unmount};
 pub use options::{AtimePolicy, MountOptions};
@@ -80,6 +83,21 @@ pub enum Error {
     NoInit,
     #[error("serving requests: {0}")]
     Serve(std::io::Error),
+}
+
+/// Mounts a file system and serves it until it is unmounted: see [`mount_operations`]. The
+/// caller closes `fs` afterwards; every open file is closed by then.
+pub fn mount(
+    fs: Arc<fs::FileSystem>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+    ready: impl FnOnce(Unmounter),
+) -> Result<(), Error> {
+    let mut options = options.clone();
+    options.read_only |= fs.read_only();
+    let operations = sheaf_ops::SheafOps::new(fs, &options);
+    mount_operations(operations, mountpoint, &options, claim, ready)
 }
 
 /// Mounts `operations` at `mountpoint` and serves it until it is unmounted, from outside or

@@ -180,12 +180,14 @@ struct Workers<T, O> {
     idle: AtomicUsize,
     /// Invariant 2. Changed under `state`.
     live: AtomicUsize,
-    state: Mutex<Ended>,
+    state: Mutex<State>,
     over: Condvar,
 }
 
 #[derive(Default)]
-struct Ended {
+struct State {
+    /// The threads, those that ended since the last start included.
+    threads: Vec<thread::JoinHandle<()>>,
     /// Why a worker stopped early, if one did.
     error: Option<std::io::Error>,
 }
@@ -263,13 +265,22 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
-    /// Waits until no worker is left.
+    /// Waits until no worker is left, nor holds anything of the session.
     fn join(&self) -> Result<(), Error> {
-        let mut state = self.state.lock();
-        while self.live.load(Ordering::Relaxed) > 0 {
-            self.over.wait(&mut state);
+        let (threads, error) = {
+            let mut state = self.state.lock();
+            while self.live.load(Ordering::Relaxed) > 0 {
+                self.over.wait(&mut state);
+            }
+            (std::mem::take(&mut state.threads), state.error.take())
+        };
+        for thread in threads {
+            // A worker that panics aborts the process.
+            if thread.join().is_err() {
+                return Err(Error::NoInit);
+            }
         }
-        match state.error.take() {
+        match error {
             Some(error) => Err(Error::Serve(error)),
             None => Ok(()),
         }
@@ -300,7 +311,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         },
         idle: AtomicUsize::new(0),
         live: AtomicUsize::new(0),
-        state: Mutex::new(rank::MOUNT_SESSION, Ended::default()),
+        state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
     });
     for n in 0..workers.config.workers_idle {

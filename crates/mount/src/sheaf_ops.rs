@@ -1,0 +1,600 @@
+//! The mount of a [`FileSystem`]: kernel requests as its calls.
+//!
+//! Owns the open-file table and, through [`FileSystem::ref_inode`], the kernel's references.
+//! Invariants:
+//!
+//! 1. Every entry answered to the kernel holds one reference of its inode, taken before the
+//!    answer is sent and given back by FORGET: an inode the kernel knows is never reused.
+//! 2. A node id is the inode's number; nothing is kept per inode here, so that neither
+//!    descriptors nor memory bound the number of files, and file handles stay good across
+//!    mounts.
+//!
+//! # How long the kernel may keep what it learned
+//!
+//! Every change goes through the one kernel that caches it, and that kernel itself drops
+//! what its own requests change: size, times and blocks after a write, truncate, fallocate or
+//! copy; everything about a directory whose entries change; link count and ctime after link,
+//! unlink, rename and setxattr. Names, missing names and attributes therefore stay valid for
+//! an hour, with two exceptions:
+//!
+//! - the number of blocks of a file settles when its data is written back, up to 30 s later,
+//!   unseen by the kernel: a file that changed within the last minute is asked about again
+//!   after a second;
+//! - a write clears set-user-ID and set-group-ID here, and the kernel does not notice: the
+//!   attributes of such files are never kept.
+//!
+//! # Opening and closing
+//!
+//! FLUSH is answered ENOSYS: there is nothing to report, because failed write-back is
+//! reported by fsync, as with other local file systems, and close(2) is spared a round trip.
+//! `O_DIRECT` needs no `FOPEN_DIRECT_IO`: the kernel then sends unaltered requests and keeps
+//! its cached pages coherent with them. Cached pages survive an open, except where the access
+//! time is due for an update: then reading must reach the server once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::clock::{Clock, Timestamp};
+use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::abi::fopen;
+use crate::dirent::DirectoryReply;
+use crate::handles::Handles;
+use crate::ops::{
+    Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
+    SetAttributes, SetTime, Span, Statistics,
+};
+use crate::options::{AtimePolicy, MountOptions};
+
+const LONG: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_secs(1);
+/// By then, in seconds, the data of the last change is written back.
+const SETTLED_AFTER: i64 = 60;
+/// Relative access times are updated once a day at least, in seconds.
+const DAY: i64 = 24 * 3600;
+
+/// Open flags that the kernel has dealt with before it sends a read or write. `O_APPEND`
+/// comes as an offset, and the handle of a write from a mapping is any writable one;
+/// `O_SYNC` comes as an fsync after the write.
+const KERNEL_FLAGS: i32 =
+    libc::O_APPEND | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL | libc::O_SYNC;
+
+/// Serves a [`FileSystem`].
+pub struct SheafOps {
+    fs: Arc<FileSystem>,
+    handles: Handles<Arc<OpenFile>>,
+    clock: Clock,
+    atime: AtimePolicy,
+    /// Changes of directories are committed before they are answered.
+    dirsync: bool,
+}
+
+fn errno(error: fs::Error) -> Errno {
+    let errno = error.errno();
+    if errno == libc::EIO {
+        tracing::error!(%error, "a request failed");
+    }
+    Errno(errno)
+}
+
+/// The kernel has checked permissions, capabilities and group membership, and says so where
+/// set-id bits have to go.
+fn caller(context: &Context, umask: u32) -> Caller {
+    Caller {
+        uid: context.uid,
+        gid: context.gid,
+        umask,
+        privileged: true,
+        in_group: true,
+    }
+}
+
+fn ino(node: NodeId) -> Ino {
+    // A newtype known here by an alias, which has no constructor.
+    Ino { 0: node }
+}
+
+type FsResult<T> = std::result::Result<T, fs::Error>;
+
+fn set_time(time: SetTime) -> fs::SetTime {
+    match time {
+        SetTime::Now => fs::SetTime::Now,
+        SetTime::At(at) => fs::SetTime::At(at),
+    }
+}
+
+impl SheafOps {
+    pub fn new(fs: Arc<FileSystem>, options: &MountOptions) -> Self {
+        SheafOps {
+            fs,
+            handles: Handles::new(),
+            clock: Clock::real(),
+            atime: options.atime,
+            dirsync: options.dirsync || options.sync,
+        }
+    }
+
+    /// How long attributes stay valid: see the module's description.
+    fn valid(&self, attr: &Attr) -> Duration {
+        if attr.mode & libc::S_IFMT != libc::S_IFREG {
+            return LONG;
+        }
+        if attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+            return Duration::ZERO;
+        }
+        if attr.ctime.sec.saturating_add(SETTLED_AFTER) > self.clock.now().sec {
+            return SHORT;
+        }
+        LONG
+    }
+
+    fn attributes(&self, attr: &Attr) -> Attributes {
+        Attributes {
+            ino: attr.ino.0,
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: attr.atime,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+            btime: attr.btime,
+            mode: attr.mode,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: attr.rdev,
+            blksize: 4096,
+            valid: self.valid(attr),
+        }
+    }
+
+    fn entry(&self, attr: &Attr) -> Entry {
+        Entry {
+            node: attr.ino.0,
+            generation: attr.generation,
+            attributes: self.attributes(attr),
+            valid: LONG,
+        }
+    }
+
+    /// The entry of an inode that was just made under a name: the kernel holds the
+    /// directory's lock, so it cannot vanish before the reference is taken.
+    fn made(&self, parent: NodeId, attr: FsResult<Attr>) -> Result<Entry> {
+        let attr = attr.map_err(errno)?;
+        self.fs.ref_inode(attr.ino);
+        if let Err(error) = self.directory_changed(parent) {
+            self.fs.forget(attr.ino, 1);
+            return Err(error);
+        }
+        Ok(self.entry(&attr))
+    }
+
+    /// Takes a reference on the inode that `find` gives, and makes sure that it still was
+    /// that inode then: the kernel revalidates names without any lock.
+    fn found(&self, find: impl Fn() -> FsResult<Attr>) -> FsResult<Entry> {
+        loop {
+            let attr = find()?;
+            self.fs.ref_inode(attr.ino);
+            match self.fs.getattr(attr.ino) {
+                Ok(now) if now.generation == attr.generation => return Ok(self.entry(&now)),
+                _ => self.fs.forget(attr.ino, 1),
+            }
+        }
+    }
+
+    fn directory_changed(&self, directory: NodeId) -> Result<()> {
+        if self.dirsync {
+            self.fs.fsync_inode(ino(directory), false).map_err(errno)?;
+        }
+        Ok(())
+    }
+
+    fn file(&self, node: NodeId, handle: u64) -> Result<Arc<OpenFile>> {
+        self.handles
+            .get(handle)
+            .filter(|file| file.ino().0 == node)
+            .ok_or(Errno(libc::EBADF))
+    }
+
+    /// Whether the next read has to update the access time.
+    fn atime_due(&self, node: NodeId, flags: u32) -> Result<bool> {
+        let writes_only = flags as i32 & libc::O_ACCMODE == libc::O_WRONLY;
+        match self.atime {
+            _ if writes_only => Ok(false),
+            AtimePolicy::Never => Ok(false),
+            AtimePolicy::Always => Ok(true),
+            AtimePolicy::Relative => {
+                let attr = self.fs.getattr(ino(node)).map_err(errno)?;
+                let now: Timestamp = self.clock.now();
+                Ok(attr.atime <= attr.mtime
+                    || attr.atime <= attr.ctime
+                    || attr.atime.sec.saturating_add(DAY) <= now.sec)
+            }
+        }
+    }
+
+    fn opened(&self, file: Arc<OpenFile>, atime_due: bool) -> Opened {
+        Opened {
+            handle: self.handles.insert(file),
+            flags: if atime_due { 0 } else { fopen::KEEP_CACHE },
+        }
+    }
+
+    fn created(
+        &self,
+        parent: NodeId,
+        created: FsResult<(Attr, Arc<OpenFile>)>,
+    ) -> Result<(Entry, Opened)> {
+        let (attr, file) = created.map_err(errno)?;
+        self.directory_changed(parent)?;
+        self.fs.ref_inode(attr.ino);
+        Ok((self.entry(&attr), self.opened(file, false)))
+    }
+}
+
+impl Operations for SheafOps {
+    fn destroy(&self) {
+        // The kernel gives its claim on the first device up after this: nothing may be
+        // written later. The caller's own close then finds all done.
+        self.handles.clear();
+        if let Err(error) = self.fs.close() {
+            tracing::error!(%error, "closing the file system failed");
+        }
+    }
+
+    fn lookup(&self, _: &Context, parent: NodeId, name: &[u8]) -> Result<Entry> {
+        if name == b"." {
+            // A file handle is being opened: any number may come, of any kind of node.
+            return self
+                .found(|| self.fs.getattr(ino(parent)))
+                .map_err(|_| Errno(libc::ESTALE));
+        }
+        match self.found(|| self.fs.lookup(ino(parent), name)) {
+            Err(fs::Error::NotFound) => Ok(Entry {
+                node: 0,
+                generation: 0,
+                attributes: Attributes::default(),
+                valid: LONG,
+            }),
+            result => result.map_err(errno),
+        }
+    }
+
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.fs.forget(ino(node), lookups);
+    }
+
+    fn getattr(&self, _: &Context, node: NodeId, _: Option<u64>) -> Result<Attributes> {
+        let attr = self.fs.getattr(ino(node)).map_err(errno)?;
+        Ok(self.attributes(&attr))
+    }
+
+    fn setattr(
+        &self,
+        context: &Context,
+        node: NodeId,
+        changes: &SetAttributes,
+    ) -> Result<Attributes> {
+        let set = fs::SetAttr {
+            mode: changes.mode,
+            uid: changes.uid,
+            gid: changes.gid,
+            size: changes.size,
+            atime: changes.atime.map(set_time),
+            mtime: changes.mtime.map(set_time),
+            ctime: changes.ctime.map(fs::SetTime::At),
+            kill_suidgid: changes.kill_suid_sgid,
+        };
+        let attr = self
+            .fs
+            .setattr(&caller(context, 0), ino(node), &set)
+            .map_err(errno)?;
+        Ok(self.attributes(&attr))
+    }
+
+    fn readlink(&self, _: &Context, node: NodeId) -> Result<Vec<u8>> {
+        self.fs.readlink(ino(node)).map_err(errno)
+    }
+
+    fn symlink(&self, ctx: &Context, parent: NodeId, name: &[u8], target: &[u8]) -> Result<Entry> {
+        let attr = self.fs.symlink(&caller(ctx, 0), ino(parent), name, target);
+        self.made(parent, attr)
+    }
+
+    fn mknod(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
+        let who = caller(ctx, new.umask);
+        let attr = self.fs.mknod(&who, ino(parent), name, new.mode, new.rdev);
+        self.made(parent, attr)
+    }
+
+    fn mkdir(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
+        let who = caller(ctx, new.umask);
+        let attr = self.fs.mkdir(&who, ino(parent), name, new.mode & 0o7777);
+        self.made(parent, attr)
+    }
+
+    fn unlink(&self, ctx: &Context, parent: NodeId, name: &[u8]) -> Result<()> {
+        self.fs
+            .unlink(&caller(ctx, 0), ino(parent), name)
+            .map_err(errno)?;
+        self.directory_changed(parent)
+    }
+
+    fn rmdir(&self, ctx: &Context, parent: NodeId, name: &[u8]) -> Result<()> {
+        self.fs
+            .rmdir(&caller(ctx, 0), ino(parent), name)
+            .map_err(errno)?;
+        self.directory_changed(parent)
+    }
+
+    fn rename(
+        &self,
+        ctx: &Context,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        self.fs
+            .rename(&caller(ctx, 0), ino(from.0), from.1, ino(to.0), to.1, flags)
+            .map_err(errno)?;
+        // One record holds both sides.
+        self.directory_changed(to.0)
+    }
+
+    fn link(&self, ctx: &Context, node: NodeId, parent: NodeId, name: &[u8]) -> Result<Entry> {
+        let attr = self.fs.link(&caller(ctx, 0), ino(node), ino(parent), name);
+        self.made(parent, attr)
+    }
+
+    fn open(&self, ctx: &Context, node: NodeId, flags: u32, kill: bool) -> Result<Opened> {
+        let file = self
+            .fs
+            .open_file(ino(node), flags as i32 & !KERNEL_FLAGS)
+            .map_err(errno)?;
+        if flags as i32 & libc::O_TRUNC != 0 {
+            let cut = fs::SetAttr {
+                size: Some(0),
+                kill_suidgid: kill,
+                ..fs::SetAttr::default()
+            };
+            self.fs
+                .setattr(&caller(ctx, 0), ino(node), &cut)
+                .map_err(errno)?;
+        }
+        let atime_due = self.atime_due(node, flags)?;
+        Ok(self.opened(file, atime_due))
+    }
+
+    fn create(
+        &self,
+        ctx: &Context,
+        parent: NodeId,
+        name: &[u8],
+        new: &NewNode,
+        flags: u32,
+    ) -> Result<(Entry, Opened)> {
+        let who = caller(ctx, new.umask);
+        let flags = flags as i32 & !KERNEL_FLAGS;
+        let created = self.fs.create(&who, ino(parent), name, new.mode, flags);
+        self.created(parent, created)
+    }
+
+    fn tmpfile(
+        &self,
+        ctx: &Context,
+        parent: NodeId,
+        new: &NewNode,
+        flags: u32,
+    ) -> Result<(Entry, Opened)> {
+        let who = caller(ctx, new.umask);
+        let flags = flags as i32 & !(KERNEL_FLAGS | libc::O_TMPFILE);
+        let created = self.fs.tmpfile(&who, ino(parent), new.mode, flags);
+        self.created(parent, created)
+    }
+
+    fn read(&self, _: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize> {
+        let file = self.file(node, span.handle)?;
+        self.fs.read(&file, span.offset, out).map_err(errno)
+    }
+
+    fn write(&self, _: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
+        let file = self.file(node, span.handle)?;
+        if span.kill_suid_sgid {
+            self.fs.kill_privileges(file.ino()).map_err(errno)?;
+        }
+        self.fs.write(&file, span.offset, data).map_err(errno)
+    }
+
+    fn release(&self, _: NodeId, handle: u64) {
+        // Dropped without the table's lock: an unlinked file is deleted here.
+        drop(self.handles.remove(handle));
+    }
+
+    fn fsync(&self, _: &Context, node: NodeId, handle: u64, data_only: bool) -> Result<()> {
+        let file = self.file(node, handle)?;
+        self.fs.fsync(&file, data_only).map_err(errno)
+    }
+
+    fn readdir(
+        &self,
+        _: &Context,
+        node: NodeId,
+        offset: u64,
+        reply: &mut DirectoryReply<'_>,
+    ) -> Result<()> {
+        if reply.wants_attributes() {
+            return self.readdir_plus(node, offset, reply);
+        }
+        self.fs
+            .readdir(ino(node), offset, &mut |e| {
+                reply.add(e.ino.0, u32::from(e.kind) << 12, e.name, e.next)
+            })
+            .map_err(errno)
+    }
+
+    fn fsyncdir(&self, _: &Context, node: NodeId, data_only: bool) -> Result<()> {
+        self.fs.fsync_inode(ino(node), data_only).map_err(errno)
+    }
+
+    fn statfs(&self, _: &Context, _: NodeId) -> Result<Statistics> {
+        let s = self.fs.statfs();
+        Ok(Statistics {
+            blocks: s.blocks,
+            blocks_free: s.blocks_free,
+            blocks_available: s.blocks_available,
+            files: s.files,
+            files_free: s.files_free,
+            block_size: s.block_size,
+            fragment_size: s.block_size,
+            name_max: s.name_max,
+        })
+    }
+
+    fn syncfs(&self, _: &Context) -> Result<()> {
+        self.fs.sync().map_err(errno)
+    }
+
+    fn setxattr(
+        &self,
+        ctx: &Context,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        acl_kill_sgid: bool,
+    ) -> Result<()> {
+        let kill = if acl_kill_sgid {
+            fs::XATTR_ACL_KILL_SGID
+        } else {
+            0
+        };
+        let flags = (flags as i32 & (fs::XATTR_CREATE | fs::XATTR_REPLACE)) | kill;
+        self.fs
+            .setxattr(&caller(ctx, 0), ino(node), name, value, flags)
+            .map_err(errno)
+    }
+
+    fn getxattr(&self, _: &Context, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.fs.getxattr(ino(node), name).map_err(errno)
+    }
+
+    fn listxattr(&self, _: &Context, node: NodeId) -> Result<Vec<u8>> {
+        self.fs.listxattr(ino(node)).map_err(errno)
+    }
+
+    fn removexattr(&self, ctx: &Context, node: NodeId, name: &[u8]) -> Result<()> {
+        self.fs
+            .removexattr(&caller(ctx, 0), ino(node), name)
+            .map_err(errno)
+    }
+
+    fn fallocate(
+        &self,
+        _: &Context,
+        node: NodeId,
+        handle: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let file = self.file(node, handle)?;
+        self.fs
+            .fallocate(&file, mode as i32, offset, length)
+            .map_err(errno)
+    }
+
+    fn lseek(
+        &self,
+        _: &Context,
+        node: NodeId,
+        handle: u64,
+        offset: u64,
+        whence: u32,
+    ) -> Result<u64> {
+        let file = self.file(node, handle)?;
+        self.fs.seek(&file, offset, whence as i32).map_err(errno)
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Context,
+        from: &CopySide,
+        to: &CopySide,
+        length: u64,
+    ) -> Result<u64> {
+        let source = self.file(from.node, from.handle)?;
+        let target = self.file(to.node, to.handle)?;
+        self.fs
+            .copy_range(&source, from.offset, &target, to.offset, length)
+            .map_err(errno)
+    }
+
+    fn ioctl(
+        &self,
+        context: &Context,
+        _: NodeId,
+        command: u32,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<usize> {
+        match command {
+            FITRIM => self.trim(context, input, output),
+            _ => Err(Errno::NOTTY),
+        }
+    }
+}
+
+/// `fstrim`: `_IOWR('X', 121, struct fstrim_range)`.
+const FITRIM: u32 = 0xc018_5879;
+
+/// The argument of [`FITRIM`], in bytes.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct TrimRange {
+    start: u64,
+    len: u64,
+    min_len: u64,
+}
+
+impl SheafOps {
+    /// Discards all free space, whatever range is asked for, in runs of `min_len` or more.
+    fn trim(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
+        if context.uid != 0 {
+            return Err(Errno(libc::EPERM));
+        }
+        let mut range = TrimRange::read_from_bytes(input).map_err(|_| Errno::INVAL)?;
+        let least = u32::try_from(range.min_len / u64::from(self.fs.statfs().block_size));
+        let trimmed = self.fs.store().trim(least.map_err(|_| Errno::INVAL)?);
+        range.len = trimmed.map_err(|error| errno(error.into()))?;
+        range.write_to(output).map_err(|_| Errno::INVAL)?;
+        Ok(output.len())
+    }
+
+    fn readdir_plus(
+        &self,
+        node: NodeId,
+        offset: u64,
+        reply: &mut DirectoryReply<'_>,
+    ) -> Result<()> {
+        self.fs
+            .readdir(ino(node), offset, &mut |e| {
+                // Asked first: no reference is to be taken in vain.
+                if !reply.has_room(e.name.len()) {
+                    return false;
+                }
+                if e.name != b"." && e.name != b".." {
+                    self.fs.ref_inode(e.ino);
+                    match self.fs.getattr(e.ino) {
+                        Ok(attr) => return reply.add_with(&self.entry(&attr), e.name, e.next),
+                        Err(error) => {
+                            // Listed without attributes: a lookup of it tells why.
+                            tracing::warn!(ino = e.ino.0, %error, "listed without attributes");
+                            self.fs.forget(e.ino, 1);
+                        }
+                    }
+                }
+                reply.add(e.ino.0, u32::from(e.kind) << 12, e.name, e.next)
+            })
+            .map_err(errno)
+    }
+}

@@ -1,0 +1,504 @@
+//! The real file system under a real mount, over image files.
+//!
+//! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+
+use ::fs::{FileSystem, FsOptions, MkfsOptions};
+use device::Array;
+use format::geometry::{Geometry, GeometryOptions};
+use mount::{Insist, MountOptions, Unmounter};
+
+const DEVICE_BYTES: u64 = 256 << 20;
+
+/// Two image files with a file system on them, and a folder to mount at.
+struct World {
+    dir: tempfile::TempDir,
+}
+
+struct Mounted {
+    at: PathBuf,
+    unmounter: Unmounter,
+    ended: mpsc::Receiver<Result<(), mount::Error>>,
+    fs: Arc<FileSystem>,
+}
+
+impl World {
+    /// `None` where this machine has no FUSE.
+    fn new() -> Option<World> {
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: no /dev/fuse");
+            return None;
+        }
+        let world = World {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        for image in world.images() {
+            device::create_image(&image, DEVICE_BYTES).unwrap();
+        }
+        fs::create_dir(world.dir.path().join("mnt")).unwrap();
+        let geometry = Geometry::plan(&[DEVICE_BYTES; 2], GeometryOptions::default()).unwrap();
+        let devices = world.devices();
+        let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
+        array.write_labels().unwrap();
+        Some(world)
+    }
+
+    fn images(&self) -> [PathBuf; 2] {
+        ["a.img", "b.img"].map(|name| self.dir.path().join(name))
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn device::BlockDevice>> {
+        device::open_devices(&self.images(), &device::OpenOptions::default()).unwrap()
+    }
+
+    fn mount(&self, options: &str) -> Mounted {
+        let array = Array::assemble(self.devices(), false).unwrap();
+        let options = MountOptions::parse(options).unwrap();
+        let fs = FileSystem::open(Arc::new(array), FsOptions::default()).unwrap();
+        let at = self.dir.path().join("mnt");
+        let (tell, ready) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let (served, path) = (Arc::clone(&fs), at.clone());
+        base::thread::spawn("mount", move || {
+            let result = mount::mount(served, &path, &options, None, |unmounter| {
+                tell.send(unmounter).unwrap();
+            });
+            end.send(result).unwrap();
+        })
+        .unwrap();
+        match ready.recv() {
+            Ok(unmounter) => Mounted {
+                at,
+                unmounter,
+                ended,
+                fs,
+            },
+            Err(_) => panic!("{:?}", ended.recv().unwrap()),
+        }
+    }
+}
+
+impl Mounted {
+    fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    /// Unmounts, waits until the session is over, and closes.
+    fn end(self) {
+        self.unmounter.unmount(Insist::No).unwrap();
+        self.ended.recv().unwrap().unwrap();
+        self.fs.close().unwrap();
+        assert_eq!(Arc::strong_count(&self.fs), 1, "something is still open");
+    }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut data = vec![0; len];
+    base::rng::Rng::new(seed).fill(&mut data);
+    data
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn set_xattr(path: &Path, name: &std::ffi::CStr, value: &[u8]) {
+    let path = c_path(path);
+    // SAFETY: strings end with zero; the length is the value's; all outlive the call.
+    let result = unsafe {
+        libc::setxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            value.as_ptr().cast(),
+            value.len(),
+            0,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn get_xattr(path: &Path, name: &std::ffi::CStr) -> Option<Vec<u8>> {
+    let path = c_path(path);
+    let mut value = vec![0u8; 65536];
+    // SAFETY: strings end with zero; the length is the buffer's; all outlive the call.
+    let len = unsafe {
+        libc::getxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            value.as_mut_ptr().cast(),
+            value.len(),
+        )
+    };
+    value.truncate(usize::try_from(len).ok()?);
+    Some(value)
+}
+
+#[test]
+fn a_tree_survives_a_remount() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let big = pattern(9 << 20, 1);
+    fs::write(m.path("big"), &big).unwrap();
+    fs::create_dir_all(m.path("a/b/c")).unwrap();
+    for n in 0..3000u64 {
+        fs::write(m.path(&format!("a/b/f{n}")), pattern(n as usize % 3000, n)).unwrap();
+    }
+    fs::hard_link(m.path("big"), m.path("a/big")).unwrap();
+    symlink("../big", m.path("a/link")).unwrap();
+    set_xattr(&m.path("big"), c"user.note", &pattern(60_000, 5));
+    fs::set_permissions(m.path("a/b/f7"), Permissions::from_mode(0o600)).unwrap();
+    let before = fs::metadata(m.path("a/b/f9")).unwrap();
+    m.end();
+
+    let m = world.mount("ro");
+    assert_eq!(fs::read(m.path("a/link")).unwrap(), big);
+    assert_eq!(fs::metadata(m.path("big")).unwrap().nlink(), 2);
+    assert_eq!(fs::read_dir(m.path("a/b")).unwrap().count(), 3001);
+    for n in (0..3000u64).rev() {
+        let data = fs::read(m.path(&format!("a/b/f{n}"))).unwrap();
+        assert_eq!(data, pattern(n as usize % 3000, n), "f{n}");
+    }
+    let note = get_xattr(&m.path("big"), c"user.note").unwrap();
+    assert_eq!(note, pattern(60_000, 5));
+    let after = fs::metadata(m.path("a/b/f9")).unwrap();
+    assert_eq!(
+        (before.ino(), before.mtime(), before.mtime_nsec()),
+        (after.ino(), after.mtime(), after.mtime_nsec())
+    );
+    assert!(after.created().is_ok(), "birth time");
+    m.end();
+}
+
+#[test]
+fn everything_can_be_removed_and_space_comes_back() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let free = || m.fs.statfs().blocks_free;
+    let before = free();
+    fs::create_dir(m.path("d")).unwrap();
+    for n in 0..500u64 {
+        fs::write(m.path(&format!("d/f{n}")), pattern(40_000, n)).unwrap();
+    }
+    let held = File::open(m.path("d/f0")).unwrap();
+    fs::remove_dir_all(m.path("d")).unwrap();
+    let mut data = Vec::new();
+    (&held).read_to_end(&mut data).unwrap();
+    assert_eq!(data, pattern(40_000, 0));
+    drop(held);
+    assert_eq!(fs::read_dir(&m.at).unwrap().count(), 0);
+    m.fs.sync().unwrap();
+    // Within what metadata of an empty tree may take.
+    assert!(before - free() < 1024, "{} -> {}", before, free());
+    m.end();
+}
+
+#[test]
+fn a_full_disk_says_so_and_files_can_still_be_removed() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let chunk = pattern(1 << 20, 3);
+    let mut file = File::create(m.path("fill")).unwrap();
+    let error = loop {
+        if let Err(error) = file.write_all(&chunk) {
+            break error;
+        }
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    fs::remove_file(m.path("fill")).unwrap();
+    fs::write(m.path("again"), &chunk).unwrap();
+    m.end();
+}
+
+#[test]
+fn set_id_bits_go_with_a_write_or_a_change_of_owner() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("tool");
+    fs::write(&path, "x").unwrap();
+    if chown(&path, Some(1000), Some(1000)).is_err() {
+        eprintln!("skipped: not root");
+        return m.end();
+    }
+    let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
+    fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
+    assert_eq!(mode(), 0o6777);
+    // As another user, who may not keep them.
+    let status = std::process::Command::new("sh")
+        .arg("-c")
+        .arg(format!("echo y >> {}", path.display()))
+        .uid_gid(1001)
+        .status()
+        .unwrap();
+    if status.success() {
+        assert_eq!(mode(), 0o777);
+    } else {
+        eprintln!("skipped: the folder is not reachable for other users");
+    }
+    fs::set_permissions(&path, Permissions::from_mode(0o6755)).unwrap();
+    chown(&path, Some(1002), None).unwrap();
+    assert_eq!(mode(), 0o755);
+    m.end();
+}
+
+/// Runs a command as somebody else.
+trait AsUser {
+    fn uid_gid(&mut self, id: u32) -> &mut Self;
+}
+
+impl AsUser for std::process::Command {
+    fn uid_gid(&mut self, id: u32) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        self.uid(id).gid(id)
+    }
+}
+
+/// A POSIX ACL as its attribute: version 2, then (tag, permissions, id) each.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut out = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        out.extend(tag.to_le_bytes());
+        out.extend(perm.to_le_bytes());
+        out.extend(id.to_le_bytes());
+    }
+    out
+}
+
+#[test]
+fn a_default_acl_is_inherited_instead_of_the_umask() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let dir = m.path("shared");
+    fs::create_dir(&dir).unwrap();
+    const NONE: u32 = u32::MAX;
+    let default = acl(&[
+        (1, 7, NONE),
+        (2, 7, 1234),
+        (4, 7, NONE),
+        (16, 7, NONE),
+        (32, 0, NONE),
+    ]);
+    set_xattr(&dir, c"system.posix_acl_default", &default);
+    fs::write(dir.join("f"), "x").unwrap();
+    // 0666 asked for: group class and mask may write, others nothing, whatever the umask.
+    assert_eq!(fs::metadata(dir.join("f")).unwrap().mode() & 0o777, 0o660);
+    let access = get_xattr(&dir.join("f"), c"system.posix_acl_access").unwrap();
+    assert!(access.windows(4).any(|w| w == 1234u32.to_le_bytes()));
+    fs::create_dir(dir.join("sub")).unwrap();
+    assert_eq!(
+        get_xattr(&dir.join("sub"), c"system.posix_acl_default").unwrap(),
+        default
+    );
+    // chmod changes the mask, not the entries.
+    fs::set_permissions(dir.join("f"), Permissions::from_mode(0o640)).unwrap();
+    let access = get_xattr(&dir.join("f"), c"system.posix_acl_access").unwrap();
+    let mask = access[4..].chunks(8).find(|e| e[0] == 16).unwrap();
+    assert_eq!(mask[2], 4);
+    m.end();
+}
+
+#[test]
+fn holes_are_punched_found_and_copied() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(m.path("sparse"))
+        .unwrap();
+    let data = pattern(1 << 20, 9);
+    file.write_all_at(&data, 0).unwrap();
+    let fd = file.as_raw_fd();
+    // SAFETY: these calls take a descriptor and numbers only.
+    unsafe {
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        assert_eq!(libc::fallocate(fd, punch, 65536, 131_072), 0);
+        assert_eq!(libc::lseek(fd, 0, libc::SEEK_HOLE), 65536);
+        assert_eq!(libc::lseek(fd, 65536, libc::SEEK_DATA), 65536 + 131_072);
+        assert_eq!(libc::lseek(fd, 2 << 20, libc::SEEK_DATA), -1);
+        assert_eq!(libc::fallocate(fd, 0, 2 << 20, 4096), 0);
+    }
+    assert_eq!(file.metadata().unwrap().len(), (2 << 20) + 4096);
+    let mut want = data;
+    want[65536..65536 + 131_072].fill(0);
+    let mut got = vec![0; 1 << 20];
+    file.read_exact_at(&mut got, 0).unwrap();
+    assert!(got == want);
+    let copied = fs::copy(m.path("sparse"), m.path("copy")).unwrap();
+    assert_eq!(copied, (2 << 20) + 4096);
+    assert!(fs::read(m.path("copy")).unwrap()[..1 << 20] == want);
+    drop(file);
+    m.end();
+}
+
+#[test]
+fn direct_buffered_and_mapped_access_agree() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    fs::write(&path, vec![1u8; 65536]).unwrap();
+    let open = |flags| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(&path)
+            .unwrap()
+    };
+    let (buffered, direct) = (open(0), open(libc::O_DIRECT));
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let mut page = Page([2; 4096]);
+    direct.write_all_at(&page.0, 4096).unwrap();
+    let mut got = [0u8; 8192];
+    buffered.read_exact_at(&mut got, 0).unwrap();
+    assert!(got[..4096].iter().all(|&b| b == 1) && got[4096..].iter().all(|&b| b == 2));
+    buffered.write_all_at(&[3; 100], 4096).unwrap();
+    direct.read_exact_at(&mut page.0, 4096).unwrap();
+    assert!(page.0[..100].iter().all(|&b| b == 3) && page.0[100..].iter().all(|&b| b == 2));
+    // SAFETY: a fresh mapping of 65536 bytes is used within its bounds, flushed and unmapped,
+    // and no reference to it survives.
+    unsafe {
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            65536,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            buffered.as_raw_fd(),
+            0,
+        );
+        assert_ne!(map, libc::MAP_FAILED);
+        map.cast::<u8>().add(8192).write(9);
+        assert_eq!(libc::msync(map, 65536, libc::MS_SYNC), 0);
+        libc::munmap(map, 65536);
+    }
+    direct.read_exact_at(&mut page.0, 8192).unwrap();
+    assert_eq!(page.0[..2], [9, 1]);
+    drop((buffered, direct));
+    m.end();
+}
+
+#[test]
+fn appends_and_truncating_opens_work() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("log");
+    base::thread::parallel(4, |n| {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .unwrap();
+        for k in 0..100 {
+            log.write_all(format!("{n} {k:03}\n").as_bytes()).unwrap();
+        }
+    });
+    let text = fs::read_to_string(&path).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 400);
+    lines.sort();
+    lines.dedup();
+    assert_eq!(lines.len(), 400);
+    fs::write(&path, "short").unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "short");
+    m.end();
+}
+
+#[test]
+fn relative_access_times_follow_the_first_read_after_a_change() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("mail");
+    fs::write(&path, "new").unwrap();
+    let times = || {
+        let meta = fs::metadata(&path).unwrap();
+        (
+            (meta.atime(), meta.atime_nsec()),
+            (meta.mtime(), meta.mtime_nsec()),
+        )
+    };
+    // The data is in the kernel's cache, and still the read is noticed.
+    fs::read(&path).unwrap();
+    let (first, mtime) = times();
+    assert!(first >= mtime);
+    let mut log = OpenOptions::new().append(true).open(&path).unwrap();
+    log.write_all(b"er").unwrap();
+    let (atime, mtime) = times();
+    assert!(atime == first && atime < mtime);
+    fs::read(&path).unwrap();
+    let (atime, mtime) = times();
+    assert!(atime >= mtime);
+    drop(log);
+    m.end();
+}
+
+#[test]
+fn file_handles_open_the_same_file_after_a_remount() {
+    let Some(world) = World::new() else { return };
+    #[repr(C)]
+    struct Handle {
+        head: libc::file_handle,
+        bytes: [u8; 128],
+    }
+    // SAFETY: the structure is plain data for which zero is valid.
+    let mut handle: Handle = unsafe { std::mem::zeroed() };
+    handle.head.handle_bytes = 128;
+    let open = |m: &Mounted, handle: &mut Handle| -> std::io::Result<File> {
+        use std::os::fd::FromRawFd;
+        let top = File::open(&m.at).unwrap();
+        // SAFETY: the handle was filled by name_to_handle_at; a descriptor that is returned
+        // is ours alone.
+        unsafe {
+            let fd =
+                libc::open_by_handle_at(top.as_raw_fd(), (&raw mut *handle).cast(), libc::O_RDONLY);
+            if fd < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(File::from_raw_fd(fd))
+        }
+    };
+    let m = world.mount("");
+    fs::create_dir(m.path("d")).unwrap();
+    fs::write(m.path("d/f"), "by handle").unwrap();
+    let name = c_path(&m.path("d/f"));
+    let mut mount_id = 0;
+    // SAFETY: the handle has room for the 128 bytes it claims; the name ends with zero.
+    let result = unsafe {
+        libc::name_to_handle_at(
+            libc::AT_FDCWD,
+            name.as_ptr(),
+            (&raw mut handle).cast(),
+            &raw mut mount_id,
+            0,
+        )
+    };
+    assert_eq!(result, 0);
+    m.end();
+    let m = world.mount("");
+    match open(&m, &mut handle) {
+        Ok(mut file) => {
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "by handle");
+            drop(file);
+            fs::remove_file(m.path("d/f")).unwrap();
+            fs::write(m.path("d/other"), "x").unwrap();
+            let error = open(&m, &mut handle).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
+        }
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM), "needs root"),
+    }
+    m.end();
+}
