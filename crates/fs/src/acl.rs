@@ -161,7 +161,7 @@ pub struct Inherited {
 /// [`Inherited`], with nids for what does not fit into the inode.
 pub struct PlannedAttributes<'s> {
     attributes: Vec<Xattr>,
-    values: Vec<(FreshNid<'s>, Vec<u8>)>,
+    values: xattr::Pieces<'s>,
     leaf: Option<FreshNid<'s>>,
 }
 

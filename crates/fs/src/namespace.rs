@@ -300,11 +300,21 @@ impl FileSystem {
     }
 
     /// Gives an inode one more name. Directories have only one.
-    pub fn link(&self, who: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+    pub fn link(&self, _who: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
         if is_dot(name) {
             return Err(Error::Exists);
         }
         check_name(name)?;
+        for _ in 0..LOOKS {
+            if let Some(attr) = self.try_link(ino, parent, name)? {
+                return Ok(attr);
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    /// `None`: the inode lost its last name or got its first meanwhile.
+    fn try_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Option<Attr>, Error> {
         let (node, dir_node) = (self.node(ino)?, self.node(parent)?);
         let orphans = self.orphan_node(ino)?;
         let nameless = self.inode(ino)?.inode()?.nlink == 0;
@@ -323,13 +333,7 @@ impl FileSystem {
             return Err(Error::TooManyLinks);
         }
         if (inode.nlink == 0) != nameless {
-            // It lost its last name meanwhile, or somebody else gave it one.
-            drop(op);
-            return if nameless {
-                self.link(who, ino, parent, name)
-            } else {
-                Err(Error::NotFound)
-            };
+            return Ok(None);
         }
         let (target, nlink) = (Target::of(ino, inode), inode.nlink + 1);
         live_dir(op.peek(dir).inode()?)?;
@@ -357,7 +361,7 @@ impl FileSystem {
         let attr = self.attr_of(ino, op.peek(file).inode()?);
         let epoch = op.commit();
         self.files.changed(ino, epoch);
-        Ok(attr)
+        Ok(Some(attr))
     }
 
     /// Removes a name of something that is not a directory.

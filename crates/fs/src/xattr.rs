@@ -28,11 +28,14 @@ pub(crate) fn is_plain(list: &[Xattr]) -> bool {
     list.iter().all(|x| matches!(x.value, Value::Here(_)))
 }
 
+/// Value nodes to create.
+pub(crate) type Pieces<'s> = Vec<(FreshNid<'s>, Vec<u8>)>;
+
 /// Decides where a value goes; returns the nodes to create for it.
 pub(crate) fn plan_value<'s>(
     store: &'s Store<FsNode>,
     bytes: &[u8],
-) -> Result<(Value, Vec<(FreshNid<'s>, Vec<u8>)>), Error> {
+) -> Result<(Value, Pieces<'s>), Error> {
     if bytes.len() <= VALUE_INLINE_MAX {
         return Ok((Value::Here(bytes.into()), Vec::new()));
     }
@@ -112,7 +115,7 @@ fn check_space(space: Space, inode: &Inode) -> Result<(), Error> {
 /// A change of one attribute, everything locked and reserved.
 pub(crate) struct Plan<'s> {
     old_values: Vec<Slot>,
-    new_values: Vec<(FreshNid<'s>, Vec<u8>)>,
+    new_values: Pieces<'s>,
     change: Change<'s>,
 }
 
