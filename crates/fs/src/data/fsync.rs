@@ -134,12 +134,19 @@ impl Files {
         }
     }
 
-    /// Writes back all files and logs all times; for sync and unmount. All are attempted; the
-    /// first error is returned.
+    /// Writes back all files, logs all times and flushes what was written in place; for sync
+    /// and unmount, which commit afterwards. All are attempted; the first error is returned.
     pub(crate) fn write_back_all(&self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for state in self.table.states() {
             let done = self.settle(&state);
+            if outcome.is_ok() {
+                outcome = done;
+            }
+        }
+        let unflushed = !self.unflushed.lock().is_empty();
+        if unflushed {
+            let done = self.flush_devices();
             if outcome.is_ok() {
                 outcome = done;
             }

@@ -57,8 +57,15 @@ impl Files {
                 at += len as u64;
                 continue;
             }
-            let missing = self.missing_run(state, page, last, ahead);
-            let loaded = self.load_pages(state, missing.clone())?;
+            let mut missing = self.missing_run(state, page, last, ahead);
+            let loaded = match self.load_pages(state, missing.clone()) {
+                // What cannot be read may be a neighbour that nobody asked for.
+                Err(_) if missing.end > page + 1 => {
+                    missing = page..page + 1;
+                    self.load_pages(state, missing.clone())?
+                }
+                other => other?,
+            };
             if keep {
                 for (i, content) in loaded.chunks(BLOCK_SIZE).enumerate() {
                     self.pages

@@ -39,19 +39,19 @@ impl Files {
         state: &Arc<FileState>,
         page: u64,
     ) -> Result<Option<std::ops::Range<u64>>, Error> {
-        match state.meta.lock().replaced {
-            true => return Ok(None),
-            false => {}
+        if state.meta.lock().replaced {
+            return Ok(None);
         }
         self.next_written(state, page)
     }
 
-    /// The first page at or after `page` that holds data.
+    /// The first page at or after `page` that holds data. Dirty pages are looked at before the
+    /// mapping: write-back, which may run meanwhile, moves pages from the one to the other.
     fn next_data(&self, state: &Arc<FileState>, page: u64) -> Result<Option<u64>, Error> {
+        let dirty = self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1);
         let written = self
             .written_from(state, page)?
             .map(|run| run.start.max(page));
-        let dirty = self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1);
         Ok(match (written, dirty.first()) {
             (Some(a), Some(&b)) => Some(a.min(b)),
             (a, b) => a.or(b.copied()),
@@ -62,17 +62,16 @@ impl Files {
     fn next_hole(&self, state: &Arc<FileState>, mut page: u64) -> Result<u64, Error> {
         loop {
             let before = page;
-            if let Some(run) = self.written_from(state, page)?
-                && run.start <= page
-            {
-                page = run.end;
-            }
-            let dirty = self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1024);
-            for found in dirty {
+            for found in self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1024) {
                 if found != page {
                     break;
                 }
                 page += 1;
+            }
+            if let Some(run) = self.written_from(state, page)?
+                && run.start <= page
+            {
+                page = run.end;
             }
             if page == before {
                 return Ok(page);

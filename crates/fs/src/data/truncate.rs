@@ -75,7 +75,11 @@ impl Files {
         if replaced || (size == 0 && self.replace(state)?) {
             return Ok(());
         }
-        let beyond = !self.mapped(state, cut..extents::PAGE_LIMIT)?.is_empty();
+        let beyond = {
+            let content = state.node.read()?;
+            let range = cut..extents::PAGE_LIMIT;
+            !extents::lookup(&self.store, content.inode()?, range, 1)?.is_empty()
+        };
         if size < logged || beyond {
             self.cut(state, size)?;
         }
