@@ -1,0 +1,85 @@
+//! A full array: refused early and cleanly, and deletion always works.
+
+use crate::world::{World, list};
+use fs::{Caller, Error, FileSystem, Ino, ROOT};
+
+fn no_space(error: &Error) -> bool {
+    error.errno() == libc::ENOSPC
+}
+
+/// Creates small files until there is no room; returns how many there are.
+fn fill_with_names(fs: &FileSystem, dir: Ino) -> usize {
+    let who = Caller::root();
+    for i in 0.. {
+        let name = format!("{i}-{}", "n".repeat(200)).into_bytes();
+        let made = fs.mknod(&who, dir, &name, libc::S_IFREG | 0o600, 0);
+        let set = made.and_then(|attr| fs.setxattr(&who, attr.ino, b"user.x", &[1; 4000], 0));
+        if let Err(error) = set {
+            assert!(no_space(&error), "{error}");
+            return i;
+        }
+    }
+    unreachable!("an array is full some time")
+}
+
+fn empty(fs: &FileSystem, dir: Ino) {
+    for (name, _) in list(fs, dir, 500) {
+        fs.unlink(&Caller::root(), dir, &name).unwrap();
+    }
+}
+
+#[test]
+fn an_array_full_of_names_can_be_emptied_and_filled_again() {
+    let mut world = World::new(1, 64 << 20, 4);
+    let mut fs = world.open();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        counts.push(fill_with_names(&fs, ROOT));
+        fs = world.remount(fs);
+        empty(&fs, ROOT);
+        fs.sync().unwrap();
+    }
+    assert!(counts[0] > 2000, "{counts:?}");
+    assert!(counts[2] * 10 > counts[0] * 9, "space is lost: {counts:?}");
+    fs.close().unwrap();
+}
+
+#[test]
+fn an_array_full_of_data_can_be_emptied_and_filled_again() {
+    let mut world = World::new(2, 64 << 20, 5);
+    let mut fs = world.open();
+    let who = Caller::root();
+    let mut sizes = Vec::new();
+    for round in 0..3 {
+        let mut bytes = 0u64;
+        'fill: for i in 0.. {
+            let name = format!("{round}-{i}").into_bytes();
+            let made = fs.create(&who, ROOT, &name, 0o600, libc::O_RDWR);
+            let file = match made {
+                Ok((_, file)) => file,
+                Err(error) => {
+                    assert!(no_space(&error), "{error}");
+                    break;
+                }
+            };
+            for piece in 0..64u64 {
+                match fs.write(&file, piece << 16, &vec![i as u8; 1 << 16]) {
+                    Ok(written) if written == 1 << 16 => bytes += 1 << 16,
+                    Ok(_) => {}
+                    Err(error) => {
+                        assert!(no_space(&error), "{error}");
+                        fs.fsync(&file, false).unwrap();
+                        break 'fill;
+                    }
+                }
+            }
+        }
+        sizes.push(bytes);
+        fs = world.remount(fs);
+        empty(&fs, ROOT);
+        fs.sync().unwrap();
+    }
+    assert!(sizes[0] > 64 << 20, "{sizes:?}");
+    assert!(sizes[2] * 10 > sizes[0] * 9, "space is lost: {sizes:?}");
+    fs.close().unwrap();
+}
