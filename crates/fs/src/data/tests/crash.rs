@@ -149,3 +149,112 @@ fn an_interrupted_truncate_is_finished_after_a_power_cut() {
     }
     assert!(interrupted > 0);
 }
+
+/// The bytes of a file that holds nothing but its own mark, from `offset` on.
+fn marked(key: (Ino, u64), offset: u64, len: usize) -> Vec<u8> {
+    let mut mark = [0u8; 16];
+    mark[..8].copy_from_slice(&(key.0.0 | 0x8080_8080_8080_8080).to_le_bytes());
+    mark[8..].copy_from_slice(&(key.1 | 0x8080_8080_8080_8080).to_le_bytes());
+    (offset..offset + len as u64)
+        .map(|i| mark[i as usize % 16])
+        .collect()
+}
+
+fn churn(m: &Mounted, rng: &mut Rng, inos: &mut Vec<Ino>) -> Result<(), Error> {
+    for _ in 0..120 {
+        if inos.len() < 5 {
+            let fresh = m.store.reserve_nid()?;
+            let ino = fresh.nid();
+            let mut op = m.store.begin(Need::Grow)?;
+            let inode = Inode::new(libc::S_IFREG | 0o644, fresh.version(), m.files.now());
+            op.create(fresh, FsNode::Inode(Box::new(inode)));
+            op.commit();
+            inos.push(ino);
+        }
+        let index = rng.below(inos.len() as u64) as usize;
+        let ino = inos[index];
+        let direct = if rng.one_in(3) { libc::O_DIRECT } else { 0 };
+        let file = m.files.open(ino, libc::O_RDWR | direct)?;
+        let generation = file.state.key.generation;
+        let (mut at, mut len) = (rng.below(120_000), rng.below(60_000) + 1);
+        if rng.one_in(2) {
+            (at, len) = (at / PAGE * PAGE, len.next_multiple_of(PAGE));
+        }
+        let outcome = match rng.below(10) {
+            0..=3 => {
+                let data = marked((ino, generation), at, len as usize);
+                m.files.write(&file, at, &data).map(|_| ())
+            }
+            4 => m.files.truncate(ino, if rng.one_in(2) { 0 } else { at }),
+            5 => {
+                let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                m.files.fallocate(&file, punch, at, len)
+            }
+            6 => m.files.fallocate(&file, 0, at, len),
+            7 => m.files.fsync(&file, true),
+            8 => {
+                drop(file);
+                inos.remove(index);
+                m.files.release_data(ino)?;
+                let node = m.store.get(ino)?;
+                let mut op = m.store.begin(Need::Reclaim)?;
+                let slot = op.lock(&node)?;
+                op.delete(slot);
+                op.commit();
+                Ok(())
+            }
+            _ => m.store.checkpoint().map_err(Error::from),
+        };
+        match outcome {
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_file_ever_shows_the_old_bytes_of_another() {
+    let mut cuts = 0;
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(seed, 64, 64);
+        let mut inos = Vec::new();
+        let filler = {
+            // Little is left free, so that freed blocks are soon used again.
+            let m = world.mount();
+            let filler = m.make();
+            let file = m.open(filler);
+            let blocks = m.free_blocks() - 300;
+            let keep = libc::FALLOC_FL_KEEP_SIZE;
+            m.files.fallocate(&file, keep, 0, blocks * PAGE).unwrap();
+            drop(file);
+            m.close();
+            filler
+        };
+        for _ in 0..3 {
+            let mut inner = rng.clone();
+            let mut used = inos.clone();
+            let m = crash(&mut world, &mut rng, 400, |m| {
+                cuts += churn(m, &mut inner, &mut used).is_err() as u32;
+            });
+            rng = inner;
+            inos = used;
+            inos.retain(|ino| m.store.get(*ino).is_ok_and(|node| node.read().is_ok()));
+            m.check(filler);
+            for ino in &inos {
+                m.check(*ino);
+                let generation = m.inode(*ino).generation;
+                let found = m.contents(*ino);
+                let expected = marked((*ino, generation), 0, found.len());
+                let foreign = found
+                    .iter()
+                    .zip(&expected)
+                    .position(|(f, e)| f != e && *f != 0);
+                assert_eq!(foreign, None, "seed {seed}: inode {ino}");
+            }
+            m.close();
+        }
+    }
+    assert!(cuts > 20, "only {cuts} runs were cut");
+}
