@@ -124,14 +124,14 @@ pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
     options.dirty_bytes.unwrap_or(by_memory).min(by_size) as i64
 }
 
-/// Chunks that only checkpoints and deletions may take: room for two checkpoints of all that
-/// may be dirty, with as much again for the table pages they touch.
+/// Chunks that only checkpoints and deletions may take: room for a checkpoint of all that may be
+/// dirty (twice the limit), with half as much again for the table pages it touches.
 pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     let geometry = array.geometry();
     let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
     let limit = dirty_limit(bytes, options) as u64;
     let chunk = geometry.chunk_blocks as u64 * format::BLOCK_SIZE as u64;
-    let wanted = (limit * 4).div_ceil(chunk) as u32 + 2;
+    let wanted = (limit * 3).div_ceil(chunk) as u32 + 1;
     wanted.min(geometry.chunk_count / 4).max(2)
 }
 
