@@ -11,6 +11,7 @@ mod data;
 pub mod dir;
 mod error;
 mod filesystem;
+pub mod fsck;
 mod handle;
 pub mod list;
 mod namespace;

@@ -606,6 +606,7 @@ fn run(seed: u64, cycles: u64) {
         // The old one goes last: it must not disturb the new devices.
         let fresh = open_through_cuts(&mut world, rng, seed);
         *fs = fresh;
+        world.check();
         check_and_settle(&run.fs, &mut run.oracle, seed);
     }
     run.fs.close().unwrap();

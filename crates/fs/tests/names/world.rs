@@ -5,6 +5,7 @@ use base::rng::Rng;
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
 use format::geometry::{Geometry, GeometryOptions};
+use fs::fsck::{FsckOptions, Report};
 use fs::{FileSystem, FsOptions, MkfsOptions};
 use std::sync::Arc;
 
@@ -64,6 +65,23 @@ impl World {
     pub fn restart(&mut self, rng: &mut Rng) {
         self.devices = self.devices.iter().map(|d| d.restart(rng)).collect();
         self.switch.restore();
+        self.check();
+    }
+
+    /// Checks what is on the devices now, the journal included: nothing may be wrong.
+    pub fn check(&self) -> Report {
+        let array = Array::assemble(self.dyn_devices(), true).unwrap();
+        let options = FsckOptions {
+            hash_mask: self.options.hash_mask,
+            cache_bytes: 1 << 20,
+            workers: 2,
+        };
+        let report = fs::fsck::fsck(Arc::new(array), &options, &|_| {}).unwrap();
+        if !report.is_sound() {
+            let findings: Vec<String> = report.findings.iter().map(|f| f.to_string()).collect();
+            panic!("fsck: {}", findings.join("\n"));
+        }
+        report
     }
 
     /// Closes and opens again.
@@ -71,6 +89,7 @@ impl World {
         fs.close().unwrap();
         drop(fs);
         self.devices = self.devices.iter().map(|d| d.reopen()).collect();
+        self.check();
         self.open()
     }
 }

@@ -1,0 +1,389 @@
+//! Verification of a whole file system, read-only: what the store owns, then what the nodes mean.
+//!
+//! 1. One pass over all nodes ([`contents`]): each inode by itself, the blocks and the nodes that
+//!    it owns. What later passes need of an inode is kept in 22 bytes.
+//! 2. One pass over the directories ([`names`]): every name against the inode that it names.
+//! 3. The sums: link counts, what nothing refers to, what cannot be reached from the root,
+//!    used blocks against the space maps.
+//!
+//! Invariants:
+//! 1. Nothing is written; the journal is replayed in memory.
+//! 2. Memory does not grow with names or with file sizes: 22 bytes for each nid of a region in use
+//!    ([`state::Inodes`]), one bit for each block of a data chunk in use ([`state::Blocks`]), a
+//!    bounded list of findings, and the store's caches.
+//! 3. What an unreadable node or table page hides is not reported again as missing, leaked
+//!    or miscounted.
+
+mod contents;
+mod names;
+mod paths;
+mod state;
+mod sums;
+#[cfg(test)]
+mod tests;
+
+use crate::content::{FsNode, Root, TreeId};
+use crate::dir::NameHash;
+use crate::{Error, Ino};
+use base::sync::{Mutex, rank};
+use device::Array;
+use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Verified};
+use format::Nid;
+use state::{Blocks, Inodes};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How a check runs.
+#[derive(Clone, Debug)]
+pub struct FsckOptions {
+    /// Bound on the store's caches, in bytes.
+    pub cache_bytes: usize,
+    /// Threads that read and check nodes.
+    pub workers: usize,
+    /// A mask on name hashes, for tests of collisions. `None`: the whole hash.
+    pub hash_mask: Option<u64>,
+}
+
+impl Default for FsckOptions {
+    fn default() -> Self {
+        FsckOptions {
+            cache_bytes: 64 << 20,
+            workers: base::thread::cpu_count().min(16),
+            hash_mask: None,
+        }
+    }
+}
+
+/// What a check is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Reading and checking all nodes.
+    Nodes,
+    /// Comparing names with inodes, in directories.
+    Names,
+    /// Adding up links and blocks.
+    Sums,
+}
+
+/// How far a check is. `done` and `total` count nodes in the first phase and directories in
+/// the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub phase: Phase,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub object: Object,
+    /// A path of the file concerned, if one is known; bytes that are not UTF-8 are replaced.
+    pub path: Option<String>,
+    pub what: String,
+    pub severity: Severity,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "{path} ({}): {}", self.object, self.what),
+            None => write!(f, "{}: {}", self.object, self.what),
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub findings: Vec<Finding>,
+    /// Findings beyond the most that are kept.
+    pub more_findings: u64,
+    pub files: u64,
+    pub directories: u64,
+    pub symlinks: u64,
+    /// Device nodes, fifos and sockets.
+    pub specials: u64,
+    /// Unlinked inodes that the next mount deletes.
+    pub orphans: u64,
+    /// Names in all directories.
+    pub names: u64,
+    /// Nodes of all kinds, as of the last checkpoint.
+    pub nodes: u64,
+    /// Blocks of 4 KiB that files hold.
+    pub blocks: u64,
+    /// Bytes of metadata in use.
+    pub metadata_bytes: u64,
+    /// The last mount ended cleanly; else the journal was replayed, in memory.
+    pub clean: bool,
+    pub recovery: RecoveryReport,
+}
+
+impl Report {
+    /// The worst severity among the findings; `None` when there are none.
+    pub fn worst(&self) -> Option<Severity> {
+        self.findings.iter().map(|f| f.severity).max()
+    }
+
+    /// Nothing but notices was found.
+    pub fn is_sound(&self) -> bool {
+        self.worst().is_none_or(|worst| worst == Severity::Notice)
+    }
+
+    fn fatal(mut self, object: Object, what: String) -> Report {
+        self.findings.push(Finding {
+            object,
+            path: None,
+            what,
+            severity: Severity::Fatal,
+        });
+        self
+    }
+}
+
+/// Checks a file system from end to end. Damage is never an error of this function: what cannot
+/// even be opened is a report with a [`Severity::Fatal`] finding.
+///
+/// # Errors
+/// What is not the devices' fault: a thread that cannot be started, say.
+pub fn fsck(
+    array: Arc<Array>,
+    options: &FsckOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Report, Error> {
+    let hash = match options.hash_mask {
+        Some(mask) => NameHash::weakened(&array.label().hash_key, mask),
+        None => NameHash::new(&array.label().hash_key),
+    };
+    let store_options = StoreOptions {
+        node_cache_bytes: options.cache_bytes,
+        workers: options.workers.max(1),
+        background: false,
+        read_only: true,
+        ..StoreOptions::default()
+    };
+    let (store, recovery) = match Store::<FsNode>::open(array, store_options) {
+        Ok(opened) => opened,
+        Err(engine::Error::DamagedNode { nid, damage }) => {
+            let what = format!("the journal cannot be replayed on it: {damage}");
+            return Ok(Report::default().fatal(Object::Node(nid), what));
+        }
+        Err(error @ (engine::Error::Damaged(_) | engine::Error::Device(_))) => {
+            return Ok(Report::default().fatal(Object::Store, error.to_string()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let check = Check::new(store, hash, progress);
+    Ok(check.run(recovery))
+}
+
+/// A check under way.
+struct Check<'a> {
+    store: Arc<Store<FsNode>>,
+    hash: NameHash,
+    progress: &'a (dyn Fn(Progress) + Sync),
+    findings: Findings,
+    inodes: Inodes,
+    blocks: Blocks,
+    counts: Counts,
+    /// Blocks that two extents claim; bounded.
+    shared: Mutex<BTreeSet<u64>>,
+    /// Something is unreadable that may own nodes or blocks.
+    owners_hidden: AtomicBool,
+    /// Something is unreadable that may hold names.
+    names_hidden: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    files: AtomicU64,
+    directories: AtomicU64,
+    symlinks: AtomicU64,
+    specials: AtomicU64,
+    orphans: AtomicU64,
+    names: AtomicU64,
+    blocks: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+impl<'a> Check<'a> {
+    fn new(
+        store: Arc<Store<FsNode>>,
+        hash: NameHash,
+        progress: &'a (dyn Fn(Progress) + Sync),
+    ) -> Self {
+        Check {
+            inodes: Inodes::new(&store.regions()),
+            blocks: Blocks::new(store.array().geometry()),
+            store,
+            hash,
+            progress,
+            findings: Findings::new(),
+            counts: Counts::default(),
+            shared: Mutex::new(rank::LEAF, BTreeSet::new()),
+            owners_hidden: AtomicBool::new(false),
+            names_hidden: AtomicBool::new(false),
+        }
+    }
+
+    fn run(self, recovery: RecoveryReport) -> Report {
+        let report_nodes = |done, total| {
+            (self.progress)(Progress {
+                phase: Phase::Nodes,
+                done,
+                total,
+            });
+        };
+        let contents = contents::Contents(&self);
+        let verified = self.store.verify(&contents, &self.findings, &report_nodes);
+        if verified.incomplete {
+            self.owners_hidden.store(true, Ordering::Relaxed);
+            self.names_hidden.store(true, Ordering::Relaxed);
+        }
+        self.check_names();
+        self.check_sums();
+        self.report(verified, recovery)
+    }
+
+    fn report(self, verified: Verified, recovery: RecoveryReport) -> Report {
+        let (found, more_findings) = self.findings.take();
+        let paths = paths::resolve(&self, &found);
+        let mut findings: Vec<Finding> = found
+            .into_iter()
+            .map(|f| Finding {
+                path: match &f.object {
+                    Object::Node(nid) => paths.get(nid).cloned(),
+                    _ => None,
+                },
+                object: f.object,
+                what: f.what,
+                severity: f.severity,
+            })
+            .collect();
+        findings.sort_by_key(|f| std::cmp::Reverse(f.severity));
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        Report {
+            findings,
+            more_findings,
+            files: get(&counts.files),
+            directories: get(&counts.directories),
+            symlinks: get(&counts.symlinks),
+            specials: get(&counts.specials),
+            orphans: get(&counts.orphans),
+            names: get(&counts.names),
+            nodes: verified.nodes,
+            blocks: get(&counts.blocks),
+            metadata_bytes: verified.bytes,
+            clean: recovery.clean && recovery.batches == 0,
+            recovery,
+        }
+    }
+
+    fn error(&self, nid: Nid, what: impl Into<String>) {
+        self.findings.error(Object::Node(nid), what);
+    }
+
+    /// Walks a tree that belongs to `owner`: its nodes are claimed, its shape is checked, and
+    /// `leaf` is called with each leaf, its nid and the keys that it covers, in key order. False:
+    /// a part of it cannot be read.
+    fn walk_tree(
+        &self,
+        owner: Ino,
+        root: &Root,
+        leaf: &mut dyn FnMut(Nid, &FsNode, u64, Option<u64>),
+    ) -> bool {
+        let children: Vec<(u64, Nid)> = root.children.iter().map(|c| (c.key, c.nid)).collect();
+        self.walk_children(owner, &children, root.depth, (0, None), leaf)
+    }
+
+    fn walk_children(
+        &self,
+        owner: Ino,
+        children: &[(u64, Nid)],
+        depth: u8,
+        (low, high): (u64, Option<u64>),
+        leaf: &mut dyn FnMut(Nid, &FsNode, u64, Option<u64>),
+    ) -> bool {
+        let in_range = children.first().is_some_and(|(key, _)| *key == low)
+            && children
+                .last()
+                .is_some_and(|(key, _)| high.is_none_or(|high| *key < high));
+        if !in_range {
+            let what = format!("a tree node does not cover the keys from {low} as its parent says");
+            self.error(owner, what);
+        }
+        let mut whole = true;
+        for (i, &(key, nid)) in children.iter().enumerate() {
+            let end = children.get(i + 1).map(|(key, _)| *key).or(high);
+            if !self.claim(owner, nid) {
+                whole = false;
+                continue;
+            }
+            let Some(node) = self.read_owned(owner, nid) else {
+                whole = false;
+                continue;
+            };
+            if depth == 0 {
+                leaf(nid, &node, key, end);
+                continue;
+            }
+            let below: Vec<(u64, Nid)> = match node.index() {
+                Ok(list) => list.iter().map(|c| (c.key, c.nid)).collect(),
+                Err(damage) => {
+                    self.error(owner, format!("tree node {nid} {}", damage.what));
+                    whole = false;
+                    continue;
+                }
+            };
+            drop(node);
+            whole &= self.walk_children(owner, &below, depth - 1, (key, end), leaf);
+        }
+        whole
+    }
+
+    /// Notes that `owner` refers to an owned node; only one reference is right.
+    fn claim(&self, owner: Ino, nid: Nid) -> bool {
+        match self.inodes.claim(nid, owner) {
+            None => {
+                self.error(owner, format!("refers to node {nid}, which does not exist"));
+                false
+            }
+            Some(true) => true,
+            Some(false) => {
+                self.error(
+                    owner,
+                    format!("refers to node {nid}, which belongs to another place too"),
+                );
+                false
+            }
+        }
+    }
+
+    /// A node that an inode refers to. One that is unreadable is reported by the store.
+    fn read_owned(&self, owner: Ino, nid: Nid) -> Option<engine::NodeRead<FsNode>> {
+        match self.store.get(nid).and_then(|node| node.read()) {
+            Ok(node) => Some(node),
+            Err(engine::Error::Gone(_)) => {
+                self.error(owner, format!("refers to node {nid}, which does not exist"));
+                None
+            }
+            Err(_) => {
+                self.owners_hidden.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+}
+
+/// The word for a tree in a finding.
+fn tree_name(tree: TreeId) -> &'static str {
+    match tree {
+        TreeId::Body => "content",
+        TreeId::Xattrs => "attributes",
+    }
+}

@@ -1,0 +1,273 @@
+//! What a check remembers of inodes and blocks, as compactly as it can.
+
+use base::sync::{Mutex, rank};
+use engine::{Extent, SpaceMap};
+use format::geometry::Geometry;
+use format::table::REGION_NIDS;
+use format::{Block, Nid};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// The nid is an inode; its type is in the low bits.
+pub const INODE: u16 = 1 << 4;
+/// The nid is another node, which belongs to an inode.
+pub const OWNED: u16 = 1 << 5;
+/// An owned node: some tree has it. A directory: some directory names it.
+pub const CLAIMED: u16 = 1 << 6;
+/// The nid may be in use, and its content is unreadable.
+pub const UNREADABLE: u16 = 1 << 7;
+/// An orphan directory lists it.
+pub const LISTED: u16 = 1 << 8;
+/// The inode's link count is 0.
+pub const UNLINKED: u16 = 1 << 9;
+/// A truncation of the inode is to be finished.
+pub const TRUNCATING: u16 = 1 << 10;
+/// The directory can be reached from the root.
+pub const REACHED: u16 = 1 << 11;
+/// The walk from the directory to the root is under way.
+pub const WALKING: u16 = 1 << 12;
+/// The type bits, as in `d_type`.
+pub const TYPE: u16 = 0xF;
+
+/// Everything about one nid.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    pub flags: u16,
+    pub generation: u64,
+    pub nlink: u32,
+    /// Names that refer to the inode.
+    pub refs: u32,
+    /// A directory's parent as its inode states it; of another inode, a directory that names
+    /// it; of an owned node, the inode. 0: unknown.
+    pub above: Nid,
+}
+
+impl Facts {
+    pub fn is(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// File type as in `d_type`.
+    pub fn kind(&self) -> u8 {
+        (self.flags & TYPE) as u8
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.is(INODE) && self.kind() == libc::DT_DIR
+    }
+}
+
+struct Region {
+    flags: Vec<AtomicU16>,
+    generation: Vec<AtomicU64>,
+    nlink: Vec<AtomicU32>,
+    refs: Vec<AtomicU32>,
+    above: Vec<AtomicU32>,
+}
+
+/// Facts by nid, for the regions that nodes are in. All atomics are relaxed: a pass ends with
+/// its threads joined, and within a pass only single values matter.
+pub struct Inodes {
+    regions: BTreeMap<u64, Region>,
+}
+
+fn zeros<T>(zero: impl Fn() -> T) -> Vec<T> {
+    (0..REGION_NIDS).map(|_| zero()).collect()
+}
+
+impl Inodes {
+    pub fn new(regions: &[u64]) -> Inodes {
+        // Space maps are not the file system's.
+        let limit = format::table::SPACE_MAP_FIRST / REGION_NIDS;
+        let region = |index: &u64| {
+            let region = Region {
+                flags: zeros(|| AtomicU16::new(0)),
+                generation: zeros(|| AtomicU64::new(0)),
+                nlink: zeros(|| AtomicU32::new(0)),
+                refs: zeros(|| AtomicU32::new(0)),
+                above: zeros(|| AtomicU32::new(0)),
+            };
+            (*index, region)
+        };
+        let ours = regions.iter().filter(|index| **index < limit);
+        Inodes {
+            regions: ours.map(region).collect(),
+        }
+    }
+
+    fn at(&self, nid: Nid) -> Option<(&Region, usize)> {
+        let region = self.regions.get(&(nid.0 / REGION_NIDS))?;
+        Some((region, (nid.0 % REGION_NIDS) as usize))
+    }
+
+    /// `None`: there is no such node.
+    pub fn get(&self, nid: Nid) -> Option<Facts> {
+        let (region, i) = self.at(nid)?;
+        let facts = Facts {
+            flags: region.flags[i].load(Ordering::Relaxed),
+            generation: region.generation[i].load(Ordering::Relaxed),
+            nlink: region.nlink[i].load(Ordering::Relaxed),
+            refs: region.refs[i].load(Ordering::Relaxed),
+            above: Nid(region.above[i].load(Ordering::Relaxed) as u64),
+        };
+        (facts.flags & (INODE | OWNED | UNREADABLE) != 0).then_some(facts)
+    }
+
+    /// Sets flags; returns those that were set before.
+    pub fn mark(&self, nid: Nid, flags: u16) -> u16 {
+        match self.at(nid) {
+            Some((region, i)) => region.flags[i].fetch_or(flags, Ordering::Relaxed),
+            None => 0,
+        }
+    }
+
+    pub fn clear(&self, nid: Nid, flags: u16) {
+        if let Some((region, i)) = self.at(nid) {
+            region.flags[i].fetch_and(!flags, Ordering::Relaxed);
+        }
+    }
+
+    pub fn inode(&self, nid: Nid, flags: u16, generation: u64, nlink: u32, parent: Nid) {
+        if let Some((region, i)) = self.at(nid) {
+            region.generation[i].store(generation, Ordering::Relaxed);
+            region.nlink[i].store(nlink, Ordering::Relaxed);
+            region.above[i].store(low(parent), Ordering::Relaxed);
+            region.flags[i].fetch_or(flags | INODE, Ordering::Relaxed);
+        }
+    }
+
+    pub fn set_above(&self, nid: Nid, above: Nid) {
+        if let Some((region, i)) = self.at(nid) {
+            region.above[i].store(low(above), Ordering::Relaxed);
+        }
+    }
+
+    pub fn add_ref(&self, nid: Nid) {
+        if let Some((region, i)) = self.at(nid) {
+            region.refs[i].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// An inode refers to one of its nodes: `Some(true)` for the first reference. `None`: no node
+    /// can have this nid. The nodes of this pass may be seen later.
+    pub fn claim(&self, nid: Nid, owner: Nid) -> Option<bool> {
+        let (region, i) = self.at(nid)?;
+        let before = region.flags[i].fetch_or(CLAIMED, Ordering::Relaxed);
+        if before & CLAIMED == 0 && before & INODE == 0 {
+            region.above[i].store(low(owner), Ordering::Relaxed);
+        }
+        Some(before & CLAIMED == 0)
+    }
+
+    /// Every nid that is or may be in use, ascending.
+    pub fn each(&self, mut each: impl FnMut(Nid, Facts)) {
+        for index in self.regions.keys() {
+            for nid in index * REGION_NIDS..(index + 1) * REGION_NIDS {
+                if let Some(facts) = self.get(Nid(nid)) {
+                    each(Nid(nid), facts);
+                }
+            }
+        }
+    }
+}
+
+/// Nids are below 2^29; one that is not names no node.
+fn low(nid: Nid) -> u32 {
+    u32::try_from(nid.0).unwrap_or(0)
+}
+
+/// Which blocks of the data area extents claim: a bitmap for each chunk, once one is claimed.
+pub struct Blocks {
+    geometry: Geometry,
+    chunks: Vec<Mutex<Vec<u64>>>,
+}
+
+/// Runs of a comparison that are reported one by one.
+pub struct Difference {
+    pub extent: Extent,
+    /// Allocated and unclaimed; else claimed and free.
+    pub leaked: bool,
+}
+
+impl Blocks {
+    pub fn new(geometry: &Geometry) -> Blocks {
+        let chunk = |i| Mutex::keyed(rank::LEAF, i as u64, Vec::new());
+        Blocks {
+            chunks: (0..geometry.chunk_count).map(chunk).collect(),
+            geometry: geometry.clone(),
+        }
+    }
+
+    /// Claims blocks, which lie in the data area; calls `again` with those that were claimed
+    /// before.
+    pub fn claim(&self, extent: Extent, mut again: impl FnMut(Block)) {
+        let (mut block, end) = (extent.block.0, extent.block.0 + extent.len as u64);
+        while block < end {
+            let Some((chunk, start)) = self.geometry.chunk_of(Block(block)) else {
+                return;
+            };
+            let len = (end - block).min((self.geometry.chunk_blocks - start) as u64) as u32;
+            let mut words = self.chunks[chunk as usize].lock();
+            if words.is_empty() {
+                *words = vec![0; self.words()];
+            }
+            for index in start..start + len {
+                let word = &mut words[index as usize / 64];
+                let bit = 1 << (index % 64);
+                if *word & bit != 0 {
+                    again(Block(block + (index - start) as u64));
+                }
+                *word |= bit;
+            }
+            drop(words);
+            block += len as u64;
+        }
+    }
+
+    fn words(&self) -> usize {
+        (self.geometry.chunk_blocks as usize).div_ceil(64)
+    }
+
+    /// Compares a chunk's claims with its space map, or with none at all, and forgets them.
+    pub fn compare(&self, chunk: u32, map: Option<&SpaceMap>, mut each: impl FnMut(Difference)) {
+        let Some(slot) = self.chunks.get(chunk as usize) else {
+            return;
+        };
+        let claimed = std::mem::take(&mut *slot.lock());
+        let first = self.geometry.chunk_block(chunk).0;
+        let mut run: Option<Difference> = None;
+        for index in 0..self.geometry.chunk_blocks {
+            let claim = claimed
+                .get(index as usize / 64)
+                .is_some_and(|word| word >> (index % 64) & 1 == 1);
+            let allocated = map.is_some_and(|m| index < m.blocks() && m.is_allocated(index));
+            match &mut run {
+                Some(run) if claim != allocated && run.leaked == allocated => run.extent.len += 1,
+                _ => {
+                    if let Some(done) = run.take() {
+                        each(done);
+                    }
+                    run = (claim != allocated).then_some(Difference {
+                        extent: Extent {
+                            block: Block(first + index as u64),
+                            len: 1,
+                        },
+                        leaked: allocated,
+                    });
+                }
+            }
+        }
+        if let Some(done) = run {
+            each(done);
+        }
+    }
+
+    /// Chunks with claims that nothing was compared with.
+    pub fn left(&self) -> Vec<u32> {
+        let chunks = (0..).zip(&self.chunks);
+        chunks
+            .filter(|(_, claims)| !claims.lock().is_empty())
+            .map(|(chunk, _)| chunk)
+            .collect()
+    }
+}
