@@ -83,13 +83,3 @@ fn report(failure: &Failure) -> ExitCode {
     }
     ExitCode::from(failure.code())
 }
-
-fn mount_stub(
-    _fs: std::sync::Arc<fs::FileSystem>,
-    _m: &std::path::Path,
-    _o: &mount::MountOptions,
-    _c: Option<&mut dyn mount::DeviceClaim>,
-    _r: impl FnOnce(mount::Unmounter),
-) -> Result<(), mount::Error> {
-    Ok(())
-}

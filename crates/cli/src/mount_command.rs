@@ -191,7 +191,7 @@ fn serve(args: &Mount) -> Outcome {
     let fs = open(&array, settings.fs)?;
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
-    let served: Result<(), mount::Error> = crate::mount_stub(
+    let served = mount::mount(
         Arc::clone(&fs),
         mountpoint,
         &options,
