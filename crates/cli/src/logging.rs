@@ -48,7 +48,11 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
                 .with_level(false)
                 .with_writer(log)
                 .try_init(),
-            Err(_) => builder.with_writer(io::stderr).try_init(),
+            // The terminal that waits for the daemon wants to hear of trouble only.
+            Err(_) => builder
+                .with_max_level(Level::WARN)
+                .with_writer(io::stderr)
+                .try_init(),
         },
     };
     Ok(())
