@@ -23,15 +23,15 @@ use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
 use crate::node::Body;
 use crate::op::DirtyCell;
-use crate::segments::{Packer, SegmentId};
+use crate::segments::Packer;
 use crate::space::ChunkState;
-use crate::store::Store;
+use crate::store::{LEAF_COST, Store, reserve_chunks};
 use crate::table::{Entry, PageSink};
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
-use format::item::{self, ITEM_ALIGN, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
-use format::table::SPACE_MAP_FIRST;
-use format::{BLOCK_SIZE, Damage, Nid, U32, U64};
+use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
+use format::table::{REGION_LEAVES, SPACE_MAP_FIRST};
+use format::{BLOCK_SIZE, Damage, U32, U64};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
@@ -40,8 +40,6 @@ use zerocopy::{FromBytes, IntoBytes};
 const SPACE_PAGE_BYTES: usize = 2 * BLOCK_SIZE - ItemHeader::SIZE;
 /// The space root names at most this many pages.
 const SPACE_PAGES_MAX: usize = PAYLOAD_MAX / ItemPointer::SIZE;
-/// Segments cleaned per checkpoint at most.
-const CLEAN_MAX: usize = 16;
 
 /// What one checkpoint leaves for the next.
 #[derive(Debug)]
@@ -105,6 +103,19 @@ impl<C: Content> Store<C> {
             ..CheckpointReport::default()
         };
         let keep = self.free_segments_wanted();
+        let (t, l) = self.segments.usage();
+        eprintln!(
+            "ckpt {sequence} total {} live {} freesegs {} freechunks {} reserve {} dirty {} limit {} leaves {} cleaned {}",
+            t >> 10,
+            l >> 10,
+            self.segments.free_segments(),
+            self.space.free_chunks(),
+            self.space.reserve_chunks(),
+            self.dirty_bytes.load(Ordering::Relaxed) >> 10,
+            self.dirty_limit_now.load(Ordering::Relaxed) >> 10,
+            (self.dirty_now() - self.dirty_bytes.load(Ordering::Relaxed)) >> 10,
+            report.cleaned_segments
+        );
         let released = self.segments.release_chunks(keep);
 
         // Step 1.
@@ -144,6 +155,7 @@ impl<C: Content> Store<C> {
         self.journal.release(anchor.position, sequence);
         self.segments.find_free();
         self.space.chunks_freed(&released);
+        self.adapt_limits();
         Ok(report)
     }
 
@@ -165,6 +177,7 @@ impl<C: Content> Store<C> {
 
     fn take_dirty(&self) -> Vec<DirtyCell<C>> {
         let mut all = Vec::new();
+        self.dirty_leaves.clear();
         for list in &self.dirty {
             all.append(&mut list.lock());
         }
@@ -311,72 +324,54 @@ impl<C: Content> Store<C> {
     }
 
     /// Free segments that the next checkpoint should find.
-    fn free_segments_wanted(&self) -> usize {
+    pub(crate) fn free_segments_wanted(&self) -> usize {
         let segment = self.array.geometry().segment_bytes() as i64;
         (2 * self.dirty_limit / segment) as usize + 2 * self.options.workers + 4
     }
 
-    /// Marks the live contents of the emptiest segments dirty, so that this checkpoint
-    /// writes them elsewhere, when free segments run short. Returns the segments chosen.
-    fn clean_segments(&self) -> Result<u64, Error> {
+    /// Bytes of all leaf pages of the node table, at most: what a checkpoint of changes scattered
+    /// over all nodes writes beside the nodes themselves.
+    pub(crate) fn table_bytes(&self) -> i64 {
+        let leaves = self.nids.region_count() as u64 * REGION_LEAVES;
+        leaves.min(self.table.node_count()) as i64 * LEAF_COST
+    }
+
+    /// Bytes that checkpoints can write before anything is cleaned.
+    pub(crate) fn free_meta_bytes(&self) -> i64 {
+        let geometry = self.array.geometry();
+        let per_chunk = geometry.segments_per_chunk() as i64;
+        let segments = self.segments.free_segments() as i64 + self.space.free_chunks() * per_chunk;
+        segments * geometry.segment_bytes() as i64
+    }
+
+    /// Sets the limits that follow from the space left for checkpoints.
+    ///
+    /// Metadata may grow to four fifths of what all meta chunks and free chunks hold, because a
+    /// log-structured space that is fuller gains too little by cleaning; and it leaves room to
+    /// write the whole node table twice and a half, because cleaning moves nodes, and moving
+    /// nodes changes its pages. Data leaves it that much.
+    pub(crate) fn adapt_limits(&self) {
+        let chunk = self.array.geometry().chunk_blocks as i64 * BLOCK_SIZE as i64;
         let (total, live) = self.segments.usage();
-        let short = self.segments.free_segments() < self.free_segments_wanted();
-        // Below a quarter of dead space cleaning costs more than it gives.
-        if !short || live * 4 > total * 3 {
-            return Ok(0);
-        }
-        let chosen = self.segments.emptiest(75, CLEAN_MAX);
-        for (segment, _) in &chosen {
-            self.clean_segment(*segment)?;
-        }
-        Ok(chosen.len() as u64)
+        let spare = self.table_bytes() * 5 / 2;
+        self.growth_spare.store(spare, Ordering::Relaxed);
+        let room = (live as i64 / 4).max(spare) - (total as i64 - live as i64);
+        let base = reserve_chunks(&self.array, &self.options) as i64;
+        self.space.set_reserve(base + room.max(0) / chunk);
+        // The less room, the smaller the checkpoints: what is not for changed nodes is for
+        // cleaning, which must gain as much as a checkpoint takes.
+        let room = (self.free_meta_bytes() - self.table_bytes()) / 8;
+        let limit = room.clamp(32 << 10, self.dirty_limit);
+        self.dirty_limit_now.store(limit, Ordering::Relaxed);
     }
 
-    fn clean_segment(&self, segment: SegmentId) -> Result<(), Error> {
-        let start = self.segments.first_block(segment).byte();
-        let mut bytes = device::AlignedBuf::zeroed(self.array.geometry().segment_bytes());
-        self.array.read(start, &mut bytes)?;
-        let mut at = 0;
-        while at < bytes.len() {
-            // Dead items may be of any age, and the gap to the next block is zeros: whatever
-            // does not decode is skipped, because a live item always does (or is reported
-            // when it is read).
-            let Ok((header, payload)) = item::decode(&bytes[at..]) else {
-                at += ITEM_ALIGN;
-                continue;
-            };
-            let len = item::padded_len(payload.len());
-            let place = Place {
-                byte: start + at as u64,
-                len: len as u32,
-            };
-            self.clean_item(&header, place)?;
-            at += len;
-        }
-        Ok(())
-    }
-
-    fn clean_item(&self, header: &ItemHeader, place: Place) -> Result<(), Error> {
-        let id = header.id.get();
-        match ItemKind::from_byte(header.kind) {
-            Some(ItemKind::Node) => {
-                let nid = Nid(id);
-                if self.table.entry(nid)?.place != place {
-                    return Ok(());
-                }
-                // A damaged node stays where it is; it is reported to whoever reads it.
-                match self.load(nid) {
-                    Ok(node) => self.mark_dirty(self.shard(), &node.0),
-                    Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Some(kind) => {
-                self.table.touch_page(kind, id, place)?;
-            }
-            None => {}
-        }
-        Ok(())
+    /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
+    pub(crate) fn growth_limit(&self) -> u64 {
+        let chunk = self.array.geometry().chunk_blocks as u64 * BLOCK_SIZE as u64;
+        let (total, _) = self.segments.usage();
+        let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
+        let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty_limit;
+        (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod cache;
 mod checkpoint;
+mod clean;
 mod content;
 mod error;
 mod finding;

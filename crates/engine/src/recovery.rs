@@ -167,6 +167,7 @@ impl<C: Content> Store<C> {
             options,
         };
         let store = Store::<C>::assemble(parts)?;
+        store.adapt_limits();
         store.replay(run.batches, &mut report)?;
         if !read_only {
             store.make_checkpoint(false)?;

@@ -19,6 +19,7 @@ use format::geometry::Geometry;
 use format::item::{self, ItemKind, Place};
 use format::{BLOCK_SIZE, Block, Damage};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A segment by number: chunk × segments per chunk + index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +44,9 @@ struct State {
 pub(crate) struct Segments {
     geometry: Geometry,
     state: Mutex<State>,
+    /// Bytes of all segments, and live bytes in them.
+    total_bytes: AtomicU64,
+    live_bytes: AtomicU64,
 }
 
 impl Segments {
@@ -53,9 +57,13 @@ impl Segments {
             free: Vec::new(),
             open: Vec::new(),
         };
+        let live_bytes = state.live.values().flatten().map(|l| *l as u64).sum();
+        let total_bytes = (state.live.len() * geometry.chunk_blocks as usize * BLOCK_SIZE) as u64;
         let segments = Segments {
             geometry: geometry.clone(),
             state: Mutex::new(rank::SEGMENTS, state),
+            total_bytes: AtomicU64::new(total_bytes),
+            live_bytes: AtomicU64::new(live_bytes),
         };
         segments.find_free();
         segments
@@ -130,11 +138,12 @@ impl Segments {
 
     /// Total bytes of all segments and live bytes in them.
     pub fn usage(&self) -> (u64, u64) {
-        let state = self.state.lock();
-        let segment = self.geometry.segment_bytes() as u64;
-        let total = state.live.values().map(|l| l.len() as u64 * segment).sum();
-        let live = state.live.values().flatten().map(|l| *l as u64).sum();
-        (total, live)
+        let total = self.total_bytes.load(Ordering::Relaxed);
+        (total, self.live_bytes.load(Ordering::Relaxed))
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        self.geometry.chunk_blocks as u64 * BLOCK_SIZE as u64
     }
 
     /// Meta chunks without any live byte beyond `keep` free segments leave the list; they
@@ -161,6 +170,8 @@ impl Segments {
             }
             state.free.retain(|s| s.0 / per_chunk != chunk as u64);
             state.live.remove(&chunk);
+            self.total_bytes
+                .fetch_sub(self.chunk_bytes(), Ordering::Relaxed);
             released.push(chunk);
         }
         released
@@ -189,6 +200,8 @@ impl Segments {
         let mut state = self.state.lock();
         for chunk in chunks {
             let per_chunk = self.per_chunk();
+            self.total_bytes
+                .fetch_add(self.chunk_bytes(), Ordering::Relaxed);
             state.live.insert(chunk, vec![0; per_chunk as usize]);
             let first = chunk as u64 * per_chunk;
             state
@@ -218,6 +231,14 @@ impl Segments {
             false => count.checked_sub(place.len),
         };
         *count = changed.ok_or_else(|| damage(format!("live bytes of {place:?} do not add up")))?;
+        match live {
+            true => self
+                .live_bytes
+                .fetch_add(place.len as u64, Ordering::Relaxed),
+            false => self
+                .live_bytes
+                .fetch_sub(place.len as u64, Ordering::Relaxed),
+        };
         Ok(())
     }
 }

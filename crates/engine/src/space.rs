@@ -183,7 +183,7 @@ pub(crate) struct Space {
     available: AtomicI64,
     free_chunks: AtomicI64,
     promised: AtomicI64,
-    reserve_chunks: i64,
+    reserve_chunks: AtomicI64,
     /// Freed by an epoch that may not be durable yet.
     pending: Mutex<BTreeMap<u64, Vec<Extent>>>,
     pending_blocks: AtomicI64,
@@ -223,7 +223,7 @@ impl Space {
             available: AtomicI64::new(available),
             free_chunks: AtomicI64::new(free_chunks),
             promised: AtomicI64::new(0),
-            reserve_chunks: reserve as i64,
+            reserve_chunks: AtomicI64::new(reserve as i64),
             pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
             pending_blocks: AtomicI64::new(0),
             releasing: Mutex::new(rank::SPACE_RELEASE, ()),
@@ -232,7 +232,7 @@ impl Space {
 
     /// Blocks that new promises can have.
     pub fn promisable(&self) -> i64 {
-        let spare = (self.free_chunks.load(Ordering::SeqCst) - self.reserve_chunks).max(0);
+        let spare = (self.free_chunks.load(Ordering::SeqCst) - self.reserve_chunks()).max(0);
         self.available.load(Ordering::SeqCst) + spare * self.geometry.chunk_blocks as i64
             - self.promised.load(Ordering::SeqCst)
     }
@@ -246,7 +246,12 @@ impl Space {
     }
 
     pub fn reserve_chunks(&self) -> i64 {
-        self.reserve_chunks
+        self.reserve_chunks.load(Ordering::SeqCst)
+    }
+
+    /// Data takes no free chunk beyond this many from now on.
+    pub fn set_reserve(&self, chunks: i64) {
+        self.reserve_chunks.store(chunks, Ordering::SeqCst);
     }
 
     /// Free blocks as statfs shows them: pending ones count, the reserve does not.
@@ -321,7 +326,7 @@ impl Space {
             if let Some(chunk) = unloaded {
                 return Source::Load(chunk);
             }
-            let spare = self.free_chunks.load(Ordering::SeqCst) > self.reserve_chunks;
+            let spare = self.free_chunks.load(Ordering::SeqCst) > self.reserve_chunks();
             if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
                 chunks.free.remove(&chunk);
                 self.free_chunks.fetch_sub(1, Ordering::SeqCst);

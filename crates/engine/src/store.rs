@@ -15,10 +15,10 @@ use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
 use base::thread::Pool;
 use device::Array;
-use format::table::{SPACE_MAP_FIRST, space_map_nid};
+use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How a store runs; none of it is on disk.
@@ -92,7 +92,12 @@ pub struct Store<C: Content> {
     pub(crate) segments: Segments,
     pub(crate) dirty: Vec<Mutex<Vec<DirtyCell<C>>>>,
     pub(crate) dirty_bytes: AtomicI64,
+    pub(crate) dirty_leaves: DirtyLeaves,
     pub(crate) dirty_limit: i64,
+    /// `dirty_limit`, or less when checkpoints have little room.
+    pub(crate) dirty_limit_now: AtomicI64,
+    /// Bytes that metadata leaves free for cleaning.
+    pub(crate) growth_spare: AtomicI64,
     /// Data chunks whose space map was deleted, with the epoch that must be durable first.
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
@@ -114,8 +119,64 @@ pub(crate) struct Parts {
     pub checkpoint_state: CheckpointState,
 }
 
-/// Bytes charged for a dirty node beyond its own: its share of table pages.
-const DIRTY_OVERHEAD: i64 = 256;
+/// Bytes charged for a dirty node beyond its own: list entry and padding.
+const DIRTY_OVERHEAD: i64 = 128;
+/// Bytes that a changed leaf page of the node table costs a checkpoint, with its share of the
+/// region pages above.
+pub(crate) const LEAF_COST: i64 = 4160 + 64;
+const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
+
+/// Which leaf pages of the node table the next checkpoint will have to write, so that changes
+/// scattered over many of them count for what they cost. A hint: a leaf touched while a
+/// checkpoint begins may be counted for the wrong one.
+#[derive(Debug)]
+pub(crate) struct DirtyLeaves {
+    bits: Box<[AtomicU64]>,
+    count: AtomicI64,
+}
+
+impl DirtyLeaves {
+    fn new() -> Self {
+        let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
+        DirtyLeaves {
+            bits,
+            count: AtomicI64::new(0),
+        }
+    }
+
+    /// What changing these leaves adds to the next checkpoint.
+    pub fn cost_of(&self, leaves: &[u64]) -> i64 {
+        let clean = |leaf: &&u64| {
+            let word = self.bits[**leaf as usize / 64].load(Ordering::Relaxed);
+            word >> (**leaf % 64) & 1 == 0
+        };
+        leaves.iter().filter(clean).count() as i64 * LEAF_COST
+    }
+
+    pub fn touch(&self, nid: Nid) {
+        let leaf = nid.0 / LEAF_NIDS;
+        let (word, bit) = (&self.bits[leaf as usize / 64], 1 << (leaf % 64));
+        if word.load(Ordering::Relaxed) & bit == 0
+            && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn bytes(&self) -> i64 {
+        self.count.load(Ordering::Relaxed) * LEAF_COST
+    }
+
+    /// A checkpoint takes the dirty nodes and their leaves.
+    pub fn clear(&self) {
+        for word in &self.bits {
+            if word.load(Ordering::Relaxed) != 0 {
+                let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
+                self.count.fetch_sub(cleared, Ordering::Relaxed);
+            }
+        }
+    }
+}
 
 /// Memory of dirty nodes at which a checkpoint begins on an array of this many bytes.
 pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
@@ -125,7 +186,7 @@ pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
 }
 
 /// Chunks that only checkpoints and deletions may take: room for a checkpoint of all that may be
-/// dirty (twice the limit), with half as much again for the table pages it touches.
+/// dirty (twice the limit, table pages included), with half as much again for rounding.
 pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     let geometry = array.geometry();
     let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
@@ -151,7 +212,10 @@ impl<C: Content> Store<C> {
             segments: parts.segments,
             dirty: (0..options.shards).map(dirty_list).collect(),
             dirty_bytes: AtomicI64::new(0),
+            dirty_leaves: DirtyLeaves::new(),
             dirty_limit: dirty_limit(bytes, &options),
+            growth_spare: AtomicI64::new(0),
+            dirty_limit_now: AtomicI64::new(dirty_limit(bytes, &options)),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
@@ -327,8 +391,10 @@ impl<C: Content> Store<C> {
                 continue;
             }
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
-            let dirty = self.dirty_bytes.load(Ordering::Relaxed);
-            if dirty <= 2 * self.dirty_limit && self.journal.try_credit() {
+            let dirty = self.dirty_now();
+            if dirty <= 2 * self.dirty_limit_now.load(Ordering::Relaxed)
+                && self.journal.try_credit()
+            {
                 if let Some(error) = self.journal.failed() {
                     self.journal.return_credit();
                     return Err(error);
@@ -340,18 +406,22 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Chunks are left for metadata to grow into without touching what deletions need.
+    /// What a checkpoint begun now would have to write, roughly.
+    pub(crate) fn dirty_now(&self) -> i64 {
+        self.dirty_bytes.load(Ordering::Relaxed) + self.dirty_leaves.bytes()
+    }
+
+    /// Metadata can grow without coming near what checkpoints and deletions need.
     fn room_to_grow(&self) -> bool {
-        let reserve = self.space.reserve_chunks();
-        let segments = self.segments.free_segments() as i64;
-        let per_chunk = self.array.geometry().segments_per_chunk() as i64;
-        self.space.free_chunks() * per_chunk + segments > reserve * per_chunk * 3 / 4
+        let (_, live) = self.segments.usage();
+        live + self.dirty_now().max(0) as u64 <= self.growth_limit()
     }
 
     /// Asks for a checkpoint before one is urgent, and slows the caller down the closer it is.
     fn pace(&self, dirty: i64) {
         let fill = self.journal.fill_permille() as i64;
-        let pressure = fill.max(dirty * 1000 / (2 * self.dirty_limit));
+        let limit = 2 * self.dirty_limit_now.load(Ordering::Relaxed);
+        let pressure = fill.max(dirty * 1000 / limit);
         if pressure < 500 || !self.options.background {
             return;
         }
@@ -491,6 +561,7 @@ impl<C: Content> Store<C> {
         }
         let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
         self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.dirty_leaves.touch(cell.header.nid);
         self.dirty[shard % self.dirty.len()]
             .lock()
             .push(Arc::clone(cell));

@@ -479,59 +479,54 @@ impl Table {
             .collect()
     }
 
-    /// Marks the page behind a pointer as changed, so that the next checkpoint rewrites it.
-    /// True when the table indeed names `place` for it.
-    pub fn touch_page(&self, kind: ItemKind, id: u64, place: Place) -> Result<bool, Error> {
-        match kind {
-            ItemKind::TableLeaf => {
-                let (region, leaf) = (id / REGION_LEAVES, (id % REGION_LEAVES) as usize);
-                if id >= NID_LIMIT / LEAF_NIDS
-                    || self.region(region)?.state.lock().pointers[leaf].place() != place
-                {
-                    return Ok(false);
-                }
-                self.with_leaf(region, leaf, |state| state.dirty |= 1 << leaf)?;
-                Ok(true)
+    /// Whether the table names `place` for a page.
+    pub fn names_page(&self, kind: ItemKind, id: u64, place: Place) -> Result<bool, Error> {
+        Ok(match kind {
+            ItemKind::TableLeaf if id < NID_LIMIT / LEAF_NIDS => {
+                let region = self.region(id / REGION_LEAVES)?;
+                let state = region.state.lock();
+                state.pointers[(id % REGION_LEAVES) as usize].place() == place
             }
             ItemKind::TableRegion if id < NID_LIMIT / REGION_NIDS => {
-                let current = {
-                    let maps = self.maps.lock();
-                    let page = maps.pages.get(&(id / MAP_REGIONS));
-                    page.map(|p| p[(id % MAP_REGIONS) as usize].place()) == Some(place)
-                };
-                if current {
-                    // Rewriting any leaf rewrites the region page.
-                    let region = self.region(id)?;
-                    let leaf = {
-                        let state = region.state.lock();
-                        state.pointers.iter().position(|p| !p.place().is_none())
-                    };
-                    if let Some(leaf) = leaf {
-                        self.with_leaf(id, leaf, |state| state.dirty |= 1 << leaf)?;
-                    }
-                }
-                Ok(current)
+                let maps = self.maps.lock();
+                let page = maps.pages.get(&(id / MAP_REGIONS));
+                page.map(|p| p[(id % MAP_REGIONS) as usize].place()) == Some(place)
             }
             ItemKind::TableMap if id < ROOTS => {
-                let (current, region) = {
-                    let maps = self.maps.lock();
-                    let current = maps.roots[id as usize].place() == place;
-                    let page = maps.pages.get(&id);
-                    let used =
-                        page.and_then(|p| p.iter().position(|pointer| !pointer.place().is_none()));
-                    (current, used.map(|i| id * MAP_REGIONS + i as u64))
-                };
-                if let Some(region) = region.filter(|_| current) {
-                    let pointer = {
-                        let maps = self.maps.lock();
-                        maps.pages[&id][(region % MAP_REGIONS) as usize].place()
-                    };
-                    self.touch_page(ItemKind::TableRegion, region, pointer)?;
-                }
-                Ok(current)
+                self.maps.lock().roots[id as usize].place() == place
             }
-            _ => Ok(false),
+            _ => false,
+        })
+    }
+
+    /// Marks a page that the table names as changed, so that the next checkpoint rewrites it.
+    /// Pages above leaves are rewritten along with any leaf below.
+    pub fn touch_page(&self, kind: ItemKind, id: u64, place: Place) -> Result<(), Error> {
+        if !self.names_page(kind, id, place)? {
+            return Ok(());
         }
+        let region = match kind {
+            ItemKind::TableLeaf => id / REGION_LEAVES,
+            ItemKind::TableMap => {
+                let used = |p: &ItemPointer| !p.place().is_none();
+                let first = self.maps.lock().pages[&id].iter().position(used);
+                let Some(first) = first else { return Ok(()) };
+                id * MAP_REGIONS + first as u64
+            }
+            _ => id,
+        };
+        let leaf = match kind {
+            ItemKind::TableLeaf => Some((id % REGION_LEAVES) as usize),
+            _ => {
+                let found = self.region(region)?;
+                let state = found.state.lock();
+                state.pointers.iter().position(|p| !p.place().is_none())
+            }
+        };
+        if let Some(leaf) = leaf {
+            self.with_leaf(region, leaf, |state| state.dirty |= 1 << leaf)?;
+        }
+        Ok(())
     }
 
     /// The persisted bitmap of a region, for comparing with its leaves.

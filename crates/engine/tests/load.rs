@@ -128,6 +128,42 @@ fn a_full_array_refuses_growth_and_still_deletes() {
 }
 
 #[test]
+fn changes_scattered_over_a_full_array_do_not_exhaust_checkpoints() {
+    let world = World::new(15, &[64]);
+    let options = StoreOptions {
+        dirty_bytes: None,
+        ..World::options()
+    };
+    let store = world.open_with(options).unwrap();
+    let mut nids = Vec::new();
+    loop {
+        match create(&store, vec![1; 4]) {
+            Ok(nid) => nids.push(nid),
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(
+        nids.len() > 100_000,
+        "only {} small nodes fit in 64 MiB",
+        nids.len()
+    );
+    let mut rng = Rng::new(1);
+    for i in 0..60_000 {
+        let nid = nids[rng.below(nids.len() as u64) as usize];
+        let node = store.get(nid).unwrap();
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        op.apply(slot, Change::Set(i % 4, i as u64));
+        op.commit();
+    }
+    for nid in nids {
+        delete(&store, nid).unwrap();
+    }
+    store.close().unwrap();
+}
+
+#[test]
 fn data_fills_the_array_and_comes_back() {
     let world = World::new(13, &[64]);
     let store = world.open().unwrap();

@@ -1,0 +1,147 @@
+//! Cleaning: segments with little live in them become free.
+//!
+//! The live items of a segment are marked dirty, and the checkpoint that follows writes them
+//! elsewhere; nothing is moved by hand. Moving a node changes its entry in the node table too,
+//! so a segment of nodes from many table pages costs far more than its live bytes. What a segment
+//! costs is therefore counted before it is chosen, and the whole must fit into what is free now,
+//! because the old copies are free only after the commit point.
+
+use crate::content::Content;
+use crate::error::Error;
+use crate::segments::SegmentId;
+use crate::store::Store;
+use device::AlignedBuf;
+use format::Nid;
+use format::item::{self, ITEM_ALIGN, ItemKind, Place};
+use format::table::LEAF_NIDS;
+
+/// Segments looked at per checkpoint.
+const LOOKS_MAX: usize = 64;
+/// Segments cleaned per checkpoint while free chunks are left.
+const UNHURRIED_MAX: usize = 16;
+
+/// A live item of a segment.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    kind: ItemKind,
+    id: u64,
+    place: Place,
+}
+
+impl<C: Content> Store<C> {
+    /// Marks the live contents of the emptiest segments dirty when free segments run short.
+    /// Returns the number of segments chosen.
+    ///
+    /// With free chunks left, only segments that are at least half dead are worth it; without,
+    /// any that gain something.
+    pub(crate) fn clean_segments(&self) -> Result<u64, Error> {
+        let segment = self.array.geometry().segment_bytes() as i64;
+        let tight = self.space.free_chunks() <= 2 * self.space.reserve_chunks();
+        // With no chunks to fall back on, a sweep over the whole table must always fit.
+        let sweep = if tight {
+            self.table_bytes() / segment
+        } else {
+            0
+        };
+        let wanted = self.free_segments_wanted() + sweep as usize;
+        let free = self.segments.free_segments();
+        if free >= wanted {
+            return Ok(0);
+        }
+        let (total, live) = self.segments.usage();
+        let (share, most) = match tight {
+            true => (95, LOOKS_MAX),
+            false if live * 2 < total => (50, UNHURRIED_MAX),
+            false => return Ok(0),
+        };
+        let slack = (self.options.workers as i64 + 3) * segment;
+        let budget = (self.free_meta_bytes() - slack) * 2 / 3;
+        let mut gain = (wanted - free) as i64 * segment + self.dirty_now();
+        let mut cleaned = 0;
+        for (id, bytes) in self.segments.emptiest(share, most) {
+            if gain <= 0 || self.dirty_now() >= budget {
+                break;
+            }
+            let items = self.live_items(id)?;
+            if self.dirty_now() + self.moving_cost(&items) > budget {
+                continue;
+            }
+            for item in &items {
+                self.move_item(item)?;
+            }
+            gain -= segment - bytes as i64;
+            cleaned += 1;
+        }
+        Ok(cleaned)
+    }
+
+    fn live_items(&self, segment: SegmentId) -> Result<Vec<Live>, Error> {
+        let start = self.segments.first_block(segment).byte();
+        let mut bytes = AlignedBuf::zeroed(self.array.geometry().segment_bytes());
+        self.array.read(start, &mut bytes)?;
+        let mut items = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            // Dead items may be of any age, and the gap to the next block is zeros: whatever
+            // does not decode is skipped, because a live item always does (or is reported
+            // when it is read).
+            let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+                at += ITEM_ALIGN;
+                continue;
+            };
+            let len = item::padded_len(payload.len());
+            let place = Place {
+                byte: start + at as u64,
+                len: len as u32,
+            };
+            if let Some(kind) = ItemKind::from_byte(header.kind) {
+                let item = Live {
+                    kind,
+                    id: header.id.get(),
+                    place,
+                };
+                if self.is_live(&item)? {
+                    items.push(item);
+                }
+            }
+            at += len;
+        }
+        Ok(items)
+    }
+
+    fn is_live(&self, item: &Live) -> Result<bool, Error> {
+        match item.kind {
+            ItemKind::Node => Ok(self.table.entry(Nid(item.id))?.place == item.place),
+            kind => self.table.names_page(kind, item.id, item.place),
+        }
+    }
+
+    /// Bytes that the checkpoint will write more when these items move.
+    fn moving_cost(&self, items: &[Live]) -> i64 {
+        let bytes: i64 = items.iter().map(|i| i.place.len as i64).sum();
+        let mut leaves: Vec<u64> = items
+            .iter()
+            .filter(|i| i.kind == ItemKind::Node)
+            .map(|i| i.id / LEAF_NIDS)
+            .collect();
+        leaves.dedup();
+        bytes + self.dirty_leaves.cost_of(&leaves)
+    }
+
+    fn move_item(&self, item: &Live) -> Result<(), Error> {
+        if item.kind != ItemKind::Node {
+            self.table.touch_page(item.kind, item.id, item.place)?;
+            if item.kind == ItemKind::TableLeaf {
+                self.dirty_leaves.touch(Nid(item.id * LEAF_NIDS));
+            }
+            return Ok(());
+        }
+        // A damaged node stays where it is; it is reported to whoever reads it.
+        match self.load(Nid(item.id)) {
+            Ok(node) => self.mark_dirty(self.shard(), &node.0),
+            Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
