@@ -163,11 +163,17 @@ pub(crate) struct Volatile {
 }
 
 #[derive(Debug, Default)]
+struct Shard {
+    entries: HashMap<Ino, Entry>,
+    /// References by the kernel, which may know millions of inodes: kept apart, and small. A
+    /// count that reaches the top stays there.
+    lookups: HashMap<Ino, u32>,
+}
+
+#[derive(Debug, Default)]
 struct Entry {
     state: Option<Arc<FileState>>,
     opens: u32,
-    /// References by the kernel.
-    lookups: u64,
     /// Guards on the state.
     users: u32,
     /// Uses that began so far; tells whether the state was used between two looks.
@@ -183,14 +189,14 @@ impl Entry {
 /// All files in use.
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    shards: Vec<Mutex<HashMap<Ino, Entry>>>,
+    shards: Vec<Mutex<Shard>>,
     /// States in all shards; a rough figure.
     states: AtomicUsize,
 }
 
 impl FileTable {
     pub fn new() -> Self {
-        let shard = |i| Mutex::keyed(rank::FILE_TABLE, i as u64, HashMap::new());
+        let shard = |i| Mutex::keyed(rank::FILE_TABLE, i as u64, Shard::default());
         FileTable {
             shards: (0..SHARDS).map(shard).collect(),
             states: AtomicUsize::new(0),
@@ -202,14 +208,14 @@ impl FileTable {
         self.states.load(Ordering::Relaxed)
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry>> {
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         let hash = ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         &self.shards[hash as usize % SHARDS]
     }
 
     /// The state of a file if it has one.
     fn peek(&self, ino: Ino) -> Option<Arc<FileState>> {
-        self.shard(ino).lock().get(&ino)?.state.clone()
+        self.shard(ino).lock().entries.get(&ino)?.state.clone()
     }
 
     /// Counts a use, or an open, of a file and returns its state, made if there is none.
@@ -217,7 +223,7 @@ impl FileTable {
     fn enter(&self, node: &Node<FsNode>, generation: u64, open: bool) -> Arc<FileState> {
         let ino = node.nid();
         let mut shard = self.shard(ino).lock();
-        let entry = shard.entry(ino).or_default();
+        let entry = shard.entries.entry(ino).or_default();
         entry.uses += 1;
         if open {
             entry.opens += 1;
@@ -245,7 +251,7 @@ impl FileTable {
         let ino = state.ino();
         let uses = {
             let mut shard = self.shard(ino).lock();
-            let Some(entry) = shard.get_mut(&ino) else {
+            let Some(entry) = shard.entries.get_mut(&ino) else {
                 return false;
             };
             if open {
@@ -266,7 +272,7 @@ impl FileTable {
             meta.dead || (!ahead && meta.promised == 0 && meta.unflushed == 0 && told)
         };
         let mut shard = self.shard(ino).lock();
-        if let Some(entry) = shard.get_mut(&ino)
+        if let Some(entry) = shard.entries.get_mut(&ino)
             && entry.unused()
             && entry.uses == uses
             && entry.state.as_ref().is_none_or(|s| Arc::ptr_eq(s, state))
@@ -275,9 +281,7 @@ impl FileTable {
             if entry.state.take().is_some() {
                 self.states.fetch_sub(1, Ordering::Relaxed);
             }
-            if entry.lookups == 0 {
-                shard.remove(&ino);
-            }
+            shard.entries.remove(&ino);
         }
         last
     }
@@ -285,36 +289,47 @@ impl FileTable {
     /// Whether a program or the kernel still refers to the inode.
     pub fn is_referenced(&self, ino: Ino) -> bool {
         let shard = self.shard(ino).lock();
-        shard
-            .get(&ino)
-            .is_some_and(|e| e.opens > 0 || e.lookups > 0)
+        shard.lookups.contains_key(&ino) || shard.entries.get(&ino).is_some_and(|e| e.opens > 0)
     }
 
     /// One more kernel reference.
     pub fn ref_inode(&self, ino: Ino) {
-        self.shard(ino).lock().entry(ino).or_default().lookups += 1;
+        let mut shard = self.shard(ino).lock();
+        let count = shard.lookups.entry(ino).or_insert(0);
+        *count = count.saturating_add(1);
     }
 
     /// `count` kernel references fewer; true when nobody refers to the inode any more.
     pub fn forget(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
-        let Some(entry) = shard.get_mut(&ino) else {
+        let Some(held) = shard.lookups.get_mut(&ino) else {
             return false;
         };
-        let had = entry.lookups;
-        entry.lookups = had.saturating_sub(count);
-        let last = had > 0 && entry.lookups == 0 && entry.opens == 0;
-        if entry.lookups == 0 && entry.unused() && entry.state.is_none() {
-            shard.remove(&ino);
+        if *held == u32::MAX {
+            return false;
         }
-        last
+        *held = held.saturating_sub(count.min(u32::MAX as u64) as u32);
+        if *held > 0 {
+            return false;
+        }
+        shard.lookups.remove(&ino);
+        if shard.lookups.capacity() > 4 * shard.lookups.len() + 1024 {
+            shard.lookups.shrink_to_fit();
+        }
+        shard.entries.get(&ino).is_none_or(|e| e.opens == 0)
     }
 
     /// All states there are.
     pub fn states(&self) -> Vec<Arc<FileState>> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().values().filter_map(|e| e.state.clone()));
+            all.extend(
+                shard
+                    .lock()
+                    .entries
+                    .values()
+                    .filter_map(|e| e.state.clone()),
+            );
         }
         all
     }
@@ -323,6 +338,7 @@ impl FileTable {
     pub fn is_last_open(&self, ino: Ino) -> bool {
         self.shard(ino)
             .lock()
+            .entries
             .get(&ino)
             .is_some_and(|e| e.opens == 1)
     }
@@ -331,6 +347,7 @@ impl FileTable {
     pub fn is_open(&self, ino: Ino) -> bool {
         self.shard(ino)
             .lock()
+            .entries
             .get(&ino)
             .is_some_and(|e| e.opens > 0)
     }

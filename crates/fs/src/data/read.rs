@@ -154,7 +154,6 @@ impl Files {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
             return Ok(());
         }
-        let now = self.now();
         let content = state.node.read()?;
         let inode = content.inode()?;
         let mut meta = state.meta.lock();
@@ -163,11 +162,10 @@ impl Files {
         let due = self.options.atime == AtimePolicy::Always
             || changed(meta.times.mtime, inode.mtime)
             || changed(meta.times.ctime, inode.ctime)
-            || now.sec - atime.sec >= DAY_SECONDS;
+            || self.store.clock().now().sec - atime.sec >= DAY_SECONDS;
         if due {
-            meta.times.atime = Some(now);
-            let now_ns = self.now_ns();
-            meta.ahead(now_ns);
+            meta.times.atime = Some(self.now());
+            meta.ahead(self.now_ns());
         }
         Ok(())
     }
