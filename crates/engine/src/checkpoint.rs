@@ -103,19 +103,6 @@ impl<C: Content> Store<C> {
             ..CheckpointReport::default()
         };
         let keep = self.free_segments_wanted();
-        let (t, l) = self.segments.usage();
-        eprintln!(
-            "ckpt {sequence} total {} live {} freesegs {} freechunks {} reserve {} dirty {} limit {} leaves {} cleaned {}",
-            t >> 10,
-            l >> 10,
-            self.segments.free_segments(),
-            self.space.free_chunks(),
-            self.space.reserve_chunks(),
-            self.dirty_bytes.load(Ordering::Relaxed) >> 10,
-            self.dirty_limit_now.load(Ordering::Relaxed) >> 10,
-            (self.dirty_now() - self.dirty_bytes.load(Ordering::Relaxed)) >> 10,
-            report.cleaned_segments
-        );
         let released = self.segments.release_chunks(keep);
 
         // Step 1.
