@@ -3,8 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use device::{Array, ArrayId, Backend, OpenOptions};
+use base::sync::{Condvar, Mutex, rank};
+use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions};
 
 use crate::failure::Failure;
 
@@ -95,8 +97,28 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
         backend: access.backend,
         ..OpenOptions::default()
     };
-    let devices = device::open_devices(paths, &options)?;
+    let devices = open_when_free(paths, &options)?;
     Ok(Arc::new(Array::assemble(devices, access.read_only)?))
+}
+
+/// Opens the devices, waiting a little for one in use: the kernel may hold the devices of a
+/// killed daemon until the I/O it had begun is over.
+fn open_when_free(
+    paths: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<Vec<Arc<dyn BlockDevice>>, device::Error> {
+    const PATIENCE: u32 = 40;
+    const PAUSE: Duration = Duration::from_millis(50);
+    let (lock, never) = (Mutex::new(rank::LEAF, ()), Condvar::new());
+    for _ in 0..PATIENCE {
+        match device::open_devices(paths, options) {
+            Err(device::Error::InUse { .. }) => {
+                never.wait_for(&mut lock.lock(), PAUSE);
+            }
+            other => return other,
+        }
+    }
+    device::open_devices(paths, options)
 }
 
 /// Opens the array for a look that disturbs nobody: read-only, and though it be in use.
