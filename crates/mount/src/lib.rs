@@ -24,12 +24,14 @@ pub mod sheaf_ops;
 pub mod signals;
 mod sys;
 pub mod transport;
+mod trim;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use mounting::{DeviceClaim, Insist, Unmounter, is_stale_mount, unmount};
 pub use options::{AtimePolicy, MountOptions};
+pub use trim::trim;
 
 /// Why a mount failed, or ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +70,11 @@ pub enum Error {
     },
     #[error("no Sheaf file system is mounted at {0:?}")]
     NotMounted(PathBuf),
+    #[error("cannot discard the free space of {mountpoint:?}: {error}")]
+    Trim {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
     #[error("cannot unmount {mountpoint:?}: {error}")]
     Unmount {
         mountpoint: PathBuf,

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use base::clock::Clock;
 
-use crate::args::{Demo, Fsck, Mkfs};
+use crate::args::{Demo, Mkfs};
 use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::{fsck, logging, mkfs, output, size};
 
@@ -207,20 +207,21 @@ fn choose_stage(
 
 fn check(devices: &[PathBuf], report: &mut Report) -> Result<(), Failure> {
     let start = report.now();
-    let args = Fsck {
-        devices: devices.to_vec(),
-        repair: false,
-        quick: false,
-        json: false,
-    };
-    let code = fsck::run(&args)?;
-    if code != 0 {
+    let found = fsck::examine(&fsck::open(devices)?)?;
+    if let Some(finding) = found.findings.first() {
         return Err(Failure::new(format!(
-            "fsck found errors (exit code {code})"
+            "fsck found {} errors, the worst: {finding}",
+            found.findings.len()
         )));
     }
     let time = report.seconds(start);
-    report.step("Checked", format!("fsck found no error in {time}"))
+    report.step(
+        "Checked",
+        format!(
+            "{} files in {} folders: fsck found no error in {time}",
+            found.files, found.directories
+        ),
+    )
 }
 
 /// Runs this program with other arguments.
