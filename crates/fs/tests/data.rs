@@ -1,0 +1,199 @@
+//! File data through the whole file system, checked by fsck after every chapter.
+
+#[path = "names/world.rs"]
+mod world;
+
+use base::rng::Rng;
+use fs::{Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use world::{World, list};
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    Rng::new(seed).fill(&mut data);
+    data
+}
+
+fn create(fs: &FileSystem, name: &[u8]) -> (Attr, Arc<OpenFile>) {
+    fs.create(&Caller::root(), ROOT, name, 0o644, libc::O_RDWR)
+        .unwrap()
+}
+
+fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
+    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    let mut buf = vec![0; fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(fs.read(&file, 0, &mut buf).unwrap(), buf.len());
+    buf
+}
+
+#[test]
+fn an_unlinked_open_file_keeps_its_data_until_it_is_closed() {
+    let mut world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let before = {
+        fs.sync().unwrap();
+        fs.statfs().blocks_free
+    };
+    let (attr, file) = create(&fs, b"doomed");
+    let data = pattern(1, 4 << 20);
+    fs.write(&file, 0, &data).unwrap();
+    fs.unlink(&Caller::root(), ROOT, b"doomed").unwrap();
+    assert_eq!(contents(&fs, attr.ino), data);
+    fs.fsync(&file, false).unwrap();
+    assert_eq!(contents(&fs, attr.ino), data);
+    drop(file);
+    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
+    fs.sync().unwrap();
+    assert_eq!(fs.statfs().blocks_free, before);
+    let fs = world.remount(fs);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn stat_shows_size_and_time_of_a_write_at_once() {
+    let world = World::new(2, 32 << 20, 2);
+    let fs = world.open();
+    let (attr, file) = create(&fs, b"f");
+    world.clock.advance(Duration::from_secs(5));
+    fs.write(&file, 10_000, b"x").unwrap();
+    let after = fs.getattr(attr.ino).unwrap();
+    assert_eq!(after.size, 10_001);
+    assert!(after.blocks > 0 && after.mtime > attr.mtime && after.ctime > attr.ctime);
+    // An explicit time wins over the one that write left in memory.
+    let set = SetAttr {
+        mtime: Some(fs::SetTime::At(base::clock::Timestamp { sec: 77, nsec: 5 })),
+        ..SetAttr::default()
+    };
+    fs.setattr(&Caller::root(), attr.ino, &set).unwrap();
+    fs.fsync(&file, false).unwrap();
+    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec, 77);
+    drop(file);
+    fs.close().unwrap();
+    let fs = world.open();
+    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec, 77);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn a_large_fragmented_file_is_sound_through_growth_punches_and_truncation() {
+    let mut world = World::new(2, 64 << 20, 3);
+    let mut fs = world.open();
+    let mut rng = Rng::new(3);
+    let (attr, file) = create(&fs, b"big");
+    let mut file = Some(file);
+    let mut model: BTreeMap<u64, u8> = BTreeMap::new();
+    for round in 0..6u64 {
+        for _ in 0..1_500 {
+            let page = rng.below(20_000);
+            let byte = rng.below(255) as u8 + 1;
+            fs.write(file.as_ref().unwrap(), page * 4096, &[byte])
+                .unwrap();
+            model.insert(page, byte);
+        }
+        for _ in 0..20 {
+            let (page, len) = (rng.below(20_000), rng.below(200) + 1);
+            fs.fallocate(file.as_ref().unwrap(), PUNCH, page * 4096, len * 4096)
+                .unwrap();
+            model.retain(|p, _| !(page..page + len).contains(p));
+        }
+        let cut = 20_000 - round * 2_000;
+        let set = SetAttr {
+            size: Some(cut * 4096),
+            ..SetAttr::default()
+        };
+        fs.setattr(&Caller::root(), attr.ino, &set).unwrap();
+        model.retain(|p, _| *p < cut);
+        drop(file.take());
+        fs = world.remount(fs);
+        let reader = fs.open_file(attr.ino, libc::O_RDWR).unwrap();
+        for (page, byte) in &model {
+            let mut found = [0];
+            fs.read(&reader, page * 4096, &mut found).unwrap();
+            assert_eq!(found[0], *byte, "page {page}");
+        }
+        file = Some(reader);
+    }
+    drop(file);
+    fs.close().unwrap();
+    world.check();
+    let fs = world.open();
+    fs.unlink(&Caller::root(), ROOT, b"big").unwrap();
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn a_full_file_system_refuses_data_and_takes_deletions() {
+    let world = World::new(2, 32 << 20, 4);
+    let fs = world.open();
+    let mut made = 0;
+    let data = pattern(4, 300_000);
+    'full: loop {
+        let name = format!("f{made}");
+        let Ok((_, file)) = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR)
+        else {
+            break;
+        };
+        made += 1;
+        let mut at = 0;
+        while at < data.len() {
+            match fs.write(&file, at as u64, &data[at..]) {
+                Ok(n) => at += n,
+                Err(Error::NoSpace) => break 'full,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(made > 100, "{made} files fit");
+    fs.sync().unwrap();
+    for i in 0..made {
+        let name = format!("f{i}");
+        fs.unlink(&Caller::root(), ROOT, name.as_bytes()).unwrap();
+    }
+    assert_eq!(list(&fs, ROOT, 10), []);
+    let (_, file) = create(&fs, b"again");
+    fs.write(&file, 0, &pattern(5, 10 << 20)).unwrap();
+    fs.fsync(&file, false).unwrap();
+    drop(file);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn replacing_by_rename_without_fsync_leaves_old_or_new() {
+    for seed in 0..25 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(2, 32 << 20, seed);
+        let (old, new) = (pattern(1, 50_000), pattern(2, 70_000));
+        let fs = world.open();
+        let (_, file) = create(&fs, b"config");
+        fs.write(&file, 0, &old).unwrap();
+        fs.sync().unwrap();
+        drop(file);
+        world.switch.cut_after(rng.below(12));
+        let replace = || -> Result<(), Error> {
+            let root = Caller::root();
+            let (_, file) = fs.create(&root, ROOT, b"config.new", 0o644, libc::O_RDWR)?;
+            fs.write(&file, 0, &new)?;
+            drop(file);
+            fs.rename(&root, ROOT, b"config.new", ROOT, b"config", 0)?;
+            fs.store().sync()?;
+            Ok(())
+        };
+        let _ = replace();
+        world.switch.cut_now();
+        drop(fs);
+        world.restart(&mut rng);
+        let fs = world.open();
+        let found = contents(&fs, fs.lookup(ROOT, b"config").unwrap().ino);
+        assert!(found == old || found == new, "seed {seed}");
+        fs.close().unwrap();
+        world.check();
+    }
+}
