@@ -53,7 +53,7 @@ impl FileSystem {
         Err(self.dangling(parent))
     }
 
-    pub(crate) fn dangling(&self, dir: Ino) -> Error {
+    fn dangling(&self, dir: Ino) -> Error {
         Error::Damaged {
             ino: dir,
             damage: Damage::new("directory", "a name refers to an inode that is not there"),
@@ -427,7 +427,9 @@ impl FileSystem {
                 Outcome::NeedsOrphanage => orphanage = true,
             }
         }
-        Err(self.dangling(parent))
+        // Others rename faster than this looks, or the name refers to nothing.
+        self.lookup(parent, name)?;
+        Err(Error::Busy)
     }
 
     fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {

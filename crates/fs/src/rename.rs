@@ -5,7 +5,7 @@ use crate::api::{Caller, Ino, ROOT};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
 use crate::dir::{self, Target, check_name, is_dot};
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
-use crate::list::{Addition, Deletion};
+use crate::list::{Addition, Deletion, Spot};
 use crate::namespace::{links, live_dir};
 use crate::orphan::Disposal;
 use base::clock::Timestamp;
@@ -114,7 +114,9 @@ impl FileSystem {
                 Outcome::NeedsOrphanage => orphanage = true,
             }
         }
-        Err(self.dangling(parent))
+        // Others rename faster than this looks, or the name refers to nothing.
+        self.lookup(parent, name)?;
+        Err(Error::Busy)
     }
 
     fn try_rename(
@@ -254,7 +256,34 @@ impl FileSystem {
         let tally = Tally::count(request, source, target);
         tally.check(&op, slots, request)?;
         let now = self.times.now();
-        let moved = Target::of(found.source.nid, source);
+        let names = (old, new);
+        let Some(step) = self.plan_step(&mut op, request, found, slots, names)? else {
+            return Ok(Outcome::NeedsOrphanage);
+        };
+        let orphan = self.carry_out(&mut op, step, now);
+        tally.apply(&mut op, slots, request, now);
+        let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
+        for ino in changed.into_iter().flatten() {
+            self.files.times_set(ino, false, false);
+        }
+        let epoch = op.commit();
+        for ino in changed.into_iter().flatten() {
+            self.files.changed(ino, epoch);
+        }
+        Ok(Outcome::Done(orphan))
+    }
+
+    /// Locks and reserves what the change of names takes (phase 1). `None`: it takes the orphan
+    /// directory, which is not locked.
+    fn plan_step<'s>(
+        &self,
+        op: &mut Op<'s, FsNode>,
+        request: &Request<'_>,
+        found: &Found,
+        slots: Slots,
+        (old, new): (Spot<Name>, Spot<Name>),
+    ) -> Result<Option<Step<'s>>, Error> {
+        let moved = Target::of(found.source.nid, op.peek(slots.source).inode()?);
         let step = match (slots.target, &found.target, &found.source) {
             (Some(victim), Some(name), first) if request.exchange => Step::Exchange {
                 old: (
@@ -269,35 +298,24 @@ impl FileSystem {
                     inode if inode.is_dir() => 0,
                     inode => inode.nlink.saturating_sub(1),
                 };
-                let Some(disposal) = self.plan_disposal(&mut op, victim, nlink, slots.orphans)?
-                else {
-                    return Ok(Outcome::NeedsOrphanage);
+                let Some(disposal) = self.plan_disposal(op, victim, nlink, slots.orphans)? else {
+                    return Ok(None);
                 };
                 Step::Replace {
                     new: (new.slot(), name.key, moved),
-                    old: old.remove(&mut op, request.crosses())?,
+                    old: old.remove(op, request.crosses())?,
                     victim,
                     disposal,
                     nlink,
                 }
             }
             _ => {
-                let addition = dir::insert(&mut op, new, request.new_name, moved)?;
-                let old = old.remove(&mut op, request.crosses())?;
+                let addition = dir::insert(op, new, request.new_name, moved)?;
+                let old = old.remove(op, request.crosses())?;
                 Step::Move { old, addition }
             }
         };
-        let orphan = self.carry_out(&mut op, step, now);
-        tally.apply(&mut op, slots, request, now);
-        let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
-        for ino in changed.into_iter().flatten() {
-            self.files.times_set(ino, false, false);
-        }
-        let epoch = op.commit();
-        for ino in changed.into_iter().flatten() {
-            self.files.changed(ino, epoch);
-        }
-        Ok(Outcome::Done(orphan))
+        Ok(Some(step))
     }
 
     /// Changes the names (phase 2); returns an inode that became an orphan.

@@ -315,7 +315,11 @@ impl FileSystem {
         check_space(space, op.peek(slot).inode()?)?;
         let plan = self.plan_unset(&mut op, slot, name)?;
         if matches!(plan.change, Change::Nothing) {
-            return Err(Error::NoAttribute);
+            return match space {
+                // No list there is what was wanted.
+                Space::AccessAcl | Space::DefaultAcl => Ok(()),
+                Space::User | Space::Guarded => Err(Error::NoAttribute),
+            };
         }
         self.finish_attribute(op, slot, plan, None);
         Ok(())
