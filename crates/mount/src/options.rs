@@ -29,7 +29,8 @@ pub struct MountOptions {
     /// Every change of a directory is on the devices before it returns.
     pub dirsync: bool,
     pub atime: AtimePolicy,
-    /// Reading directories never updates their access time.
+    /// Passed to the kernel, which leaves it to the daemon; there `atime` decides for
+    /// directories as well.
     pub no_diratime: bool,
     /// The largest READ in bytes, for tests; the default is 1 MiB.
     pub max_read: Option<u32>,

@@ -17,9 +17,9 @@
 //! unlink, rename and setxattr. Names, missing names and attributes therefore stay valid for
 //! an hour, with two exceptions:
 //!
-//! - the number of blocks of a file settles when its data is written back, up to 30 s later,
-//!   unseen by the kernel: a file that changed within the last minute is asked about again
-//!   after a second;
+//! - the number of blocks of a file is an estimate until its data is written back, up to
+//!   30 s later and unseen by the kernel: what a file that changed within the last minute
+//!   shows stays valid for another minute only;
 //! - a write clears set-user-ID and set-group-ID here, and the kernel does not notice: the
 //!   attributes of such files are never kept.
 //!
@@ -48,11 +48,14 @@ use crate::ops::{
 use crate::options::{AtimePolicy, MountOptions};
 
 const LONG: Duration = Duration::from_secs(3600);
-const SHORT: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_secs(60);
 /// By then, in seconds, the data of the last change is written back.
 const SETTLED_AFTER: i64 = 60;
 /// Relative access times are updated once a day at least, in seconds.
 const DAY: i64 = 24 * 3600;
+
+/// How often a look-up is tried again because the inode went meanwhile.
+const FOUND_ATTEMPTS: u32 = 16;
 
 /// Open flags that the kernel has dealt with before it sends a read or write. `O_APPEND`
 /// comes as an offset, and the handle of a write from a mapping is any writable one;
@@ -172,12 +175,21 @@ impl SheafOps {
     /// Takes a reference on the inode that `find` gives, and makes sure that it still was
     /// that inode then: the kernel revalidates names without any lock.
     fn found(&self, find: impl Fn() -> FsResult<Attr>) -> FsResult<Entry> {
+        let mut attempts = 0;
         loop {
             let attr = find()?;
             self.fs.ref_inode(attr.ino);
-            match self.fs.getattr(attr.ino) {
-                Ok(now) if now.generation == attr.generation => return Ok(self.entry(&now)),
-                _ => self.fs.forget(attr.ino, 1),
+            let now = self.fs.getattr(attr.ino);
+            if let Ok(now) = &now
+                && now.generation == attr.generation
+            {
+                return Ok(self.entry(now));
+            }
+            self.fs.forget(attr.ino, 1);
+            attempts += 1;
+            // Whoever loses this race so often meets damage, not a race.
+            if attempts == FOUND_ATTEMPTS {
+                return Err(now.err().unwrap_or(fs::Error::Stale(attr.ino)));
             }
         }
     }

@@ -9,6 +9,9 @@ use mount::abi::{ROOT_ID, fopen};
 use mount::dirent::DirectoryReply;
 use mount::ops::*;
 
+/// Files are small here, whatever garbage asks for.
+const SIZE_MAX: u64 = 1 << 26;
+
 const VALID: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
@@ -175,7 +178,8 @@ impl Toy {
         }
         state.node(parent)?.entries.remove(name);
         let node = state.node(id)?;
-        node.nlink -= 1 + u32::from(node.mode & libc::S_IFMT == libc::S_IFDIR);
+        let links = 1 + u32::from(node.mode & libc::S_IFMT == libc::S_IFDIR);
+        node.nlink = node.nlink.saturating_sub(links);
         state.reap(id);
         Ok(())
     }
@@ -195,7 +199,7 @@ impl Operations for Toy {
     fn forget(&self, node: u64, lookups: u64) {
         let mut state = self.state.lock();
         if let Ok(n) = state.node(node) {
-            n.lookups -= lookups;
+            n.lookups = n.lookups.saturating_sub(lookups);
             state.reap(node);
         }
     }
@@ -214,6 +218,9 @@ impl Operations for Toy {
         n.uid = changes.uid.unwrap_or(n.uid);
         n.gid = changes.gid.unwrap_or(n.gid);
         if let Some(size) = changes.size {
+            if size > SIZE_MAX {
+                return fail(libc::EFBIG);
+            }
             n.data.resize(size as usize, 0);
             n.mtime = now;
         }
@@ -269,7 +276,8 @@ impl Operations for Toy {
             if flags & libc::RENAME_NOREPLACE != 0 {
                 return fail(libc::EEXIST);
             }
-            state.node(old)?.nlink -= 1;
+            let old_node = state.node(old)?;
+            old_node.nlink = old_node.nlink.saturating_sub(1);
             state.reap(old);
         }
         state.node(from.0)?.entries.remove(from.1);
@@ -337,6 +345,9 @@ impl Operations for Toy {
     fn write(&self, _: &Context, node: u64, span: &Span, data: &[u8]) -> Result<usize> {
         let mut state = self.state.lock();
         let n = state.node(node)?;
+        if span.offset > SIZE_MAX {
+            return fail(libc::EFBIG);
+        }
         let end = span.offset as usize + data.len();
         if n.data.len() < end {
             n.data.resize(end, 0);
@@ -349,7 +360,7 @@ impl Operations for Toy {
     fn release(&self, node: u64, _: u64) {
         let mut state = self.state.lock();
         if let Ok(n) = state.node(node) {
-            n.open -= 1;
+            n.open = n.open.saturating_sub(1);
             state.reap(node);
         }
     }
