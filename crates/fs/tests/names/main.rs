@@ -2,6 +2,7 @@
 
 mod attributes;
 mod concurrent;
+mod damage;
 mod full;
 mod model;
 mod namespace;
