@@ -127,3 +127,101 @@ fn links_and_unlinks_at_once_keep_the_count() {
     assert_eq!(fs.getattr(file).unwrap().nlink as usize, 1 + links);
     fs.close().unwrap();
 }
+
+/// Step `k` of a worker: files are made in a directory of its own, moved to one that all
+/// share, and removed there later.
+fn work(fs: &FileSystem, worker: usize, own: Ino, shared: Ino, k: u64) -> Result<(), Error> {
+    let who = Caller::root();
+    let name = |k: u64| format!("{k}").into_bytes();
+    let moved = |k: u64| format!("{worker}-{k}").into_bytes();
+    match k % 4 {
+        0 | 2 => fs
+            .mknod(&who, own, &name(k), libc::S_IFREG | 0o600, 0)
+            .map(|_| ()),
+        1 => fs.rename(&who, own, &name(k - 1), shared, &moved(k - 1), 0),
+        _ if k >= 43 => fs.unlink(&who, shared, &moved(k - 43)),
+        _ => Ok(()),
+    }
+}
+
+/// The names in both directories after `k` steps.
+fn worked(worker: usize, k: u64) -> (HashSet<Vec<u8>>, HashSet<Vec<u8>>) {
+    let (mut own, mut shared) = (HashSet::new(), HashSet::new());
+    for k in 0..k {
+        match k % 4 {
+            0 | 2 => drop(own.insert(format!("{k}").into_bytes())),
+            1 => {
+                own.remove(format!("{}", k - 1).as_bytes());
+                shared.insert(format!("{worker}-{}", k - 1).into_bytes());
+            }
+            _ if k >= 43 => drop(shared.remove(format!("{worker}-{}", k - 43).as_bytes())),
+            _ => {}
+        }
+    }
+    (own, shared)
+}
+
+/// The power goes while many threads work; each finds its names as after one of its steps, and
+/// not before the last one it synced.
+#[test]
+fn a_power_cut_in_a_crowd_leaves_each_a_prefix_of_its_work() {
+    const WORKERS: usize = 4;
+    for seed in 1..=8 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(2, 64 << 20, seed);
+        world.options.store.background = seed % 2 == 0;
+        let fs = world.open();
+        let make = |name: String| {
+            fs.mkdir(&Caller::root(), ROOT, name.as_bytes(), 0o755)
+                .unwrap()
+                .ino
+        };
+        let shared = make("shared".into());
+        let own: Vec<Ino> = (0..WORKERS).map(|i| make(format!("{i}"))).collect();
+        fs.sync().unwrap();
+        let cut = world.switch.operations() + rng.below(200);
+        world.switch.cut_after(cut);
+        let outcomes = base::thread::parallel(WORKERS, |i| {
+            let mut rng = Rng::new(seed * 100 + i as u64);
+            let mut synced = 0;
+            for k in 0..20_000 {
+                if work(&fs, i, own[i], shared, k).is_err() {
+                    return (synced, k + 1);
+                }
+                if rng.one_in(40) {
+                    if fs.sync().is_err() {
+                        return (synced, k + 1);
+                    }
+                    synced = k + 1;
+                }
+            }
+            (synced, 20_000)
+        });
+        world.switch.cut_now();
+        drop(fs);
+        world.restart(&mut rng);
+        let fs = world.open();
+        let names = |dir| list(&fs, dir, 100).into_iter().map(|(name, _)| name);
+        let all: HashSet<Vec<u8>> = names(shared).collect();
+        for (i, (synced, last)) in outcomes.into_iter().enumerate() {
+            let mine: HashSet<Vec<u8>> = names(own[i]).collect();
+            let prefix = format!("{i}-").into_bytes();
+            let moved: HashSet<_> = all
+                .iter()
+                .filter(|n| n.starts_with(&prefix))
+                .cloned()
+                .collect();
+            // Names tell the step: two are made and one is moved in every four.
+            let near = mine.len() as u64 * 4;
+            let found = (synced.max(near.saturating_sub(8))..=last.min(near + 8))
+                .find(|k| worked(i, *k) == (mine.clone(), moved.clone()));
+            assert!(
+                found.is_some(),
+                "seed {seed}: worker {i} synced {synced} of {last} steps, has {} and {} names",
+                mine.len(),
+                moved.len()
+            );
+        }
+        fs.close().unwrap();
+    }
+}
