@@ -57,6 +57,10 @@ const DAY: i64 = 24 * 3600;
 /// How often a look-up is tried again because the inode went meanwhile.
 const FOUND_ATTEMPTS: u32 = 16;
 
+/// Bytes that one request copies at most: its caller cannot be interrupted meanwhile, and
+/// asks again for the rest.
+const COPY_MAX: u64 = 64 << 20;
+
 /// Open flags that the kernel has dealt with before it sends a read or write. `O_APPEND`
 /// comes as an offset, and the handle of a write from a mapping is any writable one;
 /// `O_SYNC` comes as an fsync after the write.
@@ -537,7 +541,13 @@ impl Operations for SheafOps {
         let source = self.file(from.node, from.handle)?;
         let target = self.file(to.node, to.handle)?;
         self.fs
-            .copy_range(&source, from.offset, &target, to.offset, length)
+            .copy_range(
+                &source,
+                from.offset,
+                &target,
+                to.offset,
+                length.min(COPY_MAX),
+            )
             .map_err(errno)
     }
 
