@@ -197,3 +197,80 @@ fn replacing_by_rename_without_fsync_leaves_old_or_new() {
         world.check();
     }
 }
+
+/// Threads work on files of their own and on one that they share, with the background
+/// threads running and hardly any memory.
+#[test]
+fn threads_share_a_small_cache() {
+    let mut world = World::new(3, 32 << 20, 5);
+    world.options.store.background = true;
+    world.options.store.clock = base::clock::Clock::real();
+    world.options.store.node_cache_bytes = 64 << 10;
+    world.options.data.cache_bytes = 64 * 4096;
+    world.options.data.write_back_age = Duration::ZERO;
+    let fs = world.open();
+    let root = Caller::root();
+    let (shared, _) = create(&fs, b"shared");
+    base::thread::parallel(4, |t| {
+        let mut rng = Rng::new(t as u64);
+        let name = |i: u64| format!("t{t}-{i}").into_bytes();
+        let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let common = fs.open_file(shared.ino, libc::O_RDWR).unwrap();
+        for round in 0..500u64 {
+            let which = rng.below(4);
+            // Each thread owns every fourth page of the shared file.
+            let page = rng.below(50) * 4 + t as u64;
+            fs.write(&common, page * 4096, &[t as u8 + 1; 4096])
+                .unwrap();
+            let mut seen = [0; 4096];
+            fs.read(&common, page * 4096, &mut seen).unwrap();
+            assert!(seen.iter().all(|&b| b == t as u8 + 1));
+            match (rng.below(8), model.contains_key(&which)) {
+                (0, true) => {
+                    fs.unlink(&root, ROOT, &name(which)).unwrap();
+                    model.remove(&which);
+                }
+                (1, true) => {
+                    let to = name(which + 10);
+                    fs.rename(&root, ROOT, &name(which), ROOT, &to, 0).unwrap();
+                    fs.rename(&root, ROOT, &to, ROOT, &name(which), 0).unwrap();
+                }
+                (2, true) => {
+                    let ino = fs.lookup(ROOT, &name(which)).unwrap().ino;
+                    assert!(contents(&fs, ino) == model[&which]);
+                }
+                (3, true) => {
+                    let ino = fs.lookup(ROOT, &name(which)).unwrap().ino;
+                    let size = rng.below(40_000);
+                    fs.truncate(&root, ino, size).unwrap();
+                    let bytes = model.get_mut(&which).unwrap();
+                    bytes.resize(size as usize, 0);
+                }
+                (_, true) => {
+                    let ino = fs.lookup(ROOT, &name(which)).unwrap().ino;
+                    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+                    let data = pattern(round, rng.below(30_000) as usize + 1);
+                    let at = rng.below(30_000) as usize;
+                    fs.write(&file, at as u64, &data).unwrap();
+                    let bytes = model.get_mut(&which).unwrap();
+                    bytes.resize(bytes.len().max(at + data.len()), 0);
+                    bytes[at..at + data.len()].copy_from_slice(&data);
+                    if rng.one_in(5) {
+                        fs.fsync(&file, rng.one_in(2)).unwrap();
+                    }
+                }
+                (_, false) => {
+                    create(&fs, &name(which));
+                    model.insert(which, Vec::new());
+                }
+            }
+        }
+        for (which, bytes) in model {
+            let ino = fs.lookup(ROOT, &name(which)).unwrap().ino;
+            assert!(contents(&fs, ino) == bytes);
+        }
+    });
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}

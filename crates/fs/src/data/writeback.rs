@@ -274,10 +274,11 @@ impl Files {
         want: u32,
         goal: Option<Block>,
     ) -> Result<Reservation<'_, FsNode>, Error> {
-        let blocks = std::mem::take(&mut state.meta.lock().promised);
+        // Nobody else changes the count meanwhile; stat goes on seeing it.
+        let blocks = state.meta.lock().promised;
         let mut promise = self.store.adopt_promise(blocks);
         let outcome = self.store.reserve(&mut promise, want, goal);
-        state.meta.lock().promised += promise.into_blocks();
+        state.meta.lock().promised = promise.into_blocks();
         Ok(outcome?)
     }
 
