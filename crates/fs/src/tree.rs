@@ -10,9 +10,9 @@
 //! 4. Before the first change of an operation, everything that a change of shape needs is
 //!    locked and every nid reserved: [`Growth`] and [`Removal`] are such plans.
 
+use crate::Error;
 use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
-use crate::{Error, Ino};
 use engine::{Node, NodeRead, Op, Slot, Store};
 use format::{Damage, Nid};
 
@@ -436,11 +436,4 @@ fn deepen(
         children: vec![top],
     };
     op.apply(inode, Delta::SetRoot { tree, root });
-}
-
-/// Reads an inode that a caller names by number.
-pub fn read_inode(store: &Store<FsNode>, ino: Ino) -> Result<NodeRead<FsNode>, Error> {
-    let node = store.get(ino)?.read()?;
-    node.inode().map_err(|_| Error::Stale(ino))?;
-    Ok(node)
 }

@@ -6,5 +6,6 @@ mod damage;
 mod full;
 mod model;
 mod namespace;
+mod shape;
 mod tree;
 mod world;

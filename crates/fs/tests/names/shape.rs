@@ -1,0 +1,161 @@
+//! The tree itself, with leaves so small that it gets deep.
+
+use crate::world::World;
+use base::rng::Rng;
+use engine::{Need, Store};
+use format::Nid;
+use fs::content::{Body, Child, Delta, FsNode, Inode, Orphan, Root, TreeId};
+use fs::tree;
+use std::collections::BTreeSet;
+
+const TREE: TreeId = TreeId::Body;
+
+struct Fixture<'a> {
+    store: &'a Store<FsNode>,
+    inode: Nid,
+    keys: BTreeSet<u64>,
+}
+
+fn orphan(key: u64) -> Orphan {
+    Orphan {
+        nid: Nid(key),
+        generation: 1,
+    }
+}
+
+impl Fixture<'_> {
+    fn new(store: &Store<FsNode>) -> Fixture<'_> {
+        let (inode, leaf) = (store.reserve_nid().unwrap(), store.reserve_nid().unwrap());
+        let nid = inode.nid();
+        let mut content = Inode::new(libc::S_IFDIR, inode.version(), store.clock().now());
+        let children = vec![Child {
+            key: 0,
+            nid: leaf.nid(),
+        }];
+        content.body = Body::Tree(Root { depth: 0, children });
+        let mut op = store.begin(Need::Grow).unwrap();
+        op.create(inode, FsNode::Inode(Box::new(content)));
+        op.create(leaf, FsNode::Orphans(Vec::new()));
+        op.commit();
+        Fixture {
+            store,
+            inode: nid,
+            keys: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a key in a new leaf that begins with it.
+    fn insert(&mut self, key: u64) {
+        if !self.keys.insert(key) {
+            return;
+        }
+        let node = self.store.get(self.inode).unwrap();
+        let mut op = self.store.begin(Need::Grow).unwrap();
+        let inode = op.lock(&node).unwrap();
+        let path = tree::path(self.store, &op, inode, TREE, key).unwrap();
+        let slot = path.lock_leaf(&mut op).unwrap();
+        let fresh = self.store.reserve_nid().unwrap();
+        let growth = path.plan_growth(self.store, &mut op, 1).unwrap();
+        let old = op.peek(slot).orphans().unwrap();
+        let mut upper: Vec<Orphan> = old.iter().copied().filter(|o| o.nid.0 > key).collect();
+        upper.insert(0, orphan(key));
+        op.apply(slot, Delta::DropFrom(key));
+        let nid = fresh.nid();
+        op.create(fresh, FsNode::Orphans(upper));
+        path.grow(&mut op, growth, vec![Child { key, nid }]);
+        op.commit();
+    }
+
+    /// Takes out the whole leaf that covers a key; false when it is the tree's last.
+    fn remove(&mut self, key: u64) -> bool {
+        let node = self.store.get(self.inode).unwrap();
+        let mut op = self.store.begin(Need::Reclaim).unwrap();
+        let inode = op.lock(&node).unwrap();
+        let path = tree::path(self.store, &op, inode, TREE, key).unwrap();
+        let slot = path.lock_leaf(&mut op).unwrap();
+        for gone in op.peek(slot).orphans().unwrap() {
+            assert!(self.keys.remove(&gone.nid.0));
+        }
+        let removal = path.plan_removal(&mut op, slot).unwrap();
+        let last = removal.empties();
+        removal.finish(&mut op, Some(Body::Inline(Vec::new())));
+        op.commit();
+        !last
+    }
+
+    fn root(&self) -> Root {
+        let node = self.store.get(self.inode).unwrap().read().unwrap();
+        node.inode().unwrap().root(TREE).unwrap().clone()
+    }
+
+    fn check(&self) {
+        let mut found = Vec::new();
+        let mut low = 0;
+        tree::walk(self.store, &self.root(), 0, |leaf, place| {
+            assert_eq!(place.low, low);
+            low = place.high.unwrap_or(0);
+            found.extend(leaf.orphans()?.iter().map(|o| o.nid.0));
+            Ok(true)
+        })
+        .unwrap();
+        assert_eq!(found, self.keys.iter().copied().collect::<Vec<_>>());
+    }
+}
+
+fn nodes(store: &Store<FsNode>) -> u64 {
+    store.checkpoint().unwrap();
+    store.space().nodes
+}
+
+#[test]
+fn a_deep_tree_grows_and_shrinks_in_any_order() {
+    for order in ["random", "ascending", "descending"] {
+        let fs = World::new(1, 128 << 20, 1).open();
+        let mut rng = Rng::new(8);
+        let before = nodes(fs.store());
+        let mut fixture = Fixture::new(fs.store());
+        let count = 26_000u64;
+        for i in 0..count {
+            let key = match order {
+                "ascending" => i + 1,
+                "descending" => count - i,
+                _ => rng.next_u64() >> 2,
+            };
+            fixture.insert(key);
+            if i % 5000 == 0 {
+                fixture.check();
+            }
+        }
+        fixture.check();
+        assert!(
+            fixture.root().depth >= 2,
+            "{order}: {}",
+            fixture.root().depth
+        );
+        let mut keys: Vec<u64> = fixture.keys.iter().copied().collect();
+        for i in 0..keys.len() {
+            if order == "random" {
+                let j = rng.range(i as u64, keys.len() as u64) as usize;
+                keys.swap(i, j);
+            }
+            if !fixture.remove(keys[i]) {
+                break;
+            }
+            if i % 5000 == 4999 {
+                fixture.check();
+            }
+        }
+        let node = fs.store().get(fixture.inode).unwrap();
+        let mut op = fs.store().begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        // The first leaf, which no key began, may be left.
+        if op.peek(slot).inode().unwrap().root(TREE).is_some() {
+            let (removal, _) = tree::plan_tail(fs.store(), &mut op, slot, TREE, 16).unwrap();
+            assert!(removal.empties());
+            removal.finish(&mut op, Some(Body::Inline(Vec::new())));
+        }
+        op.delete(slot);
+        op.commit();
+        assert_eq!(nodes(fs.store()), before, "{order}");
+    }
+}
