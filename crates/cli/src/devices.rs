@@ -109,16 +109,19 @@ fn open_when_free(
 ) -> Result<Vec<Arc<dyn BlockDevice>>, device::Error> {
     const PATIENCE: u32 = 40;
     const PAUSE: Duration = Duration::from_millis(50);
-    let (lock, never) = (Mutex::new(rank::LEAF, ()), Condvar::new());
     for _ in 0..PATIENCE {
         match device::open_devices(paths, options) {
-            Err(device::Error::InUse { .. }) => {
-                never.wait_for(&mut lock.lock(), PAUSE);
-            }
+            Err(device::Error::InUse { .. }) => pause(PAUSE),
             other => return other,
         }
     }
     device::open_devices(paths, options)
+}
+
+/// Waits.
+pub fn pause(time: Duration) {
+    let (lock, never) = (Mutex::new(rank::LEAF, ()), Condvar::new());
+    never.wait_for(&mut lock.lock(), time);
 }
 
 /// Opens the array for a look that disturbs nobody: read-only, and though it be in use.

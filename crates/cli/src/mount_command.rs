@@ -191,6 +191,7 @@ fn serve(args: &Mount) -> Outcome {
     let fs = open(&array, settings.fs)?;
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
+    let mut usable = false;
     let served = mount::mount(
         Arc::clone(&fs),
         mountpoint,
@@ -199,6 +200,7 @@ fn serve(args: &Mount) -> Outcome {
         |unmounter| {
             tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
             announce(args, unmounter.mountpoint());
+            usable = true;
         },
     );
     let closed = fs.close();
@@ -208,16 +210,18 @@ fn serve(args: &Mount) -> Outcome {
     {
         tracing::warn!("{}: {error}", pid_file.display());
     }
-    if let Err(error) = &closed {
-        tracing::error!("{title}: closing failed: {error}");
+    let result = served
+        .map_err(Failure::from)
+        .and(closed.map_err(Failure::from));
+    match &result {
+        Ok(()) => tracing::info!("{title} is unmounted"),
+        // Nobody but the log hears of it any more.
+        Err(failure) if usable => {
+            tracing::error!("{title}: {}", failure.message().unwrap_or("failed"));
+        }
+        Err(_) => {}
     }
-    if let Err(error) = &served {
-        tracing::error!("{title}: {error}");
-    }
-    served?;
-    closed?;
-    tracing::info!("{title} is unmounted");
-    Ok(0)
+    result.map(|()| 0)
 }
 
 fn start_logging(args: &Mount) -> Result<(), Failure> {

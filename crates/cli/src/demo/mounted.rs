@@ -7,12 +7,13 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use base::sync::{Condvar, Mutex, rank};
 use rustix::process::{Pid, Signal};
 
 use super::tree::{self, Tree};
 use super::{Stage, at, child_failed, myself, record};
+use crate::devices::pause;
 use crate::failure::Failure;
+use crate::umount;
 
 pub const MOUNT_POINT: &str = "mnt";
 /// Files are synced by this many threads, which share commits and flushes.
@@ -136,7 +137,7 @@ impl Stage for Mounted {
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
-        Ok(mount::unmount(&self.mnt)?)
+        umount::unmount(&self.mnt)
     }
 }
 
@@ -179,9 +180,7 @@ fn is_end_of_daemon(error: &io::Error) -> bool {
 
 /// Kills the daemon when the writer has been writing for a while.
 fn kill_when_due(stage: &Mounted) -> Result<(), Failure> {
-    let never = Condvar::new();
-    let lock = Mutex::new(rank::LEAF, ());
-    never.wait_for(&mut lock.lock(), WRITING);
+    pause(WRITING);
     stage.kill_daemon()
 }
 
