@@ -1,0 +1,204 @@
+//! The program as users call it, without a mount.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const UNCORRECTED: i32 = 4;
+const CORRECTED: i32 = 1;
+const OPERATIONAL: i32 = 8;
+const USAGE: i32 = 16;
+
+/// Image files in a folder of their own.
+struct Array {
+    dir: TempDir,
+    images: Vec<PathBuf>,
+}
+
+impl Array {
+    /// Names for `count` images that do not exist.
+    fn unmade(count: usize) -> Self {
+        let dir = TempDir::new().unwrap();
+        let images = (0..count)
+            .map(|i| dir.path().join(format!("device{i}.img")))
+            .collect();
+        Array { dir, images }
+    }
+
+    fn made(count: usize) -> Self {
+        let array = Array::unmade(count);
+        array.mkfs(&["--size", "64M", "--label", "test"]).succeeds();
+        array
+    }
+
+    fn mkfs(&self, options: &[&str]) -> Ran {
+        sheaf(&["mkfs"], options, &self.images)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+/// What a call did.
+struct Ran(Output);
+
+impl Ran {
+    fn exits(self, code: i32) -> Self {
+        assert_eq!(self.0.status.code(), Some(code), "{self}");
+        self
+    }
+
+    fn succeeds(self) -> Self {
+        self.exits(0)
+    }
+
+    fn says(self, words: &str) -> Self {
+        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
+        self
+    }
+
+    fn output(&self) -> String {
+        String::from_utf8(self.0.stdout.clone()).unwrap()
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
+    }
+}
+
+fn sheaf(command: &[&str], options: &[&str], paths: &[PathBuf]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+        .args(command)
+        .args(options)
+        .args(paths)
+        .output()
+        .unwrap();
+    Ran(output)
+}
+
+fn one(path: &Path) -> Vec<PathBuf> {
+    vec![path.to_owned()]
+}
+
+#[test]
+fn mkfs_refuses_what_holds_something() {
+    let array = Array::made(2);
+    array.mkfs(&[]).exits(OPERATIONAL).says("--force");
+    array.mkfs(&["--force"]).succeeds();
+}
+
+#[test]
+fn mkfs_asks_for_a_size_and_leaves_no_image_behind_when_it_fails() {
+    let array = Array::unmade(2);
+    array.mkfs(&[]).exits(OPERATIONAL).says("--size");
+    array.mkfs(&["--size", "8K"]).exits(OPERATIONAL);
+    assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
+    array.mkfs(&["--size", "much"]).exits(USAGE).says("64M");
+}
+
+#[test]
+fn one_device_finds_its_companions_and_a_missing_one_is_named() {
+    let array = Array::made(3);
+    let found = sheaf(&["info", "--json"], &[], &one(&array.images[1])).succeeds();
+    let info: serde_json::Value = serde_json::from_str(&found.output()).unwrap();
+    assert_eq!(info["label"], "test");
+    assert_eq!(info["devices"].as_array().unwrap().len(), 3);
+    let elsewhere = array.path("away");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::rename(&array.images[2], elsewhere.join("image")).unwrap();
+    sheaf(&["fsck"], &[], &one(&array.images[0]))
+        .exits(OPERATIONAL)
+        .says("missing");
+}
+
+#[test]
+fn files_go_in_and_come_out() {
+    let array = Array::made(2);
+    let tree = array.path("tree");
+    fs::create_dir_all(tree.join("inner")).unwrap();
+    fs::write(tree.join("inner/large"), vec![7; 3_000_001]).unwrap();
+    fs::write(tree.join("small"), "small").unwrap();
+    std::os::unix::fs::symlink("small", tree.join("link")).unwrap();
+    let device = array.images[0].to_str().unwrap();
+    let cp = |from: &str, to: &str| sheaf(&["cp", "-r", "-d", device, from, to], &[], &[]);
+    cp(tree.to_str().unwrap(), ":/").succeeds();
+    let out = array.path("out");
+    cp(":/tree", out.to_str().unwrap()).succeeds();
+    assert_eq!(
+        fs::read(out.join("inner/large")).unwrap(),
+        vec![7; 3_000_001]
+    );
+    assert_eq!(fs::read_link(out.join("link")).unwrap(), Path::new("small"));
+    let cat = sheaf(&["cat", "-d", device, "/tree/link"], &[], &[]).succeeds();
+    assert_eq!(cat.output(), "small");
+    sheaf(&["ls", "-lR", "-d", device], &[], &[])
+        .succeeds()
+        .says("link -> small")
+        .says("3000001");
+    sheaf(&["cat", "-d", device, "/tree/none"], &[], &[])
+        .exits(OPERATIONAL)
+        .says("/tree/none: no such file");
+    sheaf(&["fsck"], &[], &array.images)
+        .succeeds()
+        .says("no errors");
+}
+
+#[test]
+fn fsck_repairs_a_label_from_its_second_copy() {
+    let array = Array::made(2);
+    let mut bytes = fs::read(&array.images[1]).unwrap();
+    bytes[100] ^= 0x55;
+    fs::write(&array.images[1], &bytes).unwrap();
+    sheaf(&["fsck"], &[], &array.images)
+        .succeeds()
+        .says("label");
+    sheaf(&["fsck", "--repair"], &[], &array.images)
+        .exits(CORRECTED)
+        .says("repaired");
+    let again = sheaf(&["fsck", "--json"], &[], &array.images).succeeds();
+    let report: serde_json::Value = serde_json::from_str(&again.output()).unwrap();
+    assert_eq!(report["findings"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn fsck_reports_an_array_whose_checkpoints_are_gone() {
+    let array = Array::made(1);
+    let mut bytes = fs::read(&array.images[0]).unwrap();
+    let (head, tail) = (64 << 10, bytes.len() - (64 << 10));
+    bytes[4096..head].fill(0xa5);
+    bytes[tail..].fill(0xa5);
+    fs::write(&array.images[0], &bytes).unwrap();
+    sheaf(&["fsck"], &[], &array.images)
+        .exits(UNCORRECTED)
+        .says("fatal");
+}
+
+#[test]
+fn documents_come_from_the_definitions() {
+    let dir = TempDir::new().unwrap();
+    sheaf(&["man", "--dir"], &[], &one(dir.path())).succeeds();
+    let mkfs = fs::read_to_string(dir.path().join("sheaf-mkfs.8")).unwrap();
+    assert!(mkfs.contains("stripe"), "{mkfs}");
+    assert!(dir.path().join("mount.sheaf.8").exists());
+    for shell in ["bash", "zsh", "fish"] {
+        sheaf(&["completions", shell], &[], &[])
+            .succeeds()
+            .says("mkfs");
+    }
+}
+
+#[test]
+fn wrong_calls_are_usage_errors() {
+    sheaf(&["frobnicate"], &[], &[]).exits(USAGE);
+    sheaf(&["mount", "only-one"], &[], &[]).exits(USAGE);
+    sheaf(&["mount", "-o", "frobnicate", "a", "b"], &[], &[])
+        .exits(USAGE)
+        .says("frobnicate");
+    sheaf(&["--help"], &[], &[]).succeeds().says("mkfs");
+}
