@@ -221,7 +221,8 @@ impl Files {
     }
 
     /// Frees all data of an inode that is about to be deleted, in a chain of records: the
-    /// inode is among the orphans, so recovery starts it again. Dirty pages are dropped.
+    /// inode is among the orphans, so recovery starts it again. Dirty pages are dropped. Where
+    /// a tree is damaged, what hangs there is reported and leaked, so that deletion ends.
     pub(crate) fn release_data(&self, ino: Ino) -> Result<(), Error> {
         let state = match self.use_file(ino) {
             Ok(state) => state,
@@ -236,24 +237,46 @@ impl Files {
         };
         self.drop_pages(&state, 0..size.div_ceil(PAGE));
         loop {
-            let (mut op, slot) = self.begin(&state, Need::Reclaim)?;
-            let blocks = op.peek(slot).inode()?.blocks;
-            let step = extents::plan_cut(&self.store, &mut op, slot, 0)?;
-            let done = step.done;
-            if step.freed > 0 || !done {
-                let attrs = AttrChange {
-                    blocks: Some(blocks.saturating_sub(step.freed)),
-                    ..AttrChange::default()
-                };
-                step.apply(&mut op);
-                op.apply(slot, Delta::Attrs(attrs));
-            } else {
-                step.apply(&mut op);
-            }
-            op.commit();
-            if done {
-                return Ok(());
+            match self.release_step(&state) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error @ (Error::Damage(_) | Error::Damaged { .. })) => {
+                    tracing::error!("inode {ino}: {error}; blocks that only this names are lost");
+                    return self.leak(&state);
+                }
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// One record of `release_data`; true when nothing is left.
+    fn release_step(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let blocks = op.peek(slot).inode()?.blocks;
+        let step = extents::plan_cut(&self.store, &mut op, slot, 0)?;
+        let (done, freed) = (step.done, step.freed);
+        step.apply(&mut op);
+        if freed > 0 {
+            let attrs = AttrChange {
+                blocks: Some(blocks.saturating_sub(freed)),
+                ..AttrChange::default()
+            };
+            op.apply(slot, Delta::Attrs(attrs));
+        }
+        op.commit();
+        Ok(done)
+    }
+
+    /// Takes the body away from an inode without freeing what it names.
+    fn leak(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
+        let attrs = AttrChange {
+            blocks: Some(0),
+            ..AttrChange::default()
+        };
+        op.apply(slot, Delta::Attrs(attrs));
+        op.commit();
+        Ok(())
     }
 }

@@ -79,3 +79,60 @@ fn a_failed_flush_is_latched_on_the_files_it_concerns() {
     );
     m.files.fsync(&m.open(ino), false).unwrap();
 }
+
+/// Flips a byte in every image of an extent leaf that the devices hold.
+fn damage_extent_leaves(world: &World) -> usize {
+    use format::item::{ItemHeader, ItemKind};
+    use zerocopy::FromBytes;
+    let mut damaged = 0;
+    for device in &world.devices {
+        let mut buf = vec![0; 32 << 20];
+        device.peek(0, &mut buf);
+        for at in (0..buf.len() - 64).step_by(64) {
+            let (header, _) = ItemHeader::read_from_prefix(&buf[at..]).unwrap();
+            let leaf = header.kind == ItemKind::Node as u8
+                && header.node_kind == format::inode::KIND_EXTENTS
+                && format::item::decode(&buf[at..]).is_ok();
+            if leaf {
+                device.poke(at as u64 + 40, &[!buf[at + 40]]);
+                damaged += 1;
+            }
+        }
+    }
+    damaged
+}
+
+#[test]
+fn a_file_with_a_damaged_tree_is_read_as_far_as_possible_and_can_be_deleted() {
+    let mut world = World::new(23, 64, 2048);
+    let m = world.mount();
+    let (ino, other) = (m.make(), m.make());
+    for ino in [ino, other] {
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(1, 10_000));
+        if ino != other {
+            (0..2000u64).for_each(|i| m.write(&file, i * 2 * PAGE, b"x"));
+        }
+    }
+    m.close();
+    assert!(damage_extent_leaves(&world) > 0);
+    world.options.read_ahead = 0;
+    let m = world.mount();
+    let file = m.open(ino);
+    let mut buf = [0; 10];
+    let mut failed = 0;
+    for i in 0..2000u64 {
+        match m.files.read(&file, i * 2 * PAGE, &mut buf) {
+            Ok(_) => assert_eq!(buf[0], b'x', "no silent zeros"),
+            Err(error) => {
+                assert_eq!(error.errno(), libc::EIO);
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0);
+    drop(file);
+    assert_eq!(m.contents(other), pattern(1, 10_000));
+    m.delete(ino);
+    m.close();
+}
