@@ -10,6 +10,9 @@
 //! 3. Touched nodes are on a dirty list before the pin is released, so that the checkpoint that
 //!    closes this epoch finds them.
 //! 4. Nids and blocks that the operation frees are given back after the record is staged.
+//! 5. A delta that does not apply means that nodes contradict each other: their checksums are
+//!    right, so somebody wrote them that way. The store latches read-only, and nothing of the
+//!    operation is logged.
 
 use crate::content::Content;
 use crate::error::Error;
@@ -20,7 +23,7 @@ use crate::store::Store;
 use base::sync::OwnedWriteGuard;
 use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
-use format::{Block, Nid, U32, U64};
+use format::{Block, Damage, Nid, U32, U64};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -128,6 +131,8 @@ struct Locked<C> {
     guard: OwnedWriteGuard<State<C>, CellHeader>,
     touched: bool,
     created: bool,
+    /// Gone with the commit; until then it can be looked at.
+    deleted: bool,
 }
 
 /// An operation; see the module's head.
@@ -141,6 +146,8 @@ pub struct Op<'s, C: Content> {
     freed: Vec<Extent>,
     deleted: Vec<Nid>,
     finished: bool,
+    /// Invariant 5.
+    failed: bool,
 }
 
 #[derive(Debug)]
@@ -163,6 +170,7 @@ impl<'s, C: Content> Op<'s, C> {
             freed: Vec::new(),
             deleted: Vec::new(),
             finished: false,
+            failed: false,
         }
     }
 
@@ -179,6 +187,7 @@ impl<'s, C: Content> Op<'s, C> {
             guard,
             touched: false,
             created: false,
+            deleted: false,
         });
         Ok(Slot(self.locked.len() - 1))
     }
@@ -238,7 +247,7 @@ impl<'s, C: Content> Op<'s, C> {
         while left.len > 0 {
             let (chunk, start) = geometry.chunk_of(left.block).ok_or_else(|| {
                 let what = format!("extent {left:?} lies outside the data area");
-                Error::Damaged(format::Damage::new("extent", what))
+                Error::Damaged(Damage::new("extent", what))
             })?;
             let len = left.len.min(geometry.chunk_blocks - start);
             let map = self.store.load_map(chunk)?;
@@ -298,24 +307,29 @@ impl<'s, C: Content> Op<'s, C> {
             guard,
             touched: true,
             created: true,
+            deleted: false,
         });
         Slot(self.locked.len() - 1)
     }
 
     /// Changes a locked node now, and logs the change (phase 2).
     pub fn apply(&mut self, slot: Slot, delta: C::Delta) {
+        if self.failed {
+            return;
+        }
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
         let nid = locked.guard.lock().header.nid;
         let state = &mut *locked.guard;
-        let Body::User(content) = &mut state.body else {
-            unreachable!("only user nodes that exist get a slot")
+        let applied = match &mut state.body {
+            Body::User(content) if !locked.deleted => content.apply(&delta),
+            _ => Err(Damage::new("node", "is changed after it was deleted")),
         };
-        if let Err(damage) = content.apply(&delta) {
-            panic!("a delta made for node {nid} does not apply to it: {damage}");
+        if let Err(damage) = applied {
+            return self.fail(nid, &damage);
         }
         state.version += 1;
-        let (version, kind) = (state.version, content.kind());
+        let (version, kind) = (state.version, state.body.kind());
         self.put_entry(nid, version, Action::Apply, kind, |out| {
             C::encode_delta(&delta, out)
         });
@@ -323,15 +337,28 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Deletes a locked node (phase 2).
     pub fn delete(&mut self, slot: Slot) {
+        if self.failed {
+            return;
+        }
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
         let nid = locked.guard.lock().header.nid;
+        if locked.deleted {
+            return self.fail(nid, &Damage::new("node", "is deleted twice"));
+        }
         let kind = locked.guard.body.kind();
-        locked.guard.body = Body::Gone;
+        locked.deleted = true;
         locked.guard.version += 1;
         let version = locked.guard.version;
         self.deleted.push(nid);
         self.put_entry(nid, version, Action::Delete, kind, |_| {});
+    }
+
+    /// Invariant 5.
+    fn fail(&mut self, nid: Nid, damage: &Damage) {
+        self.failed = true;
+        self.store
+            .latch(&format!("a change of node {nid} does not fit it: {damage}"));
     }
 
     /// The reserved blocks become allocated with this operation (phase 2).
@@ -380,7 +407,7 @@ impl<'s, C: Content> Op<'s, C> {
     pub fn commit(mut self) -> Epoch {
         self.change_maps();
         self.finished = true;
-        if !self.changed() {
+        if self.failed || !self.changed() {
             self.store.journal.return_credit();
             return Epoch(self.store.journal.epoch());
         }
@@ -396,7 +423,10 @@ impl<'s, C: Content> Op<'s, C> {
 
         let shard = self.store.shard();
         let pin = self.store.journal.pin(shard);
-        for locked in &self.locked {
+        for locked in &mut self.locked {
+            if locked.deleted {
+                locked.guard.body = Body::Gone;
+            }
             if locked.created {
                 self.store.nodes.insert(Arc::clone(locked.guard.lock()));
             }
@@ -417,14 +447,21 @@ impl<'s, C: Content> Op<'s, C> {
     /// Locks the space maps, in nid order and after everything else, and changes them.
     fn change_maps(&mut self) {
         for (nid, change) in std::mem::take(&mut self.maps) {
+            if self.failed {
+                return;
+            }
             let mut guard = change.map.0.write_owned();
             for delta in &change.deltas {
                 let state = &mut *guard;
-                let Body::Space(map) = &mut state.body else {
-                    panic!("space map {nid} vanished while blocks of its chunk were in use");
+                let applied = match &mut state.body {
+                    Body::Space(map) => map.apply(delta),
+                    _ => Err(Damage::new(
+                        "space map",
+                        "is gone while blocks of its chunk are in use",
+                    )),
                 };
-                if let Err(damage) = map.apply(delta) {
-                    panic!("space map {nid}: {damage}");
+                if let Err(damage) = applied {
+                    return self.fail(nid, &damage);
                 }
                 state.version += 1;
                 let version = state.version;
@@ -436,6 +473,7 @@ impl<'s, C: Content> Op<'s, C> {
                 guard,
                 touched: true,
                 created: false,
+                deleted: false,
             });
         }
     }
@@ -451,6 +489,7 @@ impl<'s, C: Content> Op<'s, C> {
             guard,
             touched: false,
             created: false,
+            deleted: false,
         });
         self.delete(Slot(self.locked.len() - 1));
         true

@@ -307,15 +307,25 @@ impl<C: Content> Store<C> {
 
     /// The space map node of a data chunk.
     pub(crate) fn load_map(&self, chunk: u32) -> Result<Node<C>, Error> {
-        self.load(space_map_nid(chunk))
+        let damaged = |what: String| Error::Damaged(Damage::new("space map", what));
+        let node = self
+            .load(space_map_nid(chunk))
             .map_err(|error| match error {
-                Error::Gone(nid) => {
-                    let what =
-                        format!("chunk {chunk} holds data but has no space map (node {nid})");
-                    Error::Damaged(Damage::new("space map", what))
-                }
+                Error::Gone(nid) => damaged(format!(
+                    "chunk {chunk} holds data but has no space map (node {nid})"
+                )),
                 other => other,
-            })
+            })?;
+        match &node.0.read().body {
+            Body::Space(map) if map.blocks() == self.array.geometry().chunk_blocks => {}
+            Body::Gone => return Err(damaged(format!("chunk {chunk} lost its space map"))),
+            _ => {
+                return Err(damaged(format!(
+                    "chunk {chunk} has another chunk's space map"
+                )));
+            }
+        }
+        Ok(node)
     }
 
     /// The version the nid had when it was last used; 0 when it never was.

@@ -234,7 +234,11 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
     fn lost(&self, object: Object, error: Error, nids: impl Iterator<Item = u64>) {
         let Some(audit) = self.audit else { return };
         audit.incomplete.store(true, Ordering::Relaxed);
-        audit.findings.error(object, error.to_string());
+        let what = match error {
+            Error::Damaged(damage) => damage.to_string(),
+            other => other.to_string(),
+        };
+        audit.findings.error(object, what);
         nids.for_each(|nid| self.visitor.unreadable(Nid(nid)));
     }
 

@@ -95,6 +95,7 @@ fn threads_create_change_delete_and_sync_while_checkpoints_run() {
     let store = world.open_with(busy_options()).unwrap();
     check(&store);
     store.close().unwrap();
+    world.check("after the end");
     drop(store);
     check(&world.open().unwrap());
 }
@@ -125,6 +126,7 @@ fn a_full_array_refuses_growth_and_still_deletes() {
         store.checkpoint().unwrap();
     }
     store.close().unwrap();
+    world.check("after the end");
 }
 
 #[test]
@@ -161,6 +163,7 @@ fn changes_scattered_over_a_full_array_do_not_exhaust_checkpoints() {
         delete(&store, nid).unwrap();
     }
     store.close().unwrap();
+    world.check("after the end");
 }
 
 #[test]
@@ -217,6 +220,7 @@ fn a_hundred_thousand_nodes_work_in_little_memory() {
         );
     }
     store.close().unwrap();
+    world.check("after the end");
     drop(store);
     let store = world.open_with(options).unwrap();
     for (i, nid) in (0..).zip(&nids).step_by(97) {

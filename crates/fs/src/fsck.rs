@@ -169,7 +169,10 @@ pub fn fsck(
             let what = format!("the journal cannot be replayed on it: {damage}");
             return Ok(Report::default().fatal(Object::Node(nid), what));
         }
-        Err(error @ (engine::Error::Damaged(_) | engine::Error::Device(_))) => {
+        Err(engine::Error::Damaged(damage)) => {
+            return Ok(Report::default().fatal(Object::Store, damage.to_string()));
+        }
+        Err(error @ engine::Error::Device(_)) => {
             return Ok(Report::default().fatal(Object::Store, error.to_string()));
         }
         Err(error) => return Err(error.into()),
@@ -289,14 +292,8 @@ impl<'a> Check<'a> {
     }
 
     /// Walks a tree that belongs to `owner`: its nodes are claimed, its shape is checked, and
-    /// `leaf` is called with each leaf, its nid and the keys that it covers, in key order. False:
-    /// a part of it cannot be read.
-    fn walk_tree(
-        &self,
-        owner: Ino,
-        root: &Root,
-        leaf: &mut dyn FnMut(Nid, &FsNode, u64, Option<u64>),
-    ) -> bool {
+    /// `leaf` is called with each leaf in key order. False: a part of it cannot be read.
+    fn walk_tree(&self, owner: Ino, root: &Root, leaf: &mut OnLeaf<'_>) -> bool {
         let children: Vec<(u64, Nid)> = root.children.iter().map(|c| (c.key, c.nid)).collect();
         self.walk_children(owner, &children, root.depth, (0, None), leaf)
     }
@@ -307,7 +304,7 @@ impl<'a> Check<'a> {
         children: &[(u64, Nid)],
         depth: u8,
         (low, high): (u64, Option<u64>),
-        leaf: &mut dyn FnMut(Nid, &FsNode, u64, Option<u64>),
+        leaf: &mut OnLeaf<'_>,
     ) -> bool {
         let in_range = children.first().is_some_and(|(key, _)| *key == low)
             && children
@@ -379,6 +376,10 @@ impl<'a> Check<'a> {
         }
     }
 }
+
+/// Called with a leaf: its nid, its content, and the keys that it covers, from a first one up to
+/// another (`None`: no end).
+type OnLeaf<'a> = dyn FnMut(Nid, &FsNode, u64, Option<u64>) + 'a;
 
 /// The word for a tree in a finding.
 fn tree_name(tree: TreeId) -> &'static str {

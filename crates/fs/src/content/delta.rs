@@ -301,7 +301,7 @@ impl AttrChange {
                 .then(|| inode::time_from_disk(r.get()?))
                 .transpose()
         };
-        Ok(AttrChange {
+        let change = AttrChange {
             mode: word(r, tag::ATTR_MODE)?,
             uid: word(r, tag::ATTR_UID)?,
             gid: word(r, tag::ATTR_GID)?,
@@ -315,7 +315,12 @@ impl AttrChange {
             parent: long(r, tag::ATTR_PARENT)?.map(Nid),
             pending_truncate: long(r, tag::ATTR_PENDING_TRUNCATE)?
                 .map(|p| (p != u64::MAX).then_some(p)),
-        })
+        };
+        let (size, blocks) = (change.size.unwrap_or(0), change.blocks.unwrap_or(0));
+        if size > inode::SIZE_MAX || blocks > inode::BLOCKS_MAX {
+            return Err(r.damage("size or blocks out of range"));
+        }
+        Ok(change)
     }
 
     fn apply(&self, inode: &mut Inode) {

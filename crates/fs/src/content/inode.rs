@@ -17,6 +17,10 @@ pub const INLINE_ENTRIES_MAX: usize = 2 << 10;
 pub const INLINE_EXTENTS_MAX: usize = 16;
 /// Orphans that an orphan directory's inode holds itself.
 pub const INLINE_ORPHANS_MAX: usize = 64;
+/// The largest size of a file, in bytes.
+pub const SIZE_MAX: u64 = i64::MAX as u64;
+/// More blocks than any file has.
+pub const BLOCKS_MAX: u64 = 1 << 52;
 /// The longest target of a symbolic link, always inline.
 pub const SYMLINK_MAX: usize = 4095;
 /// Children of a tree's root.
@@ -211,6 +215,9 @@ impl Inode {
         }
         let body = Body::decode(header.body, header.body_depth, &mut reader)?;
         let pending = header.pending_truncate.get();
+        if header.size.get() > SIZE_MAX || header.blocks.get() > BLOCKS_MAX {
+            return Err(Damage::new("inode", "size or blocks out of range"));
+        }
         Ok(Inode {
             mode: header.mode.get(),
             uid: header.uid.get(),

@@ -28,6 +28,7 @@ mod truncate;
 mod write;
 mod writeback;
 
+pub(crate) use crate::content::inode::SIZE_MAX;
 pub(crate) use extents::FREE_MAX;
 pub use file::OpenFile;
 
@@ -46,8 +47,6 @@ use std::time::Duration;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
-/// The largest size of a file, in bytes.
-pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
 
 /// How file data is handled; run-time values all.
 #[derive(Clone, Debug)]

@@ -65,9 +65,6 @@ impl Contents<'_, '_> {
         if inode.mode >> 16 != 0 {
             check.error(nid, format!("has mode {:o}", inode.mode));
         }
-        if inode.size > SIZE_MAX {
-            check.error(nid, format!("has an impossible size, {}", inode.size));
-        }
         if is_orphan_directory(nid) {
             return;
         }

@@ -111,10 +111,7 @@ impl Check<'_> {
             }
             let mut way = Vec::new();
             let mut at = nid;
-            loop {
-                let Some(facts) = self.inodes.get(at).filter(Facts::is_dir) else {
-                    break;
-                };
+            while let Some(facts) = self.inodes.get(at).filter(Facts::is_dir) {
                 if facts.is(REACHED) {
                     break;
                 }

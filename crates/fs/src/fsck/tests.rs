@@ -109,8 +109,44 @@ impl World {
         fsck(self.array(true), &FsckOptions::default(), &|_| {}).unwrap()
     }
 
+    /// Uses and removes everything on a copy of the device. Errors are right, panics are not.
+    fn exercise(&self) {
+        let copy = World {
+            device: self.device.clone_state(5),
+            clock: self.clock.clone(),
+        };
+        let options = FsOptions::default().without_threads(copy.clock.clone());
+        let Ok(fs) = FileSystem::open(copy.array(false), options) else {
+            return;
+        };
+        let mut todo = vec![(ROOT, 0)];
+        while let Some((dir, depth)) = todo.pop() {
+            let mut names = Vec::new();
+            let listed = fs.readdir(dir, 0, &mut |entry| {
+                names.push((entry.name.to_vec(), entry.ino, entry.kind));
+                names.len() < 5000
+            });
+            drop(listed);
+            for (name, ino, kind) in names {
+                if name == b"." || name == b".." {
+                    continue;
+                }
+                if kind == libc::DT_DIR && depth < 6 {
+                    todo.push((ino, depth + 1));
+                }
+                use_and_remove(&fs, dir, &name, ino);
+            }
+        }
+        drop(fs.sync());
+        drop(fs.store().checkpoint());
+        drop(fs.close());
+        drop(fs);
+        fsck(copy.array(true), &FsckOptions::default(), &|_| {}).unwrap();
+    }
+
     /// Every expected finding (path, part of the text) is there, and no other is.
     fn expect(&self, expected: &[(Option<&str>, &str)]) {
+        self.exercise();
         let report = self.fsck();
         let matches = |f: &Finding, (path, what): &(Option<&str>, &str)| {
             f.path.as_deref() == *path && f.what.contains(what)
@@ -124,6 +160,28 @@ impl World {
             assert!(known, "unexpected: {finding}");
         }
     }
+}
+
+/// Most calls that touch a file's nodes, the last of which removes it.
+fn use_and_remove(fs: &FileSystem, dir: Nid, name: &[u8], ino: Nid) {
+    let who = root();
+    drop(fs.getattr(ino));
+    drop(fs.lookup(dir, name));
+    drop(fs.setxattr(&who, ino, b"user.large", &[7; 3000], 0));
+    drop(fs.removexattr(&who, ino, b"user.large"));
+    if let Ok(file) = fs.open_file(ino, libc::O_RDWR) {
+        let mut bytes = vec![0; 50_000];
+        drop(fs.read(&file, 0, &mut bytes));
+        drop(fs.write(&file, 30_000, &[3; 20_000]));
+        drop(fs.fsync(&file, false));
+        drop(fs.truncate(&who, ino, 5_000));
+    }
+    drop(fs.rename(&who, dir, name, ROOT, b"moved", 0));
+    drop(fs.rename(&who, ROOT, b"moved", dir, name, 0));
+    drop(fs.link(&who, ino, ROOT, b"linked"));
+    drop(fs.unlink(&who, ROOT, b"linked"));
+    drop(fs.unlink(&who, dir, name));
+    drop(fs.rmdir(&who, dir, name));
 }
 
 fn attrs(change: AttrChange) -> Delta {
