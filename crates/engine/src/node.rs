@@ -29,7 +29,7 @@ pub(crate) struct CellHeader {
     pub dirty: AtomicBool,
     /// Looked up since the clock hand last passed.
     recent: AtomicBool,
-    /// Bytes charged to the cache.
+    /// Bytes charged to the cache; 0 once another cell took the place.
     bytes: AtomicUsize,
     /// Bytes charged to the store's dirty memory while dirty.
     dirty_bytes: AtomicI64,
@@ -253,7 +253,11 @@ impl<C: Content> NodeCache<C> {
         let mut shard = self.shard(nid).lock();
         self.charge(&cell, 1);
         match shard.cells.insert(nid.0, cell) {
-            Some(old) => self.charge(&old, -1),
+            // Its last capture may come later and must not charge it again.
+            Some(old) => {
+                let bytes = old.header.bytes.swap(0, Ordering::Relaxed) as i64;
+                self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
             None => shard.clock.push_back(nid.0),
         }
         self.make_room(&mut shard);
@@ -287,12 +291,14 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// Brings the charge of a cell up to date; the caller holds the cell's lock.
-    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> usize {
+    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
         let now = CELL_OVERHEAD + body.memory();
-        let before = cell.header.bytes.swap(now, Ordering::Relaxed);
-        self.bytes
-            .fetch_add(now as i64 - before as i64, Ordering::Relaxed);
-        now
+        let charged = |before: usize| (before != 0).then_some(now);
+        let bytes = &cell.header.bytes;
+        if let Ok(before) = bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
+            self.bytes
+                .fetch_add(now as i64 - before as i64, Ordering::Relaxed);
+        }
     }
 
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
@@ -317,5 +323,52 @@ impl<C: Content> NodeCache<C> {
                 shard.clock.push_back(nid);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Word;
+    impl Content for Word {
+        type Delta = ();
+        fn kind(&self) -> u8 {
+            format::table::FIRST_FS_KIND
+        }
+        fn encode(&self, _: &mut Vec<u8>) {}
+        fn decode(_: u8, _: &[u8]) -> Result<Self, Damage> {
+            Ok(Word)
+        }
+        fn apply(&mut self, _: &()) -> Result<(), Damage> {
+            Ok(())
+        }
+        fn encode_delta(_: &(), _: &mut Vec<u8>) {}
+        fn decode_delta(_: u8, _: &[u8]) -> Result<(), Damage> {
+            Ok(())
+        }
+        fn owned(_: u8) -> bool {
+            false
+        }
+        fn memory(&self) -> usize {
+            1000
+        }
+    }
+
+    #[test]
+    fn a_replaced_cell_is_charged_no_more() {
+        let cache = NodeCache::new(1, 1 << 20);
+        for version in 0..100 {
+            let cell = new_cell(Nid(70), version, Body::User(Word));
+            cache.insert(Arc::clone(&cell));
+            cache.recharge(&cell, &Body::Gone);
+            cache.insert(new_cell(Nid(70), version, Body::User(Word)));
+            // The checkpoint captures the old cell last.
+            cache.recharge(&cell, &Body::User(Word));
+        }
+        assert_eq!(
+            cache.bytes.load(Ordering::Relaxed),
+            (CELL_OVERHEAD + 1000) as i64
+        );
     }
 }
