@@ -32,8 +32,8 @@ use zerocopy::IntoBytes;
 const PIPELINE: u64 = 4;
 /// Room that headers and padding of the batches in flight may need beyond their records.
 const BATCH_SLACK: u64 = (PIPELINE + 2) * 2 * BLOCK_SIZE as u64;
-/// Credit of one operation: no record is longer.
-pub(crate) const CREDIT: u64 = RECORD_MAX as u64;
+/// Credit of one operation: no record is longer, and the batch that takes it may be its own.
+pub(crate) const CREDIT: u64 = RECORD_MAX as u64 + 2 * BLOCK_SIZE as u64;
 
 /// Where a batch goes on from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,10 +203,13 @@ impl Journal {
     }
 
     fn used(&self) -> u64 {
-        // Outstanding first: bytes move from there to head, and counting them twice is safe.
+        // The tail first, which never passes the head: a checkpoint that ends between these
+        // loads makes the result too large, never negative. Outstanding before head: bytes
+        // move from there to head, and counting them twice is safe.
+        let tail = self.tail.load(Ordering::SeqCst);
         let outstanding = self.outstanding.load(Ordering::SeqCst);
         let head = self.head.load(Ordering::SeqCst);
-        (head - self.tail.load(Ordering::SeqCst)) + outstanding + BATCH_SLACK
+        (head - tail) + outstanding + BATCH_SLACK
     }
 
     /// Takes the credit of one operation; false when the ring has no room (invariant 3).
@@ -318,7 +321,9 @@ impl Journal {
         let mut records = 0;
         for shard in &self.shards {
             let mut spins = 0u32;
-            while shard.pins[slot].load(Ordering::Acquire) != 0 {
+            // SeqCst: either this load sees a pin, or its owner's second look at the epoch
+            // sees that the epoch is closed.
+            while shard.pins[slot].load(Ordering::SeqCst) != 0 {
                 spins += 1;
                 if spins < 100 {
                     std::hint::spin_loop();
