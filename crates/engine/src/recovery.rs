@@ -406,13 +406,7 @@ fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
             break;
         }
         if batch.header.checkpoint_sequence.get() > record.sequence.get() {
-            return Err(damaged(
-                "checkpoint",
-                format!(
-                    "record {} is lost: the journal names it, and the newest found is {}",
-                    batch.header.checkpoint_sequence, record.sequence
-                ),
-            ));
+            return Err(lost_record(record, &batch.header));
         }
         next = Anchor {
             position,
@@ -471,6 +465,16 @@ fn read_batch(
     Ok(Some((Batch { header, records }, crc)))
 }
 
+fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Error {
+    damaged(
+        "checkpoint",
+        format!(
+            "record {} is lost: the journal names it, and the newest found is {}",
+            batch.checkpoint_sequence, record.sequence
+        ),
+    )
+}
+
 /// A run that ends too early is a loss, not a crash.
 fn check_end(
     ring: &mut Ring<'_>,
@@ -487,12 +491,18 @@ fn check_end(
         ring.read(end.position + offset, &mut raw)?;
         let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
         offset += align;
-        let ours = header.magic.get() == BATCH_MAGIC
-            && header.uuid == array.uuid()
-            && header.mount_id == record.mount_id
-            && header.sequence.get() > end.sequence;
+        if header.magic.get() != BATCH_MAGIC || header.uuid != array.uuid() {
+            continue;
+        }
+        let later =
+            header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
+        // A mount goes on here only after its first checkpoint was durable.
+        let newer = header.mount_id.get() > record.mount_id.get();
         // The header's checksum covers the records too; a torn batch proves nothing.
-        if ours && whole(ring, end.position + offset - align, &raw, &header)? {
+        if (later || newer) && whole(ring, end.position + offset - align, &raw, &header)? {
+            if header.checkpoint_sequence.get() > record.sequence.get() {
+                return Err(lost_record(record, &header));
+            }
             known_durable = known_durable.max(header.durable_sequence.get());
         }
     }
