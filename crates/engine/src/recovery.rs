@@ -494,8 +494,7 @@ fn check_end(
         if header.magic.get() != BATCH_MAGIC || header.uuid != array.uuid() {
             continue;
         }
-        let later =
-            header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
+        let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
         // A mount goes on here only after its first checkpoint was durable.
         let newer = header.mount_id.get() > record.mount_id.get();
         // The header's checksum covers the records too; a torn batch proves nothing.
