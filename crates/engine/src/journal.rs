@@ -25,7 +25,7 @@ use format::geometry::Geometry;
 use format::journal::{BATCH_MAGIC, BatchHeader, RECORD_MAX};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// Batches that may be on their way to the devices at once.
@@ -125,6 +125,8 @@ pub(crate) struct Journal {
     pub checkpoint_sequence: AtomicU64,
     gather: Mutex<Gather>,
     state: Mutex<CommitState>,
+    /// Whether `state.failed` holds an error.
+    has_failed: AtomicBool,
     changed: Condvar,
     pub stats: JournalStats,
 }
@@ -179,6 +181,7 @@ impl Journal {
                     failed: None,
                 },
             ),
+            has_failed: AtomicBool::new(false),
             changed: Condvar::new(),
             stats: JournalStats::default(),
         }
@@ -194,6 +197,10 @@ impl Journal {
     }
 
     pub fn failed(&self) -> Option<Error> {
+        // Every operation asks; only a failure is worth the lock.
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         self.state.lock().failed.clone()
     }
 
@@ -411,6 +418,7 @@ impl Journal {
             && state.failed.is_none()
         {
             state.failed = Some(Error::Failed(format!("journal write: {error}").into()));
+            self.has_failed.store(true, Ordering::Release);
         }
         state.completed += 1;
         let outcome = match &state.failed {
@@ -459,6 +467,7 @@ impl Journal {
         let mut state = self.state.lock();
         if state.failed.is_none() {
             state.failed = Some(error);
+            self.has_failed.store(true, Ordering::Release);
         }
         drop(state);
         self.changed.notify_all();

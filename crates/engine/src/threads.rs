@@ -61,9 +61,11 @@ impl<C: Content> Store<C> {
                 }
                 let Some(store) = store.upgrade() else { return };
                 if let Err(error) = work(&store) {
-                    // The store has latched; whoever changes or syncs next is told.
                     tracing::error!("{error}");
-                    return;
+                    if store.failed().is_some() {
+                        // Latched; whoever changes or syncs next is told.
+                        return;
+                    }
                 }
             }
         };
