@@ -35,4 +35,4 @@ pub use recovery::RecoveryReport;
 pub use space::{ChunkState, Extent};
 pub use space_map::SpaceMap;
 pub use store::{SpaceInfo, Store, StoreOptions};
-pub use verify::{Verified, Visitor};
+pub use verify::{Verified, Visitor, check_copies};

@@ -21,7 +21,7 @@ use crate::space_map::SpaceMap;
 use crate::store::Store;
 use crate::table::{Entry, RegionPage};
 use base::sync::{Mutex, rank};
-use device::AlignedBuf;
+use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::geometry::Geometry;
 use format::item::{ITEM_ALIGN, ITEM_MAX, ItemPointer, Place};
@@ -69,7 +69,7 @@ struct Located {
 }
 
 impl<C: Content> Store<C> {
-    /// Verifies everything that the store owns, and shows every node to `visitor`. What is
+    /// Verifies everything that the last checkpoint reaches, and shows every node to `visitor`. What is
     /// wrong goes to `findings`; `progress` is told nodes done and nodes in all.
     ///
     /// # Panics
@@ -85,8 +85,6 @@ impl<C: Content> Store<C> {
             "a store that changes is not verified"
         );
         let audit = Audit::new(self, findings, progress);
-        audit.labels(self);
-        audit.slots(self);
         for (index, pointer) in self.table.map_pointers() {
             audit.page(Object::Table, pointer.place());
             if pointer.stamp.get() >> 32 != 0 {
@@ -135,6 +133,46 @@ impl<C: Content> Store<C> {
     fn replayed(&self) -> Vec<DirtyCell<C>> {
         let lists = self.dirty.iter();
         lists.flat_map(|list| list.lock().clone()).collect()
+    }
+}
+
+/// Checks the second copies of labels and checkpoint slots; [`Store::verify`] does not. It needs
+/// no store, so it can tell of an array that does not open.
+pub fn check_copies(array: &Array, findings: &Findings) {
+    for repair in array.label_repairs() {
+        let object = Object::Label {
+            device: repair.device,
+            copy: repair.copy,
+        };
+        let what = format!("{}; the other copy serves", repair.damage);
+        findings.add(object, Severity::Notice, what);
+    }
+    for slot in [0, 1] {
+        check_slot(array, slot, findings);
+    }
+}
+
+/// A slot that was ever written has two good copies.
+fn check_slot(array: &Array, slot: usize, findings: &Findings) {
+    let copies = [0, 1].map(|copy| {
+        let block = array.read_slot(slot, copy).map_err(|e| e.to_string())?;
+        if block.iter().all(|b| *b == 0) {
+            return Ok(None);
+        }
+        CheckpointRecord::parse(&block, &array.uuid())
+            .map(|record| Some(record.sequence.get()))
+            .map_err(|damage| damage.to_string())
+    });
+    let newest = copies.iter().flatten().flatten().max().copied();
+    for (copy, state) in copies.into_iter().enumerate() {
+        let (severity, what) = match (state, newest) {
+            (Ok(sequence), newest) if sequence == newest => continue,
+            (Ok(Some(_)), _) => (Severity::Notice, "is older than the other copy".into()),
+            (Ok(None), _) => (Severity::Notice, "is empty; the other copy serves".into()),
+            (Err(why), Some(_)) => (Severity::Notice, format!("{why}; the other copy serves")),
+            (Err(why), None) => (Severity::Error, format!("{why}, and so is the other copy")),
+        };
+        findings.add(Object::Slot { slot, copy }, severity, what);
     }
 }
 
@@ -398,52 +436,6 @@ impl<'a> Audit<'a> {
     fn advance(&self, nodes: u64) {
         let done = self.done.fetch_add(nodes, Ordering::Relaxed) + nodes;
         (self.progress)(done, self.expected.max(done));
-    }
-
-    fn labels<C: Content>(&self, store: &Store<C>) {
-        for repair in store.array.label_repairs() {
-            let object = Object::Label {
-                device: repair.device,
-                copy: repair.copy,
-            };
-            let what = format!("{}; the other copy serves", repair.damage);
-            self.findings.add(object, Severity::Notice, what);
-        }
-    }
-
-    /// Each slot that was ever written has two good copies.
-    fn slots<C: Content>(&self, store: &Store<C>) {
-        for slot in [0, 1] {
-            let copies = [0, 1].map(|copy| {
-                let block = store
-                    .array
-                    .read_slot(slot, copy)
-                    .map_err(|e| e.to_string())?;
-                if block.iter().all(|b| *b == 0) {
-                    return Ok(None);
-                }
-                CheckpointRecord::parse(&block, &store.array.uuid())
-                    .map(|record| Some(record.sequence.get()))
-                    .map_err(|damage| damage.to_string())
-            });
-            let newest = copies.iter().flatten().flatten().max().copied();
-            for (copy, state) in copies.into_iter().enumerate() {
-                let object = Object::Slot { slot, copy };
-                let (severity, what) = match (state, newest) {
-                    (Ok(sequence), newest) if sequence == newest => continue,
-                    (Ok(Some(_)), _) => (Severity::Notice, "is older than the other copy".into()),
-                    (Ok(None), _) => (Severity::Notice, "is empty; the other copy serves".into()),
-                    (Err(why), Some(_)) => {
-                        (Severity::Notice, format!("{why}; the other copy serves"))
-                    }
-                    (Err(why), None) => (
-                        Severity::Error,
-                        format!("{why}, in both copies; the other slot serves"),
-                    ),
-                };
-                self.findings.add(object, severity, what);
-            }
-        }
     }
 
     fn page(&self, object: Object, place: Place) {

@@ -131,14 +131,20 @@ impl Report {
         self.worst().is_none_or(|worst| worst == Severity::Notice)
     }
 
-    fn fatal(mut self, object: Object, what: String) -> Report {
-        self.findings.push(Finding {
-            object,
+    /// The report on what does not even open.
+    fn of_findings(findings: Vec<engine::Finding>) -> Report {
+        let without_path = |f: engine::Finding| Finding {
+            object: f.object,
             path: None,
-            what,
-            severity: Severity::Fatal,
-        });
-        self
+            what: f.what,
+            severity: f.severity,
+        };
+        let mut findings: Vec<Finding> = findings.into_iter().map(without_path).collect();
+        findings.sort_by_key(|f| std::cmp::Reverse(f.severity));
+        Report {
+            findings,
+            ..Report::default()
+        }
     }
 }
 
@@ -163,21 +169,23 @@ pub fn fsck(
         read_only: true,
         ..StoreOptions::default()
     };
+    let findings = Findings::new();
+    engine::check_copies(&array, &findings);
+    let fatal = |object: Object, what: String| {
+        findings.add(object, Severity::Fatal, what);
+        Ok(Report::of_findings(findings.take().0))
+    };
     let (store, recovery) = match Store::<FsNode>::open(array, store_options) {
         Ok(opened) => opened,
         Err(engine::Error::DamagedNode { nid, damage }) => {
             let what = format!("the journal cannot be replayed on it: {damage}");
-            return Ok(Report::default().fatal(Object::Node(nid), what));
+            return fatal(Object::Node(nid), what);
         }
-        Err(engine::Error::Damaged(damage)) => {
-            return Ok(Report::default().fatal(Object::Store, damage.to_string()));
-        }
-        Err(error @ engine::Error::Device(_)) => {
-            return Ok(Report::default().fatal(Object::Store, error.to_string()));
-        }
+        Err(engine::Error::Damaged(damage)) => return fatal(Object::Store, damage.to_string()),
+        Err(error @ engine::Error::Device(_)) => return fatal(Object::Store, error.to_string()),
         Err(error) => return Err(error.into()),
     };
-    let check = Check::new(store, hash, progress);
+    let check = Check::new(store, hash, findings, progress);
     Ok(check.run(recovery))
 }
 
@@ -217,6 +225,7 @@ impl<'a> Check<'a> {
     fn new(
         store: Arc<Store<FsNode>>,
         hash: NameHash,
+        findings: Findings,
         progress: &'a (dyn Fn(Progress) + Sync),
     ) -> Self {
         Check {
@@ -225,7 +234,7 @@ impl<'a> Check<'a> {
             store,
             hash,
             progress,
-            findings: Findings::new(),
+            findings,
             counts: Counts::default(),
             shared: Mutex::new(rank::LEAF, BTreeSet::new()),
             owners_hidden: AtomicBool::new(false),
