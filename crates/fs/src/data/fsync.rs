@@ -1,6 +1,7 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
 use super::file::{FileState, OpenFile};
+use super::together::TOGETHER;
 use super::{Files, PAGE};
 use crate::content::AttrChange;
 use crate::content::Delta;
@@ -138,11 +139,23 @@ impl Files {
     /// and unmount, which commit afterwards. All are attempted; the first error is returned.
     pub(crate) fn write_back_all(&self) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for state in self.table.states() {
-            let done = self.settle(&state);
+        let mut note = |done: Result<(), Error>| {
             if outcome.is_ok() {
                 outcome = done;
             }
+        };
+        for states in self.table.states().chunks(TOGETHER) {
+            let mut held = Vec::with_capacity(states.len());
+            for state in states {
+                match self.use_file(state.ino()) {
+                    Ok(state) => held.push(state),
+                    // Deleted meanwhile: nothing is left to write.
+                    Err(Error::Stale(_)) => {}
+                    Err(error) => note(Err(error)),
+                }
+            }
+            self.flush_together(&held);
+            held.iter().for_each(|state| note(self.settle(state)));
         }
         let unflushed = !self.unflushed.lock().is_empty();
         if unflushed {
@@ -155,15 +168,9 @@ impl Files {
     }
 
     fn settle(&self, state: &Arc<FileState>) -> Result<(), Error> {
-        // Deleted meanwhile: nothing is left to write.
-        let state = match self.use_file(state.ino()) {
-            Ok(state) => state,
-            Err(Error::Stale(_)) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        self.flush_file(&state)?;
+        self.flush_file(state)?;
         if state.meta.lock().times.any() {
-            self.persist_times(&state)?;
+            self.persist_times(state)?;
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ mod read;
 mod seek;
 #[cfg(test)]
 mod tests;
+mod together;
 mod truncate;
 mod write;
 mod writeback;

@@ -26,14 +26,14 @@ pub(super) const REPLACE_MAX: usize = 16 << 10;
 
 /// Pages at consecutive offsets that go to consecutive blocks.
 #[derive(Debug)]
-struct Segment {
+pub(super) struct Segment {
     pages: Range<u64>,
     block: Block,
     kind: Target,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
+pub(super) enum Target {
     /// Written blocks: overwritten in place, nothing to log.
     InPlace,
     /// Allocated blocks that hold nothing yet.
@@ -43,18 +43,18 @@ enum Target {
 }
 
 /// Where the leading pages of a batch go.
-struct Layout<'s> {
-    segments: Vec<Segment>,
+pub(super) struct Layout<'s> {
+    pub(super) segments: Vec<Segment>,
     reservations: Vec<Reservation<'s, FsNode>>,
     /// Pages covered, from the front of the batch.
-    covered: usize,
+    pub(super) covered: usize,
 }
 
 /// A copy of dirty pages.
-struct Copies {
-    pages: Vec<u64>,
-    stamps: Vec<Stamp>,
-    data: AlignedBuf,
+pub(super) struct Copies {
+    pub(super) pages: Vec<u64>,
+    pub(super) stamps: Vec<Stamp>,
+    pub(super) data: AlignedBuf,
 }
 
 impl Files {
@@ -136,7 +136,7 @@ impl Files {
 
     /// The size that may be logged once the pages in `done` are home: up to the first page
     /// that is dirty still.
-    fn size_limit(&self, state: &Arc<FileState>, size: u64, done: &[u64]) -> u64 {
+    pub(super) fn size_limit(&self, state: &Arc<FileState>, size: u64, done: &[u64]) -> u64 {
         let dirty = self
             .pages
             .dirty_pages(state.key, 0..PAGE_LIMIT, done.len() + 1);
@@ -151,7 +151,11 @@ impl Files {
         Ok(matches!(content.inode()?.body, Body::Inline(_)))
     }
 
-    fn copy_pages(&self, state: &Arc<FileState>, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
+    pub(super) fn copy_pages(
+        &self,
+        state: &Arc<FileState>,
+        pages: Vec<u64>,
+    ) -> Result<Option<Copies>, Error> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -171,7 +175,7 @@ impl Files {
         }))
     }
 
-    fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
+    pub(super) fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
         let pairs = copies.pages.iter().zip(&copies.stamps).take(covered);
         for (&page, &stamp) in pairs {
             self.pages.complete(state.key, page, stamp);
@@ -180,7 +184,7 @@ impl Files {
 
     /// Decides where pages go, and reserves blocks for those that have none, as far as one
     /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
-    fn lay_out(
+    pub(super) fn lay_out(
         &self,
         state: &Arc<FileState>,
         pages: &[u64],
@@ -291,21 +295,40 @@ impl Files {
         pages: &[u64],
         size: u64,
     ) -> Result<(), Error> {
+        match self.write_segments(&layout.segments, data, pages) {
+            Ok(()) => self.log_stored(state, layout, size),
+            Err(error) => {
+                self.unreserve(state, layout);
+                Err(error)
+            }
+        }
+    }
+
+    /// Logs laid-out pages that were written.
+    pub(super) fn log_stored(
+        &self,
+        state: &Arc<FileState>,
+        layout: Layout<'_>,
+        size: u64,
+    ) -> Result<(), Error> {
         let reserved = blocks_of(&layout.reservations);
-        let outcome = self
-            .write_segments(&layout.segments, data, pages)
-            .and_then(|()| {
-                let changes = changes_of(&layout.segments);
-                if changes.is_empty() && size == state.meta.lock().logged_size {
-                    self.wrote_in_place(state);
-                    return Ok(());
-                }
-                self.log_changes(state, changes, layout.reservations, size)
-            });
+        let changes = changes_of(&layout.segments);
+        if changes.is_empty() && size == state.meta.lock().logged_size {
+            self.wrote_in_place(state);
+            return Ok(());
+        }
+        let outcome = self.log_changes(state, changes, layout.reservations, size);
         if outcome.is_err() {
             self.promise_again(state, reserved);
         }
         outcome
+    }
+
+    /// Gives a layout's blocks back to the promise they came from.
+    pub(super) fn unreserve(&self, state: &Arc<FileState>, layout: Layout<'_>) {
+        let reserved = blocks_of(&layout.reservations);
+        drop(layout);
+        self.promise_again(state, reserved);
     }
 
     fn wrote_in_place(&self, state: &Arc<FileState>) {
@@ -322,7 +345,7 @@ impl Files {
         }
     }
 
-    /// One device batch. `pages` and `data` go together, page by page; segments cover `pages`.
+    /// One device batch.
     fn write_segments(
         &self,
         segments: &[Segment],
@@ -330,32 +353,7 @@ impl Files {
         pages: &[u64],
     ) -> Result<(), Error> {
         let mut ios: Vec<Io<'_>> = Vec::with_capacity(segments.len());
-        let mut last: Option<(u64, Range<usize>)> = None;
-        let mut at = 0;
-        let mut push = |(byte, bytes): (u64, Range<usize>)| {
-            ios.push(Io::Write {
-                byte,
-                buf: &data[bytes],
-                durability: Durability::Volatile,
-            });
-        };
-        for segment in segments {
-            debug_assert_eq!(pages[at / BLOCK_SIZE], segment.pages.start);
-            let len = (segment.pages.end - segment.pages.start) as usize * BLOCK_SIZE;
-            let byte = segment.block.byte();
-            match &mut last {
-                Some((first, bytes)) if *first + bytes.len() as u64 == byte => bytes.end += len,
-                _ => {
-                    if let Some(done) = last.replace((byte, at..at + len)) {
-                        push(done);
-                    }
-                }
-            }
-            at += len;
-        }
-        if let Some(done) = last {
-            push(done);
-        }
+        collect_writes(segments, data, pages, &mut ios);
         let done = self.store.array().execute(&mut ios);
         done.map_err(engine::Error::from)?;
         Ok(())
@@ -603,4 +601,40 @@ fn set_times(attrs: &mut AttrChange, times: NewTimes) {
     attrs.atime = times.atime.or(attrs.atime);
     attrs.mtime = times.mtime.or(attrs.mtime);
     attrs.ctime = times.ctime.or(attrs.ctime);
+}
+
+/// The writes of laid-out pages, contiguous ones as one. `pages` and `data` go together, page by
+/// page; segments cover `pages`.
+pub(super) fn collect_writes<'a>(
+    segments: &[Segment],
+    data: &'a [u8],
+    pages: &[u64],
+    ios: &mut Vec<Io<'a>>,
+) {
+    let mut last: Option<(u64, Range<usize>)> = None;
+    let mut at = 0;
+    let mut push = |(byte, bytes): (u64, Range<usize>)| {
+        ios.push(Io::Write {
+            byte,
+            buf: &data[bytes],
+            durability: Durability::Volatile,
+        });
+    };
+    for segment in segments {
+        debug_assert_eq!(pages[at / BLOCK_SIZE], segment.pages.start);
+        let len = (segment.pages.end - segment.pages.start) as usize * BLOCK_SIZE;
+        let byte = segment.block.byte();
+        match &mut last {
+            Some((first, bytes)) if *first + bytes.len() as u64 == byte => bytes.end += len,
+            _ => {
+                if let Some(done) = last.replace((byte, at..at + len)) {
+                    push(done);
+                }
+            }
+        }
+        at += len;
+    }
+    if let Some(done) = last {
+        push(done);
+    }
 }
