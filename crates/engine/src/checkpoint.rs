@@ -79,7 +79,7 @@ impl<C: Content> Store<C> {
     }
 
     pub(crate) fn checkpoint_now(&self) -> Result<(), Error> {
-        self.retire_chunks()?;
+        self.retire_chunks();
         self.make_checkpoint(false).map(|_| ())
     }
 
@@ -113,6 +113,7 @@ impl<C: Content> Store<C> {
             return Ok(report);
         }
         // Step 2.
+        let flush_failures = self.array.flush_failures();
         let (captured, bytes) = self.capture(dirty, sequence)?;
         report.bytes = bytes;
         // Step 3: nothing captured so far is newer than the epoch open now.
@@ -124,6 +125,11 @@ impl<C: Content> Store<C> {
         let space_root = self.write_space(state, &mut packer)?;
         report.bytes += packer.finish()?;
         self.array.flush()?;
+        if self.array.flush_failures() != flush_failures {
+            // Somebody else's flush failed, and may have lost what was written here; that
+            // ours succeeded says nothing of it (R17).
+            return Err(Error::Failed("a flush failed during a checkpoint".into()));
+        }
         // Step 5.
         let mut record = self.record(sequence, anchor);
         record.clean = U32::new(clean as u32);

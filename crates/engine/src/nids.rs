@@ -116,7 +116,7 @@ struct Regions {
     unloaded: HashMap<u32, u32>,
     /// Regions ever used; the next new one has this index.
     count: u32,
-    deferred: HashMap<u32, Vec<u64>>,
+    deferred: HashMap<u32, Box<[u64; WORDS]>>,
 }
 
 /// Where a region's bitmap comes from when it is first needed.
@@ -231,16 +231,19 @@ impl Nids {
         index: u32,
         bitmaps: &B,
     ) -> Result<Arc<Region>, B::Error> {
-        let used = if index < regions.count {
-            bitmaps.used_nids(index)?
-        } else {
-            vec![0; WORDS]
-        };
-        let region = Arc::new(Region::new(index, &used));
-        for nid in regions.deferred.remove(&index).unwrap_or_default() {
-            region.put(nid);
-        }
+        let known = index < regions.count;
+        // Out of the list even if its page is unreadable, or everybody would try it again.
         regions.unloaded.remove(&index);
+        let mut used = match known {
+            true => bitmaps.used_nids(index)?,
+            false => vec![0; WORDS],
+        };
+        if let Some(freed) = regions.deferred.remove(&index) {
+            for (used, freed) in used.iter_mut().zip(freed.iter()) {
+                *used &= !freed;
+            }
+        }
+        let region = Arc::new(Region::new(index, &used));
         for skipped in regions.count..index {
             regions.unloaded.insert(skipped, REGION_NIDS as u32);
         }
@@ -269,11 +272,15 @@ impl Nids {
         if let Some(region) = regions.loaded.get(&(index as u32)) {
             region.put(nid.0 % REGION_NIDS);
         } else {
-            regions
-                .deferred
-                .entry(index as u32)
-                .or_default()
-                .push(nid.0 % REGION_NIDS);
+            let (word, bit) = ((nid.0 % REGION_NIDS) as usize / 64, 1 << (nid.0 % 64));
+            let freed = regions.deferred.entry(index as u32);
+            let freed = freed.or_insert_with(|| Box::new([0; WORDS]));
+            let new = freed[word] & bit == 0;
+            freed[word] |= bit;
+            // Enough of them make the region worth a lease.
+            if let Some(free) = regions.unloaded.get_mut(&(index as u32)).filter(|_| new) {
+                *free += 1;
+            }
         }
     }
 
@@ -334,6 +341,27 @@ mod tests {
             nids.region_count() <= regions + 1,
             "freed nids are used before new regions"
         );
+    }
+
+    #[test]
+    fn nids_freed_in_regions_of_an_earlier_mount_are_used_before_new_regions() {
+        struct Full;
+        impl RegionBitmaps for Full {
+            type Error = ();
+            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
+                Ok(vec![u64::MAX; WORDS])
+            }
+        }
+        let nids = Nids::new(1, vec![0; 4]);
+        for nid in REGION_NIDS..3 * REGION_NIDS {
+            nids.put(Nid(nid));
+            nids.put(Nid(nid));
+        }
+        let mut seen = HashSet::new();
+        for _ in 0..2 * REGION_NIDS {
+            assert!(seen.insert(nids.take(0, &Full).unwrap().unwrap()));
+        }
+        assert_eq!(nids.region_count(), 4);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! 2. `available` = available blocks of all data chunks, loaded or not; `free_chunks` = chunks
 //!    that are durably free and not taken by a running checkpoint.
 //! 3. Promises never exceed `available` plus the free chunks beyond the reserve that
-//!    checkpoints and deletions live on.
+//!    checkpoints and deletions live on, except for chunks that metadata took since; those
+//!    come out of the reserve.
 //! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
 
 use base::sync::{Mutex, rank};
@@ -184,6 +185,8 @@ pub(crate) struct Space {
     free_chunks: AtomicI64,
     promised: AtomicI64,
     reserve_chunks: AtomicI64,
+    /// Free chunks that data leaves alone even when a promise stands for them.
+    least_chunks: i64,
     /// Freed by an epoch that may not be durable yet.
     pending: Mutex<BTreeMap<u64, Vec<Extent>>>,
     pending_blocks: AtomicI64,
@@ -224,6 +227,7 @@ impl Space {
             free_chunks: AtomicI64::new(free_chunks),
             promised: AtomicI64::new(0),
             reserve_chunks: AtomicI64::new(reserve as i64),
+            least_chunks: reserve as i64 * 3 / 4,
             pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
             pending_blocks: AtomicI64::new(0),
             releasing: Mutex::new(rank::SPACE_RELEASE, ()),
@@ -326,7 +330,9 @@ impl Space {
             if let Some(chunk) = unloaded {
                 return Source::Load(chunk);
             }
-            let spare = self.free_chunks.load(Ordering::SeqCst) > self.reserve_chunks();
+            // Who comes here has a promise, and metadata may have taken a chunk, or the reserve
+            // may have grown, since it was made.
+            let spare = self.free_chunks.load(Ordering::SeqCst) > self.least_chunks;
             if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
                 chunks.free.remove(&chunk);
                 self.free_chunks.fetch_sub(1, Ordering::SeqCst);
@@ -569,8 +575,8 @@ impl Space {
             .fetch_add(freed.len() as i64, Ordering::SeqCst);
     }
 
-    /// Loaded, unleased data chunks all of whose blocks are available; they leave the
-    /// allocator, and the caller deletes their maps.
+    /// Loaded, unleased data chunks all of whose blocks are available and not promised; they
+    /// leave the allocator, and the caller deletes their maps.
     pub fn take_empty_chunks(&self, most: usize) -> Vec<u32> {
         let blocks = self.geometry.chunk_blocks;
         let mut chunks = self.chunks.lock();
@@ -582,11 +588,32 @@ impl Space {
             .map(|c| c.chunk)
             .take(most)
             .collect();
-        for chunk in &empty {
-            chunks.loaded.remove(chunk);
+        let mut taken = Vec::new();
+        for chunk in empty {
+            // As in `try_promise`, so that of two that want the last blocks one sees the other.
             self.available.fetch_sub(blocks as i64, Ordering::SeqCst);
+            if self.promisable() < 0 {
+                self.available.fetch_add(blocks as i64, Ordering::SeqCst);
+                break;
+            }
+            chunks.loaded.remove(&chunk);
+            taken.push(chunk);
         }
-        empty
+        taken
+    }
+
+    /// The chunk's map cannot be read: nothing more is allocated there, and what is free in
+    /// it is lost until it is repaired.
+    pub fn unusable(&self, chunk: u32) {
+        let mut chunks = self.chunks.lock();
+        let mut lost = chunks.unloaded.remove(&chunk).unwrap_or(0);
+        if let Some(space) = chunks.loaded.remove(&chunk) {
+            // Leases may still refer to it.
+            let mut bits = space.bits.lock();
+            bits.available.fill(0);
+            lost += std::mem::take(&mut bits.count);
+        }
+        self.available.fetch_sub(lost as i64, Ordering::SeqCst);
     }
 }
 

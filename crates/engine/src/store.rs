@@ -354,18 +354,29 @@ impl<C: Content> Store<C> {
 
     /// A nid for a new node.
     pub fn reserve_nid(&self) -> Result<FreshNid<'_, C>, Error> {
-        let nid = self
-            .nids
-            .take(self.shard(), &self.table)?
-            .ok_or(Error::NoSpace)?;
-        let mut fresh = FreshNid {
-            store: self,
-            nid,
-            last_version: 0,
-            used: false,
-        };
-        fresh.last_version = self.last_version(nid)?;
-        Ok(fresh)
+        loop {
+            let nid = self
+                .nids
+                .take(self.shard(), &self.table)?
+                .ok_or(Error::NoSpace)?;
+            match self.last_version(nid) {
+                Ok(last_version) => {
+                    return Ok(FreshNid {
+                        store: self,
+                        nid,
+                        last_version,
+                        used: false,
+                    });
+                }
+                // Its table page is damaged. It stays out of use, or everybody would be
+                // given it again and nobody could create anything.
+                Err(Error::Damaged(damage)) => tracing::warn!("nid {nid} is not used: {damage}"),
+                Err(error) => {
+                    self.nids.put(nid);
+                    return Err(error);
+                }
+            }
+        }
     }
 
     /// A nid below [`format::table::RESERVED_NIDS`], for making the file system.
@@ -462,7 +473,7 @@ impl<C: Content> Store<C> {
     /// Makes freed blocks available and empty chunks free, for callers that found none.
     fn reclaim(&self) -> Result<(), Error> {
         self.sync()?;
-        self.retire_chunks()?;
+        self.retire_chunks();
         self.sync()?;
         self.checkpoint_now()
     }
@@ -536,10 +547,8 @@ impl<C: Content> Store<C> {
         self.sync()?;
         let (unloaded, free) = self.space.unloaded_and_free();
         for chunk in unloaded {
-            let map = self.load_map(chunk)?;
-            let state = map.0.read();
-            if let Body::Space(map) = &state.body {
-                self.space.loaded(chunk, map.words());
+            if let Err(error) = self.load_space(chunk) {
+                self.give_up_chunk(chunk, &error);
             }
         }
         let mut blocks = 0;
@@ -621,27 +630,27 @@ impl<C: Content> Store<C> {
         let mut committed = false;
         loop {
             if let Some(extent) = self.space.take(shard, blocks, goal) {
-                promise.consume(extent.len as u64);
-                let (chunk, _) = self
-                    .array
-                    .geometry()
-                    .chunk_of(extent.block)
-                    .expect("space is in chunks");
-                let map = self.load_map(chunk)?;
-                return Ok(Reservation {
-                    store: self,
-                    extent,
-                    map,
-                    taken: false,
-                });
+                let geometry = self.array.geometry();
+                let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
+                match self.load_map(chunk) {
+                    Ok(map) => {
+                        promise.consume(extent.len as u64);
+                        return Ok(Reservation {
+                            store: self,
+                            extent,
+                            map,
+                            taken: false,
+                        });
+                    }
+                    Err(error) => self.give_up_chunk(chunk, &error),
+                }
+                continue;
             }
             match self.space.next_source(shard) {
                 Source::Loaded => {}
                 Source::Load(chunk) => {
-                    let map = self.load_map(chunk)?;
-                    let state = map.0.read();
-                    if let Body::Space(map) = &state.body {
-                        self.space.loaded(chunk, map.words());
+                    if let Err(error) = self.load_space(chunk) {
+                        self.give_up_chunk(chunk, &error);
                     }
                 }
                 Source::Convert(chunk) => {
@@ -654,10 +663,31 @@ impl<C: Content> Store<C> {
                 Source::None if !committed => {
                     committed = true;
                     self.sync()?;
+                    self.release_freed(true);
+                    self.release_retired();
                 }
                 Source::None => return Err(Error::NoSpace),
             }
         }
+    }
+
+    /// Makes the free blocks of a data chunk available.
+    fn load_space(&self, chunk: u32) -> Result<(), Error> {
+        let map = self.load_map(chunk)?;
+        let state = map.0.read();
+        match &state.body {
+            Body::Space(map) => {
+                self.space.loaded(chunk, map.words());
+                Ok(())
+            }
+            _ => Err(Error::Gone(space_map_nid(chunk))),
+        }
+    }
+
+    /// Allocation goes on without a chunk whose map is unreadable.
+    fn give_up_chunk(&self, chunk: u32, error: &Error) {
+        tracing::error!("free space of chunk {chunk} is not used: {error}");
+        self.space.unusable(chunk);
     }
 
     /// Gives a free chunk a space map, in a record of its own.
@@ -671,23 +701,32 @@ impl<C: Content> Store<C> {
 
     /// Turns data chunks without data into free ones, in records of their own; they can be
     /// used again once those are durable.
-    pub(crate) fn retire_chunks(&self) -> Result<(), Error> {
+    pub(crate) fn retire_chunks(&self) {
         for chunk in self.space.take_empty_chunks(64) {
-            let map = self.load_map(chunk)?;
-            let mut op = self.begin(Need::Reclaim)?;
-            if !op.delete_map(&map) {
-                drop(op);
-                let state = map.0.read();
-                if let Body::Space(map) = &state.body {
-                    self.space.loaded(chunk, map.words());
-                }
-                continue;
+            let retired = self.retire_chunk(chunk);
+            if !matches!(retired, Ok(true))
+                && let Err(error) = self.load_space(chunk)
+            {
+                self.give_up_chunk(chunk, &error);
             }
-            let epoch = op.commit();
-            self.retired.lock().push((epoch.0, chunk));
         }
         self.release_retired();
-        Ok(())
+    }
+
+    /// False when the chunk is in use again, or the journal has no room now: the checkpoint
+    /// that makes room may be what calls this, so it must not wait for one.
+    fn retire_chunk(&self, chunk: u32) -> Result<bool, Error> {
+        let map = self.load_map(chunk)?;
+        if self.journal.failed().is_some() || !self.journal.try_credit() {
+            return Ok(false);
+        }
+        let mut op = Op::new(self);
+        if !op.delete_map(&map) {
+            return Ok(false);
+        }
+        let epoch = op.commit();
+        self.retired.lock().push((epoch.0, chunk));
+        Ok(true)
     }
 
     /// Chunks whose space map is durably gone become free.

@@ -95,7 +95,7 @@ impl<C: Content> Store<C> {
             return Ok(());
         }
         self.sync()?;
-        self.retire_chunks()?;
+        self.retire_chunks();
         self.make_checkpoint(true)?;
         self.journal.fail(Error::ReadOnly);
         Ok(())

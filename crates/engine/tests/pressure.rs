@@ -1,0 +1,281 @@
+//! Full and fragmented arrays, damage in one place, lost checkpoint slots: what one bad spot
+//! must not do to the rest.
+
+mod common;
+
+use base::rng::Rng;
+use common::{Change, Numbers, TestStore, World};
+use engine::{Error, Extent, Need, StoreOptions};
+use format::Nid;
+use std::time::Duration;
+
+fn create(store: &TestStore, state: Vec<u64>) -> Result<Nid, Error> {
+    let fresh = store.reserve_nid()?;
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow)?;
+    op.create(fresh, Numbers(state));
+    op.commit();
+    Ok(nid)
+}
+
+fn set(store: &TestStore, nid: Nid, value: u64) -> Result<(), Error> {
+    let node = store.get(nid)?;
+    let mut op = store.begin(Need::Reclaim)?;
+    let slot = op.lock(&node)?;
+    op.apply(slot, Change::Set(0, value));
+    op.commit();
+    Ok(())
+}
+
+fn delete(store: &TestStore, nid: Nid) -> Result<(), Error> {
+    let node = store.get(nid)?;
+    let mut op = store.begin(Need::Reclaim)?;
+    let slot = op.lock(&node)?;
+    op.delete(slot);
+    op.commit();
+    Ok(())
+}
+
+fn fill(store: &TestStore, words: usize) -> Vec<Nid> {
+    let mut nids = Vec::new();
+    loop {
+        match create(store, vec![1; words]) {
+            Ok(nid) => nids.push(nid),
+            Err(Error::NoSpace) => return nids,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Options as users have them, without threads.
+fn plain() -> StoreOptions {
+    StoreOptions {
+        dirty_bytes: None,
+        node_cache_bytes: 8 << 20,
+        ..World::options()
+    }
+}
+
+fn updates_on_a_full_array(words: usize) {
+    let mut world = World::new(21, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let nids = fill(&store, words);
+    let mut rng = Rng::new(words as u64);
+    for round in 0..4 {
+        for i in 0..4_000 {
+            let nid = *rng.pick(&nids);
+            set(&store, nid, i).unwrap_or_else(|e| panic!("round {round}, update {i}: {e}"));
+        }
+    }
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    world.check("after updates");
+    let store = world.open_with(plain()).unwrap();
+    for nid in nids {
+        delete(&store, nid).unwrap();
+    }
+    assert!(!fill(&store, words).is_empty());
+    store.close().unwrap();
+    drop(store);
+    world.check("after deletions");
+}
+
+#[test]
+fn large_nodes_change_in_place_on_a_full_array() {
+    updates_on_a_full_array(1500);
+}
+
+#[test]
+fn small_nodes_change_in_place_on_a_full_array() {
+    updates_on_a_full_array(20);
+}
+
+#[test]
+fn threads_change_nodes_on_a_full_array_while_checkpoints_run() {
+    let world = World::new(27, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let nids = fill(&store, 300);
+    store.close().unwrap();
+    drop(store);
+    let options = StoreOptions {
+        background: true,
+        workers: 4,
+        shards: 4,
+        checkpoint_interval: Duration::from_millis(5),
+        ..plain()
+    };
+    let store = world.open_with(options).unwrap();
+    base::thread::parallel(4, |worker| {
+        let mut rng = Rng::new(worker as u64);
+        let share = nids.len() / 4;
+        let mut mine = nids[worker * share..][..share].to_vec();
+        for i in 0..4_000 {
+            let at = rng.below(mine.len() as u64) as usize;
+            if i % 100 == 0 {
+                delete(&store, mine.swap_remove(at)).unwrap();
+            } else if i % 100 == 50 {
+                match create(&store, vec![1; 300]) {
+                    Ok(nid) => mine.push(nid),
+                    Err(Error::NoSpace) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            } else {
+                set(&store, mine[at], i).unwrap();
+            }
+        }
+    });
+    store.close().unwrap();
+    drop(store);
+    world.check("after threads");
+}
+
+#[test]
+fn a_full_array_with_holes_everywhere_takes_as_much_again() {
+    let world = World::new(22, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let mut nids = fill(&store, 100);
+    let full = nids.len();
+    let mut rng = Rng::new(22);
+    for round in 0..4 {
+        for _ in 0..full / 2 {
+            let at = rng.below(nids.len() as u64) as usize;
+            delete(&store, nids.swap_remove(at)).unwrap();
+        }
+        store.checkpoint().unwrap();
+        nids.extend(fill(&store, 100));
+        assert!(
+            nids.len() * 10 > full * 9,
+            "round {round}: {} of {full} nodes fit",
+            nids.len()
+        );
+    }
+    store.close().unwrap();
+    drop(store);
+    world.check("after refills");
+}
+
+/// Data takes all that may be promised; returns it.
+fn take_all(store: &TestStore) -> Vec<Extent> {
+    let mut held = Vec::new();
+    while let Ok(mut promise) = store.promise(64) {
+        let reservation = store
+            .reserve(&mut promise, 64, None)
+            .expect("a promise holds");
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        held.push(op.take(reservation));
+        op.commit();
+    }
+    held
+}
+
+#[test]
+fn nodes_change_when_data_and_metadata_fill_the_array() {
+    let world = World::new(23, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let nids: Vec<Nid> = (0..10_000)
+        .map(|i| create(&store, vec![i; 200]).unwrap())
+        .collect();
+    let held = take_all(&store);
+    let mut rng = Rng::new(23);
+    for i in 0..10_000 {
+        let nid = *rng.pick(&nids);
+        set(&store, nid, i).unwrap_or_else(|e| panic!("update {i}: {e}"));
+    }
+    for extent in held {
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        op.free(extent).unwrap();
+        op.commit();
+    }
+    store.close().unwrap();
+    drop(store);
+    world.check("after updates");
+}
+
+#[test]
+fn promises_hold_while_metadata_grows_and_chunks_retire() {
+    let world = World::new(24, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let mut held = take_all(&store);
+    let mut rng = Rng::new(24);
+    for round in 0..20 {
+        // Whole chunks become empty.
+        held.sort();
+        let from = rng.below(held.len() as u64 * 3 / 4) as usize;
+        for extent in held.drain(from..from + held.len() / 4).collect::<Vec<_>>() {
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            op.free(extent).unwrap();
+            op.commit();
+        }
+        store.sync().unwrap();
+        let mut promises = Vec::new();
+        while let Ok(promise) = store.promise(64) {
+            promises.push(promise);
+        }
+        for _ in 0..500 {
+            match create(&store, vec![1; 200]) {
+                Ok(_) | Err(Error::NoSpace) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        store.checkpoint().unwrap();
+        store.checkpoint().unwrap();
+        for (i, promise) in promises.iter_mut().enumerate() {
+            while promise.blocks() > 0 {
+                let blocks = promise.blocks() as u32;
+                let reservation = store
+                    .reserve(promise, blocks, None)
+                    .unwrap_or_else(|e| panic!("round {round}, promise {i}: {e}"));
+                let mut op = store.begin(Need::Reclaim).unwrap();
+                held.push(op.take(reservation));
+                op.commit();
+            }
+        }
+    }
+    assert!(store.failed().is_none());
+}
+
+/// Byte offsets of both copies of both slots on an array of one device of 64 MiB.
+fn slot_places() -> [[u64; 2]; 2] {
+    let tail = (64 << 20) / 4096 - 16 + 13;
+    [0, 1].map(|slot| [(1 + slot) * 4096, (tail + slot) * 4096])
+}
+
+fn peek<const N: usize>(world: &World, offset: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    world.devices[0].peek(offset, &mut bytes);
+    bytes
+}
+
+#[test]
+fn the_loss_of_the_newest_slot_is_told_even_if_recovery_wrote_it() {
+    let mut rng = Rng::new(25);
+    let mut world = World::new(25, &[64]);
+    let store = world.open().unwrap();
+    let nid = create(&store, vec![1]).unwrap();
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    // The first checkpoint of this mount is recovery's own.
+    let store = world.open().unwrap();
+    set(&store, nid, 2).unwrap();
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    let sequence = |slot: usize| u64::from_le_bytes(peek(&world, slot_places()[slot][0] + 32));
+    let newest = (sequence(1) > sequence(0)) as usize;
+    for place in slot_places()[newest] {
+        world.devices[0].poke(place, &[0x5A; 4096]);
+    }
+    match world.open() {
+        Err(Error::Damaged(_)) => {}
+        Err(error) => panic!("{error}"),
+        Ok(store) => panic!(
+            "synced 2, found {:?}",
+            store.get(nid).unwrap().read().unwrap().0
+        ),
+    }
+}
