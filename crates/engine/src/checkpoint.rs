@@ -119,7 +119,10 @@ impl<C: Content> Store<C> {
         // Step 3: nothing captured so far is newer than the epoch open now.
         let (image_epoch, reach) = self.journal.close_and_commit()?;
         // Step 4.
-        let mut packer = Packer::new(&self.segments, &self.space, &self.array, 0, sequence);
+        // Table pages live shorter than nodes. In segments of their own they leave whole
+        // segments behind.
+        let worker = self.options.workers;
+        let mut packer = Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
         self.enter(&captured, state, &mut packer)?;
         let roots = self.table.write_dirty(&mut packer)?;
         let space_root = self.write_space(state, &mut packer)?;

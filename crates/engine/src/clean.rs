@@ -14,11 +14,15 @@ use device::AlignedBuf;
 use format::Nid;
 use format::item::{self, ITEM_ALIGN, ItemKind, Place};
 use format::table::LEAF_NIDS;
+use std::sync::atomic::Ordering;
 
 /// Segments looked at per checkpoint.
 const LOOKS_MAX: usize = 64;
 /// Segments cleaned per checkpoint while free chunks are left.
 const UNHURRIED_MAX: usize = 16;
+
+/// Rounds of cleaning that an operation waits for.
+const ROUNDS_MAX: usize = 16;
 
 /// A live item of a segment.
 #[derive(Clone, Copy, Debug)]
@@ -38,12 +42,10 @@ impl<C: Content> Store<C> {
         let segment = self.array.geometry().segment_bytes() as i64;
         let tight = self.space.free_chunks() <= 2 * self.space.reserve_chunks();
         // With no chunks to fall back on, a sweep over the whole table must always fit.
-        let sweep = if tight {
-            self.table_bytes() / segment
-        } else {
-            0
+        let wanted = match tight {
+            true => (self.clean_room() / segment) as usize,
+            false => self.free_segments_wanted(),
         };
-        let wanted = self.free_segments_wanted() + sweep as usize;
         let free = self.segments.free_segments();
         if free >= wanted {
             return Ok(0);
@@ -73,6 +75,41 @@ impl<C: Content> Store<C> {
             cleaned += 1;
         }
         Ok(cleaned)
+    }
+
+    /// Room that cleaning aims at.
+    pub(crate) fn clean_room(&self) -> i64 {
+        let segment = self.array.geometry().segment_bytes() as i64;
+        self.free_segments_wanted() as i64 * segment + self.table_bytes()
+    }
+
+    /// Checkpoints that clean and change nothing else, until there is enough room for the
+    /// others again or nothing to gain. Cleaning in little room gains little, so this begins
+    /// well before the room is used up.
+    pub(crate) fn clean_up(&self) -> Result<(), Error> {
+        let enough = self.clean_room() * 3 / 4;
+        let mut before = self.free_meta_bytes();
+        let stalled = self.stalled_room.load(Ordering::Relaxed);
+        if stalled > 0 && before > stalled * 7 / 8 {
+            return Ok(());
+        }
+        let mut idle = 0;
+        for _ in 0..ROUNDS_MAX {
+            self.make_room(self.journal.checkpoint_sequence.load(Ordering::SeqCst))?;
+            let now = self.free_meta_bytes();
+            if now >= enough {
+                self.stalled_room.store(0, Ordering::Relaxed);
+                return Ok(());
+            }
+            idle = if now <= before { idle + 1 } else { 0 };
+            if idle == 3 {
+                break;
+            }
+            before = now;
+        }
+        let room = self.free_meta_bytes().max(1);
+        self.stalled_room.store(room, Ordering::Relaxed);
+        Ok(())
     }
 
     fn live_items(&self, segment: SegmentId) -> Result<Vec<Live>, Error> {

@@ -98,6 +98,8 @@ pub struct Store<C: Content> {
     pub(crate) dirty_limit_now: AtomicI64,
     /// Bytes that metadata leaves free for cleaning.
     pub(crate) growth_spare: AtomicI64,
+    /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
+    pub(crate) stalled_room: AtomicI64,
     /// Data chunks whose space map was deleted, with the epoch that must be durable first.
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
@@ -215,6 +217,7 @@ impl<C: Content> Store<C> {
             dirty_leaves: DirtyLeaves::new(),
             dirty_limit: dirty_limit(bytes, &options),
             growth_spare: AtomicI64::new(0),
+            stalled_room: AtomicI64::new(0),
             dirty_limit_now: AtomicI64::new(dirty_limit(bytes, &options)),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
@@ -411,6 +414,9 @@ impl<C: Content> Store<C> {
                 self.reclaim()?;
                 continue;
             }
+            if self.free_meta_bytes() < self.clean_room() / 2 {
+                self.clean_up()?;
+            }
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
             let dirty = self.dirty_now();
             if dirty <= 2 * self.dirty_limit_now.load(Ordering::Relaxed)
@@ -459,7 +465,7 @@ impl<C: Content> Store<C> {
     }
 
     /// Returns after a checkpoint later than `seen`: another thread's, or one made here.
-    fn make_room(&self, seen: u64) -> Result<(), Error> {
+    pub(crate) fn make_room(&self, seen: u64) -> Result<(), Error> {
         let state = self.checkpoint_state.lock();
         let newest = state.sequence;
         drop(state);

@@ -345,5 +345,7 @@ fn a_disk_full_of_fragments_can_be_emptied() {
         m.delete(ino);
     }
     m.store.checkpoint().unwrap();
-    assert_eq!(m.free_blocks(), before);
+    // Metadata may hold fewer chunks than before, never more.
+    let after = m.free_blocks();
+    assert!(after >= before, "{after} of {before} blocks are free");
 }
