@@ -9,7 +9,7 @@
 //! | found | unbroken run reaches every batch that it must | replay the run |
 //! | found | run ends before a batch that an image depends on | damaged (R9) |
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
-//! | found | a version gap, or a delta that does not apply | damaged |
+//! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
 //! *Damaged* is decided before the first write. Two copies of each slot exist; one suffices.
 //!
@@ -166,9 +166,15 @@ impl<C: Content> Store<C> {
             array,
             options,
         };
-        let store = Store::<C>::assemble(parts)?;
+        let mut store = Store::<C>::assemble(parts)?;
         store.adapt_limits();
-        store.replay(run.batches, &mut report)?;
+        let damaged = store.replay(run.batches, &mut report)?;
+        if let Some((nid, damage)) = damaged.iter().next()
+            && !read_only
+        {
+            return Err(Error::node(Nid(*nid), damage.clone()));
+        }
+        store.unreplayed = damaged;
         if !read_only {
             store.make_checkpoint(false)?;
         }
@@ -179,8 +185,12 @@ impl<C: Content> Store<C> {
         Ok((store, report))
     }
 
-    /// Brings nodes to the state that the journal's run describes.
-    fn replay(&self, batches: Vec<Batch>, report: &mut RecoveryReport) -> Result<(), Error> {
+    /// Brings nodes to the state that the journal's run describes; returns those it cannot.
+    fn replay(
+        &self,
+        batches: Vec<Batch>,
+        report: &mut RecoveryReport,
+    ) -> Result<BTreeMap<u64, Damage>, Error> {
         let mut changes: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
         for batch in &batches {
             let parsed = parse_records(&batch.records, |entries| {
@@ -201,6 +211,7 @@ impl<C: Content> Store<C> {
         report.nodes = changes.len() as u64;
         let work: Mutex<Vec<(u64, Vec<Change>)>> =
             Mutex::new(rank::INODE, changes.into_iter().rev().collect());
+        let damaged: Mutex<BTreeMap<u64, Damage>> = Mutex::new(rank::LEAF, BTreeMap::new());
         let workers = self.options.workers.min(report.nodes as usize / 256 + 1);
         let results = self.fan_out(workers, |_| {
             loop {
@@ -208,10 +219,16 @@ impl<C: Content> Store<C> {
                 let Some((nid, list)) = next else {
                     return Ok(());
                 };
-                self.replay_node(Nid(nid), list)?;
+                match self.replay_node(Nid(nid), list) {
+                    Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
+                        damaged.lock().insert(nid, damage);
+                    }
+                    other => other?,
+                }
             }
         });
-        results.into_iter().collect()
+        results.into_iter().collect::<Result<(), Error>>()?;
+        Ok(std::mem::take(&mut *damaged.lock()))
     }
 
     /// Applies one node's changes in version order (invariant 2).

@@ -17,6 +17,7 @@ use base::thread::Pool;
 use device::Array;
 use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -106,6 +107,9 @@ pub struct Store<C: Content> {
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
     pub(crate) threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
     pub(crate) closed: AtomicBool,
+    /// Nodes that replay could not bring up to date; only in a store open read-only. They are
+    /// damaged to whoever asks: what the table has of them is old.
+    pub(crate) unreplayed: BTreeMap<u64, Damage>,
     pool: Pool,
 }
 
@@ -224,6 +228,7 @@ impl<C: Content> Store<C> {
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
             threads: Mutex::new(rank::LEAF, Vec::new()),
             closed: AtomicBool::new(false),
+            unreplayed: BTreeMap::new(),
             pool,
             array: parts.array,
             options,
@@ -274,6 +279,9 @@ impl<C: Content> Store<C> {
     }
 
     pub(crate) fn load(&self, nid: Nid) -> Result<Node<C>, Error> {
+        if let Some(damage) = self.unreplayed.get(&nid.0) {
+            return Err(Error::node(nid, damage.clone()));
+        }
         loop {
             if let Some(cell) = self.nodes.get(nid) {
                 return Ok(Node(cell));

@@ -124,6 +124,8 @@ impl<C: Content> Store<C> {
         let mut regions: Vec<u64> = pages.map(|(region, _)| region).collect();
         let replayed = self.replayed();
         regions.extend(replayed.iter().map(|cell| cell.header.nid.0 / REGION_NIDS));
+        let unreplayed = self.unreplayed.keys();
+        regions.extend(unreplayed.map(|nid| nid / REGION_NIDS));
         regions.sort_unstable();
         regions.dedup();
         regions
@@ -196,6 +198,13 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 self.images(images, &mut buf);
             }
         });
+        if let Some(audit) = self.audit {
+            for (nid, damage) in &self.store.unreplayed {
+                let what = format!("the journal cannot be replayed on it: {damage}");
+                audit.findings.error(Object::Node(Nid(*nid)), what);
+                self.visitor.unreadable(Nid(*nid));
+            }
+        }
         for cell in self.store.replayed() {
             let nid = cell.header.nid;
             if (self.wanted)(nid) {
@@ -342,8 +351,10 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
 
     /// An image was read, or not.
     fn found(&self, at: &Located, image: Result<Body<C>, String>) {
+        let hidden = self.store.unreplayed.contains_key(&at.nid.0);
         let cached = self.store.nodes.get(at.nid);
-        let replayed = cached.is_some_and(|cell| cell.header.dirty.load(Ordering::Acquire));
+        let replayed =
+            hidden || cached.is_some_and(|cell| cell.header.dirty.load(Ordering::Acquire));
         match image {
             Ok(body) => {
                 if let Some(audit) = self.audit {
@@ -355,7 +366,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
             }
             Err(why) => {
                 let Some(audit) = self.audit else { return };
-                audit.bad_image(at.nid, why);
+                audit.bad_image(at.nid, (!hidden).then_some(why));
                 if !replayed {
                     self.visitor.unreadable(at.nid);
                 }
@@ -524,8 +535,11 @@ impl<'a> Audit<'a> {
         }
     }
 
-    fn bad_image(&self, nid: Nid, why: String) {
-        self.findings.error(Object::Node(nid), why);
+    /// `why` is `None` when that is reported already.
+    fn bad_image(&self, nid: Nid, why: Option<String>) {
+        if let Some(why) = why {
+            self.findings.error(Object::Node(nid), why);
+        }
         if let Some(chunk) = nid.0.checked_sub(SPACE_MAP_FIRST) {
             self.maps.lock().insert(chunk, MapSeen::Unreadable);
         }

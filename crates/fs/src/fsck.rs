@@ -177,10 +177,6 @@ pub fn fsck(
     };
     let (store, recovery) = match Store::<FsNode>::open(array, store_options) {
         Ok(opened) => opened,
-        Err(engine::Error::DamagedNode { nid, damage }) => {
-            let what = format!("the journal cannot be replayed on it: {damage}");
-            return fatal(Object::Node(nid), what);
-        }
         Err(engine::Error::Damaged(damage)) => return fatal(Object::Store, damage.to_string()),
         Err(error @ engine::Error::Device(_)) => return fatal(Object::Store, error.to_string()),
         Err(error) => return Err(error.into()),
