@@ -25,6 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct CellHeader {
     pub nid: Nid,
+    /// Of a kind that belongs to an inode; decides the lock's rank.
+    owned: bool,
     /// On a dirty list, or about to be captured by the running checkpoint.
     pub dirty: AtomicBool,
     /// Looked up since the clock hand last passed.
@@ -111,13 +113,15 @@ impl<C: Content> Body<C> {
 const CELL_OVERHEAD: usize = 160;
 
 pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc<Cell<C>> {
+    let owned = matches!(&body, Body::User(content) if C::owned(content.kind()));
     let lock_rank = match &body {
         Body::Space(_) => rank::SPACE_MAP,
-        Body::User(content) if C::owned(content.kind()) => rank::OWNED_NODE,
+        _ if owned => rank::OWNED_NODE,
         _ => rank::INODE,
     };
     let header = CellHeader {
         nid,
+        owned,
         dirty: AtomicBool::new(false),
         recent: AtomicBool::new(true),
         bytes: AtomicUsize::new(CELL_OVERHEAD + body.memory()),
@@ -144,6 +148,12 @@ impl<C> Clone for Node<C> {
 impl<C: Content> Node<C> {
     pub fn nid(&self) -> Nid {
         self.0.header.nid
+    }
+
+    /// Whether it is of a kind that belongs to an inode. Who expects the other kind must not
+    /// lock it: the two have different places in the lock order.
+    pub fn is_owned(&self) -> bool {
+        self.0.header.owned
     }
 
     /// Locks the node shared. [`Error::Gone`] when it was deleted meanwhile.

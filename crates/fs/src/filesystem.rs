@@ -226,7 +226,21 @@ impl FileSystem {
         if (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&ino.0) || ino.0 == 0 {
             return Err(Error::Stale(ino));
         }
-        Ok(self.store.get(ino)?)
+        let node = self.store.get(ino)?;
+        if node.is_owned() {
+            return Err(Error::Stale(ino));
+        }
+        Ok(node)
+    }
+
+    /// The node of an inode that a name refers to.
+    pub(crate) fn named_node(&self, nid: Nid) -> Result<Node<FsNode>, engine::Error> {
+        let node = self.store.get(nid)?;
+        if node.is_owned() {
+            let damage = format::Damage::new("node", "is no inode");
+            return Err(engine::Error::DamagedNode { nid, damage });
+        }
+        Ok(node)
     }
 
     /// The inode that a caller names, locked shared.

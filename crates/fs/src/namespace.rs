@@ -387,7 +387,7 @@ impl FileSystem {
         let mut orphanage = false;
         for _ in 0..LOOKS {
             let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
-            let victim_node = match self.store.get(found.nid) {
+            let victim_node = match self.named_node(found.nid) {
                 Ok(node) => node,
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),

@@ -137,7 +137,7 @@ impl FileSystem {
             .into_iter()
             .flatten()
         {
-            match self.store.get(name.nid) {
+            match self.named_node(name.nid) {
                 Ok(node) => nodes.push(node),
                 Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
                 Err(error) => return Err(error.into()),

@@ -69,7 +69,12 @@ pub struct Removal {
 
 /// Loads a node that something owned refers to: that it is missing is damage.
 pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
-    store.get(nid).map_err(|error| owned_error(nid, error))
+    let node = store.get(nid).map_err(|error| owned_error(nid, error))?;
+    if !node.is_owned() {
+        let damage = Damage::new("tree", format!("node {nid} is no part of a tree"));
+        return Err(Error::Damaged { ino: nid, damage });
+    }
+    Ok(node)
 }
 
 pub fn read(store: &Store<FsNode>, nid: Nid) -> Result<NodeRead<FsNode>, Error> {
