@@ -73,6 +73,8 @@ struct Report {
     version: &'static str,
     machine: Machine,
     count: u64,
+    /// The most memory that Sheaf's daemon used in any run, in bytes.
+    daemon_peak: u64,
     rows: Vec<Row>,
 }
 
@@ -100,11 +102,12 @@ pub fn run(args: &BenchArgs) -> Fallible<()> {
             seconds: vec![Vec::new(); PHASES.len()],
         })
         .collect();
+    let mut daemon_peak = 0;
     for run in 0..args.runs {
         for side in &mut sides {
             eprintln!("run {} of {}: {}", run + 1, args.runs, side.name);
             let seconds = match &side.kernel {
-                None => on_sheaf(args, &sheaf)?,
+                None => on_sheaf(args, &sheaf, &mut daemon_peak)?,
                 Some(kernel) => on_kernel(args, kernel)?,
             };
             for (all, one) in side.seconds.iter_mut().zip(seconds) {
@@ -112,16 +115,21 @@ pub fn run(args: &BenchArgs) -> Fallible<()> {
             }
         }
     }
-    print(&report(args, &sides), args.json)
+    print(&report(args, &sides, daemon_peak), args.json)
 }
 
-fn on_sheaf(args: &BenchArgs, sheaf: &Path) -> Fallible<Vec<f64>> {
+fn on_sheaf(args: &BenchArgs, sheaf: &Path, peak: &mut u64) -> Fallible<Vec<f64>> {
     let mut world = World::new("bench-files", sheaf, args.options.clone(), false)?;
     world.set_sizes(&vec![format!("{}M", args.gib * 256); 4]);
     world.mkfs()?;
     world.mount()?;
     let mnt = world.mnt.clone();
-    let result = phases(&mnt, args, || world.remount())?;
+    let mut before = None;
+    let result = phases(&mnt, args, || {
+        before = world.daemon_peak_bytes();
+        world.remount()
+    })?;
+    *peak = (*peak).max(before.max(world.daemon_peak_bytes()).unwrap_or(0));
     world.umount()?;
     world.discard();
     Ok(result)
@@ -286,7 +294,7 @@ fn remove(dir: &Path) -> std::io::Result<u64> {
     Ok(FILES_PER_FOLDER)
 }
 
-fn report(args: &BenchArgs, sides: &[Side]) -> Report {
+fn report(args: &BenchArgs, sides: &[Side], daemon_peak: u64) -> Report {
     let mut rows = Vec::new();
     for (phase, name) in PHASES.iter().enumerate() {
         for side in sides {
@@ -312,6 +320,7 @@ fn report(args: &BenchArgs, sides: &[Side]) -> Report {
         version: env!("CARGO_PKG_VERSION"),
         machine: machine(),
         count: args.count,
+        daemon_peak,
         rows,
     }
 }
@@ -340,8 +349,12 @@ fn print(report: &Report, json: bool) -> Fallible<()> {
     }
     let machine = &report.machine;
     println!(
-        "{} files of 1 KiB; {}, {} cores, Linux {}",
-        report.count, machine.cpu, machine.cores, machine.kernel
+        "{} files of 1 KiB; {}, {} cores, Linux {}; daemon's peak memory {} MiB",
+        report.count,
+        machine.cpu,
+        machine.cores,
+        machine.kernel,
+        report.daemon_peak >> 20
     );
     println!("\n| phase | file system | files/s, median | min | max |\n|---|---|---:|---:|---:|");
     for row in &report.rows {

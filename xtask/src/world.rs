@@ -234,6 +234,15 @@ impl World {
         self.run("fsck", &mut fsck, FSCK_LIMIT)
     }
 
+    /// The most memory that the daemon has used so far, in bytes.
+    pub fn daemon_peak_bytes(&self) -> Option<u64> {
+        let pid = fs::read_to_string(self.pid_file()).ok()?;
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        Some(kib << 10)
+    }
+
     pub fn daemon_log_tail(&self) -> String {
         let text = fs::read(self.daemon_log()).unwrap_or_default();
         process::tail(&String::from_utf8_lossy(&text), 20)
