@@ -63,6 +63,11 @@ impl World {
         Ok(world)
     }
 
+    /// Another array, not yet made, used in the same way.
+    pub fn sibling(&self, name: &str) -> Fallible<Self> {
+        World::new(name, &self.sheaf, self.options.clone(), self.keep)
+    }
+
     /// A folder inside `path`, which some other file system holds.
     pub fn external(name: &str, path: &Path) -> Fallible<Self> {
         let dir = process::work_dir().join(name);

@@ -2,6 +2,7 @@
 
 mod cargo;
 mod fsx;
+mod full;
 mod kill;
 mod model;
 mod pjdfstest;
@@ -49,6 +50,7 @@ const MOUNTED: &[(&str, Mounted)] = &[
     ("fio", stress::fio),
     ("stress", stress::stress_ng),
     ("dbench", stress::dbench),
+    ("full", full::run),
     ("kill", kill::run),
 ];
 
