@@ -61,11 +61,6 @@ pub fn run(args: &Fsck) -> Outcome {
     }
     let array = open(&paths)?;
     let report = examine(&array)?;
-    let damaged_labels = array
-        .label_repairs()
-        .iter()
-        .map(|r| format!("label copy {} of device {}: {}", r.copy, r.device, r.damage));
-    let damaged_labels: Vec<String> = damaged_labels.collect();
     let (uuid, label) = (array.uuid(), device::label_name(array.label()));
     drop(array);
     let repaired = match args.repair {
@@ -83,7 +78,7 @@ pub fn run(args: &Fsck) -> Outcome {
         exit_code,
         unmounted_cleanly: report.clean,
         journal_records_replayed: report.recovery.records,
-        findings: findings(&report, damaged_labels),
+        findings: findings(&report),
         more_findings: report.more_findings,
         repaired,
         files: report.files,
@@ -150,20 +145,14 @@ impl Bar {
     }
 }
 
-fn findings(report: &Report, damaged_labels: Vec<String>) -> Vec<ShownFinding> {
-    let labels = damaged_labels.into_iter().map(|what| ShownFinding {
-        severity: severity(Severity::Notice),
-        object: "label".to_owned(),
-        path: None,
-        what,
-    });
-    let others = report.findings.iter().map(|f: &Finding| ShownFinding {
+fn findings(report: &Report) -> Vec<ShownFinding> {
+    let shown = |f: &Finding| ShownFinding {
         severity: severity(f.severity),
         object: f.object.to_string(),
         path: f.path.clone(),
         what: f.what.clone(),
-    });
-    labels.chain(others).collect()
+    };
+    report.findings.iter().map(shown).collect()
 }
 
 fn severity(severity: Severity) -> &'static str {
