@@ -27,7 +27,8 @@ pub fn man(args: &Man) -> Outcome {
             continue;
         }
         let name = format!("sheaf-{}", command.get_name());
-        let command = command.clone().display_name(&name).bin_name(&name);
+        let call = format!("sheaf {}", command.get_name());
+        let command = command.clone().display_name(&name).bin_name(call);
         page(&args.dir, &name, command)?;
     }
     for (helper, command) in HELPERS {
