@@ -18,7 +18,7 @@ const READY: &str = "ready";
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
 /// exit code; it tells on standard error why it failed.
 pub fn start(arguments: &[OsString]) -> Outcome {
-    let mut child = Command::new("/proc/self/exe")
+    let mut child = myself()
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -42,6 +42,14 @@ pub fn start(arguments: &[OsString]) -> Outcome {
         None => Err(Failure::new(format!(
             "the daemon died before the mount was usable ({status})"
         ))),
+    }
+}
+
+/// This program again, under its own name where it still lies there.
+pub fn myself() -> Command {
+    match std::env::current_exe() {
+        Ok(path) if path.exists() => Command::new(path),
+        _ => Command::new("/proc/self/exe"),
     }
 }
 

@@ -224,11 +224,6 @@ fn check(devices: &[PathBuf], report: &mut Report) -> Result<(), Failure> {
     )
 }
 
-/// Runs this program with other arguments.
-fn myself() -> std::process::Command {
-    std::process::Command::new("/proc/self/exe")
-}
-
 /// A host error with its path.
 fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Failure + '_ {
     move |error| Failure::io(path.display(), &error)

@@ -10,7 +10,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use super::tree::{self, Tree};
-use super::{Stage, at, child_failed, myself, record};
+use super::{Stage, at, child_failed, record};
+use crate::daemon::myself;
 use crate::devices::pause;
 use crate::failure::Failure;
 use crate::umount;

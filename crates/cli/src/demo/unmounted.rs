@@ -9,8 +9,9 @@ use base::clock::Clock;
 use fs::ROOT;
 
 use super::tree::Tree;
-use super::{Stage, child_failed, myself, record};
+use super::{Stage, child_failed, record};
 use crate::args::Demo;
+use crate::daemon::myself;
 use crate::failure::{Failure, Outcome};
 use crate::offline::{Offline, bytes, named};
 use crate::output;
