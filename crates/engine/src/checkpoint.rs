@@ -127,6 +127,7 @@ impl<C: Content> Store<C> {
         let roots = self.table.write_dirty(&mut packer)?;
         let space_root = self.write_space(state, &mut packer)?;
         report.bytes += packer.finish()?;
+        self.table.written();
         self.array.flush()?;
         if self.array.flush_failures() != flush_failures {
             // Somebody else's flush failed, and may have lost what was written here; that

@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. Only the checkpoint (and recovery, before it) changes entries; everybody reads.
 //! 2. An entry's version never falls.
-//! 3. A dirty leaf is not evicted.
+//! 3. A leaf that is dirty, or given to a checkpoint that may not have written it yet, is not
+//!    evicted.
 //! 4. A region's bitmap has exactly the bits of entries with a place.
 
 use crate::error::Error;
@@ -68,6 +69,8 @@ struct RegionState {
     leaves: [Option<Leaf>; REGION_LEAVES as usize],
     /// Bit i: leaf i differs from the devices.
     dirty: u64,
+    /// Bit i: leaf i was given to the running checkpoint, which may not have written it yet.
+    writing: u64,
 }
 
 #[derive(Debug)]
@@ -194,6 +197,7 @@ impl Table {
             bitmap: Box::new([0; BITMAP_WORDS]),
             leaves: [const { None }; REGION_LEAVES as usize],
             dirty: 0,
+            writing: 0,
         };
         if pointer.place().is_none() {
             return Ok(state);
@@ -241,9 +245,14 @@ impl Table {
                 return Ok(result);
             }
             drop(state);
-            let fresh = self.read_leaf(region_index, leaf, pointer)?;
+            let read = self.read_leaf(region_index, leaf, pointer);
             let mut state = region.state.lock();
-            if state.leaves[leaf].is_none() && state.pointers[leaf].place() == pointer.place() {
+            if state.pointers[leaf].place() != pointer.place() {
+                // A checkpoint moved the page, and its old place may hold something else.
+                continue;
+            }
+            let fresh = read?;
+            if state.leaves[leaf].is_none() {
                 state.leaves[leaf] = Some(fresh);
                 let result = look(&mut state);
                 drop(state);
@@ -277,7 +286,7 @@ impl Table {
             let found = self.regions.lock().get(&victim_region).cloned();
             let Some(found) = found else { continue };
             let evicted = found.state.try_lock().is_some_and(|mut state| {
-                let clean = state.dirty >> victim & 1 == 0;
+                let clean = (state.dirty | state.writing) >> victim & 1 == 0;
                 clean && state.leaves[victim].take().is_some()
             });
             if evicted {
@@ -340,7 +349,17 @@ impl Table {
         })
     }
 
-    /// Writes every changed page, leaves first, and returns the new roots.
+    /// Everything that `write_dirty` gave to the sink is on the devices' side of it now: its
+    /// leaves may be evicted and read again.
+    pub fn written(&self) {
+        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
+        for region in regions {
+            region.state.lock().writing = 0;
+        }
+    }
+
+    /// Writes every changed page, leaves first, and returns the new roots. The sink may keep
+    /// pages back; [`Table::written`] says when it has written them.
     pub fn write_dirty(
         &self,
         sink: &mut dyn PageSink,
@@ -406,6 +425,7 @@ impl Table {
             sink.discard(state.pointers[leaf].place());
             state.pointers[leaf] = pointer_to(written, 0);
             state.dirty &= !(1 << leaf);
+            state.writing |= 1 << leaf;
         }
         let (payload, used) = {
             let state = region.state.lock();

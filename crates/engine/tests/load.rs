@@ -227,3 +227,34 @@ fn a_hundred_thousand_nodes_work_in_little_memory() {
         assert_eq!(store.get(*nid).unwrap().read().unwrap().0, [i; 3]);
     }
 }
+
+#[test]
+fn readers_find_every_node_while_checkpoints_move_table_pages() {
+    // A leaf page was evicted after a checkpoint had taken it and before it was written, and a
+    // page that moved while it was being read was called damaged.
+    let world = World::new(16, &[256]);
+    let options = StoreOptions {
+        node_cache_bytes: 128 << 10,
+        ..busy_options()
+    };
+    let store = world.open_with(options).unwrap();
+    let nids: Vec<Nid> = (0..60_000)
+        .map(|i| create(&store, vec![i; 2]).unwrap())
+        .collect();
+    base::thread::parallel(4, |worker| {
+        let mut rng = Rng::new(worker as u64);
+        for i in 0..8_000 {
+            let nid = nids[rng.below(nids.len() as u64) as usize];
+            let node = store.get(nid).unwrap();
+            if worker > 1 {
+                assert_eq!(node.read().unwrap().0.len(), 2);
+                continue;
+            }
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            let slot = op.lock(&node).unwrap();
+            op.apply(slot, Change::Set(1, i));
+            op.commit();
+        }
+    });
+    store.close().unwrap();
+}
