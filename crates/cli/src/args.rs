@@ -91,7 +91,7 @@ pub struct Mount {
     pub devices_and_mountpoint: Vec<PathBuf>,
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
-    /// cache_size=SIZE, node_cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
+    /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
     /// write_back=SECONDS, mtime_persist_interval=SECONDS, workers=N, io=auto|uring|threads,
     /// max_read=BYTES, fsname=NAME
     #[arg(
@@ -101,7 +101,7 @@ pub struct Mount {
         verbatim_doc_comment
     )]
     pub options: Vec<String>,
-    /// Memory for file contents, as -o cache_size=
+    /// Memory for contents and metadata, as -o cache_size=
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,
     /// Mount read-only, as -o ro

@@ -69,7 +69,7 @@ impl Settings {
         }
         mount.read_only |= args.read_only;
         caches.total = args.cache_size.or(caches.total);
-        (fs.data.cache_bytes, fs.store.node_cache_bytes) = caches.split();
+        fs = fs.with_memory(caches.bytes());
         fs.data.atime = match mount.atime {
             mount::AtimePolicy::Relative => fs::AtimePolicy::Relative,
             mount::AtimePolicy::Never => fs::AtimePolicy::Never,
@@ -82,11 +82,10 @@ impl Settings {
     }
 }
 
-/// Memory for contents and for metadata.
+/// Memory for contents and metadata together.
 #[derive(Default)]
 struct Caches {
     total: Option<u64>,
-    nodes: Option<u64>,
 }
 
 impl Caches {
@@ -96,11 +95,9 @@ impl Caches {
     const DEFAULT_MOST: u64 = 1 << 30;
 
     fn take(&mut self, name: &str, value: Option<&str>) -> Result<bool, Failure> {
-        let place = match name {
-            "cache_size" => &mut self.total,
-            "node_cache_size" => &mut self.nodes,
-            _ => return Ok(false),
-        };
+        if name != "cache_size" {
+            return Ok(false);
+        }
         let bytes = value
             .ok_or_else(|| format!("option {name} needs a size"))
             .and_then(size::parse)
@@ -109,19 +106,14 @@ impl Caches {
             let least = size::text(Self::LEAST);
             return Err(Failure::usage(format!("{name} must be at least {least}")));
         }
-        *place = Some(bytes);
+        self.total = Some(bytes);
         Ok(true)
     }
 
-    /// Bytes for contents and for metadata. By default a quarter of the machine's memory at
-    /// most, a third of it for metadata.
-    fn split(&self) -> (usize, usize) {
-        let total = self
-            .total
-            .unwrap_or_else(|| (memory() / 4).clamp(Self::LEAST, Self::DEFAULT_MOST));
-        let nodes = self.nodes.unwrap_or(total / 3);
-        let data = total.saturating_sub(nodes).max(Self::LEAST / 2);
-        (data as usize, nodes as usize)
+    /// What was asked for; by default a quarter of the machine's memory at most.
+    fn bytes(&self) -> usize {
+        let default = || (memory() / 4).clamp(Self::LEAST, Self::DEFAULT_MOST);
+        self.total.unwrap_or_else(default) as usize
     }
 }
 
@@ -346,8 +338,8 @@ mod tests {
     #[test]
     fn options_reach_their_places() {
         let settings = settings("noatime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
-        assert_eq!(settings.fs.data.cache_bytes, 64 << 20);
-        assert_eq!(settings.fs.store.node_cache_bytes, 32 << 20);
+        assert_eq!(settings.fs.data.cache_bytes, 48 << 20);
+        assert_eq!(settings.fs.store.node_cache_bytes, (96 << 20) / 7);
         assert!(settings.fs.store.discard);
         assert_eq!(
             settings.fs.store.commit_interval,
