@@ -25,6 +25,14 @@ pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
 where
     F: FnOnce() + Send + 'static,
 {
+    #[cfg(feature = "simulate")]
+    let body = {
+        let canary = crate::canary::current();
+        move || {
+            crate::canary::plant(canary);
+            body()
+        }
+    };
     Builder::new().name(name.to_owned()).spawn(body)
 }
 
@@ -34,6 +42,14 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
     if workers <= 1 {
         return vec![worker(0)];
     }
+    #[cfg(feature = "simulate")]
+    let worker = {
+        let canary = crate::canary::current();
+        move |i| {
+            crate::canary::plant(canary);
+            worker(i)
+        }
+    };
     let worker = &worker;
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..workers)
