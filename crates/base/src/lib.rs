@@ -5,7 +5,20 @@
 
 pub mod canary;
 pub mod clock;
+pub mod map;
 pub mod rng;
+#[cfg(feature = "simulate")]
+pub mod sched;
+#[cfg(not(feature = "simulate"))]
+pub mod sched {
+    //! The seeded scheduler exists in simulation builds only; elsewhere its points are nothing.
+
+    #[inline(always)]
+    pub fn point() {}
+
+    #[inline(always)]
+    pub fn spend(_: std::time::Duration) {}
+}
 pub mod sync;
 pub mod sys;
 pub mod thread;

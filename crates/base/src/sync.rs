@@ -9,6 +9,8 @@
 //!
 //! The one list of ranks is [`rank`]; `docs/concurrency.md` says who takes each.
 
+#[cfg(feature = "simulate")]
+use crate::sched::On;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,13 +81,16 @@ pub mod rank {
     pub const LEAF: Rank = ranked(u16::MAX, "leaf");
 }
 
-/// Debug-build proof that this thread holds a lock; a no-op in release builds.
+/// Debug-build proof that this thread holds a lock; a no-op in release builds. Dropped after
+/// the lock is given back, so in simulation builds it tells the scheduler so.
 #[derive(Debug)]
 struct Held {
     #[cfg(debug_assertions)]
     rank: Rank,
     #[cfg(debug_assertions)]
     key: u64,
+    #[cfg(feature = "simulate")]
+    lock: usize,
 }
 
 #[cfg(debug_assertions)]
@@ -94,9 +99,11 @@ thread_local! {
 }
 
 impl Held {
-    #[cfg(debug_assertions)]
-    fn take(rank: Rank, key: u64) -> Self {
-        HELD.with_borrow_mut(|held| {
+    /// Before waiting for a lock: the order must allow it.
+    #[inline(always)]
+    fn take(rank: Rank, key: u64, lock: usize) -> Self {
+        #[cfg(debug_assertions)]
+        HELD.with_borrow(|held| {
             for &(other, other_key) in held.iter() {
                 let ordered = other.level < rank.level
                     || (other.level == rank.level && (rank.owned || other_key < key));
@@ -106,34 +113,30 @@ impl Held {
                     rank.name, rank.level, other.name, other.level
                 );
             }
-            held.push((rank, key));
         });
-        Held { rank, key }
-    }
-
-    #[cfg(not(debug_assertions))]
-    #[inline(always)]
-    fn take(_: Rank, _: u64) -> Self {
-        Held {}
+        Self::record(rank, key, lock)
     }
 
     /// Records a lock taken without waiting: it cannot deadlock, whatever the order.
-    #[cfg(debug_assertions)]
-    fn record(rank: Rank, key: u64) -> Self {
-        HELD.with_borrow_mut(|held| held.push((rank, key)));
-        Held { rank, key }
-    }
-
-    #[cfg(not(debug_assertions))]
     #[inline(always)]
-    fn record(_: Rank, _: u64) -> Self {
-        Held {}
+    fn record(_rank: Rank, _key: u64, _lock: usize) -> Self {
+        #[cfg(debug_assertions)]
+        HELD.with_borrow_mut(|held| held.push((_rank, _key)));
+        Held {
+            #[cfg(debug_assertions)]
+            rank: _rank,
+            #[cfg(debug_assertions)]
+            key: _key,
+            #[cfg(feature = "simulate")]
+            lock: _lock,
+        }
     }
 }
 
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, feature = "simulate"))]
 impl Drop for Held {
     fn drop(&mut self) {
+        #[cfg(debug_assertions)]
         HELD.with_borrow_mut(|held| {
             let last = held
                 .iter()
@@ -142,7 +145,29 @@ impl Drop for Held {
             let index = last.expect("a lock is released by the thread that took it");
             held.remove(index);
         });
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            crate::sched::wake_all(On::Lock(self.lock));
+            crate::sched::point();
+        }
     }
+}
+
+/// Takes a lock: by `wait`, or under the seeded scheduler by trying again each time it is
+/// given back, so that the thread that holds it can run meanwhile.
+#[inline(always)]
+fn acquire<G>(_lock: usize, _attempt: impl Fn() -> Option<G>, wait: impl Fn() -> G) -> G {
+    #[cfg(feature = "simulate")]
+    if crate::sched::active() {
+        crate::sched::point();
+        loop {
+            if let Some(guard) = _attempt() {
+                return guard;
+            }
+            crate::sched::block(On::Lock(_lock), None);
+        }
+    }
+    wait()
 }
 
 /// Panics (debug builds) when the caller holds a lock of `rank` or a later one. Called
@@ -159,6 +184,12 @@ pub fn assert_none_held_from(_rank: Rank) {
             );
         }
     });
+}
+
+/// What the scheduler knows a lock by.
+#[inline(always)]
+fn address<T>(lock: &T) -> usize {
+    std::ptr::from_ref(lock).addr()
 }
 
 #[derive(Debug)]
@@ -193,9 +224,10 @@ impl<T> Mutex<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let held = Held::take(self.rank, self.key);
+        let lock = address(&self.inner);
+        let held = Held::take(self.rank, self.key, lock);
         MutexGuard {
-            inner: self.inner.lock(),
+            inner: acquire(lock, || self.inner.try_lock(), || self.inner.lock()),
             _held: held,
         }
     }
@@ -204,7 +236,7 @@ impl<T> Mutex<T> {
         let inner = self.inner.try_lock()?;
         Some(MutexGuard {
             inner,
-            _held: Held::record(self.rank, self.key),
+            _held: Held::record(self.rank, self.key, address(&self.inner)),
         })
     }
 
@@ -235,19 +267,57 @@ impl Condvar {
     }
 
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            self.wait_as_task(guard, None);
+            return;
+        }
         self.0.wait(&mut guard.inner);
     }
 
     /// Waits at most `timeout`; true when it ran out.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            return self.wait_as_task(guard, Some(timeout));
+        }
         self.0.wait_for(&mut guard.inner, timeout).timed_out()
     }
 
+    /// The wait of a task: while it waits others take the lock, one at a time.
+    #[cfg(feature = "simulate")]
+    fn wait_as_task<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Option<Duration>) -> bool {
+        let mutex = parking_lot::MutexGuard::mutex(&guard.inner);
+        let lock = address(mutex);
+        // SAFETY: the caller's guard holds the lock, and it is taken again, and that hold left
+        // to the guard, before the guard is used again; `guard` is borrowed until then.
+        unsafe { mutex.force_unlock() };
+        crate::sched::wake_all(On::Lock(lock));
+        let timed_out = crate::sched::block(On::Condition(address(self)), timeout);
+        loop {
+            if let Some(again) = mutex.try_lock() {
+                std::mem::forget(again);
+                return timed_out;
+            }
+            crate::sched::block(On::Lock(lock), None);
+        }
+    }
+
     pub fn notify_one(&self) {
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            crate::sched::wake_one(On::Condition(address(self)));
+            return;
+        }
         self.0.notify_one();
     }
 
     pub fn notify_all(&self) {
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            crate::sched::wake_all(On::Condition(address(self)));
+            return;
+        }
         self.0.notify_all();
     }
 }
@@ -298,17 +368,19 @@ impl<T, H> RwLock<T, H> {
     }
 
     pub fn read(&self) -> ReadGuard<'_, T> {
-        let held = Held::take(self.rank, self.key);
+        let lock = address(&self.inner);
+        let held = Held::take(self.rank, self.key, lock);
         ReadGuard {
-            inner: self.inner.read(),
+            inner: acquire(lock, || self.inner.try_read(), || self.inner.read()),
             _held: held,
         }
     }
 
     pub fn write(&self) -> WriteGuard<'_, T> {
-        let held = Held::take(self.rank, self.key);
+        let lock = address(&self.inner);
+        let held = Held::take(self.rank, self.key, lock);
         WriteGuard {
-            inner: self.inner.write(),
+            inner: acquire(lock, || self.inner.try_write(), || self.inner.write()),
             _held: held,
         }
     }
@@ -317,7 +389,7 @@ impl<T, H> RwLock<T, H> {
         let inner = self.inner.try_read()?;
         Some(ReadGuard {
             inner,
-            _held: Held::record(self.rank, self.key),
+            _held: Held::record(self.rank, self.key, address(&self.inner)),
         })
     }
 
@@ -325,14 +397,19 @@ impl<T, H> RwLock<T, H> {
         let inner = self.inner.try_write()?;
         Some(WriteGuard {
             inner,
-            _held: Held::record(self.rank, self.key),
+            _held: Held::record(self.rank, self.key, address(&self.inner)),
         })
     }
 
     /// A shared guard that keeps the lock alive by itself.
     pub fn read_owned(self: &Arc<Self>) -> OwnedReadGuard<T, H> {
-        let held = Held::take(self.rank, self.key);
-        std::mem::forget(self.inner.read());
+        let lock = address(&self.inner);
+        let held = Held::take(self.rank, self.key, lock);
+        std::mem::forget(acquire(
+            lock,
+            || self.inner.try_read(),
+            || self.inner.read(),
+        ));
         OwnedReadGuard {
             lock: Arc::clone(self),
             _held: held,
@@ -341,8 +418,13 @@ impl<T, H> RwLock<T, H> {
 
     /// An exclusive guard that keeps the lock alive by itself.
     pub fn write_owned(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
-        let held = Held::take(self.rank, self.key);
-        std::mem::forget(self.inner.write());
+        let lock = address(&self.inner);
+        let held = Held::take(self.rank, self.key, lock);
+        std::mem::forget(acquire(
+            lock,
+            || self.inner.try_write(),
+            || self.inner.write(),
+        ));
         OwnedWriteGuard {
             lock: Arc::clone(self),
             _held: held,
@@ -359,7 +441,7 @@ impl<T, H> RwLock<T, H> {
         std::mem::forget(guard);
         OwnedWriteGuard {
             lock: Arc::clone(self),
-            _held: Held::record(self.rank, self.key),
+            _held: Held::record(self.rank, self.key, address(&self.inner)),
         }
     }
 }

@@ -6,7 +6,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::Builder;
 
-pub use std::thread::JoinHandle;
+/// A started thread.
+#[derive(Debug)]
+pub struct JoinHandle {
+    thread: std::thread::JoinHandle<()>,
+    /// Its number in the caller's world, when that runs under the seeded scheduler.
+    #[cfg(feature = "simulate")]
+    task: Option<usize>,
+}
+
+impl JoinHandle {
+    /// Waits for the thread's end; its panic is the error.
+    pub fn join(self) -> std::thread::Result<()> {
+        #[cfg(feature = "simulate")]
+        if let Some(task) = self.task {
+            crate::sched::join(task);
+        }
+        self.thread.join()
+    }
+}
 
 /// Number of CPUs this process may run on; at least 1.
 pub fn cpu_count() -> usize {
@@ -15,25 +33,30 @@ pub fn cpu_count() -> usize {
 
 /// The CPU the caller runs on now; a hint, for choosing per-core structures.
 pub fn current_cpu() -> usize {
+    #[cfg(feature = "simulate")]
+    if let Some(task) = crate::sched::task() {
+        return task;
+    }
     // SAFETY: sched_getcpu takes no arguments and touches no memory of ours.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.max(0) as usize
 }
 
 /// Starts a named thread. Failing to start one is an environment error the caller reports.
-pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
+pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle>
 where
     F: FnOnce() + Send + 'static,
 {
+    let heir = Heir::of_caller(name);
     #[cfg(feature = "simulate")]
-    let body = {
-        let canary = crate::canary::current();
-        move || {
-            crate::canary::plant(canary);
-            body()
-        }
-    };
-    Builder::new().name(name.to_owned()).spawn(body)
+    let task = heir.task();
+    let thread = Builder::new().name(name.to_owned());
+    let thread = thread.spawn(move || heir.live(body))?;
+    Ok(JoinHandle {
+        thread,
+        #[cfg(feature = "simulate")]
+        task,
+    })
 }
 
 /// Runs `worker(i)` for `i` in `0..workers` at once and returns the results in order.
@@ -42,31 +65,78 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
     if workers <= 1 {
         return vec![worker(0)];
     }
-    #[cfg(feature = "simulate")]
-    let worker = {
-        let canary = crate::canary::current();
-        move |i| {
-            crate::canary::plant(canary);
-            worker(i)
-        }
-    };
     let worker = &worker;
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..workers)
-            .map(|i| scope.spawn(move || worker(i)))
-            .collect();
-        handles
-            .into_iter()
-            .map(|h| {
-                h.join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect()
+        let start = |i| {
+            let heir = Heir::of_caller("parallel");
+            #[cfg(feature = "simulate")]
+            let task = heir.task();
+            let handle = scope.spawn(move || heir.live(|| worker(i)));
+            #[cfg(feature = "simulate")]
+            return (task, handle);
+            #[cfg(not(feature = "simulate"))]
+            handle
+        };
+        let handles: Vec<_> = (0..workers).map(start).collect();
+        let end = |handle: std::thread::ScopedJoinHandle<'_, T>| {
+            handle
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let handles = handles.into_iter();
+        #[cfg(feature = "simulate")]
+        let handles = handles.map(|(task, handle)| {
+            if let Some(task) = task {
+                crate::sched::join(task);
+            }
+            handle
+        });
+        handles.map(end).collect()
     })
+}
+
+/// What a new thread takes over from the one that starts it; nothing outside simulation.
+struct Heir {
+    #[cfg(feature = "simulate")]
+    canary: Option<crate::canary::Canary>,
+    #[cfg(feature = "simulate")]
+    birth: Option<crate::sched::Birth>,
+}
+
+impl Heir {
+    fn of_caller(_name: &str) -> Heir {
+        Heir {
+            #[cfg(feature = "simulate")]
+            canary: crate::canary::current(),
+            #[cfg(feature = "simulate")]
+            birth: crate::sched::announce(_name),
+        }
+    }
+
+    #[cfg(feature = "simulate")]
+    fn task(&self) -> Option<usize> {
+        self.birth.as_ref().map(|birth| birth.id())
+    }
+
+    /// Runs the new thread's body.
+    fn live<T>(self, body: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "simulate")]
+        {
+            crate::canary::plant(self.canary);
+            if let Some(birth) = self.birth {
+                return birth.live(body);
+            }
+        }
+        body()
+    }
 }
 
 /// Lets other runnable threads go first.
 pub fn yield_now() {
+    #[cfg(feature = "simulate")]
+    if crate::sched::yield_now() {
+        return;
+    }
     std::thread::yield_now();
 }
 
@@ -104,7 +174,7 @@ struct PoolShared {
 /// A fixed set of threads that run batches of borrowed work. Dropping it ends the threads.
 pub struct Pool {
     shared: Arc<PoolShared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<JoinHandle>,
 }
 
 impl std::fmt::Debug for Pool {

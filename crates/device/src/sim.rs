@@ -34,10 +34,13 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The unit that is never torn, in bytes.
 pub const SECTOR: usize = 512;
 const PAGE: usize = 4096;
+/// What an operation takes of the time of the world that the device is in.
+const SERVICE_TIME: Duration = Duration::from_micros(20);
 
 /// Cuts the power of all devices that share it, after a number of operations.
 #[derive(Debug)]
@@ -603,6 +606,7 @@ impl BlockDevice for SimDevice {
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         for request in requests {
+            base::sched::spend(SERVICE_TIME);
             request.error = self.perform(&mut request.operation).err();
         }
         if let Some(meanwhile) = meanwhile {

@@ -240,7 +240,9 @@ impl Journal {
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
             let pins = &shard.pins[(epoch % 2) as usize];
+            base::sched::point();
             pins.fetch_add(1, Ordering::SeqCst);
+            base::sched::point();
             if self.epoch.load(Ordering::SeqCst) == epoch {
                 return Pin { shard, epoch };
             }

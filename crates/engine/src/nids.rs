@@ -12,10 +12,10 @@
 //! 3. A region is leased by at most one shard; only the lessee clears bits.
 //! 4. A free nid of a region that is not loaded waits in `deferred` and is applied at load.
 
+use base::map::HashMap;
 use base::sync::{Mutex, RwLock, rank};
 use format::Nid;
 use format::table::{MAP_REGIONS, REGION_NIDS, RESERVED_NIDS, ROOTS};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

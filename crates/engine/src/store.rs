@@ -105,7 +105,7 @@ pub struct Store<C: Content> {
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
-    pub(crate) threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
+    pub(crate) threads: Mutex<Vec<base::thread::JoinHandle>>,
     pub(crate) closed: AtomicBool,
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
     /// damaged to whoever asks: what the table has of them is old.

@@ -13,6 +13,7 @@
 use crate::error::Error;
 use crate::items::read_page;
 use crate::nids::RegionBitmaps;
+use base::map::HashMap;
 use base::sync::{Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
@@ -22,7 +23,7 @@ use format::table::{
     REGION_PAGE_BYTES, ROOTS,
 };
 use format::{Damage, Nid, U64};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
@@ -116,7 +117,7 @@ impl Table {
         Table {
             array,
             maps: Mutex::new(rank::TABLE_MAPS, maps),
-            regions: Mutex::new(rank::LEAF, HashMap::new()),
+            regions: Mutex::new(rank::LEAF, HashMap::default()),
             loaded: Mutex::new(rank::LEAF, VecDeque::new()),
             leaf_count: AtomicUsize::new(0),
             leaf_limit: leaf_limit.max(64),

@@ -15,11 +15,11 @@ use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion};
 use crate::tree;
 use crate::{Error, content::FsNode, xattr};
+use base::map::HashSet;
 use base::sync::{Mutex, rank};
 use engine::{Extent, Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
-use std::collections::HashSet;
 
 /// Leaves that one operation frees.
 const LEAVES_AT_ONCE: usize = 16;
@@ -30,7 +30,7 @@ pub struct OrphanSet(Mutex<HashSet<Ino>>);
 
 impl OrphanSet {
     pub fn new() -> OrphanSet {
-        OrphanSet(Mutex::new(rank::LEAF, HashSet::new()))
+        OrphanSet(Mutex::new(rank::LEAF, HashSet::default()))
     }
 
     fn add(&self, ino: Ino) {

@@ -187,7 +187,7 @@ struct Workers<T, O> {
 #[derive(Default)]
 struct State {
     /// The threads, those that ended since the last start included.
-    threads: Vec<thread::JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle>,
     /// Why a worker stopped early, if one did.
     error: Option<std::io::Error>,
 }

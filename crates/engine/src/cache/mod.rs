@@ -19,10 +19,11 @@
 
 mod frames;
 
+use base::map::HashMap;
 use base::sync::{Mutex, rank};
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -212,7 +213,7 @@ impl PageCache {
             };
             Mutex::keyed(rank::PAGE_SET, i as u64, set)
         };
-        let shard = |i| Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyShard::new());
+        let shard = |i| Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyShard::default());
         PageCache {
             sets: (0..sets).map(set).collect(),
             frames: Frames::new(sets * WAYS),

@@ -104,7 +104,7 @@ fn it_agrees_with_a_map_under_random_use() {
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
         let cache = PageCache::new(64 * BLOCK_SIZE);
-        let mut truth: HashMap<u64, (u8, bool)> = HashMap::new();
+        let mut truth: HashMap<u64, (u8, bool)> = HashMap::default();
         for _ in 0..5_000 {
             let n = rng.below(200);
             match rng.below(6) {

@@ -20,10 +20,10 @@ use super::Files;
 use crate::content::FsNode;
 use crate::{Error, Ino};
 use base::clock::Timestamp;
+use base::map::HashMap;
 use base::sync::{Mutex, RwLock, rank};
 use engine::cache::{FileKey, PageCache};
 use engine::{Epoch, Node};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

@@ -6,8 +6,8 @@ use super::{Files, PAGE};
 use crate::content::AttrChange;
 use crate::content::Delta;
 use crate::{Error, Ino};
+use base::map::HashMap;
 use engine::Need;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 

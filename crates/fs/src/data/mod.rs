@@ -37,12 +37,12 @@ use crate::content::FsNode;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use base::clock::Timestamp;
+use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
 use engine::Store;
 use engine::cache::PageCache;
 use file::{FileState, FileTable};
 use format::BLOCK_SIZE;
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ pub(crate) struct Files {
     balancer: Mutex<()>,
     background: Mutex<Background>,
     wake: Condvar,
-    threads: Mutex<Vec<base::thread::JoinHandle<()>>>,
+    threads: Mutex<Vec<base::thread::JoinHandle>>,
 }
 
 impl std::fmt::Debug for Files {
@@ -124,7 +124,7 @@ impl Files {
             table: FileTable::new(),
             options,
             orphans: OnceLock::new(),
-            unflushed: Mutex::new(rank::LEAF, HashMap::new()),
+            unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: Mutex::new(rank::LEAF, Background::default()),
             wake: Condvar::new(),
