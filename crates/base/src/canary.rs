@@ -4,9 +4,25 @@
 //! `simulate` [`planted`] is the constant `false` and the wrong lines do not exist in the
 //! binary. With it, a thread plants at most one canary for itself and the threads it starts.
 
-/// One breakage. Each names the rule of the design that it breaks, where there is one.
+/// What it takes besides operations for a canary to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Operations alone, and opening again.
+    Nothing,
+    /// A power cut while one thread works.
+    Cut,
+    /// A device that fails, as the canary's description says.
+    Fault,
+    /// Several threads at once, and mostly a power cut.
+    Threads,
+    /// A journal that no crash leaves: its batches are made by the test.
+    Forgery,
+}
+
+/// One breakage. Each names the rule of the design that it breaks, where there is one, and
+/// what a user would see of it.
 macro_rules! canaries {
-    ($($(#[doc = $doc:literal])* $name:ident => $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident => $text:literal, $needs:ident,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Canary {
             $($(#[doc = $doc])* $name,)*
@@ -22,16 +38,130 @@ macro_rules! canaries {
                     $(Canary::$name => $text,)*
                 }
             }
+
+            /// What it takes for the canary to show.
+            pub fn needs(self) -> Needs {
+                match self {
+                    $(Canary::$name => Needs::$needs,)*
+                }
+            }
         }
     };
 }
 
 canaries! {
-    /// A commit's batch is written without flushing the data it names first (R14).
-    SkipPreflush => "skip-preflush",
+    /// A commit's batch is written without flushing the data it names first (R14): after a power
+    /// cut a synced file holds zeros or what its blocks held before.
+    SkipPreflush => "skip-preflush", Cut,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
-    /// durable.
-    BatchNotDurable => "batch-not-durable",
+    /// durable, and what was synced is gone after a power cut.
+    BatchNotDurable => "batch-not-durable", Cut,
+    /// A batch completes before those ahead of it (journal, invariant 4): an fsync returns while
+    /// an earlier batch, without which its own cannot be replayed, is still on its way.
+    DurableOutOfOrder => "durable-out-of-order", Threads,
+    /// An epoch is gathered while operations are still pinned in it (journal, invariant 1): their
+    /// records land in a later batch than the one that was waited for, so a synced change is lost.
+    PinsIgnored => "pins-ignored", Threads,
+    /// Operations take no journal credit (R6): the ring runs over batches that recovery still
+    /// needs. Shows when more than the ring is logged with few nodes dirty, as by thousands of
+    /// changes of one file, and then power is cut.
+    NoCredits => "no-credits", Cut,
+    /// A failed journal write is taken for a good one: fsync returns, and what it synced is gone
+    /// after the next open. Needs an error on a write to the journal.
+    FailedBatchIgnored => "failed-batch-ignored", Fault,
+    /// Only the first change of an operation is logged: half of a rename or of a create survives,
+    /// or replay finds a version missing.
+    HalfRecord => "half-record", Cut,
+    /// A nid that is used again starts at version 1: replay takes its changes for old ones and
+    /// drops them. Shows when a deletion was checkpointed before the nid was reused.
+    VersionReset => "version-reset", Cut,
+    /// Blocks are given out before their freeing is durable (R11): after a cut a file that still
+    /// has them shows another file's bytes. Shows when free space is short, so that blocks freed
+    /// are wanted again at once.
+    BlocksReusedEarly => "blocks-reused-early", Cut,
+    /// A checkpoint leaves out a node that changed (checkpoint, invariant 1): its changes go with
+    /// the journal's tail.
+    DirtyNodeForgotten => "dirty-node-forgotten", Cut,
+    /// A checkpoint does not make the journal durable before its table pages (R3): an image shows
+    /// the first half of an operation whose other nodes' changes were lost with the journal's end.
+    /// Shows when operations change nodes while these are being captured.
+    ImagesAheadOfLog => "images-ahead-of-log", Threads,
+    /// Segments that this checkpoint empties are written before its commit point (segments,
+    /// invariant 2): a cut leaves the last checkpoint with holes in it, and the file system does
+    /// not open.
+    SegmentReusedEarly => "segment-reused-early", Cut,
+    /// A checkpoint record is written before what it names is flushed: a cut leaves a record of
+    /// pages that are not there.
+    CheckpointUnflushed => "checkpoint-unflushed", Cut,
+    /// The journal's tail moves before the record that says so: batches that the last checkpoint
+    /// needs are overwritten, or name a checkpoint that was never written. Shows when somebody
+    /// commits between the two.
+    TailBeforeRecord => "tail-before-record", Threads,
+    /// A checkpoint writes over the newest record as well: a cut that tears it leaves the one
+    /// before, whose pages are gone. Needs a cut with both copies in flight.
+    BothSlots => "both-slots", Cut,
+    /// A checkpoint's tables keep the states that chunks had before (R4): a chunk with data counts
+    /// as free after the next open, and is given out again.
+    ChunkStateStale => "chunk-state-stale", Nothing,
+    /// Recovery ends without a checkpoint (R8): the journal goes on under a mount number that the
+    /// record does not know, and the next recovery stops before it. Needs two cuts, or a cut and a
+    /// process that ends.
+    NoClosingCheckpoint => "no-closing-checkpoint", Cut,
+    /// Replay applies a change although the one before it is missing (R9): a node gets into a
+    /// state that it never had. No fault makes a gap while all else works; a batch with one is
+    /// forged.
+    VersionGapAccepted => "version-gap-accepted", Forgery,
+    /// What says how far the journal must reach is ignored (R9): a damaged batch ends it early,
+    /// and synced changes are gone without a word. Needs bit rot, or a lost write, in a batch that
+    /// later ones follow.
+    SilentTruncation => "silent-truncation", Fault,
+    /// A batch of an earlier mount, or behind another predecessor, is taken for the next one: a
+    /// change that was cut off comes back. Shows when batches were in flight together, a later one
+    /// survived without an earlier one, and the next mount logs as many bytes as were missing.
+    StaleBatchAccepted => "stale-batch-accepted", Threads,
+    /// A batch is replayed although its checksum is wrong: half an operation, or garbage.
+    TornBatchAccepted => "torn-batch-accepted", Cut,
+    /// Pages are looked up by nid alone (R11): a new file shows the cached bytes of a deleted one
+    /// that had its nid.
+    GenerationIgnored => "generation-ignored", Nothing,
+    /// A flush reaches the first device only: what was synced to the others is lost. Needs two
+    /// devices.
+    FirstDeviceFlushed => "first-device-flushed", Cut,
+    /// fsync takes its fast path although the size, the extents or the attributes are not durable
+    /// (R7): the file is short or empty after a cut.
+    FsyncUncommitted => "fsync-uncommitted", Cut,
+    /// fsync does not flush what was overwritten in place: old bytes come back after a cut.
+    OverwriteUnflushed => "overwrite-unflushed", Cut,
+    /// A failed flush is not remembered by the files that wrote before it (R17): the next fsync
+    /// succeeds, although what they wrote may be lost. Needs a flush that fails once, after an
+    /// overwrite in place.
+    FailedFlushForgotten => "failed-flush-forgotten", Fault,
+    /// A failed write of file data is taken for a good one: fsync returns, and the file holds what
+    /// its blocks held before. Needs an error on a write to a data block.
+    FailedWriteIgnored => "failed-write-ignored", Fault,
+    /// A file's size is logged when it is written to, not when its data is home: after a cut it
+    /// ends in zeros that nobody wrote. Shows when another file or a directory is synced between
+    /// write and fsync.
+    SizeBeforeData => "size-before-data", Cut,
+    /// Growing past an unaligned end leaves what the page holds behind it (R16): a file cut short
+    /// and grown again shows its old bytes once its pages are read anew.
+    TailNotZeroed => "tail-not-zeroed", Nothing,
+    /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
+    /// blocks.
+    OrphanIntentDropped => "orphan-intent-dropped", Cut,
+    /// A rename over a file does not write back the new one first: the name shows neither the old
+    /// content nor the new.
+    ReplaceBeforeData => "replace-before-data", Cut,
+    /// Renames of directories between directories do not exclude each other (R13): two of them
+    /// make a cycle that no path reaches.
+    RenameUnlocked => "rename-unlocked", Threads,
+    /// A directory may be moved below itself (R13): it and all in it can no longer be reached.
+    AncestryUnchecked => "ancestry-unchecked", Nothing,
+    /// A rename believes what it found before it had the locks (R15): a name that was changed
+    /// meanwhile is overwritten.
+    NameNotRechecked => "name-not-rechecked", Threads,
+    /// rmdir removes a directory that is not empty (R12): all in it is lost.
+    FullDirectoryRemoved => "full-directory-removed", Nothing,
 }
 
 impl Canary {

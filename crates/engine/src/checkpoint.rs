@@ -27,6 +27,7 @@ use crate::segments::Packer;
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
 use crate::table::{Entry, PageSink};
+use base::canary::{Canary, planted};
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
@@ -117,7 +118,10 @@ impl<C: Content> Store<C> {
         let (captured, bytes) = self.capture(dirty, sequence)?;
         report.bytes = bytes;
         // Step 3: nothing captured so far is newer than the epoch open now.
-        let (image_epoch, reach) = self.journal.close_and_commit()?;
+        let (image_epoch, reach) = match planted(Canary::ImagesAheadOfLog) {
+            true => (e0, anchor),
+            false => self.journal.close_and_commit()?,
+        };
         // Step 4.
         // Table pages live shorter than nodes. In segments of their own they leave whole
         // segments behind.
@@ -128,7 +132,9 @@ impl<C: Content> Store<C> {
         let space_root = self.write_space(state, &mut packer)?;
         report.bytes += packer.finish()?;
         self.table.written();
-        self.array.flush()?;
+        if !planted(Canary::CheckpointUnflushed) {
+            self.array.flush()?;
+        }
         if self.array.flush_failures() != flush_failures {
             // Somebody else's flush failed, and may have lost what was written here; that
             // ours succeeded says nothing of it (R17).
@@ -143,6 +149,13 @@ impl<C: Content> Store<C> {
         record.roots = roots;
         record.space_root = space_root;
         record.seal();
+        if planted(Canary::TailBeforeRecord) {
+            self.journal.release(anchor.position, sequence);
+        }
+        if planted(Canary::BothSlots) {
+            let newest = ((sequence + 1) % 2) as usize;
+            self.array.write_slot(newest, record.as_bytes())?;
+        }
         self.array
             .write_slot((sequence % 2) as usize, record.as_bytes())?;
         // Step 6.
@@ -177,6 +190,9 @@ impl<C: Content> Store<C> {
         self.dirty_leaves.clear();
         for list in &self.dirty {
             all.append(&mut list.lock());
+        }
+        if planted(Canary::DirtyNodeForgotten) {
+            all.pop();
         }
         // Neighbouring nids share table pages, and are read together later.
         all.sort_by_key(|cell| cell.header.nid);
@@ -261,7 +277,7 @@ impl<C: Content> Store<C> {
                 continue;
             };
             packer.discard(replaced);
-            if nid.0 >= SPACE_MAP_FIRST {
+            if nid.0 >= SPACE_MAP_FIRST && !planted(Canary::ChunkStateStale) {
                 let chunk = (nid.0 - SPACE_MAP_FIRST) as usize;
                 state.chunks[chunk] = match one.free {
                     Some(free) => ChunkState::Data(free),
@@ -281,6 +297,9 @@ impl<C: Content> Store<C> {
     ) -> Result<ItemPointer, Error> {
         for old in state.space_places.drain(..) {
             packer.discard(old);
+        }
+        if planted(Canary::SegmentReusedEarly) {
+            self.segments.find_free();
         }
         // Allocating can add a meta chunk, which makes the tables longer.
         let per_chunk = self.array.geometry().segments_per_chunk() as usize;

@@ -223,7 +223,7 @@ impl Journal {
     /// Takes the credit of one operation; false when the ring has no room (invariant 3).
     pub fn try_credit(&self) -> bool {
         self.outstanding.fetch_add(CREDIT, Ordering::SeqCst);
-        if self.used() > self.size {
+        if self.used() > self.size && !planted(Canary::NoCredits) {
             self.outstanding.fetch_sub(CREDIT, Ordering::SeqCst);
             return false;
         }
@@ -333,7 +333,7 @@ impl Journal {
             let mut spins = 0u32;
             // SeqCst: either this load sees a pin, or its owner's second look at the epoch
             // sees that the epoch is closed.
-            while shard.pins[slot].load(Ordering::SeqCst) != 0 {
+            while shard.pins[slot].load(Ordering::SeqCst) != 0 && !planted(Canary::PinsIgnored) {
                 spins += 1;
                 if spins < 100 {
                     std::hint::spin_loop();
@@ -414,7 +414,8 @@ impl Journal {
             None => Ok(()),
         };
         let mut state = self.state.lock();
-        while state.completed != batch.ticket && state.failed.is_none() {
+        let in_order = !planted(Canary::DurableOutOfOrder);
+        while state.completed != batch.ticket && state.failed.is_none() && in_order {
             self.changed.wait(&mut state);
         }
         if let Err(error) = result
@@ -466,8 +467,10 @@ impl Journal {
                 durability,
             });
         }
-        self.array.execute(&mut ios)?;
-        Ok(())
+        match self.array.execute(&mut ios) {
+            Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// A failure elsewhere stops the journal (invariant 5).

@@ -20,6 +20,7 @@ use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
+use base::canary::{Canary, planted};
 use base::sync::OwnedWriteGuard;
 use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
@@ -329,6 +330,9 @@ impl<'s, C: Content> Op<'s, C> {
             return self.fail(nid, &damage);
         }
         state.version += 1;
+        if planted(Canary::HalfRecord) && self.entries > 0 {
+            return;
+        }
         let (version, kind) = (state.version, state.body.kind());
         self.put_entry(nid, version, Action::Apply, kind, |out| {
             C::encode_delta(&delta, out)
@@ -437,6 +441,9 @@ impl<'s, C: Content> Op<'s, C> {
         self.store.journal.stage(&pin, &self.record);
         let epoch = pin.epoch;
         self.store.space.freed(epoch, &self.freed);
+        if planted(Canary::BlocksReusedEarly) {
+            self.store.space.release_through(epoch, false, |_| {});
+        }
         for nid in &self.deleted {
             self.store.nids.put(*nid);
         }

@@ -31,6 +31,7 @@ use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceDelta;
 use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
 use crate::table::Table;
+use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
@@ -175,7 +176,7 @@ impl<C: Content> Store<C> {
             return Err(Error::node(Nid(*nid), damage.clone()));
         }
         store.unreplayed = damaged;
-        if !read_only {
+        if !read_only && !planted(Canary::NoClosingCheckpoint) {
             store.make_checkpoint(false)?;
         }
         let store = Arc::new(store);
@@ -251,7 +252,7 @@ impl<C: Content> Store<C> {
             }
         };
         for change in changes {
-            if change.version != version + 1 {
+            if change.version != version + 1 && !planted(Canary::VersionGapAccepted) {
                 return Err(damaged(
                     "journal",
                     format!(
@@ -441,7 +442,9 @@ fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
         );
         return Err(damaged("journal", what));
     }
-    check_end(&mut ring, array, record, next)?;
+    if !planted(Canary::SilentTruncation) {
+        check_end(&mut ring, array, record, next)?;
+    }
     Ok(Run {
         batches,
         end: next,
@@ -460,11 +463,11 @@ fn read_batch(
     ring.read(at.position, &mut raw)?;
     let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
     let len = header.len.get() as u64;
+    let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
     if header.magic.get() != BATCH_MAGIC
         || header.uuid != array.uuid()
-        || header.mount_id != record.mount_id
+        || (stale && !planted(Canary::StaleBatchAccepted))
         || header.sequence.get() != at.sequence
-        || header.previous_crc.get() != at.previous_crc
         || BatchHeader::SIZE as u64 + len > ring.size
     {
         return Ok(None);
@@ -476,7 +479,7 @@ fn read_batch(
     let mut records = vec![0; len as usize];
     ring.read(at.position + BatchHeader::SIZE as u64, &mut records)?;
     let crc = checksum(checksum(0, &raw[8..]), &records);
-    if crc != header.crc.get() {
+    if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
         return Ok(None);
     }
     Ok(Some((Batch { header, records }, crc)))

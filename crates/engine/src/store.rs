@@ -11,6 +11,7 @@ use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{Extent, Source, Space};
 use crate::table::Table;
+use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
 use base::thread::Pool;
@@ -375,7 +376,10 @@ impl<C: Content> Store<C> {
                     return Ok(FreshNid {
                         store: self,
                         nid,
-                        last_version,
+                        last_version: match planted(Canary::VersionReset) {
+                            true => 0,
+                            false => last_version,
+                        },
                         used: false,
                     });
                 }

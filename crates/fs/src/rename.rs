@@ -8,6 +8,7 @@ use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{Addition, Deletion, Spot};
 use crate::namespace::{links, live_dir};
 use crate::orphan::Disposal;
+use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::MutexGuard;
 use engine::{Need, Node, Op, Slot};
@@ -128,10 +129,11 @@ impl FileSystem {
         let directory = |name: &Name| name.kind == libc::DT_DIR;
         let moves_up = directory(&found.source);
         let moves_down = request.exchange && found.target.as_ref().is_some_and(directory);
-        let _guard = match request.crosses() && (moves_up || moves_down) {
+        let guard = match request.crosses() && (moves_up || moves_down) {
             true => Some(self.check_ancestry(request, found)?),
             false => None,
         };
+        let _held = guard.filter(|_| !planted(Canary::RenameUnlocked));
         let mut nodes: Vec<Node<FsNode>> = vec![self.node(request.from)?, self.node(request.to)?];
         for name in [Some(&found.source), found.target.as_ref()]
             .into_iter()
@@ -146,7 +148,7 @@ impl FileSystem {
         let replaced = found.target.as_ref().filter(|_| !request.exchange);
         let mut orphaned = orphanage;
         if let Some(target) = replaced {
-            if found.source.kind == libc::DT_REG {
+            if found.source.kind == libc::DT_REG && !planted(Canary::ReplaceBeforeData) {
                 match self.files.write_back(found.source.nid) {
                     Err(Error::Stale(_)) => return Ok(Outcome::Again),
                     other => other?,
@@ -192,6 +194,9 @@ impl FileSystem {
     ) -> Result<MutexGuard<'_, ()>, Error> {
         let guard = self.renames.lock();
         let inside = Error::Invalid("a directory cannot move into itself");
+        if planted(Canary::AncestryUnchecked) {
+            return Ok(guard);
+        }
         if found.source.kind == libc::DT_DIR && self.is_above(found.source.nid, request.to)? {
             return Err(inside);
         }
@@ -235,10 +240,10 @@ impl FileSystem {
         let old = dir::spot(&mut op, &self.hash, slots.from, request.name)?;
         let new = dir::spot(&mut op, &self.hash, slots.to, request.new_name)?;
         let source = op.peek(slots.source).inode()?;
-        if old.found.as_ref() != Some(&found.source)
-            || new.found != found.target
-            || source.generation != found.source.generation
-        {
+        let holds = old.found.as_ref() == Some(&found.source)
+            && new.found == found.target
+            && source.generation == found.source.generation;
+        if !holds && !planted(Canary::NameNotRechecked) {
             return Ok(Outcome::Again);
         }
         let target = match slots.target {

@@ -6,6 +6,7 @@ use super::{Files, PAGE};
 use crate::content::AttrChange;
 use crate::content::Delta;
 use crate::{Error, Ino};
+use base::canary::{Canary, planted};
 use base::map::HashMap;
 use engine::Need;
 use std::sync::Arc;
@@ -62,11 +63,11 @@ impl Files {
             (meta.changed, meta.unflushed)
         };
         // R7: the last change of anything but coarse times must be durable.
-        if changed > self.store.durable_epoch() {
+        if changed > self.store.durable_epoch() && !planted(Canary::FsyncUncommitted) {
             self.store.commit_through(changed)?;
         }
         // Data written in place after that change, which no commit needs to have flushed.
-        if unflushed > 0 {
+        if unflushed > 0 && !planted(Canary::OverwriteUnflushed) {
             self.flush_devices()?;
         }
         Ok(())
@@ -91,7 +92,9 @@ impl Files {
         let outcome = self.store.array().flush();
         for (state, unflushed) in waiting {
             let mut meta = state.meta.lock();
-            if let Err(error) = &outcome {
+            if let Err(error) = &outcome
+                && !planted(Canary::FailedFlushForgotten)
+            {
                 meta.fail(error.to_string());
             } else if meta.unflushed != unflushed {
                 // Written again meanwhile: the next flush is for that.

@@ -6,6 +6,7 @@ use super::{Files, PAGE, Promised, SIZE_MAX, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
+use base::canary::{Canary, planted};
 use device::AlignedBuf;
 use engine::cache::{Backing, PageState, Rest, Wrote};
 use format::BLOCK_SIZE;
@@ -83,6 +84,9 @@ impl Files {
         if at > offset {
             let (now, now_ns) = (self.now(), self.now_ns());
             state.meta.lock().touch(now, now_ns);
+            if planted(Canary::SizeBeforeData) {
+                self.log_changes(state, Vec::new(), Vec::new(), state.size())?;
+            }
             return Ok((at - offset) as usize);
         }
         outcome.map(|()| 0)
@@ -278,7 +282,7 @@ impl Files {
             return Ok(());
         }
         let stale = self.mapped(state, page..page + 1)?;
-        if stale.iter().any(|e| e.written) {
+        if stale.iter().any(|e| e.written) && !planted(Canary::TailNotZeroed) {
             self.dirty_page(state, page)?;
         }
         Ok(())
