@@ -242,17 +242,20 @@ impl Files {
             .iter()
             .map(|f| (f.key.nid, f.since_ns))
             .collect();
-        for state in self.table.states() {
+        let states = self.table.states();
+        let due = |state: &&Arc<FileState>| {
             let since = dirty.get(&state.ino()).copied();
-            if self.write_back_due(&state, since, crowded, now_ns) {
-                note(self.write_back(state.ino()));
-            }
-            if self.times_old(&state, now_ns) {
-                note(self.persist_state_times(state.ino()));
-            }
+            self.write_back_due(state, since, crowded, now_ns)
+        };
+        let due: Vec<Ino> = states.iter().filter(due).map(|state| state.ino()).collect();
+        due.chunks(TOGETHER)
+            .for_each(|inos| self.write_back_some(inos, &mut note));
+        for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
+            note(self.persist_state_times(state.ino()));
         }
         let unflushed: Vec<Ino> = self.unflushed.lock().keys().copied().collect();
-        if unflushed.iter().any(|ino| !self.table.is_open(*ino)) {
+        let closed = unflushed.iter().any(|ino| !self.table.is_open(*ino));
+        if closed || self.flush_due(!unflushed.is_empty(), now_ns) {
             note(self.flush_devices());
             for ino in unflushed {
                 // Leaving is what removes a state that nothing keeps any more.
@@ -260,6 +263,37 @@ impl Files {
             }
         }
         outcome
+    }
+
+    /// Writes back a few files, the small ones among them as one device batch.
+    fn write_back_some(&self, inos: &[Ino], note: &mut dyn FnMut(Result<(), Error>)) {
+        let mut held = Vec::with_capacity(inos.len());
+        for &ino in inos {
+            match self.use_active(ino) {
+                Ok(Some(state)) => held.push(state),
+                // Deleted meanwhile, its pages with it.
+                Ok(None) | Err(Error::Stale(_)) => {}
+                Err(error) => note(Err(error)),
+            }
+        }
+        self.flush_together(&held);
+        held.iter().for_each(|state| note(self.flush_file(state)));
+    }
+
+    /// Whether what open files wrote in place has been in the devices' caches for as long as
+    /// write-back may wait. `unflushed`: there is any.
+    fn flush_due(&self, unflushed: bool, now_ns: u64) -> bool {
+        let age = self.options.write_back_age.as_nanos() as u64;
+        let mut background = self.background.lock();
+        let since = match unflushed {
+            true => *background.unflushed_since_ns.get_or_insert(now_ns),
+            false => now_ns,
+        };
+        let due = unflushed && now_ns.saturating_sub(since) >= age;
+        if due || !unflushed {
+            background.unflushed_since_ns = None;
+        }
+        due
     }
 
     fn write_back_due(

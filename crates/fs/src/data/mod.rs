@@ -61,6 +61,8 @@ pub struct DataOptions {
     /// A file being rewritten from nothing, and times alone, are logged after this long.
     pub settle_age: Duration,
     pub atime: AtimePolicy,
+    /// Reading a directory updates its access time as `atime` says; otherwise never.
+    pub directory_atime: bool,
     /// Most bytes read beyond what was asked for.
     pub read_ahead: u64,
 }
@@ -73,6 +75,7 @@ impl Default for DataOptions {
             write_back_age: Duration::from_secs(5),
             settle_age: Duration::from_secs(25),
             atime: AtimePolicy::Relative,
+            directory_atime: true,
             read_ahead: 1 << 20,
         }
     }
@@ -88,6 +91,8 @@ struct Background {
     stop: bool,
     /// Somebody waits for dirty pages to be written.
     hurry: bool,
+    /// Monotonic time at which data written in place was first seen without a flush since.
+    unflushed_since_ns: Option<u64>,
 }
 
 /// All files of a file system.
