@@ -75,6 +75,7 @@ impl Settings {
             mount::AtimePolicy::Never => fs::AtimePolicy::Never,
             mount::AtimePolicy::Always => fs::AtimePolicy::Always,
         };
+        fs.data.directory_atime = !mount.no_diratime;
         if mount.read_only {
             fs = fs.read_only();
         }
@@ -347,6 +348,7 @@ mod tests {
         );
         assert_eq!(settings.backend, Backend::Threads);
         assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
+        assert!(!settings.fs.data.directory_atime);
     }
 
     #[test]

@@ -485,7 +485,7 @@ impl FileSystem {
             }
             inode.parent
         };
-        if cookie == 0 {
+        if cookie == 0 && self.files.options().directory_atime {
             self.touch_atime(ino)?;
         }
         let dots = [(ino, &b"."[..]), (parent, &b".."[..])];

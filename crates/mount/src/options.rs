@@ -29,8 +29,7 @@ pub struct MountOptions {
     /// Every change of a directory is on the devices before it returns.
     pub dirsync: bool,
     pub atime: AtimePolicy,
-    /// Passed to the kernel, which leaves it to the daemon; there `atime` decides for
-    /// directories as well.
+    /// Listing a directory leaves its access time alone. The kernel leaves that to the daemon.
     pub no_diratime: bool,
     /// The largest READ in bytes, for tests; the default is 1 MiB.
     pub max_read: Option<u32>,
