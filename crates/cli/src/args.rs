@@ -168,6 +168,9 @@ pub struct Info {
 }
 
 /// List a folder of a file system that is not mounted
+///
+/// As with cat and cp, a path inside the file system is written ':/home'; here, where all are
+/// inside, the ':' may be left out.
 #[derive(Args, Debug)]
 pub struct Ls {
     #[command(flatten)]
@@ -187,6 +190,9 @@ pub struct Ls {
 }
 
 /// Print files of a file system that is not mounted
+///
+/// As with ls and cp, a path inside the file system is written ':/home/list.txt'; here, where
+/// all are inside, the ':' may be left out.
 #[derive(Args, Debug)]
 pub struct Cat {
     #[command(flatten)]
@@ -198,8 +204,8 @@ pub struct Cat {
 
 /// Copy files out of, or into, a file system that is not mounted
 ///
-/// Paths inside the file system are written with a leading ':', as in
-/// `sheaf cp -d a.img :/home/list.txt .`; the last path is the target.
+/// Paths inside the file system are written with a leading ':', those of the host without, as
+/// in `sheaf cp -d a.img :/home/list.txt .`; the last path is the target.
 #[derive(Args, Debug)]
 pub struct Cp {
     #[command(flatten)]

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use crate::args::Cat;
 use crate::failure::Outcome;
-use crate::offline::{Offline, bytes};
+use crate::offline::{Offline, bytes, inside};
 use crate::output;
 
 pub fn run(args: &Cat) -> Outcome {
     let offline = Offline::open(&args.source.devices, true)?;
     let mut out = io::stdout().lock();
     for path in &args.paths {
-        let path = bytes(path);
+        let path = inside(path).unwrap_or(bytes(path));
         let attr = offline.find(path)?;
         offline.read(path, attr.ino, |piece| {
             out.write_all(piece).map_err(|e| output::failed(&e))

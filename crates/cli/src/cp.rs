@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 
 use crate::args::Cp;
 use crate::failure::{Failure, Outcome};
-use crate::offline::{Offline, bytes, join};
+use crate::offline::{Offline, bytes, inside, join};
 use crate::progress;
 
 /// A path of one of the two sides.
@@ -22,7 +22,7 @@ enum Place {
 
 impl Place {
     fn parse(path: &Path) -> Self {
-        match bytes(path).strip_prefix(b":") {
+        match inside(path) {
             Some(inside) => Place::Inside(inside.to_vec()),
             None => Place::Host(path.to_owned()),
         }

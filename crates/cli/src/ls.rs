@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::Ls;
 use crate::failure::{Failure, Outcome};
-use crate::offline::{Offline, bytes, join};
+use crate::offline::{Offline, bytes, inside, join};
 use crate::output::{self, harmless};
 
 /// One entry as `--json` shows it, one per line.
@@ -31,7 +31,7 @@ pub fn run(args: &Ls) -> Outcome {
     let offline = Offline::open(&args.source.devices, true)?;
     let mut out = BufWriter::new(io::stdout().lock());
     for path in &args.paths {
-        let path = bytes(path);
+        let path = inside(path).unwrap_or(bytes(path));
         let attr = offline.find(path)?;
         let mut listing = Listing {
             args,

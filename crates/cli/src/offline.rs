@@ -184,6 +184,15 @@ pub fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// The path inside the file system that `:PATH` names; `None` without the colon. What no ':'
+/// begins is a path of the host where both are possible, as in cp, and else one inside.
+pub fn inside(path: &Path) -> Option<&[u8]> {
+    match bytes(path).strip_prefix(b":") {
+        Some(b"") => Some(b"/"),
+        inside => inside,
+    }
+}
+
 /// A path's bytes.
 pub fn bytes(path: &Path) -> &[u8] {
     use std::os::unix::ffi::OsStrExt;

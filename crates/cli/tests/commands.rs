@@ -137,6 +137,14 @@ fn files_go_in_and_come_out() {
     assert_eq!(fs::read_link(out.join("link")).unwrap(), Path::new("small"));
     let cat = sheaf(&["cat", "-d", device, "/tree/link"], &[], &[]).succeeds();
     assert_eq!(cat.output(), "small");
+    // The same path as cp writes it.
+    let cat = sheaf(&["cat", "-d", device, ":/tree/small"], &[], &[]).succeeds();
+    assert_eq!(cat.output(), "small");
+    for root in [":", ":/", "/"] {
+        sheaf(&["ls", "-d", device, root], &[], &[])
+            .succeeds()
+            .says("tree");
+    }
     sheaf(&["ls", "-lR", "-d", device], &[], &[])
         .succeeds()
         .says("link -> small")
