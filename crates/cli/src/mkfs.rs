@@ -92,11 +92,15 @@ fn make_on(args: &Mkfs) -> Result<Made, Failure> {
     }
     let devices = device::open_devices(&args.devices, &OpenOptions::default())?;
     let geometry = plan(args, &devices)?;
+    let key = base::rng::entropy();
+    let create = || Array::create(devices.clone(), geometry.clone(), &args.label, uuid, key);
+    // Wipes old labels, which must not outlive what they are the labels of: an interrupted
+    // discard leaves nothing that mounts. Discarded blocks may read as anything, so once more.
     if !args.no_discard {
+        create()?;
         discard(&devices);
     }
-    let key = base::rng::entropy();
-    let array = Arc::new(Array::create(devices, geometry, &args.label, uuid, key)?);
+    let array = Arc::new(create()?);
     fs::FileSystem::mkfs(&array, &owner())?;
     array.write_labels()?;
     let geometry = array.geometry();
