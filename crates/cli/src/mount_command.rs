@@ -184,12 +184,15 @@ fn serve(args: &Mount) -> Outcome {
     let fs = open(&array, settings.fs)?;
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
+    let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
+    let outcome = Arc::new(outcome);
     let mut usable = false;
     let served = mount::mount(
         Arc::clone(&fs),
         mountpoint,
         &options,
         claim.as_mut().map(|claim| claim as &mut dyn DeviceClaim),
+        Some(Arc::clone(&outcome)),
         |unmounter| {
             tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
             announce(args, unmounter.mountpoint());
@@ -208,11 +211,16 @@ fn serve(args: &Mount) -> Outcome {
         .and(closed.map_err(Failure::from));
     match &result {
         Ok(()) => tracing::info!("{title} is unmounted"),
-        // Nobody but the log hears of it any more.
         Err(failure) if usable => {
             tracing::error!("{title}: {}", failure.message().unwrap_or("failed"));
         }
         Err(_) => {}
+    }
+    // Last of all: whoever unmounted waits for this.
+    let failure = result.as_ref().err();
+    let message = failure.map(|failure| failure.message().unwrap_or("failed"));
+    if let Err(error) = outcome.tell(message) {
+        tracing::warn!("nobody hears how it ended: {error}");
     }
     result.map(|()| 0)
 }
@@ -338,7 +346,8 @@ mod tests {
 
     #[test]
     fn options_reach_their_places() {
-        let settings = settings("noatime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
+        let settings =
+            settings("noatime,nodiratime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
         assert_eq!(settings.fs.data.cache_bytes, 48 << 20);
         assert_eq!(settings.fs.store.node_cache_bytes, (96 << 20) / 7);
         assert!(settings.fs.store.discard);

@@ -1,16 +1,23 @@
 //! `sheaf umount`: the mount crate asks the daemon who it is, unmounts, and waits until that
-//! process, which writes everything back before it ends, is gone.
+//! process, which writes everything back before it ends, is gone and has said that it did.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::args::Umount;
 use crate::devices::pause;
 use crate::failure::{Failure, Outcome};
 
-/// A mount may be busy for a moment because somebody just looks at it (df, an indexer).
-const ATTEMPTS: u32 = 10;
+/// A mount may be busy for a moment: somebody just looks at it (df, an indexer), a program
+/// left something running in the background (git its clean-up), or the kernel has not let go
+/// of the files of a process that ended with asynchronous I/O under way.
+const ATTEMPTS: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(100);
+/// Processes that a message names.
+const NAMED_MAX: usize = 5;
 
 pub fn run(args: &Umount) -> Outcome {
     unmount(&args.mountpoint)?;
@@ -25,16 +32,79 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Failure> {
         }
     }
     mount::unmount(mountpoint).map_err(|error| match is_busy(&error) {
-        true => Failure::new(format!(
-            "{error}; close what is open there (fuser -vm MOUNTPOINT lists it) and try again"
-        )),
+        true => Failure::new(format!("{error}: {}", who_uses(mountpoint))),
         false => Failure::from(error),
     })
 }
 
 fn is_busy(error: &mount::Error) -> bool {
-    matches!(
-        error,
-        mount::Error::Unmount { error, .. } if error.kind() == std::io::ErrorKind::ResourceBusy
-    )
+    match error {
+        mount::Error::Unmount { error, .. } => error.kind() == std::io::ErrorKind::ResourceBusy,
+        // fusermount3 has no exit code for it.
+        mount::Error::HelperFailed { message, .. } => message.contains("busy"),
+        _ => false,
+    }
+}
+
+/// Whom the user may ask to let go of the mount, as far as /proc tells.
+fn who_uses(mountpoint: &Path) -> String {
+    let Ok(inside) = mount::mount_table::resolve(mountpoint) else {
+        return "something in it is in use".to_owned();
+    };
+    let mut users = mounts_below(&inside);
+    users.extend(processes().filter_map(|(pid, dir)| user(pid, &dir, &inside)));
+    match users.len() {
+        0 => "no process that can be seen has anything open there; the kernel may be about to \
+              finish the I/O of one that ended: try again"
+            .to_owned(),
+        count => {
+            let more = match count.saturating_sub(NAMED_MAX) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            users.truncate(NAMED_MAX);
+            format!(
+                "in use by {}{more}; end that and try again",
+                users.join(", ")
+            )
+        }
+    }
+}
+
+fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    })
+}
+
+/// The process by name, if one of its links leads into the mount. Links are read, never
+/// followed: the file system may hang.
+fn user(pid: u32, dir: &Path, mountpoint: &Path) -> Option<String> {
+    let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+    let links = ["cwd", "root", "exe"].map(|name| dir.join(name));
+    let uses = links
+        .into_iter()
+        .chain(descriptors.map(|entry| entry.path()))
+        .any(|link| fs::read_link(link).is_ok_and(|to| to.starts_with(mountpoint)));
+    let maps = || {
+        let maps = fs::read(dir.join("maps")).unwrap_or_default();
+        let inside = [b" ", mountpoint.as_os_str().as_bytes(), b"/"].concat();
+        maps.windows(inside.len()).any(|window| window == inside)
+    };
+    if !uses && !maps() {
+        return None;
+    }
+    let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+    Some(format!("{} (process {pid})", name.trim()))
+}
+
+fn mounts_below(mountpoint: &Path) -> Vec<String> {
+    let all: Vec<OsString> = mount::mount_table::mountpoints().unwrap_or_default();
+    all.iter()
+        .map(Path::new)
+        .filter(|other| other.starts_with(mountpoint) && *other != mountpoint)
+        .map(|other| format!("the mount at {}", other.display()))
+        .collect()
 }

@@ -4,7 +4,8 @@
 //! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
 //! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
 //! - [`sheaf_ops`], [`handles`]: those operations on a [`FileSystem`](fs::FileSystem).
-//! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree.
+//! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree;
+//!   [`outcome`]: how the daemon tells `umount` whether all was written.
 //!
 //! Deliberately absent: permission checks and file locks (the kernel does both), a cache
 //! (the kernel's and the engine's suffice), anything that knows blocks or nodes.
@@ -19,6 +20,7 @@ pub mod mount_table;
 pub mod mounting;
 pub mod ops;
 pub mod options;
+pub mod outcome;
 pub mod session;
 pub mod sheaf_ops;
 pub mod signals;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 
 pub use mounting::{DeviceClaim, Insist, Unmounter, is_stale_mount, unmount};
 pub use options::{AtimePolicy, MountOptions};
+pub use outcome::Outcome;
 pub use trim::trim;
 
 /// Why a mount failed, or ended badly.
@@ -80,6 +83,8 @@ pub enum Error {
         mountpoint: PathBuf,
         error: std::io::Error,
     },
+    #[error("unmounted, but not everything was written: {0}")]
+    NotWritten(String),
     #[error(
         "the kernel speaks FUSE {major}.{minor}; {}.{} (Linux 5.4) is needed",
         abi::KERNEL_VERSION,
@@ -90,21 +95,36 @@ pub enum Error {
     NoInit,
     #[error("serving requests: {0}")]
     Serve(std::io::Error),
+    #[error("closing the file system: {0}")]
+    Close(fs::Error),
 }
 
-/// Mounts a file system and serves it until it is unmounted: see [`mount_operations`]. The
-/// caller closes `fs` afterwards; every open file is closed by then.
+/// Mounts a file system and serves it until it is unmounted: see [`mount_operations`]. Every
+/// open file is closed then, and the file system, too, unless the mount was broken off: the
+/// caller closes it for that case.
+///
+/// `outcome` is where an unmounting process hears of the end; the caller tells it once all
+/// is done.
+///
+/// # Errors
+/// [`Error::Close`] when not everything could be written at the end.
 pub fn mount(
     fs: Arc<fs::FileSystem>,
     mountpoint: &Path,
     options: &MountOptions,
     claim: Option<&mut dyn DeviceClaim>,
+    outcome: Option<Arc<Outcome>>,
     ready: impl FnOnce(Unmounter),
 ) -> Result<(), Error> {
     let mut options = options.clone();
     options.read_only |= fs.read_only();
-    let operations = sheaf_ops::SheafOps::new(fs, &options);
-    mount_operations(operations, mountpoint, &options, claim, ready)
+    let operations = sheaf_ops::SheafOps::new(fs, &options).with_outcome(outcome);
+    let closed = operations.closed();
+    mount_operations(operations, mountpoint, &options, claim, ready)?;
+    match closed.take() {
+        Some(error) => Err(Error::Close(error)),
+        None => Ok(()),
+    }
 }
 
 /// Mounts `operations` at `mountpoint` and serves it until it is unmounted, from outside or

@@ -47,6 +47,13 @@ pub fn find(mountpoint: &Path) -> std::io::Result<Option<MountedAt>> {
     Ok(find_in(&table, mountpoint))
 }
 
+/// Where anything is mounted.
+pub fn mountpoints() -> std::io::Result<Vec<OsString>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|&b| b == b'\n').filter_map(parse);
+    Ok(lines.map(|m| m.mountpoint.into_os_string()).collect())
+}
+
 fn find_in(table: &[u8], mountpoint: &Path) -> Option<MountedAt> {
     // Later lines cover earlier ones.
     let lines = table.split(|&b| b == b'\n');

@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 use crate::Error;
 use crate::mount_table;
 use crate::options::{AtimePolicy, MountOptions};
+use crate::outcome::{Ear, IOC_OUTCOME};
 use crate::sys;
 use crate::transport::dev_fuse;
 
@@ -397,6 +398,9 @@ fn is_dead(mountpoint: &Path) -> Result<bool, Error> {
 
 /// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
 /// on the devices and is gone. A mount whose daemon died is taken away.
+///
+/// # Errors
+/// [`Error::NotWritten`] when the mount is gone, but the daemon could not write everything.
 pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
     let at = |error| Error::MountPoint {
         mountpoint: mountpoint.to_owned(),
@@ -415,16 +419,27 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
     }
     let root = File::open(&resolved).map_err(at)?;
     // A mount of another kind, or by an older daemon, is unmounted without waiting.
-    let daemon = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
+    let pid = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
         .ok()
-        .filter(|&pid| pid != std::process::id())
-        .and_then(|pid| sys::pidfd_open(pid).ok());
+        .filter(|&pid| pid != std::process::id());
+    let daemon = pid.and_then(|pid| sys::pidfd_open(pid).ok());
+    let ear = pid.and_then(|pid| {
+        let number = sys::ioctl_u32(root.as_fd(), IOC_OUTCOME).ok()?;
+        let heard = Ear::open(pid, number);
+        if let Err(error) = &heard {
+            tracing::warn!(%error, "how the daemon ends will be in its log only");
+        }
+        heard.ok()
+    });
     drop(root);
     unmounter.unmount(Insist::No)?;
     if let Some(daemon) = daemon {
         sys::wait_readable(daemon.as_fd(), daemon.as_fd()).map_err(at)?;
     }
-    Ok(())
+    match ear {
+        Some(ear) => ear.hear().map_err(Error::NotWritten),
+        None => Ok(()),
+    }
 }
 
 /// Raises the kernel's read-ahead for the mount at `mountpoint`, where that is permitted.

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::clock::{Clock, Timestamp};
+use base::sync::{Mutex, rank};
 use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -46,6 +47,7 @@ use crate::ops::{
     SetAttributes, SetTime, Span, Statistics,
 };
 use crate::options::{AtimePolicy, MountOptions};
+use crate::outcome::{IOC_OUTCOME, Outcome};
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -75,6 +77,19 @@ pub struct SheafOps {
     atime: AtimePolicy,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
+    outcome: Option<Arc<Outcome>>,
+    closed: Closed,
+}
+
+/// Why closing the file system failed, for whoever serves it: the kernel, which asks for it,
+/// takes no answer.
+#[derive(Clone, Debug)]
+pub struct Closed(Arc<Mutex<Option<fs::Error>>>);
+
+impl Closed {
+    pub fn take(&self) -> Option<fs::Error> {
+        self.0.lock().take()
+    }
 }
 
 fn errno(error: fs::Error) -> Errno {
@@ -119,7 +134,20 @@ impl SheafOps {
             clock: Clock::real(),
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
+            outcome: None,
+            closed: Closed(Arc::new(Mutex::new(rank::LEAF, None))),
         }
+    }
+
+    /// Tells whoever asks where the daemon's outcome will be heard.
+    pub fn with_outcome(mut self, outcome: Option<Arc<Outcome>>) -> Self {
+        self.outcome = outcome;
+        self
+    }
+
+    /// How closing the file system went, once the mount has ended.
+    pub fn closed(&self) -> Closed {
+        self.closed.clone()
     }
 
     /// How long attributes stay valid: see the module's description.
@@ -255,6 +283,7 @@ impl Operations for SheafOps {
         self.handles.clear();
         if let Err(error) = self.fs.close() {
             tracing::error!(%error, "closing the file system failed");
+            self.closed.0.lock().get_or_insert(error);
         }
     }
 
@@ -561,6 +590,7 @@ impl Operations for SheafOps {
     ) -> Result<usize> {
         match command {
             FITRIM => self.trim(context, input, output),
+            IOC_OUTCOME => self.outcome(output),
             _ => Err(Errno::NOTTY),
         }
     }
@@ -579,6 +609,16 @@ struct TrimRange {
 }
 
 impl SheafOps {
+    /// Answers [`IOC_OUTCOME`].
+    fn outcome(&self, output: &mut [u8]) -> Result<usize> {
+        let outcome = self.outcome.as_ref().ok_or(Errno::NOTTY)?;
+        outcome
+            .number()
+            .write_to(output)
+            .map_err(|_| Errno::INVAL)?;
+        Ok(output.len())
+    }
+
     /// Discards all free space, whatever range is asked for, in runs of `min_len` or more.
     fn trim(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
         if context.uid != 0 {

@@ -70,7 +70,7 @@ impl World {
         let (end, ended) = mpsc::channel();
         let (served, path) = (Arc::clone(&fs), at.clone());
         base::thread::spawn("mount", move || {
-            let result = mount::mount(served, &path, &options, None, |unmounter| {
+            let result = mount::mount(served, &path, &options, None, None, |unmounter| {
                 tell.send(unmounter).unwrap();
             });
             end.send(result).unwrap();
