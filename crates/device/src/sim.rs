@@ -145,7 +145,74 @@ pub enum Survival {
 }
 
 /// Sparse contents: absent pages are zeros.
-type Pages = BTreeMap<u64, Arc<[u8; PAGE]>>;
+type Pages = BTreeMap<u64, Arc<Page>>;
+
+/// A page, and its hash once somebody asked for it (0: not yet).
+#[derive(Debug)]
+struct Page {
+    bytes: [u8; PAGE],
+    hash: AtomicU64,
+}
+
+impl Page {
+    fn zeroed() -> Arc<Page> {
+        Arc::new(Page {
+            bytes: [0; PAGE],
+            hash: AtomicU64::new(0),
+        })
+    }
+
+    fn is_zero(&self) -> bool {
+        self.bytes.iter().all(|b| *b == 0)
+    }
+
+    /// Never 0, and [`ZERO_PAGE`] for zeros alone; computed once for all copies of the page.
+    fn hash(&self) -> u64 {
+        let known = self.hash.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        if self.is_zero() {
+            self.hash.store(ZERO_PAGE, Ordering::Relaxed);
+            return ZERO_PAGE;
+        }
+        let mut hash = 0xCBF2_9CE4_8422_2325u64;
+        for word in self.bytes.chunks_exact(8) {
+            let word = word.iter().rev().fold(0, |w, b| w << 8 | *b as u64);
+            hash = mix(hash ^ word);
+        }
+        let hash = hash | 1 << 63;
+        self.hash.store(hash, Ordering::Relaxed);
+        hash
+    }
+}
+
+impl Clone for Page {
+    /// For a change: the copy has no hash yet.
+    fn clone(&self) -> Page {
+        Page {
+            bytes: self.bytes,
+            hash: AtomicU64::new(0),
+        }
+    }
+}
+
+impl PartialEq for Page {
+    fn eq(&self, other: &Page) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Page {}
+
+/// The hash of a page of zeros, which counts like an absent one.
+const ZERO_PAGE: u64 = 1;
+
+/// Spreads every bit of a word over all of them.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (word ^ (word >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
 
 /// The durable contents of a device at one moment. Cheap: pages are shared until changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,6 +366,31 @@ impl SimDevice {
         copy
     }
 
+    /// A second device exactly as this one is now, cached writes included, on another switch
+    /// and without faults; this one goes on.
+    pub fn fork(&self, switch: &Arc<PowerSwitch>) -> Arc<SimDevice> {
+        let mut copy = self.state.lock().clone();
+        (copy.read_fault, copy.write_fault, copy.flush_fault) = (None, None, None);
+        Arc::new(SimDevice {
+            name: self.name.clone(),
+            bytes: self.bytes,
+            logical_block: self.logical_block,
+            switch: Arc::clone(switch),
+            state: Mutex::new(rank::DEVICE_STATE, copy),
+        })
+    }
+
+    /// A hash of the durable contents: equal for equal contents. Pages that were hashed before
+    /// and have not changed cost nothing.
+    pub fn contents_hash(&self) -> u64 {
+        let state = self.state.lock();
+        let pages = state.durable.iter();
+        pages.fold(0, |hash: u64, (number, page)| match page.hash() {
+            ZERO_PAGE => hash,
+            page => hash.wrapping_add(mix(page ^ mix(*number))),
+        })
+    }
+
     fn successor(&self, pages: Pages, seed: u64) -> Arc<SimDevice> {
         let next = Self::with(
             &self.name,
@@ -323,7 +415,7 @@ impl SimDevice {
         let state = self.state.lock();
         let pages = state.durable.iter();
         let pages = pages
-            .filter(|(_, page)| page.iter().any(|&b| b != 0))
+            .filter(|(_, page)| !page.is_zero())
             .map(|(number, page)| (*number, Arc::clone(page)));
         Snapshot(pages.collect())
     }
@@ -694,7 +786,9 @@ fn apply(pages: &mut Pages, write: &Cached, keep: &[bool]) {
 }
 
 fn page_mut(pages: &mut Pages, number: u64) -> &mut [u8; PAGE] {
-    Arc::make_mut(pages.entry(number).or_insert_with(|| Arc::new([0; PAGE])))
+    let page = Arc::make_mut(pages.entry(number).or_insert_with(Page::zeroed));
+    *page.hash.get_mut() = 0;
+    &mut page.bytes
 }
 
 fn load(pages: &Pages, mut offset: u64, mut buf: &mut [u8]) {
@@ -703,7 +797,7 @@ fn load(pages: &Pages, mut offset: u64, mut buf: &mut [u8]) {
         let take = (PAGE - within).min(buf.len());
         let (head, tail) = buf.split_at_mut(take);
         match pages.get(&number) {
-            Some(page) => head.copy_from_slice(&page[within..within + take]),
+            Some(page) => head.copy_from_slice(&page.bytes[within..within + take]),
             None => head.fill(0),
         }
         buf = tail;

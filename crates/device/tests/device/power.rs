@@ -273,3 +273,25 @@ fn the_same_seeds_give_the_same_history() {
     };
     assert!(run() == run());
 }
+
+#[test]
+fn a_fork_is_the_device_as_it_runs_and_lives_its_own_life() {
+    let device = SimDevice::new(1 << 20, 1);
+    device.write(0, &[1; 4096], Durability::Volatile).unwrap();
+    let fork = device.fork(&PowerSwitch::new());
+    assert_eq!(fork.volatile_bytes(), 4096);
+    assert_eq!(fork.contents_hash(), device.contents_hash());
+    fork.write(4096, &[2; 4096], Durability::Volatile).unwrap();
+    let mut byte = [9];
+    device.peek(4096, &mut byte);
+    assert_eq!(byte, [0]);
+    let (lost, kept) = (
+        fork.restart_with(Survival::None, &mut Rng::new(1)),
+        device.restart_with(Survival::All, &mut Rng::new(1)),
+    );
+    assert_eq!(
+        lost.contents_hash(),
+        SimDevice::new(1 << 20, 7).contents_hash()
+    );
+    assert_ne!(kept.contents_hash(), lost.contents_hash());
+}
