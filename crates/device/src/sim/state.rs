@@ -1,0 +1,280 @@
+//! What a device holds, and what an operation does to it.
+
+use super::SECTOR;
+use super::cached::Cached;
+use super::faults::{FaultKind, Faults, Struck, medium_error, no_power, strikes};
+use super::pages::{PAGE, Pages, any_in, load, page_mut, store};
+use super::power::Power;
+use crate::block::Durability;
+use base::rng::Rng;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    /// What survives a power cut for certain.
+    pub durable: Pages,
+    /// What reads see.
+    pub current: Pages,
+    pub cached: Vec<Cached>,
+    /// Decides what a failed operation leaves, and what a discard does.
+    pub rng: Rng,
+    /// Decides which faults strike by themselves, and where.
+    pub fortune: Rng,
+    pub faults: Faults,
+    pub struck: Vec<Struck>,
+    /// Another device has taken this one's place.
+    pub retired: bool,
+    pub io_count: u64,
+    /// Running hash of all operations and their outcomes.
+    pub trace: u64,
+    /// Operations that wait for a stuck device.
+    pub waiting: u64,
+}
+
+impl State {
+    pub fn new(seed: u64) -> State {
+        State {
+            durable: Pages::new(),
+            current: Pages::new(),
+            cached: Vec::new(),
+            rng: Rng::new(seed),
+            fortune: Rng::new(!seed),
+            faults: Faults::default(),
+            struck: Vec::new(),
+            retired: false,
+            io_count: 0,
+            trace: 0,
+            waiting: 0,
+        }
+    }
+
+    pub fn set_contents(&mut self, pages: Pages) {
+        self.current = pages.clone();
+        self.durable = pages;
+        self.cached.clear();
+    }
+
+    /// One in `odds` times; never when that is 0.
+    fn chance(&mut self, odds: u64) -> bool {
+        odds > 0 && self.fortune.one_in(odds)
+    }
+
+    fn note(&mut self, kind: FaultKind, range: Range<u64>) {
+        let operation = self.io_count;
+        self.struck.push(Struck {
+            operation,
+            kind,
+            range,
+        });
+    }
+
+    pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = offset..offset + buf.len() as u64;
+        let odds = self.faults.odds;
+        if self.chance(odds.latent_error) {
+            self.faults.bad.insert(offset / SECTOR as u64);
+        }
+        let failed = strikes(&mut self.faults.reads, &range)
+            || self.chance(odds.read_error)
+            || self.faults.bad.range(sectors(&range)).next().is_some();
+        if failed {
+            self.note(FaultKind::ReadError, range);
+            return Err(medium_error());
+        }
+        load(&self.current, offset, buf);
+        Ok(())
+    }
+
+    pub fn write(
+        &mut self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+        power: Power,
+    ) -> io::Result<()> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let range = offset..offset + buf.len() as u64;
+        let odds = self.faults.odds;
+        if strikes(&mut self.faults.writes, &range) || self.chance(odds.write_error) {
+            self.note(FaultKind::WriteError, range);
+            self.write_in_part(offset, buf);
+            return Err(medium_error());
+        }
+        if strikes(&mut self.faults.losses, &range) || self.chance(odds.lost) {
+            self.note(FaultKind::Lost, range);
+            return Ok(());
+        }
+        let mut at = offset;
+        if strikes(&mut self.faults.misdirections, &range) || self.chance(odds.misdirected) {
+            self.note(FaultKind::Lost, range.clone());
+            match self.elsewhere(&range) {
+                Some(place) => at = place,
+                None => return Ok(()),
+            }
+            self.note(FaultKind::Overwritten, at..at + buf.len() as u64);
+        }
+        let outcome = self.put(at, buf, durability, power);
+        if self.chance(odds.rot) {
+            let mut rng = self.fortune.clone();
+            self.rot_somewhere(&mut rng);
+            self.fortune = rng;
+        }
+        outcome
+    }
+
+    fn put(
+        &mut self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+        power: Power,
+    ) -> io::Result<()> {
+        let range = offset..offset + buf.len() as u64;
+        for sector in sectors(&range) {
+            self.faults.bad.remove(&sector);
+        }
+        store(&mut self.current, offset, buf);
+        match (power, durability) {
+            (Power::On, Durability::Durable) => {
+                // It is newer than everything cached at its address.
+                for write in &mut self.cached {
+                    write.replace(|at| range.contains(&at));
+                }
+                self.cached.retain(|w| w.replaced.iter().any(|r| !r));
+                store(&mut self.durable, offset, buf);
+                Ok(())
+            }
+            (Power::On, Durability::Volatile) => {
+                self.cached.push(Cached::new(offset, buf.into()));
+                Ok(())
+            }
+            _ => {
+                self.cached.push(Cached::new(offset, buf.into()));
+                Err(no_power())
+            }
+        }
+    }
+
+    /// A failed write: any of its sectors are written, and cached.
+    fn write_in_part(&mut self, offset: u64, buf: &[u8]) {
+        for (i, sector) in buf.chunks(SECTOR).enumerate() {
+            if self.rng.one_in(2) {
+                let at = offset + (i * SECTOR) as u64;
+                store(&mut self.current, at, sector);
+                self.cached.push(Cached::new(at, sector.into()));
+            }
+        }
+    }
+
+    /// A place of the same length that holds data and is not `range`.
+    fn elsewhere(&mut self, range: &Range<u64>) -> Option<u64> {
+        let len = range.end - range.start;
+        let pages = self.current.len() as u64;
+        for _ in 0..16 {
+            let nth = self.fortune.below(pages.max(1)) as usize;
+            let page = *self.current.keys().nth(nth)?;
+            let last = *self.current.keys().next_back()? * PAGE as u64 + PAGE as u64;
+            let at = (page * PAGE as u64).min(last.saturating_sub(len));
+            if at + len <= range.start || at >= range.end {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        let odds = self.faults.odds;
+        if strikes(&mut self.faults.flushes, &(0..u64::MAX)) || self.chance(odds.flush_error) {
+            self.note(FaultKind::FlushError, 0..0);
+            let dooms = self.rng.one_in(2);
+            for write in &mut self.cached {
+                write.doomed |= dooms;
+            }
+            return Err(medium_error());
+        }
+        let mut doomed: Vec<Cached> = Vec::new();
+        for write in self.cached.drain(..) {
+            if write.doomed {
+                doomed.push(write);
+                continue;
+            }
+            write.apply(&mut self.durable, |_| true);
+            // What is durable now is newer than a doomed write before it.
+            for older in &mut doomed {
+                older.replace(|at| write.holds(at));
+            }
+        }
+        self.cached = doomed;
+        Ok(())
+    }
+
+    pub fn discard(&mut self, offset: u64, len: u64) {
+        // Whole runs keep the cache small: a discard of a whole device is one decision per
+        // run, not per sector.
+        const RUN: u64 = 1 << 20;
+        let mut at = offset;
+        while at < offset + len {
+            let run = RUN.min(offset + len - at);
+            if any_in(&self.current, at..at + run) && self.rng.one_in(2) {
+                let zeros: Arc<[u8]> = vec![0u8; run as usize].into();
+                store(&mut self.current, at, &zeros);
+                self.cached.push(Cached::new(at, zeros));
+            }
+            at += run;
+        }
+    }
+
+    /// Flips bits of the range, at least one of them, durably and in the cache alike.
+    pub fn rot(&mut self, offset: u64, len: u64, rng: &mut Rng) {
+        self.note(FaultKind::Rot, offset..offset + len);
+        // Distinct bytes, so that no flip undoes another.
+        let mut places: Vec<u64> = (0..1 + rng.below(len.min(16)))
+            .map(|_| offset + rng.below(len))
+            .collect();
+        places.sort_unstable();
+        places.dedup();
+        for at in places {
+            let flip = 1u8 << rng.below(8);
+            let (page, within) = (at / PAGE as u64, (at % PAGE as u64) as usize);
+            page_mut(&mut self.durable, page)[within] ^= flip;
+            page_mut(&mut self.current, page)[within] ^= flip;
+            for write in &mut self.cached {
+                if let Some(byte) = at
+                    .checked_sub(write.offset)
+                    .and_then(|d| Arc::make_mut(&mut write.bytes).get_mut(d as usize))
+                {
+                    *byte ^= flip;
+                }
+            }
+        }
+    }
+
+    /// Rot in one sector that holds data; `None`: there is none.
+    pub fn rot_somewhere(&mut self, rng: &mut Rng) -> Option<Range<u64>> {
+        let mut filled = Vec::new();
+        for (number, page) in &self.current {
+            let filled_sector = |i: &u64| page.sector(*i as usize).iter().any(|b| *b != 0);
+            let per_page = (PAGE / SECTOR) as u64;
+            filled.extend(
+                (0..per_page)
+                    .filter(filled_sector)
+                    .map(|i| number * per_page + i),
+            );
+        }
+        if filled.is_empty() {
+            return None;
+        }
+        let offset = *rng.pick(&filled) * SECTOR as u64;
+        self.rot(offset, SECTOR as u64, rng);
+        Some(offset..offset + SECTOR as u64)
+    }
+}
+
+/// The sectors of a range of bytes, by number.
+fn sectors(range: &Range<u64>) -> Range<u64> {
+    range.start / SECTOR as u64..range.end.div_ceil(SECTOR as u64)
+}
