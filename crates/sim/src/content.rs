@@ -1,0 +1,188 @@
+//! What a file may hold after a crash.
+//!
+//! Invariants:
+//! 1. The first version is what is certainly durable, or older than it by nothing: whatever a
+//!    crash leaves is made of this version and of later ones.
+//! 2. A *life* begins when a file is cut to nothing and rewritten. What a crash leaves is of one
+//!    life: the old content or the new one, never some of each.
+//! 3. While `pending` is there, nothing of the new life can have been logged.
+
+use std::sync::Arc;
+
+/// The unit of which a crash leaves one version or another, in bytes.
+pub const SECTOR: usize = device::sim::SECTOR;
+
+/// Pages up to which old content certainly hangs in the inode itself, whatever its extents: only
+/// then does a cut to nothing wait for the new content.
+const REPLACED_PAGES_MAX: usize = 15;
+
+#[derive(Clone, Debug)]
+struct Version {
+    bytes: Arc<Vec<u8>>,
+    life: u32,
+    /// It cut the file: beyond its end it may have left zeros.
+    cut: bool,
+}
+
+/// The contents of one file since it was last durable.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Number of the first version.
+    first: usize,
+    versions: Vec<Version>,
+    /// Content in memory that replaces all of `versions` in one step later.
+    pending: Option<Arc<Vec<u8>>>,
+    life: u32,
+}
+
+impl History {
+    /// A file with durable content.
+    pub fn new(bytes: Vec<u8>) -> History {
+        let version = Version {
+            bytes: Arc::new(bytes),
+            life: 0,
+            cut: false,
+        };
+        History {
+            first: 0,
+            versions: vec![version],
+            pending: None,
+            life: 0,
+        }
+    }
+
+    fn last(&self) -> &Version {
+        self.versions.last().expect("a file has some content")
+    }
+
+    /// What a read shows now.
+    pub fn now(&self) -> &Arc<Vec<u8>> {
+        self.pending.as_ref().unwrap_or(&self.last().bytes)
+    }
+
+    /// The number of the newest version that may be on the devices.
+    pub fn number(&self) -> usize {
+        self.first + self.versions.len() - 1
+    }
+
+    /// The content changes; `cut`: the file became shorter.
+    pub fn change(&mut self, bytes: Vec<u8>, cut: bool) {
+        match &mut self.pending {
+            Some(pending) => *pending = Arc::new(bytes),
+            None => self.push(Arc::new(bytes), cut),
+        }
+    }
+
+    fn push(&mut self, bytes: Arc<Vec<u8>>, cut: bool) {
+        self.versions.push(Version {
+            bytes,
+            life: self.life,
+            cut,
+        });
+    }
+
+    /// The file is cut to nothing. `strict`: nothing forces the cut to be logged before there is
+    /// new content.
+    pub fn cut_to_nothing(&mut self, strict: bool) {
+        if let Some(pending) = &mut self.pending {
+            *pending = Arc::default();
+            return;
+        }
+        if self.last().bytes.is_empty() {
+            return;
+        }
+        let this_life = self.versions.iter().filter(|v| v.life == self.life);
+        let plain = |v: &Version| {
+            let nothing = v.bytes.iter().all(|b| *b == 0) && !v.bytes.is_empty();
+            !nothing && v.bytes.len() <= REPLACED_PAGES_MAX * 4096
+        };
+        if strict && this_life.clone().all(plain) {
+            self.pending = Some(Arc::default());
+        } else {
+            self.push(Arc::default(), true);
+        }
+    }
+
+    /// From here on what is in memory may be written back.
+    pub fn write_back(&mut self) {
+        if let Some(bytes) = self.pending.take() {
+            self.life += 1;
+            self.push(bytes, false);
+        }
+    }
+
+    /// What is there now is durable.
+    pub fn durable(&mut self) {
+        self.write_back();
+        self.forget_before(self.number());
+    }
+
+    /// At least the numbered version is durable.
+    pub fn forget_before(&mut self, number: usize) {
+        let drop = number
+            .saturating_sub(self.first)
+            .min(self.versions.len() - 1);
+        self.versions.drain(..drop);
+        self.first += drop;
+    }
+
+    /// As it is once everything before the numbered version is gone.
+    pub fn after(&self, number: usize) -> History {
+        let mut copy = self.clone();
+        copy.forget_before(number);
+        copy
+    }
+
+    /// Whether a crash may leave this content. `Err` says what is wrong.
+    pub fn allows(&self, found: &[u8]) -> Result<(), String> {
+        let first = self.versions[0].life;
+        let mut complaint = String::new();
+        for life in first..=self.life {
+            match self.life_allows(life, found) {
+                Ok(()) => return Ok(()),
+                Err(what) => complaint = what,
+            }
+        }
+        Err(complaint)
+    }
+
+    fn life_allows(&self, life: u32, found: &[u8]) -> Result<(), String> {
+        let mine: Vec<&Version> = self.versions.iter().filter(|v| v.life == life).collect();
+        let sizes = mine.iter().map(|v| v.bytes.len());
+        let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max()) else {
+            return Err(format!("nothing of life {life} is left"));
+        };
+        if !(least..=most).contains(&found.len()) {
+            return Err(format!(
+                "{} bytes where {least} to {most} are possible",
+                found.len()
+            ));
+        }
+        for (i, sector) in found.chunks(SECTOR).enumerate() {
+            if !mine.iter().any(|version| version.holds(i * SECTOR, sector)) {
+                return Err(format!(
+                    "sector {i} of {} holds what nothing wrote there: {:02x?}…",
+                    found.len().div_ceil(SECTOR),
+                    &sector[..sector.len().min(16)],
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Version {
+    /// Whether this version explains the bytes at `at`. One that is shorter explains nothing,
+    /// unless it cut the file: a size never comes before what it covers.
+    fn holds(&self, at: usize, sector: &[u8]) -> bool {
+        let end = at + sector.len();
+        if self.bytes.len() >= end {
+            return self.bytes[at..end] == *sector;
+        }
+        if !self.cut {
+            return false;
+        }
+        let kept = self.bytes.get(at..).unwrap_or_default();
+        sector.starts_with(kept) && sector[kept.len()..].iter().all(|b| *b == 0)
+    }
+}

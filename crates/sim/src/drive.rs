@@ -1,0 +1,392 @@
+//! Runs operations on a real file system and on the oracle side by side.
+
+use crate::look::{self, Found};
+use crate::op::{How, Op, pattern};
+use crate::oracle::Oracle;
+use crate::tree::{Change, Id, TOP, link_target};
+use crate::world::Machine;
+use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Why an operation did not simply work.
+#[derive(Clone, Debug)]
+pub enum Stop {
+    /// The environment's doing: no power, or a fault that was injected.
+    Environment(String),
+    /// The file system does what it must not.
+    Violation(String),
+}
+
+/// A file system under test, with what is known of it.
+pub struct Driver {
+    pub machine: Machine,
+    fs: Option<Arc<FileSystem>>,
+    pub oracle: Oracle,
+    inos: BTreeMap<Id, Ino>,
+    held: BTreeMap<Id, Arc<OpenFile>>,
+    /// Errors that the environment explains: faults are injected, or space is short.
+    pub trouble: bool,
+}
+
+impl Driver {
+    /// Opens a file system of which nothing is known but that it is empty.
+    pub fn fresh(machine: Machine, calm: bool) -> Result<Driver, String> {
+        let fs = machine.open().map_err(|e| format!("open: {e}"))?;
+        Ok(Driver {
+            machine,
+            fs: Some(fs),
+            oracle: Oracle::new(calm),
+            inos: BTreeMap::from([(TOP, ROOT)]),
+            held: BTreeMap::new(),
+            trouble: false,
+        })
+    }
+
+    /// Recovers after a power cut and compares with what the oracle allows.
+    pub fn recover(machine: Machine, oracle: &Oracle) -> Result<Driver, String> {
+        let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
+        let found = look::look(&fs)?;
+        let (oracle, pairs) = oracle.check(&found)?;
+        Ok(Driver {
+            machine,
+            fs: Some(fs),
+            inos: inos_of(&found, &pairs),
+            oracle,
+            held: BTreeMap::new(),
+            trouble: false,
+        })
+    }
+
+    /// Opens a file system of which all is known.
+    pub fn resume(
+        machine: Machine,
+        oracle: Oracle,
+        inos: BTreeMap<Id, Ino>,
+    ) -> Result<Driver, String> {
+        let fs = machine.open().map_err(|e| format!("open: {e}"))?;
+        Ok(Driver {
+            machine,
+            fs: Some(fs),
+            oracle,
+            inos,
+            held: BTreeMap::new(),
+            trouble: false,
+        })
+    }
+
+    /// The inode of each thing of the model.
+    pub fn inos(&self) -> &BTreeMap<Id, Ino> {
+        &self.inos
+    }
+
+    pub fn fs(&self) -> &Arc<FileSystem> {
+        self.fs.as_ref().expect("open until dropped")
+    }
+
+    /// Compares what is shown now with the newest state of the model.
+    pub fn verify_now(&self) -> Result<(), String> {
+        let found = look::look(self.fs())?;
+        let Some(pairs) = found.matches(self.oracle.now()) else {
+            let model = look::describe(self.oracle.now());
+            return Err(format!(
+                "the file system shows {found}\nthe model has {model}"
+            ));
+        };
+        for (id, index) in &pairs {
+            let thing = &found.things[*index];
+            if let Some(bytes) = &thing.content
+                && *self.oracle.content(*id) != Arc::new(bytes.clone())
+            {
+                return Err(format!("{} does not read as written", thing.path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets handles, as the end of the process would, and the file system with them.
+    pub fn stop(mut self) -> Machine {
+        self.held.clear();
+        self.fs = None;
+        self.machine
+    }
+
+    /// Runs one operation. What it promises is noted once it has returned.
+    pub fn run(&mut self, op: &Op) -> Result<(), Stop> {
+        let expected = self.begin(op);
+        let result = self.perform(op, expected.as_ref().ok());
+        self.end(op, expected, result)
+    }
+
+    /// Notes that an operation is about to run.
+    pub fn begin(&mut self, op: &Op) -> Result<Change, i32> {
+        self.oracle.begin(op)
+    }
+
+    /// Compares an operation's outcome with the expected one.
+    pub fn end(
+        &mut self,
+        op: &Op,
+        expected: Result<Change, i32>,
+        result: Result<(), fs::Error>,
+    ) -> Result<(), Stop> {
+        match (result, expected) {
+            (Ok(()), Ok(_)) => {
+                self.oracle.done(op);
+                Ok(())
+            }
+            (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
+            (Err(error), _) if self.trouble || self.machine.switch.is_cut() => {
+                Err(Stop::Environment(error.to_string()))
+            }
+            (Err(error), Ok(_)) => Err(Stop::Violation(format!("{op} fails: {error}"))),
+            (Err(error), Err(errno)) => Err(Stop::Violation(format!(
+                "{op} fails with {error} where errno {errno} is due"
+            ))),
+            (Ok(()), Err(errno)) => Err(Stop::Violation(format!(
+                "{op} succeeds where errno {errno} is due"
+            ))),
+        }
+    }
+
+    /// Where a path's last name is: the real directory, and the name.
+    fn place<'p>(&self, path: &'p str) -> Result<(Ino, &'p [u8]), fs::Error> {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Ok((self.ino(dir)?, name.as_bytes()))
+    }
+
+    /// What the file system has at a path.
+    fn ino(&self, path: &str) -> Result<Ino, fs::Error> {
+        let mut at = ROOT;
+        for name in path.split('/').filter(|n| !n.is_empty()) {
+            at = self.fs().lookup(at, name.as_bytes())?.ino;
+        }
+        Ok(at)
+    }
+
+    /// A handle of the regular file that the model has at a path; `None` when it has none.
+    fn handle(&self, path: &str, flags: i32) -> Result<Option<Arc<OpenFile>>, fs::Error> {
+        let Some(id) = self.oracle.now().file(path) else {
+            return Ok(None);
+        };
+        match self.held.get(&id) {
+            Some(file) if flags == 0 => Ok(Some(Arc::clone(file))),
+            _ => {
+                let ino = self.inos.get(&id).copied();
+                let ino = ino.map_or_else(|| self.ino(path), Ok)?;
+                Ok(Some(self.fs().open_file(ino, libc::O_RDWR | flags)?))
+            }
+        }
+    }
+
+    /// Runs an operation on the real file system alone.
+    pub fn perform(&mut self, op: &Op, change: Option<&Change>) -> Result<(), fs::Error> {
+        match op {
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(_) | Op::TmpLink { .. } => {
+                self.make(op, change)
+            }
+            Op::Sync => self.fs().sync(),
+            Op::Checkpoint => Ok(self.fs().store().checkpoint()?),
+            Op::Tick(ms) => {
+                self.machine.advance(*ms);
+                self.fs().tick()
+            }
+            Op::Remount => self.remount(),
+            Op::Hold(path) => {
+                if let Some(file) = self.handle(path, 0)?
+                    && let Some(id) = self.oracle.now().file(path)
+                {
+                    self.held.insert(id, file);
+                }
+                Ok(())
+            }
+            Op::Release(path) => {
+                if let Some(id) = self.oracle.now().file(path) {
+                    self.held.remove(&id);
+                }
+                Ok(())
+            }
+            Op::Link(..) | Op::Rename(..) | Op::Unlink(_) | Op::Rmdir(_) => self.rename(op),
+            Op::Chmod(..) | Op::Chown(..) | Op::SetXattr { .. } | Op::RemoveXattr(..) => {
+                self.mark(op)
+            }
+            _ => self.data(op),
+        }
+    }
+
+    fn make(&mut self, op: &Op, change: Option<&Change>) -> Result<(), fs::Error> {
+        let (who, fs) = (Caller::root(), Arc::clone(self.fs()));
+        let ino = match op {
+            Op::Create(path) => {
+                let (dir, name) = self.place(path)?;
+                fs.mknod(&who, dir, name, libc::S_IFREG | 0o644, 0)?.ino
+            }
+            Op::Mkdir(path) => {
+                let (dir, name) = self.place(path)?;
+                fs.mkdir(&who, dir, name, 0o755)?.ino
+            }
+            Op::Symlink(path) => {
+                let (dir, name) = self.place(path)?;
+                fs.symlink(&who, dir, name, &link_target(path))?.ino
+            }
+            Op::TmpLink { path, len, tag } => {
+                let (dir, name) = self.place(path)?;
+                let (attr, file) = fs.tmpfile(&who, dir, 0o644, libc::O_RDWR)?;
+                write_all(&fs, &file, 0, &pattern(*tag, 0, *len))?;
+                fs.link(&who, attr.ino, dir, name)?;
+                attr.ino
+            }
+            _ => return Ok(()),
+        };
+        if let Some(id) = change.and_then(|c| c.created) {
+            self.inos.insert(id, ino);
+        }
+        Ok(())
+    }
+
+    fn rename(&self, op: &Op) -> Result<(), fs::Error> {
+        let (who, fs) = (Caller::root(), self.fs());
+        match op {
+            Op::Link(from, to) => {
+                let ino = self.ino(from)?;
+                let (dir, name) = self.place(to)?;
+                fs.link(&who, ino, dir, name).map(|_| ())
+            }
+            Op::Rename(from, to, flags) => {
+                let (from, name) = self.place(from)?;
+                let (to, new_name) = self.place(to)?;
+                fs.rename(&who, from, name, to, new_name, *flags)
+            }
+            Op::Unlink(path) => {
+                let (dir, name) = self.place(path)?;
+                fs.unlink(&who, dir, name)
+            }
+            Op::Rmdir(path) => {
+                let (dir, name) = self.place(path)?;
+                fs.rmdir(&who, dir, name)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn mark(&self, op: &Op) -> Result<(), fs::Error> {
+        let (who, fs) = (Caller::root(), self.fs());
+        let mut set = SetAttr::default();
+        let path = match op {
+            Op::SetXattr {
+                path,
+                name,
+                len,
+                tag,
+            } => {
+                let value = pattern(*tag, 0, *len);
+                return fs.setxattr(&who, self.ino(path)?, name.as_bytes(), &value, 0);
+            }
+            Op::RemoveXattr(path, name) => {
+                return fs.removexattr(&who, self.ino(path)?, name.as_bytes());
+            }
+            Op::Chmod(path, mode) => {
+                set.mode = Some(*mode);
+                path
+            }
+            Op::Chown(path, uid) => {
+                set.uid = Some(*uid);
+                path
+            }
+            _ => return Ok(()),
+        };
+        fs.setattr(&who, self.ino(path)?, &set).map(|_| ())
+    }
+
+    /// Reads, writes and syncs of what the model has at a path; where it has no file, nothing.
+    fn data(&self, op: &Op) -> Result<(), fs::Error> {
+        let fs = self.fs();
+        match op {
+            Op::Write {
+                path,
+                at,
+                len,
+                tag,
+                how,
+            } => {
+                let flags = match how {
+                    How::Buffered => 0,
+                    How::Direct => libc::O_DIRECT,
+                    How::Synced => libc::O_SYNC,
+                };
+                let Some(file) = self.handle(path, flags)? else {
+                    return Ok(());
+                };
+                let id = self.oracle.now().file(path).expect("it has a handle");
+                // The model has the new content already.
+                let size = self.oracle.content(id).len() as u64;
+                let at = at.unwrap_or(size - len);
+                write_all(fs, &file, at, &pattern(*tag, at, *len))
+            }
+            Op::Rewrite { path, len, tag } => {
+                let Some(file) = self.handle(path, libc::O_TRUNC)? else {
+                    return Ok(());
+                };
+                write_all(fs, &file, 0, &pattern(*tag, 0, *len))
+            }
+            Op::Truncate(path, size) => match self.oracle.now().file(path) {
+                Some(_) => fs.truncate(&Caller::root(), self.ino(path)?, *size),
+                None => Ok(()),
+            },
+            Op::Fallocate {
+                path,
+                mode,
+                at,
+                len,
+            } => match self.handle(path, 0)? {
+                Some(file) => fs.fallocate(&file, *mode, *at, *len),
+                None => Ok(()),
+            },
+            Op::Fsync(path) | Op::Fdatasync(path) => {
+                let data_only = matches!(op, Op::Fdatasync(_));
+                match (self.handle(path, 0)?, self.oracle.now().resolve(path)) {
+                    (Some(file), _) => fs.fsync(&file, data_only),
+                    (None, Ok(_)) => fs.fsync_inode(self.ino(path)?, data_only),
+                    (None, Err(_)) => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn remount(&mut self) -> Result<(), fs::Error> {
+        self.held.clear();
+        if let Some(fs) = self.fs.take() {
+            let closed = fs.close();
+            // Whatever happens, there is a file system to ask.
+            let alone = Arc::strong_count(&fs) == 1;
+            debug_assert!(alone, "nobody else holds the file system");
+            self.fs = Some(fs);
+            closed?;
+        }
+        self.fs = None;
+        self.fs = Some(self.machine.open()?);
+        Ok(())
+    }
+}
+
+fn inos_of(found: &Found, pairs: &BTreeMap<Id, usize>) -> BTreeMap<Id, Ino> {
+    pairs
+        .iter()
+        .map(|(id, index)| (*id, found.things[*index].ino))
+        .collect()
+}
+
+fn write_all(
+    fs: &FileSystem,
+    file: &OpenFile,
+    mut offset: u64,
+    mut data: &[u8],
+) -> Result<(), fs::Error> {
+    while !data.is_empty() {
+        let n = fs.write(file, offset, data)?;
+        offset += n as u64;
+        data = &data[n..];
+    }
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! Crashes the real engine and file system, over simulated devices, in every way that the fault
+//! model of [`device::sim`] allows, and compares what is left with a model. See
+//! `docs/simulator.md`.
+
+pub mod content;
+pub mod drive;
+pub mod explore;
+pub mod look;
+pub mod op;
+pub mod oracle;
+pub mod sequences;
+pub mod tree;
+pub mod world;

@@ -1,0 +1,232 @@
+//! What a file system shows: every name, attribute and byte of it.
+
+use crate::tree::{Id, Kind, TOP, Thing, Tree};
+use fs::{FileSystem, Ino, ROOT};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub struct FoundThing {
+    pub ino: Ino,
+    pub kind: Kind,
+    pub nlink: u32,
+    pub mode: u32,
+    pub uid: u32,
+    pub xattrs: BTreeMap<String, Arc<Vec<u8>>>,
+    pub names: BTreeMap<String, usize>,
+    /// One of its paths.
+    pub path: String,
+    /// What a regular file holds.
+    pub content: Option<Vec<u8>>,
+}
+
+/// Everything at and below one directory, which comes first.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub things: Vec<FoundThing>,
+}
+
+/// All names of a directory but "." and "..".
+pub fn list(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>, fs::Error> {
+    let mut names = Vec::new();
+    fs.readdir(dir, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push((entry.name.to_vec(), entry.ino));
+        }
+        true
+    })?;
+    Ok(names)
+}
+
+/// Reads a whole file.
+pub fn content(fs: &FileSystem, ino: Ino) -> Result<Vec<u8>, fs::Error> {
+    let file = fs.open_file(ino, libc::O_RDONLY)?;
+    let mut bytes = vec![0; fs.getattr(ino)?.size as usize + 1];
+    let len = fs.read(&file, 0, &mut bytes)?;
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn thing(fs: &FileSystem, ino: Ino, path: String) -> Result<FoundThing, fs::Error> {
+    let attr = fs.getattr(ino)?;
+    let kind = match attr.mode & libc::S_IFMT {
+        libc::S_IFDIR => Kind::Dir,
+        libc::S_IFLNK => Kind::Link(fs.readlink(ino)?),
+        _ => Kind::File,
+    };
+    let mut xattrs = BTreeMap::new();
+    for name in fs.listxattr(ino)?.split(|b| *b == 0) {
+        if !name.is_empty() {
+            xattrs.insert(text(name), Arc::new(fs.getxattr(ino, name)?));
+        }
+    }
+    let content = match kind {
+        Kind::File => Some(content(fs, ino)?),
+        _ => None,
+    };
+    Ok(FoundThing {
+        ino,
+        kind,
+        nlink: attr.nlink,
+        mode: attr.mode & 0o7777,
+        uid: attr.uid,
+        xattrs,
+        names: BTreeMap::new(),
+        path,
+        content,
+    })
+}
+
+/// Looks at everything below the root.
+///
+/// # Errors
+/// The first error that any call gives, with the path that it concerns.
+pub fn look(fs: &FileSystem) -> Result<Found, String> {
+    look_below(fs, ROOT)
+}
+
+pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
+    let first = thing(fs, top, String::new()).map_err(|e| format!("the root: {e}"))?;
+    let mut found = Found {
+        things: vec![first],
+    };
+    let mut known = BTreeMap::from([(top, 0)]);
+    let mut todo = vec![0];
+    while let Some(dir) = todo.pop() {
+        let (ino, above) = (found.things[dir].ino, found.things[dir].path.clone());
+        for (name, ino) in list(fs, ino).map_err(|e| format!("{above}: {e}"))? {
+            let name = text(&name);
+            let path = match above.as_str() {
+                "" => name.clone(),
+                above => format!("{above}/{name}"),
+            };
+            let index = match known.get(&ino) {
+                Some(index) => *index,
+                None => {
+                    let thing = thing(fs, ino, path.clone()).map_err(|e| format!("{path}: {e}"))?;
+                    found.things.push(thing);
+                    known.insert(ino, found.things.len() - 1);
+                    if found.things[known[&ino]].kind == Kind::Dir {
+                        todo.push(known[&ino]);
+                    }
+                    known[&ino]
+                }
+            };
+            let named = fs
+                .lookup(found.things[dir].ino, name.as_bytes())
+                .map_err(|e| format!("{path}: {e}"))?;
+            if named.ino != ino {
+                return Err(format!(
+                    "{path}: listed as inode {ino}, found as {}",
+                    named.ino
+                ));
+            }
+            found.things[dir].names.insert(name, index);
+        }
+    }
+    Ok(found)
+}
+
+impl FoundThing {
+    fn is(&self, thing: &Thing) -> bool {
+        self.kind == thing.kind
+            && self.nlink == thing.nlink
+            && self.mode == thing.mode
+            && self.uid == thing.uid
+            && self.xattrs == thing.xattrs
+            && self.names.len() == thing.names.len()
+    }
+}
+
+impl Found {
+    /// If names, links and attributes are those of the model, which thing is which.
+    pub fn matches(&self, tree: &Tree) -> Option<BTreeMap<Id, usize>> {
+        let mut pairs = BTreeMap::from([(TOP, 0)]);
+        let mut back = BTreeMap::from([(0, TOP)]);
+        let mut todo = vec![(TOP, 0)];
+        while let Some((id, index)) = todo.pop() {
+            let (thing, found) = (tree.at(id), &self.things[index]);
+            if !found.is(thing) {
+                return None;
+            }
+            for ((name, id), (found_name, index)) in thing.names.iter().zip(&found.names) {
+                if name != found_name {
+                    return None;
+                }
+                match (pairs.get(id), back.get(index)) {
+                    (None, None) => {
+                        pairs.insert(*id, *index);
+                        back.insert(*index, *id);
+                        todo.push((*id, *index));
+                    }
+                    (Some(i), Some(t)) if i == index && t == id => {}
+                    _ => return None,
+                }
+            }
+        }
+        Some(pairs)
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for thing in &self.things {
+            let size = thing.content.as_ref().map_or(0, Vec::len);
+            write!(
+                f,
+                "\n  /{} {} links {} mode {:o} uid {} size {size} names {:?}",
+                thing.path,
+                what(&thing.kind),
+                thing.nlink,
+                thing.mode,
+                thing.uid,
+                thing.names.keys().collect::<Vec<_>>(),
+            )?;
+            xattrs(f, &thing.xattrs)?;
+        }
+        Ok(())
+    }
+}
+
+fn what(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::File => "file",
+        Kind::Dir => "dir",
+        Kind::Link(_) => "link",
+    }
+}
+
+fn xattrs(f: &mut dyn fmt::Write, all: &BTreeMap<String, Arc<Vec<u8>>>) -> fmt::Result {
+    for (name, value) in all {
+        let start = value.first().copied().unwrap_or_default();
+        write!(f, " {name}={}×{start:02x}…", value.len())?;
+    }
+    Ok(())
+}
+
+/// A model's names and attributes as text.
+pub fn describe(tree: &Tree) -> String {
+    let mut text = String::new();
+    let mut paths = tree.paths();
+    paths.insert(0, (String::new(), TOP));
+    for (path, id) in paths {
+        let thing = tree.at(id);
+        text.push_str(&format!(
+            "\n  /{path} {} links {} mode {:o} uid {} names {:?}",
+            what(&thing.kind),
+            thing.nlink,
+            thing.mode,
+            thing.uid,
+            thing.names.keys().collect::<Vec<_>>(),
+        ));
+        // Writing to a string cannot fail.
+        let written = xattrs(&mut text, &thing.xattrs);
+        debug_assert!(written.is_ok());
+    }
+    text
+}

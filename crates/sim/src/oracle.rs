@@ -1,0 +1,293 @@
+//! What a crash may leave, by what was done before it.
+//!
+//! 1. Names, links and attributes are those after some prefix of the operations, since all
+//!    metadata goes through one journal in order. The prefix contains everything synced.
+//! 2. A file's content is made of what it held when it was last synced and of later writes,
+//!    sector by sector ([`History`]); a file that was cut to nothing and rewritten is old or new.
+//! 3. A file that took another's place by rename has at least the content of that moment.
+
+use crate::content::History;
+use crate::look::Found;
+use crate::op::{How, Op, pattern};
+use crate::tree::{Change, Id, Outcome, Tree};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// After this many operations, the file has at least that version.
+#[derive(Clone, Debug)]
+struct Barrier {
+    operations: usize,
+    file: Id,
+    version: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    /// After each operation since the newest that is known durable; that one is first.
+    states: Vec<Arc<Tree>>,
+    /// Operations before the first of `states`.
+    before: usize,
+    contents: BTreeMap<Id, History>,
+    /// The last operation on each thing's names and attributes.
+    touched: BTreeMap<Id, usize>,
+    barriers: Vec<Barrier>,
+    /// Nothing but a sync writes data back: no shortage of memory or space.
+    calm: bool,
+}
+
+impl Oracle {
+    pub fn new(calm: bool) -> Oracle {
+        Oracle {
+            states: vec![Arc::default()],
+            before: 0,
+            contents: BTreeMap::new(),
+            touched: BTreeMap::new(),
+            barriers: Vec::new(),
+            calm,
+        }
+    }
+
+    pub fn now(&self) -> &Tree {
+        self.states.last().expect("there is a state")
+    }
+
+    /// The newest content of a file.
+    pub fn content(&self, id: Id) -> &Arc<Vec<u8>> {
+        self.contents[&id].now()
+    }
+
+    fn operations(&self) -> usize {
+        self.before + self.states.len() - 1
+    }
+
+    fn history(&mut self, id: Id) -> &mut History {
+        self.contents.get_mut(&id).expect("a file has a history")
+    }
+
+    fn durable_through(&mut self, operations: usize) {
+        let drop = operations.saturating_sub(self.before);
+        self.states.drain(..drop);
+        self.before += drop;
+    }
+
+    /// Everything done so far is durable.
+    pub fn all_durable(&mut self) {
+        self.durable_through(self.operations());
+        self.contents.values_mut().for_each(History::durable);
+    }
+
+    /// Notes that an operation begins: from now on a crash may leave its outcome. An errno means
+    /// that it must fail with that.
+    pub fn begin(&mut self, op: &Op) -> Outcome<Change> {
+        if let Op::Rename(from, ..) = op
+            && let Some(id) = self.now().file(from)
+        {
+            self.history(id).write_back();
+        }
+        let mut next = self.now().clone();
+        let change = next.apply(op)?;
+        if !change.idle {
+            self.states.push(Arc::new(next));
+            let number = self.operations();
+            for id in &change.touched {
+                self.touched.insert(*id, number);
+            }
+            if let Some(id) = change.created {
+                self.contents.insert(id, History::new(Vec::new()));
+            }
+            if let Some(file) = change.replacer {
+                let version = self.contents[&file].number();
+                self.barriers.push(Barrier {
+                    operations: number,
+                    file,
+                    version,
+                });
+            }
+        }
+        self.begin_content(op, &change);
+        Ok(change)
+    }
+
+    fn begin_content(&mut self, op: &Op, change: &Change) {
+        let calm = self.calm;
+        match op {
+            Op::Write {
+                path,
+                at,
+                len,
+                tag,
+                how,
+            } => {
+                let Some(id) = self.now().file(path) else {
+                    return;
+                };
+                let history = self.history(id);
+                if *how == How::Direct {
+                    history.write_back();
+                }
+                let offset = at.unwrap_or(history.now().len() as u64);
+                history.change(written(history.now(), offset, *len, *tag), false);
+                if *how != How::Buffered {
+                    history.write_back();
+                }
+            }
+            Op::Rewrite { path, len, tag } => {
+                if let Some(id) = self.now().file(path) {
+                    let history = self.history(id);
+                    history.cut_to_nothing(calm);
+                    history.change(pattern(*tag, 0, *len), false);
+                }
+            }
+            Op::TmpLink { len, tag, .. } => {
+                if let Some(id) = change.created {
+                    self.history(id).change(pattern(*tag, 0, *len), false);
+                }
+            }
+            Op::Truncate(path, size) => {
+                if let Some(id) = self.now().file(path) {
+                    let history = self.history(id);
+                    let mut bytes = history.now().to_vec();
+                    let cut = (*size as usize) < bytes.len();
+                    bytes.resize(*size as usize, 0);
+                    match size {
+                        0 => history.cut_to_nothing(calm),
+                        _ => history.change(bytes, cut),
+                    }
+                }
+            }
+            Op::Fallocate {
+                path,
+                mode,
+                at,
+                len,
+            } => {
+                if let Some(id) = self.now().file(path) {
+                    let history = self.history(id);
+                    history.write_back();
+                    let bytes = fallocated(history.now(), *mode, *at, *len);
+                    history.change(bytes, false);
+                }
+            }
+            Op::Fsync(path) | Op::Fdatasync(path) => {
+                if let Some(id) = self.now().file(path) {
+                    self.history(id).write_back();
+                }
+            }
+            Op::Sync | Op::Tick(_) | Op::Remount => {
+                self.contents.values_mut().for_each(History::write_back);
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes that an operation has returned without an error: what it promises holds.
+    pub fn done(&mut self, op: &Op) {
+        match op {
+            Op::Fsync(path) | Op::Fdatasync(path) => self.synced(path),
+            Op::Write {
+                path,
+                how: How::Synced,
+                ..
+            } => self.synced(path),
+            Op::Sync | Op::Remount => self.all_durable(),
+            Op::Checkpoint => self.durable_through(self.operations()),
+            _ => {}
+        }
+    }
+
+    fn synced(&mut self, path: &str) {
+        let Ok(id) = self.now().resolve(path) else {
+            return;
+        };
+        if let Some(history) = self.contents.get_mut(&id) {
+            history.durable();
+        }
+        if let Some(operation) = self.touched.get(&id) {
+            self.durable_through(*operation);
+        }
+    }
+
+    /// Compares what a crash left with what it may leave. If all is well, returns what is
+    /// certain from now on, with the thing found for each of the model's.
+    pub fn check(&self, found: &Found) -> Result<(Oracle, BTreeMap<Id, usize>), String> {
+        let mut complaint = None;
+        for (at, tree) in self.states.iter().enumerate().rev() {
+            let Some(pairs) = found.matches(tree) else {
+                continue;
+            };
+            match self.check_contents(found, &pairs, self.before + at) {
+                Ok(contents) => {
+                    let settled = Oracle {
+                        states: vec![Arc::clone(tree)],
+                        before: 0,
+                        contents,
+                        touched: BTreeMap::new(),
+                        barriers: Vec::new(),
+                        calm: self.calm,
+                    };
+                    return Ok((settled, pairs));
+                }
+                Err(what) => complaint = complaint.or(Some(what)),
+            }
+        }
+        Err(complaint.unwrap_or_else(|| {
+            format!(
+                "names and attributes are those after none of the operations {} to {}\nfound: {found}\nnewest: {}\noldest: {}",
+                self.before,
+                self.operations(),
+                crate::look::describe(self.now()),
+                crate::look::describe(&self.states[0]),
+            )
+        }))
+    }
+
+    fn check_contents(
+        &self,
+        found: &Found,
+        pairs: &BTreeMap<Id, usize>,
+        operations: usize,
+    ) -> Result<BTreeMap<Id, History>, String> {
+        let mut contents = BTreeMap::new();
+        for (id, index) in pairs {
+            let Some(history) = self.contents.get(id) else {
+                continue;
+            };
+            let thing = &found.things[*index];
+            let Some(bytes) = &thing.content else {
+                continue;
+            };
+            let barriers = self.barriers.iter();
+            let barriers = barriers.filter(|b| b.file == *id && b.operations <= operations);
+            let least = barriers.map(|b| b.version).max().unwrap_or(0);
+            let history = history.after(least);
+            history
+                .allows(bytes)
+                .map_err(|what| format!("{}: {what}", thing.path))?;
+            contents.insert(*id, History::new(bytes.clone()));
+        }
+        Ok(contents)
+    }
+}
+
+fn written(before: &[u8], offset: u64, len: u64, tag: u64) -> Vec<u8> {
+    let mut bytes = before.to_vec();
+    let end = (offset + len) as usize;
+    if bytes.len() < end {
+        bytes.resize(end, 0);
+    }
+    bytes[offset as usize..end].copy_from_slice(&pattern(tag, offset, len));
+    bytes
+}
+
+fn fallocated(before: &[u8], mode: i32, at: u64, len: u64) -> Vec<u8> {
+    let mut bytes = before.to_vec();
+    let (start, end) = (at as usize, (at + len) as usize);
+    if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0 {
+        let size = bytes.len();
+        bytes[start.min(size)..end.min(size)].fill(0);
+    }
+    if mode & libc::FALLOC_FL_KEEP_SIZE == 0 && end > bytes.len() {
+        bytes.resize(end, 0);
+    }
+    bytes
+}

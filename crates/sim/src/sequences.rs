@@ -1,0 +1,273 @@
+//! The full set of operations over a few names, and every short sequence of them: the method of
+//! ACE (Mohan et al., OSDI 2018), whose finding is that crash bugs need three operations at most.
+
+use crate::op::{How, Op};
+use base::rng::Rng;
+
+/// What exists, durably, before a sequence begins.
+pub fn set_up() -> Vec<Op> {
+    let mut tags = 1..;
+    let mut tag = || tags.next().unwrap_or(0);
+    vec![
+        Op::Mkdir("A".into()),
+        Op::Mkdir("B".into()),
+        Op::Create("A/foo".into()),
+        write("A/foo", Some(0), 9000, tag()),
+        Op::Create("A/bar".into()),
+        write("A/bar", Some(0), 300, tag()),
+        xattr("A/foo", "user.old", 20, tag()),
+        Op::Sync,
+    ]
+}
+
+fn write(path: &str, at: Option<u64>, len: u64, tag: u64) -> Op {
+    Op::Write {
+        path: path.into(),
+        at,
+        len,
+        tag,
+        how: How::Buffered,
+    }
+}
+
+fn xattr(path: &str, name: &str, len: u64, tag: u64) -> Op {
+    Op::SetXattr {
+        path: path.into(),
+        name: name.into(),
+        len,
+        tag,
+    }
+}
+
+/// Every operation that sequences are made of. Tags differ by place in this list; a sequence
+/// gives each its own.
+pub fn full_set() -> Vec<Op> {
+    let mut set = Vec::new();
+    names(&mut set);
+    contents(&mut set);
+    attributes(&mut set);
+    syncs(&mut set);
+    set
+}
+
+const FILES: [&str; 4] = ["A/foo", "A/bar", "B/foo", "foo"];
+
+fn names(set: &mut Vec<Op>) {
+    set.extend(FILES.map(|path| Op::Create(path.into())));
+    set.extend(["C", "A/C"].map(|path| Op::Mkdir(path.into())));
+    set.extend(["foo", "B/foo"].map(|path| Op::Symlink(path.into())));
+    let links = [
+        ("A/foo", "B/foo"),
+        ("A/foo", "foo"),
+        ("A/bar", "B/foo"),
+        ("A/bar", "foo"),
+        ("foo", "A/bar"),
+    ];
+    set.extend(links.map(|(from, to)| Op::Link(from.into(), to.into())));
+    for from in FILES {
+        for to in FILES.iter().filter(|to| **to != from) {
+            set.push(Op::Rename(from.into(), (*to).into(), 0));
+        }
+    }
+    for (from, to) in [("A", "B"), ("A", "C"), ("B", "A/C"), ("C", "B")] {
+        set.push(Op::Rename(from.into(), to.into(), 0));
+    }
+    let exchanges = [
+        ("A/foo", "A/bar"),
+        ("A/foo", "B/foo"),
+        ("A/bar", "foo"),
+        ("A", "B"),
+    ];
+    for (from, to) in exchanges {
+        set.push(Op::Rename(from.into(), to.into(), fs::RENAME_EXCHANGE));
+    }
+    for (from, to) in [("A/foo", "B/foo"), ("A/foo", "A/bar")] {
+        set.push(Op::Rename(from.into(), to.into(), fs::RENAME_NOREPLACE));
+    }
+    set.extend(FILES.map(|path| Op::Unlink(path.into())));
+    set.extend(["A", "B", "C"].map(|path| Op::Rmdir(path.into())));
+}
+
+fn contents(set: &mut Vec<Op>) {
+    for path in ["A/foo", "A/bar"] {
+        let writes = [
+            (Some(0), 100),
+            (None, 200),
+            (Some(1000), 20_000),
+            (Some(0), 12_288),
+            (Some(30_000), 500),
+        ];
+        set.extend(writes.map(|(at, len)| write(path, at, len, 0)));
+        for len in [700, 9000] {
+            set.push(Op::Rewrite {
+                path: path.into(),
+                len,
+                tag: 0,
+            });
+        }
+    }
+    for path in ["B/foo", "foo"] {
+        set.extend([(None, 200), (Some(0), 9000)].map(|(at, len)| write(path, at, len, 0)));
+        set.push(Op::TmpLink {
+            path: path.into(),
+            len: 5000,
+            tag: 0,
+        });
+    }
+    for how in [How::Direct, How::Synced] {
+        set.push(Op::Write {
+            path: "A/foo".into(),
+            at: Some(4096),
+            len: 4096,
+            tag: 0,
+            how,
+        });
+    }
+    for size in [0, 100, 4096, 5000, 20_000] {
+        set.push(Op::Truncate("A/foo".into(), size));
+    }
+    for size in [0, 100, 3000] {
+        set.push(Op::Truncate("A/bar".into(), size));
+    }
+    let (keep, punch, zero) = (
+        libc::FALLOC_FL_KEEP_SIZE,
+        libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        libc::FALLOC_FL_ZERO_RANGE,
+    );
+    let modes = [
+        ("A/foo", 0, 0, 20_000),
+        ("A/foo", keep, 8192, 20_000),
+        ("A/foo", punch, 4096, 4096),
+        ("A/foo", punch, 100, 4900),
+        ("A/foo", zero, 100, 4900),
+        ("A/foo", zero, 8000, 8000),
+        ("A/foo", zero | keep, 0, 8192),
+        ("A/bar", 0, 0, 10_000),
+        ("A/bar", keep, 0, 10_000),
+        ("A/bar", punch, 50, 100),
+    ];
+    for (path, mode, at, len) in modes {
+        set.push(Op::Fallocate {
+            path: path.into(),
+            mode,
+            at,
+            len,
+        });
+    }
+}
+
+fn attributes(set: &mut Vec<Op>) {
+    set.extend(["A/foo", "A/bar", "A"].map(|path| Op::Chmod(path.into(), 0o750)));
+    set.push(Op::Chown("A/foo".into(), 5));
+    for (path, len) in [("A/foo", 30), ("A/bar", 5000), ("B", 10)] {
+        set.push(xattr(path, "user.new", len, 0));
+    }
+    set.push(xattr("A/foo", "user.old", 40, 0));
+    set.push(Op::RemoveXattr("A/foo".into(), "user.old".into()));
+}
+
+fn syncs(set: &mut Vec<Op>) {
+    for path in ["A/foo", "A/bar", "B/foo", "foo", "A", "B", ""] {
+        set.push(Op::Fsync(if path.is_empty() { "/" } else { path }.into()));
+    }
+    set.extend(["A/foo", "A/bar", "foo"].map(|path| Op::Fdatasync(path.into())));
+    set.push(Op::Sync);
+    set.push(Op::Checkpoint);
+    set.push(Op::Tick(6000));
+}
+
+/// What is done between the operations of a sequence, and how it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joint {
+    /// Nothing in between; a sync and a checkpoint at the end.
+    Plain,
+    /// A sync after each operation.
+    Synced,
+    /// A checkpoint after each operation.
+    Checkpointed,
+}
+
+pub const JOINTS: [Joint; 3] = [Joint::Plain, Joint::Synced, Joint::Checkpointed];
+
+/// A sequence with everything that goes between, every write with a tag of its own.
+pub fn whole(operations: &[&Op], joint: Joint) -> Vec<Op> {
+    let mut all = Vec::new();
+    for (i, op) in operations.iter().enumerate() {
+        all.push(tagged(op, 100 + i as u64));
+        match joint {
+            Joint::Plain => {}
+            Joint::Synced => all.push(Op::Sync),
+            Joint::Checkpointed => all.push(Op::Checkpoint),
+        }
+    }
+    all.push(Op::Sync);
+    all.push(Op::Checkpoint);
+    all.dedup_by(|a, b| a == b && a.is_sync());
+    all
+}
+
+/// The operation with another tag.
+pub fn tagged(op: &Op, new: u64) -> Op {
+    let mut op = op.clone();
+    match &mut op {
+        Op::Write { tag, .. }
+        | Op::Rewrite { tag, .. }
+        | Op::SetXattr { tag, .. }
+        | Op::TmpLink { tag, .. } => *tag = new,
+        _ => {}
+    }
+    op
+}
+
+/// All sequences in the order in which they are run: those of one operation, those of two, then
+/// for ever samples of three.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    set: Vec<Op>,
+    /// Which sequence of two comes when: their order is drawn once, so that a short run sees all
+    /// kinds.
+    order: Vec<u32>,
+    seed: u64,
+}
+
+impl Plan {
+    pub fn new(seed: u64) -> Plan {
+        let set = full_set();
+        let pairs = set.len() * set.len() * JOINTS.len();
+        let mut order: Vec<u32> = (0..pairs as u32).collect();
+        let mut rng = Rng::new(seed);
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        // Without anything in between first: that is what programs do.
+        order.sort_by_key(|pair| (pair % JOINTS.len() as u32).min(1));
+        Plan { set, order, seed }
+    }
+
+    pub fn singles(&self) -> usize {
+        self.set.len() * JOINTS.len()
+    }
+
+    pub fn pairs(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The sequence with this number.
+    pub fn sequence(&self, number: usize) -> Vec<Op> {
+        let joint = |n: usize| JOINTS[n % JOINTS.len()];
+        if number < self.singles() {
+            return whole(&[&self.set[number / JOINTS.len()]], joint(number));
+        }
+        let number = number - self.singles();
+        let count = self.set.len();
+        if number < self.pairs() {
+            let pair = self.order[number] as usize;
+            let operations = pair / JOINTS.len();
+            let (a, b) = (operations / count, operations % count);
+            return whole(&[&self.set[a], &self.set[b]], joint(pair));
+        }
+        let mut rng = Rng::new(self.seed ^ (number as u64) << 20);
+        let picked: Vec<&Op> = (0..3).map(|_| rng.pick(&self.set)).collect();
+        whole(&picked, joint(rng.below(3) as usize))
+    }
+}

@@ -1,0 +1,449 @@
+//! Simulated machines: devices that lose power, a clock, and a file system on them.
+//!
+//! Invariants:
+//! 1. A machine's devices share one power switch that no other machine has.
+//! 2. Nothing but the seed and the operations decides what a machine does: no threads unless
+//!    the shape asks for them, manual time.
+
+use base::clock::Clock;
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use device::sim::{PowerSwitch, SimDevice, Snapshot, Survival};
+use device::{Array, BlockDevice, DeviceInfo, Durability, Operation, Request};
+use format::geometry::{Geometry, GeometryOptions};
+use fs::fsck::FsckOptions;
+use fs::{AtimePolicy, Caller, FileSystem, FsOptions, MkfsOptions, ROOT, SetAttr};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Bytes of each device.
+    pub devices: Vec<u64>,
+    /// Bytes of a stripe unit.
+    pub stripe: u64,
+    /// Logical block of the devices, in bytes: what the journal is aligned to.
+    pub logical_block: u32,
+    /// Batches written to the journal beforehand, so that its ring wraps soon.
+    pub age: u32,
+    /// Whether a crash is given memory enough that only syncs write back.
+    pub options: FsOptions,
+}
+
+/// Size of the small arrays that most runs use, in bytes over all devices.
+pub const SMALL: u64 = 64 << 20;
+
+impl Shape {
+    /// A small array of so many equal devices, with memory enough for what tests do.
+    pub fn small(devices: u64) -> Shape {
+        let bytes = (SMALL / devices).next_multiple_of(4096);
+        let mut options = FsOptions::default();
+        options.store.workers = 1;
+        options.store.shards = 1;
+        options.store.background = false;
+        options.store.node_cache_bytes = 4 << 20;
+        options.data.cache_bytes = 4 << 20;
+        options.data.atime = AtimePolicy::Never;
+        Shape {
+            devices: vec![bytes; devices as usize],
+            stripe: 64 << 10,
+            logical_block: 512,
+            age: 0,
+            options,
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        let options = GeometryOptions {
+            stripe_bytes: Some(self.stripe),
+            journal_align: Some(self.logical_block),
+            ..GeometryOptions::default()
+        };
+        Geometry::plan(&self.devices, options).expect("a shape has a geometry")
+    }
+}
+
+/// A formatted array at rest: what machines begin with.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub shape: Shape,
+    contents: Vec<Snapshot>,
+    now_ns: u64,
+}
+
+const START_NS: u64 = 1_700_000_000_000_000_000;
+
+impl Image {
+    /// Formats an array, and ages its journal.
+    pub fn format(shape: &Shape) -> Result<Image, String> {
+        let blank = Image {
+            shape: shape.clone(),
+            contents: Vec::new(),
+            now_ns: START_NS,
+        };
+        let machine = Machine::new(&blank, 1);
+        let key = ([7; 16], [9; 16]);
+        let devices = machine.handles();
+        let array = Array::create(devices, shape.geometry(), "sim", key.0, key.1);
+        let array = Arc::new(array.map_err(|e| e.to_string())?);
+        let mkfs = MkfsOptions {
+            clock: machine.clock.clone(),
+            ..MkfsOptions::default()
+        };
+        FileSystem::mkfs(&array, &mkfs).map_err(|e| e.to_string())?;
+        array.write_labels().map_err(|e| e.to_string())?;
+        drop(array);
+        if shape.age > 0 {
+            machine.age(shape.age).map_err(|e| e.to_string())?;
+        }
+        Ok(machine.image())
+    }
+}
+
+/// A moment at which the power may go: the devices as they are then.
+#[derive(Debug)]
+pub struct CrashPoint {
+    devices: Vec<Arc<SimDevice>>,
+}
+
+impl CrashPoint {
+    /// The devices as they come back, with a hash of all that is on them.
+    pub fn crash(&self, survival: Survival, rng: &mut Rng) -> Crashed {
+        let switch = PowerSwitch::new();
+        let devices: Vec<Arc<SimDevice>> = self
+            .devices
+            .iter()
+            .map(|d| d.restart_with(survival, rng).fork(&switch))
+            .collect();
+        let hash = devices.iter().fold(0u64, |hash, d| {
+            hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .wrapping_add(d.contents_hash())
+        });
+        Crashed {
+            switch,
+            devices,
+            hash,
+        }
+    }
+}
+
+/// Devices after a power cut.
+#[derive(Debug)]
+pub struct Crashed {
+    switch: Arc<PowerSwitch>,
+    devices: Vec<Arc<SimDevice>>,
+    pub hash: u64,
+}
+
+/// What watches a machine's devices: it collects the moments before each write and flush.
+pub struct Tap {
+    devices: Vec<Arc<SimDevice>>,
+    on: AtomicBool,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    points: Vec<CrashPoint>,
+    /// Oldest batch first; within a batch the next to complete comes last.
+    in_flight: Vec<InFlight>,
+    interposed: Option<(u64, Box<dyn FnOnce() + Send>)>,
+}
+
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tap").finish_non_exhaustive()
+    }
+}
+
+impl Tap {
+    fn new(devices: Vec<Arc<SimDevice>>) -> Arc<Tap> {
+        Arc::new(Tap {
+            devices,
+            on: AtomicBool::new(false),
+            seen: Mutex::new(rank::LEAF, Seen::default()),
+        })
+    }
+
+    /// Collects crash points from now on, or no longer.
+    pub fn collect(&self, on: bool) {
+        self.on.store(on, Ordering::Relaxed);
+    }
+
+    /// The points collected since the last call.
+    pub fn take(&self) -> Vec<CrashPoint> {
+        std::mem::take(&mut self.seen.lock().points)
+    }
+
+    /// Runs `action` in the middle of the machine's work: before the write or flush that comes
+    /// after `skip` others.
+    pub fn interpose(&self, skip: u64, action: Box<dyn FnOnce() + Send>) {
+        self.seen.lock().interposed = Some((skip, action));
+    }
+
+    /// Called before a write or flush.
+    fn before(&self) {
+        let due = {
+            let mut seen = self.seen.lock();
+            match &mut seen.interposed {
+                Some((0, _)) => seen.interposed.take(),
+                Some((skip, _)) => {
+                    *skip -= 1;
+                    None
+                }
+                None => None,
+            }
+        };
+        if let Some((_, action)) = due {
+            action();
+        }
+        if self.on.load(Ordering::Relaxed) {
+            let in_flight = self.seen.lock().in_flight.clone();
+            let point = caught(&self.devices, &in_flight);
+            self.seen.lock().points.push(point);
+        }
+    }
+
+    /// Notes the writes of a batch that is about to run; returns how many.
+    fn start(&self, device: usize, requests: &[Request<'_>]) -> usize {
+        if !self.on.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let writes = requests
+            .iter()
+            .filter_map(|request| match &request.operation {
+                Operation::Write { offset, buf, .. } => Some(InFlight {
+                    device,
+                    offset: *offset,
+                    bytes: (*buf).into(),
+                }),
+                _ => None,
+            });
+        let mut seen = self.seen.lock();
+        let before = seen.in_flight.len();
+        // The next one to complete is the last.
+        seen.in_flight.extend(writes);
+        seen.in_flight[before..].reverse();
+        seen.in_flight.len() - before
+    }
+
+    /// The newest batch's next write has completed.
+    fn completed(&self) {
+        self.seen.lock().in_flight.pop();
+    }
+}
+
+/// A write that was issued and has not completed.
+#[derive(Clone, Debug)]
+struct InFlight {
+    device: usize,
+    offset: u64,
+    bytes: Arc<[u8]>,
+}
+
+/// The devices at the moment when the power goes, with writes in flight: any of their sectors
+/// may be written, whatever durability was asked for.
+fn caught(devices: &[Arc<SimDevice>], in_flight: &[InFlight]) -> CrashPoint {
+    let switch = PowerSwitch::new();
+    let forks: Vec<Arc<SimDevice>> = devices.iter().map(|d| d.fork(&switch)).collect();
+    for write in in_flight {
+        let operation = Operation::Write {
+            offset: write.offset,
+            buf: &write.bytes,
+            durability: Durability::Volatile,
+        };
+        // Whether it would have worked makes no difference any more.
+        forks[write.device].run(&mut [Request::new(operation, 0)], None);
+    }
+    CrashPoint { devices: forks }
+}
+
+/// A device with a tap on it.
+#[derive(Debug)]
+struct Tapped {
+    index: usize,
+    inner: Arc<SimDevice>,
+    tap: Arc<Tap>,
+}
+
+impl BlockDevice for Tapped {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.inner.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.inner.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        // Batches of several devices are in flight at once: this one has started, and completes
+        // after those that start meanwhile.
+        let mut left = self.tap.start(self.index, requests);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        for request in requests {
+            let write = matches!(request.operation, Operation::Write { .. });
+            if write || matches!(request.operation, Operation::Flush) {
+                self.tap.before();
+            }
+            self.inner.run(std::slice::from_mut(request), None);
+            if write && left > 0 {
+                left -= 1;
+                self.tap.completed();
+            }
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+}
+
+/// Devices on one power switch, and a clock.
+#[derive(Debug)]
+pub struct Machine {
+    pub shape: Shape,
+    pub devices: Vec<Arc<SimDevice>>,
+    pub switch: Arc<PowerSwitch>,
+    pub clock: Clock,
+    pub tap: Arc<Tap>,
+}
+
+impl Machine {
+    /// A machine with an image's contents.
+    pub fn new(image: &Image, seed: u64) -> Machine {
+        let switch = PowerSwitch::new();
+        let shape = image.shape.clone();
+        let device = |(i, bytes): (usize, &u64)| {
+            let seed = seed.wrapping_mul(31).wrapping_add(i as u64);
+            let name = format!("sim{i}");
+            let switch = Arc::clone(&switch);
+            let device = SimDevice::with(&name, *bytes, shape.logical_block, seed, switch);
+            if let Some(contents) = image.contents.get(i) {
+                device.restore(contents);
+            }
+            device
+        };
+        let devices: Vec<_> = shape.devices.iter().enumerate().map(device).collect();
+        Machine::of(shape.clone(), devices, switch, image.now_ns)
+    }
+
+    /// A machine that comes back after a power cut.
+    pub fn after(shape: &Shape, crashed: Crashed, now_ns: u64) -> Machine {
+        Machine::of(shape.clone(), crashed.devices, crashed.switch, now_ns)
+    }
+
+    fn of(
+        shape: Shape,
+        devices: Vec<Arc<SimDevice>>,
+        switch: Arc<PowerSwitch>,
+        now_ns: u64,
+    ) -> Machine {
+        let tap = Tap::new(devices.clone());
+        Machine {
+            shape,
+            devices,
+            switch,
+            clock: Clock::manual(now_ns),
+            tap,
+        }
+    }
+
+    fn handles(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.devices.iter().enumerate();
+        let handle = |(index, device): (usize, &Arc<SimDevice>)| {
+            Arc::new(Tapped {
+                index,
+                inner: Arc::clone(device),
+                tap: Arc::clone(&self.tap),
+            }) as Arc<dyn BlockDevice>
+        };
+        devices.map(handle).collect()
+    }
+
+    pub fn open(&self) -> Result<Arc<FileSystem>, fs::Error> {
+        let array = Array::assemble(self.handles(), false)
+            .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
+        let mut options = self.shape.options.clone();
+        options.store.clock = self.clock.clone();
+        FileSystem::open(Arc::new(array), options)
+    }
+
+    /// Checks what is on the devices now, the journal included: nothing may be wrong.
+    pub fn fsck(&self) -> Result<(), String> {
+        let switch = PowerSwitch::new();
+        let copies = self.devices.iter();
+        let copies = copies.map(|d| d.fork(&switch) as Arc<dyn BlockDevice>);
+        let array = Array::assemble(copies.collect(), true).map_err(|e| format!("labels: {e}"))?;
+        let options = FsckOptions {
+            hash_mask: self.shape.options.hash_mask,
+            cache_bytes: 1 << 20,
+            workers: 1,
+        };
+        let report = fs::fsck::fsck(Arc::new(array), &options, &|_| {})
+            .map_err(|error| format!("fsck: {error}"))?;
+        if report.is_sound() {
+            return Ok(());
+        }
+        let findings: Vec<String> = report.findings.iter().map(|f| f.to_string()).collect();
+        Err(format!("fsck: {}", findings.join("; ")))
+    }
+
+    /// This moment, as one at which the power may go.
+    pub fn point(&self) -> CrashPoint {
+        caught(&self.devices, &[])
+    }
+
+    /// The power goes now: the devices as they come back, on a new switch.
+    pub fn cut(&self, survival: Survival, rng: &mut Rng) -> Crashed {
+        self.switch.cut_now();
+        caught(&self.devices, &[]).crash(survival, rng)
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.clock.monotonic_ns()
+    }
+
+    pub fn advance(&self, ms: u64) {
+        self.clock.advance(Duration::from_millis(ms));
+    }
+
+    /// What is durable, for other machines to begin with.
+    pub fn image(&self) -> Image {
+        Image {
+            shape: self.shape.clone(),
+            contents: self.devices.iter().map(|d| d.snapshot()).collect(),
+            now_ns: self.now_ns(),
+        }
+    }
+
+    /// Commits many times and closes.
+    fn age(&self, batches: u32) -> Result<(), fs::Error> {
+        let fs = self.open()?;
+        for _ in 0..batches {
+            let same = SetAttr {
+                mode: Some(0o755),
+                ..SetAttr::default()
+            };
+            fs.setattr(&Caller::root(), ROOT, &same)?;
+            fs.store().commit_through(fs.store().epoch())?;
+        }
+        fs.close()
+    }
+}
