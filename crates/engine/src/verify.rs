@@ -149,14 +149,20 @@ pub fn check_copies(array: &Array, findings: &Findings) {
         let what = format!("{}; the other copy serves", repair.damage);
         findings.add(object, Severity::Notice, what);
     }
-    for slot in [0, 1] {
-        check_slot(array, slot, findings);
+    let slots = [0, 1].map(|slot| read_copies(array, slot));
+    let serves = slots
+        .each_ref()
+        .map(|copies| copies.iter().any(|c| matches!(c, Ok(Some(_)))));
+    for (slot, copies) in slots.into_iter().enumerate() {
+        check_slot(slot, copies, serves[1 - slot], findings);
     }
 }
 
-/// A slot that was ever written has two good copies.
-fn check_slot(array: &Array, slot: usize, findings: &Findings) {
-    let copies = [0, 1].map(|copy| {
+/// Sequence of the record in each copy of a slot, if one was ever written there.
+type Copies = [Result<Option<u64>, String>; 2];
+
+fn read_copies(array: &Array, slot: usize) -> Copies {
+    [0, 1].map(|copy| {
         let block = array.read_slot(slot, copy).map_err(|e| e.to_string())?;
         if block.iter().all(|b| *b == 0) {
             return Ok(None);
@@ -164,7 +170,13 @@ fn check_slot(array: &Array, slot: usize, findings: &Findings) {
         CheckpointRecord::parse(&block, &array.uuid())
             .map(|record| Some(record.sequence.get()))
             .map_err(|damage| damage.to_string())
-    });
+    })
+}
+
+/// A slot that was ever written has two good copies. Both are written at once, so a power cut can
+/// tear both; the checkpoint did not happen then, and the other slot has the one before it.
+/// If it did happen, the journal's batches say so (R9).
+fn check_slot(slot: usize, copies: Copies, other_slot_serves: bool, findings: &Findings) {
     let newest = copies.iter().flatten().flatten().max().copied();
     for (copy, state) in copies.into_iter().enumerate() {
         let (severity, what) = match (state, newest) {
@@ -172,6 +184,9 @@ fn check_slot(array: &Array, slot: usize, findings: &Findings) {
             (Ok(Some(_)), _) => (Severity::Notice, "is older than the other copy".into()),
             (Ok(None), _) => (Severity::Notice, "is empty; the other copy serves".into()),
             (Err(why), Some(_)) => (Severity::Notice, format!("{why}; the other copy serves")),
+            (Err(why), None) if other_slot_serves => {
+                (Severity::Notice, format!("{why}; the other slot serves"))
+            }
             (Err(why), None) => (Severity::Error, format!("{why}, and so is the other copy")),
         };
         findings.add(Object::Slot { slot, copy }, severity, what);
