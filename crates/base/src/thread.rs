@@ -78,19 +78,20 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
             handle
         };
         let handles: Vec<_> = (0..workers).map(start).collect();
+        // Under the scheduler the caller keeps its turn while it waits for a thread's real
+        // end: first all of them must be done.
+        #[cfg(feature = "simulate")]
+        let handles = {
+            let tasks = handles.iter().filter_map(|(task, _)| *task);
+            tasks.for_each(crate::sched::join);
+            handles.into_iter().map(|(_, handle)| handle)
+        };
         let end = |handle: std::thread::ScopedJoinHandle<'_, T>| {
             handle
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let handles = handles.into_iter();
-        #[cfg(feature = "simulate")]
-        let handles = handles.map(|(task, handle)| {
-            if let Some(task) = task {
-                crate::sched::join(task);
-            }
-            handle
-        });
         handles.map(end).collect()
     })
 }

@@ -246,6 +246,16 @@ impl FileTable {
         }
     }
 
+    /// Counts a use of a file that has a state, and returns that.
+    fn enter_present(&self, ino: Ino) -> Option<Arc<FileState>> {
+        let mut shard = self.shard(ino).lock();
+        let entry = shard.entries.get_mut(&ino)?;
+        let state = entry.state.clone()?;
+        entry.uses += 1;
+        entry.users += 1;
+        Some(state)
+    }
+
     /// Ends a use or an open. True when this was the last open and no kernel reference is left.
     fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
         let ino = state.ino();
@@ -498,11 +508,17 @@ impl Files {
         Ok(held)
     }
 
-    /// The state of a file only if it has one.
+    /// The state of a file only if it has one. `None` also when the file is deleted meanwhile:
+    /// looking it up by its number, which another inode may have by now, would not do.
     pub(super) fn use_active(&self, ino: Ino) -> Result<Option<StateUse<'_>>, Error> {
-        match self.table.peek(ino) {
-            Some(_) => self.use_file(ino).map(Some),
-            None => Ok(None),
+        let Some(state) = self.table.enter_present(ino) else {
+            return Ok(None);
+        };
+        let held = StateUse { files: self, state };
+        match self.load_state(&held) {
+            Ok(()) => Ok(Some(held)),
+            Err(Error::Stale(gone)) if gone == ino => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -108,7 +108,11 @@ impl Files {
 
     /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.
     fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let (mut op, slot) = match self.begin(state, Need::Reclaim) {
+            // Deleted meanwhile, and its times with it.
+            Err(Error::Stale(ino)) if ino == state.ino() => return Ok(()),
+            begun => begun?,
+        };
         let times = state.meta.lock().times;
         if times.any() {
             let attrs = AttrChange {
@@ -133,7 +137,7 @@ impl Files {
         match self.use_active(ino) {
             Ok(Some(state)) => self.flush_file(&state),
             // Deleted meanwhile, its pages with it.
-            Ok(None) | Err(Error::Stale(_)) => Ok(()),
+            Ok(None) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -150,10 +154,10 @@ impl Files {
         for states in self.table.states().chunks(TOGETHER) {
             let mut held = Vec::with_capacity(states.len());
             for state in states {
-                match self.use_file(state.ino()) {
-                    Ok(state) => held.push(state),
-                    // Deleted meanwhile: nothing is left to write.
-                    Err(Error::Stale(_)) => {}
+                match self.use_active(state.ino()) {
+                    Ok(Some(state)) => held.push(state),
+                    // Deleted meanwhile, or nothing was left to write.
+                    Ok(None) => {}
                     Err(error) => note(Err(error)),
                 }
             }
@@ -335,7 +339,7 @@ impl Files {
     fn persist_state_times(&self, ino: Ino) -> Result<(), Error> {
         match self.use_active(ino) {
             Ok(Some(state)) => self.persist_times(&state),
-            Ok(None) | Err(Error::Stale(_)) => Ok(()),
+            Ok(None) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -82,7 +82,14 @@ impl Files {
 
     /// One batch of pages at or after `from`; returns where to go on. A failure is latched.
     fn flush_pass(&self, state: &Arc<FileState>, from: u64) -> Result<Option<u64>, Error> {
-        let outcome = self.try_flush_pass(state, from);
+        let outcome = match self.try_flush_pass(state, from) {
+            // Deleted after this state was made for it: nothing is left to write.
+            Err(Error::Stale(ino)) if ino == state.ino() => {
+                state.meta.lock().dead = true;
+                Ok(None)
+            }
+            outcome => outcome,
+        };
         if let Err(error) = &outcome {
             state.meta.lock().fail(error.to_string());
             tracing::error!("write-back of inode {} failed: {error}", state.ino());
