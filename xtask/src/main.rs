@@ -55,7 +55,10 @@ pub struct TestArgs {
     /// How often the kill suite kills the daemon
     #[arg(long, default_value_t = 50)]
     kills: u32,
-    /// Seed of the kill suite's randomness
+    /// How often the mount suite mounts and unmounts in a row
+    #[arg(long, default_value_t = 30)]
+    mounts: u32,
+    /// Seed of the kill and mount suites' randomness
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Use this sheaf binary instead of building one

@@ -108,6 +108,16 @@ pub fn install_tools() -> Fallible<()> {
     Ok(())
 }
 
+/// User and group id of the user `tests`.
+pub fn test_user() -> Fallible<(u32, u32)> {
+    let users = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;
+    let ids = users.lines().find_map(|line| {
+        let mut fields = line.strip_prefix("tests:")?.split(':').skip(1);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    });
+    ids.ok_or_else(|| "there is no user tests".to_owned())
+}
+
 /// Makes the user and group `tests`, between which and `nobody` pjdfstest switches.
 pub fn make_test_user() -> Fallible<()> {
     let users = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;

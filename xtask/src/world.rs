@@ -103,6 +103,11 @@ impl World {
         self.external
     }
 
+    /// The program under test.
+    pub fn sheaf(&self) -> &Path {
+        &self.sheaf
+    }
+
     /// A folder outside the file system under test.
     pub fn side_dir(&self) -> &Path {
         &self.dir

@@ -1,14 +1,17 @@
 //! The suites of `cargo xtask test`, in the order in which they run.
 
 mod cargo;
+mod demo;
 mod fsx;
 mod full;
 mod kill;
 mod model;
+mod mounting;
 mod pjdfstest;
 mod posix;
 mod programs;
 mod stress;
+mod units;
 mod workload;
 
 use std::path::{Path, PathBuf};
@@ -39,11 +42,14 @@ const PLAIN: &[(&str, Plain)] = &[
         suite.check("docs/format.md", docs::run(true));
         Ok(())
     }),
+    ("contrib", units::run),
     ("unit", cargo::unit_tests),
 ];
 
 const MOUNTED: &[(&str, Mounted)] = &[
     ("posix", posix::run),
+    ("mount", mounting::run),
+    ("demo", demo::run),
     ("pjdfstest", pjdfstest::run),
     ("fsx", fsx::run),
     ("programs", programs::run),

@@ -1,0 +1,465 @@
+//! Every way into a mount and out of it: as a user through fusermount3, on block devices,
+//! through mount(8), fstab and the helper names, when the last write-back fails, and over and
+//! over under load; and an interrupted mkfs, which must leave nothing that mounts.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use base::rng::Rng;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Context;
+use crate::report::Suite;
+use crate::world::World;
+use crate::{Fallible, packages, process};
+
+/// Before each script: its folder, empty, and what it leaves behind when it ends.
+const BEGIN: &str = r#"
+cd "$DIR"
+clean() {
+    jobs -p | xargs -r kill -9 2> /dev/null || true
+    for mount in $(awk -v dir="$DIR/" 'index($5, dir) == 1 { print $5 }' /proc/self/mountinfo | tac); do
+        umount -l "$mount" 2> /dev/null || fusermount3 -uz "$mount" || true
+    done
+    for image in "$DIR"/*.img; do
+        losetup -j "$image" 2> /dev/null | cut -d : -f 1 | xargs -r -n 1 losetup -d || true
+    done
+}
+trap clean EXIT
+# The command fails, and says this.
+refused() {
+    local words="$1"; shift
+    if "$@" > said 2>&1; then echo "not refused: $*"; exit 1; fi
+    cat said
+    grep -q -- "$words" said
+}
+mounted() { grep -q " $DIR/$1 " /proc/self/mountinfo; }
+fill() {
+    mkdir -p "$1/tree"
+    for i in $(seq 200); do head -c $((i * 97)) /dev/urandom > "$1/tree/file$i"; done
+    (cd "$1" && find tree -type f -exec sha256sum {} +) > sums
+}
+verify() { (cd "$1" && sha256sum --quiet --check "$DIR/sums"); }
+"#;
+
+/// Run as a user without any rights.
+const USER: &str = r#"
+"$SHEAF" mkfs -q --size 64M a.img b.img
+mkdir mnt
+"$SHEAF" mount a.img mnt
+grep " $DIR/mnt .*fuse.sheaf" /proc/self/mountinfo | grep nosuid | grep -q nodev
+test "$(stat -c %u mnt)" = "$(id -u)"
+fill mnt
+"$SHEAF" umount mnt
+! mounted mnt
+"$SHEAF" fsck a.img
+"$SHEAF" mount a.img mnt --pid-file pid
+verify mnt
+# A busy mount stays, and whoever keeps it busy is named.
+(cd mnt && exec sleep 60) & holder=$!
+refused "in use by sleep" "$SHEAF" umount mnt
+mounted mnt
+kill $holder; wait $holder || true
+# What a dead daemon leaves is cleaned away by the next mount.
+sync -f mnt/tree/file1
+kill -9 "$(cat pid)"
+while test -e "/proc/$(cat pid)"; do :; done
+"$SHEAF" mount a.img mnt
+verify mnt
+"$SHEAF" umount mnt
+"$SHEAF" fsck a.img
+refused "write access" "$SHEAF" mount a.img /
+"#;
+
+const USER_ALLOW_OTHER: &str = r#"
+"$SHEAF" mkfs -q --force --size 64M a.img
+mkdir -p mnt
+refused allow_other "$SHEAF" mount a.img mnt -o allow_other
+! mounted mnt
+# The devices are free again.
+"$SHEAF" mount a.img mnt
+"$SHEAF" umount mnt
+"#;
+
+const FUSEBLK: &str = r#"
+truncate -s 128M a.img b.img
+a=$(losetup --find --show a.img)
+b=$(losetup --find --show b.img)
+mkdir mnt
+"$SHEAF" mkfs -q $a $b
+# Nothing but sync makes this durable before the daemon dies.
+lazy="write_back=3600,commit=3600,checkpoint=3600"
+"$SHEAF" mount $a $b mnt --pid-file pid -o $lazy
+grep -q " $DIR/mnt .*fuseblk.sheaf" /proc/self/mountinfo
+fill mnt
+sync
+kill -9 "$(cat pid)"
+"$SHEAF" umount mnt
+"$SHEAF" fsck $a $b
+"$SHEAF" mount $a $b mnt --pid-file pid
+verify mnt
+# Both devices are claimed: the first by the kernel, the second by the daemon.
+mkdir other
+for device in $a $b; do
+    refused "in use" "$SHEAF" mkfs --force $device
+    refused "in use" "$SHEAF" mount $device other
+    refused "in use" "$SHEAF" fsck $device
+    refused "" mkfs.ext4 -q $device
+done
+verify mnt
+"$SHEAF" umount mnt
+! mounted mnt
+"$SHEAF" fsck $a $b
+# A daemon that dies lets go of both.
+"$SHEAF" mount $a $b mnt --pid-file pid
+kill -9 "$(cat pid)"
+"$SHEAF" mount $a $b mnt
+verify mnt
+umount mnt
+"$SHEAF" fsck $a $b
+"#;
+
+/// With mount.sheaf and so on in /sbin, as the README has it.
+const HELPERS: &str = r#"
+truncate -s 128M a.img b.img
+a=$(losetup --find --show a.img)
+b=$(losetup --find --show b.img)
+mkdir mnt
+mkfs -t sheaf -q -L suite-helpers $a $b
+mount -t sheaf $a mnt
+grep -q " $DIR/mnt .*fuseblk.sheaf" /proc/self/mountinfo
+fill mnt
+# umount(8) leaves it to umount.fuseblk.sheaf, which waits.
+umount mnt
+! mounted mnt
+fsck -t sheaf -a $a
+fsck.sheaf -f $a $b
+# What the udev rule imports, and the links it makes.
+eval "$("$SHEAF" info --udev $a)"
+test "$ID_FS_TYPE" = sheaf
+test "$ID_FS_LABEL_ENC" = suite-helpers
+mkdir -p /dev/disk/by-uuid
+link=/dev/disk/by-uuid/$ID_FS_UUID_ENC
+ln -s $a "$link"
+trap 'rm -f "$link"; clean' EXIT
+echo "UUID=$ID_FS_UUID_ENC $DIR/mnt sheaf noatime,nofail 0 0" > fstab
+mount -T fstab "$DIR/mnt"
+grep " $DIR/mnt " /proc/self/mountinfo | grep -q noatime
+verify mnt
+umount mnt
+echo "$a:$b $DIR/mnt sheaf ro 0 0" > fstab
+mount -T fstab "$DIR/mnt"
+verify mnt
+refused "ead-only" touch mnt/new
+umount mnt
+mount -t sheaf LABEL=suite-helpers mnt 2> said || "$SHEAF" mount LABEL=suite-helpers mnt
+verify mnt
+umount mnt
+refused frobnicate mount -t sheaf -o frobnicate $a mnt
+"#;
+
+/// The images lie on a small disk that fills up before the last write-back.
+const LAST_WRITE: &str = r#"
+mkdir -p small mnt
+mount -t tmpfs -o size=40m tmpfs small
+truncate -s 128M small/a.img small/b.img
+"$SHEAF" mkfs -q --no-discard small/a.img small/b.img
+lazy="write_back=3600,commit=3600,checkpoint=3600"
+"$SHEAF" mount small/a.img small/b.img mnt --log daemon.log -o $lazy
+dd if=/dev/urandom of=mnt/big bs=1M count=8 status=none
+dd if=/dev/zero of=small/filler bs=1M status=none 2> /dev/null || true
+refused "not everything was written" "$SHEAF" umount mnt
+! mounted mnt
+grep -q ERROR daemon.log
+# What was there before is sound.
+rm small/filler
+"$SHEAF" fsck small/a.img
+"$SHEAF" mount small/a.img mnt
+"$SHEAF" umount mnt
+umount small
+"#;
+
+/// Each unmount right after a read and a write, each mount right after an unmount or a kill.
+const AGAIN: &str = r#"
+"$SHEAF" mkfs -q --size 64M a.img b.img
+mkdir mnt
+for i in $(seq "$ROUNDS"); do
+    "$SHEAF" mount a.img mnt --pid-file pid
+    test $i = 1 || test "$(cat mnt/file)" = $((i - 1))
+    echo $i > mnt/file
+    if test $((i % 3)) = 0; then
+        sync mnt/file
+        kill -9 "$(cat pid)"
+        test $((i % 2)) = 0 || "$SHEAF" umount mnt
+    else
+        cat mnt/file > /dev/null
+        "$SHEAF" umount mnt
+    fi
+done
+"$SHEAF" mount a.img mnt
+"$SHEAF" umount mnt
+"$SHEAF" fsck a.img
+"#;
+
+pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
+    if world.is_external() {
+        suite.exclude("all", "is about Sheaf's own mounts");
+        return Ok(());
+    }
+    as_user(world, suite)?;
+    suite.check("fuseblk", as_root(world, "fuseblk", FUSEBLK, &[]));
+    match HelperNames::install(world.sheaf()) {
+        Ok(_names) => suite.check(
+            "mount(8), fstab, fsck(8)",
+            as_root(world, "helpers", HELPERS, &[]),
+        ),
+        Err(reason) => suite.exclude("mount(8), fstab, fsck(8)", &reason),
+    }
+    let last = as_root(world, "last-write", LAST_WRITE, &[]);
+    suite.check("a failed last write-back is reported", last);
+    let rounds = context.args.mounts.to_string();
+    let again = as_root(world, "again", AGAIN, &[("ROUNDS", &rounds)]);
+    suite.check(&format!("{rounds} mounts"), again);
+    interrupted_mkfs(context, world, suite)
+}
+
+fn as_root(world: &World, name: &str, text: &str, more: &[(&str, &str)]) -> Fallible<()> {
+    let dir = world.side_dir().join(name);
+    std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let mut bash = script(text, world.sheaf(), &dir);
+    bash.envs(more.iter().copied());
+    run_script(name, &mut bash)
+}
+
+fn script(text: &str, sheaf: &Path, dir: &Path) -> Command {
+    let mut bash = Command::new("bash");
+    bash.arg("-c")
+        .arg(format!("set -euo pipefail\n{BEGIN}{text}"))
+        .env("SHEAF", sheaf)
+        .env("DIR", dir)
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+    bash
+}
+
+fn run_script(name: &str, bash: &mut Command) -> Fallible<()> {
+    let log = format!("mount-{name}");
+    process::run(&log, bash, Duration::from_secs(400))?.check("script")
+}
+
+/// As the user `tests`, who cannot get at this project's folder: in one of the user's own.
+fn as_user(world: &World, suite: &mut Suite) -> Fallible<()> {
+    let (uid, gid) = packages::test_user()?;
+    let _open = OpenToAll::new(Path::new("/dev/fuse"))?;
+    let home = UserHome::new(world.sheaf(), uid, gid)?;
+    let run = |name: &str, text: &str| {
+        let mut bash = script(text, &home.0.join("sheaf"), &home.0);
+        bash.uid(uid).gid(gid).env("HOME", &home.0);
+        run_script(name, &mut bash)
+    };
+    suite.check("as a user", run("user", USER));
+    let conf = std::fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    match conf.lines().any(|line| line.trim() == "user_allow_other") {
+        true => suite.exclude(
+            "allow_other of a user",
+            "permitted by /etc/fuse.conf of this machine",
+        ),
+        false => suite.check("allow_other of a user", run("other", USER_ALLOW_OTHER)),
+    }
+    Ok(())
+}
+
+/// A folder of the user's own, with a copy of the program; removed with the value.
+struct UserHome(PathBuf);
+
+impl UserHome {
+    fn new(sheaf: &Path, uid: u32, gid: u32) -> Fallible<Self> {
+        let dir = std::env::temp_dir().join(format!("sheaf-user-{}", std::process::id()));
+        let at = |e: std::io::Error| format!("{}: {e}", dir.display());
+        std::fs::create_dir(&dir).map_err(at)?;
+        let home = UserHome(dir.clone());
+        std::fs::copy(sheaf, dir.join("sheaf")).map_err(at)?;
+        std::os::unix::fs::chown(&dir, Some(uid), Some(gid)).map_err(at)?;
+        Ok(home)
+    }
+}
+
+impl Drop for UserHome {
+    fn drop(&mut self) {
+        // Left behind in the temporary folder when something in it is still mounted.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everybody may use a device, as udev has it where there is one; put back with the value.
+struct OpenToAll {
+    path: PathBuf,
+    mode: u32,
+}
+
+impl OpenToAll {
+    fn new(path: &Path) -> Fallible<Self> {
+        let at = |e: std::io::Error| format!("{}: {e}", path.display());
+        let meta = path.metadata().map_err(at)?;
+        if !meta.file_type().is_char_device() {
+            return Err(format!("{} is no device", path.display()));
+        }
+        let open = OpenToAll {
+            path: path.to_owned(),
+            mode: meta.mode() & 0o7777,
+        };
+        open.set(open.mode | 0o666).map_err(at)?;
+        Ok(open)
+    }
+
+    fn set(&self, mode: u32) -> std::io::Result<()> {
+        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
+    }
+}
+
+impl Drop for OpenToAll {
+    fn drop(&mut self) {
+        if let Err(error) = self.set(self.mode) {
+            eprintln!("xtask: {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// The names that mount(8), mkfs(8), fsck(8) and umount(8) look for; removed with the value.
+struct HelperNames(Vec<PathBuf>);
+
+impl HelperNames {
+    const NAMES: [&str; 5] = [
+        "mount.sheaf",
+        "mkfs.sheaf",
+        "fsck.sheaf",
+        "umount.fuse.sheaf",
+        "umount.fuseblk.sheaf",
+    ];
+
+    /// `Err`: why not.
+    fn install(sheaf: &Path) -> Result<Self, String> {
+        let sheaf = sheaf
+            .canonicalize()
+            .map_err(|e| format!("{}: {e}", sheaf.display()))?;
+        let mut names = HelperNames(Vec::new());
+        for name in Self::NAMES {
+            let path = Path::new("/sbin").join(name);
+            // Of a run that was killed.
+            if std::fs::read_link(&path).is_ok_and(|to| !to.exists() || to == sheaf) {
+                let _ = std::fs::remove_file(&path);
+            }
+            symlink(&sheaf, &path).map_err(|e| format!("{}: {e}", path.display()))?;
+            names.0.push(path);
+        }
+        Ok(names)
+    }
+}
+
+impl Drop for HelperNames {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            if let Err(error) = std::fs::remove_file(path) {
+                eprintln!("xtask: {}: {error}", path.display());
+            }
+        }
+    }
+}
+
+const MKFS_ROUNDS: u32 = 60;
+
+/// mkfs ends by a signal at a random moment, on empty images or on ones that hold an older
+/// file system. What opens afterwards must be one of the two, whole.
+fn interrupted_mkfs(context: &Context, world: &World, suite: &mut Suite) -> Fallible<()> {
+    let victim = Victim::new(world)?;
+    let mut rng = Rng::new(context.args.seed);
+    let began = Instant::now();
+    victim.make(None)?;
+    let whole = began.elapsed();
+    let mut died = 0;
+    for round in 0..MKFS_ROUNDS {
+        victim.prepare(round % 2 == 1)?;
+        let after = whole.mul_f64(rng.below(1200) as f64 / 1000.0);
+        let signal = *rng.pick(&[Signal::KILL, Signal::INT]);
+        let status = victim.make(Some((after, signal)))?;
+        died += u32::from(!status.success());
+        if let Err(error) = victim.check(status.success()) {
+            let micros = after.as_micros();
+            suite.fail(format!("mkfs, {signal:?} after {micros} us: {error}"));
+        }
+    }
+    match died {
+        0 => suite.fail("no mkfs was interrupted".to_owned()),
+        _ => suite.check::<String>(&format!("{died} interrupted mkfs"), Ok(())),
+    }
+    Ok(())
+}
+
+/// Two images that mkfs is interrupted on.
+struct Victim<'a> {
+    sheaf: &'a Path,
+    images: [PathBuf; 2],
+    old: [PathBuf; 2],
+}
+
+impl<'a> Victim<'a> {
+    fn new(world: &'a World) -> Fallible<Self> {
+        let at = |name: &str| world.side_dir().join(name);
+        let victim = Victim {
+            sheaf: world.sheaf(),
+            images: [at("mkfs0.img"), at("mkfs1.img")],
+            old: [at("old0.img"), at("old1.img")],
+        };
+        let mut mkfs = Command::new(victim.sheaf);
+        mkfs.args(["mkfs", "-q", "--size", "64M"]).args(&victim.old);
+        process::run("mkfs-old", &mut mkfs, Duration::from_secs(60))?.check("mkfs")?;
+        Ok(victim)
+    }
+
+    /// Images of zeros, or of an older file system.
+    fn prepare(&self, old: bool) -> Fallible<()> {
+        for (image, source) in self.images.iter().zip(&self.old) {
+            let done = match old {
+                true => std::fs::copy(source, image).map(drop),
+                false => std::fs::File::create(image).and_then(|file| file.set_len(64 << 20)),
+            };
+            done.map_err(|e| format!("{}: {e}", image.display()))?;
+        }
+        Ok(())
+    }
+
+    fn make(&self, end: Option<(Duration, Signal)>) -> Fallible<ExitStatus> {
+        let mut child = Command::new(self.sheaf)
+            .args(["mkfs", "-q", "--force", "--size", "64M"])
+            .args(&self.images)
+            .stdin(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|e| format!("mkfs: {e}"))?;
+        if let Some((after, signal)) = end {
+            std::thread::sleep(after);
+            let pid = Pid::from_raw(child.id() as i32).ok_or("no process id")?;
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+        process::wait(&mut child, Duration::from_secs(60))?.ok_or("mkfs does not end".to_owned())
+    }
+
+    /// What opens is sound.
+    fn check(&self, made: bool) -> Fallible<()> {
+        let mut quick = Command::new(self.sheaf);
+        quick.args(["fsck", "--quick"]).args(&self.images);
+        let opens = process::run("mkfs-quick", &mut quick, Duration::from_secs(60))?;
+        if !opens.success() {
+            return match made {
+                true => opens.check("what mkfs made does not open"),
+                false => Ok(()),
+            };
+        }
+        let mut fsck = Command::new(self.sheaf);
+        fsck.arg("fsck").args(&self.images);
+        process::run("mkfs-fsck", &mut fsck, Duration::from_secs(60))?.check("opens, but fsck")
+    }
+}
