@@ -50,6 +50,22 @@ fn mounted(options: &str) -> Option<Mounted> {
     }
 }
 
+/// A process that another test has just started has copies of our descriptors, those of files in
+/// the mount among them, until its exec has closed them, which may be after we went on.
+fn unmount_when_free(unmounter: &Unmounter) {
+    for _ in 0..1_000_000 {
+        match unmounter.unmount(Insist::No) {
+            Err(mount::Error::Unmount { error, .. })
+                if error.kind() == std::io::ErrorKind::ResourceBusy =>
+            {
+                base::thread::yield_now();
+            }
+            result => return result.unwrap(),
+        }
+    }
+    panic!("the mount stays busy");
+}
+
 impl Mounted {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -57,7 +73,7 @@ impl Mounted {
 
     /// Unmounts and waits until the session is over.
     fn end(self) {
-        self.unmounter.unmount(Insist::No).unwrap();
+        unmount_when_free(&self.unmounter);
         self.ended.recv().unwrap().unwrap();
     }
 }

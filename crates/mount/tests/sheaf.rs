@@ -88,6 +88,22 @@ impl World {
     }
 }
 
+/// A process that another test has just started has copies of our descriptors, those of files in
+/// the mount among them, until its exec has closed them, which may be after we went on.
+fn unmount_when_free(unmounter: &Unmounter) {
+    for _ in 0..1_000_000 {
+        match unmounter.unmount(Insist::No) {
+            Err(mount::Error::Unmount { error, .. })
+                if error.kind() == std::io::ErrorKind::ResourceBusy =>
+            {
+                base::thread::yield_now();
+            }
+            result => return result.unwrap(),
+        }
+    }
+    panic!("the mount stays busy");
+}
+
 impl Mounted {
     fn path(&self, name: &str) -> PathBuf {
         self.at.join(name)
@@ -95,7 +111,7 @@ impl Mounted {
 
     /// Unmounts, waits until the session is over, and closes.
     fn end(self) {
-        self.unmounter.unmount(Insist::No).unwrap();
+        unmount_when_free(&self.unmounter);
         self.ended.recv().unwrap().unwrap();
         self.fs.close().unwrap();
         assert_eq!(Arc::strong_count(&self.fs), 1, "something is still open");
@@ -495,7 +511,12 @@ fn file_handles_open_the_same_file_after_a_remount() {
             drop(file);
             fs::remove_file(m.path("d/f")).unwrap();
             fs::write(m.path("d/other"), "x").unwrap();
-            let error = open(&m, &mut handle).unwrap_err();
+            // Until the kernel has told that the file was closed, its handle is good.
+            let gone = (0..1_000_000).find_map(|_| {
+                base::thread::yield_now();
+                open(&m, &mut handle).err()
+            });
+            let error = gone.expect("a deleted file opens for ever");
             assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
         }
         Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM), "needs root"),
