@@ -173,6 +173,8 @@ fn serve(args: &Mount) -> Outcome {
         .split_last()
         .map(|(mountpoint, given)| (given, mountpoint))
         .ok_or_else(|| Failure::usage("no mount point given"))?;
+    // Before the devices are opened: the kernel may hold the first for a mount that is dead.
+    mount::clean_up(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
     mount::become_io_flusher();
     let access = Access {

@@ -1,7 +1,6 @@
 //! `sheaf umount`: the mount crate asks the daemon who it is, unmounts, and waits until that
 //! process, which writes everything back before it ends, is gone and has said that it did.
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -11,9 +10,11 @@ use crate::args::Umount;
 use crate::devices::pause;
 use crate::failure::{Failure, Outcome};
 
-/// A mount may be busy for a moment: somebody just looks at it (df, an indexer), a program
-/// left something running in the background (git its clean-up), or the kernel has not let go
-/// of the files of a process that ended with asynchronous I/O under way.
+/// A mount may be busy for a moment: a process that was just started still has copies of the
+/// descriptors of the one that started it (they close after its exec has let its parent go on),
+/// somebody looks at it (df, an indexer), a program left something running in the background
+/// (git its clean-up), or the kernel has not let go of the files of a process that ended with
+/// asynchronous I/O under way.
 const ATTEMPTS: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Processes that a message names.
@@ -101,9 +102,9 @@ fn user(pid: u32, dir: &Path, mountpoint: &Path) -> Option<String> {
 }
 
 fn mounts_below(mountpoint: &Path) -> Vec<String> {
-    let all: Vec<OsString> = mount::mount_table::mountpoints().unwrap_or_default();
+    let all = mount::mount_table::all().unwrap_or_default();
     all.iter()
-        .map(Path::new)
+        .map(|mounted| mounted.mountpoint.as_path())
         .filter(|other| other.starts_with(mountpoint) && *other != mountpoint)
         .map(|other| format!("the mount at {}", other.display()))
         .collect()

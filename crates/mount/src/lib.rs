@@ -31,7 +31,7 @@ mod trim;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use mounting::{DeviceClaim, Insist, Unmounter, is_stale_mount, unmount};
+pub use mounting::{DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount};
 pub use options::{AtimePolicy, MountOptions};
 pub use outcome::Outcome;
 pub use trim::trim;

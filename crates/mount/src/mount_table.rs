@@ -47,11 +47,10 @@ pub fn find(mountpoint: &Path) -> std::io::Result<Option<MountedAt>> {
     Ok(find_in(&table, mountpoint))
 }
 
-/// Where anything is mounted.
-pub fn mountpoints() -> std::io::Result<Vec<OsString>> {
+/// Everything that is mounted.
+pub fn all() -> std::io::Result<Vec<MountedAt>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
-    let lines = table.split(|&b| b == b'\n').filter_map(parse);
-    Ok(lines.map(|m| m.mountpoint.into_os_string()).collect())
+    Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
 }
 
 fn find_in(table: &[u8], mountpoint: &Path) -> Option<MountedAt> {

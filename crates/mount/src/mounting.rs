@@ -164,12 +164,19 @@ pub fn mount(
     Ok(Mounted { fd, unmounter })
 }
 
-/// Cleans up after a dead daemon; what is left must be a directory.
-fn check_mountpoint(mountpoint: &Path) -> Result<(), Error> {
-    if is_stale_mount(mountpoint)? {
+/// Takes away what dead daemons left at `mountpoint`, and with it the kernel's claims on their
+/// devices.
+pub fn clean_up(mountpoint: &Path) -> Result<(), Error> {
+    while is_stale_mount(mountpoint)? {
         tracing::info!(mountpoint = %mountpoint.display(), "unmounting what a dead daemon left");
         unmount(mountpoint)?;
     }
+    Ok(())
+}
+
+/// Cleans up after a dead daemon; what is left must be a directory.
+fn check_mountpoint(mountpoint: &Path) -> Result<(), Error> {
+    clean_up(mountpoint)?;
     let error = match std::fs::metadata(mountpoint) {
         Ok(meta) if meta.is_dir() => return Ok(()),
         Ok(_) => ErrorKind::NotADirectory.into(),
@@ -346,7 +353,7 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd,
 
 fn fusermount_unmount(mountpoint: &Path, lazy: bool) -> Result<(), Error> {
     let mut command = Command::new("fusermount3");
-    command.arg("-u").arg("-q");
+    command.arg("-u");
     if lazy {
         command.arg("-z");
     }
@@ -417,7 +424,14 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
     if is_dead(&resolved)? {
         return unmounter.unmount(Insist::Lazy);
     }
-    let root = File::open(&resolved).map_err(at)?;
+    let root = match File::open(&resolved) {
+        // Somebody else's, who lets not even root in. The kernel waits until the daemon has
+        // closed its file system, but how that went is in its log only.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            return unmounter.unmount(Insist::No);
+        }
+        root => root.map_err(at)?,
+    };
     // A mount of another kind, or by an older daemon, is unmounted without waiting.
     let pid = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
         .ok()
