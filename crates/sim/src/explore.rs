@@ -225,8 +225,14 @@ impl Explorer {
 
     fn cut_at(&mut self, points: &[CrashPoint], known: &Known<'_>) -> Result<(), String> {
         for (number, point) in points.iter().enumerate() {
-            for survival in CLASSES {
-                let seed = mixed(known.point, number as u64);
+            // Below a first cut one class each: there are many more of those.
+            let drawn = mixed(known.point, number as u64 ^ 0xC1A55) as usize % CLASSES.len();
+            let classes = match known.depth {
+                0 => &CLASSES[..],
+                _ => &CLASSES[drawn..=drawn],
+            };
+            for &survival in classes {
+                let seed = mixed(known.point, number as u64 * 8 + survival as u64);
                 let crashed = point.crash(survival, &mut Rng::new(seed));
                 if !self.seen.note(crashed.hash, known.point) {
                     continue;
@@ -254,8 +260,9 @@ impl Explorer {
             machine.fsck()?;
         }
         let deeper = known.depth < DEPTH_MAX;
-        let cut_recovery = deeper && rng.one_in(self.effort.recovery_one_in);
-        let go_on = deeper && rng.one_in(self.effort.go_on_one_in);
+        let rarer = 1 + 7 * known.depth as u64;
+        let cut_recovery = deeper && rng.one_in(self.effort.recovery_one_in * rarer);
+        let go_on = deeper && rng.one_in(self.effort.go_on_one_in * rarer);
         machine.tap.collect(cut_recovery);
         let tap = Arc::clone(&machine.tap);
         let recovered = Driver::recover(machine, known.oracle);

@@ -1,30 +1,110 @@
-fn main() {
-    use sim::explore::*;
-    use std::sync::Arc;
-    let clock = base::clock::Clock::real();
-    let base =
-        Arc::new(Base::new(&sim::world::Shape::small(2), &sim::sequences::set_up()).unwrap());
-    println!("base {} ms", clock.monotonic_ns() / 1000000);
-    let seen = Arc::new(Seen::default());
-    let plan = sim::sequences::Plan::new(1);
-    println!("{} singles {} pairs", plan.singles(), plan.pairs());
-    let mut ex = Explorer::new(base, seen.clone(), Effort::USUAL);
-    let n: usize = std::env::args().nth(1).map_or(300, |a| a.parse().unwrap());
-    let from: usize = std::env::args().nth(2).map_or(0, |a| a.parse().unwrap());
-    let mut bad = 0;
-    for i in from..from + n {
-        if let Err(f) = ex.explore(&plan.sequence(i)) {
-            println!("sequence {i}:\n{f}");
-            bad += 1;
-            if bad > 5 {
-                break;
+//! `sheaf-sim`: crashes the file system in simulation, and says what that found.
+
+use base::canary::Canary;
+use clap::{Parser, Subcommand};
+use sim::explore::Seen;
+use sim::run::{self, Budget};
+use sim::sequences::Plan;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+#[derive(Parser)]
+#[command(name = "sheaf-sim", about = "Crashes the file system in simulation")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Every short sequence of operations, cut at every I/O
+    Exhaustive {
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        #[arg(long, default_value_t = 1)]
+        workers: usize,
+        /// Number of the first sequence
+        #[arg(long, default_value_t = 0)]
+        first: usize,
+        #[arg(long)]
+        canary: Option<String>,
+    },
+    /// Runs what went wrong again
+    Replay {
+        #[command(subcommand)]
+        what: Replay,
+        #[arg(long, global = true)]
+        canary: Option<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum Replay {
+    /// A sequence of the exhaustive mode
+    Sequence { number: usize },
+}
+
+const PLAN_SEED: u64 = 1;
+
+fn canary(name: Option<String>) -> Result<Option<Canary>, String> {
+    let find = |name: String| Canary::from_name(&name).ok_or_else(|| format!("no canary {name}"));
+    name.map(find).transpose()
+}
+
+fn execute(command: Command) -> Result<bool, String> {
+    match command {
+        Command::Exhaustive {
+            seconds,
+            workers,
+            first,
+            canary: name,
+        } => {
+            let seen = Arc::new(Seen::default());
+            let budget = Budget::seconds(seconds);
+            let plan = Plan::new(PLAN_SEED);
+            let planted = canary(name)?;
+            let done = run::exhaustive(&plan, first, workers, &budget, &seen, 5, planted)?;
+            eprintln!();
+            for violation in &done.violations {
+                println!("{}\n{}", violation.replay, violation.failure);
+            }
+            println!(
+                "{} sequences, {} states, {} violations in {} s",
+                done.sequences,
+                seen.states(),
+                done.violations.len(),
+                budget.spent()
+            );
+            Ok(done.violations.is_empty())
+        }
+        Command::Replay { what, canary: name } => {
+            let planted = canary(name)?;
+            let Replay::Sequence { number } = what;
+            let plan = Plan::new(PLAN_SEED);
+            for op in plan.sequence(number) {
+                println!("  {op}");
+            }
+            match run::replay_sequence(&plan, number, planted) {
+                Ok(()) => {
+                    println!("nothing wrong");
+                    Ok(true)
+                }
+                Err(failure) => {
+                    println!("{failure}");
+                    Ok(false)
+                }
             }
         }
     }
-    println!(
-        "{} states {} looks, {} ms",
-        seen.states(),
-        ex.looked_at,
-        clock.monotonic_ns() / 1000000
-    );
+}
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(what) => {
+            eprintln!("sheaf-sim: {what}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -81,15 +81,20 @@ pub(super) fn mix(word: u64) -> u64 {
 /// A hash of bytes, for telling contents apart; not for secrets.
 pub(super) fn hash_bytes(bytes: &[u8]) -> u64 {
     let mut hash = 0xCBF2_9CE4_8422_2325 ^ bytes.len() as u64;
-    let words = bytes.chunks_exact(8);
-    for (i, byte) in words.remainder().iter().enumerate() {
-        hash ^= (*byte as u64) << (8 * i);
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |w, b| w << 8 | *b as u64);
+    // Four lanes, which do not wait for each other.
+    let mut lanes = [hash, hash ^ 1, hash ^ 2, hash ^ 3];
+    let blocks = bytes.chunks_exact(32);
+    for bytes in blocks.remainder().chunks(8) {
+        hash = mix(hash ^ word(bytes));
     }
-    for word in words {
-        let word = u64::from_le_bytes(word.try_into().expect("chunks of 8"));
-        hash = mix(hash ^ word);
+    for block in blocks {
+        for (lane, bytes) in lanes.iter_mut().zip(block.chunks_exact(8)) {
+            *lane = (*lane ^ word(bytes)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+            *lane ^= *lane >> 32;
+        }
     }
-    mix(hash)
+    lanes.into_iter().fold(hash, |hash, lane| mix(hash ^ lane))
 }
 
 /// A hash of contents: equal for equal ones, whichever zero pages are present. Pages that were

@@ -1,0 +1,152 @@
+//! Runs modes within a budget of time, on all cores, and reports.
+
+use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::sequences::{self, Plan};
+use crate::world::Shape;
+use base::canary::{Canary, plant};
+use base::clock::Clock;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// When a run must end.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    clock: Clock,
+    end_ns: u64,
+}
+
+impl Budget {
+    pub fn seconds(seconds: u64) -> Budget {
+        let clock = Clock::real();
+        let end_ns = clock.monotonic_ns() + seconds * 1_000_000_000;
+        Budget { clock, end_ns }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.clock.monotonic_ns() >= self.end_ns
+    }
+
+    /// Seconds since it began.
+    pub fn spent(&self) -> u64 {
+        self.clock.monotonic_ns() / 1_000_000_000
+    }
+}
+
+/// A sequence, or a seed, that went wrong.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The command that shows it again.
+    pub replay: String,
+    pub failure: Failure,
+}
+
+/// The shapes of arrays that sequences run on, by turns.
+pub fn shapes() -> Vec<Shape> {
+    let mut wrapping = Shape::small(2);
+    wrapping.age = 8150;
+    let mut unequal = Shape::small(3);
+    unequal.devices = vec![20 << 20, 36 << 20, 12 << 20];
+    unequal.stripe = 4096;
+    vec![Shape::small(2), wrapping, unequal]
+}
+
+pub fn bases() -> Result<Vec<Arc<Base>>, String> {
+    let base = |shape: &Shape| Ok(Arc::new(Base::new(shape, &sequences::set_up())?));
+    shapes().iter().map(base).collect()
+}
+
+/// Calls `body`; a panic is a failure like others.
+pub fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(Failure {
+                what: format!("panic: {}", text.unwrap_or("without a message")),
+                trail: Vec::new(),
+            })
+        }
+    }
+}
+
+/// What an exhaustive run did.
+#[derive(Clone, Debug, Default)]
+pub struct Exhausted {
+    /// Sequences run to their end.
+    pub sequences: u64,
+    pub violations: Vec<Violation>,
+}
+
+/// Runs the plan's sequences from `first` on, on `workers` threads, until the budget is spent or
+/// `most` violations are found.
+pub fn exhaustive(
+    plan: &Plan,
+    first: usize,
+    workers: usize,
+    budget: &Budget,
+    seen: &Arc<Seen>,
+    most: usize,
+    canary: Option<Canary>,
+) -> Result<Exhausted, String> {
+    plant(canary);
+    let bases = bases();
+    plant(None);
+    let bases = bases?;
+    let next = AtomicUsize::new(first);
+    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let results = base::thread::parallel(workers, |worker| {
+        plant(canary);
+        let mut violations = Vec::new();
+        while !budget.is_over() && !stop.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let operations = plan.sequence(number);
+            let base = Arc::clone(&bases[number % bases.len()]);
+            let mut explorer = Explorer::new(base, Arc::clone(seen), Effort::USUAL);
+            match guarded(|| explorer.explore(&operations)) {
+                Ok(()) => {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(failure) => {
+                    let replay = format!("cargo run -p sheaf-sim -- replay sequence {number}");
+                    violations.push(Violation { replay, failure });
+                    if violations.len() >= most {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+            if worker == 0 && number % 64 < workers && canary.is_none() {
+                eprint!(
+                    "\r{:>5} s: {} sequences, {} states ",
+                    budget.spent(),
+                    done.load(Ordering::Relaxed),
+                    seen.states()
+                );
+            }
+        }
+        plant(None);
+        violations
+    });
+    Ok(Exhausted {
+        sequences: done.into_inner(),
+        violations: results.into_iter().flatten().collect(),
+    })
+}
+
+/// Runs one sequence of a plan again.
+pub fn replay_sequence(plan: &Plan, number: usize, canary: Option<Canary>) -> Result<(), Failure> {
+    let bad = |what: String| Failure {
+        what,
+        trail: Vec::new(),
+    };
+    plant(canary);
+    let outcome = bases().map_err(bad).and_then(|bases| {
+        let base = Arc::clone(&bases[number % bases.len()]);
+        let mut explorer = Explorer::new(base, Arc::default(), Effort::USUAL);
+        let operations = plan.sequence(number);
+        guarded(|| explorer.explore(&operations))
+    });
+    plant(None);
+    outcome
+}
