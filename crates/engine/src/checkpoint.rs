@@ -98,20 +98,31 @@ impl<C: Content> Store<C> {
     }
 
     fn run(&self, state: &mut CheckpointState, clean: bool) -> Result<CheckpointReport, Error> {
-        let sequence = state.sequence + 1;
         let mut report = CheckpointReport {
             cleaned_segments: self.clean_segments()?,
             ..CheckpointReport::default()
         };
         let keep = self.free_segments_wanted();
         let released = self.segments.release_chunks(keep);
+        self.write_checkpoint(state, clean, &released, &mut report)?;
+        Ok(report)
+    }
 
+    /// Steps 1 to 6; `released` are meta chunks that become free.
+    pub(crate) fn write_checkpoint(
+        &self,
+        state: &mut CheckpointState,
+        clean: bool,
+        released: &[u32],
+        report: &mut CheckpointReport,
+    ) -> Result<(), Error> {
+        let sequence = state.sequence + 1;
         // Step 1.
         let (e0, anchor) = self.journal.close_and_commit()?;
         let dirty = self.take_dirty();
         report.nodes = dirty.len() as u64;
         if dirty.is_empty() && released.is_empty() && state.clean && clean {
-            return Ok(report);
+            return Ok(());
         }
         // Step 2.
         let flush_failures = self.array.flush_failures();
@@ -164,9 +175,9 @@ impl<C: Content> Store<C> {
         drop(captured);
         self.journal.release(anchor.position, sequence);
         self.segments.find_free();
-        self.space.chunks_freed(&released);
+        self.space.chunks_freed(released);
         self.adapt_limits();
-        Ok(report)
+        Ok(())
     }
 
     /// A record of the state now; the caller adds what the steps produced and seals it.

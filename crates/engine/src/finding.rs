@@ -20,6 +20,8 @@ pub enum Object {
         slot: usize,
         copy: usize,
     },
+    /// The journal.
+    Journal,
     /// The node table as a whole.
     Table,
     /// A region page of the node table, and with it 16,384 nodes.
@@ -47,6 +49,7 @@ impl Object {
             Object::Store => "store",
             Object::Label { .. } => "label",
             Object::Slot { .. } => "slot",
+            Object::Journal => "journal",
             Object::Table => "table",
             Object::RegionPage(_) => "region-page",
             Object::LeafPage(_) => "leaf-page",
@@ -65,6 +68,7 @@ impl fmt::Display for Object {
             Object::Store => write!(f, "file system"),
             Object::Label { device, copy } => write!(f, "label of device {device}, copy {copy}"),
             Object::Slot { slot, copy } => write!(f, "checkpoint slot {slot}, copy {copy}"),
+            Object::Journal => write!(f, "journal"),
             Object::Table => write!(f, "node table"),
             Object::RegionPage(index) => write!(f, "node table, region page {index}"),
             Object::LeafPage(index) => write!(f, "node table, leaf page {index}"),

@@ -56,17 +56,17 @@ pub struct RecoveryReport {
 }
 
 /// A batch read from the ring.
-struct Batch {
-    header: BatchHeader,
-    records: Vec<u8>,
+pub(crate) struct Batch {
+    pub header: BatchHeader,
+    pub records: Vec<u8>,
 }
 
 /// A logged change of one node.
-struct Change {
-    version: u64,
-    action: Action,
-    kind: u8,
-    body: Vec<u8>,
+pub(crate) struct Change {
+    pub version: u64,
+    pub action: Action,
+    pub kind: u8,
+    pub body: Vec<u8>,
 }
 
 fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
@@ -130,6 +130,9 @@ impl<C: Content> Store<C> {
         let record = newest_record(&array, &mut report)?;
         report.clean = record.clean.get() == 1;
         let run = read_run(&array, &record)?;
+        if let Some(loss) = run.loss {
+            return Err(Error::Damaged(loss));
+        }
         let end = run.end;
         report.batches = run.batches.len() as u64;
 
@@ -233,13 +236,25 @@ impl<C: Content> Store<C> {
     }
 
     /// Applies one node's changes in version order (invariant 2).
-    fn replay_node(&self, nid: Nid, mut changes: Vec<Change>) -> Result<(), Error> {
+    fn replay_node(&self, nid: Nid, changes: Vec<Change>) -> Result<(), Error> {
+        match self.replayed_node(nid, changes)? {
+            Some((version, body)) => self.adopt(nid, version, body),
+            None => Ok(()),
+        }
+    }
+
+    /// A node with its changes applied in version order; `None`: its image has them all.
+    pub(crate) fn replayed_node(
+        &self,
+        nid: Nid,
+        mut changes: Vec<Change>,
+    ) -> Result<Option<(u64, Body<C>)>, Error> {
         changes.sort_by_key(|change| change.version);
         let entry = self.table.entry(nid)?;
         let mut version = entry.version;
         changes.retain(|change| change.version > version);
         let Some(first) = changes.first() else {
-            return Ok(());
+            return Ok(None);
         };
         let mut body: Body<C> = match first.action {
             Action::Create => Body::Gone,
@@ -264,7 +279,7 @@ impl<C: Content> Store<C> {
             body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
             version += 1;
         }
-        self.adopt(nid, version, body)
+        Ok(Some((version, body)))
     }
 
     /// Enters a replayed node into the cache, the nid allocator and the space allocator.
@@ -314,7 +329,7 @@ fn apply_change<C: Content>(body: Body<C>, change: Change) -> Result<Body<C>, Da
 }
 
 /// The valid record with the highest sequence among two slots of two copies.
-fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<CheckpointRecord, Error> {
+pub(crate) fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<CheckpointRecord, Error> {
     let mut newest: Option<CheckpointRecord> = None;
     let mut unreadable = None;
     for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
@@ -342,17 +357,19 @@ fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<Checkpoin
 }
 
 /// The unbroken run of batches from a record's anchor.
-struct Run {
-    batches: Vec<Batch>,
-    end: Anchor,
-    next_epoch: u64,
+pub(crate) struct Run {
+    pub batches: Vec<Batch>,
+    pub end: Anchor,
+    pub next_epoch: u64,
+    /// Something behind its end is lost, and what says so (R9).
+    pub loss: Option<Damage>,
 }
 
 /// Reads the ring in large pieces.
-struct Ring<'a> {
+pub(crate) struct Ring<'a> {
     array: &'a Array,
     base: u64,
-    size: u64,
+    pub size: u64,
     window: AlignedBuf,
     window_start: Option<u64>,
 }
@@ -363,7 +380,7 @@ const WINDOW: u64 = 1 << 20;
 const LOOK_AHEAD: u64 = 16 << 20;
 
 impl<'a> Ring<'a> {
-    fn new(array: &'a Array) -> Self {
+    pub fn new(array: &'a Array) -> Self {
         let geometry = array.geometry();
         Ring {
             array,
@@ -375,7 +392,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Copies `out.len()` bytes at a ring position.
-    fn read(&mut self, mut position: u64, mut out: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&mut self, mut position: u64, mut out: &mut [u8]) -> Result<(), Error> {
         const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(WINDOW)) };
         while !out.is_empty() {
             let at = position % self.size;
@@ -400,7 +417,7 @@ impl<'a> Ring<'a> {
 
 /// Reads batches from the anchor while each is the exact successor of the one before, and
 /// checks the end against everything that says how far the journal must reach (R9).
-fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
+pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
     let mut ring = Ring::new(array);
     let start = Anchor {
         position: record.anchor_position.get(),
@@ -417,6 +434,7 @@ fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
     let mut next = start;
     let mut last_epoch = record.epoch.get();
     let mut batches: Vec<Batch> = Vec::new();
+    let mut loss: Option<Damage> = None;
     while let Some((batch, crc)) = read_batch(&mut ring, array, record, next)? {
         let size = (BatchHeader::SIZE + batch.records.len()) as u64;
         let position = next.position + size.next_multiple_of(align);
@@ -424,7 +442,7 @@ fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
             break;
         }
         if batch.header.checkpoint_sequence.get() > record.sequence.get() {
-            return Err(lost_record(record, &batch.header));
+            loss.get_or_insert_with(|| lost_record(record, &batch.header));
         }
         next = Anchor {
             position,
@@ -440,15 +458,16 @@ fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
             "the journal ends before batch {}, but images depend on all before batch {}",
             next.sequence, record.image_sequence
         );
-        return Err(damaged("journal", what));
+        loss.get_or_insert_with(|| Damage::new("journal", what));
     }
-    if !planted(Canary::SilentTruncation) {
-        check_end(&mut ring, array, record, next)?;
+    if loss.is_none() && !planted(Canary::SilentTruncation) {
+        loss = check_end(&mut ring, array, record, next)?;
     }
     Ok(Run {
         batches,
         end: next,
         next_epoch: last_epoch.max(image_epoch) + 1,
+        loss,
     })
 }
 
@@ -485,8 +504,8 @@ fn read_batch(
     Ok(Some((Batch { header, records }, crc)))
 }
 
-fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Error {
-    damaged(
+fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {
+    Damage::new(
         "checkpoint",
         format!(
             "record {} is lost: the journal names it, and the newest found is {}",
@@ -501,7 +520,7 @@ fn check_end(
     array: &Array,
     record: &CheckpointRecord,
     end: Anchor,
-) -> Result<(), Error> {
+) -> Result<Option<Damage>, Error> {
     let align = array.geometry().journal_align as u64;
     let limit = LOOK_AHEAD.min(ring.size - (end.position - record.anchor_position.get()));
     let mut known_durable = 0;
@@ -520,7 +539,7 @@ fn check_end(
         // The header's checksum covers the records too; a torn batch proves nothing.
         if (later || newer) && whole(ring, end.position + offset - align, &raw, &header)? {
             if header.checkpoint_sequence.get() > record.sequence.get() {
-                return Err(lost_record(record, &header));
+                return Ok(Some(lost_record(record, &header)));
             }
             known_durable = known_durable.max(header.durable_sequence.get());
         }
@@ -530,13 +549,13 @@ fn check_end(
             "the journal ends before batch {}, but batch {known_durable} was durable",
             end.sequence
         );
-        return Err(damaged("journal", what));
+        return Ok(Some(Damage::new("journal", what)));
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Whether a batch's checksum is right.
-fn whole(
+pub(crate) fn whole(
     ring: &mut Ring<'_>,
     position: u64,
     raw: &[u8],

@@ -95,6 +95,11 @@ impl Segments {
         self.state.lock().live.clone()
     }
 
+    /// These segments are not written before the next commit point.
+    pub fn keep_out(&self, occupied: &std::collections::BTreeSet<SegmentId>) {
+        self.state.lock().free.retain(|s| !occupied.contains(s));
+    }
+
     pub fn meta_chunks(&self) -> usize {
         self.state.lock().live.len()
     }

@@ -34,6 +34,23 @@ impl SpaceMap {
         }
     }
 
+    /// A map with these blocks allocated; words beyond the chunk's end are cut, missing ones zero.
+    pub(crate) fn of_words(words: &[u64], blocks: u32) -> Self {
+        let mut map = SpaceMap::new(blocks);
+        for (to, from) in map.words.iter_mut().zip(words) {
+            *to = *from;
+        }
+        let tail = blocks % 64;
+        if tail != 0
+            && let Some(last) = map.words.last_mut()
+        {
+            *last &= (1 << tail) - 1;
+        }
+        let used: u32 = map.words.iter().map(|w| w.count_ones()).sum();
+        map.free = blocks - used;
+        map
+    }
+
     pub fn free(&self) -> u32 {
         self.free
     }

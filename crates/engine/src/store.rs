@@ -766,6 +766,13 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// For each chunk, whether segments of metadata lie in it.
+    pub fn meta_chunks(&self) -> Vec<bool> {
+        let live = self.segments.live();
+        let count = self.array.geometry().chunk_count;
+        (0..count).map(|chunk| live.contains_key(&chunk)).collect()
+    }
+
     /// A run of blocks is inside the data area; fsck and readers check before use.
     pub fn is_data_extent(&self, extent: Extent) -> bool {
         let geometry = self.array.geometry();

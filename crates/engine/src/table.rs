@@ -10,6 +10,10 @@
 //!    evicted.
 //! 4. A region's bitmap has exactly the bits of entries with a place.
 
+mod salvage;
+
+pub(crate) use salvage::LostPages;
+
 use crate::error::Error;
 use crate::items::read_page;
 use crate::nids::RegionBitmaps;
@@ -72,6 +76,18 @@ struct RegionState {
     dirty: u64,
     /// Bit i: leaf i was given to the running checkpoint, which may not have written it yet.
     writing: u64,
+}
+
+impl RegionState {
+    fn empty() -> RegionState {
+        RegionState {
+            pointers: [ItemPointer::zeroed(); REGION_LEAVES as usize],
+            bitmap: Box::new([0; BITMAP_WORDS]),
+            leaves: [const { None }; REGION_LEAVES as usize],
+            dirty: 0,
+            writing: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -193,13 +209,7 @@ impl Table {
     }
 
     fn read_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionState, Error> {
-        let mut state = RegionState {
-            pointers: [ItemPointer::zeroed(); REGION_LEAVES as usize],
-            bitmap: Box::new([0; BITMAP_WORDS]),
-            leaves: [const { None }; REGION_LEAVES as usize],
-            dirty: 0,
-            writing: 0,
-        };
+        let mut state = RegionState::empty();
         if pointer.place().is_none() {
             return Ok(state);
         }
@@ -457,6 +467,23 @@ impl Table {
             all.extend(used.map(|(i, p)| (map * MAP_REGIONS + i, *p)));
         }
         all
+    }
+
+    /// Regions that have leaf pages on the devices, with the pointers to their own pages: none,
+    /// for a region that a repair put together.
+    pub fn regions_on_devices(&self) -> Vec<(u64, ItemPointer)> {
+        let mut all: BTreeMap<u64, ItemPointer> = self.region_pointers().into_iter().collect();
+        let regions: Vec<(u64, Arc<Region>)> = {
+            let regions = self.regions.lock();
+            regions.iter().map(|(i, r)| (*i, Arc::clone(r))).collect()
+        };
+        for (index, region) in regions {
+            let state = region.state.lock();
+            if state.pointers.iter().any(|p| !p.place().is_none()) {
+                all.entry(index).or_insert(ItemPointer::zeroed());
+            }
+        }
+        all.into_iter().collect()
     }
 
     /// Pointers to the map pages of the last checkpoint.

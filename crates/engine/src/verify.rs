@@ -41,6 +41,28 @@ pub trait Visitor<C>: Sync {
     fn unreadable(&self, nid: Nid) {
         let _ = nid;
     }
+    /// The image that the table names is no image of the node, whether or not replay made up
+    /// for it.
+    fn bad_image(&self, nid: Nid, why: &Unread) {
+        let _ = (nid, why);
+    }
+}
+
+/// Why an image cannot be used.
+#[derive(Clone, Debug)]
+pub enum Unread {
+    /// A device does not return it; it may be there still.
+    Device(String),
+    /// It is damaged, or something else is there.
+    Damage(String),
+}
+
+impl std::fmt::Display for Unread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unread::Device(why) | Unread::Damage(why) => f.write_str(why),
+        }
+    }
 }
 
 /// How much was verified.
@@ -120,7 +142,7 @@ impl<C: Content> Store<C> {
 
     /// Regions of [`REGION_NIDS`] nids that nodes can be in, ascending.
     pub fn regions(&self) -> Vec<u64> {
-        let pages = self.table.region_pointers().into_iter();
+        let pages = self.table.regions_on_devices().into_iter();
         let mut regions: Vec<u64> = pages.map(|(region, _)| region).collect();
         let replayed = self.replayed();
         regions.extend(replayed.iter().map(|cell| cell.header.nid.0 / REGION_NIDS));
@@ -203,7 +225,7 @@ struct Sweep<'a, C: Content, V> {
 
 impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
     fn run(&self) {
-        let regions = self.store.table.region_pointers();
+        let regions = self.store.table.regions_on_devices();
         let next = AtomicUsize::new(0);
         let workers = self.store.options.workers.clamp(1, regions.len().max(1));
         base::thread::parallel(workers, |_| {
@@ -311,7 +333,8 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
             let inside =
                 at.place.len as usize <= ITEM_MAX && at.place.byte + at.place.len as u64 <= limit;
             if !inside {
-                self.found(at, Err("its image lies outside the array".into()));
+                let why = "its image lies outside the array".into();
+                self.found(at, Err(Unread::Damage(why)));
             }
             inside
         });
@@ -345,7 +368,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 let item = &bytes[from..from + at.place.len as usize];
                 node_in(item, at.nid, at.version)
                     .and_then(|(kind, payload)| Body::decode(kind, payload))
-                    .map_err(|damage| damage.to_string())
+                    .map_err(|damage| Unread::Damage(damage.to_string()))
             } else {
                 self.read_one(at)
             };
@@ -357,15 +380,15 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
     }
 
     /// For images whose neighbourhood has unreadable blocks.
-    fn read_one(&self, at: &Located) -> Result<Body<C>, String> {
+    fn read_one(&self, at: &Located) -> Result<Body<C>, Unread> {
         let read = read_node(&self.store.array, at.nid, at.version, at.place);
-        let item = read.map_err(|error| error.to_string())?;
+        let item = read.map_err(|error| Unread::Device(error.to_string()))?;
         item.and_then(|item| Body::decode(item.header.node_kind, item.payload()))
-            .map_err(|damage| damage.to_string())
+            .map_err(|damage| Unread::Damage(damage.to_string()))
     }
 
     /// An image was read, or not.
-    fn found(&self, at: &Located, image: Result<Body<C>, String>) {
+    fn found(&self, at: &Located, image: Result<Body<C>, Unread>) {
         let hidden = self.store.unreplayed.contains_key(&at.nid.0);
         let cached = self.store.nodes.get(at.nid);
         let replayed =
@@ -375,17 +398,35 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 if let Some(audit) = self.audit {
                     audit.image(at.nid, &body);
                 }
+                if let Some(why) = self.misfit(at.nid, &body) {
+                    self.visitor.bad_image(at.nid, &Unread::Damage(why));
+                }
                 if !replayed {
                     self.show(at.nid, at.version, &body);
                 }
             }
             Err(why) => {
+                self.visitor.bad_image(at.nid, &why);
                 let Some(audit) = self.audit else { return };
-                audit.bad_image(at.nid, (!hidden).then_some(why));
+                audit.bad_image(at.nid, (!hidden).then(|| why.to_string()));
                 if !replayed {
                     self.visitor.unreadable(at.nid);
                 }
             }
+        }
+    }
+
+    /// A space map where none belongs, or something else in its place.
+    fn misfit(&self, nid: Nid, body: &Body<C>) -> Option<String> {
+        let geometry = self.store.array.geometry();
+        let chunk = nid.0.checked_sub(SPACE_MAP_FIRST);
+        match (body, chunk) {
+            (Body::Space(map), Some(chunk)) => (map.blocks() != geometry.chunk_blocks
+                || chunk >= geometry.chunk_count as u64)
+                .then(|| "is no space map of a chunk of this array".into()),
+            (Body::Space(_), None) => Some("is a space map, but its nid is an ordinary one".into()),
+            (_, Some(_)) => Some("is no space map, but its nid is kept for one".into()),
+            _ => None,
         }
     }
 

@@ -17,6 +17,7 @@
 mod contents;
 mod names;
 mod paths;
+pub mod repair;
 mod state;
 mod sums;
 #[cfg(test)]
@@ -55,6 +56,25 @@ impl Default for FsckOptions {
     }
 }
 
+impl FsckOptions {
+    fn hash(&self, array: &Array) -> NameHash {
+        match self.hash_mask {
+            Some(mask) => NameHash::weakened(&array.label().hash_key, mask),
+            None => NameHash::new(&array.label().hash_key),
+        }
+    }
+
+    fn store(&self) -> StoreOptions {
+        StoreOptions {
+            node_cache_bytes: self.cache_bytes,
+            workers: self.workers.max(1),
+            background: false,
+            read_only: true,
+            ..StoreOptions::default()
+        }
+    }
+}
+
 /// What a check is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -64,6 +84,10 @@ pub enum Phase {
     Names,
     /// Adding up links and blocks.
     Sums,
+    /// Deciding what a repair changes; rounds of the phases above come between.
+    Mending,
+    /// Writing what a repair changed.
+    Writing,
 }
 
 /// How far a check is. `done` and `total` count nodes in the first phase and directories in
@@ -158,17 +182,8 @@ pub fn fsck(
     options: &FsckOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Report, Error> {
-    let hash = match options.hash_mask {
-        Some(mask) => NameHash::weakened(&array.label().hash_key, mask),
-        None => NameHash::new(&array.label().hash_key),
-    };
-    let store_options = StoreOptions {
-        node_cache_bytes: options.cache_bytes,
-        workers: options.workers.max(1),
-        background: false,
-        read_only: true,
-        ..StoreOptions::default()
-    };
+    let hash = options.hash(&array);
+    let store_options = options.store();
     let findings = Findings::new();
     engine::check_copies(&array, &findings);
     let fatal = |object: Object, what: String| {
@@ -194,8 +209,14 @@ struct Check<'a> {
     inodes: Inodes,
     blocks: Blocks,
     counts: Counts,
+    /// Chunks that hold segments, by number: no file has blocks there.
+    meta: Vec<bool>,
     /// Blocks that two extents claim; bounded.
     shared: Mutex<BTreeSet<u64>>,
+    /// Nodes that a second place refers to, with that place's inode.
+    contested: Mutex<BTreeSet<(Nid, Nid)>>,
+    /// One directory of each loop.
+    cycles: Mutex<Vec<Nid>>,
     /// Something is unreadable that may own nodes or blocks.
     owners_hidden: AtomicBool,
     /// Something is unreadable that may hold names.
@@ -227,12 +248,15 @@ impl<'a> Check<'a> {
         Check {
             inodes: Inodes::new(&store.regions()),
             blocks: Blocks::new(store.array().geometry()),
+            meta: store.meta_chunks(),
             store,
             hash,
             progress,
             findings,
             counts: Counts::default(),
             shared: Mutex::new(rank::LEAF, BTreeSet::new()),
+            contested: Mutex::new(rank::LEAF, BTreeSet::new()),
+            cycles: Mutex::new(rank::LEAF, Vec::new()),
             owners_hidden: AtomicBool::new(false),
             names_hidden: AtomicBool::new(false),
         }
@@ -357,6 +381,7 @@ impl<'a> Check<'a> {
             }
             Some(true) => true,
             Some(false) => {
+                self.contested.lock().insert((nid, owner));
                 self.error(
                     owner,
                     format!("refers to node {nid}, which belongs to another place too"),

@@ -12,7 +12,7 @@ use format::dir::COLLISION_BITS;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 use format::table::RESERVED_NIDS;
 use format::xattr::VALUE_PIECE;
-use format::{BLOCK_SIZE, Nid};
+use format::{BLOCK_SIZE, Block, Nid};
 use std::sync::atomic::Ordering;
 
 /// Blocks claimed twice that are followed up.
@@ -42,6 +42,19 @@ impl Visitor<FsNode> for Contents<'_, '_> {
 /// True for the directories of unlinked inodes.
 pub fn is_orphan_directory(nid: Nid) -> bool {
     (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&nid.0)
+}
+
+impl Check<'_> {
+    /// A part of the run, which lies in the data area, is in a chunk of segments.
+    pub(super) fn in_segments(&self, extent: Extent) -> bool {
+        let geometry = self.store.array().geometry();
+        let last = Block(extent.block.0 + extent.len as u64 - 1);
+        let chunks = (geometry.chunk_of(extent.block), geometry.chunk_of(last));
+        let (Some((first, _)), Some((last, _))) = chunks else {
+            return false;
+        };
+        self.meta[first as usize..=last as usize].contains(&true)
+    }
 }
 
 impl Contents<'_, '_> {
@@ -180,6 +193,9 @@ impl Contents<'_, '_> {
                 continue;
             }
             *blocks += len as u64;
+            if check.in_segments(Extent { block, len }) {
+                check.error(nid, format!("{extent:?} lies where metadata is"));
+            }
             if extent.end() > SIZE_MAX.div_ceil(BLOCK_SIZE as u64) {
                 check.error(nid, format!("{extent:?} lies beyond the largest file size"));
             }

@@ -262,6 +262,11 @@ impl Blocks {
         }
     }
 
+    /// The claims of a chunk, a bit for each block; empty when there are none.
+    pub fn claims(&self, chunk: u32) -> Vec<u64> {
+        self.chunks[chunk as usize].lock().clone()
+    }
+
     /// Chunks with claims that nothing was compared with.
     pub fn left(&self) -> Vec<u32> {
         let chunks = (0..).zip(&self.chunks);

@@ -33,7 +33,7 @@ impl Check<'_> {
         });
     }
 
-    fn check_links(&self) {
+    pub(super) fn check_links(&self) {
         let names_hidden = self.names_hidden.load(Ordering::Relaxed);
         let owners_hidden = self.owners_hidden.load(Ordering::Relaxed);
         match self.inodes.get(ROOT) {
@@ -102,7 +102,7 @@ impl Check<'_> {
     }
 
     /// Every named directory leads up to the root.
-    fn check_reach(&self) {
+    pub(super) fn check_reach(&self) {
         self.inodes.mark(ROOT, REACHED);
         let mut cycles = Vec::new();
         self.inodes.each(|nid, facts| {
@@ -128,17 +128,18 @@ impl Check<'_> {
                 self.inodes.clear(dir, WALKING);
             }
         });
-        for nid in cycles {
+        for nid in &cycles {
             self.error(
-                nid,
+                *nid,
                 "is its own ancestor: it cannot be reached from the root",
             );
         }
+        *self.cycles.lock() = cycles;
     }
 
     /// Names everybody who claims a block that was claimed twice.
-    fn check_shared_blocks(&self) {
-        let shared = std::mem::take(&mut *self.shared.lock());
+    pub(super) fn check_shared_blocks(&self) {
+        let shared = self.shared.lock().clone();
         if shared.is_empty() {
             return;
         }
@@ -153,7 +154,7 @@ impl Check<'_> {
         self.store.visit(&files, &owners);
     }
 
-    fn check_space(&self) {
+    pub(super) fn check_space(&self) {
         let space = Space {
             check: self,
             leaked: AtomicU64::new(0),

@@ -1,0 +1,570 @@
+//! Salvage: a store made from whatever of it can still be read, changed in memory, and written
+//! back by one checkpoint. The engine's part of a repair; what nodes mean is the caller's.
+//!
+//! **What is truth**: node images whose checksum, nid and version are right; the journal's records
+//! as far as the chain of batches goes; table pages that are sound. **What is derived** and made
+//! anew: the segment table, chunk states, free-nid bitmaps and counts, the number of nodes, and
+//! (from what the caller says is in use) the space maps.
+//!
+//! **Order of work**
+//!
+//! 1. The newest readable checkpoint record, and the journal behind it as far as it goes. Without
+//!    any record: everything that a scan of all segments finds.
+//! 2. The node table. Leaf pages whose pointer is lost are found by a scan ([`scan`]); of a lost
+//!    leaf page, its nodes are: the newest image of each, unless an old copy of the page knows of
+//!    a later deletion.
+//! 3. Replay in memory. A node that it cannot bring up to date is dropped, because an older
+//!    state of it may refer to what has another owner since.
+//! 4. All images are read once. What is damaged is dropped: its nid gets the next version and no
+//!    image. A *device* that does not return an image is another matter: it may return it
+//!    tomorrow, or to a rescue tool, so then nothing is repaired at all.
+//! 5. The caller looks, and changes nodes ([`Salvage::put`], [`Salvage::delete`]).
+//! 6. [`Salvage::set_space`] makes space maps of what is in use, [`Salvage::publish`] writes.
+//!
+//! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`, and that is a
+//! checkpoint: images, table pages and space tables go where nothing lies that the state so far
+//! reaches, then a flush, then the record, into the slot that the state so far is not in. *That
+//! is the one commit point.* Before it a repeat begins from the very same state; after it the
+//! repair is done.
+//!
+//! Invariants:
+//! 1. A segment is written only if nothing that the old record reaches, damaged or not, and
+//!    nothing that a scan would use, lies in it; a free chunk only if neither the old space
+//!    tables, nor an old space map, nor a file's extents, before or after the changes, have it.
+//! 2. The new record's sequence number, mount id and epoch are above all that any record or
+//!    journal batch on the devices names, so nothing stale can be taken for its successor.
+//! 3. No version falls: a dropped node's tombstone has the next version, and nids whose versions
+//!    are lost start again far above whatever was seen of them.
+//! 4. Memory: what replay changed, the nodes of lost leaf pages, what the caller changes, and 40
+//!    bytes for each nid of a lost part of the table.
+
+mod publish;
+mod scan;
+
+use crate::checkpoint::{CheckpointState, SpaceTables, read_space};
+use crate::content::Content;
+use crate::error::Error;
+use crate::finding::Object;
+use crate::journal::{Anchor, Journal, Resume};
+use crate::nids::Nids;
+use crate::node::{Body, new_cell};
+use crate::recovery::{Batch, Change, RecoveryReport, Run, newest_record, read_run};
+use crate::segments::{SegmentId, Segments};
+use crate::space::{ChunkState, Space};
+use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
+use crate::table::{Entry, LostPages, Table};
+use crate::verify::{Unread, Visitor};
+use base::sync::{Mutex, rank};
+use device::Array;
+use format::checkpoint::CheckpointRecord;
+use format::item::{ITEM_MAX, Place};
+use format::journal::parse_records;
+use format::table::{LEAF_NIDS, SPACE_MAP_FIRST};
+use format::{BLOCK_SIZE, Damage, Nid};
+use scan::Scan;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Why an array cannot be salvaged; nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub enum SalvageError {
+    /// A device does not return what it holds.
+    #[error("{0}")]
+    Unreadable(String),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// Something that is not there, or was made anew.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    pub object: Object,
+    pub what: String,
+    /// Something that nothing else holds is gone; else it was derived or found again.
+    pub lost: bool,
+}
+
+/// Versions of nids whose last version is unknown start at the next multiple of this.
+const VERSION_STEP: u64 = 1 << 40;
+
+/// A store as far as it can be read; see the module's head.
+#[derive(Debug)]
+pub struct Salvage<C: Content> {
+    store: Arc<Store<C>>,
+    losses: Vec<Loss>,
+    /// Invariant 1.
+    occupied: BTreeSet<SegmentId>,
+    kept_chunks: BTreeSet<u32>,
+    /// Newest versions of space maps that the journal names.
+    map_versions: BTreeMap<u64, u64>,
+}
+
+/// What there is to start from.
+struct Base {
+    record: Option<CheckpointRecord>,
+    run: Run,
+    /// Of the next checkpoint.
+    sequence: u64,
+    resume: Resume,
+}
+
+impl<C: Content> Salvage<C> {
+    /// Reads what can be read; writes nothing.
+    ///
+    /// # Errors
+    /// [`SalvageError::Unreadable`] when a device fails to return something that may be there.
+    pub fn open(array: &Arc<Array>, options: StoreOptions) -> Result<Salvage<C>, SalvageError> {
+        if !array.read_only() {
+            array.mark_all_unflushed();
+            array.flush().map_err(Error::from)?;
+        }
+        let mut losses = Vec::new();
+        let mut base = Base::find(array, &mut losses)?;
+        let record = base.record.unwrap_or_else(CheckpointRecord::zeroed);
+        let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let (table, lost) = Table::open_damaged(Arc::clone(array), &record, leaf_limit)?;
+        let space = base.space(array, &mut losses)?;
+        let geometry = array.geometry().clone();
+        let chunks = vec![ChunkState::Free; geometry.chunk_count as usize];
+        let parts = Parts {
+            nids: Nids::new(options.shards, Vec::new()),
+            space: Space::new(
+                &geometry,
+                options.shards,
+                chunks.clone(),
+                reserve_chunks(array, &options),
+            ),
+            journal: Journal::new(Arc::clone(array), options.shards, base.resume),
+            segments: Segments::new(&geometry, BTreeMap::new()),
+            checkpoint_state: CheckpointState {
+                sequence: base.sequence - 1,
+                chunks,
+                space_places: space.as_ref().map_or_else(Vec::new, |s| s.places.clone()),
+                clean: false,
+            },
+            table,
+            array: Arc::clone(array),
+            options: StoreOptions {
+                read_only: true,
+                background: false,
+                ..options
+            },
+        };
+        let mut salvage = Salvage {
+            store: Arc::new(Store::assemble(parts)?),
+            losses,
+            occupied: BTreeSet::new(),
+            kept_chunks: BTreeSet::new(),
+            map_versions: BTreeMap::new(),
+        };
+        let rebuilt = match lost.is_empty() && base.record.is_some() {
+            true => Vec::new(),
+            false => salvage.rebuild_table(&base, &lost, space.as_ref())?,
+        };
+        salvage.replay(std::mem::take(&mut base.run.batches))?;
+        salvage.load_rebuilt(&rebuilt)?;
+        salvage.drop_damaged()?;
+        salvage.count(space, base.run.loss.is_some())?;
+        Ok(salvage)
+    }
+
+    /// What was found to be missing or wrong so far.
+    pub fn losses(&self) -> &[Loss] {
+        &self.losses
+    }
+
+    /// The store as it would be; its nodes can be visited and read.
+    pub fn store(&self) -> &Arc<Store<C>> {
+        &self.store
+    }
+
+    fn note(&mut self, object: Object, lost: bool, what: impl Into<String>) {
+        self.losses.push(Loss {
+            object,
+            what: what.into(),
+            lost,
+        });
+    }
+
+    /// Step 2: finds leaf pages and nodes by reading segments. Returns the leaf pages that were
+    /// put together from nodes.
+    fn rebuild_table(
+        &mut self,
+        base: &Base,
+        lost: &LostPages,
+        space: Option<&SpaceTables>,
+    ) -> Result<Vec<u64>, SalvageError> {
+        let all = base.record.is_none();
+        let limit = base.record.map_or(u64::MAX, |r| r.sequence.get());
+        let wanted = |leaf: u64| all || lost.hides(leaf);
+        let scan = Scan::run(&self.store, space.map(|s| &s.live), limit, &wanted)?;
+        if all && scan.leaves.is_empty() && scan.images.is_empty() {
+            let what = "no checkpoint record, and no metadata on the devices";
+            return Err(Error::Damaged(Damage::new("checkpoint", what)).into());
+        }
+        self.occupied.extend(&scan.occupied);
+        // A scan tells old pages from new ones by the checkpoint.
+        let newest = scan.leaves.values().map(|leaf| leaf.sequence).max();
+        {
+            let mut state = self.store.checkpoint_state.lock();
+            state.sequence = state.sequence.max(newest.unwrap_or(0).min(limit));
+        }
+        for (id, damage) in &lost.maps {
+            self.note(Object::Table, false, format!("map page {id}: {damage}; made anew"));
+        }
+        for (id, damage) in &lost.regions {
+            self.note(Object::RegionPage(*id), false, format!("{damage}; made anew"));
+        }
+        let mut rebuilt: BTreeSet<u64> = lost.leaves.keys().copied().collect();
+        let found = scan.images.keys().map(|nid| nid / LEAF_NIDS);
+        rebuilt.extend(found.filter(|leaf| wanted(*leaf)));
+        for (id, page) in &scan.leaves {
+            if (all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id) {
+                self.store.table.restore_leaf(*id, page.pointer)?;
+                rebuilt.remove(id);
+            }
+        }
+        for id in &rebuilt {
+            let (entries, found) = scan.entries_of(*id);
+            self.store.table.rebuild_leaf(*id, &entries)?;
+            let why = lost.leaves.get(id).map_or("lost".into(), ToString::to_string);
+            let what = format!("{why}; {found} of its nodes were found, deleted ones may be among them");
+            self.note(Object::LeafPage(*id), true, what);
+        }
+        Ok(rebuilt.into_iter().collect())
+    }
+
+    /// Step 3. Space maps are derived, so only their versions count.
+    fn replay(&mut self, batches: Vec<Batch>) -> Result<(), SalvageError> {
+        let mut changes: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
+        for batch in batches {
+            let mut list = Vec::new();
+            let parsed = parse_records(&batch.records, |entries| {
+                list.extend(entries.iter().map(|entry| {
+                    let change = Change {
+                        version: entry.version,
+                        action: entry.action,
+                        kind: entry.kind,
+                        body: entry.body.to_vec(),
+                    };
+                    (entry.nid, change)
+                }));
+                Ok(())
+            });
+            if let Err(damage) = parsed {
+                let what = format!("{damage}; it is replayed up to there");
+                self.note(Object::Journal, true, what);
+                break;
+            }
+            for (nid, change) in list {
+                changes.entry(nid).or_default().push(change);
+            }
+        }
+        for (nid, list) in changes {
+            let newest = list.iter().map(|change| change.version).max().unwrap_or(0);
+            if nid >= SPACE_MAP_FIRST {
+                self.map_versions.insert(nid, newest);
+                continue;
+            }
+            match self.store.replayed_node(Nid(nid), list) {
+                Ok(None) => {}
+                Ok(Some((version, body))) => self.adopt(Nid(nid), version, body),
+                Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
+                    let version = self.store.table.entry(Nid(nid))?.version.max(newest);
+                    self.adopt(Nid(nid), version + 1, Body::Gone);
+                    let what = format!("the journal cannot be replayed on it: {damage}; dropped");
+                    self.note(Object::Node(Nid(nid)), true, what);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// A node whose newest state is in memory only.
+    fn adopt(&self, nid: Nid, version: u64, body: Body<C>) {
+        let cell = new_cell(nid, version, body);
+        self.store.nodes.insert(Arc::clone(&cell));
+        self.store.mark_dirty(0, &cell);
+    }
+
+    fn is_adopted(&self, nid: Nid) -> bool {
+        let cell = self.store.nodes.get(nid);
+        cell.is_some_and(|cell| cell.header.dirty.load(Ordering::Acquire))
+    }
+
+    /// Nodes of leaf pages that no device has are in memory until the new table names them.
+    fn load_rebuilt(&mut self, leaves: &[u64]) -> Result<(), SalvageError> {
+        for id in leaves {
+            let entries = self.store.table.entries_now(*id)?;
+            for (nid, entry) in (id * LEAF_NIDS..).map(Nid).zip(entries) {
+                if entry.place.is_none() || self.is_adopted(nid) {
+                    continue;
+                }
+                match self.store.load(nid) {
+                    Ok(node) => self.store.mark_dirty(0, &node.0),
+                    Err(Error::DamagedNode { damage, .. }) => {
+                        self.drop_image(nid, entry, &damage.to_string())?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 4.
+    fn drop_damaged(&mut self) -> Result<(), SalvageError> {
+        let probe = Probe {
+            bad: Mutex::new(rank::LEAF, BTreeMap::new()),
+        };
+        self.store.visit(&|_| true, &probe);
+        let bad = std::mem::take(&mut *probe.bad.lock());
+        for (nid, why) in bad {
+            match why {
+                Unread::Device(why) => {
+                    return Err(SalvageError::Unreadable(format!("node {nid}: {why}")));
+                }
+                Unread::Damage(why) => {
+                    let entry = self.store.table.entry(Nid(nid))?;
+                    self.drop_image(Nid(nid), entry, &why)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The nid has no image any more; a state that replay made stays.
+    fn drop_image(&mut self, nid: Nid, entry: Entry, why: &str) -> Result<(), SalvageError> {
+        // Until the new record is written the old one's space map keeps its chunk.
+        let chunk = nid.0.checked_sub(SPACE_MAP_FIRST);
+        let chunks = self.store.array.geometry().chunk_count as u64;
+        match chunk {
+            Some(chunk) if chunk < chunks => {
+                self.kept_chunks.insert(chunk as u32);
+                let newest = self.map_versions.entry(nid.0).or_insert(0);
+                *newest = (*newest).max(entry.version);
+                self.adopt(nid, entry.version + 1, Body::Gone);
+                let what = format!("its space map: {why}; made anew");
+                self.note(Object::Chunk(chunk as u32), false, what);
+            }
+            Some(_) => self.note(Object::Node(nid), false, format!("{why}; dropped")),
+            None if self.is_adopted(nid) => {}
+            None => {
+                self.adopt(nid, entry.version + 1, Body::Gone);
+                self.note(Object::Node(nid), true, format!("{why}; dropped"));
+            }
+        }
+        self.occupy(entry.place);
+        self.store.table.forget(nid)?;
+        Ok(())
+    }
+
+    fn occupy(&mut self, place: Place) {
+        for byte in [place.byte, place.byte + (place.len as u64).saturating_sub(1)] {
+            self.occupied.extend(self.store.segments.segment_of(byte));
+        }
+    }
+
+    /// Derives the segment table and the free nids.
+    fn count(&mut self, space: Option<SpaceTables>, cut: bool) -> Result<(), SalvageError> {
+        let geometry = self.store.array.geometry().clone();
+        let per_chunk = geometry.segments_per_chunk() as u64;
+        let zero = || vec![0u32; per_chunk as usize];
+        let mut live: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let mut places = self.entry_places()?;
+        places.extend(self.store.table.page_places());
+        if let Some(space) = &space {
+            places.extend(&space.places);
+        }
+        for place in places {
+            self.occupy(place);
+            let Some(SegmentId(segment)) = self.store.segments.segment_of(place.byte) else {
+                continue;
+            };
+            let counts = live.entry((segment / per_chunk) as u32).or_insert_with(zero);
+            counts[(segment % per_chunk) as usize] += place.len;
+        }
+        if let Some(space) = space {
+            self.compare_space(&space, &live, cut);
+            for chunk in space.live.into_keys() {
+                // Behind a cut it may have become a data chunk since.
+                match cut {
+                    true => {
+                        self.kept_chunks.insert(chunk);
+                    }
+                    false => {
+                        live.entry(chunk).or_insert_with(zero);
+                    }
+                }
+            }
+        }
+        let (free, _) = self.store.table.recount()?;
+        let shards = self.store.options.shards;
+        let store = Arc::get_mut(&mut self.store).expect("nobody else has it yet");
+        store.segments = Segments::new(&geometry, live);
+        store.nids = Nids::new(shards, free);
+        // What is in memory only, and nids that were just given up, are not given out.
+        let dirty = store.dirty.iter().flat_map(|list| list.lock().clone());
+        for cell in dirty.collect::<Vec<_>>() {
+            store.nids.recover(cell.header.nid, true, &store.table)?;
+        }
+        Ok(())
+    }
+
+    /// Places of all images that the table names; images that lie where no segment is, or across
+    /// two, are taken into memory instead.
+    fn entry_places(&mut self) -> Result<Vec<Place>, SalvageError> {
+        let geometry = self.store.array.geometry().clone();
+        let segment = geometry.segment_bytes() as u64;
+        let mut places = Vec::new();
+        for id in self.store.table.leaf_ids() {
+            let entries = self.store.table.entries_now(id)?;
+            for (nid, entry) in (id * LEAF_NIDS..).map(Nid).zip(entries) {
+                let place = entry.place;
+                if nid.0 >= SPACE_MAP_FIRST && !place.is_none() {
+                    self.kept_chunks.insert((nid.0 - SPACE_MAP_FIRST) as u32);
+                }
+                if place.is_none() {
+                    continue;
+                }
+                debug_assert!(place.len as usize <= ITEM_MAX);
+                let start = self.store.segments.segment_of(place.byte);
+                let first = start.map(|s| self.store.segments.first_block(s).byte());
+                if first.is_some_and(|first| place.byte + place.len as u64 <= first + segment) {
+                    places.push(place);
+                    continue;
+                }
+                self.occupy(place);
+                if !self.is_adopted(nid) {
+                    let node = self.store.load(nid)?;
+                    self.store.mark_dirty(0, &node.0);
+                }
+                self.store.table.forget(nid)?;
+                self.note(Object::Node(nid), false, "lies in no segment; moved");
+            }
+        }
+        Ok(places)
+    }
+
+    /// Notes where the space tables differ from what is there.
+    fn compare_space(
+        &mut self,
+        space: &SpaceTables,
+        live: &BTreeMap<u32, Vec<u32>>,
+        cut: bool,
+    ) {
+        for (chunk, state) in (0..).zip(&space.chunks) {
+            if matches!(state, ChunkState::Data(_)) {
+                self.kept_chunks.insert(chunk);
+            }
+        }
+        let wrong = |chunk: &u32, stated: &[u32]| match live.get(chunk) {
+            Some(found) => found != stated,
+            None => stated.iter().any(|bytes| *bytes != 0),
+        };
+        let missing = live.keys().any(|chunk| !space.live.contains_key(chunk));
+        if !cut && (missing || space.live.iter().any(|(c, stated)| wrong(c, stated))) {
+            let what = "the segment table does not add up; made anew";
+            self.note(Object::SpaceTables, false, what);
+        }
+    }
+}
+
+/// Notes images that are none.
+struct Probe {
+    bad: Mutex<BTreeMap<u64, Unread>>,
+}
+
+impl<C> Visitor<C> for Probe {
+    fn node(&self, _nid: Nid, _version: u64, _content: &C) {}
+
+    fn bad_image(&self, nid: Nid, why: &Unread) {
+        self.bad.lock().insert(nid.0, why.clone());
+    }
+}
+
+impl Base {
+    /// Step 1.
+    fn find(array: &Array, losses: &mut Vec<Loss>) -> Result<Base, SalvageError> {
+        let mut lose = |object, what: String| {
+            losses.push(Loss {
+                object,
+                what,
+                lost: true,
+            });
+        };
+        let mut report = RecoveryReport::default();
+        let record = match newest_record(array, &mut report) {
+            Ok(record) => Some(record),
+            Err(Error::Damaged(damage)) => {
+                let what = format!("{damage}; everything is looked for in the segments");
+                lose(Object::Store, what);
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let survey = scan::Survey::of(array)?;
+        let run = match &record {
+            Some(record) => match read_run(array, record) {
+                Ok(run) => run,
+                Err(Error::Damaged(damage)) => survey.no_run(Some(damage)),
+                Err(error) => return Err(error.into()),
+            },
+            None => survey.last_run(array)?,
+        };
+        if let Some(damage) = &run.loss {
+            let what = format!("{damage}; replayed as far as it goes, later changes are lost");
+            lose(Object::Journal, what);
+        }
+        let stated = record.map_or(0, |r| r.sequence.get());
+        let mut sequence = stated.max(survey.checkpoint_sequence) + 1;
+        if record.is_some() && sequence % 2 == stated % 2 {
+            // Not into the slot that is the only one.
+            sequence += 1;
+        }
+        let mount = record.map_or(0, |r| r.mount_id.get()).max(survey.mount_id);
+        let resume = Resume {
+            anchor: Anchor {
+                sequence: run.end.sequence.max(1),
+                ..run.end
+            },
+            epoch: run.next_epoch.max(survey.epoch + 1),
+            mount_id: mount + 1,
+            checkpoint_sequence: sequence - 1,
+        };
+        Ok(Base {
+            record,
+            run,
+            sequence,
+            resume,
+        })
+    }
+
+    fn space(
+        &self,
+        array: &Array,
+        losses: &mut Vec<Loss>,
+    ) -> Result<Option<SpaceTables>, SalvageError> {
+        let Some(record) = &self.record else {
+            return Ok(None);
+        };
+        match read_space(array, record.space_root) {
+            Ok(mut space) => {
+                // A pointer that leads nowhere was not followed; all others were.
+                space.places.retain(|place| !place.is_none());
+                Ok(Some(space))
+            }
+            Err(Error::Damaged(damage)) => {
+                losses.push(Loss {
+                    object: Object::SpaceTables,
+                    what: format!("{damage}; made anew"),
+                    lost: false,
+                });
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

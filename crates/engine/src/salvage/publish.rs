@@ -1,0 +1,153 @@
+//! Changes to a salvaged store, and the checkpoint that makes them true.
+
+use super::{Salvage, SalvageError};
+use crate::checkpoint::CheckpointReport;
+use crate::content::Content;
+use crate::error::Error;
+use crate::finding::Object;
+use crate::node::{Body, new_cell};
+use crate::space::{ChunkState, Space};
+use crate::space_map::SpaceMap;
+use format::item::PAYLOAD_MAX;
+use format::table::space_map_nid;
+use format::{Damage, Nid};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl<C: Content> Salvage<C> {
+    /// A nid for a new node, and the version that [`Salvage::put`] will give it.
+    pub fn fresh(&self) -> Result<(Nid, u64), Error> {
+        let nid = self.store.nids.take(0, &self.store.table)?;
+        let nid = nid.ok_or(Error::NoSpace)?;
+        Ok((nid, self.store.last_version(nid)? + 1))
+    }
+
+    /// The version that [`Salvage::put`] gives the nid next.
+    pub fn next_version(&self, nid: Nid) -> Result<u64, Error> {
+        Ok(self.store.last_version(nid)? + 1)
+    }
+
+    /// The node becomes this, as its next version.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] when its image would be over the bound.
+    pub fn put(&self, nid: Nid, content: C) -> Result<(), Error> {
+        let mut image = Vec::new();
+        content.encode(&mut image);
+        if image.len() > PAYLOAD_MAX {
+            let what = format!("node {nid} would take {} bytes", image.len());
+            return Err(Error::Damaged(Damage::new("node", what)));
+        }
+        self.replace(nid, Body::User(content))
+    }
+
+    /// The node is no more.
+    pub fn delete(&self, nid: Nid) -> Result<(), Error> {
+        self.replace(nid, Body::Gone)
+    }
+
+    fn replace(&self, nid: Nid, body: Body<C>) -> Result<(), Error> {
+        let version = self.next_version(nid)?;
+        if let Some(cell) = self.store.nodes.get(nid) {
+            let owned = |kind: u8| kind != 0 && C::owned(kind);
+            let same_lock = owned(cell.read().body.kind()) == owned(body.kind());
+            if cell.header.dirty.load(Ordering::Acquire) && same_lock {
+                let mut state = cell.write();
+                state.version = version;
+                state.body = body;
+                self.store.nodes.recharge(&cell, &state.body);
+                return Ok(());
+            }
+        }
+        self.adopt(nid, version, body);
+        Ok(())
+    }
+
+    /// Makes the space maps say that exactly the blocks of these bitmaps are in use: one for each
+    /// chunk, a set bit for each block; an empty one for a chunk without any. `ever` are chunks
+    /// that files had blocks in before the changes: they are not written this time.
+    pub fn set_space(
+        &mut self,
+        used: impl Fn(u32) -> Vec<u64>,
+        ever: impl Fn(u32) -> bool,
+    ) -> Result<(), SalvageError> {
+        let geometry = self.store.array.geometry().clone();
+        let meta = self.store.segments.live();
+        let (mut states, mut allocator) = (Vec::new(), Vec::new());
+        for chunk in 0..geometry.chunk_count {
+            let words = match meta.contains_key(&chunk) {
+                true => Vec::new(),
+                false => used(chunk),
+            };
+            let wanted = words.iter().any(|w| *w != 0);
+            let map = wanted.then(|| SpaceMap::of_words(&words, geometry.chunk_blocks));
+            let state = match meta.contains_key(&chunk) {
+                true => self.set_map(chunk, None, false)?,
+                false => self.set_map(chunk, map, true)?,
+            };
+            states.push(state);
+            let kept = self.kept_chunks.contains(&chunk) || ever(chunk);
+            allocator.push(match (meta.contains_key(&chunk), state) {
+                (true, _) => ChunkState::Meta,
+                (false, ChunkState::Free) if kept => ChunkState::Data(0),
+                (false, state) => state,
+            });
+        }
+        let shards = self.store.options.shards;
+        let store = Arc::get_mut(&mut self.store).expect("the caller looks no more");
+        store.space = Space::new(&geometry, shards, allocator, 0);
+        store.checkpoint_state.get_mut().chunks = states;
+        Ok(())
+    }
+
+    /// Brings one chunk's map up to date; an empty map may stay where nothing is in use.
+    fn set_map(
+        &mut self,
+        chunk: u32,
+        map: Option<SpaceMap>,
+        may_stay: bool,
+    ) -> Result<ChunkState, SalvageError> {
+        let nid = space_map_nid(chunk);
+        let old = match self.store.load(nid) {
+            Ok(node) => match &node.0.read().body {
+                Body::Space(map) => Some(map.clone()),
+                _ => None,
+            },
+            Err(Error::Gone(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let map = match (map, &old) {
+            (None, Some(old)) if may_stay => Some(SpaceMap::new(old.blocks())),
+            (map, _) => map,
+        };
+        let state = map.as_ref().map_or(ChunkState::Free, |m| ChunkState::Data(m.free()));
+        let last = self.store.last_version(nid)?;
+        let logged = self.map_versions.get(&nid.0).copied().unwrap_or(0);
+        if map == old && logged <= last {
+            return Ok(state);
+        }
+        if map != old && !self.map_versions.contains_key(&nid.0) {
+            let what = "its space map does not agree with the files; made anew";
+            self.note(Object::Chunk(chunk), false, what);
+        }
+        let body = map.map_or(Body::Gone, Body::Space);
+        let cell = new_cell(nid, last.max(logged) + 1, body);
+        self.store.nodes.insert(Arc::clone(&cell));
+        self.store.mark_dirty(0, &cell);
+        Ok(state)
+    }
+
+    /// **The commit point** of a repair: writes everything that changed beside what is there, then
+    /// the record. After an error, or a crash before the record, the devices hold the old state.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when there is no room beside the old state.
+    pub fn publish(self) -> Result<(), SalvageError> {
+        self.store.segments.keep_out(&self.occupied);
+        let mut state = self.store.checkpoint_state.lock();
+        let mut report = CheckpointReport::default();
+        self.store
+            .write_checkpoint(&mut state, false, &[], &mut report)?;
+        Ok(())
+    }
+}

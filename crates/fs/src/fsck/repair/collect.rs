@@ -1,0 +1,222 @@
+//! Trees: gathering what their leaves hold, as far as there are any, and making new ones.
+
+use super::super::state::OWNED;
+use super::rounds::Round;
+use crate::Error;
+use crate::content::entry::{Entry, list_len};
+use crate::content::inode::{DEPTH_MAX, ROOT_MAX};
+use crate::content::{Child, FileExtent, FsNode, Name, Orphan, Root, Xattr};
+use crate::tree::INDEX_MAX;
+use format::Nid;
+use format::dir::COLLISION_BITS;
+use std::collections::HashSet;
+
+/// A new leaf is filled to this many bytes.
+const LEAF_BYTES: usize = 4 << 10;
+
+/// What leaves hold.
+pub(super) trait Item: Entry + Clone + PartialEq {
+    /// Elements whose keys differ in these bits only are in one leaf.
+    const GROUP_BITS: u32;
+    /// `None`: the node is no leaf of such a tree.
+    fn in_leaf(node: &FsNode) -> Option<&[Self]>;
+    fn leaf(list: Vec<Self>) -> FsNode;
+}
+
+impl Item for Name {
+    const GROUP_BITS: u32 = COLLISION_BITS;
+    fn in_leaf(node: &FsNode) -> Option<&[Name]> {
+        node.bucket().ok()
+    }
+    fn leaf(list: Vec<Name>) -> FsNode {
+        FsNode::Bucket(list)
+    }
+}
+
+impl Item for Xattr {
+    const GROUP_BITS: u32 = COLLISION_BITS;
+    fn in_leaf(node: &FsNode) -> Option<&[Xattr]> {
+        node.xattrs().ok()
+    }
+    fn leaf(list: Vec<Xattr>) -> FsNode {
+        FsNode::Xattrs(list)
+    }
+}
+
+impl Item for Orphan {
+    const GROUP_BITS: u32 = 0;
+    fn in_leaf(node: &FsNode) -> Option<&[Orphan]> {
+        node.orphans().ok()
+    }
+    fn leaf(list: Vec<Orphan>) -> FsNode {
+        FsNode::Orphans(list)
+    }
+}
+
+impl Item for FileExtent {
+    const GROUP_BITS: u32 = 0;
+    fn in_leaf(node: &FsNode) -> Option<&[FileExtent]> {
+        node.extents().ok()
+    }
+    fn leaf(list: Vec<FileExtent>) -> FsNode {
+        FsNode::Extents(list)
+    }
+}
+
+/// What a tree holds.
+pub(super) struct Collected<T> {
+    /// In the order of the leaves.
+    pub items: Vec<T>,
+    /// Leaves and index nodes of the tree.
+    pub nodes: Vec<Nid>,
+    /// Nodes that are not there, or are not the tree's, with the keys that they cover.
+    pub missing: Vec<(Nid, u64, Option<u64>)>,
+    /// The shape is as it should be.
+    pub sound: bool,
+}
+
+impl<T> Collected<T> {
+    pub fn of_list(items: Vec<T>) -> Collected<T> {
+        Collected {
+            items,
+            nodes: Vec::new(),
+            missing: Vec::new(),
+            sound: true,
+        }
+    }
+}
+
+struct Walk<'w, 'r, T> {
+    round: &'w Round<'r>,
+    owner: Nid,
+    /// Nodes that another inode has are left to it.
+    respect_claims: bool,
+    seen: HashSet<Nid>,
+    found: Collected<T>,
+}
+
+impl Round<'_> {
+    /// Gathers what a tree holds.
+    pub fn collect<T: Item>(
+        &self,
+        owner: Nid,
+        root: &Root,
+        respect_claims: bool,
+    ) -> Result<Collected<T>, Error> {
+        let mut walk = Walk {
+            round: self,
+            owner,
+            respect_claims,
+            seen: HashSet::new(),
+            found: Collected::of_list(Vec::new()),
+        };
+        walk.children(&root.children, root.depth, (0, None))?;
+        Ok(walk.found)
+    }
+
+    /// Makes a tree of a list in key order.
+    pub fn build<T: Item>(&mut self, list: &[T]) -> Result<Root, Error> {
+        let mut level: Vec<Child> = Vec::new();
+        for part in leaves_of(list) {
+            let key = match level.is_empty() {
+                true => 0,
+                false => part[0].key() >> T::GROUP_BITS << T::GROUP_BITS,
+            };
+            let nid = self.add_node(T::leaf(part.to_vec()))?;
+            level.push(Child { key, nid });
+        }
+        let mut depth = 0;
+        while level.len() > ROOT_MAX {
+            let mut above = Vec::new();
+            for part in level.chunks(INDEX_MAX * 3 / 4) {
+                let key = part[0].key;
+                let nid = self.add_node(FsNode::Index(part.to_vec()))?;
+                above.push(Child { key, nid });
+            }
+            level = above;
+            depth += 1;
+        }
+        Ok(Root {
+            depth,
+            children: level,
+        })
+    }
+
+    fn add_node(&mut self, node: FsNode) -> Result<Nid, Error> {
+        let (nid, _) = self.salvage.fresh()?;
+        self.put(nid, node)?;
+        Ok(nid)
+    }
+}
+
+/// Cuts a list between groups. At least one leaf.
+fn leaves_of<T: Item>(list: &[T]) -> Vec<&[T]> {
+    let group = |item: &T| item.key() >> T::GROUP_BITS;
+    let mut parts = Vec::new();
+    let (mut start, mut bytes) = (0, 0);
+    for groups in list.chunk_by(|a, b| group(a) == group(b)) {
+        let len = list_len(groups);
+        let at = (groups.as_ptr() as usize - list.as_ptr() as usize) / size_of::<T>();
+        if bytes > 0 && bytes + len > LEAF_BYTES {
+            parts.push(&list[start..at]);
+            (start, bytes) = (at, 0);
+        }
+        bytes += len;
+    }
+    parts.push(&list[start..]);
+    parts
+}
+
+impl<T: Item> Walk<'_, '_, T> {
+    fn children(
+        &mut self,
+        children: &[Child],
+        depth: u8,
+        (low, high): (u64, Option<u64>),
+    ) -> Result<(), Error> {
+        let first = children.first().map(|child| child.key);
+        let last = children.last().map(|child| child.key);
+        let inside = first == Some(low) && last.is_some_and(|l| high.is_none_or(|h| l < h));
+        self.found.sound &= inside;
+        for (i, child) in children.iter().enumerate() {
+            let end = children.get(i + 1).map(|next| next.key).or(high);
+            self.child(child, depth, end)?;
+        }
+        Ok(())
+    }
+
+    fn child(&mut self, child: &Child, depth: u8, end: Option<u64>) -> Result<(), Error> {
+        let node = match self.mine(child.nid) {
+            true => self.round.load(child.nid)?,
+            false => None,
+        };
+        match node {
+            Some(FsNode::Index(list)) if !list.is_empty() && depth <= DEPTH_MAX => {
+                self.found.nodes.push(child.nid);
+                // A depth that says otherwise is wrong; nodes are seen once, so this ends.
+                self.found.sound &= depth > 0;
+                self.children(&list, depth.saturating_sub(1), (child.key, end))
+            }
+            Some(node) if T::in_leaf(&node).is_some() => {
+                let list = T::in_leaf(&node).unwrap_or_default();
+                self.found.nodes.push(child.nid);
+                let inside =
+                    |item: &T| item.key() >= child.key && end.is_none_or(|end| item.end() <= end);
+                self.found.sound &= depth == 0 && list.iter().all(inside);
+                self.found.items.extend_from_slice(list);
+                Ok(())
+            }
+            _ => {
+                self.found.sound = false;
+                self.found.missing.push((child.nid, child.key, end));
+                Ok(())
+            }
+        }
+    }
+
+    fn mine(&mut self, nid: Nid) -> bool {
+        let facts = self.round.facts(nid);
+        let mine = |above: Nid| !self.respect_claims || above == self.owner;
+        facts.is_some_and(|facts| facts.is(OWNED) && mine(facts.above)) && self.seen.insert(nid)
+    }
+}

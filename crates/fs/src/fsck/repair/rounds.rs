@@ -1,0 +1,294 @@
+//! The rounds of a repair: check, mend, check again, until nothing is left.
+//!
+//! Invariants:
+//! 1. Everything is decided by facts of one check, and a stage runs only in a round in which the
+//!    stages before it changed nothing, so no decision rests on what the round itself changed.
+//! 2. A round that finds something changes something; [`ROUNDS_MAX`] bounds what slips through.
+
+use super::super::paths;
+use super::super::state::{CLAIMED, Facts, INODE};
+use super::super::{Check, Phase, Progress, contents};
+use super::{Action, ActionKind, Actions};
+use crate::Error;
+use crate::api::ROOT;
+use crate::content::FsNode;
+use crate::dir::NameHash;
+use base::clock::Timestamp;
+use engine::{Finding, Findings, Object, Salvage};
+use format::Nid;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+/// More rounds than any sum of damages is known to take.
+const ROUNDS_MAX: usize = 64;
+
+/// A repair in memory.
+pub(super) struct Rounds<'a> {
+    salvage: Salvage<FsNode>,
+    hash: NameHash,
+    progress: &'a (dyn Fn(Progress) + Sync),
+    actions: Actions,
+    /// Losses of the store that are among the actions already.
+    losses: usize,
+    /// Chunks that files had blocks in, in any round.
+    ever: BTreeSet<u32>,
+}
+
+/// One round: what a check found, and what is changed because of it.
+pub(super) struct Round<'r> {
+    pub salvage: &'r Salvage<FsNode>,
+    pub check: &'r Check<'r>,
+    pub hash: &'r NameHash,
+    pub now: Timestamp,
+    pub actions: &'r mut Actions,
+    /// Nodes with findings.
+    pub nids: BTreeSet<Nid>,
+    pub paths: BTreeMap<Nid, String>,
+    /// Blocks that two extents claim, and those of them that somebody got.
+    pub contested: BTreeSet<u64>,
+    pub taken: HashSet<u64>,
+    /// New parents of directories.
+    pub parents: BTreeMap<Nid, Nid>,
+    pub changed: bool,
+}
+
+impl<'a> Rounds<'a> {
+    pub fn new(
+        salvage: Salvage<FsNode>,
+        hash: NameHash,
+        progress: &'a (dyn Fn(Progress) + Sync),
+    ) -> Self {
+        Rounds {
+            salvage,
+            hash,
+            progress,
+            actions: Actions::default(),
+            losses: 0,
+            ever: BTreeSet::new(),
+        }
+    }
+
+    pub fn take_actions(&mut self) -> Actions {
+        self.note_losses();
+        std::mem::take(&mut self.actions)
+    }
+
+    pub fn into_salvage(self) -> Salvage<FsNode> {
+        self.salvage
+    }
+
+    /// Mends until nothing is found. `Some`: what is left.
+    pub fn run(&mut self) -> Result<Option<Finding>, Error> {
+        self.note_losses();
+        for round in 0..ROUNDS_MAX {
+            (self.progress)(Progress {
+                phase: Phase::Mending,
+                done: round as u64,
+                total: ROUNDS_MAX as u64,
+            });
+            if !self.round()? {
+                return self.conclude();
+            }
+        }
+        self.conclude()
+    }
+
+    fn note_losses(&mut self) {
+        let losses = self.salvage.losses();
+        for loss in &losses[self.losses.min(losses.len())..] {
+            let kind = match (&loss.object, loss.lost) {
+                (Object::Journal, _) => ActionKind::Journal,
+                (Object::Node(_), true) => ActionKind::Dropped,
+                _ => ActionKind::Rebuilt,
+            };
+            self.actions.add(Action {
+                kind,
+                object: loss.object.clone(),
+                path: None,
+                what: loss.what.clone(),
+                lost: loss.lost,
+            });
+        }
+        self.losses = losses.len();
+    }
+
+    fn check(&self) -> Check<'a> {
+        let store = Arc::clone(self.salvage.store());
+        Check::new(store, self.hash.clone(), Findings::new(), self.progress)
+    }
+
+    /// True when something was changed.
+    fn round(&mut self) -> Result<bool, Error> {
+        let check = self.check();
+        check.examine();
+        self.ever.extend(check.blocks.left());
+        let (findings, _) = check.findings.take();
+        if findings.is_empty() {
+            return Ok(false);
+        }
+        let nids = findings.iter().filter_map(|f| match f.object {
+            Object::Node(nid) => Some(nid),
+            _ => None,
+        });
+        let mut round = Round {
+            salvage: &self.salvage,
+            hash: &self.hash,
+            now: self.salvage.store().clock().now(),
+            actions: &mut self.actions,
+            nids: nids.collect(),
+            paths: paths::resolve(&check, &findings),
+            contested: check.shared.lock().clone(),
+            taken: HashSet::new(),
+            parents: BTreeMap::new(),
+            check: &check,
+            changed: false,
+        };
+        round.mend()?;
+        Ok(round.changed)
+    }
+
+    /// Makes the space maps, and checks everything once more.
+    fn conclude(&mut self) -> Result<Option<Finding>, Error> {
+        let check = self.check();
+        check.examine();
+        let (left, _) = check.findings.take();
+        if let Some(finding) = super::worst(&left) {
+            return Ok(Some(finding.clone()));
+        }
+        let blocks = check.close();
+        let ever = &self.ever;
+        let set = self
+            .salvage
+            .set_space(|chunk| blocks.claims(chunk), |chunk| ever.contains(&chunk));
+        set.map_err(|error| match error {
+            engine::SalvageError::Store(error) => Error::from(error),
+            error => Error::Damage(format::Damage::new("space map", error.to_string())),
+        })?;
+        self.note_losses();
+        let check = self.check();
+        check.examine();
+        check.check_space();
+        let (left, _) = check.findings.take();
+        Ok(super::worst(&left).cloned())
+    }
+}
+
+impl Check<'_> {
+    /// All passes but the one over space maps.
+    fn examine(&self) {
+        self.store.visit(&|_| true, &contents::Contents(self));
+        self.check_names();
+        self.check_links();
+        self.check_reach();
+        self.check_shared_blocks();
+    }
+
+    fn close(self) -> super::super::state::Blocks {
+        self.blocks
+    }
+}
+
+impl Round<'_> {
+    /// Invariant 1.
+    fn mend(&mut self) -> Result<(), Error> {
+        self.structure()?;
+        if !self.changed {
+            self.place()?;
+        }
+        if !self.changed {
+            self.counts()?;
+        }
+        Ok(())
+    }
+
+    fn structure(&mut self) -> Result<(), Error> {
+        self.required()?;
+        self.settle_contested()?;
+        let mut inodes: Vec<Nid> = self
+            .nids
+            .iter()
+            .copied()
+            .filter(|nid| self.facts(*nid).is_some_and(|facts| facts.is(INODE)))
+            .collect();
+        if !self.contested.is_empty() {
+            // Who comes first keeps a contested block.
+            let mut ranked = Vec::new();
+            for nid in inodes {
+                let changed = self.load(nid)?.map(|node| match node {
+                    FsNode::Inode(inode) => (inode.ctime.sec, inode.ctime.nsec),
+                    _ => (0, 0),
+                });
+                let nameless = self.facts(nid).is_none_or(|facts| facts.refs == 0);
+                ranked.push((nameless, std::cmp::Reverse(changed), nid));
+            }
+            ranked.sort_unstable();
+            inodes = ranked.into_iter().map(|(_, _, nid)| nid).collect();
+        }
+        for nid in inodes {
+            self.mend_inode(nid)?;
+        }
+        Ok(())
+    }
+
+    pub fn facts(&self, nid: Nid) -> Option<Facts> {
+        self.check.inodes.get(nid)
+    }
+
+    /// An inode that some directory names.
+    pub fn is_named(facts: &Facts) -> bool {
+        match facts.is_dir() {
+            true => facts.is(CLAIMED),
+            false => facts.refs > 0,
+        }
+    }
+
+
+    /// The node as it is now; `None` when there is none.
+    pub fn load(&self, nid: Nid) -> Result<Option<FsNode>, Error> {
+        let node = self.salvage.store().get(nid).and_then(|node| node.read());
+        match node {
+            Ok(node) => Ok(Some(node.clone())),
+            Err(engine::Error::Gone(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub fn put(&mut self, nid: Nid, node: FsNode) -> Result<(), Error> {
+        self.changed = true;
+        Ok(self.salvage.put(nid, node)?)
+    }
+
+    pub fn delete(&mut self, nid: Nid) -> Result<(), Error> {
+        self.changed = true;
+        Ok(self.salvage.delete(nid)?)
+    }
+
+    pub fn path(&self, nid: Nid) -> Option<String> {
+        match nid {
+            ROOT => Some("/".into()),
+            nid => self.paths.get(&nid).cloned(),
+        }
+    }
+
+    pub fn act(&mut self, kind: ActionKind, nid: Nid, lost: bool, what: impl Into<String>) {
+        let path = self.path(nid);
+        self.act_at(kind, nid, path, lost, what);
+    }
+
+    pub fn act_at(
+        &mut self,
+        kind: ActionKind,
+        nid: Nid,
+        path: Option<String>,
+        lost: bool,
+        what: impl Into<String>,
+    ) {
+        self.actions.add(Action {
+            kind,
+            object: Object::Node(nid),
+            path,
+            what: what.into(),
+            lost,
+        });
+    }
+}
