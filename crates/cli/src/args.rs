@@ -143,9 +143,16 @@ pub struct Fsck {
     /// The devices (also separated by ':', or UUID=… or LABEL=…)
     #[arg(required = true, num_args = 1..)]
     pub devices: Vec<PathBuf>,
-    /// Write damaged copies of labels and checkpoint records again from the good ones
+    /// Repair what is wrong; what cannot be saved is named, and what has lost its name comes to
+    /// /lost+found
     #[arg(short = 'y', long)]
     pub repair: bool,
+    /// Repair only if nothing is lost by it
+    #[arg(short = 'p', long, conflicts_with = "repair")]
+    pub preen: bool,
+    /// Change nothing; with --repair: show what would be done
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
     /// Check only that all devices are there and can be mounted, as at system start
     #[arg(long)]
     pub quick: bool,

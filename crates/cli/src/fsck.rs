@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use device::Array;
 use engine::Severity;
-use format::checkpoint::CheckpointRecord;
+use fs::fsck::repair::{self, Action, RepairOptions, repair};
 use fs::fsck::{Finding, FsckOptions, Phase, Progress, Report};
 use fs::{FileSystem, FsOptions};
 use indicatif::ProgressBar;
@@ -33,7 +33,11 @@ struct Shown {
     journal_records_replayed: u64,
     findings: Vec<ShownFinding>,
     more_findings: u64,
-    repaired: Vec<String>,
+    /// The actions were carried out; else they would be.
+    repaired: bool,
+    actions: Vec<ShownAction>,
+    more_actions: u64,
+    refused: Option<Refused>,
     files: u64,
     folders: u64,
     symlinks: u64,
@@ -54,48 +58,133 @@ struct ShownFinding {
     what: String,
 }
 
+#[derive(Serialize)]
+struct ShownAction {
+    kind: &'static str,
+    object: String,
+    path: Option<String>,
+    what: String,
+    /// Something is gone for good.
+    lost: bool,
+}
+
+/// Why nothing was repaired.
+#[derive(Serialize)]
+struct Refused {
+    why: String,
+    remedy: String,
+}
+
+impl Shown {
+    fn new(array: &Array, report: &Report, exit_code: u8) -> Shown {
+        Shown {
+            uuid: device::uuid_text(&array.uuid()),
+            label: device::label_name(array.label()),
+            exit_code,
+            unmounted_cleanly: report.clean,
+            journal_records_replayed: report.recovery.records,
+            findings: findings(report),
+            more_findings: report.more_findings,
+            repaired: false,
+            actions: Vec::new(),
+            more_actions: 0,
+            refused: None,
+            files: report.files,
+            folders: report.directories,
+            symlinks: report.symlinks,
+            special_files: report.specials,
+            orphans: report.orphans,
+            names: report.names,
+            nodes: report.nodes,
+            data_size: report.blocks * format::BLOCK_SIZE as u64,
+            metadata_size: report.metadata_bytes,
+        }
+    }
+}
+
+fn shown_action(action: &Action) -> ShownAction {
+    ShownAction {
+        kind: action.kind.name(),
+        object: action.object.to_string(),
+        path: action.path.clone(),
+        what: action.what.clone(),
+        lost: action.lost,
+    }
+}
+
 pub fn run(args: &Fsck) -> Outcome {
     let paths = devices::find(&args.devices)?;
     if args.quick {
         return quick(&paths);
     }
-    let array = open(&paths)?;
-    let report = examine(&array)?;
-    let (uuid, label) = (array.uuid(), device::label_name(array.label()));
-    drop(array);
-    let repaired = match args.repair {
-        true => repair(&paths, &report)?,
-        false => Vec::new(),
-    };
-    let exit_code = match (report.is_sound(), repaired.is_empty()) {
-        (false, _) => UNCORRECTED,
-        (true, true) => CLEAN,
-        (true, false) => CORRECTED,
-    };
-    let shown = Shown {
-        uuid: device::uuid_text(&uuid),
-        label,
-        exit_code,
-        unmounted_cleanly: report.clean,
-        journal_records_replayed: report.recovery.records,
-        findings: findings(&report),
-        more_findings: report.more_findings,
-        repaired,
-        files: report.files,
-        folders: report.directories,
-        symlinks: report.symlinks,
-        special_files: report.specials,
-        orphans: report.orphans,
-        names: report.names,
-        nodes: report.nodes,
-        data_size: report.blocks * format::BLOCK_SIZE as u64,
-        metadata_size: report.metadata_bytes,
+    let shown = match args.repair || args.preen {
+        true => repaired(&paths, args)?,
+        false => checked(&paths)?,
     };
     match args.json {
         true => output::json(&shown)?,
         false => output::print(text(&shown))?,
     }
-    Ok(exit_code)
+    Ok(shown.exit_code)
+}
+
+fn checked(paths: &[PathBuf]) -> Result<Shown, Failure> {
+    let array = open(paths)?;
+    let report = examine(&array)?;
+    let exit_code = match report.is_sound() {
+        true => CLEAN,
+        false => UNCORRECTED,
+    };
+    Ok(Shown::new(&array, &report, exit_code))
+}
+
+/// Checks, repairs, and checks again.
+fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
+    let access = Access {
+        read_only: args.dry_run,
+        ..Access::default()
+    };
+    let array = devices::open(paths, access)?;
+    let options = RepairOptions {
+        dry_run: args.dry_run,
+        lossless: args.preen,
+        ..RepairOptions::default()
+    };
+    let bar = Bar::new();
+    let report = repair(&array, &options, &|now: Progress| bar.show(now));
+    bar.0.finish_and_clear();
+    let report = report?;
+    let sound = report.before.is_sound();
+    let exit_code = if sound { CLEAN } else { UNCORRECTED };
+    let mut shown = Shown::new(&array, &report.before, exit_code);
+    shown.actions = report.actions.iter().map(shown_action).collect();
+    shown.more_actions = report.more_actions;
+    match report.outcome {
+        repair::Outcome::Sound | repair::Outcome::Planned => {}
+        repair::Outcome::Refused { why, remedy } => shown.refused = Some(Refused { why, remedy }),
+        repair::Outcome::Repaired => {
+            // What was read before the repair says nothing of what is there now.
+            drop(array);
+            let array = open(paths)?;
+            let after = examine(&array)?;
+            let exit_code = if after.is_sound() {
+                CORRECTED
+            } else {
+                UNCORRECTED
+            };
+            shown = Shown {
+                findings: match after.is_sound() {
+                    true => shown.findings,
+                    false => findings(&after),
+                },
+                actions: shown.actions,
+                more_actions: shown.more_actions,
+                repaired: true,
+                ..Shown::new(&array, &after, exit_code)
+            };
+        }
+    }
+    Ok(shown)
 }
 
 /// The full check of an open array, with progress.
@@ -139,6 +228,8 @@ impl Bar {
             Phase::Nodes => "Checking nodes",
             Phase::Names => "Checking names",
             Phase::Sums => "Adding up",
+            Phase::Mending => "Mending",
+            Phase::Writing => "Writing",
         });
         self.0.set_length(now.total.max(1));
         self.0.set_position(now.done);
@@ -163,43 +254,37 @@ fn severity(severity: Severity) -> &'static str {
     }
 }
 
-/// Writes damaged copies of labels and checkpoint records again from the good ones.
-/// Returns what it wrote.
-fn repair(paths: &[PathBuf], report: &Report) -> Result<Vec<String>, Failure> {
-    let array = devices::open(paths, Access::default())?;
-    let mut repaired: Vec<String> = array
-        .label_repairs()
-        .iter()
-        .map(|r| format!("label copy {} of device {}", r.copy, r.device))
-        .collect();
-    array.repair_labels()?;
-    for &(slot, copy, _) in &report.recovery.damaged_copies {
-        let good = array.read_slot(slot, 1 - copy.min(1));
-        if let Ok(good) = good
-            && CheckpointRecord::parse(&good, &array.uuid()).is_ok()
-        {
-            array.write_slot(slot, &good)?;
-            repaired.push(format!("copy {copy} of checkpoint record {slot}"));
-        }
-    }
-    array.flush()?;
-    Ok(repaired)
-}
-
 fn text(shown: &Shown) -> String {
     let mut text = String::new();
+    let place = |path: &Option<String>, object: &String| match path {
+        Some(path) => format!("{} ({object})", harmless(path.as_bytes())),
+        None => object.clone(),
+    };
     for finding in &shown.findings {
-        let place = match &finding.path {
-            Some(path) => format!("{} ({})", harmless(path.as_bytes()), finding.object),
-            None => finding.object.clone(),
-        };
+        let place = place(&finding.path, &finding.object);
         text += &format!("{}: {place}: {}\n", finding.severity, finding.what);
     }
     if shown.more_findings > 0 {
         text += &format!("and {} more\n", shown.more_findings);
     }
-    for repaired in &shown.repaired {
-        text += &format!("repaired: {repaired}\n");
+    for action in &shown.actions {
+        let what = match (shown.repaired, action.lost) {
+            (true, true) => "LOST",
+            (true, false) => "repaired",
+            (false, true) => "would be LOST",
+            (false, false) => "would be repaired",
+        };
+        let place = place(&action.path, &action.object);
+        text += &format!("{what}: {place}: {}\n", action.what);
+    }
+    if shown.more_actions > 0 {
+        text += &format!("and {} more\n", shown.more_actions);
+    }
+    if let Some(refused) = &shown.refused {
+        text += &format!(
+            "NOT REPAIRED, and nothing was written: {}\nremedy: {}\n",
+            refused.why, refused.remedy
+        );
     }
     if !shown.unmounted_cleanly {
         text += &format!(
@@ -219,7 +304,10 @@ fn text(shown: &Shown) -> String {
     text += match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
-        _ => "ERRORS LEFT: copy what you need out of the file system, make it anew, copy back\n",
+        _ if shown.refused.is_some() || !shown.actions.is_empty() => "ERRORS LEFT\n",
+        _ => {
+            "ERRORS LEFT: `sheaf fsck --repair` corrects what can be corrected, `-n` with it shows what that is\n"
+        }
     };
     text
 }

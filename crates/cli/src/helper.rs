@@ -75,23 +75,30 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
     Ok(out)
 }
 
-/// fsck(8) and the system's start pass options of other checkers: -a, -p and -A ask for
-/// what can be done without questions, which here is the quick check.
+/// fsck(8) and the system's start pass options of other checkers: -a and -p ask for what can be
+/// done without questions, which here is the quick check, or with -f a check that repairs what
+/// loses nothing; -y repairs, -n changes nothing.
 fn fsck(arguments: &[OsString]) -> Vec<OsString> {
-    let (mut quick, mut force) = (false, false);
+    let (mut automatic, mut force) = (false, false);
     let mut out = Vec::new();
     for argument in arguments {
         match argument.to_str() {
-            Some("-f") => force = true,
             Some(progress) if progress.starts_with("-C") => {}
-            Some(flags) if is_flags(flags, "apAnrlMPRTV") => {
-                quick |= flags.contains(['a', 'p']);
+            Some(flags) if is_flags(flags, "apAnrlMPRTVfy") => {
+                force |= flags.contains('f');
+                automatic |= flags.contains(['a', 'p']);
+                for flag in ['y', 'n'].into_iter().filter(|f| flags.contains(*f)) {
+                    out.push(OsString::from(format!("-{flag}")));
+                }
             }
             _ => out.push(argument.clone()),
         }
     }
-    if quick && !force {
-        out.insert(0, OsString::from("--quick"));
+    let asked = out.iter().any(|a| a == "-y" || a == "--repair");
+    match (automatic && !asked, force) {
+        (true, false) => out.insert(0, OsString::from("--quick")),
+        (true, true) => out.insert(0, OsString::from("--preen")),
+        _ => {}
     }
     out
 }
@@ -144,7 +151,11 @@ mod tests {
         );
         assert_eq!(
             translated("fsck.sheaf -f -p /dev/sda"),
-            "sheaf fsck /dev/sda"
+            "sheaf fsck --preen /dev/sda"
+        );
+        assert_eq!(
+            translated("fsck.sheaf -fy /dev/sda"),
+            "sheaf fsck -y /dev/sda"
         );
         assert_eq!(
             translated("fsck.sheaf -y /dev/sda"),

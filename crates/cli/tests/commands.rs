@@ -185,6 +185,20 @@ fn fsck_reports_an_array_whose_checkpoints_are_gone() {
     sheaf(&["fsck"], &[], &array.images)
         .exits(UNCORRECTED)
         .says("fatal");
+    let damaged = fs::read(&array.images[0]).unwrap();
+    sheaf(&["fsck", "--preen"], &[], &array.images)
+        .exits(UNCORRECTED)
+        .says("NOT REPAIRED");
+    sheaf(&["fsck", "--repair", "-n"], &[], &array.images)
+        .exits(UNCORRECTED)
+        .says("would be");
+    assert!(fs::read(&array.images[0]).unwrap() == damaged);
+    sheaf(&["fsck", "--repair"], &[], &array.images)
+        .exits(CORRECTED)
+        .says("all errors corrected");
+    sheaf(&["fsck"], &[], &array.images)
+        .succeeds()
+        .says("no errors");
 }
 
 #[test]

@@ -329,7 +329,10 @@ fn apply_change<C: Content>(body: Body<C>, change: Change) -> Result<Body<C>, Da
 }
 
 /// The valid record with the highest sequence among two slots of two copies.
-pub(crate) fn newest_record(array: &Array, report: &mut RecoveryReport) -> Result<CheckpointRecord, Error> {
+pub(crate) fn newest_record(
+    array: &Array,
+    report: &mut RecoveryReport,
+) -> Result<CheckpointRecord, Error> {
     let mut newest: Option<CheckpointRecord> = None;
     let mut unreadable = None;
     for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {

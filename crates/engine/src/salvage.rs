@@ -211,10 +211,18 @@ impl<C: Content> Salvage<C> {
             state.sequence = state.sequence.max(newest.unwrap_or(0).min(limit));
         }
         for (id, damage) in &lost.maps {
-            self.note(Object::Table, false, format!("map page {id}: {damage}; made anew"));
+            self.note(
+                Object::Table,
+                false,
+                format!("map page {id}: {damage}; made anew"),
+            );
         }
         for (id, damage) in &lost.regions {
-            self.note(Object::RegionPage(*id), false, format!("{damage}; made anew"));
+            self.note(
+                Object::RegionPage(*id),
+                false,
+                format!("{damage}; made anew"),
+            );
         }
         let mut rebuilt: BTreeSet<u64> = lost.leaves.keys().copied().collect();
         let found = scan.images.keys().map(|nid| nid / LEAF_NIDS);
@@ -228,8 +236,12 @@ impl<C: Content> Salvage<C> {
         for id in &rebuilt {
             let (entries, found) = scan.entries_of(*id);
             self.store.table.rebuild_leaf(*id, &entries)?;
-            let why = lost.leaves.get(id).map_or("lost".into(), ToString::to_string);
-            let what = format!("{why}; {found} of its nodes were found, deleted ones may be among them");
+            let why = lost
+                .leaves
+                .get(id)
+                .map_or("lost".into(), ToString::to_string);
+            let what =
+                format!("{why}; {found} of its nodes were found, deleted ones may be among them");
             self.note(Object::LeafPage(*id), true, what);
         }
         Ok(rebuilt.into_iter().collect())
@@ -362,7 +374,10 @@ impl<C: Content> Salvage<C> {
     }
 
     fn occupy(&mut self, place: Place) {
-        for byte in [place.byte, place.byte + (place.len as u64).saturating_sub(1)] {
+        for byte in [
+            place.byte,
+            place.byte + (place.len as u64).saturating_sub(1),
+        ] {
             self.occupied.extend(self.store.segments.segment_of(byte));
         }
     }
@@ -383,7 +398,9 @@ impl<C: Content> Salvage<C> {
             let Some(SegmentId(segment)) = self.store.segments.segment_of(place.byte) else {
                 continue;
             };
-            let counts = live.entry((segment / per_chunk) as u32).or_insert_with(zero);
+            let counts = live
+                .entry((segment / per_chunk) as u32)
+                .or_insert_with(zero);
             counts[(segment % per_chunk) as usize] += place.len;
         }
         if let Some(space) = space {
@@ -449,12 +466,7 @@ impl<C: Content> Salvage<C> {
     }
 
     /// Notes where the space tables differ from what is there.
-    fn compare_space(
-        &mut self,
-        space: &SpaceTables,
-        live: &BTreeMap<u32, Vec<u32>>,
-        cut: bool,
-    ) {
+    fn compare_space(&mut self, space: &SpaceTables, live: &BTreeMap<u32, Vec<u32>>, cut: bool) {
         for (chunk, state) in (0..).zip(&space.chunks) {
             if matches!(state, ChunkState::Data(_)) {
                 self.kept_chunks.insert(chunk);

@@ -5,7 +5,7 @@ use crate::checkpoint::CheckpointReport;
 use crate::content::Content;
 use crate::error::Error;
 use crate::finding::Object;
-use crate::node::{Body, new_cell};
+use crate::node::{Body, Node, new_cell};
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
 use format::item::PAYLOAD_MAX;
@@ -48,15 +48,20 @@ impl<C: Content> Salvage<C> {
 
     fn replace(&self, nid: Nid, body: Body<C>) -> Result<(), Error> {
         let version = self.next_version(nid)?;
-        if let Some(cell) = self.store.nodes.get(nid) {
-            let owned = |kind: u8| kind != 0 && C::owned(kind);
-            let same_lock = owned(cell.read().body.kind()) == owned(body.kind());
-            if cell.header.dirty.load(Ordering::Acquire) && same_lock {
+        let cell = self.store.nodes.get(nid);
+        let dirty = cell.filter(|cell| cell.header.dirty.load(Ordering::Acquire));
+        if let Some(cell) = dirty {
+            let kind = body.kind();
+            if kind == 0 || Node(Arc::clone(&cell)).is_owned() == C::owned(kind) {
                 let mut state = cell.write();
                 state.version = version;
                 state.body = body;
                 self.store.nodes.recharge(&cell, &state.body);
                 return Ok(());
+            }
+            // It has its place in the lock order for life: another takes over.
+            for list in &self.store.dirty {
+                list.lock().retain(|other| !Arc::ptr_eq(other, &cell));
             }
         }
         self.adopt(nid, version, body);
@@ -120,7 +125,9 @@ impl<C: Content> Salvage<C> {
             (None, Some(old)) if may_stay => Some(SpaceMap::new(old.blocks())),
             (map, _) => map,
         };
-        let state = map.as_ref().map_or(ChunkState::Free, |m| ChunkState::Data(m.free()));
+        let state = map
+            .as_ref()
+            .map_or(ChunkState::Free, |m| ChunkState::Data(m.free()));
         let last = self.store.last_version(nid)?;
         let logged = self.map_versions.get(&nid.0).copied().unwrap_or(0);
         if map == old && logged <= last {

@@ -247,4 +247,3 @@ impl Survey {
         Ok(run)
     }
 }
-

@@ -2,9 +2,7 @@
 //! replaced by what is found elsewhere. Everything here changes memory only; a checkpoint
 //! writes it.
 
-use super::{
-    BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, split,
-};
+use super::{BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, split};
 use crate::items::read_page;
 use base::sync::{Mutex, rank};
 use device::Array;
@@ -194,8 +192,9 @@ impl Table {
         let mut ids = Vec::new();
         for (index, region) in regions {
             let state = region.state.lock();
-            let used = (0..REGION_LEAVES as usize)
-                .filter(|leaf| state.leaves[*leaf].is_some() || !state.pointers[*leaf].place().is_none());
+            let used = (0..REGION_LEAVES as usize).filter(|leaf| {
+                state.leaves[*leaf].is_some() || !state.pointers[*leaf].place().is_none()
+            });
             ids.extend(used.map(|leaf| index * REGION_LEAVES + leaf as u64));
         }
         ids.sort_unstable();

@@ -379,7 +379,10 @@ fn write_slots(array: &Array) -> Result<(), Error> {
             let record = CheckpointRecord::parse(&block, &array.uuid()).ok()?;
             Some((record.sequence.get(), block))
         });
-        let newest = copies.iter().flatten().max_by_key(|(sequence, _)| *sequence);
+        let newest = copies
+            .iter()
+            .flatten()
+            .max_by_key(|(sequence, _)| *sequence);
         let Some((sequence, good)) = newest else {
             continue;
         };

@@ -1,5 +1,7 @@
 //! The stage of structure: an inode by itself: its type, its data, its attributes.
 
+use super::super::contents::is_orphan_directory;
+use super::super::state::OWNED;
 use super::ActionKind;
 use super::collect::Collected;
 use super::rounds::Round;
@@ -11,8 +13,6 @@ use crate::content::inode::{INLINE_EXTENTS_MAX, SYMLINK_MAX};
 use crate::content::{Body, FileExtent, FsNode, Inode, Root, Value, Xattr};
 use crate::data::SIZE_MAX;
 use crate::dir::NameHash;
-use super::super::contents::is_orphan_directory;
-use super::super::state::OWNED;
 use engine::Extent;
 use format::dir::COLLISION_BITS;
 use format::item::PAYLOAD_MAX;
@@ -83,7 +83,12 @@ impl Round<'_> {
         };
         let orphans = is_orphan_directory(nid);
         if nid.0 < RESERVED_NIDS && nid != ROOT && !orphans {
-            self.act(ActionKind::Dropped, nid, true, "has a reserved number; dropped");
+            self.act(
+                ActionKind::Dropped,
+                nid,
+                true,
+                "has a reserved number; dropped",
+            );
             return self.delete(nid);
         }
         let before = inode.clone();
@@ -93,7 +98,12 @@ impl Round<'_> {
         };
         if inode.generation > version {
             inode.generation = version;
-            self.act(ActionKind::Field, nid, false, "its generation was corrected");
+            self.act(
+                ActionKind::Field,
+                nid,
+                false,
+                "its generation was corrected",
+            );
         }
         if orphans {
             inode.mode &= 0xFFFF;
@@ -169,7 +179,12 @@ impl Round<'_> {
                 libc::S_IFDIR => Body::Entries(Vec::new()),
                 _ => Body::Inline(Vec::new()),
             };
-            self.act(ActionKind::Dropped, nid, true, "its content was of no use; now empty");
+            self.act(
+                ActionKind::Dropped,
+                nid,
+                true,
+                "its content was of no use; now empty",
+            );
         }
         if proper != libc::S_IFDIR {
             inode.parent = Nid(0);
@@ -229,7 +244,9 @@ impl Round<'_> {
             _ => return Ok(()),
         };
         for (node, low, high) in &found.missing {
-            let end = high.map_or("the end".into(), |page| (page * BLOCK_SIZE as u64).to_string());
+            let end = high.map_or("the end".into(), |page| {
+                (page * BLOCK_SIZE as u64).to_string()
+            });
             let from = low.saturating_mul(BLOCK_SIZE as u64);
             let what = format!("bytes {from} to {end} are lost with node {node}: now a hole");
             self.act(ActionKind::Hole, nid, true, what);
@@ -339,8 +356,7 @@ impl Round<'_> {
                 first.saturating_mul(BLOCK_SIZE as u64),
                 (last + 1).saturating_mul(BLOCK_SIZE as u64),
             );
-            let what =
-                format!("blocks of bytes {from} to {to} belong elsewhere: now a hole there");
+            let what = format!("blocks of bytes {from} to {to} belong elsewhere: now a hole there");
             self.act(ActionKind::Hole, nid, true, what);
         }
     }
@@ -389,7 +405,12 @@ impl Round<'_> {
             _ if kept.is_empty() => (Vec::new(), None),
             _ => (Vec::new(), Some(self.build(&kept)?)),
         };
-        self.act(ActionKind::Rebuilt, nid, false, "its attributes were put in order");
+        self.act(
+            ActionKind::Rebuilt,
+            nid,
+            false,
+            "its attributes were put in order",
+        );
         self.discard_nodes(&found.nodes)
     }
 

@@ -57,7 +57,12 @@ impl Round<'_> {
             return Ok(());
         }
         inode.body = self.names_body(&kept)?;
-        self.act(ActionKind::Rebuilt, dir, false, "its names were put in order");
+        self.act(
+            ActionKind::Rebuilt,
+            dir,
+            false,
+            "its names were put in order",
+        );
         self.discard_nodes(&found.nodes)
     }
 

@@ -86,10 +86,20 @@ impl Round<'_> {
             inode.body = body;
             if nid == ROOT {
                 inode.parent = ROOT;
-                self.act(ActionKind::Created, nid, true, "the root directory was made anew");
+                self.act(
+                    ActionKind::Created,
+                    nid,
+                    true,
+                    "the root directory was made anew",
+                );
                 self.actions.name(ROOT, "/");
             } else {
-                self.act(ActionKind::Created, nid, false, "a list of unlinked inodes was made");
+                self.act(
+                    ActionKind::Created,
+                    nid,
+                    false,
+                    "a list of unlinked inodes was made",
+                );
             }
             self.put(nid, FsNode::Inode(Box::new(inode)))?;
         }
@@ -187,7 +197,10 @@ impl Round<'_> {
         let names = self.names_of(ROOT, &root)?;
         let usable = |name: &&Name| {
             let text = &*name.name;
-            let ours = text == FOUND || text.strip_prefix(FOUND).is_some_and(|t| t.starts_with(b"~"));
+            let ours = text == FOUND
+                || text
+                    .strip_prefix(FOUND)
+                    .is_some_and(|t| t.starts_with(b"~"));
             ours && name.kind == libc::DT_DIR
         };
         if let Some(name) = names.iter().find(usable) {
@@ -248,7 +261,12 @@ impl Round<'_> {
             }
         }
         for nid in unowned {
-            self.act(ActionKind::Dropped, nid, false, "belongs to no inode; dropped");
+            self.act(
+                ActionKind::Dropped,
+                nid,
+                false,
+                "belongs to no inode; dropped",
+            );
             self.delete(nid)?;
         }
         Ok(())
@@ -275,7 +293,12 @@ impl Round<'_> {
             false => Body::Tree(self.build(&list)?),
         };
         self.discard_nodes(&old)?;
-        self.act(ActionKind::Orphans, nid, false, "a list of unlinked inodes was made anew");
+        self.act(
+            ActionKind::Orphans,
+            nid,
+            false,
+            "a list of unlinked inodes was made anew",
+        );
         self.put(nid, FsNode::Inode(inode))
     }
 

@@ -242,7 +242,6 @@ impl Round<'_> {
         }
     }
 
-
     /// The node as it is now; `None` when there is none.
     pub fn load(&self, nid: Nid) -> Result<Option<FsNode>, Error> {
         let node = self.salvage.store().get(nid).and_then(|node| node.read());

@@ -1,0 +1,381 @@
+//! Repair: whatever is damaged, afterwards the check finds nothing, what could be read before can
+//! be read still, what is lost is named, and a power cut at any moment changes none of that.
+//!
+//! `SHEAF_IMAGES=N` repairs N randomly damaged images, `SHEAF_SEED` chooses others.
+
+use crate::images::*;
+use base::rng::Rng;
+use device::sim::{PowerSwitch, SimDevice};
+use engine::Object;
+use format::Nid;
+use format::item::{ItemHeader, ItemKind};
+use format::label::TAIL_BLOCKS;
+use fs::FileSystem;
+use fs::fsck::FsckOptions;
+use fs::fsck::repair::{Action, Outcome, RepairOptions, RepairReport, repair};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+fn count(default: u64) -> u64 {
+    let given = std::env::var("SHEAF_IMAGES").ok();
+    given.and_then(|s| s.parse().ok()).unwrap_or(default)
+}
+
+fn repair_options(dry_run: bool) -> RepairOptions {
+    RepairOptions {
+        check: FsckOptions {
+            cache_bytes: 1 << 20,
+            workers: 1,
+            hash_mask: None,
+        },
+        dry_run,
+        lossless: false,
+        clock: clock(),
+    }
+}
+
+fn try_repair(devices: &[Arc<SimDevice>], dry_run: bool) -> Result<RepairReport, fs::Error> {
+    let array = assemble(devices, dry_run).map_err(engine::Error::from)?;
+    repair(&array, &repair_options(dry_run), &|_| {})
+}
+
+/// Every path with what is there; everything must be readable.
+fn walk(fs: &FileSystem, context: &str) -> BTreeMap<Vec<u8>, Thing> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![(Vec::new(), fs::ROOT)];
+    while let Some((path, dir)) = todo.pop() {
+        let mut names = Vec::new();
+        let listed = fs.readdir(dir, 0, &mut |entry| {
+            if entry.name != b"." && entry.name != b".." {
+                names.push((entry.name.to_vec(), entry.ino));
+            }
+            true
+        });
+        listed.unwrap_or_else(|e| panic!("{context}: {path:?}: {e}"));
+        for (name, ino) in names {
+            let path = [&path[..], b"/", &name].concat();
+            let thing = thing_of(fs, ino);
+            let thing = thing.unwrap_or_else(|e| panic!("{context}: {path:?}: {e}"));
+            if thing == Thing::Dir {
+                todo.push((path.clone(), ino));
+            }
+            let marks = fs
+                .listxattr(ino)
+                .and_then(|_| fs.getxattr(ino, b"user.mark"));
+            match marks {
+                Ok(_) | Err(fs::Error::NoAttribute) => {}
+                Err(error) => panic!("{context}: attributes of {path:?}: {error}"),
+            }
+            assert!(found.insert(path, thing).is_none(), "{context}");
+        }
+    }
+    found
+}
+
+fn thing_of(fs: &FileSystem, ino: Nid) -> Result<Thing, fs::Error> {
+    let attr = fs.getattr(ino)?;
+    Ok(match attr.mode & libc::S_IFMT {
+        libc::S_IFDIR => Thing::Dir,
+        libc::S_IFLNK => Thing::Link(fs.readlink(ino)?),
+        libc::S_IFREG => {
+            let file = fs.open_file(ino, libc::O_RDONLY)?;
+            // A forged size is anything; what is compared is no longer than this.
+            let mut bytes = vec![0; (attr.size as usize).min(8 << 20)];
+            let mut at = 0;
+            while at < bytes.len() {
+                match fs.read(&file, at as u64, &mut bytes[at..])? {
+                    0 => break,
+                    n => at += n,
+                }
+            }
+            Thing::File(bytes)
+        }
+        _ => Thing::File(Vec::new()),
+    })
+}
+
+/// Paths that can be read, and are as they were written; `None`: it does not even open.
+fn readable(image: &Image, devices: &[Arc<SimDevice>]) -> Option<BTreeSet<Vec<u8>>> {
+    let fs = open(devices, true).ok()?;
+    let whole = |path: &[u8], thing: &Thing| {
+        let at = path.iter().rposition(|b| *b == b'/').unwrap();
+        let dir = fs.resolve(&path[..at]).ok()?;
+        let attr = fs.lookup(dir.ino, &path[at + 1..]).ok()?;
+        (thing_of(&fs, attr.ino).ok()? == *thing).then_some(())
+    };
+    let things = image.model.things.iter();
+    let whole = things.filter(|(path, thing)| whole(path, thing).is_some());
+    Some(whole.map(|(path, _)| path.clone()).collect())
+}
+
+/// An action names this path, or a directory above it.
+fn is_named(actions: &[Action], path: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(path);
+    actions.iter().any(|action| {
+        action.path.as_deref().is_some_and(|named| {
+            named == text || named == "/" || text.starts_with(&format!("{named}/"))
+        })
+    })
+}
+
+/// Part of the journal or of the table is gone, so nobody knows the names.
+fn lost_without_names(actions: &[Action]) -> bool {
+    actions.iter().any(|action| {
+        action.lost
+            && matches!(
+                action.object,
+                Object::Journal | Object::LeafPage(_) | Object::Store
+            )
+    })
+}
+
+/// What became of the files of one image.
+#[derive(Debug, Default)]
+struct Tally {
+    images: u64,
+    sound: u64,
+    repaired: u64,
+    kept: u64,
+    found: u64,
+    changed: u64,
+    lost: u64,
+    cuts: u64,
+}
+
+struct Trial<'t> {
+    image: &'t Image,
+    /// Nodes were changed with right checksums: what they say is taken for true.
+    forged: bool,
+    context: String,
+}
+
+impl Trial<'_> {
+    /// Everything that must hold after a repair.
+    fn check(
+        &self,
+        devices: &[Arc<SimDevice>],
+        before: Option<&BTreeSet<Vec<u8>>>,
+        report: &RepairReport,
+        tally: &mut Tally,
+    ) {
+        let context = &self.context;
+        let after = fsck(devices);
+        assert_eq!(after.findings, [], "{context}: {:#?}", report.actions);
+        let fs = open(devices, false).unwrap_or_else(|e| panic!("{context}: {e}"));
+        let now = walk(&fs, context);
+        let elsewhere: BTreeSet<&Thing> = now
+            .iter()
+            .filter(|(path, _)| path.starts_with(b"/lost+found/"))
+            .map(|(_, thing)| thing)
+            .collect();
+        for (path, thing) in &self.image.model.things {
+            let shown = String::from_utf8_lossy(path);
+            let named = is_named(&report.actions, path);
+            let whole_before = before.is_some_and(|before| before.contains(path));
+            if now.get(path) == Some(thing) {
+                tally.kept += 1;
+                continue;
+            }
+            let found = *thing != Thing::Dir && elsewhere.contains(thing);
+            assert!(
+                !whole_before || (self.forged && named),
+                "{context}: {shown} could be read before; {:#?}",
+                report.actions
+            );
+            if found {
+                tally.found += 1;
+                continue;
+            }
+            let last = self.image.last.as_ref() == Some(path);
+            assert!(
+                named || last || self.forged || lost_without_names(&report.actions),
+                "{context}: {shown} is {}, and not named: {:#?}",
+                match now.contains_key(path) {
+                    true => "changed",
+                    false => "lost",
+                },
+                report.actions
+            );
+            match now.contains_key(path) {
+                true => tally.changed += 1,
+                false => tally.lost += 1,
+            }
+        }
+        for path in now.keys() {
+            let known = self.image.model.things.contains_key(path)
+                || path.starts_with(b"/lost+found")
+                || self.forged;
+            assert!(known, "{context}: {path:?} came from nowhere");
+        }
+        let who = fs::Caller::root();
+        fs.mkdir(&who, fs::ROOT, b"after", 0o755).unwrap();
+        fs.rmdir(&who, fs::ROOT, b"after").unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        assert_eq!(fsck(devices).findings, [], "{context}: after use");
+    }
+
+    /// Repairs, with or without power cuts on the way, and checks what comes out.
+    fn run(&self, devices: Vec<Arc<SimDevice>>, cuts: bool, rng: &mut Rng, tally: &mut Tally) {
+        let context = &self.context;
+        let before = readable(self.image, &devices);
+        tally.images += 1;
+        let planned = match cuts || rng.one_in(8) {
+            true => Some(try_repair(&devices, true).unwrap()),
+            false => None,
+        };
+        let switch = PowerSwitch::new();
+        let mut devices: Vec<Arc<SimDevice>> = match cuts {
+            true => devices.iter().map(|d| d.fork(&switch)).collect(),
+            false => devices,
+        };
+        while cuts && rng.one_in(2) {
+            switch.cut_after(rng.below(60));
+            // Whether it came to its end, nobody knows.
+            drop(try_repair(&devices, false));
+            tally.cuts += switch.is_cut() as u64;
+            switch.cut_now();
+            devices = devices.iter().map(|d| d.restart(rng)).collect();
+            switch.restore();
+        }
+        let mut report = try_repair(&devices, false).unwrap_or_else(|e| panic!("{context}: {e}"));
+        let refused = matches!(report.outcome, Outcome::Refused { .. });
+        assert!(
+            !refused,
+            "{context}: {:?}: {:#?}",
+            report.outcome, report.actions
+        );
+        if let Some(planned) = planned {
+            let text = |r: &RepairReport| -> Vec<String> {
+                r.actions.iter().map(ToString::to_string).collect()
+            };
+            match cuts {
+                // An interrupted one may have done it, and nobody saw its report.
+                true => report.actions.extend(planned.actions),
+                false => assert_eq!(text(&planned), text(&report), "{context}: what was planned"),
+            }
+        }
+        match report.outcome {
+            Outcome::Sound => tally.sound += 1,
+            _ => tally.repaired += 1,
+        }
+        self.check(&devices, before.as_ref(), &report, tally);
+        let again = try_repair(&devices, false).unwrap();
+        assert_eq!(
+            again.outcome,
+            Outcome::Sound,
+            "{context}: {:#?}",
+            again.actions
+        );
+    }
+}
+
+/// Flips a bit in an item of some kind.
+fn hit(image: &Image, devices: &[Arc<SimDevice>], rng: &mut Rng) -> String {
+    let items = items(image);
+    let kind = *rng.pick(&[
+        ItemKind::Node,
+        ItemKind::TableLeaf,
+        ItemKind::TableRegion,
+        ItemKind::TableMap,
+        ItemKind::SpacePage,
+        ItemKind::SpaceRoot,
+    ]);
+    let mut of_kind = items.iter().filter(|(_, _, h)| h.kind == kind as u8);
+    let total = of_kind.clone().count() as u64;
+    let Some((index, offset, header)) = of_kind.nth(rng.below(total.max(1)) as usize) else {
+        return format!("no {kind:?}");
+    };
+    let at = offset + rng.below(ItemHeader::SIZE as u64 + header.len.get() as u64);
+    flip(&devices[*index], at, rng);
+    format!("{kind:?} {} hit", header.id)
+}
+
+fn flip(device: &SimDevice, at: u64, rng: &mut Rng) {
+    let mut byte = [0];
+    device.peek(at, &mut byte);
+    device.poke(at, &[byte[0] ^ 1 << rng.below(8)]);
+}
+
+/// Places of label and slot copies: device and block.
+fn copies() -> [(usize, u64); 8] {
+    let (last, tail) = (
+        DEVICE_BYTES / BLOCK - 1,
+        DEVICE_BYTES / BLOCK - TAIL_BLOCKS + 13,
+    );
+    [
+        (0, 0),
+        (0, last),
+        (1, 0),
+        (1, last),
+        (0, 1),
+        (0, 2),
+        (1, tail),
+        (1, tail + 1),
+    ]
+}
+
+fn random_repairs(image: &Image, seed: u64, images: u64, cuts: bool) -> Tally {
+    let nodes = nodes(image);
+    let mut tally = Tally::default();
+    for i in 0..images {
+        let mut rng = Rng::new(seed.wrapping_mul(1 << 32).wrapping_add(i));
+        let devices = image.devices();
+        let mut forged = false;
+        let mut what = Vec::new();
+        for _ in 0..1 + rng.below(3) {
+            what.push(match rng.below(8) {
+                0..=3 => {
+                    let (index, block) = *rng.pick(&image.targets);
+                    let done = corrupt(&devices[index], block, image, &mut rng);
+                    format!("{done} of device {index}")
+                }
+                4 | 5 => hit(image, &devices, &mut rng),
+                6 => {
+                    forged = true;
+                    forge(&devices, &nodes, &mut rng)
+                }
+                _ => {
+                    // Two of a label would be the end of it.
+                    let copies = copies();
+                    let (device, block) = copies[rng.below(6) as usize + 2];
+                    flip(&devices[device], block * BLOCK + rng.below(BLOCK), &mut rng);
+                    format!("block {block} of device {device} hit")
+                }
+            });
+        }
+        if assemble(&devices, true).is_err() {
+            continue;
+        }
+        let trial = Trial {
+            image,
+            forged,
+            context: format!("seed {seed}, image {i}: {}", what.join("; ")),
+        };
+        trial.run(devices, cuts, &mut rng, &mut tally);
+    }
+    eprintln!("seed {seed}: {tally:?}");
+    tally
+}
+
+#[test]
+fn random_damage_of_a_clean_image_is_repaired() {
+    let tally = random_repairs(&clean_image(), seed(11), count(120) / 4, false);
+    assert!(tally.repaired > tally.images / 3);
+}
+
+#[test]
+fn random_damage_of_a_dirty_image_is_repaired() {
+    let tally = random_repairs(&dirty_image(), seed(12), count(120) / 4, false);
+    assert!(tally.repaired > tally.images / 3);
+}
+
+#[test]
+fn a_power_cut_during_a_repair_of_a_clean_image_is_harmless() {
+    random_repairs(&clean_image(), seed(13), count(120) / 4, true);
+}
+
+#[test]
+fn a_power_cut_during_a_repair_of_a_dirty_image_is_harmless() {
+    random_repairs(&dirty_image(), seed(14), count(120) / 4, true);
+}
