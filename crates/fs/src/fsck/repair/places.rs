@@ -138,7 +138,7 @@ impl Round<'_> {
         }
         match found.is_empty() {
             true => Ok(()),
-            false => self.into_lost_and_found(found),
+            false => self.attach_strays(found),
         }
     }
 
@@ -164,7 +164,7 @@ impl Round<'_> {
         self.put(dir, FsNode::Inode(Box::new(inode.clone())))
     }
 
-    fn into_lost_and_found(&mut self, found: Vec<(Nid, Box<Inode>)>) -> Result<(), Error> {
+    fn attach_strays(&mut self, found: Vec<(Nid, Box<Inode>)>) -> Result<(), Error> {
         let (home, home_name) = self.lost_and_found()?;
         let Some(FsNode::Inode(mut inode)) = self.load(home)? else {
             return Ok(());
