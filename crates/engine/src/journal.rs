@@ -17,6 +17,9 @@
 //! 4. `durable` = e only if every batch of an epoch up to e is on the devices, and so is the
 //!    data that was written before those records were staged (R14).
 //! 5. After a failure nothing more is written and `durable` never advances again.
+//! 6. No batch is written once a flush has failed that may have lost data which its records
+//!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
+//!    no record waited for a commit is forgiven.
 
 use crate::error::Error;
 use base::canary::{Canary, planted};
@@ -122,6 +125,8 @@ pub(crate) struct Journal {
     tail: AtomicU64,
     /// Credits given out and bytes staged, not yet part of `head`.
     outstanding: AtomicU64,
+    /// Failed flushes of the array that lost nothing that a record names.
+    forgiven: AtomicU64,
     /// Sequence of the newest checkpoint, for batch headers (R9).
     pub checkpoint_sequence: AtomicU64,
     gather: Mutex<Gather>,
@@ -153,6 +158,7 @@ impl Journal {
         };
         let durable = resume.epoch - 1;
         Journal {
+            forgiven: AtomicU64::new(array.flush_failures()),
             array,
             base,
             size,
@@ -448,6 +454,9 @@ impl Journal {
         if !planted(Canary::SkipPreflush) {
             self.array.flush()?;
         }
+        if self.array.flush_failures() != self.forgiven.load(Ordering::SeqCst) {
+            return Err(Error::Failed("an earlier flush failed".into()));
+        }
         let at = position % self.size;
         let first = ((self.size - at) as usize).min(bytes.len());
         let (head, rest) = bytes.split_at(first);
@@ -471,6 +480,20 @@ impl Journal {
             Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
             done => Ok(done?),
         }
+    }
+
+    /// Goes on after a flush that failed outside a commit; false when data of records that wait
+    /// for their commit may be lost (invariant 6).
+    pub fn forgive_flush(&self) -> bool {
+        // Under `gather` no batch is between being staged and being counted as issued.
+        let _gather = self.gather.lock();
+        let state = self.state.lock();
+        if self.outstanding.load(Ordering::SeqCst) > 0 || state.issued != state.completed {
+            return false;
+        }
+        let failures = self.array.flush_failures();
+        self.forgiven.store(failures, Ordering::SeqCst);
+        true
     }
 
     /// A failure elsewhere stops the journal (invariant 5).

@@ -520,8 +520,21 @@ impl<C: Content> Store<C> {
         }
         self.commit_through(self.epoch())?;
         // An empty epoch writes no batch and so flushes nothing; data may still wait.
-        self.array.flush()?;
-        Ok(())
+        self.flush()
+    }
+
+    /// Makes everything written so far durable, without a commit. After a failure what was
+    /// written since the last good flush may be lost, whatever later flushes say (R17): callers
+    /// that wrote in place remember that, and if a record that waits for its commit may name such
+    /// data, the store turns read-only.
+    pub fn flush(&self) -> Result<(), Error> {
+        let Err(error) = self.array.flush() else {
+            return Ok(());
+        };
+        if !self.journal.forgive_flush() {
+            self.latch(&format!("data of changes that wait for a commit: {error}"));
+        }
+        Err(error.into())
     }
 
     fn release_freed(&self, wait: bool) {

@@ -71,6 +71,8 @@ pub(super) struct Meta {
     pub changed: Epoch,
     /// Batches written in place since the last record or flush of this file.
     pub unflushed: u64,
+    /// Failed flushes of the array before the first of them.
+    pub flush_failures: u64,
     pub promised: u64,
     /// The logged content is superseded: the file was cut to nothing and is being rewritten.
     pub replaced: bool,

@@ -70,7 +70,11 @@ impl Files {
         if unflushed > 0 && !planted(Canary::OverwriteUnflushed) {
             self.flush_devices()?;
         }
-        Ok(())
+        // What failed may have concerned this file, and nothing is written any more.
+        match self.store.failed() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
     }
 
     fn times_due(&self, state: &Arc<FileState>) -> bool {
@@ -89,13 +93,17 @@ impl Files {
             (state, unflushed)
         };
         let waiting: Vec<(Arc<FileState>, u64)> = states.into_iter().map(count).collect();
-        let outcome = self.store.array().flush();
+        let outcome = self.store.flush();
+        let failures = self.store.array().flush_failures();
+        if let Err(error) = outcome {
+            self.flush_failed(&error);
+            return Err(error.into());
+        }
         for (state, unflushed) in waiting {
             let mut meta = state.meta.lock();
-            if let Err(error) = &outcome
-                && !planted(Canary::FailedFlushForgotten)
-            {
-                meta.fail(error.to_string());
+            if meta.flush_failures != failures && meta.unflushed > 0 {
+                // Ours succeeded, but somebody else's did not.
+                meta.fail("a flush failed after it was written".into());
             } else if meta.unflushed != unflushed {
                 // Written again meanwhile: the next flush is for that.
                 continue;
@@ -103,7 +111,21 @@ impl Files {
             meta.unflushed = 0;
             self.unflushed.lock().remove(&state.ino());
         }
-        outcome.map_err(|error| engine::Error::from(error).into())
+        Ok(())
+    }
+
+    /// Latches a failed flush on all files that wrote in place. Those that note their write after
+    /// this look see by the array's count of failures that it may be lost.
+    fn flush_failed(&self, error: &engine::Error) {
+        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
+        for state in states {
+            let mut meta = state.meta.lock();
+            if !planted(Canary::FailedFlushForgotten) {
+                meta.fail(error.to_string());
+            }
+            meta.unflushed = 0;
+            self.unflushed.lock().remove(&state.ino());
+        }
     }
 
     /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.

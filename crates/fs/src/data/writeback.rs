@@ -49,6 +49,8 @@ pub(super) struct Layout<'s> {
     reservations: Vec<Reservation<'s, FsNode>>,
     /// Pages covered, from the front of the batch.
     pub(super) covered: usize,
+    /// Failed flushes of the array before anything was written.
+    flush_failures: u64,
 }
 
 /// A copy of dirty pages.
@@ -202,6 +204,7 @@ impl Files {
             segments: Vec::new(),
             reservations: Vec::new(),
             covered: 0,
+            flush_failures: self.store.array().flush_failures(),
         };
         let bound = if fresh {
             PAGE_LIMIT
@@ -322,10 +325,10 @@ impl Files {
         let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
         if changes.is_empty() && size == state.meta.lock().logged_size {
-            self.wrote_in_place(state);
-            return Ok(());
+            return self.wrote_in_place(state, layout.flush_failures);
         }
-        let outcome = self.log_changes(state, changes, layout.reservations, size);
+        let written = Some(layout.flush_failures);
+        let outcome = self.log_written(state, changes, layout.reservations, size, written);
         if outcome.is_err() {
             self.promise_again(state, reserved);
         }
@@ -339,10 +342,28 @@ impl Files {
         self.promise_again(state, reserved);
     }
 
-    fn wrote_in_place(&self, state: &Arc<FileState>) {
-        let mut meta = state.meta.lock();
-        meta.unflushed += 1;
-        self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+    fn wrote_in_place(&self, state: &Arc<FileState>, flush_failures: u64) -> Result<(), Error> {
+        {
+            let mut meta = state.meta.lock();
+            if meta.unflushed == 0 {
+                meta.flush_failures = flush_failures;
+            }
+            meta.unflushed += 1;
+            self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+        }
+        self.check_flushes(state, flush_failures)
+    }
+
+    /// Fails when a flush failed since `before`: what was written since then may be lost, even
+    /// if a later flush succeeds (R17).
+    fn check_flushes(&self, state: &Arc<FileState>, before: u64) -> Result<(), Error> {
+        if self.store.array().flush_failures() == before || planted(Canary::FailedFlushForgotten) {
+            return Ok(());
+        }
+        Err(Error::WriteFailed {
+            ino: state.ino(),
+            why: "a flush failed while it was written".into(),
+        })
     }
 
     /// Reserved blocks went back unused: the pages they were for need a promise again. If the
@@ -391,7 +412,24 @@ impl Files {
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
     ) -> Result<(), Error> {
+        self.log_written(state, changes, reservations, size, None)
+    }
+
+    /// As `log_changes`, of data that was written; `before` is the number of flushes that had
+    /// failed until then.
+    fn log_written(
+        &self,
+        state: &Arc<FileState>,
+        changes: Vec<Change>,
+        reservations: Vec<Reservation<'_, FsNode>>,
+        size: u64,
+        before: Option<u64>,
+    ) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        if let Some(before) = before {
+            // The operation has begun: a flush that fails from here on finds it.
+            self.check_flushes(state, before)?;
+        }
         let mut attrs = AttrChange::default();
         let plan = match changes.is_empty() {
             true => None,
@@ -538,6 +576,7 @@ impl Files {
             None => None,
         };
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        self.check_flushes(state, layout.flush_failures)?;
         extents::free_inline_extents(&mut op, slot)?;
         let plan = extents::plan_replacement(&self.store, slot, changes_of(&layout.segments))?;
         for reservation in layout.reservations {

@@ -80,6 +80,48 @@ fn a_failed_flush_is_latched_on_the_files_it_concerns() {
     m.files.fsync(&m.open(ino), false).unwrap();
 }
 
+/// The flush that fsync of one file asks for fails, and with it goes what another had written to
+/// fresh blocks. A later flush succeeds all the same, so the record that names those blocks was
+/// committed, and fsync of the other file returned as if nothing had happened.
+#[test]
+fn a_failed_flush_stops_the_commit_of_data_that_it_may_have_lost() {
+    let world = World::new(24, 64, 64);
+    let m = world.mount();
+    let (ino, other) = (m.make(), m.make());
+    let (file, fresh) = (m.open(ino), m.open(other));
+    m.write(&file, 0, &pattern(1, 20_000));
+    m.files.fsync(&file, false).unwrap();
+    m.write(&fresh, 0, &pattern(2, 20_000));
+    m.files.write_back(other).unwrap();
+    m.write(&file, 0, &pattern(3, 20_000));
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.files.fsync(&file, false).is_err());
+    assert!(m.files.fsync(&fresh, false).is_err());
+    assert!(m.store.read_only());
+}
+
+/// A flush that somebody else asked for fails, and the next one succeeds: fsync of a file that
+/// wrote in place before must not take that for a good sign.
+#[test]
+fn a_flush_that_failed_for_somebody_else_is_no_secret() {
+    let world = World::new(25, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20_000));
+    m.files.fsync(&file, false).unwrap();
+    m.write(&file, 0, &pattern(2, 20_000));
+    m.files.write_back(ino).unwrap();
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.store.flush().is_err());
+    assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    assert!(!m.store.read_only(), "no record named what is lost");
+}
+
 /// Flips a byte in every image of an extent leaf that the devices hold.
 fn damage_extent_leaves(world: &World) -> usize {
     use format::item::{ItemHeader, ItemKind};
