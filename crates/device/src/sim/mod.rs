@@ -19,8 +19,8 @@
 //! as a write.
 //!
 //! **Errors.** A read, write or flush fails with `EIO` when asked to ([`SimDevice::fail_reads`] and
-//! the like: the next so many, or always, anywhere or in a range) or one in so many times
-//! ([`Odds`]). A read error may stay until its sector is written. A write that failed may still
+//! the like: the next so many, or always, anywhere or in a range), when its turn has come among
+//! those of all devices ([`PowerSwitch::fail_after`]), or one in so many times ([`Odds`]). A read error may stay until its sector is written. A write that failed may still
 //! have written any of its sectors. After a flush that failed, a later good flush may or may not
 //! make the writes before it durable (a kernel that drops dirty state at a failed flush), though
 //! reads still show them.
@@ -58,7 +58,7 @@ use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
 use cached::Cached;
-use faults::{Fault, Faults, no_device, no_power};
+use faults::{Fault, Faults, medium_error, no_device, no_power};
 use pages::{Pages, hash_bytes, hash_pages, load, mix, store};
 use power::{InBatch, Power};
 use state::State;
@@ -447,13 +447,13 @@ impl SimDevice {
         self.check(operation)?;
         match operation {
             Operation::Read { .. } | Operation::Flush if power == Power::Going => Err(no_power()),
-            Operation::Read { offset, buf } => state.read(*offset, buf),
+            Operation::Read { offset, buf } => state.read(*offset, buf, power),
             Operation::Write {
                 offset,
                 buf,
                 durability,
             } => state.write(*offset, buf, *durability, power),
-            Operation::Flush => state.flush(),
+            Operation::Flush => state.flush(power),
         }
     }
 
@@ -507,8 +507,10 @@ impl SimDevice {
     }
 
     fn try_discard(&self, state: &mut State, offset: u64, len: u64) -> io::Result<()> {
-        if self.admit(state)? == Power::Going {
-            return Err(no_power());
+        match self.admit(state)? {
+            Power::On => {}
+            Power::Failing => return Err(medium_error()),
+            Power::Going | Power::Off => return Err(no_power()),
         }
         match offset.checked_add(len) {
             Some(end) if end <= self.bytes => state.discard(offset, len),

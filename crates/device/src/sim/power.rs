@@ -1,5 +1,6 @@
 //! The power of several devices, cut at one moment.
 
+use super::faults::Times;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,12 +12,17 @@ pub struct PowerSwitch {
     /// Operations that still happen; the one after is caught by the cut.
     cut_after: AtomicU64,
     off: AtomicBool,
+    /// Operations that work; those after them fail, this many.
+    fail_after: AtomicU64,
+    failures: AtomicU64,
 }
 
 /// What an operation meets at the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Power {
     On,
+    /// There is power, but this operation is one of those that fail.
+    Failing,
     /// The power goes while this operation is in flight.
     Going,
     Off,
@@ -28,6 +34,8 @@ impl PowerSwitch {
             operations: AtomicU64::new(0),
             cut_after: AtomicU64::new(u64::MAX),
             off: AtomicBool::new(false),
+            fail_after: AtomicU64::new(u64::MAX),
+            failures: AtomicU64::new(0),
         })
     }
 
@@ -44,6 +52,19 @@ impl PowerSwitch {
             .store(now.saturating_add(count), Ordering::Release);
     }
 
+    /// Lets `count` more operations work; those after them fail with an I/O error on whichever
+    /// device they meet, as often as `times` says.
+    pub fn fail_after(&self, count: u64, times: Times) {
+        let failures = match times {
+            Times::Next(failures) => failures,
+            Times::Always => u64::MAX,
+        };
+        self.failures.store(failures, Ordering::Release);
+        let now = self.operations();
+        self.fail_after
+            .store(now.saturating_add(count), Ordering::Release);
+    }
+
     /// Cuts the power between two operations.
     pub fn cut_now(&self) {
         self.off.store(true, Ordering::Release);
@@ -53,8 +74,9 @@ impl PowerSwitch {
         self.off.load(Ordering::Acquire)
     }
 
-    /// Turns the power on again, counting from 0 and with no cut ahead.
+    /// Turns the power on again, counting from 0 and with no cut and no failure ahead.
     pub fn restore(&self) {
+        self.fail_after.store(u64::MAX, Ordering::Release);
         self.cut_after.store(u64::MAX, Ordering::Release);
         self.operations.store(0, Ordering::Release);
         self.off.store(false, Ordering::Release);
@@ -67,7 +89,10 @@ impl PowerSwitch {
         let number = self.operations.fetch_add(1, Ordering::AcqRel);
         let cut = self.cut_after.load(Ordering::Acquire);
         if number < cut {
-            return Power::On;
+            return match self.fails(number) {
+                true => Power::Failing,
+                false => Power::On,
+            };
         }
         self.cut_now();
         if number == cut {
@@ -79,6 +104,14 @@ impl PowerSwitch {
         } else {
             caught_with_its_batch()
         }
+    }
+}
+
+impl PowerSwitch {
+    fn fails(&self, number: u64) -> bool {
+        let first = self.fail_after.load(Ordering::Acquire);
+        let failures = self.failures.load(Ordering::Acquire);
+        number >= first && number - first < failures
     }
 }
 

@@ -70,13 +70,14 @@ impl State {
         });
     }
 
-    pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    pub fn read(&mut self, offset: u64, buf: &mut [u8], power: Power) -> io::Result<()> {
         let range = offset..offset + buf.len() as u64;
         let odds = self.faults.odds;
         if self.chance(odds.latent_error) {
             self.faults.bad.insert(offset / SECTOR as u64);
         }
         let failed = strikes(&mut self.faults.reads, &range)
+            || power == Power::Failing
             || self.chance(odds.read_error)
             || self.faults.bad.range(sectors(&range)).next().is_some();
         if failed {
@@ -99,7 +100,10 @@ impl State {
         }
         let range = offset..offset + buf.len() as u64;
         let odds = self.faults.odds;
-        if strikes(&mut self.faults.writes, &range) || self.chance(odds.write_error) {
+        let failed = strikes(&mut self.faults.writes, &range)
+            || power == Power::Failing
+            || self.chance(odds.write_error);
+        if failed {
             self.note(FaultKind::WriteError, range);
             self.write_in_part(offset, buf);
             return Err(medium_error());
@@ -186,9 +190,12 @@ impl State {
         None
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub fn flush(&mut self, power: Power) -> io::Result<()> {
         let odds = self.faults.odds;
-        if strikes(&mut self.faults.flushes, &(0..u64::MAX)) || self.chance(odds.flush_error) {
+        let failed = strikes(&mut self.faults.flushes, &(0..u64::MAX))
+            || power == Power::Failing
+            || self.chance(odds.flush_error);
+        if failed {
             self.note(FaultKind::FlushError, 0..0);
             let dooms = self.rng.one_in(2);
             for write in &mut self.cached {

@@ -272,3 +272,17 @@ fn the_same_seed_gives_the_same_trace() {
     assert_ne!(run(1, 1).0, run(2, 1).0);
     assert_ne!(run(1, 1).0, run(1, 2).0);
 }
+
+#[test]
+fn the_nth_operation_of_several_devices_fails() {
+    let switch = PowerSwitch::new();
+    let devices = [1, 2].map(|seed| SimDevice::on_switch(1 << 20, seed, &switch));
+    switch.fail_after(3, Times::Next(1));
+    let outcomes: Vec<bool> = (0..6).map(|i| devices[i % 2].flush().is_ok()).collect();
+    assert_eq!(outcomes, [true, true, true, false, true, true]);
+    switch.fail_after(1, Times::Always);
+    let outcomes: Vec<bool> = (0..6).map(|i| devices[i % 2].flush().is_ok()).collect();
+    assert_eq!(outcomes, [true, false, false, false, false, false]);
+    switch.restore();
+    assert!(devices[0].flush().is_ok());
+}
