@@ -5,10 +5,8 @@
 //! behind; (2) nothing here waits without a limit.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
@@ -33,7 +31,6 @@ pub struct World {
     /// The folder belongs to somebody else: no mkfs, mount, umount or fsck.
     external: bool,
     keep: bool,
-    foreground: Option<Child>,
 }
 
 impl World {
@@ -53,7 +50,6 @@ impl World {
             mnt,
             external: false,
             keep,
-            foreground: None,
         };
         world.take_down();
         if world.dir.exists() {
@@ -87,7 +83,6 @@ impl World {
             sizes: Vec::new(),
             external: true,
             keep: false,
-            foreground: None,
         })
     }
 
@@ -151,64 +146,6 @@ impl World {
         self.run("mount", &mut mount, LIMIT)
     }
 
-    /// Starts a daemon as a child of this process, without waiting until the mount is usable.
-    pub fn start_foreground(&mut self) -> Fallible<()> {
-        let mut mount = self.command("mount");
-        mount
-            .args(&self.images)
-            .arg(&self.mnt)
-            .arg("--foreground")
-            .arg("--log")
-            .arg(self.daemon_log())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .process_group(0);
-        self.add_options(&mut mount);
-        let child = mount
-            .spawn()
-            .map_err(|e| format!("cannot start {}: {e}", self.sheaf.display()))?;
-        self.foreground = Some(child);
-        Ok(())
-    }
-
-    /// Waits until the daemon says that the mount is usable.
-    pub fn await_ready(&mut self) -> Fallible<()> {
-        let child = self.foreground.as_mut().ok_or("no daemon was started")?;
-        let stdout = child.stdout.take().ok_or("the daemon has no output")?;
-        let (said, hear) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            let read = BufReader::new(stdout).read_line(&mut line);
-            // The receiver may have given up.
-            let _ = said.send(read.map(|_| line));
-        });
-        match hear.recv_timeout(LIMIT) {
-            Ok(Ok(line)) if !line.is_empty() => Ok(()),
-            Ok(_) => Err(format!(
-                "the daemon ended before the mount was usable\n{}",
-                self.daemon_log_tail()
-            )),
-            Err(_) => Err("the mount is not usable in time".to_owned()),
-        }
-    }
-
-    /// SIGKILL to the daemon that `start_foreground` started.
-    pub fn kill_foreground(&mut self) -> Fallible<()> {
-        let mut child = self.foreground.take().ok_or("no daemon was started")?;
-        // Killing fails only when it has ended already, which the wait shows.
-        let _ = child.kill();
-        match process::wait(&mut child, LIMIT)? {
-            Some(status) if std::os::unix::process::ExitStatusExt::signal(&status) == Some(9) => {
-                Ok(())
-            }
-            Some(status) => Err(format!(
-                "the daemon ended by itself: {status}\n{}",
-                self.daemon_log_tail()
-            )),
-            None => Err("the daemon does not die".to_owned()),
-        }
-    }
-
     pub fn umount(&mut self) -> Fallible<()> {
         if self.external {
             return Ok(());
@@ -218,13 +155,6 @@ impl World {
         self.run("umount", &mut umount, LIMIT)?;
         if is_mounted(&self.mnt) {
             return Err("umount succeeded but the mount is still there".to_owned());
-        }
-        if let Some(mut child) = self.foreground.take() {
-            match process::wait(&mut child, LIMIT)? {
-                Some(status) if status.success() => {}
-                Some(status) => return Err(format!("the daemon ended with {status}")),
-                None => return Err("the daemon outlives its mount".to_owned()),
-            }
         }
         Ok(())
     }
@@ -320,9 +250,6 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(mut child) = self.foreground.take() {
-            process::kill_group(&mut child);
-        }
         self.take_down();
         if self.external {
             // The folder is ours alone; what cannot be removed is the next run's to report.

@@ -38,6 +38,7 @@ pub enum Command {
     Cp(Cp),
     Trim(Trim),
     Demo(Demo),
+    Torture(Torture),
     Man(Man),
     Completions(Completions),
 }
@@ -266,6 +267,41 @@ pub struct Demo {
     /// The part that is killed, where there is no mount
     #[arg(long, hide = true)]
     pub victim: bool,
+}
+
+/// Kill a file system's daemon over and over, and check that nothing synced is lost
+///
+/// Makes a four-device array of (sparse) image files in a folder, mounts it, lets several
+/// writers create, overwrite, append, truncate, rename, link and sync files, kills the daemon
+/// with SIGKILL at random moments, mounts again, and compares what is there with what was
+/// synced; fsck must find nothing. Recovery is killed as well.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 nothing is lost, 4 something is (images and log are \
+    kept), 8 the run could not begin, 16 usage error."
+)]
+pub struct Torture {
+    /// The folder for the images; up to 4 GiB are used
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// How long
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// Stop after this many kills instead of after a time
+    #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
+    pub kills: Option<u32>,
+    /// Make the choices of an earlier run again, which printed this
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Mount with these options
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Leave images and log in place in any case
+    #[arg(long)]
+    pub keep: bool,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Write man pages

@@ -23,6 +23,7 @@ mod offline;
 mod output;
 mod progress;
 mod size;
+mod torture;
 mod trim;
 mod umount;
 
@@ -62,6 +63,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Cp(args) => cp::run(&args),
         Command::Trim(args) => trim::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::Man(args) => documents::man(&args),
         Command::Completions(args) => documents::completions(&args),
     }

@@ -222,5 +222,11 @@ fn wrong_calls_are_usage_errors() {
     sheaf(&["mount", "-o", "frobnicate", "a", "b"], &[], &[])
         .exits(USAGE)
         .says("frobnicate");
+    sheaf(
+        &["torture", "x", "--seconds", "1", "--kills", "1"],
+        &[],
+        &[],
+    )
+    .exits(USAGE);
     sheaf(&["--help"], &[], &[]).succeeds().says("mkfs");
 }

@@ -5,14 +5,12 @@ mod demo;
 mod fsx;
 mod full;
 mod kill;
-mod model;
 mod mounting;
 mod pjdfstest;
 mod posix;
 mod programs;
 mod stress;
 mod units;
-mod workload;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -18,6 +18,7 @@ use crate::args::{Demo, Mkfs};
 use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::{fsck, logging, mkfs, output, size};
 
+pub use mounted::why_not;
 use tree::Tree;
 
 const DEVICES: usize = 4;

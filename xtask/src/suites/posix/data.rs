@@ -8,8 +8,11 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::super::workload::{O_DSYNC, O_SYNC};
 use super::{Check, expect, expect_errno, open_new};
+
+/// As open(2) has them; OFlags cannot tell the two apart.
+const O_DSYNC: i32 = 0o10_000;
+const O_SYNC: i32 = 0o4_010_000;
 
 pub fn fallocate(dir: &Path) -> Check {
     let file = open_new(&dir.join("file"))?;

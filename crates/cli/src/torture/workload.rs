@@ -1,4 +1,4 @@
-//! One writer of the kill suite: random operations in a folder of its own, each noted in the
+//! One writer: random operations in a folder of its own, each noted in the
 //! model before it is done, and each sync noted after it returned.
 
 use std::collections::BTreeMap;
@@ -11,10 +11,6 @@ use base::rng::Rng;
 
 use super::model::{Found, HEADER, Model, Thing};
 
-/// As open(2) has them; OFlags cannot tell the two apart.
-pub const O_DSYNC: i32 = 0o10_000;
-pub const O_SYNC: i32 = 0o4_010_000;
-
 /// A writer keeps about this many names.
 const NAMES: u64 = 60;
 
@@ -24,6 +20,8 @@ pub struct Writer {
     model: Model,
     /// For complaints: what was done last.
     pub last_steps: Vec<String>,
+    /// How often something was made durable.
+    pub syncs: u64,
 }
 
 impl Writer {
@@ -33,6 +31,7 @@ impl Writer {
             rng: Rng::new(seed),
             model: Model::default(),
             last_steps: Vec::new(),
+            syncs: 0,
         }
     }
 
@@ -141,6 +140,7 @@ impl Writer {
             false => file.sync_data()?,
         }
         self.model.file_synced(id);
+        self.syncs += 1;
         Ok(())
     }
 
@@ -223,10 +223,11 @@ impl Writer {
         self.model.write(id, bytes.clone());
         let file = OpenOptions::new()
             .write(true)
-            .custom_flags(O_DSYNC)
+            .custom_flags(libc::O_DSYNC)
             .open(self.path(&name))?;
         file.write_all_at(&bytes[from..to], from as u64)?;
         self.model.file_synced(id);
+        self.syncs += 1;
         Ok(())
     }
 
@@ -366,6 +367,7 @@ impl Writer {
         self.note("sync folder".to_owned());
         File::open(&self.dir)?.sync_all()?;
         self.model.folder_synced();
+        self.syncs += 1;
         Ok(())
     }
 }

@@ -1,0 +1,217 @@
+//! The array that is tortured: image files in a folder, their mount, and its daemon as a child
+//! of this process.
+//!
+//! Invariant: dropping the value leaves no daemon and no mount behind, and no file unless they
+//! are to be kept.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::args::Mkfs;
+use crate::daemon::myself;
+use crate::failure::Failure;
+use crate::{fsck, mkfs, umount};
+
+/// In the folder that the user names.
+const FOLDER: &str = "sheaf-torture";
+/// Unequal, so that there are several zones. The files are sparse.
+const DEVICE_BYTES: [u64; 4] = [768 << 20, 768 << 20, 1 << 30, 512 << 20];
+/// How long recovery may take until the mount is usable.
+const READY: Duration = Duration::from_secs(120);
+/// Findings of one check that are shown.
+const FINDINGS_SHOWN: usize = 5;
+
+pub struct Array {
+    folder: PathBuf,
+    images: Vec<PathBuf>,
+    mnt: PathBuf,
+    log: PathBuf,
+    options: Vec<String>,
+    daemon: Option<Child>,
+    keep: bool,
+}
+
+impl Array {
+    /// A fresh file system in `dir`; what a run that was killed left there goes first.
+    pub fn make(dir: &Path, options: &[String]) -> Result<Self, Failure> {
+        let at = |e: std::io::Error| Failure::io(dir.display(), &e);
+        let folder = fs::canonicalize(dir).map_err(at)?.join(FOLDER);
+        let image = |i| folder.join(format!("device{i}.img"));
+        let images: Vec<PathBuf> = (0..DEVICE_BYTES.len()).map(image).collect();
+        let mnt = folder.join("mnt");
+        make_folder(&folder, &images, &mnt)?;
+        let array = Array {
+            images,
+            mnt,
+            log: folder.join("daemon.log"),
+            folder,
+            options: options.to_vec(),
+            daemon: None,
+            keep: false,
+        };
+        for (image, bytes) in array.images.iter().zip(DEVICE_BYTES) {
+            device::create_image(image, bytes)?;
+        }
+        mkfs::make(&Mkfs {
+            devices: array.images.clone(),
+            label: "torture".to_owned(),
+            stripe_unit: None,
+            journal_size: None,
+            size: None,
+            uuid: None,
+            force: false,
+            no_discard: true,
+            quiet: true,
+            json: false,
+        })?;
+        Ok(array)
+    }
+
+    pub fn mnt(&self) -> &Path {
+        &self.mnt
+    }
+
+    /// Leaves the files in place, and says where.
+    pub fn keep(&mut self) -> &Path {
+        self.keep = true;
+        &self.folder
+    }
+
+    /// The end of the daemon's log.
+    pub fn log_tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+
+    /// Starts a daemon and waits until its mount is usable.
+    pub fn start(&mut self) -> Result<(), Failure> {
+        let output = self.start_without_waiting()?;
+        let (tell, told) = mpsc::channel();
+        // It ends with the daemon at the latest.
+        base::thread::spawn("ready", move || {
+            let mut line = String::new();
+            let read = BufReader::new(output).read_line(&mut line);
+            // Nobody listens any more when it took too long.
+            let _ = tell.send(read.is_ok_and(|bytes| bytes > 0));
+        })
+        .map_err(|e| Failure::io("a thread", &e))?;
+        match told.recv_timeout(READY) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Failure::new("the daemon ended before the mount was usable")),
+            Err(_) => Err(Failure::new("the mount is not usable in time")),
+        }
+    }
+
+    pub fn start_without_waiting(&mut self) -> Result<ChildStdout, Failure> {
+        let failed = |e: std::io::Error| Failure::io("cannot start sheaf mount", &e);
+        let mut command = myself();
+        command
+            .args(["mount", "--foreground", "--log"])
+            .arg(&self.log);
+        for options in &self.options {
+            command.args(["-o", options]);
+        }
+        let mut child = command
+            .args(&self.images)
+            .arg(&self.mnt)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let output = child.stdout.take();
+        self.daemon = Some(child);
+        output.ok_or_else(|| Failure::new("the daemon has no output"))
+    }
+
+    /// SIGKILL; [`reap_killed`](Self::reap_killed) follows.
+    pub fn signal_kill(&self) -> Result<(), Failure> {
+        let daemon = self.daemon.as_ref();
+        let daemon = daemon.ok_or_else(|| Failure::new("there is no daemon to kill"))?;
+        rustix::process::kill_process(Pid::from_child(daemon), Signal::KILL)
+            .map_err(|e| Failure::new(format!("cannot kill the daemon: {e}")))
+    }
+
+    /// Waits for the end of the daemon, which must be the signal's work.
+    pub fn reap_killed(&mut self) -> Result<(), Failure> {
+        let Some(mut daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        let status = daemon
+            .wait()
+            .map_err(|e| Failure::io("cannot wait for the daemon", &e))?;
+        match status.signal() {
+            Some(signal) if signal == Signal::KILL.as_raw() => Ok(()),
+            _ => Err(Failure::new(format!(
+                "the daemon ended by itself: {status}"
+            ))),
+        }
+    }
+
+    /// Unmounts a living daemon, which must end well, or takes away what a dead one left.
+    pub fn unmount(&mut self) -> Result<(), Failure> {
+        umount::unmount(&self.mnt)?;
+        let Some(mut daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        let status = daemon
+            .wait()
+            .map_err(|e| Failure::io("cannot wait for the daemon", &e))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(Failure::new(format!("the daemon ended with {status}"))),
+        }
+    }
+
+    /// What a full check finds.
+    pub fn fsck(&self, when: &str) -> Result<Vec<String>, Failure> {
+        let report = fsck::examine(&fsck::open(&self.images)?)?;
+        let findings = report.findings.iter().take(FINDINGS_SHOWN);
+        Ok(findings.map(|f| format!("fsck {when}: {f}")).collect())
+    }
+}
+
+/// The folder, empty but for the mount point.
+fn make_folder(folder: &Path, images: &[PathBuf], mnt: &Path) -> Result<(), Failure> {
+    let at = |e: std::io::Error| Failure::io(folder.display(), &e);
+    if folder.exists() {
+        mount::clean_up(mnt)?;
+        let ours = images.iter().any(|image| image.exists());
+        let mounted = mount::mount_table::find(mnt).map_err(at)?.is_some();
+        if mounted || !ours {
+            return Err(Failure::new(format!(
+                "{} is there already, and in use or somebody else's; remove it, or torture elsewhere",
+                folder.display()
+            )));
+        }
+        fs::remove_dir_all(folder).map_err(at)?;
+    }
+    fs::create_dir_all(mnt).map_err(at)
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            // It may have ended already.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if let Err(error) = mount::clean_up(&self.mnt) {
+            tracing::warn!("{error}");
+        }
+        if self.keep {
+            return;
+        }
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            tracing::warn!("{}: cannot remove: {error}", self.folder.display());
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! `sheaf torture`: several writers on a real mount, SIGKILL to its daemon at random moments, and
+//! a look at what is left. Nothing that was synced may be lost, nothing half-done may be seen,
+//! and fsck must find nothing; before recovery, after it, and when recovery itself was killed.
+//!
+//! [`workload`] is one writer, [`model`] what its folder may look like after a crash,
+//! [`array`](mod@array) the array that is tortured.
+//!
+//! The seed fixes every choice: operations, sizes, contents, and when the daemon is killed. What
+//! the kill then meets is up to the machine.
+
+mod array;
+mod model;
+mod workload;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::args::Torture;
+use crate::devices::pause;
+use crate::failure::{Failure, Outcome};
+use crate::{demo, logging, output, progress};
+
+use array::Array;
+use workload::Writer;
+
+const WRITERS: usize = 4;
+/// Complaints about more kills than this end the run.
+const PATIENCE: usize = 5;
+const LOST: u8 = 4;
+
+/// The result as `--json` shows it.
+#[derive(Serialize)]
+struct Shown {
+    seed: u64,
+    seconds: f64,
+    kills: u32,
+    operations: u64,
+    /// Those of them that made something durable.
+    syncs: u64,
+    /// 0: nothing that was synced is lost; 4: something is, or the array is damaged.
+    exit_code: u8,
+    complaints: Vec<Complaint>,
+    /// The folder with the images, where something is wrong or it was to be kept.
+    kept: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Complaint {
+    /// After which kill, from 1.
+    kill: u32,
+    what: String,
+}
+
+pub fn run(args: &Torture) -> Outcome {
+    logging::start(logging::Target::Terminal)?;
+    if let Some(reason) = demo::why_not() {
+        return Err(Failure::new(reason));
+    }
+    let seed = args.seed.unwrap_or_else(any_seed);
+    if !args.json {
+        let kills = args.kills.map(|n| format!(" --kills {n}"));
+        output::line(format!(
+            "Seed {seed}: sheaf torture {} --seed {seed}{} makes the same choices again",
+            args.dir.display(),
+            kills.unwrap_or_default(),
+        ))?;
+    }
+    let mut array = Array::make(&args.dir, &args.options)?;
+    let mut run = Run::new(args, seed, &array);
+    run.go(args, &mut array);
+    let exit_code = match run.complaints.is_empty() {
+        true => 0,
+        false => LOST,
+    };
+    let kept = (args.keep || exit_code != 0).then(|| array.keep().display().to_string());
+    let shown = Shown {
+        seed,
+        seconds: run.seconds(),
+        kills: run.kills,
+        operations: run.operations.load(Ordering::Relaxed),
+        syncs: run.writers.iter().map(|w| w.lock().syncs).sum(),
+        exit_code,
+        complaints: run.complaints,
+        kept,
+    };
+    match args.json {
+        true => output::json(&shown)?,
+        false => output::print(text(&shown))?,
+    }
+    Ok(exit_code)
+}
+
+fn any_seed() -> u64 {
+    let entropy = base::rng::entropy();
+    // Short enough to type.
+    u64::from(u32::from_le_bytes([
+        entropy[0], entropy[1], entropy[2], entropy[3],
+    ]))
+}
+
+fn text(shown: &Shown) -> String {
+    let mut text = String::new();
+    for complaint in &shown.complaints {
+        text += &format!("after kill {}: {}\n", complaint.kill, complaint.what);
+    }
+    text += &format!(
+        "{} kills, {} operations, {} of them durable, in {:.0} s: ",
+        shown.kills, shown.operations, shown.syncs, shown.seconds
+    );
+    text += match shown.exit_code {
+        0 => "nothing that was synced is lost, fsck finds no error\n",
+        _ => "THERE IS LOSS OR DAMAGE\n",
+    };
+    if let Some(kept) = &shown.kept {
+        text += &format!("images and the daemon's log are in {kept}\n");
+    }
+    text
+}
+
+struct Run {
+    rng: Rng,
+    clock: Clock,
+    /// Each is locked by the thread that it is, for as long as that writes.
+    writers: Vec<Mutex<Writer>>,
+    operations: AtomicU64,
+    kills: u32,
+    complaints: Vec<Complaint>,
+    bar: ProgressBar,
+}
+
+impl Run {
+    fn new(args: &Torture, seed: u64, array: &Array) -> Self {
+        let mut rng = Rng::new(seed);
+        let writer = |i: usize| Writer::new(array.mnt().join(format!("writer{i}")), rng.next_u64());
+        let writers = (0..WRITERS).map(writer);
+        Run {
+            writers: writers.map(|w| Mutex::new(rank::LEAF, w)).collect(),
+            rng,
+            clock: Clock::real(),
+            operations: AtomicU64::new(0),
+            kills: 0,
+            complaints: Vec::new(),
+            bar: progress::bar("Seconds:", args.kills.map_or(args.seconds, |_| 0)),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.clock.monotonic_ns() as f64 / 1e9
+    }
+
+    /// Kills until the time is over, or the count reached, or there are too many complaints.
+    fn go(&mut self, args: &Torture, array: &mut Array) {
+        loop {
+            let over = match args.kills {
+                Some(kills) => self.kills >= kills,
+                None => self.seconds() >= args.seconds as f64,
+            };
+            if over || self.complaints.len() >= PATIENCE {
+                break;
+            }
+            self.bar.set_position(self.seconds() as u64);
+            self.bar
+                .set_message(format!("{} kills. Seconds:", self.kills));
+            self.kills += 1;
+            let checked = self.write_and_kill(array);
+            let checked = checked.and_then(|()| self.after_kill(array));
+            let (what, fatal) = match checked {
+                Ok(complaints) => (complaints, false),
+                Err(failure) => {
+                    let why = failure.message().unwrap_or("failed").to_owned();
+                    (vec![format!("{why}\n{}", array.log_tail())], true)
+                }
+            };
+            let kill = self.kills;
+            self.complaints
+                .extend(what.into_iter().map(|what| Complaint { kill, what }));
+            if fatal {
+                break;
+            }
+        }
+        self.bar.finish_and_clear();
+    }
+
+    /// Mounts, lets the writers write, and kills the daemon.
+    fn write_and_kill(&mut self, array: &mut Array) -> Result<(), Failure> {
+        array.start()?;
+        for writer in &self.writers {
+            let prepared = writer.lock().prepare();
+            prepared.map_err(|e| Failure::io("preparing the writers' folders", &e))?;
+        }
+        let time = Duration::from_millis(self.rng.range(1, 600));
+        let over = AtomicBool::new(false);
+        let results = base::thread::parallel(WRITERS + 1, |role| match self.writers.get(role) {
+            Some(writer) => self.write_until(&mut writer.lock(), &over),
+            None => {
+                self.wait(time, &over);
+                over.store(true, Ordering::SeqCst);
+                array.signal_kill()
+            }
+        });
+        let reaped = array.reap_killed();
+        results.into_iter().collect::<Result<(), Failure>>()?;
+        reaped
+    }
+
+    /// Waits, but not when a writer has failed.
+    fn wait(&self, time: Duration, over: &AtomicBool) {
+        let end = self.clock.monotonic_ns() + time.as_nanos() as u64;
+        loop {
+            let left = end.saturating_sub(self.clock.monotonic_ns());
+            if left == 0 || over.load(Ordering::SeqCst) {
+                return;
+            }
+            pause(Duration::from_nanos(left.min(2_000_000)));
+        }
+    }
+
+    /// Steps until the flag is set; an error before that is a failure.
+    fn write_until(&self, writer: &mut Writer, over: &AtomicBool) -> Result<(), Failure> {
+        while !over.load(Ordering::SeqCst) {
+            match writer.step() {
+                Ok(()) => {
+                    self.operations.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(_) if over.load(Ordering::SeqCst) => break,
+                Err(error) => {
+                    over.store(true, Ordering::SeqCst);
+                    return Err(Failure::new(format!(
+                        "a writer got \"{error}\" before the kill; last steps: {}",
+                        writer.last_steps.join(", ")
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the array after a kill: in turn fsck before recovery, the dead mount unmounted, a
+    /// kill during recovery; and always what is found, and fsck after a clean unmount.
+    fn after_kill(&mut self, array: &mut Array) -> Result<Vec<String>, Failure> {
+        let mut complaints = Vec::new();
+        match self.kills % 4 {
+            1 => complaints.extend(array.fsck("before recovery")?),
+            2 => array.unmount()?,
+            3 => {
+                array.start_without_waiting()?;
+                pause(Duration::from_millis(self.rng.below(60)));
+                array.signal_kill()?;
+                array.reap_killed()?;
+            }
+            _ => {}
+        }
+        array.start()?;
+        for (i, writer) in self.writers.iter().enumerate() {
+            match writer.lock().verify() {
+                Ok(found) => complaints.extend(found.iter().map(|c| format!("writer {i}: {c}"))),
+                Err(error) => complaints.push(format!("writer {i}: cannot read: {error}")),
+            }
+        }
+        array.unmount()?;
+        complaints.extend(array.fsck("after recovery")?);
+        Ok(complaints)
+    }
+}
