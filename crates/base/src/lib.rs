@@ -3,6 +3,7 @@
 //! `std::time`, `std::thread`, a lock type or a random number generator, so that
 //! a simulator can replace each of them in one place. It knows nothing of storage.
 
+pub mod atomic;
 pub mod canary;
 pub mod clock;
 pub mod map;

@@ -132,6 +132,17 @@ impl Heir {
     }
 }
 
+/// One turn of a loop that waits for another thread for microseconds: spins at first, then yields.
+/// `spins` starts at 0.
+pub fn spin(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 100 {
+        std::hint::spin_loop();
+    } else {
+        yield_now();
+    }
+}
+
 /// Lets other runnable threads go first.
 pub fn yield_now() {
     #[cfg(feature = "simulate")]

@@ -1,4 +1,4 @@
-//! Coalesced flushes of one device (R17).
+//! Coalesced flushes of one device (R17). Checked by `model/`.
 //!
 //! Owns what of a device is unflushed and whose turn it is to flush it.
 //!
@@ -9,10 +9,10 @@
 //!    next one; one of them issues it for all.
 //! 3. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
 
+use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Condvar, Mutex, rank};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 type Outcome = Result<(), Arc<io::Error>>;
 

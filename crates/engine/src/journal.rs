@@ -21,6 +21,7 @@
 //!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
 //!    no record waited for a commit is forgiven.
 
+use crate::epoch::{EpochPin, OpenEpoch, Pins};
 use crate::error::Error;
 use base::canary::{Canary, planted};
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
@@ -29,7 +30,7 @@ use format::geometry::Geometry;
 use format::journal::{BATCH_MAGIC, BatchHeader, RECORD_MAX};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// Batches that may be on their way to the devices at once.
@@ -54,7 +55,7 @@ pub(crate) struct Anchor {
 #[repr(align(128))]
 #[derive(Debug)]
 struct Shard {
-    pins: [AtomicU32; 2],
+    pins: Pins,
     staged: Mutex<[Staged; 2]>,
 }
 
@@ -83,12 +84,12 @@ struct CommitState {
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     shard: &'a Shard,
-    pub epoch: u64,
+    pin: EpochPin<'a>,
 }
 
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
-        self.shard.pins[(self.epoch % 2) as usize].fetch_sub(1, Ordering::Release);
+impl Pin<'_> {
+    pub fn epoch(&self) -> u64 {
+        self.pin.epoch
     }
 }
 
@@ -117,7 +118,7 @@ pub(crate) struct Journal {
     uuid: [u8; 16],
     pub mount_id: u64,
     shards: Vec<Shard>,
-    epoch: AtomicU64,
+    epoch: OpenEpoch,
     durable: AtomicU64,
     /// Sequence number of the newest durable batch.
     durable_sequence: AtomicU64,
@@ -153,7 +154,7 @@ impl Journal {
         let align = geometry.journal_align as u64;
         let uuid = array.uuid();
         let shard = |i| Shard {
-            pins: [AtomicU32::new(0), AtomicU32::new(0)],
+            pins: Pins::new(),
             staged: Mutex::keyed(rank::STAGING, i as u64, Default::default()),
         };
         let durable = resume.epoch - 1;
@@ -166,7 +167,7 @@ impl Journal {
             uuid,
             mount_id: resume.mount_id,
             shards: (0..shards).map(shard).collect(),
-            epoch: AtomicU64::new(resume.epoch),
+            epoch: OpenEpoch::new(resume.epoch),
             durable: AtomicU64::new(durable),
             durable_sequence: AtomicU64::new(resume.anchor.sequence - 1),
             head: AtomicU64::new(resume.anchor.position),
@@ -196,7 +197,7 @@ impl Journal {
 
     /// The open epoch.
     pub fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::SeqCst)
+        self.epoch.get()
     }
 
     pub fn durable_epoch(&self) -> u64 {
@@ -243,24 +244,15 @@ impl Journal {
     /// Pins the open epoch. Nothing may block until the pin is dropped.
     pub fn pin(&self, shard: usize) -> Pin<'_> {
         let shard = &self.shards[shard % self.shards.len()];
-        loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            let pins = &shard.pins[(epoch % 2) as usize];
-            base::sched::point();
-            pins.fetch_add(1, Ordering::SeqCst);
-            base::sched::point();
-            if self.epoch.load(Ordering::SeqCst) == epoch {
-                return Pin { shard, epoch };
-            }
-            pins.fetch_sub(1, Ordering::Release);
-        }
+        let pin = self.epoch.pin(&shard.pins);
+        Pin { shard, pin }
     }
 
     /// Stages a record under a pin; its credit shrinks to its size.
     pub fn stage(&self, pin: &Pin<'_>, record: &[u8]) {
         debug_assert!(record.len() <= RECORD_MAX);
         let mut staged = pin.shard.staged.lock();
-        let slot = &mut staged[(pin.epoch % 2) as usize];
+        let slot = &mut staged[(pin.epoch() % 2) as usize];
         slot.bytes.extend_from_slice(record);
         slot.records += 1;
         self.outstanding
@@ -331,21 +323,13 @@ impl Journal {
 
     /// Closes the epoch and gathers its records (invariants 1 and 2).
     fn close_epoch(&self, gather: &mut Gather) -> Batch {
-        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
+        let epoch = self.epoch.close();
         let slot = (epoch % 2) as usize;
         let mut bytes = Vec::new();
         let mut records = 0;
         for shard in &self.shards {
-            let mut spins = 0u32;
-            // SeqCst: either this load sees a pin, or its owner's second look at the epoch
-            // sees that the epoch is closed.
-            while shard.pins[slot].load(Ordering::SeqCst) != 0 && !planted(Canary::PinsIgnored) {
-                spins += 1;
-                if spins < 100 {
-                    std::hint::spin_loop();
-                } else {
-                    base::thread::yield_now();
-                }
+            if !planted(Canary::PinsIgnored) {
+                shard.pins.wait(epoch);
             }
             let mut staged = shard.staged.lock();
             let staged = &mut staged[slot];

@@ -5,10 +5,12 @@
 //! and recovery applies the same deltas by the same code. See [`op`] for operations,
 //! [`journal`] for durability, [`checkpoint`] for the way home, [`recovery`] for the way back.
 
+mod bitmap;
 pub mod cache;
 mod checkpoint;
 mod clean;
 mod content;
+mod epoch;
 mod error;
 mod finding;
 mod items;

@@ -6,21 +6,18 @@
 //! word and, when the word was empty, one on the summary.
 //!
 //! Invariants:
-//! 1. A set bit in a region's words means: the nid is free and in nobody's hands.
-//! 2. A word with a set bit has its summary bit set, except while the thread that changed the
-//!    word is about to set it.
-//! 3. A region is leased by at most one shard; only the lessee clears bits.
-//! 4. A free nid of a region that is not loaded waits in `deferred` and is applied at load.
+//! 1. A set bit in a region's bitmap means: the nid is free and in nobody's hands.
+//! 2. A region is leased by at most one shard; only the lessee takes from its bitmap.
+//! 3. A free nid of a region that is not loaded waits in `deferred` and is applied at load.
 
+use crate::bitmap::Bitmap;
 use base::map::HashMap;
 use base::sync::{Mutex, RwLock, rank};
 use format::Nid;
 use format::table::{MAP_REGIONS, REGION_NIDS, RESERVED_NIDS, ROOTS};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const WORDS: usize = (REGION_NIDS / 64) as usize;
-const SUMMARIES: usize = WORDS / 64;
 /// Regions below the ones kept for space maps.
 const REGION_LIMIT: u32 = ((ROOTS - 1) * MAP_REGIONS) as u32;
 
@@ -28,9 +25,7 @@ const REGION_LIMIT: u32 = ((ROOTS - 1) * MAP_REGIONS) as u32;
 #[derive(Debug)]
 struct Region {
     index: u32,
-    words: Box<[AtomicU64]>,
-    summary: [AtomicU64; SUMMARIES],
-    free: AtomicU32,
+    bits: Bitmap,
 }
 
 impl Region {
@@ -41,70 +36,14 @@ impl Region {
             free_words[0] = 0;
             const { assert!(RESERVED_NIDS == 64) };
         }
-        let mut summary = [const { AtomicU64::new(0) }; SUMMARIES];
-        for (i, word) in free_words.iter().enumerate() {
-            if *word != 0 {
-                *summary[i / 64].get_mut() |= 1 << (i % 64);
-            }
-        }
-        let free = free_words.iter().map(|w| w.count_ones()).sum();
-        Region {
-            index,
-            words: free_words.into_iter().map(AtomicU64::new).collect(),
-            summary,
-            free: AtomicU32::new(free),
-        }
+        let bits = Bitmap::new(free_words);
+        Region { index, bits }
     }
 
-    /// Takes a free nid; only the lessee calls this (invariant 3).
+    /// Takes a free nid; only the lessee calls this (invariant 2).
     fn take(&self) -> Option<u64> {
-        for (s, summary) in self.summary.iter().enumerate() {
-            loop {
-                let bits = summary.load(Ordering::Acquire);
-                if bits == 0 {
-                    break;
-                }
-                let w = s * 64 + bits.trailing_zeros() as usize;
-                let word = self.words[w].load(Ordering::Acquire);
-                if word == 0 {
-                    // Clear the summary bit, then look again: a free that came between set
-                    // the word first and would set the summary bit after us.
-                    summary.fetch_and(!(1 << (w % 64)), Ordering::AcqRel);
-                    if self.words[w].load(Ordering::Acquire) != 0 {
-                        summary.fetch_or(1 << (w % 64), Ordering::AcqRel);
-                    }
-                    continue;
-                }
-                let bit = word.trailing_zeros() as usize;
-                self.words[w].fetch_and(!(1 << bit), Ordering::AcqRel);
-                self.free.fetch_sub(1, Ordering::Relaxed);
-                return Some(self.index as u64 * REGION_NIDS + (w * 64 + bit) as u64);
-            }
-        }
-        None
-    }
-
-    /// Frees a nid; true when it was not free already.
-    fn put(&self, index: u64) -> bool {
-        let (w, bit) = (index as usize / 64, index % 64);
-        let before = self.words[w].fetch_or(1 << bit, Ordering::AcqRel);
-        if before >> bit & 1 == 1 {
-            return false;
-        }
-        if before == 0 {
-            self.summary[w / 64].fetch_or(1 << (w % 64), Ordering::AcqRel);
-        }
-        self.free.fetch_add(1, Ordering::Relaxed);
-        true
-    }
-
-    /// Marks a nid as in use; recovery only.
-    fn mark_used(&self, index: u64) {
-        let (w, bit) = (index as usize / 64, index % 64);
-        let before = self.words[w].fetch_and(!(1 << bit), Ordering::AcqRel);
-        if before >> bit & 1 == 1 {
-            self.free.fetch_sub(1, Ordering::Relaxed);
-        }
+        let within = self.bits.take()?;
+        Some(self.index as u64 * REGION_NIDS + within)
     }
 }
 
@@ -188,7 +127,7 @@ impl Nids {
         // A quarter free at least, so that leases do not bounce for single nids.
         let worth = REGION_NIDS as u32 / 4;
         let candidate = |regions: &Regions, least: u32| {
-            let free = |r: &Arc<Region>| r.free.load(Ordering::Relaxed);
+            let free = |r: &Arc<Region>| r.bits.free();
             regions
                 .loaded
                 .values()
@@ -265,12 +204,12 @@ impl Nids {
         let index = (nid.0 / REGION_NIDS) as usize;
         let loaded = self.index.read().get(index).cloned().flatten();
         if let Some(region) = loaded {
-            region.put(nid.0 % REGION_NIDS);
+            region.bits.put(nid.0 % REGION_NIDS);
             return;
         }
         let mut regions = self.regions.lock();
         if let Some(region) = regions.loaded.get(&(index as u32)) {
-            region.put(nid.0 % REGION_NIDS);
+            region.bits.put(nid.0 % REGION_NIDS);
         } else {
             let (word, bit) = ((nid.0 % REGION_NIDS) as usize / 64, 1 << (nid.0 % 64));
             let freed = regions.deferred.entry(index as u32);
@@ -301,9 +240,9 @@ impl Nids {
             None => self.load(&mut regions, index, bitmaps)?,
         };
         if in_use {
-            region.mark_used(nid.0 % REGION_NIDS);
+            region.bits.mark_used(nid.0 % REGION_NIDS);
         } else {
-            region.put(nid.0 % REGION_NIDS);
+            region.bits.put(nid.0 % REGION_NIDS);
         }
         Ok(())
     }

@@ -439,7 +439,7 @@ impl<'s, C: Content> Op<'s, C> {
             }
         }
         self.store.journal.stage(&pin, &self.record);
-        let epoch = pin.epoch;
+        let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);
         if planted(Canary::BlocksReusedEarly) {
             self.store.space.release_through(epoch, false, |_| {});

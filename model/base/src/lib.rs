@@ -1,0 +1,167 @@
+//! What `base` has, as far as the model-checked parts use it, over the model checker's threads,
+//! locks and atomics.
+
+pub mod atomic {
+    //! The checker's atomics. It treats sequentially consistent accesses as acquire and release
+    //! only, so what makes them more is added: a full fence between a sequentially consistent
+    //! write of a thread and its next sequentially consistent read.
+
+    pub use loom::sync::atomic::Ordering;
+    use loom::sync::atomic::fence;
+    use std::cell::Cell;
+
+    loom::thread_local! {
+        /// The thread has written so since its last fence.
+        static WROTE: Cell<bool> = Cell::new(false);
+    }
+
+    fn before_read(order: Ordering) {
+        if order == Ordering::SeqCst && WROTE.with(|wrote| wrote.replace(false)) {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn after_write(order: Ordering) {
+        if order == Ordering::SeqCst {
+            WROTE.with(|wrote| wrote.set(true));
+        }
+    }
+
+    macro_rules! atomic {
+        ($name:ident, $int:ty) => {
+            #[derive(Debug)]
+            pub struct $name(loom::sync::atomic::$name);
+
+            impl $name {
+                pub fn new(value: $int) -> Self {
+                    $name(loom::sync::atomic::$name::new(value))
+                }
+
+                pub fn load(&self, order: Ordering) -> $int {
+                    before_read(order);
+                    self.0.load(order)
+                }
+
+                pub fn store(&self, value: $int, order: Ordering) {
+                    self.0.store(value, order);
+                    after_write(order);
+                }
+
+                pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.fetch_add(value, order);
+                    after_write(order);
+                    old
+                }
+
+                pub fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.fetch_sub(value, order);
+                    after_write(order);
+                    old
+                }
+
+                pub fn fetch_and(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.fetch_and(value, order);
+                    after_write(order);
+                    old
+                }
+
+                pub fn fetch_or(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.fetch_or(value, order);
+                    after_write(order);
+                    old
+                }
+
+                pub fn fetch_max(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.fetch_max(value, order);
+                    after_write(order);
+                    old
+                }
+            }
+        };
+    }
+
+    atomic!(AtomicU32, u32);
+    atomic!(AtomicU64, u64);
+}
+
+pub mod sync {
+    //! Locks without ranks: their order is checked by the debug builds of the real ones.
+
+    use std::ops::{Deref, DerefMut};
+
+    pub mod rank {
+        #[derive(Clone, Copy, Debug)]
+        pub struct Rank;
+
+        pub const DEVICE_FLUSH: Rank = Rank;
+        pub const DEVICE_STATE: Rank = Rank;
+        pub const STAGING: Rank = Rank;
+    }
+
+    use rank::Rank;
+
+    #[derive(Debug)]
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    #[derive(Debug)]
+    pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    const WAITING: &str = "a guard is given away only during a wait";
+
+    impl<T> Mutex<T> {
+        pub fn new(_: Rank, value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub fn keyed(rank: Rank, _: u64, value: T) -> Self {
+            Self::new(rank, value)
+        }
+
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().expect("no thread of a model panics")))
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            self.0.as_ref().expect(WAITING)
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().expect(WAITING)
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub fn new() -> Condvar {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let inner = guard.0.take().expect(WAITING);
+            let inner = self.0.wait(inner).expect("no thread of a model panics");
+            guard.0 = Some(inner);
+        }
+
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
+
+pub mod thread {
+    /// The checker must know that a loop waits for another thread.
+    pub fn spin(_: &mut u32) {
+        loom::thread::yield_now();
+    }
+}
+
+pub mod sched {
+    pub fn point() {}
+}
