@@ -66,6 +66,7 @@ struct Task {
 }
 
 struct State {
+    what: String,
     rng: Rng,
     tasks: Vec<Task>,
     current: usize,
@@ -87,11 +88,12 @@ thread_local! {
 const EARLY_TIMER_EVERY: u64 = 512;
 
 /// Runs `body` as the first task of a world of its own. `clock` must be a manual one; the
-/// world moves it. All threads that tasks start must have ended when `body` returns.
+/// world moves it. All threads that tasks start must have ended when `body` returns. `what`
+/// says what runs, for the report of a deadlock.
 ///
 /// # Panics
 /// When a task's thread outlives `body`, and when `clock` is the machine's.
-pub fn run<T>(seed: u64, clock: &Clock, body: impl FnOnce() -> T) -> T {
+pub fn run<T>(what: &str, seed: u64, clock: &Clock, body: impl FnOnce() -> T) -> T {
     let Clock::Manual(now) = clock else {
         panic!("a world needs a clock that it can move");
     };
@@ -100,6 +102,7 @@ pub fn run<T>(seed: u64, clock: &Clock, body: impl FnOnce() -> T) -> T {
     let world = Arc::new(World {
         now: Arc::clone(now),
         state: Mutex::new(State {
+            what: what.to_owned(),
             rng,
             tasks: Vec::new(),
             current: 0,
@@ -382,7 +385,7 @@ impl State {
     }
 
     fn give_up(&self, what: &str) -> ! {
-        eprintln!("{what} after {} steps:", self.steps);
+        eprintln!("{}: {what} after {} steps:", self.what, self.steps);
         for (id, task) in self.tasks.iter().enumerate() {
             eprintln!("  task {id} {}: {:?}", task.name, task.status);
         }
@@ -407,7 +410,7 @@ mod tests {
     fn history(seed: u64) -> (Vec<u64>, u64) {
         let clock = Clock::manual(0);
         let list = Arc::new((Mutex::new(rank::LEAF, Vec::new()), Condvar::new()));
-        run(seed, &clock, || {
+        run("test", seed, &clock, || {
             let append = |who: u64| {
                 let list = Arc::clone(&list);
                 let body = move || {
@@ -445,7 +448,7 @@ mod tests {
     fn readers_and_writers_exclude_each_other() {
         for seed in 0..50 {
             let lock = Arc::new(RwLock::new(rank::INODE, (0u64, 0u64)));
-            run(seed, &Clock::manual(0), || {
+            run("test", seed, &Clock::manual(0), || {
                 let failures = thread::parallel(4, |i| {
                     let mut wrong = 0;
                     for _ in 0..10 {
@@ -472,7 +475,7 @@ mod tests {
     fn a_lost_update_is_found_by_some_seed() {
         let lost = (0..50).filter(|&seed| {
             let sum = Mutex::new(rank::LEAF, 0);
-            run(seed, &Clock::manual(0), || {
+            run("test", seed, &Clock::manual(0), || {
                 thread::parallel(2, |_| {
                     for _ in 0..3 {
                         let seen = *sum.lock();
@@ -488,14 +491,14 @@ mod tests {
     #[test]
     fn time_passes_when_everybody_waits_for_it() {
         let clock = Clock::manual(5);
-        run(1, &clock, || spend(Duration::from_secs(3)));
+        run("test", 1, &clock, || spend(Duration::from_secs(3)));
         assert_eq!(clock.monotonic_ns(), 3_000_000_005);
     }
 
     #[test]
     fn pools_and_panics_work_as_outside() {
         for seed in 0..20 {
-            run(seed, &Clock::manual(0), || {
+            run("test", seed, &Clock::manual(0), || {
                 let pool = thread::Pool::start("pool", 2).unwrap();
                 let mut items = vec![0; 10];
                 pool.run(&mut items, &|item| *item += 1, None);

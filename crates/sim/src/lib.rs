@@ -10,5 +10,6 @@ pub mod op;
 pub mod oracle;
 pub mod run;
 pub mod sequences;
+pub mod threads;
 pub mod tree;
 pub mod world;

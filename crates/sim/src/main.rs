@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use sim::explore::Seen;
 use sim::run::{self, Budget};
 use sim::sequences::Plan;
+use sim::threads;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -29,6 +30,15 @@ enum Command {
         #[arg(long)]
         canary: Option<String>,
     },
+    /// Several threads at once, in orders that seeds decide
+    Threads {
+        #[arg(long, default_value_t = 1)]
+        first: u64,
+        #[arg(long, default_value_t = 20)]
+        seeds: u64,
+        #[arg(long)]
+        canary: Option<String>,
+    },
     /// Runs what went wrong again
     Replay {
         #[command(subcommand)]
@@ -42,6 +52,16 @@ enum Command {
 enum Replay {
     /// A sequence of the exhaustive mode
     Sequence { number: usize },
+    /// Several threads at once
+    Threads {
+        seed: u64,
+        #[arg(long, default_value_t = 3)]
+        tasks: usize,
+        #[arg(long, default_value_t = 4)]
+        cycles: u64,
+        #[arg(long, default_value_t = 400)]
+        steps: u64,
+    },
 }
 
 const PLAN_SEED: u64 = 1;
@@ -77,9 +97,53 @@ fn execute(command: Command) -> Result<bool, String> {
             );
             Ok(done.violations.is_empty())
         }
-        Command::Replay { what, canary: name } => {
+        Command::Threads {
+            first,
+            seeds,
+            canary: name,
+        } => {
+            base::canary::plant(canary(name)?);
+            for seed in first..first + seeds {
+                let plan = threads::Plan::new(seed);
+                if let Err(failure) = threads::run(&plan, false) {
+                    println!("{}\n{failure}", threads::shrink(&plan).replay());
+                    return Ok(false);
+                }
+            }
+            println!("{seeds} seeds, nothing wrong");
+            Ok(true)
+        }
+        Command::Replay {
+            what:
+                Replay::Threads {
+                    seed,
+                    tasks,
+                    cycles,
+                    steps,
+                },
+            canary: name,
+        } => {
+            base::canary::plant(canary(name)?);
+            let plan = threads::Plan {
+                seed,
+                tasks,
+                cycles,
+                steps,
+            };
+            match threads::run(&plan, true) {
+                Ok(outcome) => println!("nothing wrong: {outcome:?}"),
+                Err(failure) => {
+                    println!("{failure}");
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+        Command::Replay {
+            what: Replay::Sequence { number },
+            canary: name,
+        } => {
             let planted = canary(name)?;
-            let Replay::Sequence { number } = what;
             let plan = Plan::new(PLAN_SEED);
             for op in plan.sequence(number) {
                 println!("  {op}");

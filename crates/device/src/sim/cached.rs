@@ -19,6 +19,16 @@ pub enum Survival {
     Prefix,
 }
 
+impl Survival {
+    pub const ALL: [Survival; 5] = [
+        Survival::Mixed,
+        Survival::None,
+        Survival::All,
+        Survival::Subset,
+        Survival::Prefix,
+    ];
+}
+
 /// What of one cached write survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {

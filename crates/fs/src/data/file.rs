@@ -469,7 +469,10 @@ impl Files {
 
     fn file_generation(&self, node: &Node<FsNode>) -> Result<u64, Error> {
         let content = node.read()?;
-        let inode = content.inode()?;
+        // The number may be an old one, of what has been deleted.
+        let FsNode::Inode(inode) = &*content else {
+            return Err(Error::Stale(node.nid()));
+        };
         if inode.is_dir() {
             return Err(Error::IsADirectory);
         }

@@ -11,22 +11,74 @@
 //!    was called;
 //! 3. a file holds, sector by sector, what its owner wrote since the last sync that covered
 //!    it, and at least what that sync covered.
+//!
+//! Besides, all tasks move a few directories into one another: whatever comes of that must be
+//! one tree.
 
-#[path = "names/world.rs"]
-mod world;
-
+use crate::explore::Failure;
+use crate::run::guarded;
+use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
+use device::sim::Survival;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
 use std::collections::BTreeMap;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use world::World;
 
-const SECTOR: usize = 512;
+/// The unit of which a crash leaves one version or another, in bytes.
+const SECTOR: usize = device::sim::SECTOR;
 /// Directories that all tasks use.
 const DIRS: usize = 3;
+/// Directories that all tasks move into one another.
+const JUGGLED: u64 = 4;
+const MARK: &[u8] = b"user.mark";
+
+/// What one run does, beside what its seed decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub seed: u64,
+    pub tasks: usize,
+    /// Power cuts.
+    pub cycles: u64,
+    /// Operations of each task between two cuts, at most.
+    pub steps: u64,
+}
+
+impl Plan {
+    pub fn new(seed: u64) -> Plan {
+        Plan {
+            seed,
+            tasks: 3,
+            cycles: 4,
+            steps: 400,
+        }
+    }
+
+    /// The command that runs it again.
+    pub fn replay(&self) -> String {
+        let Plan {
+            seed,
+            tasks,
+            cycles,
+            steps,
+        } = self;
+        format!(
+            "cargo run -p sheaf-sim -- replay threads {seed} --tasks {tasks} --cycles {cycles} --steps {steps}"
+        )
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Times that one thread handed over to another.
+    pub steps: u64,
+    pub cuts: u64,
+    /// Hash of all that the devices were asked and answered.
+    pub trace: u64,
+}
 
 /// Where an entry is: the number of a common directory, and a name in it.
 type Place = (usize, Vec<u8>);
@@ -44,6 +96,8 @@ struct Entry {
     kind: Kind,
     mode: u32,
     links: u32,
+    /// Length and checksum of its attribute.
+    mark: Option<(usize, u32)>,
 }
 
 type Entries = BTreeMap<Place, Entry>;
@@ -146,10 +200,23 @@ impl Ledger {
 struct Known {
     /// Counts calls and returns.
     moment: AtomicU64,
+    /// What the tasks did, where somebody wants to read it.
+    trail: Option<Mutex<Vec<String>>>,
+    /// Names that a task has, and how long they are.
+    names: u64,
+    name_len: usize,
+    mark_max: u64,
+    juggled: Vec<Ino>,
     ledgers: Vec<Mutex<Ledger>>,
 }
 
 impl Known {
+    fn note(&self, what: impl FnOnce() -> String) {
+        if let Some(trail) = &self.trail {
+            trail.lock().push(what());
+        }
+    }
+
     fn tick(&self) -> u64 {
         self.moment.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -196,7 +263,9 @@ impl Task<'_> {
     }
 
     fn place(&mut self) -> Place {
-        let name = format!("{}-{}", self.me, self.rng.below(8));
+        let number = self.rng.below(self.known.names);
+        let width = self.known.name_len;
+        let name = format!("{}-{number:0width$}", self.me);
         (self.rng.below(DIRS as u64) as usize, name.into_bytes())
     }
 
@@ -265,6 +334,7 @@ impl Task<'_> {
             kind,
             mode: attr.mode & 0o7777,
             links: attr.nlink,
+            mark: None,
         };
         let mut next = entries;
         next.insert(place, entry);
@@ -366,6 +436,44 @@ impl Task<'_> {
                 .setattr(&Caller::root(), entry.ino, &set)
                 .map(|_| ())
         })
+    }
+
+    fn mark(&mut self) -> Result<(), fs::Error> {
+        let Some((_, entry)) = self.file() else {
+            return Ok(());
+        };
+        let mut value = vec![0; self.rng.below(self.known.mark_max) as usize];
+        self.rng.fill(&mut value);
+        let mut next = self.ledger().now().clone();
+        for other in next.values_mut().filter(|e| e.ino == entry.ino) {
+            other.mark = Some((value.len(), format::checksum(0, &value)));
+        }
+        self.change(next, &[entry.ino], || {
+            self.fs
+                .setxattr(&Caller::root(), entry.ino, MARK, &value, 0)
+        })
+    }
+
+    /// Moves one of the common directories into another.
+    fn juggle(&mut self) -> Result<(), fs::Error> {
+        let (what, into) = (self.rng.below(JUGGLED), self.rng.below(JUGGLED + 1));
+        let juggled = &self.known.juggled;
+        let into = *juggled.get(into as usize).unwrap_or(&ROOT);
+        let name = format!("j{what}").into_bytes();
+        // Wherever it is by now.
+        for from in juggled.iter().chain([&ROOT]) {
+            let moved = self
+                .fs
+                .rename(&Caller::root(), *from, &name, into, &name, 0);
+            match moved {
+                Err(error) if error.errno() == libc::ENOENT => {}
+                Err(error) if [libc::EINVAL, libc::ENOTEMPTY].contains(&error.errno()) => {
+                    return Ok(());
+                }
+                other => return other,
+            }
+        }
+        Ok(())
     }
 
     fn write(&mut self) -> Result<(), fs::Error> {
@@ -477,7 +585,10 @@ impl Task<'_> {
     }
 
     fn step(&mut self) -> Result<(), fs::Error> {
-        match self.rng.below(40) {
+        let what = self.rng.below(46);
+        self.known
+            .note(|| format!("task {}: {}", self.me, step_name(what)));
+        match what {
             0..=7 => self.create(Kind::File),
             8 => self.create(Kind::Dir),
             9..=14 => self.rename(),
@@ -500,8 +611,37 @@ impl Task<'_> {
                 Ok(())
             }
             37 => Ok(self.fs.store().checkpoint()?),
+            38..=41 => self.mark(),
+            42..=43 => self.juggle(),
             _ => self.fs.tick(),
         }
+    }
+}
+
+fn step_name(step: u64) -> &'static str {
+    match step {
+        0..=7 => "create",
+        8 => "mkdir",
+        9..=14 => "rename",
+        15..=17 => "remove",
+        18 => "link",
+        19..=20 => "chmod",
+        21..=30 => "write",
+        31..=33 => "read",
+        34..=35 => "fsync",
+        36 => "sync",
+        37 => "checkpoint",
+        38..=41 => "setxattr",
+        42..=43 => "move a common directory",
+        _ => "tick",
+    }
+}
+
+fn mark(fs: &FileSystem, ino: Ino) -> Option<(usize, u32)> {
+    match fs.getxattr(ino, MARK) {
+        Ok(value) => Some((value.len(), format::checksum(0, &value))),
+        Err(error) if error.errno() == libc::ENODATA => None,
+        Err(error) => panic!("attribute of {ino}: {error}"),
     }
 }
 
@@ -514,11 +654,24 @@ fn unlink(entries: &mut Entries, gone: &Entry) {
     }
 }
 
+/// The names in a directory, its own and its parent's aside.
+fn names(fs: &FileSystem, dir: Ino) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let mut collect = |entry: &fs::DirEntry<'_>| {
+        if !matches!(entry.name, b"." | b"..") {
+            names.push(entry.name.to_vec());
+        }
+        true
+    };
+    fs.readdir(dir, 0, &mut |entry| collect(&entry)).unwrap();
+    names
+}
+
 /// The entries in the common directories, by the task whose they are.
 fn look(fs: &FileSystem, dirs: &[Ino], tasks: usize) -> Vec<Entries> {
     let mut found = vec![Entries::new(); tasks];
     for (number, dir) in dirs.iter().enumerate() {
-        for (name, _) in world::list(fs, *dir, 50) {
+        for name in names(fs, *dir) {
             let attr = fs.lookup(*dir, &name).unwrap();
             let owner = (name[0] - b'0') as usize;
             let kind = match attr.mode & libc::S_IFMT {
@@ -531,6 +684,7 @@ fn look(fs: &FileSystem, dirs: &[Ino], tasks: usize) -> Vec<Entries> {
                 kind,
                 mode: attr.mode & 0o7777,
                 links: attr.nlink,
+                mark: mark(fs, attr.ino),
             };
             found[owner].insert((number, name), entry);
         }
@@ -549,7 +703,7 @@ fn matches(state: &Entries, found: &Entries, newest: bool) -> bool {
 }
 
 /// Checks what a crash left and returns it as the new beginning.
-fn check(fs: &FileSystem, dirs: &[Ino], known: Known, seed: u64) -> Known {
+fn check(fs: &FileSystem, dirs: &[Ino], mut known: Known) -> Known {
     let found = look(fs, dirs, known.ledgers.len());
     let mut prefixes = Vec::new();
     for (task, (ledger, found)) in known.ledgers.iter().zip(&found).enumerate() {
@@ -559,7 +713,7 @@ fn check(fs: &FileSystem, dirs: &[Ino], known: Known, seed: u64) -> Known {
         let fitting: Vec<usize> = (0..=last).filter(fits).collect();
         let (Some(first), Some(last)) = (fitting.first(), fitting.last()) else {
             panic!(
-                "seed {seed}: task {task}: no prefix of operations {} to {} gives {found:#?}\nnewest {:#?}\noldest {:#?}",
+                "task {task}: no prefix of operations {} to {} gives {found:#?}\nnewest {:#?}\noldest {:#?}",
                 ledger.before,
                 ledger.operations(),
                 ledger.now(),
@@ -577,39 +731,43 @@ fn check(fs: &FileSystem, dirs: &[Ino], known: Known, seed: u64) -> Known {
                 .find(|s| s.returned < *called)
             {
                 panic!(
-                    "seed {seed}: task {task} lost an operation ({missing:?}) that returned before one of task {other} was called at {called}"
+                    "task {task} lost an operation ({missing:?}) that returned before one of task {other} was called at {called}"
                 );
             }
         }
     }
-    let ledgers = found.into_iter().zip(known.ledgers).map(|(entries, old)| {
-        let old = old.into_inner();
-        let mut ledger = Ledger::new(entries.clone());
-        for entry in entries.values().filter(|e| e.kind == Kind::File) {
-            let id = (entry.ino, entry.generation);
-            let bytes = content(fs, entry.ino);
-            let allowed = match old.files.get(&id) {
-                Some(history) => history.allows(&bytes),
-                // Created by a call that had not returned.
-                None if bytes.is_empty() => Ok(()),
-                None => Err("a file nobody wrote has bytes".to_owned()),
-            };
-            if let Err(what) = allowed {
-                panic!("seed {seed}: file {id:?}: {what}");
+    let ledgers = found
+        .into_iter()
+        .zip(std::mem::take(&mut known.ledgers))
+        .map(|(entries, old)| {
+            let old = old.into_inner();
+            let mut ledger = Ledger::new(entries.clone());
+            for entry in entries.values().filter(|e| e.kind == Kind::File) {
+                let id = (entry.ino, entry.generation);
+                let bytes = content(fs, entry.ino);
+                let allowed = match old.files.get(&id) {
+                    Some(history) => history.allows(&bytes),
+                    // Created by a call that had not returned.
+                    None if bytes.is_empty() => Ok(()),
+                    None => Err("a file nobody wrote has bytes".to_owned()),
+                };
+                if let Err(what) = allowed {
+                    panic!("file {id:?}: {what}");
+                }
+                ledger.files.insert(
+                    id,
+                    History {
+                        first: 0,
+                        versions: vec![bytes],
+                    },
+                );
             }
-            ledger.files.insert(
-                id,
-                History {
-                    first: 0,
-                    versions: vec![bytes],
-                },
-            );
-        }
-        Mutex::new(rank::LEAF, ledger)
-    });
+            Mutex::new(rank::LEAF, ledger)
+        });
     Known {
         moment: AtomicU64::new(0),
         ledgers: ledgers.collect(),
+        ..known
     }
 }
 
@@ -621,84 +779,172 @@ fn content(fs: &FileSystem, ino: Ino) -> Vec<u8> {
     bytes
 }
 
-fn run(seed: u64, tasks: usize, cycles: u64) -> u64 {
-    let mut rng = Rng::new(seed);
-    let mut world = World::new(2, 48 << 20, seed);
-    let store = &mut world.options.store;
+/// The array and the options that a seed asks for.
+fn shape(rng: &mut Rng) -> Shape {
+    let mut shape = Shape::small(rng.range(1, 4));
+    let store = &mut shape.options.store;
     store.background = true;
     store.workers = rng.range(1, 4) as usize;
     store.shards = rng.range(1, 5) as usize;
     store.dirty_bytes = Some(*rng.pick(&[32 << 10, 256 << 10, 4 << 20]));
     store.node_cache_bytes = *rng.pick(&[64 << 10, 16 << 20]);
-    world.options.data.cache_bytes = *rng.pick(&[256 << 10, 8 << 20]);
+    shape.options.data.cache_bytes = *rng.pick(&[256 << 10, 8 << 20]);
     if rng.one_in(2) {
-        world.options.hash_mask = Some(0xF << 60);
+        // Few hashes: buckets split late, and names collide.
+        shape.options.hash_mask = Some(0xF << 60);
     }
-    let clock = world.clock.clone();
-    let fs = world.open();
+    shape
+}
+
+/// Makes the directories that all tasks use.
+fn set_up(fs: &FileSystem, known: &mut Known) -> Result<Vec<Ino>, fs::Error> {
     let who = Caller::root();
-    let dirs: Vec<Ino> = (0..DIRS)
-        .map(|i| {
-            let name = format!("dir{i}");
-            fs.mkdir(&who, ROOT, name.as_bytes(), 0o755).unwrap().ino
+    for i in 0..JUGGLED {
+        let name = format!("j{i}");
+        let made = fs.mkdir(&who, ROOT, name.as_bytes(), 0o755)?;
+        known.juggled.push(made.ino);
+    }
+    let make = |i| {
+        let name = format!("dir{i}");
+        Ok(fs.mkdir(&who, ROOT, name.as_bytes(), 0o755)?.ino)
+    };
+    let dirs = (0..DIRS).map(make).collect();
+    fs.sync()?;
+    dirs
+}
+
+/// Lets all tasks work until the power goes after `cut` more operations of the devices.
+fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64, cut: u64) -> u64 {
+    let what = format!("{} (order {order:#x})", plan.replay());
+    sched::run(&what, order, &machine.clock, || {
+        let fs = machine.open().expect("the array opens");
+        let switch = &machine.switch;
+        switch.cut_after(cut);
+        thread::parallel(plan.tasks, |me| {
+            let mut task = Task {
+                me,
+                fs: &fs,
+                dirs,
+                known,
+                rng: Rng::new(order ^ (me as u64 + 1)),
+            };
+            for _ in 0..plan.steps {
+                if let Err(error) = task.step() {
+                    assert!(switch.is_cut(), "task {me}: {error}");
+                    return;
+                }
+            }
+        });
+        switch.cut_now();
+        assert!(fs.close().is_err(), "a file system closes without power");
+        sched::steps()
+    })
+}
+
+/// Runs a plan; with `trail`, a failure lists what the tasks did since the last cut.
+pub fn run(plan: &Plan, trail: bool) -> Result<Outcome, Failure> {
+    let mut outcome = Outcome::default();
+    let mut notes = Vec::new();
+    let done = guarded(|| {
+        attempt(plan, trail, &mut outcome, &mut notes).map_err(|what| Failure {
+            what,
+            trail: Vec::new(),
         })
-        .collect();
-    fs.close().unwrap();
-    drop(fs);
-    world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+    });
+    match done {
+        Ok(()) => Ok(outcome),
+        Err(failure) => Err(Failure {
+            trail: notes,
+            ..failure
+        }),
+    }
+}
+
+fn attempt(
+    plan: &Plan,
+    trail: bool,
+    outcome: &mut Outcome,
+    notes: &mut Vec<String>,
+) -> Result<(), String> {
+    let mut rng = Rng::new(plan.seed);
+    let shape = shape(&mut rng);
+    let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
     let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
     let mut known = Known {
         moment: AtomicU64::new(0),
-        ledgers: (0..tasks).map(|_| ledger()).collect(),
+        trail: trail.then(|| Mutex::new(rank::LEAF, Vec::new())),
+        names: *rng.pick(&[8, 40]),
+        name_len: *rng.pick(&[1, 180]),
+        mark_max: *rng.pick(&[100, 30_000]),
+        juggled: Vec::new(),
+        ledgers: (0..plan.tasks).map(|_| ledger()).collect(),
     };
-    let mut steps = 0;
-    for _ in 0..cycles {
+    let setting_up = |machine: &Machine, known: &mut Known| {
+        sched::run("set-up", 1, &machine.clock, || {
+            let fs = machine.open()?;
+            let dirs = set_up(&fs, known)?;
+            fs.close()?;
+            Ok::<_, fs::Error>(dirs)
+        })
+    };
+    let dirs = setting_up(&machine, &mut known).map_err(|e| e.to_string())?;
+    for _ in 0..plan.cycles {
         let most = *rng.pick(&[50, 400, 2500]);
-        let cut = rng.below(most);
-        let order = rng.next_u64();
-        steps += sched::run(order, &clock, || {
-            let fs = world.open();
-            world.switch.cut_after(world.switch.operations() + cut);
-            thread::parallel(tasks, |me| {
-                let mut task = Task {
-                    me,
-                    fs: &fs,
-                    dirs: &dirs,
-                    known: &known,
-                    rng: Rng::new(order ^ (me as u64 + 1)),
-                };
-                for _ in 0..400 {
-                    if let Err(error) = task.step() {
-                        assert!(world.switch.is_cut(), "seed {seed}: {error}");
-                        return;
-                    }
-                }
-            });
-            world.switch.cut_now();
-            let closed = fs.close();
-            assert!(closed.is_err());
-            sched::steps()
+        let (cut, order) = (rng.below(most), rng.next_u64());
+        outcome.steps += work(plan, &machine, &dirs, &known, order, cut);
+        outcome.cuts += 1;
+        for device in &machine.devices {
+            outcome.trace = outcome.trace.rotate_left(1) ^ device.trace_hash();
+        }
+        if let Some(trail) = &known.trail {
+            *notes = std::mem::take(&mut *trail.lock());
+        }
+        let survival = *rng.pick(&Survival::ALL);
+        let now_ns = machine.now_ns();
+        let crashed = machine.cut(survival, &mut rng);
+        machine = Machine::after(&shape, crashed, now_ns);
+        machine.fsck()?;
+        let settled = sched::run("recovery", order, &machine.clock, || {
+            let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
+            let known = check(&fs, &dirs, known);
+            fs.close().map_err(|e| format!("close: {e}"))?;
+            Ok::<_, String>(known)
         });
-        world.restart(&mut rng);
-        let fs = world.open();
-        known = check(&fs, &dirs, known, seed);
-        let fs = world.remount(fs);
-        fs.close().unwrap();
-        drop(fs);
-        world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+        known = settled?;
+        machine.fsck()?;
     }
-    steps
+    Ok(())
 }
 
-#[test]
-fn threads_in_any_order_leave_what_each_was_promised() {
-    // SHEAF_SEEDS=100-200 runs others, SHEAF_CANARY=name a deliberate breakage.
-    let canary = std::env::var("SHEAF_CANARY").ok();
-    base::canary::plant(canary.and_then(|name| base::canary::Canary::from_name(&name)));
-    let range = std::env::var("SHEAF_SEEDS").unwrap_or("1-3".into());
-    let (first, last) = range.split_once('-').unwrap_or((&range, &range));
-    for seed in first.parse().unwrap()..=last.parse().unwrap() {
-        let steps = run(seed, 3, 4);
-        eprintln!("seed {seed}: {steps} steps");
+/// The smallest plan found that fails as this one does, at all: fewer cuts, operations, tasks.
+pub fn shrink(plan: &Plan) -> Plan {
+    let mut smallest = *plan;
+    let fails = |plan: &Plan| run(plan, false).is_err();
+    for cycles in 1..plan.cycles {
+        let fewer = Plan { cycles, ..smallest };
+        if fails(&fewer) {
+            smallest = fewer;
+            break;
+        }
     }
+    for tasks in 1..plan.tasks {
+        let fewer = Plan { tasks, ..smallest };
+        if fails(&fewer) {
+            smallest = fewer;
+            break;
+        }
+    }
+    let (mut passes, mut steps) = (0, smallest.steps);
+    while passes + 1 < steps {
+        let middle = passes.midpoint(steps);
+        if fails(&Plan {
+            steps: middle,
+            ..smallest
+        }) {
+            steps = middle;
+        } else {
+            passes = middle;
+        }
+    }
+    Plan { steps, ..smallest }
 }
