@@ -20,41 +20,65 @@ pub enum Stop {
 
 /// A file system under test, with what is known of it.
 pub struct Driver {
-    pub machine: Machine,
+    pub machine: Arc<Machine>,
     fs: Option<Arc<FileSystem>>,
+    /// The directory that the model's paths begin at.
+    root: Ino,
     pub oracle: Oracle,
     inos: BTreeMap<Id, Ino>,
     held: BTreeMap<Id, Arc<OpenFile>>,
     /// Errors that the environment explains: faults are injected, or space is short.
     pub trouble: bool,
+    /// Data could not be written: some file may be what its inode says, and not what was
+    /// written last. Contents are left alone from then on.
+    pub given_up: bool,
 }
 
 impl Driver {
     /// Opens a file system of which nothing is known but that it is empty.
     pub fn fresh(machine: Machine, calm: bool) -> Result<Driver, String> {
         let fs = machine.open().map_err(|e| format!("open: {e}"))?;
-        Ok(Driver {
+        Ok(Driver::over(Arc::new(machine), fs, ROOT, calm))
+    }
+
+    /// A driver for what is at and below an empty directory of an open file system.
+    pub fn over(machine: Arc<Machine>, fs: Arc<FileSystem>, root: Ino, calm: bool) -> Driver {
+        Driver {
             machine,
             fs: Some(fs),
+            root,
             oracle: Oracle::new(calm),
-            inos: BTreeMap::from([(TOP, ROOT)]),
+            inos: BTreeMap::from([(TOP, root)]),
             held: BTreeMap::new(),
             trouble: false,
-        })
+            given_up: false,
+        }
     }
 
     /// Recovers after a power cut and compares with what the oracle allows.
     pub fn recover(machine: Machine, oracle: &Oracle) -> Result<Driver, String> {
         let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
-        let found = look::look(&fs)?;
+        Driver::recovered(Arc::new(machine), fs, ROOT, oracle)
+    }
+
+    /// Compares what is at and below a directory of a file system that has recovered.
+    pub fn recovered(
+        machine: Arc<Machine>,
+        fs: Arc<FileSystem>,
+        root: Ino,
+        oracle: &Oracle,
+    ) -> Result<Driver, String> {
+        let found = look::look_below(&fs, root)?;
         let (oracle, pairs) = oracle.check(&found)?;
         Ok(Driver {
             machine,
             fs: Some(fs),
+            root,
             inos: inos_of(&found, &pairs),
             oracle,
             held: BTreeMap::new(),
             trouble: false,
+            given_up: false,
         })
     }
 
@@ -66,12 +90,14 @@ impl Driver {
     ) -> Result<Driver, String> {
         let fs = machine.open().map_err(|e| format!("open: {e}"))?;
         Ok(Driver {
-            machine,
+            machine: Arc::new(machine),
             fs: Some(fs),
+            root: ROOT,
             oracle,
             inos,
             held: BTreeMap::new(),
             trouble: false,
+            given_up: false,
         })
     }
 
@@ -86,7 +112,7 @@ impl Driver {
 
     /// Compares what is shown now with the newest state of the model.
     pub fn verify_now(&self) -> Result<(), String> {
-        let found = look::look(self.fs())?;
+        let found = look::look_below(self.fs(), self.root)?;
         let Some(pairs) = found.matches(self.oracle.now()) else {
             let model = look::describe(self.oracle.now());
             return Err(format!(
@@ -105,7 +131,7 @@ impl Driver {
     }
 
     /// Forgets handles, as the end of the process would, and the file system with them.
-    pub fn stop(mut self) -> Machine {
+    pub fn stop(mut self) -> Arc<Machine> {
         self.held.clear();
         self.fs = None;
         self.machine
@@ -120,6 +146,12 @@ impl Driver {
 
     /// Notes that an operation is about to run.
     pub fn begin(&mut self, op: &Op) -> Result<Change, i32> {
+        if self.given_up && op.changes_content() {
+            return Ok(Change {
+                idle: true,
+                ..Change::default()
+            });
+        }
         self.oracle.begin(op)
     }
 
@@ -131,11 +163,22 @@ impl Driver {
         result: Result<(), fs::Error>,
     ) -> Result<(), Stop> {
         match (result, expected) {
+            (Ok(()), Ok(_)) if self.given_up => {
+                self.oracle.done_with_names(op);
+                Ok(())
+            }
             (Ok(()), Ok(_)) => {
                 self.oracle.done(op);
                 Ok(())
             }
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
+            (Err(fs::Error::NoSpace), Ok(change)) if self.trouble => self.out_of_space(op, &change),
+            (Err(fs::Error::NoSpace), Err(_)) if self.trouble => Ok(()),
+            (Err(_), Ok(_)) if self.trouble && self.goes_on_after(op) => {
+                // It promised nothing then.
+                self.given_up = true;
+                Ok(())
+            }
             (Err(error), _) if self.trouble || self.machine.switch.is_cut() => {
                 Err(Stop::Environment(error.to_string()))
             }
@@ -149,6 +192,32 @@ impl Driver {
         }
     }
 
+    /// Whether there is a file system to go on with although this failed.
+    fn goes_on_after(&self, op: &Op) -> bool {
+        op.is_sync() && *op != Op::Remount && !self.machine.switch.is_cut()
+    }
+
+    /// An operation on names did not happen; one on contents did in part.
+    fn out_of_space(&mut self, op: &Op, change: &Change) -> Result<(), Stop> {
+        self.oracle.undo(change);
+        let path = match op {
+            Op::Write { path, .. }
+            | Op::Rewrite { path, .. }
+            | Op::Fallocate { path, .. }
+            | Op::Truncate(path, _) => path,
+            _ => return Ok(()),
+        };
+        let Some(id) = self.oracle.now().file(path) else {
+            return Ok(());
+        };
+        let content = self.ino(path).and_then(|ino| look::content(self.fs(), ino));
+        match content {
+            Ok(bytes) => self.oracle.observe(id, bytes),
+            Err(error) => return Err(Stop::Environment(error.to_string())),
+        }
+        Ok(())
+    }
+
     /// Where a path's last name is: the real directory, and the name.
     fn place<'p>(&self, path: &'p str) -> Result<(Ino, &'p [u8]), fs::Error> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -157,7 +226,7 @@ impl Driver {
 
     /// What the file system has at a path.
     fn ino(&self, path: &str) -> Result<Ino, fs::Error> {
-        let mut at = ROOT;
+        let mut at = self.root;
         for name in path.split('/').filter(|n| !n.is_empty()) {
             at = self.fs().lookup(at, name.as_bytes())?.ino;
         }
@@ -182,6 +251,7 @@ impl Driver {
     /// Runs an operation on the real file system alone.
     pub fn perform(&mut self, op: &Op, change: Option<&Change>) -> Result<(), fs::Error> {
         match op {
+            _ if self.given_up && op.changes_content() => Ok(()),
             Op::Create(_) | Op::Mkdir(_) | Op::Symlink(_) | Op::TmpLink { .. } => {
                 self.make(op, change)
             }
@@ -201,8 +271,10 @@ impl Driver {
                 Ok(())
             }
             Op::Release(path) => {
-                if let Some(id) = self.oracle.now().file(path) {
-                    self.held.remove(&id);
+                if let Some(id) = self.oracle.now().file(path)
+                    && let Some(file) = self.held.remove(&id)
+                {
+                    self.close(&file);
                 }
                 Ok(())
             }
@@ -299,8 +371,9 @@ impl Driver {
     }
 
     /// Reads, writes and syncs of what the model has at a path; where it has no file, nothing.
-    fn data(&self, op: &Op) -> Result<(), fs::Error> {
-        let fs = self.fs();
+    fn data(&mut self, op: &Op) -> Result<(), fs::Error> {
+        let fs = Arc::clone(self.fs());
+        let fs = &fs;
         match op {
             Op::Write {
                 path,
@@ -321,13 +394,17 @@ impl Driver {
                 // The model has the new content already.
                 let size = self.oracle.content(id).len() as u64;
                 let at = at.unwrap_or(size - len);
-                write_all(fs, &file, at, &pattern(*tag, at, *len))
+                write_all(fs, &file, at, &pattern(*tag, at, *len))?;
+                self.close(&file);
+                Ok(())
             }
             Op::Rewrite { path, len, tag } => {
                 let Some(file) = self.handle(path, libc::O_TRUNC)? else {
                     return Ok(());
                 };
-                write_all(fs, &file, 0, &pattern(*tag, 0, *len))
+                write_all(fs, &file, 0, &pattern(*tag, 0, *len))?;
+                self.close(&file);
+                Ok(())
             }
             Op::Truncate(path, size) => match self.oracle.now().file(path) {
                 Some(_) => fs.truncate(&Caller::root(), self.ino(path)?, *size),
@@ -352,6 +429,12 @@ impl Driver {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What a program learns when it closes a file.
+    fn close(&mut self, file: &OpenFile) {
+        let failed = self.fs().flush(file).is_err();
+        self.given_up |= failed && self.trouble;
     }
 
     fn remount(&mut self) -> Result<(), fs::Error> {

@@ -8,6 +8,7 @@ pub mod explore;
 pub mod look;
 pub mod op;
 pub mod oracle;
+pub mod random;
 pub mod run;
 pub mod sequences;
 pub mod threads;

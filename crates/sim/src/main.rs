@@ -30,12 +30,23 @@ enum Command {
         #[arg(long)]
         canary: Option<String>,
     },
-    /// Several threads at once, in orders that seeds decide
-    Threads {
+    /// Long random runs, with faults
+    Random {
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
         #[arg(long, default_value_t = 1)]
+        workers: usize,
+        #[arg(long, default_value_t = 0)]
         first: u64,
-        #[arg(long, default_value_t = 20)]
-        seeds: u64,
+        #[arg(long)]
+        canary: Option<String>,
+    },
+    /// Several threads at once, in an order that each seed decides
+    Threads {
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        #[arg(long, default_value_t = 0)]
+        first: u64,
         #[arg(long)]
         canary: Option<String>,
     },
@@ -52,7 +63,7 @@ enum Command {
 enum Replay {
     /// A sequence of the exhaustive mode
     Sequence { number: usize },
-    /// Several threads at once
+    /// A seed of the threaded mode
     Threads {
         seed: u64,
         #[arg(long, default_value_t = 3)]
@@ -61,6 +72,16 @@ enum Replay {
         cycles: u64,
         #[arg(long, default_value_t = 400)]
         steps: u64,
+    },
+    /// A seed of the random mode
+    Random {
+        seed: u64,
+        /// Run these steps instead of the seed's own; separated by semicolons
+        #[arg(long)]
+        steps: Option<String>,
+        /// Print the steps
+        #[arg(long)]
+        verbose: bool,
     },
 }
 
@@ -97,21 +118,48 @@ fn execute(command: Command) -> Result<bool, String> {
             );
             Ok(done.violations.is_empty())
         }
-        Command::Threads {
+        Command::Random {
+            seconds,
+            workers,
             first,
-            seeds,
             canary: name,
         } => {
-            base::canary::plant(canary(name)?);
-            for seed in first..first + seeds {
-                let plan = threads::Plan::new(seed);
-                if let Err(failure) = threads::run(&plan, false) {
-                    println!("{}\n{failure}", threads::shrink(&plan).replay());
-                    return Ok(false);
-                }
+            let seen = Arc::new(Seen::default());
+            let budget = Budget::seconds(seconds);
+            let planted = canary(name)?;
+            let done = run::random(first, workers, &budget, &seen, 3, planted);
+            eprintln!();
+            for violation in &done.violations {
+                println!("{}\n{}", violation.replay, violation.failure);
             }
-            println!("{seeds} seeds, nothing wrong");
-            Ok(true)
+            println!(
+                "{} seeds, {} states, {} violations in {} s",
+                done.seeds,
+                seen.states(),
+                done.violations.len(),
+                budget.spent()
+            );
+            Ok(done.violations.is_empty())
+        }
+        Command::Threads {
+            seconds,
+            first,
+            canary: name,
+        } => {
+            let seen = Arc::new(Seen::default());
+            let budget = Budget::seconds(seconds);
+            let done = run::threads(first, &budget, &seen, 1, canary(name)?);
+            for violation in &done.violations {
+                println!("{}\n{}", violation.replay, violation.failure);
+            }
+            println!(
+                "{} seeds, {} states, {} violations in {} s",
+                done.seeds,
+                seen.states(),
+                done.violations.len(),
+                budget.spent()
+            );
+            Ok(done.violations.is_empty())
         }
         Command::Replay {
             what:
@@ -138,6 +186,25 @@ fn execute(command: Command) -> Result<bool, String> {
                 }
             }
             Ok(true)
+        }
+        Command::Replay {
+            what:
+                Replay::Random {
+                    seed,
+                    steps,
+                    verbose,
+                },
+            canary: name,
+        } => {
+            let ran = run::replay_random(seed, steps.as_deref(), canary(name)?)?;
+            if verbose {
+                ran.steps.iter().for_each(|step| println!("  {step}"));
+            }
+            println!("{} steps, trace {:016x}", ran.steps.len(), ran.trace);
+            if let Some(failure) = &ran.failure {
+                println!("{failure}");
+            }
+            Ok(ran.failure.is_none())
         }
         Command::Replay {
             what: Replay::Sequence { number },

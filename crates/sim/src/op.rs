@@ -79,6 +79,14 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether this writes to a file that exists.
+    pub fn changes_content(&self) -> bool {
+        matches!(
+            self,
+            Op::Write { .. } | Op::Rewrite { .. } | Op::Truncate(..) | Op::Fallocate { .. }
+        )
+    }
+
     /// Whether this only makes things durable.
     pub fn is_sync(&self) -> bool {
         matches!(

@@ -108,6 +108,32 @@ impl Oracle {
         Ok(change)
     }
 
+    /// An operation that began did not happen.
+    pub fn undo(&mut self, change: &Change) {
+        if change.idle {
+            return;
+        }
+        self.states.pop();
+        if let Some(id) = change.created {
+            self.contents.remove(&id);
+        }
+        if change.replacer.is_some() {
+            self.barriers.pop();
+        }
+    }
+
+    /// A file holds this now; how it came to that is not known.
+    pub fn observe(&mut self, id: Id, bytes: Vec<u8>) {
+        let history = self.history(id);
+        history.write_back();
+        history.change(bytes, true);
+    }
+
+    /// Operations so far, and how many of them are known to be durable.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.operations(), self.before)
+    }
+
     fn begin_content(&mut self, op: &Op, change: &Change) {
         let calm = self.calm;
         match op {
@@ -191,6 +217,20 @@ impl Oracle {
             } => self.synced(path),
             Op::Sync | Op::Remount => self.all_durable(),
             Op::Checkpoint => self.durable_through(self.operations()),
+            _ => {}
+        }
+    }
+
+    /// As `done`, for names and attributes alone.
+    pub fn done_with_names(&mut self, op: &Op) {
+        match op {
+            Op::Fsync(path) | Op::Fdatasync(path) => {
+                let id = self.now().resolve(path).ok();
+                if let Some(operation) = id.and_then(|id| self.touched.get(&id)) {
+                    self.durable_through(*operation);
+                }
+            }
+            Op::Sync | Op::Remount | Op::Checkpoint => self.durable_through(self.operations()),
             _ => {}
         }
     }

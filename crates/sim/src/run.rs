@@ -1,7 +1,9 @@
 //! Runs modes within a budget of time, on all cores, and reports.
 
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::random::{self, Generator, Ran, Setting, Source, Step};
 use crate::sequences::{self, Plan};
+use crate::threads;
 use crate::world::Shape;
 use base::canary::{Canary, plant};
 use base::clock::Clock;
@@ -149,4 +151,127 @@ pub fn replay_sequence(plan: &Plan, number: usize, canary: Option<Canary>) -> Re
     });
     plant(None);
     outcome
+}
+
+/// What a random run did.
+#[derive(Clone, Debug, Default)]
+pub struct Randomly {
+    pub seeds: u64,
+    pub violations: Vec<Violation>,
+}
+
+/// Tries of the shrinker.
+const SHRINK_TRIES: u32 = 150;
+
+/// Runs seeds from `first` on until the budget is spent or `most` violations are found.
+pub fn random(
+    first: u64,
+    workers: usize,
+    budget: &Budget,
+    seen: &Arc<Seen>,
+    most: usize,
+    canary: Option<Canary>,
+) -> Randomly {
+    let next = AtomicU64::new(first);
+    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let results = base::thread::parallel(workers, |worker| {
+        plant(canary);
+        let mut violations = Vec::new();
+        while !budget.is_over() && !stop.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let ran = random::run_seed(seed, seen);
+            done.fetch_add(1, Ordering::Relaxed);
+            if ran.failure.is_some() {
+                violations.push(told(seed, ran, canary));
+                if violations.len() >= most {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+            if worker == 0 && canary.is_none() {
+                eprint!(
+                    "\r{:>5} s: {} seeds, {} states ",
+                    budget.spent(),
+                    done.load(Ordering::Relaxed),
+                    seen.states()
+                );
+            }
+        }
+        plant(None);
+        violations
+    });
+    Randomly {
+        seeds: done.into_inner(),
+        violations: results.into_iter().flatten().collect(),
+    }
+}
+
+/// A failed run, as short as it can be made; with a canary planted nobody wants to know.
+fn told(seed: u64, ran: Ran, canary: Option<Canary>) -> Violation {
+    let mut failure = ran.failure.unwrap_or_else(|| Failure {
+        what: "nothing wrong".into(),
+        trail: Vec::new(),
+    });
+    if canary.is_none() {
+        let steps = random::shrink(&Setting::of(seed), ran.steps, SHRINK_TRIES);
+        let text: Vec<String> = steps.iter().map(Step::to_string).collect();
+        failure.trail = vec![format!("shrunk: --steps '{}'", text.join("; "))];
+    }
+    Violation {
+        replay: format!("cargo run -p sheaf-sim -- replay random {seed}"),
+        failure,
+    }
+}
+
+/// Runs a seed again, or other steps in its setting.
+pub fn replay_random(
+    seed: u64,
+    steps: Option<&str>,
+    canary: Option<Canary>,
+) -> Result<Ran, String> {
+    let setting = Setting::of(seed);
+    let source = match steps {
+        None => Source::Made(Box::new(Generator::new(seed, &setting))),
+        Some(text) => {
+            let parts = text.split([';', '\n']).map(str::trim);
+            let steps = parts.filter(|p| !p.is_empty()).map(str::parse);
+            let steps: Vec<Step> = steps.collect::<Result<_, _>>()?;
+            Source::Listed(steps.into_iter())
+        }
+    };
+    plant(canary);
+    let ran = random::run(&setting, source, &Seen::default());
+    plant(None);
+    Ok(ran)
+}
+
+/// Runs seeds of the threaded mode, one after the other: a process has one scheduler.
+pub fn threads(
+    first: u64,
+    budget: &Budget,
+    seen: &Seen,
+    most: usize,
+    canary: Option<Canary>,
+) -> Randomly {
+    let mut done = Randomly::default();
+    plant(canary);
+    for seed in first.. {
+        if budget.is_over() || done.violations.len() >= most {
+            break;
+        }
+        let plan = threads::Plan::new(seed);
+        done.seeds += 1;
+        match threads::run(&plan, false) {
+            Ok(outcome) => outcome.states.iter().for_each(|state| seen.count(*state)),
+            Err(failure) => {
+                let shorter = match canary {
+                    None => threads::shrink(&plan),
+                    Some(_) => plan,
+                };
+                let replay = shorter.replay();
+                done.violations.push(Violation { replay, failure });
+            }
+        }
+    }
+    plant(None);
+    done
 }

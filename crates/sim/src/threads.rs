@@ -71,13 +71,15 @@ impl Plan {
 }
 
 /// What a run came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Times that one thread handed over to another.
     pub steps: u64,
     pub cuts: u64,
     /// Hash of all that the devices were asked and answered.
     pub trace: u64,
+    /// Hashes of what the cuts left.
+    pub states: Vec<u64>,
 }
 
 /// Where an entry is: the number of a common directory, and a name in it.
@@ -902,6 +904,7 @@ fn attempt(
         let survival = *rng.pick(&Survival::ALL);
         let now_ns = machine.now_ns();
         let crashed = machine.cut(survival, &mut rng);
+        outcome.states.push(crashed.hash);
         machine = Machine::after(&shape, crashed, now_ns);
         machine.fsck()?;
         let settled = sched::run("recovery", order, &machine.clock, || {

@@ -155,6 +155,12 @@ impl Tree {
             Op::Rmdir(path) => self.remove(path, true),
             Op::Chmod(path, mode) => self.mark(path, |thing| thing.mode = *mode),
             Op::Chown(path, uid) => self.mark(path, |thing| thing.uid = *uid),
+            Op::SetXattr { path, .. } | Op::RemoveXattr(path, _)
+                if matches!(self.at(self.resolve(path)?).kind, Kind::Link(_)) =>
+            {
+                // Users' attributes are for files and directories.
+                Err(libc::EPERM)
+            }
             Op::SetXattr {
                 path,
                 name,

@@ -8,7 +8,7 @@
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
-use device::sim::{PowerSwitch, SimDevice, Snapshot, Survival};
+use device::sim::{PowerSwitch, SECTOR, SimDevice, Snapshot, Survival};
 use device::{Array, BlockDevice, DeviceInfo, Durability, Operation, Request};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::fsck::FsckOptions;
@@ -414,6 +414,25 @@ impl Machine {
     pub fn cut(&self, survival: Survival, rng: &mut Rng) -> Crashed {
         self.switch.cut_now();
         caught(&self.devices, &[]).crash(survival, rng)
+    }
+
+    /// Flips bits somewhere in the written part of the journal's ring.
+    pub fn rot_journal(&self, rng: &mut Rng) {
+        let geometry = self.shape.geometry();
+        let mut written = Vec::new();
+        for at in (0..geometry.journal_bytes()).step_by(SECTOR) {
+            geometry.pieces(geometry.journal_start.byte() + at, SECTOR, |piece| {
+                let mut bytes = [0; SECTOR];
+                self.devices[piece.device].peek(piece.offset, &mut bytes);
+                if bytes.iter().any(|b| *b != 0) {
+                    written.push(piece);
+                }
+            });
+        }
+        if !written.is_empty() {
+            let piece = rng.pick(&written);
+            self.devices[piece.device].corrupt(piece.offset, piece.len as u64, rng);
+        }
     }
 
     pub fn now_ns(&self) -> u64 {

@@ -1,0 +1,659 @@
+//! Long random runs of one thread: small journals and caches, full disks, faults, power cuts.
+//!
+//! A run is a list of steps. Whatever is random in a step is written down in it, so that a list
+//! can be run again, and made shorter.
+
+use crate::drive::{Driver, Stop};
+use crate::explore::{Failure, Seen};
+use crate::op::{How, Op};
+use crate::oracle::Oracle;
+use crate::run::guarded;
+use crate::tree::{Kind, Tree};
+use crate::world::{Image, Machine, Shape};
+use base::rng::Rng;
+use device::sim::{Survival, Times};
+use fs::{Caller, FileSystem, ROOT};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// A fault that a device is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Reads,
+    Writes,
+    /// Writes to the journal's ring only.
+    Journal,
+    Flushes,
+    Vanish,
+    /// What was asked for ends.
+    Heal,
+    /// Bits flip in the journal while the power is off.
+    RotJournal,
+}
+
+const FAULTS: [(Fault, &str); 7] = [
+    (Fault::Reads, "fail-reads"),
+    (Fault::Writes, "fail-writes"),
+    (Fault::Journal, "fail-journal-writes"),
+    (Fault::Flushes, "fail-flushes"),
+    (Fault::Vanish, "vanish"),
+    (Fault::Heal, "heal"),
+    (Fault::RotJournal, "rot-journal"),
+];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    Op(Op),
+    /// The power goes during the I/O after so many more.
+    CutAfter(u64),
+    /// The power goes if it has not yet, comes back, and the file system with it; the number
+    /// decides what survives and where recovery is cut.
+    Recover(u64),
+    /// Looks at what a cut within the next operation would leave, and goes on.
+    Probe(u64),
+    /// On a device, this often (0: always).
+    Fault(Fault, u64, u64),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Op(op) => op.fmt(f),
+            Step::CutAfter(ios) => write!(f, "cut-after {ios}"),
+            Step::Recover(seed) => write!(f, "recover {seed}"),
+            Step::Probe(seed) => write!(f, "probe {seed}"),
+            Step::Fault(fault, device, times) => {
+                let name = FAULTS.iter().find(|(known, _)| known == fault);
+                write!(f, "{} {device} {times}", name.map_or("", |(_, name)| name))
+            }
+        }
+    }
+}
+
+impl FromStr for Step {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Step, String> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let number = |i: usize| -> Result<u64, String> {
+            let word: Option<&&str> = words.get(i);
+            word.and_then(|w| w.parse().ok())
+                .ok_or_else(|| format!("a number is missing in {text:?}"))
+        };
+        let verb = words.first().copied().unwrap_or_default();
+        if let Some((fault, _)) = FAULTS.iter().find(|(_, name)| *name == verb) {
+            return Ok(Step::Fault(*fault, number(1)?, number(2)?));
+        }
+        match verb {
+            "cut-after" => Ok(Step::CutAfter(number(1)?)),
+            "recover" => Ok(Step::Recover(number(1)?)),
+            "probe" => Ok(Step::Probe(number(1)?)),
+            _ => text.parse().map(Step::Op),
+        }
+    }
+}
+
+/// What kind of trouble a run is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// None but power cuts.
+    None,
+    /// The array is nearly full.
+    Full,
+    /// Devices fail, and say so.
+    Errors,
+    /// Bits of the journal rot.
+    Rot,
+}
+
+/// What follows from a run's seed alone.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub shape: Shape,
+    pub trouble: Trouble,
+    /// Only syncs write back.
+    pub calm: bool,
+    /// Names in use.
+    names: u64,
+    /// Most bytes of a write.
+    largest: u64,
+    pub cycles: u64,
+    steps: u64,
+}
+
+impl Setting {
+    pub fn of(seed: u64) -> Setting {
+        let troubles = [
+            Trouble::None,
+            Trouble::None,
+            Trouble::Full,
+            Trouble::Errors,
+            Trouble::Errors,
+            Trouble::Rot,
+        ];
+        let mut rng = Rng::new(seed ^ 0x5E77_1465);
+        let trouble = *rng.pick(&troubles);
+        Setting::with(seed, trouble)
+    }
+
+    pub fn with(seed: u64, trouble: Trouble) -> Setting {
+        let mut rng = Rng::new(seed ^ 0x0005_E771);
+        let mut shape = Shape::small(rng.range(1, 4));
+        if rng.one_in(3) {
+            shape.devices = vec![20 << 20, 36 << 20, 12 << 20];
+        }
+        shape.stripe = *rng.pick(&[4096, 16 << 10, 128 << 10]);
+        shape.logical_block = *rng.pick(&[512, 512, 4096]);
+        if rng.one_in(3) {
+            shape.age = 8192 - rng.below(120) as u32;
+        }
+        if rng.one_in(2) {
+            // Few hashes: buckets split late, and names collide.
+            shape.options.hash_mask = Some(0xF << 60);
+        }
+        let calm = rng.one_in(2) && trouble == Trouble::None;
+        if !calm {
+            let options = &mut shape.options;
+            options.store.node_cache_bytes = *rng.pick(&[64 << 10, 256 << 10, 1 << 20]);
+            options.store.dirty_bytes = Some(*rng.pick(&[64 << 10, 256 << 10]));
+            options.data.cache_bytes = *rng.pick(&[128 << 10, 512 << 10]);
+        }
+        Setting {
+            shape,
+            trouble,
+            calm,
+            names: *rng.pick(&[5, 12, 60, 200]),
+            largest: match calm {
+                true => 20_000,
+                false => *rng.pick(&[3000, 60_000, 200_000]),
+            },
+            cycles: rng.range(3, 8),
+            steps: *rng.pick(&[30, 100, 400]),
+        }
+    }
+}
+
+/// Makes up steps as a run goes on.
+pub struct Generator {
+    rng: Rng,
+    setting: Setting,
+    tag: u64,
+    left_in_cycle: u64,
+    cycles: u64,
+}
+
+impl Generator {
+    pub fn new(seed: u64, setting: &Setting) -> Generator {
+        Generator {
+            rng: Rng::new(seed),
+            setting: setting.clone(),
+            tag: 1000,
+            left_in_cycle: 0,
+            cycles: 0,
+        }
+    }
+
+    /// The next step, for the state that the model is in; `None` at the end.
+    pub fn next(&mut self, tree: &Tree, devices: u64) -> Option<Step> {
+        let rng = &mut self.rng;
+        if self.left_in_cycle == 0 {
+            if self.cycles == self.setting.cycles {
+                return None;
+            }
+            self.cycles += 1;
+            self.left_in_cycle = 2 + rng.below(2 * self.setting.steps);
+            if rng.one_in(2) {
+                return Some(Step::CutAfter(rng.below(self.setting.steps * 2)));
+            }
+        }
+        self.left_in_cycle -= 1;
+        if self.left_in_cycle == 0 {
+            return Some(Step::Recover(rng.next_u64() >> 16));
+        }
+        if self.setting.trouble == Trouble::Rot && self.left_in_cycle == 1 {
+            return Some(Step::Fault(Fault::RotJournal, 0, rng.next_u64() >> 16));
+        }
+        if self.setting.trouble == Trouble::Errors && rng.one_in(25) {
+            let fault = *rng.pick(&[
+                Fault::Reads,
+                Fault::Writes,
+                Fault::Writes,
+                Fault::Journal,
+                Fault::Flushes,
+                Fault::Flushes,
+                Fault::Vanish,
+                Fault::Heal,
+            ]);
+            let times = *rng.pick(&[0, 1, 1, 1, 2]);
+            return Some(Step::Fault(fault, rng.below(devices), times));
+        }
+        if rng.one_in(12) {
+            return Some(Step::Probe(rng.next_u64() >> 16));
+        }
+        Some(Step::Op(self.op(tree)))
+    }
+
+    fn new_name(&mut self, dir: &str) -> String {
+        let i = self.rng.below(self.setting.names);
+        // Some names are long, so that buckets fill.
+        let name = format!(
+            "n{i}{}",
+            "x".repeat((i * 53 % 120) as usize * (i % 3 == 2) as usize)
+        );
+        match dir {
+            "" => name,
+            dir => format!("{dir}/{name}"),
+        }
+    }
+
+    /// An operation that makes sense for the tree, mostly.
+    pub fn op(&mut self, tree: &Tree) -> Op {
+        self.tag += 1;
+        let tag = self.tag;
+        let paths = tree.paths();
+        let of = |kind: fn(&Kind) -> bool| -> Vec<&String> {
+            let all = paths.iter();
+            all.filter(|(_, id)| kind(&tree.at(*id).kind))
+                .map(|(path, _)| path)
+                .collect()
+        };
+        let files = of(|k| *k == Kind::File);
+        let root = String::new();
+        let mut dirs = of(|k| *k == Kind::Dir);
+        dirs.push(&root);
+        let dir = match self.rng.one_in(3) {
+            true => root.clone(),
+            false => (*self.rng.pick(&dirs)).clone(),
+        };
+        let fresh = self.new_name(&dir);
+        let any = |rng: &mut Rng| match paths.is_empty() {
+            true => "nothing".to_owned(),
+            false => rng.pick(&paths).0.clone(),
+        };
+        let file = |rng: &mut Rng| match files.is_empty() {
+            true => "nothing".to_owned(),
+            false => (*rng.pick(&files)).clone(),
+        };
+        let rng = &mut self.rng;
+        match rng.below(60) {
+            0..=6 => Op::Create(fresh),
+            7 => Op::Mkdir(fresh),
+            8 => Op::Symlink(fresh),
+            9 => Op::Link(file(rng), fresh),
+            10..=12 => Op::Rename(any(rng), fresh, 0),
+            13..=15 => Op::Rename(file(rng), file(rng), 0),
+            16 => Op::Rename(any(rng), any(rng), *rng.pick(&[0, 1, 2])),
+            17..=19 => Op::Unlink(file(rng)),
+            20 => Op::Unlink(any(rng)),
+            21 => Op::Rmdir(any(rng)),
+            22 => Op::Chmod(any(rng), 0o600 + rng.below(0o177) as u32),
+            23 => Op::Chown(any(rng), rng.below(9) as u32),
+            24..=25 => Op::SetXattr {
+                path: any(rng),
+                name: format!("user.{}", rng.below(3)),
+                len: rng.below(*rng.clone().pick(&[20, 600, 6000])) + 1,
+                tag,
+            },
+            26 => Op::RemoveXattr(any(rng), format!("user.{}", rng.below(3))),
+            27..=40 => {
+                let largest = *rng.pick(&[100, 3000, self.setting.largest]);
+                let (len, how) = match rng.below(8) {
+                    0 => (4096 * (1 + rng.below(4)), How::Direct),
+                    1 => (1 + rng.below(largest), How::Synced),
+                    _ => (1 + rng.below(largest), How::Buffered),
+                };
+                let at = match rng.below(4) {
+                    0 => Some(0),
+                    1 => None,
+                    _ if how == How::Direct => Some(4096 * rng.below(8)),
+                    _ => Some(rng.below(largest + 1)),
+                };
+                Op::Write {
+                    path: file(rng),
+                    at,
+                    len,
+                    tag,
+                    how,
+                }
+            }
+            41..=42 => Op::Rewrite {
+                path: file(rng),
+                len: 1 + rng.below(self.setting.largest),
+                tag,
+            },
+            43..=44 => Op::Truncate(file(rng), rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
+            45 => {
+                let (punch, zero) = (libc::FALLOC_FL_PUNCH_HOLE | 1, libc::FALLOC_FL_ZERO_RANGE);
+                Op::Fallocate {
+                    path: file(rng),
+                    mode: *rng.pick(&[0, 1, punch, zero, zero | 1]),
+                    at: rng.below(30_000),
+                    len: 1 + rng.below(30_000),
+                }
+            }
+            46 => Op::TmpLink {
+                path: fresh,
+                len: 1 + rng.below(9000),
+                tag,
+            },
+            47 => Op::Hold(file(rng)),
+            48 => Op::Release(file(rng)),
+            49..=51 => Op::Fsync(any(rng)),
+            52 => Op::Fdatasync(file(rng)),
+            53 => Op::Fsync(dir),
+            54..=55 => Op::Sync,
+            56 => Op::Checkpoint,
+            57 if rng.one_in(3) => Op::Remount,
+            _ => Op::Tick(rng.below(8000)),
+        }
+    }
+}
+
+/// A run: where its steps come from, and what has come of them.
+struct Run<'a> {
+    setting: Setting,
+    seen: &'a Seen,
+    driver: Option<Driver>,
+    /// The power cut that a fault or the switch has made necessary.
+    halted: bool,
+    /// What was known before the last sync, for damage that may have hit it.
+    earlier: Option<Oracle>,
+    probe: Option<u64>,
+}
+
+/// Where steps come from.
+pub enum Source {
+    Made(Box<Generator>),
+    Listed(std::vec::IntoIter<Step>),
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default)]
+pub struct Ran {
+    pub steps: Vec<Step>,
+    pub failure: Option<Failure>,
+    /// A hash of everything that the devices were asked for.
+    pub trace: u64,
+}
+
+/// Runs the steps of a source.
+pub fn run(setting: &Setting, mut source: Source, seen: &Seen) -> Ran {
+    let mut ran = Ran::default();
+    let Ran { steps, trace, .. } = &mut ran;
+    let outcome = guarded(|| {
+        let mut run = Run::start(setting, seen).map_err(plain)?;
+        loop {
+            let step = match &mut source {
+                Source::Made(generator) => {
+                    let driver = run.driver.as_ref().expect("between steps there is one");
+                    let devices = driver.machine.devices.len() as u64;
+                    generator.next(driver.oracle.now(), devices)
+                }
+                Source::Listed(list) => list.next(),
+            };
+            let Some(step) = step else {
+                break;
+            };
+            steps.push(step.clone());
+            let done = run.step(&step);
+            let hash = run.trace();
+            *trace = trace.rotate_left(7) ^ hash;
+            match done {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(what) => return Err(plain(what)),
+            }
+        }
+        Ok(())
+    });
+    ran.failure = outcome.err();
+    ran
+}
+
+fn plain(what: String) -> Failure {
+    Failure {
+        what,
+        trail: Vec::new(),
+    }
+}
+
+impl<'a> Run<'a> {
+    fn start(setting: &Setting, seen: &'a Seen) -> Result<Run<'a>, String> {
+        let image = Image::format(&setting.shape)?;
+        let machine = Machine::new(&image, 7);
+        let mut driver = Driver::fresh(machine, setting.calm)?;
+        driver.trouble = setting.trouble != Trouble::None;
+        if setting.trouble == Trouble::Full {
+            fill(driver.fs()).map_err(|e| format!("filling: {e}"))?;
+        }
+        Ok(Run {
+            setting: setting.clone(),
+            seen,
+            driver: Some(driver),
+            halted: false,
+            earlier: None,
+            probe: None,
+        })
+    }
+
+    fn driver(&mut self) -> &mut Driver {
+        self.driver.as_mut().expect("between steps there is one")
+    }
+
+    fn trace(&self) -> u64 {
+        let devices = self.driver.iter().flat_map(|d| &d.machine.devices);
+        devices.fold(0, |hash, d| hash.rotate_left(9) ^ d.trace_hash())
+    }
+
+    /// False when the run has come to a good end.
+    fn step(&mut self, step: &Step) -> Result<bool, String> {
+        if self.halted && !matches!(step, Step::Recover(_) | Step::Fault(Fault::RotJournal, ..)) {
+            return Ok(true);
+        }
+        match step {
+            Step::Op(op) => self.op(op)?,
+            Step::CutAfter(ios) => self.driver().machine.switch.cut_after(*ios),
+            Step::Probe(seed) => self.probe = Some(*seed),
+            Step::Fault(Fault::RotJournal, _, seed) => return self.rot(*seed),
+            Step::Fault(fault, device, times) => self.fault(*fault, *device, *times),
+            Step::Recover(seed) => self.recover(*seed)?,
+        }
+        Ok(true)
+    }
+
+    fn op(&mut self, op: &Op) -> Result<(), String> {
+        let probe = self.probe.take();
+        let before = self.setting.trouble == Trouble::Rot;
+        let earlier = before.then(|| self.driver().oracle.clone());
+        let driver = self.driver.as_mut().expect("between steps there is one");
+        let known = driver.oracle.progress().1;
+        driver.machine.tap.collect(probe.is_some());
+        let expected = driver.begin(op);
+        let result = driver.perform(op, expected.as_ref().ok());
+        driver.machine.tap.collect(false);
+        if let Some(seed) = probe {
+            self.look_into(seed)?;
+        }
+        let driver = self.driver();
+        match driver.end(op, expected, result) {
+            Ok(()) => {}
+            Err(Stop::Environment(_)) => self.halted = true,
+            Err(Stop::Violation(what)) => return Err(what),
+        }
+        if self.driver().oracle.progress().1 > known {
+            self.earlier = earlier;
+        }
+        if *op == Op::Remount && !self.halted && !self.driver().given_up {
+            // Nothing is in a cache now.
+            self.verify()?;
+        }
+        Ok(())
+    }
+
+    /// Compares everything with the newest state of the model; injected faults are no excuse for
+    /// other contents, but one for errors.
+    fn verify(&mut self) -> Result<(), String> {
+        match self.driver().verify_now() {
+            Err(_) if self.setting.trouble == Trouble::Errors => {
+                self.halted = true;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Cuts the power of copies of the machine at some of the moments that the tap has seen.
+    fn look_into(&mut self, seed: u64) -> Result<(), String> {
+        let driver = self.driver.as_ref().expect("between steps there is one");
+        let points = driver.machine.tap.take();
+        let mut rng = Rng::new(seed);
+        for _ in 0..points.len().min(3) {
+            let point = rng.pick(&points);
+            let class = *rng.pick(&SURVIVALS);
+            let crashed = point.crash(class, &mut rng);
+            self.seen.count(crashed.hash);
+            let machine = Machine::after(&self.setting.shape, crashed, driver.machine.now_ns());
+            let copy = Driver::recover(machine, &driver.oracle)
+                .map_err(|what| format!("probe, {class:?}: {what}"))?;
+            copy.machine
+                .fsck()
+                .map_err(|what| format!("probe, {class:?}: {what}"))?;
+        }
+        Ok(())
+    }
+
+    fn fault(&mut self, fault: Fault, device: u64, times: u64) {
+        let machine = &self.driver().machine;
+        let device = &machine.devices[device as usize % machine.devices.len()];
+        let often = match times {
+            0 => Times::Always,
+            n => Times::Next(n),
+        };
+        match fault {
+            Fault::Reads => device.fail_reads(often, None),
+            Fault::Writes => device.fail_writes(often, None),
+            Fault::Journal => device.fail_writes(often, Some(0..2 << 20)),
+            Fault::Flushes => device.fail_flushes(often),
+            Fault::Vanish => device.vanish_after(times * 5),
+            Fault::Heal | Fault::RotJournal => device.heal(),
+        }
+    }
+
+    fn recover(&mut self, seed: u64) -> Result<(), String> {
+        let mut rng = Rng::new(seed);
+        let driver = self.driver.take().expect("between steps there is one");
+        let (oracle, trouble) = (driver.oracle.clone(), driver.trouble);
+        let mut machine = driver.stop();
+        loop {
+            let now_ns = machine.now_ns();
+            let crashed = machine.cut(*rng.pick(&SURVIVALS), &mut rng);
+            self.seen.count(crashed.hash);
+            let next = Machine::after(&self.setting.shape, crashed, now_ns);
+            next.fsck()?;
+            machine = Arc::new(next);
+            if !rng.one_in(3) {
+                break;
+            }
+            // The power goes again while recovery runs.
+            machine.switch.cut_after(rng.below(40));
+            if let Err(error) = machine.open()
+                && !machine.switch.is_cut()
+            {
+                return Err(format!("recovery: {error}"));
+            }
+        }
+        let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
+        let mut driver = Driver::recovered(machine, fs, ROOT, &oracle)?;
+        driver.machine.fsck()?;
+        driver.trouble = trouble;
+        self.driver = Some(driver);
+        (self.halted, self.earlier) = (false, None);
+        Ok(())
+    }
+
+    /// Bits of the journal rot while the power is off. Either that is noticed, or nothing that
+    /// was synced is lost, but for the very last sync: a damaged end of the journal cannot be
+    /// told from one that the power cut off.
+    fn rot(&mut self, seed: u64) -> Result<bool, String> {
+        let mut rng = Rng::new(seed);
+        let driver = self.driver.take().expect("between steps there is one");
+        let oracle = driver.oracle.clone();
+        let machine = driver.stop();
+        let crashed = machine.cut(Survival::None, &mut rng);
+        let now_ns = machine.now_ns();
+        let machine = Machine::after(&self.setting.shape, crashed, now_ns);
+        machine.rot_journal(&mut rng);
+        let Ok(fs) = machine.open() else {
+            return Ok(false);
+        };
+        let machine = Arc::new(machine);
+        let earlier = self.earlier.as_ref().unwrap_or(&oracle);
+        let newest = Driver::recovered(Arc::clone(&machine), Arc::clone(&fs), ROOT, &oracle);
+        if let Err(what) = newest
+            && Driver::recovered(machine, fs, ROOT, earlier).is_err()
+        {
+            return Err(format!("rot in the journal goes unnoticed: {what}"));
+        }
+        Ok(false)
+    }
+}
+
+pub const SURVIVALS: [Survival; 6] = [
+    Survival::Mixed,
+    Survival::Mixed,
+    Survival::None,
+    Survival::All,
+    Survival::Subset,
+    Survival::Prefix,
+];
+
+/// Leaves little free space, so that freed blocks are wanted again at once.
+fn fill(fs: &FileSystem) -> Result<(), fs::Error> {
+    let (_, file) = fs.create(&Caller::root(), ROOT, b".filler", 0o644, libc::O_RDWR)?;
+    let mut at = 0;
+    loop {
+        let free = fs.statfs().blocks_free;
+        let take = (free.saturating_sub(400) / 2).min(1000) * 4096;
+        if take < 8 * 4096 {
+            break;
+        }
+        match fs.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, at, take) {
+            Ok(()) => at += take,
+            Err(fs::Error::NoSpace) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    drop(file);
+    fs.sync()
+}
+
+/// Runs a seed.
+pub fn run_seed(seed: u64, seen: &Seen) -> Ran {
+    let setting = Setting::of(seed);
+    let generator = Generator::new(seed, &setting);
+    run(&setting, Source::Made(Box::new(generator)), seen)
+}
+
+/// Makes a failing list of steps shorter, by leaving out what is not needed.
+pub fn shrink(setting: &Setting, steps: Vec<Step>, mut tries: u32) -> Vec<Step> {
+    let seen = Seen::default();
+    let mut best = steps;
+    let mut piece = best.len().div_ceil(2);
+    while piece > 0 && tries > 0 {
+        let mut at = 0;
+        while at < best.len() && tries > 0 {
+            let mut shorter = best.clone();
+            shorter.drain(at..(at + piece).min(best.len()));
+            tries -= 1;
+            let ran = run(setting, Source::Listed(shorter.into_iter()), &seen);
+            match ran.failure {
+                // What ran is a prefix of what was listed.
+                Some(_) => best = ran.steps,
+                None => at += piece,
+            }
+        }
+        piece /= 2;
+    }
+    best
+}
