@@ -37,6 +37,7 @@ pub enum Command {
     Cat(Cat),
     Cp(Cp),
     Trim(Trim),
+    Scrub(Scrub),
     Demo(Demo),
     Torture(Torture),
     Man(Man),
@@ -240,6 +241,34 @@ pub struct Trim {
     /// The mount point
     pub mountpoint: PathBuf,
     /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Verify the metadata of a mounted file system
+///
+/// Reads all metadata from the devices while the file system is in use, and verifies it:
+/// labels, checkpoint slots, space tables, node table, and the checksum of every node. Changes
+/// nothing. Interrupted, it goes on where it was when it is called again. File contents have no
+/// checksums and are not read; fsck, on an unmounted file system, verifies relations as well.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 no errors, 4 errors found, 8 operational error, 16 usage \
+    error."
+)]
+pub struct Scrub {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// Read at most this much in a second
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub rate: Option<u64>,
+    /// Begin anew, though an earlier scrub was interrupted
+    #[arg(long)]
+    pub restart: bool,
+    /// Where the position of an interrupted scrub is kept
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/sheaf")]
+    pub state: PathBuf,
+    /// Print the findings as one JSON object
     #[arg(long)]
     pub json: bool,
 }

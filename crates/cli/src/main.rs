@@ -22,6 +22,7 @@ mod mount_command;
 mod offline;
 mod output;
 mod progress;
+mod scrub;
 mod size;
 mod torture;
 mod trim;
@@ -62,6 +63,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Cat(args) => cat::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Trim(args) => trim::run(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
         Command::Man(args) => documents::man(&args),

@@ -182,6 +182,18 @@ impl Array {
         Ok(())
     }
 
+    /// Reads both copies of a member's label again and checks that they are still this array's.
+    /// Returns a damaged copy, if the other is good.
+    pub fn check_label(&self, device: usize) -> Result<Option<LabelRepair>, Error> {
+        self.verify_label(device)?;
+        let found = read_label(self.member(device)?.device.as_ref())?;
+        Ok(found.damaged.map(|(copy, damage)| LabelRepair {
+            device,
+            copy,
+            damage,
+        }))
+    }
+
     /// One copy of a checkpoint slot, 4,096 bytes, unchecked. Slots 0 and 1, copies 0 and 1.
     pub fn read_slot(&self, slot: usize, copy: usize) -> Result<AlignedBuf, Error> {
         let (device, offset) = self.slot_place(slot, copy)?;

@@ -503,6 +503,14 @@ impl Table {
         })
     }
 
+    /// A region's page as the devices have it; it does not get into memory.
+    pub fn stored_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionPage, Error> {
+        let RegionState {
+            pointers, bitmap, ..
+        } = self.read_region(index, pointer)?;
+        Ok(RegionPage { pointers, bitmap })
+    }
+
     /// The entries of one leaf page, which need not be in memory and does not get there.
     pub fn leaf_entries(
         &self,

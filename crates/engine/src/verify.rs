@@ -171,6 +171,11 @@ pub fn check_copies(array: &Array, findings: &Findings) {
         let what = format!("{}; the other copy serves", repair.damage);
         findings.add(object, Severity::Notice, what);
     }
+    check_slots(array, findings);
+}
+
+/// Reads all copies of the checkpoint slots, and checks them.
+pub(crate) fn check_slots(array: &Array, findings: &Findings) {
     let slots = [0, 1].map(|slot| read_copies(array, slot));
     let serves = slots
         .each_ref()

@@ -17,6 +17,7 @@ pub mod list;
 mod namespace;
 mod orphan;
 mod rename;
+pub mod scrub;
 pub mod times;
 pub mod tree;
 mod xattr;

@@ -21,6 +21,7 @@ pub mod mounting;
 pub mod ops;
 pub mod options;
 pub mod outcome;
+pub mod scrub;
 pub mod session;
 pub mod sheaf_ops;
 pub mod signals;
@@ -75,6 +76,11 @@ pub enum Error {
     NotMounted(PathBuf),
     #[error("cannot discard the free space of {mountpoint:?}: {error}")]
     Trim {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("cannot scrub {mountpoint:?}: {error}")]
+    Scrub {
         mountpoint: PathBuf,
         error: std::io::Error,
     },

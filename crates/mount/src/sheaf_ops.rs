@@ -48,6 +48,7 @@ use crate::ops::{
 };
 use crate::options::{AtimePolicy, MountOptions};
 use crate::outcome::{IOC_OUTCOME, Outcome};
+use crate::scrub::{IOC_SCRUB, ScrubMessage};
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -590,11 +591,15 @@ impl Operations for SheafOps {
     ) -> Result<usize> {
         match command {
             FITRIM => self.trim(context, input, output),
+            IOC_SCRUB => self.scrub(context, input, output),
             IOC_OUTCOME => self.outcome(output),
             _ => Err(Errno::NOTTY),
         }
     }
 }
+
+/// Bytes that one step of a scrub reads at most, or its caller could not be interrupted.
+const SCRUB_MAX: u64 = 16 << 20;
 
 /// `fstrim`: `_IOWR('X', 121, struct fstrim_range)`.
 const FITRIM: u32 = 0xc018_5879;
@@ -616,6 +621,23 @@ impl SheafOps {
             .number()
             .write_to(output)
             .map_err(|_| Errno::INVAL)?;
+        Ok(output.len())
+    }
+
+    /// One step of a scrub.
+    fn scrub(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
+        if context.uid != 0 && context.uid != crate::sys::effective_ids().0 {
+            return Err(Errno(libc::EPERM));
+        }
+        let (position, bytes) = ScrubMessage::asked(input).ok_or(Errno::INVAL)?;
+        let step = self.fs.scrub(position, bytes.min(SCRUB_MAX));
+        let step = step.map_err(errno)?;
+        for finding in &step.findings {
+            tracing::error!("scrub: {}: {}", finding.object, finding.what);
+        }
+        let uuid = self.fs.store().array().uuid();
+        let reply = ScrubMessage::reply(&step, uuid);
+        reply.write_to(output).map_err(|_| Errno::INVAL)?;
         Ok(output.len())
     }
 

@@ -52,6 +52,23 @@ pub fn ioctl_trim(fd: BorrowedFd<'_>) -> Result<u64> {
     Ok(range[1])
 }
 
+/// ioctl(2) with a message that is read and written. Its size is the one in `command`.
+pub fn ioctl_message(fd: BorrowedFd<'_>, command: u32, message: &mut [u8]) -> Result<()> {
+    if message.len() != (command >> 16 & 0x3fff) as usize {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the command is encoded as _IOWR of exactly the slice's length, checked above, and
+    // the slice outlives the call.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            libc::Ioctl::from(command),
+            message.as_mut_ptr(),
+        )
+    })
+    .map(drop)
+}
+
 pub fn mount(
     source: &CStr,
     target: &CStr,

@@ -1,6 +1,6 @@
 //! Every way into a mount and out of it: as a user through fusermount3, on block devices,
 //! through mount(8), fstab and the helper names, when the last write-back fails, and over and
-//! over under load; and an interrupted mkfs, which must leave nothing that mounts.
+//! over under load; a scrub of a mount; and an interrupted mkfs, which must leave nothing that mounts.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -204,6 +204,50 @@ done
 "$SHEAF" fsck a.img
 "#;
 
+/// On a busy mount nothing is found; of a damaged image just what is damaged, again after the
+/// scrub was killed half-way.
+const SCRUB: &str = r#"
+scrub() { "$SHEAF" scrub mnt --state state "$@"; }
+"$SHEAF" mkfs -q --size 256M a.img b.img
+mkdir mnt
+"$SHEAF" mount a.img mnt -o checkpoint=0.05,cache_size=16M
+for writer in 1 2; do
+    (
+        while ! test -e done; do
+            mkdir "mnt/w$writer"
+            for i in $(seq 300); do echo "$i" > "mnt/w$writer/f$i"; done
+            rm -r "mnt/w$writer"
+        done
+    ) &
+done
+for i in $(seq 20); do scrub | grep "no errors"; done
+scrub --rate 64K --json | grep '"exit_code": 0'
+touch done
+wait
+for i in $(seq 3000); do echo "text $i of the scrub suite" > "mnt/f$i"; done
+"$SHEAF" umount mnt
+"$SHEAF" mount a.img mnt
+for image in a.img b.img; do
+    for at in $(grep -abo "text 77 of the scrub suite" $image | cut -d : -f 1); do
+        printf X | dd of=$image bs=1 seek=$at conv=notrunc status=none
+    done
+    sync $image
+done
+! scrub > said
+grep -q "node .*checksum" said
+test "$(grep -c '^error' said)" = 1
+timeout -s KILL 2 "$SHEAF" scrub mnt --state state --rate 64K || true
+test -e state/scrub-*.json
+! scrub > said
+grep -q continued said
+grep -q "node .*checksum" said
+! test -e state/scrub-*.json
+! cat mnt/f77
+test "$(cat mnt/f78)" = "text 78 of the scrub suite"
+"$SHEAF" umount mnt
+! "$SHEAF" fsck a.img
+"#;
+
 pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
     if world.is_external() {
         suite.exclude("all", "is about Sheaf's own mounts");
@@ -220,6 +264,7 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     }
     let last = as_root(world, "last-write", LAST_WRITE, &[]);
     suite.check("a failed last write-back is reported", last);
+    suite.check("scrub", as_root(world, "scrub", SCRUB, &[]));
     let rounds = context.args.mounts.to_string();
     let again = as_root(world, "again", AGAIN, &[("ROUNDS", &rounds)]);
     suite.check(&format!("{rounds} mounts"), again);

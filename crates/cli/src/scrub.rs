@@ -1,0 +1,249 @@
+//! `sheaf scrub`: has the daemon of a mount read and verify its metadata, step by step, at the
+//! pace that the user chose.
+//!
+//! The position lives here, not in the daemon: in a file for each file system, written about
+//! once a second and removed at the end, so that it survives an interruption of the scrub, of
+//! the daemon and of the machine. What was found before is kept along with it.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::clock::Clock;
+use mount::scrub::{Answer, Finding, Scrub};
+use serde::{Deserialize, Serialize};
+
+use crate::args;
+use crate::devices::pause;
+use crate::failure::{Failure, Outcome};
+use crate::output::harmless;
+use crate::{logging, output, progress, size};
+
+const ERRORS: u8 = 4;
+/// Bytes that one step reads, about.
+const STEP: u64 = 4 << 20;
+const STEP_LEAST: u64 = 16 << 10;
+/// How often the position is written, in nanoseconds.
+const SAVE_NS: u64 = 1_000_000_000;
+/// Findings that are kept; more are counted.
+const FINDINGS_MAX: usize = 10_000;
+
+/// How far a scrub has come.
+#[derive(Default, Serialize, Deserialize)]
+struct State {
+    position: u64,
+    nodes: u64,
+    pages: u64,
+    bytes: u64,
+    findings: Vec<Shown>,
+    more_findings: u64,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Shown {
+    severity: String,
+    class: String,
+    object: String,
+    what: String,
+}
+
+/// The result as `--json` shows it.
+#[derive(Serialize)]
+struct Report<'a> {
+    mountpoint: String,
+    uuid: String,
+    /// 0: no errors; 4: errors were found.
+    exit_code: u8,
+    /// An interrupted scrub was continued; counts and findings include its.
+    continued: bool,
+    findings: &'a [Shown],
+    more_findings: u64,
+    nodes: u64,
+    pages: u64,
+    /// Read from the devices.
+    bytes: u64,
+    /// Of this call.
+    seconds: f64,
+}
+
+pub fn run(args: &args::Scrub) -> Outcome {
+    logging::start(logging::Target::Terminal)?;
+    let scrub = Scrub::new(&args.mountpoint)?;
+    let clock = Clock::real();
+    // The first step also tells which file system it is.
+    let first = scrub.step(0, 0)?;
+    let file = StateFile::new(&args.state, &first.uuid);
+    let found = match args.restart {
+        true => None,
+        false => file.read(),
+    };
+    let continued = found.is_some();
+    let state = match found {
+        Some(state) => state,
+        None => State::default().after(first.clone()),
+    };
+    let state = go_on(args, &scrub, state, &file, &clock)?;
+    file.remove();
+    let errors = state.findings.iter().any(|f| f.severity != "notice");
+    let exit_code = match errors || state.more_findings > 0 {
+        true => ERRORS,
+        false => 0,
+    };
+    let report = Report {
+        mountpoint: args.mountpoint.display().to_string(),
+        uuid: device::uuid_text(&first.uuid),
+        exit_code,
+        continued,
+        findings: &state.findings,
+        more_findings: state.more_findings,
+        nodes: state.nodes,
+        pages: state.pages,
+        bytes: state.bytes,
+        seconds: clock.monotonic_ns() as f64 / 1e9,
+    };
+    match args.json {
+        true => output::json(&report)?,
+        false => output::print(text(&report))?,
+    }
+    Ok(exit_code)
+}
+
+/// Steps until the end, at the pace asked for.
+fn go_on(
+    args: &args::Scrub,
+    scrub: &Scrub,
+    mut state: State,
+    file: &StateFile,
+    clock: &Clock,
+) -> Result<State, Failure> {
+    let bar = progress::bar("Verifying nodes", 1);
+    let (start_ns, start_bytes) = (clock.monotonic_ns(), state.bytes);
+    let step = match args.rate {
+        Some(rate) => (rate / 4).clamp(STEP_LEAST, STEP),
+        None => STEP,
+    };
+    let mut saved_ns = None;
+    while state.position != 0 {
+        let now = clock.monotonic_ns();
+        if saved_ns.is_none_or(|saved| now - saved >= SAVE_NS) {
+            file.write(&state);
+            saved_ns = Some(now);
+        }
+        let answer = scrub.step(state.position, step)?;
+        bar.set_length(answer.nodes_total.max(state.nodes).max(1));
+        state = state.after(answer);
+        bar.set_position(state.nodes);
+        if let Some(rate) = args.rate {
+            let due_ns =
+                u128::from(state.bytes - start_bytes) * 1_000_000_000 / u128::from(rate.max(1));
+            let past_ns = u128::from(clock.monotonic_ns() - start_ns);
+            let wait_ns = due_ns.saturating_sub(past_ns).min(u128::from(u64::MAX)) as u64;
+            if wait_ns > 0 && state.position != 0 {
+                pause(Duration::from_nanos(wait_ns));
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(state)
+}
+
+impl State {
+    /// The state after one more step. Position 0 is the end, too.
+    fn after(mut self, answer: Answer) -> Self {
+        self.position = answer.next.unwrap_or(0);
+        self.nodes += answer.nodes;
+        self.pages += answer.pages;
+        self.bytes += answer.bytes;
+        self.more_findings += answer.findings_left_out;
+        for finding in answer.findings {
+            match self.findings.len() < FINDINGS_MAX {
+                true => self.findings.push(shown(finding)),
+                false => self.more_findings += 1,
+            }
+        }
+        self
+    }
+}
+
+fn shown(finding: Finding) -> Shown {
+    Shown {
+        severity: finding.severity,
+        class: finding.class,
+        object: finding.object,
+        what: finding.what,
+    }
+}
+
+/// Where the position is kept. Without the right to write there, a scrub cannot be continued,
+/// but works.
+struct StateFile(PathBuf);
+
+impl StateFile {
+    fn new(folder: &Path, uuid: &[u8; 16]) -> Self {
+        StateFile(folder.join(format!("scrub-{}.json", device::uuid_text(uuid))))
+    }
+
+    /// The state of an interrupted scrub. What cannot be understood is none.
+    fn read(&self) -> Option<State> {
+        let file = File::open(&self.0).ok()?;
+        let state = serde_json::from_reader::<_, State>(io::BufReader::new(file)).ok()?;
+        (state.position != 0).then_some(state)
+    }
+
+    fn write(&self, state: &State) {
+        let new = self.0.with_extension("new");
+        let written = self
+            .0
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| serde_json::to_vec(state).map_err(io::Error::other))
+            .and_then(|text| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, &self.0));
+        if let Err(error) = written {
+            tracing::debug!("{}: {error}", self.0.display());
+        }
+    }
+
+    fn remove(&self) {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!("{}: {error}", self.0.display());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn text(report: &Report<'_>) -> String {
+    let mut text = String::new();
+    for finding in report.findings {
+        text += &format!(
+            "{}: {}: {}\n",
+            finding.severity,
+            finding.object,
+            harmless(finding.what.as_bytes())
+        );
+    }
+    if report.more_findings > 0 {
+        text += &format!("and {} more\n", report.more_findings);
+    }
+    if report.continued {
+        text += "continued where it was interrupted\n";
+    }
+    text += &format!(
+        "{} nodes, {} pages, {} read in {:.1} s: ",
+        report.nodes,
+        report.pages,
+        size::text(report.bytes),
+        report.seconds
+    );
+    text += match report.exit_code {
+        0 => "no errors\n",
+        _ => {
+            "ERRORS FOUND: unmount, and check with sheaf fsck. The number of a file's node is its \
+             inode number: find MOUNTPOINT -xdev -inum NUMBER\n"
+        }
+    };
+    text
+}
