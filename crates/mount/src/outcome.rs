@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 
 /// The ioctl on any directory of a mount that tells which descriptor of its daemon is the
 /// reading end of its outcome: `_IOR('S', 2, u32)`.
@@ -59,7 +60,12 @@ impl Ear {
     /// Opens the outcome of process `pid` that is to come. Permitted to the daemon's own user
     /// and to root.
     pub fn open(pid: u32, number: u32) -> std::io::Result<Self> {
-        File::open(format!("/proc/{pid}/fd/{number}")).map(Ear)
+        let file = File::open(format!("/proc/{pid}/fd/{number}"))?;
+        // In another PID namespace the number is somebody else's.
+        match file.metadata()?.file_type().is_fifo() {
+            true => Ok(Ear(file)),
+            false => Err(std::io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Waits for the daemon's end. `Err`: what it left as its last words.
