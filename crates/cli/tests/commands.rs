@@ -216,6 +216,15 @@ fn documents_come_from_the_definitions() {
 }
 
 #[test]
+fn what_is_not_mounted_is_not_scrubbed() {
+    let dir = TempDir::new().unwrap();
+    sheaf(&["scrub"], &[], &one(dir.path()))
+        .exits(OPERATIONAL)
+        .says("no Sheaf file system is mounted");
+    sheaf(&["scrub"], &["--rate", "fast"], &one(dir.path())).exits(USAGE);
+}
+
+#[test]
 fn wrong_calls_are_usage_errors() {
     sheaf(&["frobnicate"], &[], &[]).exits(USAGE);
     sheaf(&["mount", "only-one"], &[], &[]).exits(USAGE);

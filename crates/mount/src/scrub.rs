@@ -83,9 +83,13 @@ impl Scrub {
     /// Has the daemon read about `bytes` of metadata from `position` on, and verify it. Needs
     /// root or the daemon's own user.
     pub fn step(&self, position: u64, bytes: u64) -> Result<Answer, Error> {
-        let failed = |error| Error::Scrub {
-            mountpoint: self.mountpoint.clone(),
-            error,
+        let failed = |error: std::io::Error| match error.raw_os_error() {
+            // No file system of ours answers here.
+            Some(libc::ENOTTY) => Error::NotMounted(self.mountpoint.clone()),
+            _ => Error::Scrub {
+                mountpoint: self.mountpoint.clone(),
+                error,
+            },
         };
         let mut message = ScrubMessage::new_zeroed();
         message.position = position;
