@@ -303,7 +303,8 @@ pub struct Demo {
 /// Makes a four-device array of (sparse) image files in a folder, mounts it, lets several
 /// writers create, overwrite, append, truncate, rename, link and sync files, kills the daemon
 /// with SIGKILL at random moments, mounts again, and compares what is there with what was
-/// synced; fsck must find nothing. Recovery is killed as well.
+/// synced; fsck must find nothing. Recovery is killed as well. What an interrupted run leaves is
+/// removed by the next.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 nothing is lost, 4 something is (images and log are \

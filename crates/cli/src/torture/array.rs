@@ -78,10 +78,32 @@ impl Array {
         &self.mnt
     }
 
-    /// Leaves the files in place, and says where.
-    pub fn keep(&mut self) -> &Path {
+    /// Ends the use, leaves the files in place under a name that no later run removes, and says
+    /// where they are.
+    pub fn keep(&mut self, seed: u64) -> &Path {
         self.keep = true;
+        self.take_down();
+        let name = |n: u32| format!("{FOLDER}-kept-{seed}-{n}");
+        let kept = (1..).map(|n| self.folder.with_file_name(name(n)));
+        if let Some(kept) = kept.into_iter().find(|kept| !kept.exists()) {
+            match fs::rename(&self.folder, &kept) {
+                Ok(()) => self.folder = kept,
+                Err(error) => tracing::warn!("{}: {error}", self.folder.display()),
+            }
+        }
         &self.folder
+    }
+
+    /// Kills the daemon, if there is one, and takes the mount away.
+    fn take_down(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            // It may have ended already.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if let Err(error) = mount::clean_up(&self.mnt) {
+            tracing::warn!("{error}");
+        }
     }
 
     /// The end of the daemon's log.
@@ -199,17 +221,10 @@ fn make_folder(folder: &Path, images: &[PathBuf], mnt: &Path) -> Result<(), Fail
 
 impl Drop for Array {
     fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            // It may have ended already.
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-        if let Err(error) = mount::clean_up(&self.mnt) {
-            tracing::warn!("{error}");
-        }
         if self.keep {
             return;
         }
+        self.take_down();
         if let Err(error) = fs::remove_dir_all(&self.folder) {
             tracing::warn!("{}: cannot remove: {error}", self.folder.display());
         }

@@ -78,7 +78,7 @@ pub fn run(args: &Torture) -> Outcome {
         true => 0,
         false => LOST,
     };
-    let kept = (args.keep || exit_code != 0).then(|| array.keep().display().to_string());
+    let kept = (args.keep || exit_code != 0).then(|| array.keep(seed).display().to_string());
     let shown = Shown {
         seed,
         seconds: run.seconds(),
