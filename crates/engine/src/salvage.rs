@@ -228,7 +228,8 @@ impl<C: Content> Salvage<C> {
         let found = scan.images.keys().map(|nid| nid / LEAF_NIDS);
         rebuilt.extend(found.filter(|leaf| wanted(*leaf)));
         for (id, page) in &scan.leaves {
-            if (all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id) {
+            let free = (all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id);
+            if free && !scan.is_outdated(*id) {
                 self.store.table.restore_leaf(*id, page.pointer)?;
                 rebuilt.remove(id);
             }

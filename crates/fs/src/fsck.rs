@@ -28,7 +28,7 @@ use crate::dir::NameHash;
 use crate::{Error, Ino};
 use base::sync::{Mutex, rank};
 use device::Array;
-use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Verified};
+use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Unread, Verified};
 use format::Nid;
 use state::{Blocks, Inodes};
 use std::collections::BTreeSet;
@@ -221,6 +221,8 @@ struct Check<'a> {
     owners_hidden: AtomicBool,
     /// Something is unreadable that may hold names.
     names_hidden: AtomicBool,
+    /// A device did not return something.
+    trouble: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -259,6 +261,7 @@ impl<'a> Check<'a> {
             cycles: Mutex::new(rank::LEAF, Vec::new()),
             owners_hidden: AtomicBool::new(false),
             names_hidden: AtomicBool::new(false),
+            trouble: AtomicBool::new(false),
         }
     }
 
@@ -313,6 +316,12 @@ impl<'a> Check<'a> {
             metadata_bytes: verified.bytes,
             clean: recovery.clean && recovery.batches == 0,
             recovery,
+        }
+    }
+
+    fn bad_image(&self, why: &Unread) {
+        if matches!(why, Unread::Device(_)) {
+            self.trouble.store(true, Ordering::Relaxed);
         }
     }
 
@@ -399,8 +408,11 @@ impl<'a> Check<'a> {
                 self.error(owner, format!("refers to node {nid}, which does not exist"));
                 None
             }
-            Err(_) => {
+            Err(error) => {
                 self.owners_hidden.store(true, Ordering::Relaxed);
+                if matches!(error, engine::Error::Device(_)) {
+                    self.trouble.store(true, Ordering::Relaxed);
+                }
                 None
             }
         }

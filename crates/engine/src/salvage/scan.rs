@@ -134,6 +134,17 @@ impl Scan {
         self.leaves.insert(id, found);
     }
 
+    /// The newest copy of a leaf page is not the last one: there are images that it does not know.
+    pub fn is_outdated(&self, id: u64) -> bool {
+        let first = id * LEAF_NIDS;
+        let known = |nid: u64| {
+            let leaf = self.leaves.get(&id);
+            leaf.map_or(0, |leaf| leaf.entries[(nid - first) as usize].version)
+        };
+        let mut images = self.images.range(first..first + LEAF_NIDS);
+        images.any(|(nid, (version, _))| *version > known(*nid))
+    }
+
     /// The best entries for a lost leaf page, and how many have an image.
     pub fn entries_of(&self, id: u64) -> (Vec<Entry>, usize) {
         let stale = self.leaves.get(&id).map(|leaf| &leaf.entries);

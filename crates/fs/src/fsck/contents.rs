@@ -7,7 +7,7 @@ use crate::api::ROOT;
 use crate::content::inode::SYMLINK_MAX;
 use crate::content::{Body, FileExtent, FsNode, Inode, TreeId, Value, Xattr};
 use crate::data::SIZE_MAX;
-use engine::{Extent, Visitor};
+use engine::{Extent, Unread, Visitor};
 use format::dir::COLLISION_BITS;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 use format::table::RESERVED_NIDS;
@@ -29,6 +29,10 @@ impl Visitor<FsNode> for Contents<'_, '_> {
                 self.0.inodes.mark(nid, OWNED);
             }
         }
+    }
+
+    fn bad_image(&self, _nid: Nid, why: &Unread) {
+        self.0.bad_image(why);
     }
 
     fn unreadable(&self, nid: Nid) {

@@ -6,7 +6,7 @@ use super::{Check, Phase, Progress, add};
 use crate::api::ROOT;
 use crate::content::{Body, FsNode, Inode, Name, Orphan};
 use crate::dir::{check_name, is_dot};
-use engine::Visitor;
+use engine::{Unread, Visitor};
 use format::Nid;
 use format::dir::COLLISION_BITS;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
@@ -41,6 +41,10 @@ struct Names<'c, 'a> {
 }
 
 impl Visitor<FsNode> for Names<'_, '_> {
+    fn bad_image(&self, _nid: Nid, why: &Unread) {
+        self.check.bad_image(why);
+    }
+
     fn node(&self, nid: Nid, _version: u64, content: &FsNode) {
         let FsNode::Inode(inode) = content else {
             return;

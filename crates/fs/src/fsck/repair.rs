@@ -39,16 +39,18 @@ mod contents;
 mod names;
 mod places;
 mod rounds;
+#[cfg(test)]
+mod tests;
 
 use super::{FsckOptions, Phase, Progress, Report, fsck};
 use crate::filesystem::{FileSystem, FsOptions};
 use crate::{DataOptions, Error};
 use base::clock::Clock;
 use device::Array;
-use engine::{Object, Salvage, SalvageError, Severity};
+use engine::{Object, Salvage, SalvageError};
 use format::Nid;
 use format::checkpoint::CheckpointRecord;
-use rounds::Rounds;
+use rounds::{Left, Rounds};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -310,7 +312,11 @@ fn mend(
     *actions = rounds.take_actions();
     match mended {
         Ok(None) => Ok(Ok(rounds.into_salvage())),
-        Ok(Some(left)) => {
+        Ok(Some(Left::Trouble)) => {
+            let why = "a device does not return what it holds";
+            Ok(Err(refused(why, RESCUE)))
+        }
+        Ok(Some(Left::Finding(left))) => {
             let why = format!("this would be left: {}: {}", left.object, left.what);
             Ok(Err(refused(why, COPY_OUT)))
         }
@@ -408,12 +414,4 @@ fn settle(array: &Arc<Array>, options: &RepairOptions) -> Result<(), Error> {
         },
     )?;
     fs.close()
-}
-
-/// The worst that a check found.
-fn worst(findings: &[engine::Finding]) -> Option<&engine::Finding> {
-    findings
-        .iter()
-        .max_by_key(|finding| finding.severity)
-        .filter(|finding| finding.severity >= Severity::Notice)
 }

@@ -1,5 +1,6 @@
 //! Each kind of inconsistency is made on purpose, past the file system, and must be found.
 
+use super::repair::{Outcome, RepairOptions, RepairReport, repair};
 use super::*;
 use crate::api::{Caller, ROOT};
 use crate::content::{AttrChange, Body, Delta, FileExtent, Name, Orphan, Value, Xattr};
@@ -16,8 +17,8 @@ const BYTES: u64 = 64 << 20;
 
 /// A device with a small tree on it: `/file` (data and a large attribute), `/dir/sub/inner`,
 /// `/link`, and `/many` with enough names for a tree of buckets.
-struct World {
-    device: Arc<SimDevice>,
+pub(super) struct World {
+    pub device: Arc<SimDevice>,
     clock: Clock,
 }
 
@@ -26,7 +27,7 @@ fn root() -> Caller {
 }
 
 impl World {
-    fn new() -> World {
+    pub(super) fn new() -> World {
         let clock = Clock::manual(1_700_000_000_000_000_000);
         let device = SimDevice::new(BYTES, 1);
         let world = World { device, clock };
@@ -69,11 +70,11 @@ impl World {
         vec![Arc::clone(&self.device) as Arc<dyn BlockDevice>]
     }
 
-    fn array(&self, read_only: bool) -> Arc<Array> {
+    pub(super) fn array(&self, read_only: bool) -> Arc<Array> {
         Arc::new(Array::assemble(self.handles(), read_only).unwrap())
     }
 
-    fn change<T>(&self, change: impl FnOnce(&FileSystem) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&FileSystem) -> T) -> T {
         let options = FsOptions::default().without_threads(self.clock.clone());
         let fs = FileSystem::open(self.array(false), options).unwrap();
         let result = change(&fs);
@@ -81,12 +82,12 @@ impl World {
         result
     }
 
-    fn ino(&self, path: &str) -> Nid {
+    pub(super) fn ino(&self, path: &str) -> Nid {
         self.change(|fs| fs.resolve(path.as_bytes()).unwrap().ino)
     }
 
     /// Applies deltas to nodes behind the file system's back.
-    fn edit(&self, edits: Vec<(Nid, Delta)>) {
+    pub(super) fn edit(&self, edits: Vec<(Nid, Delta)>) {
         self.change(|fs| {
             for (nid, delta) in edits {
                 let node = fs.store().get(nid).unwrap();
@@ -98,14 +99,14 @@ impl World {
         });
     }
 
-    fn inode(&self, nid: Nid) -> crate::content::Inode {
+    pub(super) fn inode(&self, nid: Nid) -> crate::content::Inode {
         self.change(|fs| {
             let node = fs.store().get(nid).unwrap().read().unwrap();
             node.inode().unwrap().clone()
         })
     }
 
-    fn fsck(&self) -> Report {
+    pub(super) fn fsck(&self) -> Report {
         fsck(self.array(true), &FsckOptions::default(), &|_| {}).unwrap()
     }
 
@@ -144,9 +145,28 @@ impl World {
         fsck(copy.array(true), &FsckOptions::default(), &|_| {}).unwrap();
     }
 
+    /// A copy of the device, repaired: nothing is found then, and everything can be used.
+    pub(super) fn repaired(&self) -> (World, RepairReport) {
+        let copy = World {
+            device: self.device.clone_state(6),
+            clock: self.clock.clone(),
+        };
+        let options = RepairOptions {
+            clock: self.clock.clone(),
+            ..RepairOptions::default()
+        };
+        let report = repair(&copy.array(false), &options, &|_| {}).unwrap();
+        assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+        assert_eq!(copy.fsck().findings, [], "{:#?}", report.actions);
+        copy.exercise();
+        assert_eq!(copy.fsck().findings, []);
+        (copy, report)
+    }
+
     /// Every expected finding (path, part of the text) is there, and no other is.
     fn expect(&self, expected: &[(Option<&str>, &str)]) {
         self.exercise();
+        self.repaired();
         let report = self.fsck();
         let matches = |f: &Finding, (path, what): &(Option<&str>, &str)| {
             f.path.as_deref() == *path && f.what.contains(what)

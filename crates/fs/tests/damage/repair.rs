@@ -5,7 +5,7 @@
 
 use crate::images::*;
 use base::rng::Rng;
-use device::sim::{PowerSwitch, SimDevice};
+use device::sim::{PowerSwitch, SimDevice, Times};
 use engine::Object;
 use format::Nid;
 use format::item::{ItemHeader, ItemKind};
@@ -356,6 +356,222 @@ fn random_repairs(image: &Image, seed: u64, images: u64, cuts: bool) -> Tally {
     }
     eprintln!("seed {seed}: {tally:?}");
     tally
+}
+
+/// Damages every image of a kind whose id is `wanted`, or all of them.
+fn break_items(image: &Image, devices: &[Arc<SimDevice>], kind: ItemKind, wanted: Option<u64>) {
+    for (index, offset, header) in items(image) {
+        let this = wanted.is_none_or(|id| header.id.get() == id);
+        if header.kind == kind as u8 && this {
+            flip(&devices[index], offset + 40, &mut Rng::new(offset));
+        }
+    }
+}
+
+/// Repairs, checks everything, and returns the report and what became of the files.
+fn repaired(image: &Image, devices: &[Arc<SimDevice>], context: &str) -> (RepairReport, Tally) {
+    let before = readable(image, devices);
+    let report = try_repair(devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    let mut tally = Tally::default();
+    let trial = Trial {
+        image,
+        forged: false,
+        context: context.into(),
+    };
+    trial.check(devices, before.as_ref(), &report, &mut tally);
+    (report, tally)
+}
+
+/// What is derived, and what can be found by its checksum, is made anew: nothing is lost.
+#[test]
+fn no_file_is_lost_with_a_table() {
+    let image = clean_image();
+    let slots = |devices: &[Arc<SimDevice>]| {
+        for (device, block) in &copies()[4..] {
+            devices[*device].poke(block * BLOCK + 100, &[0xEE; 8]);
+        }
+    };
+    let damages: [(&str, &dyn Fn(&[Arc<SimDevice>])); 9] = [
+        ("leaf page", &|d| {
+            break_items(&image, d, ItemKind::TableLeaf, Some(1))
+        }),
+        ("leaf pages", &|d| {
+            break_items(&image, d, ItemKind::TableLeaf, None)
+        }),
+        ("region page", &|d| {
+            break_items(&image, d, ItemKind::TableRegion, Some(0))
+        }),
+        ("map pages", &|d| {
+            break_items(&image, d, ItemKind::TableMap, None)
+        }),
+        ("space pages", &|d| {
+            break_items(&image, d, ItemKind::SpacePage, None)
+        }),
+        ("space root", &|d| {
+            break_items(&image, d, ItemKind::SpaceRoot, None)
+        }),
+        ("table and space", &|d| {
+            break_items(&image, d, ItemKind::TableRegion, None);
+            break_items(&image, d, ItemKind::SpaceRoot, None);
+        }),
+        ("space maps", &|d| {
+            for chunk in 0..1000 {
+                let nid = format::table::space_map_nid(chunk).0;
+                break_items(&image, d, ItemKind::Node, Some(nid));
+            }
+        }),
+        ("checkpoint records", &slots),
+    ];
+    for (what, damage) in damages {
+        let devices = image.devices();
+        damage(&devices);
+        let (report, tally) = repaired(&image, &devices, what);
+        let all = image.model.things.len() as u64;
+        assert_eq!(tally.kept, all, "{what}: {tally:?}: {:#?}", report.actions);
+    }
+}
+
+#[test]
+fn a_lost_checkpoint_record_costs_at_most_what_the_journal_has_no_more() {
+    let image = dirty_image();
+    let newest = {
+        let array = assemble(&image.devices(), true).unwrap();
+        let sequence = |slot| {
+            let block = array.read_slot(slot, 0).unwrap();
+            let record = format::checkpoint::CheckpointRecord::parse(&block, &array.uuid());
+            record.map_or(0, |record| record.sequence.get())
+        };
+        (sequence(1) > sequence(0)) as usize
+    };
+    let devices = image.devices();
+    for (device, block) in [copies()[4 + newest], copies()[6 + newest]] {
+        devices[device].poke(block * BLOCK + 100, &[0xEE; 8]);
+    }
+    assert!(
+        open(&devices, false).is_err(),
+        "the journal names the lost record"
+    );
+    let (report, tally) = repaired(&image, &devices, "newest record");
+    assert!(report.lost());
+    assert!(
+        tally.kept > image.model.things.len() as u64 / 2,
+        "{tally:?}"
+    );
+}
+
+#[test]
+fn a_damaged_batch_cuts_the_journal_there() {
+    let image = dirty_image();
+    let devices = image.devices();
+    let half = format!("/journal/{}", JOURNALED / 2);
+    // The record of a creation holds the name's bytes.
+    let mut block = vec![0; BLOCK as usize];
+    let text = format!("content {}", JOURNALED / 2);
+    for (index, number) in &image.targets {
+        devices[*index].peek(number * BLOCK, &mut block);
+        let at = block.windows(text.len()).position(|w| w == text.as_bytes());
+        if let (Some(at), true) = (at, block[..4] == *b"SHFJ") {
+            flip(
+                &devices[*index],
+                number * BLOCK + at as u64,
+                &mut Rng::new(1),
+            );
+        }
+    }
+    assert!(
+        open(&devices, false).is_err(),
+        "a later batch says that it was durable"
+    );
+    let (report, _) = repaired(&image, &devices, "batch");
+    let cut = report.actions.iter().find(|a| a.object == Object::Journal);
+    assert!(cut.unwrap().lost, "{:#?}", report.actions);
+    let fs = open(&devices, true).unwrap();
+    assert!(fs.resolve(half.as_bytes()).is_err());
+    fs.resolve(b"/journal/1").unwrap();
+    fs.resolve(b"/many/file number 7").unwrap();
+}
+
+#[test]
+fn what_replay_needs_and_is_damaged_no_longer_keeps_the_rest_from_opening() {
+    let image = dirty_image();
+    let devices = image.devices();
+    let ino = open(&devices, true).unwrap().resolve(b"/fs").unwrap().ino;
+    break_items(&image, &devices, ItemKind::Node, Some(ino.0));
+    assert!(open(&devices, false).is_err());
+    let (report, tally) = repaired(&image, &devices, "replay");
+    assert!(tally.found > 5, "{tally:?}");
+    let dropped = report
+        .actions
+        .iter()
+        .find(|a| a.object == Object::Node(ino));
+    assert_eq!(dropped.unwrap().path.as_deref(), Some("/fs"));
+}
+
+/// A bad sector is another matter than bad bytes: they may be read tomorrow.
+#[test]
+fn what_a_device_does_not_return_is_not_given_up() {
+    let image = clean_image();
+    let (index, offset, _, _) = nodes(&image)[20];
+    let devices = image.devices();
+    let sectors = offset / 512 * 512..offset / 512 * 512 + 512;
+    let hashes = |devices: &[Arc<SimDevice>]| -> Vec<u64> {
+        devices.iter().map(|d| d.contents_hash()).collect()
+    };
+    let before = hashes(&devices);
+    devices[index].fail_reads(Times::Always, Some(sectors));
+    let report = try_repair(&devices, false).unwrap();
+    let Outcome::Refused { remedy, .. } = &report.outcome else {
+        panic!("{:?}", report.outcome);
+    };
+    assert!(remedy.contains("ddrescue"), "{remedy}");
+    assert_eq!(hashes(&devices), before);
+    devices[index].heal();
+    assert_eq!(try_repair(&devices, false).unwrap().outcome, Outcome::Sound);
+}
+
+#[test]
+fn a_full_array_can_be_repaired() {
+    let (devices, model) = build();
+    let fs = open(&devices, false).unwrap();
+    let who = fs::Caller::root();
+    let (_, file) = fs
+        .create(&who, fs::ROOT, b"all", 0o644, libc::O_RDWR)
+        .unwrap();
+    let piece = vec![0x77; 1 << 20];
+    let mut at = 0;
+    while let Ok(n) = fs.write(&file, at, &piece) {
+        at += n as u64;
+        if at.is_multiple_of(8 << 20) && fs.fsync(&file, false).is_err() {
+            break;
+        }
+    }
+    drop(file);
+    for i in 0..20_000 {
+        let name = format!("{i:0200}");
+        let regular = libc::S_IFREG | 0o644;
+        if fs
+            .mknod(&who, fs::ROOT, name.as_bytes(), regular, 0)
+            .is_err()
+        {
+            break;
+        }
+    }
+    drop(fs.close());
+    drop(fs);
+    let full = image(&devices, model, None);
+    let devices = full.devices();
+    let many = open(&devices, true).unwrap().resolve(b"/many").unwrap().ino;
+    break_items(&full, &devices, ItemKind::Node, Some(many.0));
+    break_items(&full, &devices, ItemKind::TableLeaf, Some(2));
+    let before = readable(&full, &devices);
+    let report = try_repair(&devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(fsck(&devices).findings, []);
+    assert!(before.is_some());
+    let fs = open(&devices, false).unwrap();
+    let found = fs.resolve(b"/lost+found").unwrap();
+    assert!(found.size >= 300, "{found:?}");
 }
 
 #[test]

@@ -18,9 +18,25 @@ use engine::{Finding, Findings, Object, Salvage};
 use format::Nid;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// More rounds than any sum of damages is known to take.
 const ROUNDS_MAX: usize = 64;
+
+/// What a round did.
+enum Step {
+    Changed,
+    /// Nothing was found, or nothing can be done about it.
+    Still,
+    Trouble,
+}
+
+/// What keeps a repair from being made.
+pub(super) enum Left {
+    Finding(Finding),
+    /// A device does not return what it holds.
+    Trouble,
+}
 
 /// A repair in memory.
 pub(super) struct Rounds<'a> {
@@ -77,8 +93,8 @@ impl<'a> Rounds<'a> {
         self.salvage
     }
 
-    /// Mends until nothing is found. `Some`: what is left.
-    pub fn run(&mut self) -> Result<Option<Finding>, Error> {
+    /// Mends until nothing is found; says what keeps that from happening.
+    pub fn run(&mut self) -> Result<Option<Left>, Error> {
         self.note_losses();
         for round in 0..ROUNDS_MAX {
             (self.progress)(Progress {
@@ -86,8 +102,10 @@ impl<'a> Rounds<'a> {
                 done: round as u64,
                 total: ROUNDS_MAX as u64,
             });
-            if !self.round()? {
-                return self.conclude();
+            match self.round()? {
+                Step::Changed => {}
+                Step::Still => return self.conclude(),
+                Step::Trouble => return Ok(Some(Left::Trouble)),
             }
         }
         self.conclude()
@@ -117,14 +135,15 @@ impl<'a> Rounds<'a> {
         Check::new(store, self.hash.clone(), Findings::new(), self.progress)
     }
 
-    /// True when something was changed.
-    fn round(&mut self) -> Result<bool, Error> {
+    fn round(&mut self) -> Result<Step, Error> {
         let check = self.check();
-        check.examine();
+        if !check.examine() {
+            return Ok(Step::Trouble);
+        }
         self.ever.extend(check.blocks.left());
         let (findings, _) = check.findings.take();
         if findings.is_empty() {
-            return Ok(false);
+            return Ok(Step::Still);
         }
         let nids = findings.iter().filter_map(|f| match f.object {
             Object::Node(nid) => Some(nid),
@@ -144,16 +163,18 @@ impl<'a> Rounds<'a> {
             changed: false,
         };
         round.mend()?;
-        Ok(round.changed)
+        Ok(match round.changed {
+            true => Step::Changed,
+            false => Step::Still,
+        })
     }
 
     /// Makes the space maps, and checks everything once more.
-    fn conclude(&mut self) -> Result<Option<Finding>, Error> {
+    fn conclude(&mut self) -> Result<Option<Left>, Error> {
         let check = self.check();
-        check.examine();
-        let (left, _) = check.findings.take();
-        if let Some(finding) = super::worst(&left) {
-            return Ok(Some(finding.clone()));
+        let whole = check.examine();
+        if let Some(left) = check.left(whole) {
+            return Ok(Some(left));
         }
         let blocks = check.close();
         let ever = &self.ever;
@@ -166,21 +187,31 @@ impl<'a> Rounds<'a> {
         })?;
         self.note_losses();
         let check = self.check();
-        check.examine();
+        let whole = check.examine();
         check.check_space();
-        let (left, _) = check.findings.take();
-        Ok(super::worst(&left).cloned())
+        Ok(check.left(whole))
     }
 }
 
 impl Check<'_> {
-    /// All passes but the one over space maps.
-    fn examine(&self) {
+    /// All passes but the one over space maps. False: a device did not return something, and
+    /// what was found means nothing.
+    fn examine(&self) -> bool {
         self.store.visit(&|_| true, &contents::Contents(self));
         self.check_names();
         self.check_links();
         self.check_reach();
         self.check_shared_blocks();
+        !self.trouble.load(Ordering::Relaxed)
+    }
+
+    fn left(&self, whole: bool) -> Option<Left> {
+        let (left, _) = self.findings.take();
+        let worst = left.into_iter().max_by_key(|finding| finding.severity);
+        match whole {
+            true => worst.map(Left::Finding),
+            false => Some(Left::Trouble),
+        }
     }
 
     fn close(self) -> super::super::state::Blocks {

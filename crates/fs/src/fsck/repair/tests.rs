@@ -1,0 +1,244 @@
+//! What becomes of each kind of damage that is not a broken checksum, made on purpose.
+
+use super::super::tests::World;
+use super::*;
+use crate::api::{Caller, ROOT};
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use engine::Need;
+use format::item::{self, ItemKind};
+
+fn bytes_of(world: &World, path: &str) -> Vec<u8> {
+    world.change(|fs| {
+        let attr = fs.resolve(path.as_bytes()).unwrap();
+        let file = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+        let mut bytes = vec![0; attr.size as usize];
+        assert_eq!(fs.read(&file, 0, &mut bytes).unwrap(), bytes.len());
+        bytes
+    })
+}
+
+fn exists(world: &World, path: &str) -> bool {
+    world.change(|fs| fs.resolve(path.as_bytes()).is_ok())
+}
+
+fn extents(world: &World, path: &str) -> Vec<FileExtent> {
+    match world.inode(world.ino(path)).body {
+        Body::Extents(list) => list,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Damages every image of a node.
+fn break_node(world: &World, nid: Nid) {
+    let mut block = vec![0; 4096 + item::ITEM_MAX];
+    for number in 0..(64 << 20) / 4096 - 5 {
+        world.device.peek(number * 4096, &mut block);
+        for at in (0..4096).step_by(item::ITEM_ALIGN) {
+            if let Ok((header, _)) = item::decode(&block[at..])
+                && header.kind == ItemKind::Node as u8
+                && header.id.get() == nid.0
+            {
+                world.device.poke(number * 4096 + at as u64 + 40, &[0x5A]);
+            }
+        }
+    }
+}
+
+fn actions(report: &RepairReport, kind: ActionKind, path: &str) -> Vec<String> {
+    let of = |a: &&Action| a.kind == kind && a.path.as_deref() == Some(path);
+    let found = report.actions.iter().filter(of);
+    found.map(|action| action.what.clone()).collect()
+}
+
+#[test]
+fn a_sound_file_system_is_left_alone() {
+    let world = World::new();
+    let before = world.device.contents_hash();
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Sound);
+    assert!(report.actions.is_empty());
+    assert_eq!(world.device.contents_hash(), before);
+}
+
+#[test]
+fn of_two_files_with_one_block_the_one_that_changed_last_keeps_it() {
+    let world = World::new();
+    let (file, other) = (world.ino("/file"), world.ino("/other"));
+    let theirs = extents(&world, "/file");
+    let mine = extents(&world, "/other");
+    let stolen = FileExtent {
+        block: theirs[0].block,
+        len: 1,
+        ..mine[0]
+    };
+    let later = |nid| {
+        let time = base::clock::Timestamp {
+            sec: 1_800_000_000,
+            nsec: 0,
+        };
+        let change = AttrChange {
+            ctime: Some(time),
+            ..AttrChange::default()
+        };
+        (nid, Delta::Attrs(change))
+    };
+    world.edit(vec![
+        (
+            other,
+            Delta::Extents {
+                start: mine[0].page,
+                end: mine[0].page + 1,
+                with: vec![stolen],
+            },
+        ),
+        later(file),
+    ]);
+    let (copy, report) = world.repaired();
+    let holes = actions(&report, ActionKind::Hole, "/other");
+    assert_eq!(holes.len(), 1, "{:#?}", report.actions);
+    drop(copy);
+    // On the state before the repaired copy was used up.
+    let (array, clean) = (world.array(false), RepairOptions::default());
+    repair(&array, &clean, &|_| {}).unwrap();
+    drop(array);
+    assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+    let other = bytes_of(&world, "/other");
+    assert_eq!(other[..4096], [0; 4096]);
+    assert_eq!(other[4096..], [1; 40_000 - 4096]);
+}
+
+#[test]
+fn a_lost_directory_gives_its_children_to_lost_and_found() {
+    let world = World::new();
+    let (dir, sub, inner) = (
+        world.ino("/dir"),
+        world.ino("/dir/sub"),
+        world.ino("/dir/sub/inner"),
+    );
+    break_node(&world, dir);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired);
+    assert_eq!(world.fsck().findings, []);
+    let lost = report
+        .actions
+        .iter()
+        .find(|a| a.object == Object::Node(dir));
+    assert_eq!(lost.unwrap().path.as_deref(), Some("/dir"));
+    assert!(!exists(&world, "/dir"));
+    let found = format!("/lost+found/{sub}/inner");
+    assert_eq!(world.ino(&found), inner);
+    let places = actions(&report, ActionKind::Found, &format!("/lost+found/{sub}"));
+    assert_eq!(places.len(), 1);
+    assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+}
+
+#[test]
+fn without_a_root_everything_is_in_lost_and_found() {
+    let world = World::new();
+    let (file, many) = (world.ino("/file"), world.ino("/many"));
+    break_node(&world, ROOT);
+    let array = world.array(false);
+    let refused = repair(
+        &array,
+        &RepairOptions {
+            lossless: true,
+            ..RepairOptions::default()
+        },
+        &|_| {},
+    );
+    let refused = refused.unwrap().outcome;
+    assert!(matches!(refused, Outcome::Refused { .. }), "{refused:?}");
+    let report = repair(&array, &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired);
+    drop(array);
+    assert_eq!(world.fsck().findings, []);
+    let found = format!("/lost+found/{file}");
+    assert_eq!(bytes_of(&world, &found), [1; 40_000]);
+    assert!(exists(&world, &format!("/lost+found/{many}/name 399")));
+}
+
+#[test]
+fn a_loop_of_directories_comes_to_lost_and_found() {
+    let world = World::new();
+    let (dir, sub) = (world.ino("/dir"), world.ino("/dir/sub"));
+    // The root's name of /dir goes into /dir/sub.
+    let list = match world.inode(ROOT).body {
+        Body::Entries(list) => list,
+        other => panic!("{other:?}"),
+    };
+    let name = list.iter().find(|name| name.nid == dir).unwrap().clone();
+    let parent = AttrChange {
+        parent: Some(sub),
+        ..AttrChange::default()
+    };
+    world.edit(vec![
+        (ROOT, Delta::RemoveName(name.key)),
+        (sub, Delta::InsertName(name)),
+        (dir, Delta::Attrs(parent)),
+    ]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    let whole = [
+        format!("/lost+found/{dir}/sub/inner"),
+        format!("/lost+found/{sub}/inner"),
+    ];
+    assert!(whole.iter().any(|path| exists(&world, path)));
+}
+
+#[test]
+fn a_lost_leaf_of_attributes_costs_the_attributes() {
+    let world = World::new();
+    let file = world.ino("/file");
+    world.change(|fs| {
+        let node = fs.store().get(file).unwrap();
+        let mut op = fs.store().begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        assert!(matches!(op.peek(slot), FsNode::Inode(_)));
+        drop(op);
+    });
+    let value = match &world.inode(file).xattrs[0].value {
+        crate::content::Value::Nodes { nids, .. } => nids[1],
+        other => panic!("{other:?}"),
+    };
+    break_node(&world, value);
+    let (_, report) = world.repaired();
+    let lost = actions(&report, ActionKind::Attribute, "/file");
+    assert_eq!(lost.len(), 1, "{:#?}", report.actions);
+    assert!(lost[0].contains("user.large"), "{lost:?}");
+}
+
+#[test]
+fn a_lost_bucket_costs_its_names_alone() {
+    let world = World::new();
+    let many = world.ino("/many");
+    let bucket = match world.inode(many).body {
+        Body::Tree(root) => root.children[1].nid,
+        other => panic!("{other:?}"),
+    };
+    break_node(&world, bucket);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired);
+    assert_eq!(world.fsck().findings, []);
+    let count = |path: &str| {
+        world.change(|fs| {
+            let ino = fs.resolve(path.as_bytes()).unwrap().ino;
+            let mut count = 0;
+            fs.readdir(ino, 0, &mut |entry| {
+                count += !entry.name.starts_with(b".") as usize;
+                true
+            })
+            .unwrap();
+            count
+        })
+    };
+    let (left, found) = (count("/many"), count("/lost+found"));
+    assert_eq!(left + found, 400);
+    assert!(left > 200 && found > 10, "{left} and {found}");
+    let who = Caller::root();
+    world.change(|fs| {
+        let found = fs.resolve(b"/lost+found").unwrap();
+        assert_eq!(found.mode & 0o777, 0o700);
+        fs.unlink(&who, many, b"name 1").ok()
+    });
+}
