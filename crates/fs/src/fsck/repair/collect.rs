@@ -9,6 +9,7 @@ use crate::content::{Child, FileExtent, FsNode, Name, Orphan, Root, Xattr};
 use crate::tree::INDEX_MAX;
 use format::Nid;
 use format::dir::COLLISION_BITS;
+use format::item::PAYLOAD_MAX;
 use std::collections::HashSet;
 
 /// A new leaf is filled to this many bytes.
@@ -69,6 +70,8 @@ pub(super) struct Collected<T> {
     pub items: Vec<T>,
     /// Leaves and index nodes of the tree.
     pub nodes: Vec<Nid>,
+    /// The leaves with the keys that they cover, and how many items they hold.
+    leaves: Vec<(Nid, Option<u64>, usize)>,
     /// Nodes that are not there, or are not the tree's, with the keys that they cover.
     pub missing: Vec<(Nid, u64, Option<u64>)>,
     /// The shape is as it should be.
@@ -80,6 +83,7 @@ impl<T> Collected<T> {
         Collected {
             items,
             nodes: Vec::new(),
+            leaves: Vec::new(),
             missing: Vec::new(),
             sound: true,
         }
@@ -140,6 +144,36 @@ impl Round<'_> {
             depth,
             children: level,
         })
+    }
+
+    /// Writes a list in key order into the leaves that are there; false when that is not
+    /// possible, and nothing was changed. A tree of which little changes costs little then, which
+    /// matters on a full array.
+    pub fn rewrite<T: Item>(&mut self, found: &Collected<T>, list: &[T]) -> Result<bool, Error> {
+        if !found.sound || found.leaves.is_empty() {
+            return Ok(false);
+        }
+        let (mut old, mut rest) = (&found.items[..], list);
+        let mut changes = Vec::new();
+        for (nid, end, count) in &found.leaves {
+            let (before, later) = old.split_at(*count);
+            let here = rest.partition_point(|item| end.is_none_or(|end| item.key() < end));
+            let (now, others) = rest.split_at(here);
+            (old, rest) = (later, others);
+            let inside = now
+                .last()
+                .is_none_or(|i| end.is_none_or(|end| i.end() <= end));
+            if !inside || list_len(now) > PAYLOAD_MAX {
+                return Ok(false);
+            }
+            if now != before {
+                changes.push((*nid, now));
+            }
+        }
+        for (nid, now) in changes {
+            self.put(nid, T::leaf(now.to_vec()))?;
+        }
+        Ok(true)
     }
 
     fn add_node(&mut self, node: FsNode) -> Result<Nid, Error> {
@@ -203,6 +237,7 @@ impl<T: Item> Walk<'_, '_, T> {
                 let inside =
                     |item: &T| item.key() >= child.key && end.is_none_or(|end| item.end() <= end);
                 self.found.sound &= depth == 0 && list.iter().all(inside);
+                self.found.leaves.push((child.nid, end, list.len()));
                 self.found.items.extend_from_slice(list);
                 Ok(())
             }

@@ -258,6 +258,9 @@ impl Round<'_> {
         if found.sound && sound == found.items {
             return Ok(());
         }
+        if sound.len() > INLINE_EXTENTS_MAX && self.rewrite(&found, &sound)? {
+            return Ok(());
+        }
         inode.body = match sound.len() <= INLINE_EXTENTS_MAX {
             true => Body::Extents(sound),
             false => Body::Tree(self.build(&sound)?),

@@ -56,18 +56,32 @@ impl Round<'_> {
         if found.sound && kept == found.items {
             return Ok(());
         }
-        inode.body = self.names_body(&kept)?;
         self.act(
             ActionKind::Rebuilt,
             dir,
             false,
             "its names were put in order",
         );
+        self.put_names(inode, &found, &kept)
+    }
+
+    /// Gives a directory other names, which are in order.
+    pub fn put_names(
+        &mut self,
+        inode: &mut Inode,
+        found: &Collected<Name>,
+        names: &[Name],
+    ) -> Result<(), Error> {
+        inode.size = names.len() as u64;
+        if list_len(names) > INLINE_ENTRIES_MAX && self.rewrite(found, names)? {
+            return Ok(());
+        }
+        inode.body = self.names_body(names)?;
         self.discard_nodes(&found.nodes)
     }
 
     /// A directory's body with these names, which are in order.
-    pub fn names_body(&mut self, names: &[Name]) -> Result<Body, Error> {
+    fn names_body(&mut self, names: &[Name]) -> Result<Body, Error> {
         Ok(match list_len(names) <= INLINE_ENTRIES_MAX {
             true => Body::Entries(names.to_vec()),
             false => Body::Tree(self.build(names)?),

@@ -4,6 +4,7 @@
 use super::super::contents::is_orphan_directory;
 use super::super::state::{CLAIMED, INODE, LISTED, OWNED, TRUNCATING, UNLINKED};
 use super::ActionKind;
+use super::collect::Collected;
 use super::rounds::Round;
 use crate::Error;
 use crate::api::ROOT;
@@ -154,13 +155,11 @@ impl Round<'_> {
 
     /// Gives a sound directory other names, which are in order.
     fn set_names(&mut self, dir: Nid, inode: &mut Inode, names: Vec<Name>) -> Result<(), Error> {
-        let old = match &inode.body {
-            Body::Tree(root) => self.collect::<Name>(dir, root, true)?.nodes,
-            _ => Vec::new(),
+        let found = match &inode.body {
+            Body::Tree(root) => self.collect::<Name>(dir, root, true)?,
+            _ => Collected::of_list(Vec::new()),
         };
-        inode.body = self.names_body(&names)?;
-        inode.size = names.len() as u64;
-        self.discard_nodes(&old)?;
+        self.put_names(inode, &found, &names)?;
         self.put(dir, FsNode::Inode(Box::new(inode.clone())))
     }
 
