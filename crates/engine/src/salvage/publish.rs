@@ -5,7 +5,7 @@ use crate::checkpoint::CheckpointReport;
 use crate::content::Content;
 use crate::error::Error;
 use crate::finding::Object;
-use crate::node::{Body, Node, new_cell};
+use crate::node::{Body, Node};
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
 use format::item::PAYLOAD_MAX;
@@ -48,16 +48,26 @@ impl<C: Content> Salvage<C> {
 
     fn replace(&self, nid: Nid, body: Body<C>) -> Result<(), Error> {
         let version = self.next_version(nid)?;
+        self.set_body(nid, version, body);
+        Ok(())
+    }
+
+    fn set_body(&self, nid: Nid, version: u64, body: Body<C>) {
         let cell = self.store.nodes.get(nid);
         let dirty = cell.filter(|cell| cell.header.dirty.load(Ordering::Acquire));
         if let Some(cell) = dirty {
-            let kind = body.kind();
-            if kind == 0 || Node(Arc::clone(&cell)).is_owned() == C::owned(kind) {
+            let same_lock = match &body {
+                Body::Gone | Body::Space(_) => true,
+                Body::User(content) => {
+                    Node(Arc::clone(&cell)).is_owned() == C::owned(content.kind())
+                }
+            };
+            if same_lock {
                 let mut state = cell.write();
                 state.version = version;
                 state.body = body;
                 self.store.nodes.recharge(&cell, &state.body);
-                return Ok(());
+                return;
             }
             // It has its place in the lock order for life: another takes over.
             for list in &self.store.dirty {
@@ -65,7 +75,6 @@ impl<C: Content> Salvage<C> {
             }
         }
         self.adopt(nid, version, body);
-        Ok(())
     }
 
     /// Makes the space maps say that exactly the blocks of these bitmaps are in use: one for each
@@ -138,9 +147,7 @@ impl<C: Content> Salvage<C> {
             self.note(Object::Chunk(chunk), false, what);
         }
         let body = map.map_or(Body::Gone, Body::Space);
-        let cell = new_cell(nid, last.max(logged) + 1, body);
-        self.store.nodes.insert(Arc::clone(&cell));
-        self.store.mark_dirty(0, &cell);
+        self.set_body(nid, last.max(logged) + 1, body);
         Ok(state)
     }
 

@@ -267,7 +267,15 @@ pub fn repair(
         }
     }
     for finding in &copies {
-        let what = format!("{}; written again", finding.what);
+        let twin = |object: &Object| match (object, &finding.object) {
+            (Object::Slot { slot: a, .. }, Object::Slot { slot: b, .. }) => a == b,
+            _ => false,
+        };
+        let what = match copies.iter().filter(|f| twin(&f.object)).count() {
+            2 => "; written again. If it was the newer one, what came after the other is lost",
+            _ => "; written again",
+        };
+        let what = format!("{}{what}", finding.what);
         actions.add(Action {
             kind: ActionKind::Copy,
             object: finding.object.clone(),
