@@ -227,23 +227,35 @@ impl Trial<'_> {
         let context = &self.context;
         let before = readable(self.image, &devices);
         tally.images += 1;
-        let planned = match cuts || rng.one_in(8) {
-            true => Some(try_repair(&devices, true).unwrap()),
-            false => None,
-        };
         let switch = PowerSwitch::new();
         let mut devices: Vec<Arc<SimDevice>> = match cuts {
             true => devices.iter().map(|d| d.fork(&switch)).collect(),
             false => devices,
         };
+        let planned = match cuts || rng.one_in(8) {
+            true => Some(try_repair(&devices, true).unwrap()),
+            false => None,
+        };
+        let decided = switch.operations();
+        let ends = if cuts { operations(&devices) } else { 0 };
         while cuts && rng.one_in(2) {
-            switch.cut_after(rng.below(60));
+            // Most of the time while it writes.
+            let from = if rng.one_in(4) { 0 } else { decided };
+            switch.restore();
+            switch.cut_after(from + rng.below((ends - from).max(1)));
             // Whether it came to its end, nobody knows.
             drop(try_repair(&devices, false));
             tally.cuts += switch.is_cut() as u64;
             switch.cut_now();
             devices = devices.iter().map(|d| d.restart(rng)).collect();
             switch.restore();
+            let after = readable(self.image, &devices);
+            if let (Some(before), Some(after)) = (&before, &after) {
+                assert!(
+                    self.forged || after.is_superset(before),
+                    "{context}: after a cut"
+                );
+            }
         }
         let mut report = try_repair(&devices, false).unwrap_or_else(|e| panic!("{context}: {e}"));
         let refused = matches!(report.outcome, Outcome::Refused { .. });
@@ -275,6 +287,14 @@ impl Trial<'_> {
             again.actions
         );
     }
+}
+
+/// Operations that a repair takes.
+fn operations(devices: &[Arc<SimDevice>]) -> u64 {
+    let switch = PowerSwitch::new();
+    let copies: Vec<_> = devices.iter().map(|d| d.fork(&switch)).collect();
+    try_repair(&copies, false).unwrap();
+    switch.operations()
 }
 
 /// Flips a bit in an item of some kind.
