@@ -412,6 +412,8 @@ fn repaired(image: &Image, devices: &[Arc<SimDevice>], context: &str) -> (Repair
     (report, tally)
 }
 
+type Damage<'d> = dyn Fn(&[Arc<SimDevice>]) + 'd;
+
 /// What is derived, and what can be found by its checksum, is made anew: nothing is lost.
 #[test]
 fn no_file_is_lost_with_a_table() {
@@ -421,7 +423,7 @@ fn no_file_is_lost_with_a_table() {
             devices[*device].poke(block * BLOCK + 100, &[0xEE; 8]);
         }
     };
-    let damages: [(&str, &dyn Fn(&[Arc<SimDevice>])); 9] = [
+    let damages: [(&str, &Damage); 9] = [
         ("leaf page", &|d| {
             break_items(&image, d, ItemKind::TableLeaf, Some(1))
         }),
