@@ -6,7 +6,7 @@ use crate::oracle::Oracle;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Why an operation did not simply work.
@@ -27,6 +27,8 @@ pub struct Driver {
     pub oracle: Oracle,
     inos: BTreeMap<Id, Ino>,
     held: BTreeMap<Id, Arc<OpenFile>>,
+    /// Held files whose handle was told that a device lost what was written.
+    told: BTreeSet<Id>,
     /// Errors that the environment explains: faults are injected, or space is short.
     pub trouble: bool,
     /// Data could not be written: some file may be what its inode says, and not what was
@@ -50,6 +52,7 @@ impl Driver {
             oracle: Oracle::new(calm),
             inos: BTreeMap::from([(TOP, root)]),
             held: BTreeMap::new(),
+            told: BTreeSet::new(),
             trouble: false,
             given_up: false,
         }
@@ -77,6 +80,7 @@ impl Driver {
             inos: inos_of(&found, &pairs),
             oracle,
             held: BTreeMap::new(),
+            told: BTreeSet::new(),
             trouble: false,
             given_up: false,
         })
@@ -96,6 +100,7 @@ impl Driver {
             oracle,
             inos,
             held: BTreeMap::new(),
+            told: BTreeSet::new(),
             trouble: false,
             given_up: false,
         })
@@ -162,6 +167,9 @@ impl Driver {
         expected: Result<Change, i32>,
         result: Result<(), fs::Error>,
     ) -> Result<(), Stop> {
+        if let (Op::Fsync(path) | Op::Fdatasync(path), true) = (op, self.trouble) {
+            self.remember(path, &result)?;
+        }
         match (result, expected) {
             (Ok(()), Ok(_)) if self.given_up => {
                 self.oracle.done_with_names(op);
@@ -189,6 +197,32 @@ impl Driver {
             (Ok(()), Err(errno)) => Err(Stop::Violation(format!(
                 "{op} succeeds where errno {errno} is due"
             ))),
+        }
+    }
+
+    /// What a handle's fsync said once it says again, until the file is opened anew.
+    fn remember(&mut self, path: &str, result: &Result<(), fs::Error>) -> Result<(), Stop> {
+        let file = self.oracle.now().file(path);
+        let Some(id) = file.filter(|id| self.held.contains_key(id)) else {
+            return Ok(());
+        };
+        let flush = |error: &engine::Error| match error {
+            engine::Error::Device(error) => matches!(**error, device::Error::Flush { .. }),
+            _ => false,
+        };
+        match result {
+            Ok(()) if self.told.contains(&id) => Err(Stop::Violation(format!(
+                "fsync of {path} succeeds through a handle that has lost data"
+            ))),
+            Err(fs::Error::WriteFailed { .. }) => {
+                self.told.insert(id);
+                Ok(())
+            }
+            Err(fs::Error::Store(error)) if flush(error) => {
+                self.told.insert(id);
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -267,6 +301,7 @@ impl Driver {
                     && let Some(id) = self.oracle.now().file(path)
                 {
                     self.held.insert(id, file);
+                    self.told.remove(&id);
                 }
                 Ok(())
             }
@@ -274,6 +309,7 @@ impl Driver {
                 if let Some(id) = self.oracle.now().file(path)
                     && let Some(file) = self.held.remove(&id)
                 {
+                    self.told.remove(&id);
                     self.close(&file);
                 }
                 Ok(())
@@ -439,6 +475,7 @@ impl Driver {
 
     fn remount(&mut self) -> Result<(), fs::Error> {
         self.held.clear();
+        self.told.clear();
         if let Some(fs) = self.fs.take() {
             let closed = fs.close();
             // Whatever happens, there is a file system to ask.

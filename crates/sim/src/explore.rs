@@ -40,6 +40,12 @@ pub struct Effort {
 }
 
 impl Effort {
+    /// Only the states that the sequence itself leaves.
+    pub const NONE: Effort = Effort {
+        recovery_one_in: u64::MAX,
+        go_on_one_in: u64::MAX,
+        fsck_before_one_in: u64::MAX,
+    };
     pub const USUAL: Effort = Effort {
         recovery_one_in: 6,
         go_on_one_in: 4,
@@ -261,8 +267,8 @@ impl Explorer {
         }
         let deeper = known.depth < DEPTH_MAX;
         let rarer = 1 + 7 * known.depth as u64;
-        let cut_recovery = deeper && rng.one_in(self.effort.recovery_one_in * rarer);
-        let go_on = deeper && rng.one_in(self.effort.go_on_one_in * rarer);
+        let cut_recovery = deeper && rng.one_in(self.effort.recovery_one_in.saturating_mul(rarer));
+        let go_on = deeper && rng.one_in(self.effort.go_on_one_in.saturating_mul(rarer));
         machine.tap.collect(cut_recovery);
         let tap = Arc::clone(&machine.tap);
         let recovered = Driver::recover(machine, known.oracle);

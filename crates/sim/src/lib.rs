@@ -2,6 +2,8 @@
 //! model of [`device::sim`] allows, and compares what is left with a model. See
 //! `docs/simulator.md`.
 
+pub mod aimed;
+pub mod canaries;
 pub mod content;
 pub mod drive;
 pub mod explore;

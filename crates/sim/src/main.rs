@@ -2,6 +2,7 @@
 
 use base::canary::Canary;
 use clap::{Parser, Subcommand};
+use sim::canaries;
 use sim::explore::Seen;
 use sim::run::{self, Budget};
 use sim::sequences::Plan;
@@ -40,6 +41,23 @@ enum Command {
         first: u64,
         #[arg(long)]
         canary: Option<String>,
+    },
+    /// Scenarios that aim at one mechanism each
+    Aimed {
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+        #[arg(long)]
+        canary: Option<String>,
+    },
+    /// Plants each canary and searches for it
+    Canaries {
+        /// For each canary and mode
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+        #[arg(long, default_value_t = 2)]
+        workers: usize,
+        /// Only these; all when none is named
+        names: Vec<String>,
     },
     /// Several threads at once, in an order that each seed decides
     Threads {
@@ -140,6 +158,39 @@ fn execute(command: Command) -> Result<bool, String> {
                 budget.spent()
             );
             Ok(done.violations.is_empty())
+        }
+        Command::Aimed {
+            seconds,
+            canary: name,
+        } => {
+            let seen = Arc::new(Seen::default());
+            let (rounds, found) = run::aimed(&Budget::seconds(seconds), &seen, canary(name)?);
+            if let Some(failure) = &found {
+                println!("cargo run -p sheaf-sim -- aimed\n{failure}");
+            }
+            println!("{rounds} rounds, {} states", seen.states());
+            Ok(found.is_none())
+        }
+        Command::Canaries {
+            seconds,
+            workers,
+            names,
+        } => {
+            let named = names.into_iter().map(|name| canary(Some(name)));
+            let named: Vec<Option<Canary>> = named.collect::<Result<_, String>>()?;
+            let mut chosen: Vec<Canary> = named.into_iter().flatten().collect();
+            if chosen.is_empty() {
+                chosen = Canary::ALL.to_vec();
+            }
+            let verdicts = canaries::hunt(&chosen, workers, seconds)?;
+            let survived = verdicts.iter().filter(|v| v.caught.is_none());
+            let survived: Vec<&str> = survived.map(|v| v.canary.name()).collect();
+            println!(
+                "{} planted, {} caught; survived: {survived:?}",
+                verdicts.len(),
+                verdicts.len() - survived.len()
+            );
+            Ok(survived.is_empty())
         }
         Command::Threads {
             seconds,

@@ -181,6 +181,8 @@ pub struct Generator {
     tag: u64,
     left_in_cycle: u64,
     cycles: u64,
+    /// What belongs behind the last operation.
+    queued: Vec<Op>,
 }
 
 impl Generator {
@@ -191,6 +193,7 @@ impl Generator {
             tag: 1000,
             left_in_cycle: 0,
             cycles: 0,
+            queued: Vec::new(),
         }
     }
 
@@ -231,7 +234,26 @@ impl Generator {
         if rng.one_in(12) {
             return Some(Step::Probe(rng.next_u64() >> 16));
         }
-        Some(Step::Op(self.op(tree)))
+        if let Some(op) = self.queued.pop() {
+            return Some(Step::Op(op));
+        }
+        let op = self.op(tree);
+        if let Op::Write { path, .. } = &op
+            && self.rng.one_in(3)
+        {
+            // Written, synced, and written once more, as databases do.
+            let sync = match self.rng.one_in(2) {
+                true => Op::Fsync(path.clone()),
+                false => Op::Fdatasync(path.clone()),
+            };
+            if self.rng.one_in(2) {
+                self.queued.push(sync.clone());
+                self.tag += 1;
+                self.queued.push(crate::sequences::tagged(&op, self.tag));
+            }
+            self.queued.push(sync);
+        }
+        Some(Step::Op(op))
     }
 
     fn new_name(&mut self, dir: &str) -> String {
@@ -579,25 +601,31 @@ impl<'a> Run<'a> {
         let mut rng = Rng::new(seed);
         let driver = self.driver.take().expect("between steps there is one");
         let oracle = driver.oracle.clone();
-        let machine = driver.stop();
-        let crashed = machine.cut(Survival::None, &mut rng);
-        let now_ns = machine.now_ns();
-        let machine = Machine::after(&self.setting.shape, crashed, now_ns);
-        machine.rot_journal(&mut rng);
-        let Ok(fs) = machine.open() else {
-            return Ok(false);
-        };
-        let machine = Arc::new(machine);
         let earlier = self.earlier.as_ref().unwrap_or(&oracle);
-        let newest = Driver::recovered(Arc::clone(&machine), Arc::clone(&fs), ROOT, &oracle);
-        if let Err(what) = newest
-            && Driver::recovered(machine, fs, ROOT, earlier).is_err()
-        {
-            return Err(format!("rot in the journal goes unnoticed: {what}"));
+        let machine = driver.stop();
+        machine.switch.cut_now();
+        for _ in 0..ROTTEN {
+            let crashed = machine.point().crash(Survival::None, &mut rng);
+            self.seen.count(crashed.hash);
+            let copy = Machine::after(&self.setting.shape, crashed, machine.now_ns());
+            copy.rot_journal(&mut rng);
+            let Ok(fs) = copy.open() else {
+                continue;
+            };
+            let copy = Arc::new(copy);
+            let newest = Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, &oracle);
+            if let Err(what) = newest
+                && Driver::recovered(copy, fs, ROOT, earlier).is_err()
+            {
+                return Err(format!("rot in the journal goes unnoticed: {what}"));
+            }
         }
         Ok(false)
     }
 }
+
+/// Copies of a machine whose journals rot, each in another place.
+const ROTTEN: u32 = 24;
 
 pub const SURVIVALS: [Survival; 6] = [
     Survival::Mixed,
@@ -635,6 +663,11 @@ pub fn run_seed(seed: u64, seen: &Seen) -> Ran {
     run(&setting, Source::Made(Box::new(generator)), seen)
 }
 
+/// Runs listed steps.
+pub fn run_steps(setting: &Setting, steps: Vec<Step>, seen: &Seen) -> Ran {
+    run(setting, Source::Listed(steps.into_iter()), seen)
+}
+
 /// Makes a failing list of steps shorter, by leaving out what is not needed.
 pub fn shrink(setting: &Setting, steps: Vec<Step>, mut tries: u32) -> Vec<Step> {
     let seen = Seen::default();
@@ -646,7 +679,7 @@ pub fn shrink(setting: &Setting, steps: Vec<Step>, mut tries: u32) -> Vec<Step> 
             let mut shorter = best.clone();
             shorter.drain(at..(at + piece).min(best.len()));
             tries -= 1;
-            let ran = run(setting, Source::Listed(shorter.into_iter()), &seen);
+            let ran = run_steps(setting, shorter, &seen);
             match ran.failure {
                 // What ran is a prefix of what was listed.
                 Some(_) => best = ran.steps,

@@ -1,5 +1,6 @@
 //! Runs modes within a budget of time, on all cores, and reports.
 
+use crate::aimed;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::random::{self, Generator, Ran, Setting, Source, Step};
 use crate::sequences::{self, Plan};
@@ -274,4 +275,22 @@ pub fn threads(
     }
     plant(None);
     done
+}
+
+/// Runs the aimed scenarios until the budget is spent, at least once; returns the rounds, and
+/// what went wrong.
+pub fn aimed(budget: &Budget, seen: &Arc<Seen>, canary: Option<Canary>) -> (u64, Option<Failure>) {
+    plant(canary);
+    let mut rounds = 0;
+    let found = loop {
+        rounds += 1;
+        if let Err(failure) = guarded(|| aimed::run(rounds, seen)) {
+            break Some(failure);
+        }
+        if budget.is_over() {
+            break None;
+        }
+    };
+    plant(None);
+    (rounds, found)
 }

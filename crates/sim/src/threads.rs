@@ -212,6 +212,9 @@ struct Known {
     ledgers: Vec<Mutex<Ledger>>,
 }
 
+/// What a sync covers of one task: operations, and the newest version of each file.
+type Covered = (usize, Vec<((Ino, u64), usize)>);
+
 impl Known {
     fn note(&self, what: impl FnOnce() -> String) {
         if let Some(trail) = &self.trail {
@@ -224,7 +227,7 @@ impl Known {
     }
 
     /// What a sync that is called now will cover: operations and versions by task.
-    fn covered(&self) -> Vec<(usize, Vec<((Ino, u64), usize)>)> {
+    fn covered(&self) -> Vec<Covered> {
         let ledgers = self.ledgers.iter();
         ledgers
             .map(|ledger| {
@@ -238,7 +241,7 @@ impl Known {
             .collect()
     }
 
-    fn cover(&self, covered: Vec<(usize, Vec<((Ino, u64), usize)>)>) {
+    fn cover(&self, covered: Vec<Covered>) {
         for (ledger, (operations, versions)) in self.ledgers.iter().zip(covered) {
             let mut ledger = ledger.lock();
             ledger.durable(operations);
@@ -784,6 +787,10 @@ fn content(fs: &FileSystem, ino: Ino) -> Vec<u8> {
 /// The array and the options that a seed asks for.
 fn shape(rng: &mut Rng) -> Shape {
     let mut shape = Shape::small(rng.range(1, 4));
+    if rng.one_in(3) {
+        // Batches of one length, so that old ones lie where new ones end.
+        shape.logical_block = 4096;
+    }
     let store = &mut shape.options.store;
     store.background = true;
     store.workers = rng.range(1, 4) as usize;

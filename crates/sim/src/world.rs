@@ -10,13 +10,17 @@ use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SECTOR, SimDevice, Snapshot, Survival};
 use device::{Array, BlockDevice, DeviceInfo, Durability, Operation, Request};
+use format::BLOCK_SIZE;
 use format::geometry::{Geometry, GeometryOptions};
+use format::journal::{BATCH_MAGIC, BatchHeader};
+use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use fs::fsck::FsckOptions;
 use fs::{AtimePolicy, Caller, FileSystem, FsOptions, MkfsOptions, ROOT, SetAttr};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -178,15 +182,17 @@ impl Tap {
         std::mem::take(&mut self.seen.lock().points)
     }
 
-    /// Runs `action` in the middle of the machine's work: before the write or flush that comes
-    /// after `skip` others.
-    pub fn interpose(&self, skip: u64, action: Box<dyn FnOnce() + Send>) {
+    /// Runs `action` in the middle of the machine's work: before the write to the ends of a
+    /// device, where labels and checkpoint records are, that comes after `skip` others.
+    pub fn interpose_at_label(&self, skip: u64, action: Box<dyn FnOnce() + Send>) {
         self.seen.lock().interposed = Some((skip, action));
     }
 
-    /// Called before a write or flush.
-    fn before(&self) {
-        let due = {
+    /// Called before a write or flush; `label`: it goes to an end of the device.
+    fn before(&self, label: bool) {
+        let due = if !label {
+            None
+        } else {
             let mut seen = self.seen.lock();
             match &mut seen.interposed {
                 Some((0, _)) => seen.interposed.take(),
@@ -300,7 +306,9 @@ impl BlockDevice for Tapped {
         for request in requests {
             let write = matches!(request.operation, Operation::Write { .. });
             if write || matches!(request.operation, Operation::Flush) {
-                self.tap.before();
+                let at = request.operation.offset() / BLOCK_SIZE as u64;
+                let last = self.inner.bytes() / BLOCK_SIZE as u64 - TAIL_BLOCKS;
+                self.tap.before(write && !(HEAD_BLOCKS..last).contains(&at));
             }
             self.inner.run(std::slice::from_mut(request), None);
             if write && left > 0 {
@@ -433,6 +441,58 @@ impl Machine {
             let piece = rng.pick(&written);
             self.devices[piece.device].corrupt(piece.offset, piece.len as u64, rng);
         }
+    }
+
+    /// The ring's bytes, or what replaces them.
+    fn ring(&self, replacement: Option<&[u8]>) -> Vec<u8> {
+        let geometry = self.shape.geometry();
+        let mut ring = vec![0; geometry.journal_bytes() as usize];
+        let mut at = 0;
+        geometry.pieces(geometry.journal_start.byte(), ring.len(), |piece| {
+            let device = &self.devices[piece.device];
+            match replacement {
+                Some(bytes) => device.poke(piece.offset, &bytes[at..at + piece.len]),
+                None => device.peek(piece.offset, &mut ring[at..at + piece.len]),
+            }
+            at += piece.len;
+        });
+        ring
+    }
+
+    /// Takes the last batch but one out of the journal, and makes the last one its successor's
+    /// successor.
+    ///
+    /// # Errors
+    /// When the journal has no three batches of the newest mount.
+    pub fn close_gap_in_journal(&self) -> Result<(), String> {
+        let mut ring = self.ring(None);
+        let align = self.shape.logical_block as usize;
+        let header = |ring: &[u8], at: usize| -> Option<BatchHeader> {
+            let raw = ring.get(at..at + size_of::<BatchHeader>())?;
+            let header = BatchHeader::read_from_bytes(raw).ok()?;
+            (header.magic.get() == BATCH_MAGIC).then_some(header)
+        };
+        let places = (0..ring.len()).step_by(align);
+        let mut found: Vec<(usize, BatchHeader)> = places
+            .filter_map(|at| Some((at, header(&ring, at)?)))
+            .collect();
+        found.sort_by_key(|(_, header)| header.sequence.get());
+        let [.., (hole, gone), (last, mut header)] = found[..] else {
+            return Err("the journal has no two batches".into());
+        };
+        let len = size_of::<BatchHeader>() + header.len.get() as usize;
+        header.sequence = gone.sequence;
+        header.previous_crc = gone.previous_crc;
+        header.durable_epoch = gone.durable_epoch;
+        header.durable_sequence = gone.durable_sequence;
+        let mut bytes = ring[last..last + len].to_vec();
+        bytes[..size_of::<BatchHeader>()].copy_from_slice(header.as_bytes());
+        let crc = format::checksum(0, &bytes[8..]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        ring[last..last + len].fill(0);
+        ring[hole..hole + len].copy_from_slice(&bytes);
+        self.ring(Some(&ring));
+        Ok(())
     }
 
     pub fn now_ns(&self) -> u64 {

@@ -1,0 +1,173 @@
+//! Short scenarios that aim at one mechanism each: what takes random runs long to come across.
+
+use crate::drive::Driver;
+use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::op::{Op, parse_list};
+use crate::random::{Setting, Step, Trouble, run_steps};
+use crate::sequences;
+use crate::world::{Machine, Shape};
+use base::rng::Rng;
+use device::sim::Survival;
+use fs::{Caller, ROOT};
+use std::sync::Arc;
+
+/// Sequences that have broken file systems before, after the usual set-up.
+const CLASSICS: &[&str] = &[
+    // An overwrite in place needs a flush of its own when no commit does it.
+    "write A/foo 0 4096 1; fsync A/foo; write A/foo 0 4096 2; fsync A/foo; write A/foo 0 4096 3; fdatasync A/foo; sync",
+    "write A/foo 4096 4096 1; fdatasync A/foo; write A/foo 0 100 2; fdatasync A/foo; sync",
+    // What lies behind a shorter end must not come back.
+    "truncate A/foo 5000; truncate A/foo 20000; sync; remount",
+    "truncate A/foo 5000; sync; write A/foo 20000 100 1; sync; remount; truncate A/foo 30000; sync",
+    // The replacement of a file by rename, with and without fsync.
+    "create A/new; write A/new 0 6000 1; rename A/new A/foo 0; sync; checkpoint",
+    "create A/new; write A/new 0 6000 1; fsync A/new; rename A/new A/foo 0; fsync A; checkpoint",
+    // A checkpoint after a checkpoint, with commits around.
+    "chmod A 448; sync; checkpoint; chmod A 449; sync; checkpoint; chmod A 450; sync; checkpoint",
+    // Names that come and go.
+    "unlink A/foo; checkpoint; create A/foo; write A/foo 0 3000 1; sync; checkpoint; unlink A/foo; sync",
+    "hold A/foo; unlink A/foo; sync; checkpoint",
+];
+
+fn failure(what: String, trail: Vec<String>) -> Failure {
+    Failure { what, trail }
+}
+
+/// All scenarios, once, with the randomness of `seed`.
+pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
+    let bad = |what| failure(what, Vec::new());
+    let base = Base::new(&Shape::small(2), &sequences::set_up()).map_err(bad)?;
+    let base = Arc::new(base);
+    let mut explorer = Explorer::new(Arc::clone(&base), Arc::clone(seen), Effort::NONE);
+    for text in CLASSICS {
+        explorer.explore(&parse_list(text).map_err(bad)?)?;
+    }
+    let mut rng = Rng::new(seed);
+    interposed(&base).map_err(bad)?;
+    forged(&base).map_err(bad)?;
+    for _ in 0..2 {
+        rot(rng.next_u64(), seen)?;
+        failing(rng.next_u64(), seen)?;
+    }
+    flood(rng.next_u64(), seen)
+}
+
+/// Somebody commits while a checkpoint writes its record, and then the power goes.
+fn interposed(base: &Base) -> Result<(), String> {
+    for skip in 0..4 {
+        let mut driver = base.driver(1)?;
+        let run = |driver: &mut Driver, op: &Op| driver.run(op).map_err(|s| format!("{s:?}"));
+        run(&mut driver, &Op::Chmod("A".into(), 0o700))?;
+        run(&mut driver, &Op::Sync)?;
+        let fs = Arc::clone(driver.fs());
+        let commit = move || {
+            // The outcome shows after the cut.
+            let made = fs.mknod(&Caller::root(), ROOT, b".between", libc::S_IFREG | 0o644, 0);
+            let done = fs.store().commit_through(fs.store().epoch());
+            debug_assert!(made.is_ok() && done.is_ok());
+        };
+        driver
+            .machine
+            .tap
+            .interpose_at_label(skip, Box::new(commit));
+        driver.machine.tap.collect(true);
+        run(&mut driver, &Op::Checkpoint)?;
+        let mut points = driver.machine.tap.take();
+        points.push(driver.machine.point());
+        let mut rng = Rng::new(skip);
+        for (number, point) in points.iter().enumerate() {
+            for survival in [Survival::None, Survival::Subset, Survival::All] {
+                let crashed = point.crash(survival, &mut rng);
+                let now_ns = driver.machine.now_ns();
+                let machine = Machine::after(base.shape(), crashed, now_ns);
+                Driver::recover(machine, &driver.oracle)
+                    .and_then(|driver| driver.machine.fsck())
+                    .map_err(|what| {
+                        format!("a commit in a checkpoint, {skip}, cut at {number}, {survival:?}: {what}")
+                    })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A batch is taken out of the journal and the chain is closed over the gap: no crash does that,
+/// and recovery must refuse it.
+fn forged(base: &Base) -> Result<(), String> {
+    let mut driver = base.driver(1)?;
+    for mode in [0o701, 0o702, 0o703] {
+        for op in [Op::Chmod("A".into(), mode), Op::Sync] {
+            driver.run(&op).map_err(|s| format!("{s:?}"))?;
+        }
+    }
+    let crashed = driver.machine.cut(Survival::None, &mut Rng::new(1));
+    let machine = Machine::after(base.shape(), crashed, driver.machine.now_ns());
+    machine.close_gap_in_journal()?;
+    match machine.open() {
+        Err(_) => Ok(()),
+        Ok(_) => Err("a journal with a change missing is replayed".into()),
+    }
+}
+
+fn steps(text: &str) -> Result<Vec<Step>, Failure> {
+    let parts = text.split(';').map(str::trim).filter(|p| !p.is_empty());
+    let steps = parts.map(str::parse).collect::<Result<_, String>>();
+    steps.map_err(|what| failure(what, Vec::new()))
+}
+
+fn try_steps(setting: &Setting, text: &str, seen: &Seen) -> Result<(), Failure> {
+    match run_steps(setting, steps(text)?, seen).failure {
+        None => Ok(()),
+        Some(found) => Err(failure(found.what, vec![text.to_owned()])),
+    }
+}
+
+/// Bits of the journal rot, in any of many batches.
+fn rot(seed: u64, seen: &Seen) -> Result<(), Failure> {
+    let mut setting = Setting::with(seed, Trouble::Rot);
+    setting.shape = Shape::small(1 + seed % 3);
+    setting.calm = true;
+    let mut text = String::from("mkdir d; sync;");
+    for i in 0..12 {
+        text.push_str(&format!(
+            "create d/f{i}; sync; chmod d/f{i} {}; sync;",
+            0o600 + i
+        ));
+    }
+    text.push_str(&format!("rot-journal 0 {}", seed >> 16));
+    try_steps(&setting, &text, seen)
+}
+
+/// Devices fail at what a fsync needs; a handle that was told so must be told again.
+fn failing(seed: u64, seen: &Seen) -> Result<(), Failure> {
+    let mut setting = Setting::with(seed, Trouble::Errors);
+    setting.shape = Shape::small(1);
+    for fault in ["fail-flushes", "fail-writes", "fail-journal-writes"] {
+        for sync in ["fsync", "fdatasync"] {
+            for before in ["fdatasync f", "chmod f 384"] {
+                let text = format!(
+                    "create f; write f 0 9000 1; sync; hold f; write f 0 4096 2; fdatasync f; \
+                     write f 4096 4096 3; {before}; write f 0 4096 4; {fault} 0 1; {sync} f; \
+                     {sync} f; {sync} f; recover {}",
+                    seed >> 16
+                );
+                try_steps(&setting, &text, seen)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// More is logged than the ring holds, by changes of one file.
+fn flood(seed: u64, seen: &Seen) -> Result<(), Failure> {
+    let mut setting = Setting::with(seed, Trouble::None);
+    setting.shape = Shape::small(1);
+    setting.shape.logical_block = 4096;
+    setting.calm = true;
+    let mut text = String::from("create f; sync;");
+    for i in 0..1100 {
+        text.push_str(&format!("chmod f {}; fsync f;", 384 + i % 64));
+    }
+    text.push_str(&format!("recover {}", seed >> 16));
+    try_steps(&setting, &text, seen)
+}
