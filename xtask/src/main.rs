@@ -8,6 +8,7 @@ mod exclusions;
 mod packages;
 mod process;
 mod report;
+mod simulate;
 mod source;
 mod suites;
 mod world;
@@ -37,6 +38,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Crash the file system in simulation, in as many ways as the time allows, and plant canaries
+    Sim(simulate::SimArgs),
     /// Create, list, stat, read and remove many 1 KiB files, beside other file systems
     BenchFiles(bench_files::BenchArgs),
 }
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
     let outcome = process::catch_interrupts().and_then(|()| match cli.command {
         Task::Test(args) => suites::run(&args),
         Task::Docs { check } => docs::run(check).map(|()| true),
+        Task::Sim(args) => simulate::run(&args),
         Task::BenchFiles(args) => bench_files::run(&args).map(|()| true),
     });
     match outcome {

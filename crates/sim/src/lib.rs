@@ -3,6 +3,7 @@
 //! `docs/simulator.md`.
 
 pub mod aimed;
+pub mod all;
 pub mod canaries;
 pub mod content;
 pub mod drive;

@@ -2,6 +2,7 @@
 
 use base::canary::Canary;
 use clap::{Parser, Subcommand};
+use sim::all;
 use sim::canaries;
 use sim::explore::Seen;
 use sim::run::{self, Budget};
@@ -41,6 +42,22 @@ enum Command {
         first: u64,
         #[arg(long)]
         canary: Option<String>,
+    },
+    /// Every mode in turn, and the canaries: the whole answer to whether crashes are safe
+    All {
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        #[arg(long, default_value_t = 2)]
+        workers: usize,
+        /// Seconds for each canary and mode; 0: no canaries
+        #[arg(long, default_value_t = 20)]
+        canary_seconds: u64,
+        /// Number of the first sequence and seed
+        #[arg(long, default_value_t = 0)]
+        first: u64,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// Scenarios that aim at one mechanism each
     Aimed {
@@ -103,8 +120,6 @@ enum Replay {
     },
 }
 
-const PLAN_SEED: u64 = 1;
-
 fn canary(name: Option<String>) -> Result<Option<Canary>, String> {
     let find = |name: String| Canary::from_name(&name).ok_or_else(|| format!("no canary {name}"));
     name.map(find).transpose()
@@ -120,7 +135,7 @@ fn execute(command: Command) -> Result<bool, String> {
         } => {
             let seen = Arc::new(Seen::default());
             let budget = Budget::seconds(seconds);
-            let plan = Plan::new(PLAN_SEED);
+            let plan = Plan::new(all::PLAN_SEED);
             let planted = canary(name)?;
             let done = run::exhaustive(&plan, first, workers, &budget, &seen, 5, planted)?;
             eprintln!();
@@ -158,6 +173,23 @@ fn execute(command: Command) -> Result<bool, String> {
                 budget.spent()
             );
             Ok(done.violations.is_empty())
+        }
+        Command::All {
+            seconds,
+            workers,
+            canary_seconds,
+            first,
+            json,
+        } => {
+            let whole = all::run(seconds, workers, canary_seconds, first)?;
+            for violation in &whole.violations {
+                eprintln!("{}\n{}", violation.replay, violation.failure);
+            }
+            match json {
+                true => println!("{}", whole.json()),
+                false => println!("{whole}"),
+            }
+            Ok(whole.is_good())
         }
         Command::Aimed {
             seconds,
@@ -262,7 +294,7 @@ fn execute(command: Command) -> Result<bool, String> {
             canary: name,
         } => {
             let planted = canary(name)?;
-            let plan = Plan::new(PLAN_SEED);
+            let plan = Plan::new(all::PLAN_SEED);
             for op in plan.sequence(number) {
                 println!("  {op}");
             }

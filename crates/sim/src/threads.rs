@@ -569,6 +569,12 @@ impl Task<'_> {
             Err(error) if gone(&error) => return Ok(()),
             done => done?,
         };
+        match self.fs.getattr(id.0) {
+            // It was being deleted when it was opened, by number alone: what it held is going.
+            Ok(attr) if attr.nlink == 0 => return Ok(()),
+            Err(error) if gone(&error) => return Ok(()),
+            other => other?,
+        };
         let mut history = self.known.ledgers[whose].lock().files[&id].clone();
         // What was there when the read began, and all that came since.
         let mut versions = vec![before.newest().clone()];
@@ -589,8 +595,32 @@ impl Task<'_> {
         Ok(())
     }
 
+    /// Something with names that all tasks fight for: what comes of it need only be sound.
+    fn jostle(&mut self) -> Result<(), fs::Error> {
+        let (rng, who) = (&mut self.rng, Caller::root());
+        let name = |rng: &mut Rng| format!(".{}", rng.below(3)).into_bytes();
+        let (a, b) = (
+            self.dirs[rng.below(2) as usize],
+            self.dirs[rng.below(2) as usize],
+        );
+        let (from, to) = (name(rng), name(rng));
+        let outcome = match rng.below(8) {
+            0 | 1 => {
+                let mode = libc::S_IFREG | 0o644;
+                self.fs.mknod(&who, a, &from, mode, 0).map(|_| ())
+            }
+            2 => self.fs.unlink(&who, a, &from),
+            _ => self.fs.rename(&who, a, &from, b, &to, 0),
+        };
+        let lost = [libc::ENOENT, libc::EEXIST, libc::ESTALE, libc::EBUSY];
+        match outcome {
+            Err(error) if lost.contains(&error.errno()) => Ok(()),
+            other => other,
+        }
+    }
+
     fn step(&mut self) -> Result<(), fs::Error> {
-        let what = self.rng.below(46);
+        let what = self.rng.below(52);
         self.known
             .note(|| format!("task {}: {}", self.me, step_name(what)));
         match what {
@@ -618,6 +648,7 @@ impl Task<'_> {
             37 => Ok(self.fs.store().checkpoint()?),
             38..=41 => self.mark(),
             42..=43 => self.juggle(),
+            44..=49 => self.jostle(),
             _ => self.fs.tick(),
         }
     }
@@ -638,6 +669,7 @@ fn step_name(step: u64) -> &'static str {
         37 => "checkpoint",
         38..=41 => "setxattr",
         42..=43 => "move a common directory",
+        44..=49 => "fight for a name",
         _ => "tick",
     }
 }
@@ -676,7 +708,8 @@ fn names(fs: &FileSystem, dir: Ino) -> Vec<Vec<u8>> {
 fn look(fs: &FileSystem, dirs: &[Ino], tasks: usize) -> Vec<Entries> {
     let mut found = vec![Entries::new(); tasks];
     for (number, dir) in dirs.iter().enumerate() {
-        for name in names(fs, *dir) {
+        // Those that begin with a dot are nobody's.
+        for name in names(fs, *dir).into_iter().filter(|n| n[0] != b'.') {
             let attr = fs.lookup(*dir, &name).unwrap();
             let owner = (name[0] - b'0') as usize;
             let kind = match attr.mode & libc::S_IFMT {

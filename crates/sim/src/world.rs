@@ -459,12 +459,13 @@ impl Machine {
         ring
     }
 
-    /// Takes the last batch but one out of the journal, and makes the last one its successor's
-    /// successor.
+    /// Takes the last batch but one out of the journal. With `close` the last one takes its place
+    /// in the chain, which no crash does; without, the journal is as if both had been in flight
+    /// when the power went, and only the later one had arrived.
     ///
     /// # Errors
-    /// When the journal has no three batches of the newest mount.
-    pub fn close_gap_in_journal(&self) -> Result<(), String> {
+    /// When the journal has no two batches.
+    pub fn lose_batch(&self, close: bool) -> Result<(), String> {
         let mut ring = self.ring(None);
         let align = self.shape.logical_block as usize;
         let header = |ring: &[u8], at: usize| -> Option<BatchHeader> {
@@ -480,9 +481,12 @@ impl Machine {
         let [.., (hole, gone), (last, mut header)] = found[..] else {
             return Err("the journal has no two batches".into());
         };
-        let len = size_of::<BatchHeader>() + header.len.get() as usize;
-        header.sequence = gone.sequence;
-        header.previous_crc = gone.previous_crc;
+        let bytes_of = |header: &BatchHeader| size_of::<BatchHeader>() + header.len.get() as usize;
+        let len = bytes_of(&header);
+        if close {
+            header.sequence = gone.sequence;
+            header.previous_crc = gone.previous_crc;
+        }
         header.durable_epoch = gone.durable_epoch;
         header.durable_sequence = gone.durable_sequence;
         let mut bytes = ring[last..last + len].to_vec();
@@ -490,7 +494,9 @@ impl Machine {
         let crc = format::checksum(0, &bytes[8..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         ring[last..last + len].fill(0);
-        ring[hole..hole + len].copy_from_slice(&bytes);
+        ring[hole..hole + bytes_of(&gone)].fill(0);
+        let place = if close { hole } else { last };
+        ring[place..place + len].copy_from_slice(&bytes);
         self.ring(Some(&ring));
         Ok(())
     }

@@ -42,6 +42,7 @@ const PLAIN: &[(&str, Plain)] = &[
     }),
     ("contrib", units::run),
     ("unit", cargo::unit_tests),
+    ("sim", crate::simulate::suite),
 ];
 
 const MOUNTED: &[(&str, Mounted)] = &[

@@ -1,0 +1,119 @@
+//! Every mode within one budget, and what all of them found together.
+
+use crate::canaries::{self, Verdict};
+use crate::explore::Seen;
+use crate::run::{self, Budget, Violation};
+use crate::sequences::Plan;
+use base::canary::Canary;
+use std::fmt;
+use std::sync::Arc;
+
+/// Of the time that is left for the modes, in percent.
+const EXHAUSTIVE: u64 = 55;
+const RANDOM: u64 = 30;
+/// Violations after which a mode ends early.
+const ENOUGH: usize = 5;
+/// The seed of the order in which sequences come.
+pub const PLAN_SEED: u64 = 1;
+
+#[derive(Debug, Default)]
+pub struct Whole {
+    /// Distinct contents of all devices that recovery began with.
+    pub crash_states: usize,
+    /// Sequences run to the end, cut everywhere.
+    pub sequences: u64,
+    /// Seeds of the random and the threaded mode.
+    pub seeds: u64,
+    pub violations: Vec<Violation>,
+    pub verdicts: Vec<Verdict>,
+    pub seconds: u64,
+}
+
+/// Runs everything for about `seconds`, on `workers` cores.
+pub fn run(seconds: u64, workers: usize, canary_seconds: u64, first: u64) -> Result<Whole, String> {
+    let whole = Budget::seconds(seconds);
+    let mut done = Whole::default();
+    if canary_seconds > 0 {
+        done.verdicts = canaries::hunt(Canary::ALL, workers, canary_seconds)?;
+    }
+    let left = seconds.saturating_sub(whole.spent()).max(10);
+    let seen = Arc::new(Seen::default());
+    let (_, aimed) = run::aimed(&Budget::seconds(0), &seen, None);
+    done.violations.extend(aimed.map(|failure| Violation {
+        replay: "cargo run -p sheaf-sim -- aimed".into(),
+        failure,
+    }));
+    let budget = Budget::seconds(left * EXHAUSTIVE / 100);
+    let plan = Plan::new(PLAN_SEED);
+    let exhausted = run::exhaustive(&plan, first as usize, workers, &budget, &seen, ENOUGH, None)?;
+    done.sequences = exhausted.sequences;
+    done.violations.extend(exhausted.violations);
+    let budget = Budget::seconds(left * RANDOM / 100);
+    let random = run::random(first, workers, &budget, &seen, ENOUGH, None);
+    done.seeds = random.seeds;
+    done.violations.extend(random.violations);
+    let budget = Budget::seconds(left * (100 - EXHAUSTIVE - RANDOM) / 100);
+    // Each worker has seeds of its own; far apart, so that they do not meet.
+    let threaded = base::thread::parallel(workers, |worker| {
+        let first = first + 1 + ((worker as u64) << 32);
+        run::threads(first, &budget, &seen, ENOUGH, None)
+    });
+    for part in threaded {
+        done.seeds += part.seeds;
+        done.violations.extend(part.violations);
+    }
+    eprintln!();
+    done.crash_states = seen.states();
+    done.seconds = whole.spent();
+    Ok(done)
+}
+
+impl Whole {
+    fn survivors(&self) -> Vec<&'static str> {
+        let survived = self.verdicts.iter().filter(|v| v.caught.is_none());
+        survived.map(|v| v.canary.name()).collect()
+    }
+
+    /// Nothing was found that must not be, and everything that was planted.
+    pub fn is_good(&self) -> bool {
+        self.violations.is_empty() && self.survivors().is_empty()
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        let survived = self.survivors();
+        let planted = self.verdicts.len();
+        serde_json::json!({
+            "crash_states": self.crash_states,
+            "sequences_exhausted": self.sequences,
+            "seeds": self.seeds,
+            "violations": self.violations.len(),
+            "canaries": {
+                "planted": planted,
+                "caught": planted - survived.len(),
+                "survived": survived,
+            },
+            "seconds": self.seconds,
+        })
+    }
+}
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let survived = self.survivors();
+        write!(
+            f,
+            "{} crash states, {} sequences exhausted, {} seeds, {} violations in {} s; {} canaries planted, {} caught",
+            self.crash_states,
+            self.sequences,
+            self.seeds,
+            self.violations.len(),
+            self.seconds,
+            self.verdicts.len(),
+            self.verdicts.len() - survived.len(),
+        )?;
+        match survived.is_empty() {
+            true => Ok(()),
+            false => write!(f, "; survived: {}", survived.join(" ")),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask sim`: the simulator, built and run.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::report::Suite;
+use crate::{Fallible, process};
+
+#[derive(Args, Clone)]
+pub struct SimArgs {
+    /// How long it may take, in seconds (s) or minutes (m)
+    #[arg(long, default_value = "10m", value_parser = seconds)]
+    budget: u64,
+    /// Threads that simulate; the number of CPUs by default
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Number of the first sequence and seed
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Leave the canaries out
+    #[arg(long)]
+    no_canaries: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.strip_suffix('m') {
+        Some(number) => (number, 60),
+        None => (text.strip_suffix('s').unwrap_or(text), 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no time, as 90s or 10m are"))?;
+    Ok(number * unit)
+}
+
+fn build() -> Command {
+    let mut command = Command::new("cargo");
+    command
+        .args([
+            "build",
+            "--quiet",
+            "--profile",
+            "sim",
+            "--package",
+            "sheaf-sim",
+        ])
+        .current_dir(process::source_dir());
+    command
+}
+
+fn simulate(budget: u64, workers: Option<usize>) -> Command {
+    let workers = workers.unwrap_or_else(base::thread::cpu_count);
+    let mut command = Command::new(process::target_dir().join("sim/sheaf-sim"));
+    command
+        .arg("all")
+        .args(["--seconds", &budget.to_string()])
+        .args(["--workers", &workers.to_string()]);
+    command
+}
+
+/// Runs the simulator in the foreground. True when it found nothing.
+pub fn run(args: &SimArgs) -> Fallible<bool> {
+    let started = build().status().map_err(|e| format!("cargo build: {e}"))?;
+    if !started.success() {
+        return Err("the simulator does not build".to_owned());
+    }
+    let mut command = simulate(args.budget, args.workers);
+    command.args(["--first", &args.first.to_string()]);
+    if args.no_canaries {
+        command.args(["--canary-seconds", "0"]);
+    }
+    if args.json {
+        command.arg("--json");
+    }
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|e| format!("the simulator: {e}"))?;
+    Ok(status.success())
+}
+
+/// Seconds that the suite simulates, canaries included.
+const SUITE_SECONDS: u64 = 100;
+
+/// The suite of `cargo xtask test`.
+pub fn suite(suite: &mut Suite) -> Fallible<()> {
+    let limit = Duration::from_secs(900);
+    process::run("sim-build", &mut build(), limit)?.check("cargo build of the simulator")?;
+    let mut command = simulate(SUITE_SECONDS, None);
+    command.args(["--canary-seconds", "10"]);
+    let outcome = process::run("sim", &mut command, limit)?;
+    if let Some(line) = outcome.output.lines().last() {
+        println!("  {line}");
+    }
+    suite.check("simulator", outcome.check("sheaf-sim"));
+    Ok(())
+}
