@@ -3,7 +3,7 @@
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::{Op, parse_list};
-use crate::random::{Setting, Step, Trouble, run_steps};
+use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::sequences;
 use crate::world::{Machine, Shape};
 use base::rng::Rng;
@@ -57,6 +57,7 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
     for _ in 0..2 {
         rot(rng.next_u64(), seen)?;
         failing(rng.next_u64(), seen)?;
+        full(rng.next_u64(), seen)?;
     }
     flood(rng.next_u64(), seen)
 }
@@ -187,6 +188,17 @@ fn failing(seed: u64, seen: &Seen) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// A nearly full array, where freed blocks are wanted again at once.
+fn full(seed: u64, seen: &Seen) -> Result<(), Failure> {
+    let setting = Setting::with(seed, Trouble::Full);
+    let generator = Generator::new(seed, &setting);
+    let ran = random::run(&setting, Source::Made(Box::new(generator)), seen);
+    match ran.failure {
+        None => Ok(()),
+        Some(found) => Err(found),
+    }
 }
 
 /// More is logged than the ring holds, by changes of one file.
