@@ -8,6 +8,7 @@ pub mod canaries;
 pub mod content;
 pub mod drive;
 pub mod explore;
+pub mod fuzz;
 pub mod look;
 pub mod op;
 pub mod oracle;

@@ -1,0 +1,212 @@
+//! The journal: any bytes in it, and records of good form that are out of order.
+
+use super::image::{assemble, image, options, use_everything};
+use device::Durability;
+use engine::Content;
+use format::checkpoint::CheckpointRecord;
+use format::geometry::Geometry;
+use format::journal::{Action, BATCH_MAGIC, BatchHeader, EntryHeader, RecordHeader};
+use format::{BLOCK_SIZE, U32, U64, checksum};
+use fs::content::{AttrChange, Delta, FsNode};
+use fs::{Error, FileSystem, Ino, ROOT};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Where the next batch goes, and what it must name.
+#[derive(Clone, Copy)]
+struct Chain {
+    position: u64,
+    sequence: u64,
+    previous_crc: u32,
+    epoch: u64,
+    mount_id: u64,
+}
+
+impl Chain {
+    /// The end of the journal that the image's newest checkpoint names: it is empty.
+    fn of(array: &device::Array) -> Chain {
+        let records = [0, 1].map(|slot| {
+            let block = array
+                .read_slot(slot, 0)
+                .expect("healthy devices can be read");
+            CheckpointRecord::parse(&block, &array.uuid()).ok()
+        });
+        let newest = records
+            .into_iter()
+            .flatten()
+            .max_by_key(|r| r.sequence.get());
+        let record = newest.expect("the image has a checkpoint");
+        Chain {
+            position: record.anchor_position.get(),
+            sequence: record.anchor_sequence.get(),
+            previous_crc: record.anchor_checksum.get(),
+            epoch: record.image_epoch.get().max(record.epoch.get()) + 1,
+            mount_id: record.mount_id.get(),
+        }
+    }
+
+    /// A batch of these records with a good checksum; the chain goes on behind it.
+    fn batch(
+        &mut self,
+        geometry: &Geometry,
+        uuid: [u8; 16],
+        count: u32,
+        records: &[u8],
+    ) -> Vec<u8> {
+        let mut header = BatchHeader::zeroed();
+        header.magic = U32::new(BATCH_MAGIC);
+        header.previous_crc = U32::new(self.previous_crc);
+        header.len = U32::new(records.len() as u32);
+        header.uuid = uuid;
+        header.mount_id = U64::new(self.mount_id);
+        header.sequence = U64::new(self.sequence);
+        header.epoch = U64::new(self.epoch);
+        header.records = U32::new(count);
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend_from_slice(records);
+        let crc = checksum(0, &bytes[8..]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes.resize(
+            bytes
+                .len()
+                .next_multiple_of(geometry.journal_align as usize),
+            0,
+        );
+        self.position += bytes.len() as u64;
+        self.sequence += 1;
+        self.epoch += 1;
+        self.previous_crc = crc;
+        bytes
+    }
+}
+
+fn put(array: &device::Array, position: u64, bytes: &[u8]) {
+    let mut padded = bytes.to_vec();
+    padded.resize(padded.len().next_multiple_of(BLOCK_SIZE), 0);
+    let at = array.geometry().journal_start.byte() + position;
+    let written = array.write(at, &padded, Durability::Durable);
+    written.expect("healthy devices can be written");
+}
+
+/// The first byte says how much of a batch is given: nothing, its header, or that of two.
+pub fn check_bytes(input: &[u8]) {
+    let device = image().device();
+    let Some((how, bytes)) = input.split_first() else {
+        return;
+    };
+    let array = assemble(&device, false).expect("the image is whole");
+    let mut chain = Chain::of(&array);
+    let (geometry, uuid) = (array.geometry().clone(), array.uuid());
+    let start = chain.position;
+    let content = match how % 4 {
+        0 => bytes.to_vec(),
+        1 | 2 => chain.batch(&geometry, uuid, 1, bytes),
+        _ => {
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            let mut content = chain.batch(&geometry, uuid, 1, first);
+            content.extend(chain.batch(&geometry, uuid, 1, second));
+            content
+        }
+    };
+    put(&array, start, &content);
+    drop(array);
+    let opened = assemble(&device, false).and_then(|array| FileSystem::open(array, options()));
+    if let Ok(fs) = opened {
+        use_everything(&fs);
+    }
+}
+
+/// A change of the mode of one file, in the version that it makes.
+fn entry(ino: Ino, version: u64, mode: u32) -> Vec<u8> {
+    let change = AttrChange {
+        mode: Some(mode),
+        ..AttrChange::default()
+    };
+    let mut body = Vec::new();
+    FsNode::encode_delta(&Delta::Attrs(change), &mut body);
+    let mut header = EntryHeader::zeroed();
+    header.nid = U64::new(ino.0);
+    header.version = U64::new(version);
+    header.len = U32::new(body.len() as u32);
+    header.action = Action::Apply as u8;
+    header.kind = format::inode::KIND_INODE;
+    let mut record = RecordHeader::zeroed();
+    record.len = U32::new((EntryHeader::SIZE + body.len()) as u32);
+    record.entries = U32::new(1);
+    let mut bytes = record.as_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// What the image's file is before any journal: its number, version and mode.
+fn file_before(fs: &FileSystem) -> Result<(Ino, u64, u32), Error> {
+    let attr = fs.lookup(ROOT, b"file")?;
+    let version = fs.store().get(attr.ino)?.read()?.version();
+    Ok((attr.ino, version, attr.mode))
+}
+
+/// The first two bytes: which batch names a wrong predecessor, and which a wrong mount. Each that
+/// follows is a change of one file, in a batch of its own: its version follows, repeats or
+/// leaves one out.
+pub fn check_records(input: &[u8]) {
+    let [wrong_chain, wrong_mount, steps @ ..] = input else {
+        return;
+    };
+    let device = image().device();
+    let read_only = |device| {
+        let array = assemble(device, true)?;
+        FileSystem::open(array, options().read_only())
+    };
+    let fs = read_only(&device).expect("the image is whole");
+    let (ino, first, mode) = file_before(&fs).expect("the image has the file");
+    drop(fs);
+    let array = assemble(&device, false).expect("the image is whole");
+    let mut chain = Chain::of(&array);
+    let (geometry, uuid) = (array.geometry().clone(), array.uuid());
+    let start = chain.position;
+    let (mut content, mut version, mut ended) = (Vec::new(), first, false);
+    let mut taken: Vec<(u64, u32)> = Vec::new();
+    for (i, step) in steps.iter().take(60).enumerate() {
+        version = match step % 16 {
+            0 => version + 2,
+            1 => version,
+            _ => version + 1,
+        };
+        let new_mode = mode & libc::S_IFMT | (*step as u32) << 1 & 0o777;
+        let good = chain;
+        if i == *wrong_chain as usize {
+            chain.previous_crc ^= 1;
+        }
+        if i == *wrong_mount as usize {
+            chain.mount_id -= 1;
+        }
+        ended |= chain.previous_crc != good.previous_crc || chain.mount_id != good.mount_id;
+        let batch = chain.batch(&geometry, uuid, 1, &entry(ino, version, new_mode));
+        content.extend(batch);
+        chain.mount_id = good.mount_id;
+        if !ended {
+            taken.push((version, new_mode));
+        }
+    }
+    put(&array, start, &content);
+    drop(array);
+    // Versions that the image has already are passed over; the others must follow each other.
+    taken.retain(|(version, _)| *version > first);
+    let mut versions: Vec<u64> = taken.iter().map(|(version, _)| *version).collect();
+    versions.sort_unstable();
+    let whole = (first + 1..)
+        .zip(&versions)
+        .all(|(due, found)| due == *found);
+    let opened = assemble(&device, false).and_then(|array| FileSystem::open(array, options()));
+    match opened {
+        Ok(fs) => {
+            assert!(whole, "replayed {versions:?} on version {first}");
+            let due = taken.last().map_or(mode, |(_, mode)| *mode);
+            assert_eq!(fs.getattr(ino).map(|a| a.mode).ok(), Some(due));
+            fs.close().expect("healthy devices take a checkpoint");
+        }
+        Err(error) => assert!(!whole, "{error}"),
+    }
+    drop(Arc::clone(&device));
+}
