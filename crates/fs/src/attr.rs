@@ -42,14 +42,16 @@ impl FileSystem {
             gid: inode.gid,
             rdev: inode.rdev,
             size: inode.size,
-            blocks: inode.blocks * UNITS,
+            blocks: inode.blocks.saturating_mul(UNITS),
             atime: inode.atime,
             mtime: inode.mtime,
             ctime: inode.ctime,
             btime: inode.btime,
         };
         if inode.is_dir() {
-            attr.size = (inode.size * ENTRY_BYTES).next_multiple_of(BLOCK_SIZE as u64);
+            // A damaged count must not overflow what stat shows.
+            let bytes = inode.size.saturating_mul(ENTRY_BYTES).min(1 << 62);
+            attr.size = bytes.next_multiple_of(BLOCK_SIZE as u64);
             attr.size = attr.size.max(BLOCK_SIZE as u64);
             attr.blocks = attr.size / 512;
             return attr;
@@ -58,7 +60,7 @@ impl FileSystem {
             && let Some(volatile) = self.files.volatile(ino, inode.generation)
         {
             attr.size = volatile.size;
-            attr.blocks += volatile.promised * UNITS;
+            attr.blocks = attr.blocks.saturating_add(volatile.promised * UNITS);
             attr.atime = volatile.times.atime.unwrap_or(attr.atime);
             attr.mtime = volatile.times.mtime.unwrap_or(attr.mtime);
             attr.ctime = volatile.times.ctime.unwrap_or(attr.ctime);
