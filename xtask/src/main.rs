@@ -61,9 +61,12 @@ pub struct TestArgs {
     /// How often the mount suite mounts and unmounts in a row
     #[arg(long, default_value_t = 30)]
     mounts: u32,
-    /// Seed of the kill and mount suites' randomness
+    /// Seed of the randomness of the kill, mount and fuzz suites
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Seconds that the fuzz suite gives each target
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
     /// Use this sheaf binary instead of building one
     #[arg(long, value_name = "FILE")]
     sheaf: Option<PathBuf>,

@@ -4,6 +4,7 @@ mod cargo;
 mod demo;
 mod fsx;
 mod full;
+mod fuzz;
 mod kill;
 mod mounting;
 mod pjdfstest;
@@ -29,20 +30,21 @@ pub struct Context<'a> {
 
 pub use cargo::build_release;
 
-type Plain = fn(&mut Suite) -> Fallible<()>;
+type Plain = fn(&TestArgs, &mut Suite) -> Fallible<()>;
 type Mounted = fn(&Context, &mut World, &mut Suite) -> Fallible<()>;
 
 const PLAIN: &[(&str, Plain)] = &[
-    ("fmt", cargo::fmt),
-    ("clippy", cargo::clippy),
-    ("edges", source::run),
-    ("docs", |suite| {
+    ("fmt", |_, suite| cargo::fmt(suite)),
+    ("clippy", |_, suite| cargo::clippy(suite)),
+    ("edges", |_, suite| source::run(suite)),
+    ("docs", |_, suite| {
         suite.check("docs/format.md", docs::run(true));
         Ok(())
     }),
-    ("contrib", units::run),
-    ("unit", cargo::unit_tests),
-    ("sim", crate::simulate::suite),
+    ("contrib", |_, suite| units::run(suite)),
+    ("unit", |_, suite| cargo::unit_tests(suite)),
+    ("sim", |_, suite| crate::simulate::suite(suite)),
+    ("fuzz", fuzz::run),
 ];
 
 const MOUNTED: &[(&str, Mounted)] = &[
@@ -77,7 +79,7 @@ pub fn run(args: &TestArgs) -> Fallible<bool> {
     let mut done = Vec::new();
     for (name, body) in PLAIN {
         if chosen(name) && args.against.is_none() {
-            done.push(run_plain(name, *body)?);
+            done.push(run_plain(name, *body, args)?);
         }
     }
     if !args.quick && MOUNTED.iter().any(|(name, _)| chosen(name)) {
@@ -86,9 +88,9 @@ pub fn run(args: &TestArgs) -> Fallible<bool> {
     Ok(report::summary(&done))
 }
 
-fn run_plain(name: &str, body: Plain) -> Fallible<Suite> {
+fn run_plain(name: &str, body: Plain, args: &TestArgs) -> Fallible<Suite> {
     let mut suite = Suite::new(name);
-    let result = body(&mut suite);
+    let result = body(args, &mut suite);
     close(suite, result)
 }
 

@@ -123,7 +123,7 @@ fn samples() -> Vec<FsNode> {
         page: page * 4,
         block: Block(1000 + page * 8),
         len: 3,
-        written: page % 2 == 0,
+        written: page.is_multiple_of(2),
     };
     let xattr = |key: u64| Xattr {
         key: key << 7,
