@@ -73,6 +73,33 @@ pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()>
     check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
 }
 
+/// Sets the C library's allocator up for a process that has a limit on its memory; before the
+/// process has threads. Large buffers go back to the system when they are freed: by default
+/// the first ones that are freed teach the allocator to keep those that follow among small
+/// objects, which then hold their pages. And there are no more than `heaps` heaps; the default,
+/// eight for each CPU, strands what is free in one and wanted in another.
+#[cfg(target_env = "gnu")]
+pub fn bound_allocator(heaps: usize) -> io::Result<()> {
+    let heaps = libc::c_int::try_from(heaps.max(1)).unwrap_or(libc::c_int::MAX);
+    for (parameter, value) in [
+        (libc::M_ARENA_MAX, heaps),
+        (libc::M_MMAP_THRESHOLD, 128 << 10),
+        (libc::M_TRIM_THRESHOLD, 1 << 20),
+    ] {
+        // SAFETY: no memory is passed; the call takes the allocator's own lock.
+        if unsafe { libc::mallopt(parameter, value) } == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+    }
+    Ok(())
+}
+
+/// Other C libraries have nothing to set.
+#[cfg(not(target_env = "gnu"))]
+pub fn bound_allocator(_heaps: usize) -> io::Result<()> {
+    Ok(())
+}
+
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         Err(io::Error::last_os_error())

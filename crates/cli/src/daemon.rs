@@ -15,18 +15,10 @@ use crate::failure::{Failure, OPERATIONAL, Outcome};
 /// The word that the daemon says when it is ready.
 const READY: &str = "ready";
 
-/// How many heaps the C library's allocator may have.
-const ARENAS: &str = "MALLOC_ARENA_MAX";
-
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
 /// exit code; it tells on standard error why it failed.
 pub fn start(arguments: &[OsString]) -> Outcome {
-    let mut command = myself();
-    if std::env::var_os(ARENAS).is_none() {
-        // glibc's default, eight heaps for each CPU, keeps a third more memory than it uses.
-        command.env(ARENAS, base::thread::cpu_count().to_string());
-    }
-    let mut child = command
+    let mut child = myself()
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -70,6 +70,7 @@ impl Settings {
         mount.read_only |= args.read_only;
         caches.total = args.cache_size.or(caches.total);
         fs = fs.with_memory(caches.bytes());
+        mount.limit_workers(caches.bytes() / 8);
         fs.data.atime = match mount.atime {
             mount::AtimePolicy::Relative => fs::AtimePolicy::Relative,
             mount::AtimePolicy::Never => fs::AtimePolicy::Never,
@@ -168,6 +169,9 @@ fn serve(args: &Mount) -> Outcome {
         daemon::detach()?;
     }
     start_logging(args)?;
+    if let Err(error) = base::sys::bound_allocator(base::thread::cpu_count()) {
+        tracing::warn!("the allocator may keep more memory than cache_size says: {error}");
+    }
     let (given, mountpoint) = args
         .devices_and_mountpoint
         .split_last()
@@ -350,8 +354,9 @@ mod tests {
     fn options_reach_their_places() {
         let settings =
             settings("noatime,nodiratime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
-        assert_eq!(settings.fs.data.cache_bytes, 48 << 20);
-        assert_eq!(settings.fs.store.node_cache_bytes, (96 << 20) / 7);
+        assert_eq!(settings.fs.data.cache_bytes, 30 << 20);
+        assert_eq!(settings.fs.store.node_cache_bytes, 20 << 20);
+        assert_eq!(settings.mount.workers, Some(6));
         assert!(settings.fs.store.discard);
         assert_eq!(
             settings.fs.store.commit_interval,

@@ -7,8 +7,14 @@ use std::ptr::NonNull;
 /// Alignment of every [`AlignedBuf`], in bytes: enough for any device.
 pub const BUFFER_ALIGN: usize = 4096;
 
+/// Length from which a buffer is cut out of a longer allocation that asks for no alignment: the
+/// allocator hands out fresh zero pages for that as they are, and would clear aligned ones.
+const LARGE: usize = 128 << 10;
+
 /// A fixed-size heap buffer whose address is a multiple of [`BUFFER_ALIGN`].
 pub struct AlignedBuf {
+    /// What was allocated; dangles when `len` is 0.
+    memory: NonNull<u8>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -22,15 +28,20 @@ const _: () = assert!(align_of::<Aligned>() == BUFFER_ALIGN);
 impl AlignedBuf {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> AlignedBuf {
-        let start = match Self::layout(len) {
+        let memory = match Self::layout(len) {
             None => NonNull::<Aligned>::dangling().cast(),
             Some(layout) => {
                 // SAFETY: the layout's size is not zero.
-                let start = unsafe { alloc_zeroed(layout) };
-                NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+                let memory = unsafe { alloc_zeroed(layout) };
+                NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
             }
         };
-        AlignedBuf { start, len }
+        let at = memory.as_ptr() as usize;
+        let skip = at.next_multiple_of(BUFFER_ALIGN) - at;
+        // SAFETY: aligned memory is skipped by nothing, and a large allocation is longer than
+        // `len` by more than what can be skipped.
+        let start = unsafe { memory.add(skip) };
+        AlignedBuf { memory, start, len }
     }
 
     /// A copy of `bytes`.
@@ -49,7 +60,10 @@ impl AlignedBuf {
     }
 
     fn layout(len: usize) -> Option<Layout> {
-        let layout = Layout::from_size_align(len, BUFFER_ALIGN);
+        let layout = match len < LARGE {
+            true => Layout::from_size_align(len, BUFFER_ALIGN),
+            false => Layout::from_size_align(len.saturating_add(BUFFER_ALIGN), 16),
+        };
         (len > 0).then(|| layout.expect("a buffer is smaller than the address space"))
     }
 }
@@ -62,8 +76,8 @@ unsafe impl Sync for AlignedBuf {}
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if let Some(layout) = Self::layout(self.len) {
-            // SAFETY: `start` came from `alloc_zeroed` with this very layout.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+            // SAFETY: `memory` came from `alloc_zeroed` with this very layout.
+            unsafe { dealloc(self.memory.as_ptr(), layout) }
         }
     }
 }
@@ -120,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_aligned_zeroed_and_copied() {
-        for len in [0, 1, 512, 4096, 100_000] {
+        for len in [0, 1, 512, 4096, 100_000, LARGE - 1, LARGE, 1_000_000] {
             let mut buf = AlignedBuf::zeroed(len);
             assert!(is_aligned(&buf, BUFFER_ALIGN));
             assert_eq!(buf.len(), len);

@@ -20,6 +20,9 @@
 //! 6. No batch is written once a flush has failed that may have lost data which its records
 //!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
 //!    no record waited for a commit is forgiven.
+//! 7. `staged` is the payload of all staging slots. Whoever begins operations keeps it bounded
+//!    by committing ([`Journal::staged`]), so the memory of the journal is that of what is
+//!    staged, once more for the batch being gathered, and the batches being written.
 
 use crate::epoch::{EpochPin, OpenEpoch, Pins};
 use crate::error::Error;
@@ -59,10 +62,35 @@ struct Shard {
     staged: Mutex<[Staged; 2]>,
 }
 
+/// Records of one shard and epoch, in pieces, so that staging many moves none of them.
 #[derive(Debug, Default)]
 struct Staged {
-    bytes: Vec<u8>,
+    pieces: Vec<Vec<u8>>,
     records: u32,
+}
+
+/// Capacity of a piece that takes several records.
+const PIECE: usize = 64 << 10;
+
+impl Staged {
+    fn push(&mut self, record: &[u8]) {
+        let fits = |piece: &Vec<u8>| piece.capacity() - piece.len() >= record.len();
+        match self.pieces.last_mut().filter(|piece| fits(piece)) {
+            Some(piece) => piece.extend_from_slice(record),
+            None => {
+                // The first piece is small: with frequent commits it is the only one.
+                let least = if self.pieces.is_empty() {
+                    PIECE / 16
+                } else {
+                    PIECE
+                };
+                let mut piece = Vec::with_capacity(least.max(record.len()));
+                piece.extend_from_slice(record);
+                self.pieces.push(piece);
+            }
+        }
+        self.records += 1;
+    }
 }
 
 /// Serialises closing and gathering.
@@ -128,6 +156,8 @@ pub(crate) struct Journal {
     outstanding: AtomicU64,
     /// Failed flushes of the array that lost nothing that a record names.
     forgiven: AtomicU64,
+    /// Bytes staged (invariant 7).
+    staged: AtomicU64,
     /// Sequence of the newest checkpoint, for batch headers (R9).
     pub checkpoint_sequence: AtomicU64,
     gather: Mutex<Gather>,
@@ -173,6 +203,7 @@ impl Journal {
             head: AtomicU64::new(resume.anchor.position),
             tail: AtomicU64::new(resume.anchor.position),
             outstanding: AtomicU64::new(0),
+            staged: AtomicU64::new(0),
             checkpoint_sequence: AtomicU64::new(resume.checkpoint_sequence),
             gather: Mutex::new(
                 rank::GATHER,
@@ -252,9 +283,9 @@ impl Journal {
     pub fn stage(&self, pin: &Pin<'_>, record: &[u8]) {
         debug_assert!(record.len() <= RECORD_MAX);
         let mut staged = pin.shard.staged.lock();
-        let slot = &mut staged[(pin.epoch() % 2) as usize];
-        slot.bytes.extend_from_slice(record);
-        slot.records += 1;
+        staged[(pin.epoch() % 2) as usize].push(record);
+        self.staged
+            .fetch_add(record.len() as u64, Ordering::Relaxed);
         self.outstanding
             .fetch_sub(CREDIT - record.len() as u64, Ordering::SeqCst);
     }
@@ -262,6 +293,11 @@ impl Journal {
     /// Bytes that wait for a commit, credits in use included.
     pub fn outstanding(&self) -> u64 {
         self.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that records waiting for a commit take.
+    pub fn staged(&self) -> u64 {
+        self.staged.load(Ordering::Relaxed)
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. Callers share batches:
@@ -325,29 +361,27 @@ impl Journal {
     fn close_epoch(&self, gather: &mut Gather) -> Batch {
         let epoch = self.epoch.close();
         let slot = (epoch % 2) as usize;
-        let mut bytes = Vec::new();
+        let mut pieces: Vec<Vec<u8>> = Vec::new();
         let mut records = 0;
         for shard in &self.shards {
             if !planted(Canary::PinsIgnored) {
                 shard.pins.wait(epoch);
             }
             let mut staged = shard.staged.lock();
-            let staged = &mut staged[slot];
-            if bytes.is_empty() {
-                bytes = vec![0; BatchHeader::SIZE];
-            }
-            bytes.append(&mut staged.bytes);
-            records += std::mem::take(&mut staged.records);
+            let staged = std::mem::take(&mut staged[slot]);
+            pieces.extend(staged.pieces);
+            records += staged.records;
         }
         let sequence = gather.next.sequence;
         let (position, bytes) = if records == 0 {
             (gather.next.position, None)
         } else {
-            let payload = (bytes.len() - BatchHeader::SIZE) as u64;
+            let payload = pieces.iter().map(|p| p.len() as u64).sum();
             let position = gather.next.position;
-            let sealed = self.seal(&mut gather.next, epoch, records, bytes);
+            let sealed = self.seal(&mut gather.next, epoch, records, pieces);
             self.head.fetch_add(sealed.len() as u64, Ordering::SeqCst);
             self.outstanding.fetch_sub(payload, Ordering::SeqCst);
+            self.staged.fetch_sub(payload, Ordering::Relaxed);
             (position, Some(sealed))
         };
         let mut state = self.state.lock();
@@ -364,12 +398,19 @@ impl Journal {
         }
     }
 
-    /// Fills in the header, and moves `next` past the batch.
-    fn seal(&self, next: &mut Anchor, epoch: u64, records: u32, mut bytes: Vec<u8>) -> AlignedBuf {
+    /// Makes one batch of the staged pieces, and moves `next` past it.
+    fn seal(
+        &self,
+        next: &mut Anchor,
+        epoch: u64,
+        records: u32,
+        pieces: Vec<Vec<u8>>,
+    ) -> AlignedBuf {
+        let payload: usize = pieces.iter().map(Vec::len).sum();
         let mut header = BatchHeader::zeroed();
         header.magic = U32::new(BATCH_MAGIC);
         header.previous_crc = U32::new(next.previous_crc);
-        header.len = U32::new((bytes.len() - BatchHeader::SIZE) as u32);
+        header.len = U32::new(payload as u32);
         header.uuid = self.uuid;
         header.mount_id = U64::new(self.mount_id);
         header.sequence = U64::new(next.sequence);
@@ -378,12 +419,18 @@ impl Journal {
         header.durable_sequence = U64::new(self.durable_sequence.load(Ordering::Acquire));
         header.checkpoint_sequence = U64::new(self.checkpoint_sequence.load(Ordering::SeqCst));
         header.records = U32::new(records);
-        bytes[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
-        let crc = checksum(0, &bytes[8..]);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
-        let padded = (bytes.len() as u64).next_multiple_of(self.align);
+        let used = BatchHeader::SIZE + payload;
+        let padded = (used as u64).next_multiple_of(self.align);
         let mut buf = AlignedBuf::zeroed(padded as usize);
-        buf[..bytes.len()].copy_from_slice(&bytes);
+        buf[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
+        let mut at = BatchHeader::SIZE;
+        // Each piece is freed as soon as it is copied.
+        for piece in pieces {
+            buf[at..at + piece.len()].copy_from_slice(&piece);
+            at += piece.len();
+        }
+        let crc = checksum(0, &buf[8..used]);
+        buf[4..8].copy_from_slice(&crc.to_le_bytes());
         *next = Anchor {
             position: next.position + padded,
             sequence: next.sequence + 1,

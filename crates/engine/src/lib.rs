@@ -19,6 +19,7 @@ mod nids;
 mod node;
 mod op;
 mod recovery;
+mod replay;
 mod salvage;
 mod scrub;
 mod segments;

@@ -11,7 +11,7 @@
 use crate::content::Content;
 use crate::error::Error;
 use crate::space_map::SpaceMap;
-use base::sync::{Mutex, OwnedReadGuard, RwLock, rank};
+use base::sync::{Mutex, OwnedReadGuard, Rank, RwLock, rank};
 use format::item::ItemKind;
 use format::table::KIND_SPACE_MAP;
 use format::{Damage, Nid};
@@ -35,7 +35,12 @@ pub(crate) struct CellHeader {
     bytes: AtomicUsize,
     /// Bytes charged to the store's dirty memory while dirty.
     dirty_bytes: AtomicI64,
+    /// Bytes of changes since the charge was brought up to date.
+    uncharged: AtomicUsize,
 }
+
+/// Bytes of changes that a charge may lag behind: working it out looks at every entry.
+const UNCHARGED_MAX: usize = 256;
 
 impl CellHeader {
     /// What becoming dirty charges: the node's memory and `overhead`.
@@ -43,6 +48,22 @@ impl CellHeader {
         let charge = self.bytes.load(Ordering::Relaxed) as i64 + overhead;
         self.dirty_bytes.store(charge, Ordering::Relaxed);
         charge
+    }
+
+    /// Counts a change of this many bytes; true when the charge must be brought up to date.
+    /// The caller holds the cell's lock exclusively.
+    pub fn changed(&self, bytes: usize) -> bool {
+        self.uncharged.fetch_add(bytes, Ordering::Relaxed) + bytes > UNCHARGED_MAX
+    }
+
+    /// A dirty node grew by this much; true if it is dirty. The caller holds the cell's lock
+    /// exclusively, so no checkpoint is between giving back its charge and taking it.
+    pub fn dirty_grew(&self, bytes: i64) -> bool {
+        let dirty = self.dirty.load(Ordering::Acquire);
+        if dirty {
+            self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        dirty
     }
 
     /// What becoming clean gives back.
@@ -109,23 +130,38 @@ impl<C: Content> Body<C> {
     }
 }
 
-/// Fixed part of a cell's memory: the cell, its map entry and its clock entry.
-const CELL_OVERHEAD: usize = 160;
+/// Memory of a cell's entries in the map, at its usual load, and in the clock.
+const ENTRY_BYTES: usize = 48;
+
+/// Fixed part of a cell's memory: itself, with counts and the allocator's share, and its entries.
+const fn cell_overhead<C>() -> usize {
+    (size_of::<Cell<C>>() + 24).next_multiple_of(16) + ENTRY_BYTES
+}
+
+/// Whether a node is owned, and the rank of its lock: constant over a cell's life.
+fn place_of<C: Content>(body: &Body<C>) -> (bool, Rank) {
+    match body {
+        Body::Space(_) => (false, rank::SPACE_MAP),
+        Body::User(content) if C::owned(content.kind()) => (true, rank::OWNED_NODE),
+        _ => (false, rank::INODE),
+    }
+}
+
+/// Whether a body of this kind can be in this cell.
+pub(crate) fn suits<C: Content>(cell: &Cell<C>, body: &Body<C>) -> bool {
+    matches!(body, Body::Gone) || place_of(body) == (cell.header.owned, cell.rank())
+}
 
 pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc<Cell<C>> {
-    let owned = matches!(&body, Body::User(content) if C::owned(content.kind()));
-    let lock_rank = match &body {
-        Body::Space(_) => rank::SPACE_MAP,
-        _ if owned => rank::OWNED_NODE,
-        _ => rank::INODE,
-    };
+    let (owned, lock_rank) = place_of(&body);
     let header = CellHeader {
         nid,
         owned,
         dirty: AtomicBool::new(false),
         recent: AtomicBool::new(true),
-        bytes: AtomicUsize::new(CELL_OVERHEAD + body.memory()),
+        bytes: AtomicUsize::new(cell_overhead::<C>() + body.memory()),
         dirty_bytes: AtomicI64::new(0),
+        uncharged: AtomicUsize::new(0),
     };
     Arc::new(RwLock::with_header(
         lock_rank,
@@ -300,14 +336,20 @@ impl<C: Content> NodeCache<C> {
         self.bytes.fetch_add(sign * bytes, Ordering::Relaxed);
     }
 
-    /// Brings the charge of a cell up to date; the caller holds the cell's lock.
-    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
-        let now = CELL_OVERHEAD + body.memory();
+    /// Brings the charge of a cell up to date and returns by how much it grew; the caller holds
+    /// the cell's lock.
+    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> i64 {
+        let now = cell_overhead::<C>() + body.memory();
+        cell.header.uncharged.store(0, Ordering::Relaxed);
         let charged = |before: usize| (before != 0).then_some(now);
         let bytes = &cell.header.bytes;
-        if let Ok(before) = bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
-            self.bytes
-                .fetch_add(now as i64 - before as i64, Ordering::Relaxed);
+        match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
+            Ok(before) => {
+                let grown = now as i64 - before as i64;
+                self.bytes.fetch_add(grown, Ordering::Relaxed);
+                grown
+            }
+            Err(_) => 0,
         }
     }
 
@@ -378,7 +420,7 @@ mod tests {
         }
         assert_eq!(
             cache.bytes.load(Ordering::Relaxed),
-            (CELL_OVERHEAD + 1000) as i64
+            (cell_overhead::<Word>() + 1000) as i64
         );
     }
 }

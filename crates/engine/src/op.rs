@@ -134,6 +134,8 @@ struct Locked<C> {
     created: bool,
     /// Gone with the commit; until then it can be looked at.
     deleted: bool,
+    /// Bytes of the changes applied.
+    changed: usize,
 }
 
 /// An operation; see the module's head.
@@ -189,6 +191,7 @@ impl<'s, C: Content> Op<'s, C> {
             touched: false,
             created: false,
             deleted: false,
+            changed: 0,
         });
         Ok(Slot(self.locked.len() - 1))
     }
@@ -309,6 +312,7 @@ impl<'s, C: Content> Op<'s, C> {
             touched: true,
             created: true,
             deleted: false,
+            changed: 0,
         });
         Slot(self.locked.len() - 1)
     }
@@ -334,9 +338,11 @@ impl<'s, C: Content> Op<'s, C> {
             return;
         }
         let (version, kind) = (state.version, state.body.kind());
+        let before = self.record.len();
         self.put_entry(nid, version, Action::Apply, kind, |out| {
             C::encode_delta(&delta, out)
         });
+        self.locked[slot.0].changed += self.record.len() - before;
     }
 
     /// Deletes a locked node (phase 2).
@@ -435,7 +441,11 @@ impl<'s, C: Content> Op<'s, C> {
                 self.store.nodes.insert(Arc::clone(locked.guard.lock()));
             }
             if locked.touched {
-                self.store.mark_dirty(shard, locked.guard.lock());
+                let cell = locked.guard.lock();
+                if locked.deleted || cell.header.changed(locked.changed) {
+                    self.store.recharge(cell, &locked.guard.body);
+                }
+                self.store.mark_dirty(shard, cell);
             }
         }
         self.store.journal.stage(&pin, &self.record);
@@ -481,6 +491,7 @@ impl<'s, C: Content> Op<'s, C> {
                 touched: true,
                 created: false,
                 deleted: false,
+                changed: 0,
             });
         }
     }
@@ -497,6 +508,7 @@ impl<'s, C: Content> Op<'s, C> {
             touched: false,
             created: false,
             deleted: false,
+            changed: 0,
         });
         self.delete(Slot(self.locked.len() - 1));
         true

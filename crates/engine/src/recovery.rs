@@ -15,8 +15,7 @@
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).
-//! 2. A delta is applied only if its version is exactly the node's next; older ones are in
-//!    the image already.
+//! 2. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
 //! 3. After replay a checkpoint empties the journal before the first user operation (R8), under
 //!    a new mount id, so that no batch of the last mount can follow a batch of this one.
 
@@ -25,18 +24,14 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::journal::{Anchor, Journal, Resume};
 use crate::nids::Nids;
-use crate::node::{Body, new_cell};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Space};
-use crate::space_map::SpaceDelta;
 use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
 use crate::table::Table;
 use base::canary::{Canary, planted};
-use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
-use format::journal::{Action, BATCH_MAGIC, BatchHeader, parse_records};
-use format::table::{KIND_SPACE_MAP, SPACE_MAP_FIRST};
+use format::journal::{BATCH_MAGIC, BatchHeader};
 use format::{BLOCK_SIZE, Damage, Nid, checksum};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,15 +56,7 @@ pub(crate) struct Batch {
     pub records: Vec<u8>,
 }
 
-/// A logged change of one node.
-pub(crate) struct Change {
-    pub version: u64,
-    pub action: Action,
-    pub kind: u8,
-    pub body: Vec<u8>,
-}
-
-fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
+pub(crate) fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
     Error::Damaged(Damage::new(structure, what))
 }
 
@@ -133,8 +120,7 @@ impl<C: Content> Store<C> {
         if let Some(loss) = run.loss {
             return Err(Error::Damaged(loss));
         }
-        let end = run.end;
-        report.batches = run.batches.len() as u64;
+        report.batches = run.end.sequence - run.start.sequence;
 
         let geometry = array.geometry().clone();
         let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
@@ -145,7 +131,7 @@ impl<C: Content> Store<C> {
             states[*chunk as usize] = ChunkState::Meta;
         }
         let resume = Resume {
-            anchor: end,
+            anchor: run.end,
             epoch: run.next_epoch,
             mount_id: record.mount_id.get() + 1,
             checkpoint_sequence: record.sequence.get(),
@@ -172,7 +158,7 @@ impl<C: Content> Store<C> {
         };
         let mut store = Store::<C>::assemble(parts)?;
         store.adapt_limits();
-        let damaged = store.replay(run.batches, &mut report)?;
+        let damaged = store.replay(&record, &run, &mut report)?;
         if let Some((nid, damage)) = damaged.iter().next()
             && !read_only
         {
@@ -187,144 +173,6 @@ impl<C: Content> Store<C> {
             store.start_threads()?;
         }
         Ok((store, report))
-    }
-
-    /// Brings nodes to the state that the journal's run describes; returns those it cannot.
-    fn replay(
-        &self,
-        batches: Vec<Batch>,
-        report: &mut RecoveryReport,
-    ) -> Result<BTreeMap<u64, Damage>, Error> {
-        let mut changes: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
-        for batch in &batches {
-            let parsed = parse_records(&batch.records, |entries| {
-                for entry in entries {
-                    report.deltas += 1;
-                    changes.entry(entry.nid).or_default().push(Change {
-                        version: entry.version,
-                        action: entry.action,
-                        kind: entry.kind,
-                        body: entry.body.to_vec(),
-                    });
-                }
-                Ok(())
-            });
-            report.records += parsed.map_err(Error::Damaged)? as u64;
-        }
-        drop(batches);
-        report.nodes = changes.len() as u64;
-        let work: Mutex<Vec<(u64, Vec<Change>)>> =
-            Mutex::new(rank::INODE, changes.into_iter().rev().collect());
-        let damaged: Mutex<BTreeMap<u64, Damage>> = Mutex::new(rank::LEAF, BTreeMap::new());
-        let workers = self.options.workers.min(report.nodes as usize / 256 + 1);
-        let results = self.fan_out(workers, |_| {
-            loop {
-                let next = work.lock().pop();
-                let Some((nid, list)) = next else {
-                    return Ok(());
-                };
-                match self.replay_node(Nid(nid), list) {
-                    Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
-                        damaged.lock().insert(nid, damage);
-                    }
-                    other => other?,
-                }
-            }
-        });
-        results.into_iter().collect::<Result<(), Error>>()?;
-        Ok(std::mem::take(&mut *damaged.lock()))
-    }
-
-    /// Applies one node's changes in version order (invariant 2).
-    fn replay_node(&self, nid: Nid, changes: Vec<Change>) -> Result<(), Error> {
-        match self.replayed_node(nid, changes)? {
-            Some((version, body)) => self.adopt(nid, version, body),
-            None => Ok(()),
-        }
-    }
-
-    /// A node with its changes applied in version order; `None`: its image has them all.
-    pub(crate) fn replayed_node(
-        &self,
-        nid: Nid,
-        mut changes: Vec<Change>,
-    ) -> Result<Option<(u64, Body<C>)>, Error> {
-        changes.sort_by_key(|change| change.version);
-        let entry = self.table.entry(nid)?;
-        let mut version = entry.version;
-        changes.retain(|change| change.version > version);
-        let Some(first) = changes.first() else {
-            return Ok(None);
-        };
-        let mut body: Body<C> = match first.action {
-            Action::Create => Body::Gone,
-            _ if entry.place.is_none() => Body::Gone,
-            _ => {
-                let read = crate::items::read_node(&self.array, nid, version, entry.place)?;
-                let item = read.map_err(|d| Error::node(nid, d))?;
-                let kind = item.header.node_kind;
-                Body::decode(kind, item.payload()).map_err(|d| Error::node(nid, d))?
-            }
-        };
-        for change in changes {
-            if change.version != version + 1 && !planted(Canary::VersionGapAccepted) {
-                return Err(damaged(
-                    "journal",
-                    format!(
-                        "node {nid} goes from version {version} to {}",
-                        change.version
-                    ),
-                ));
-            }
-            body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
-            version += 1;
-        }
-        Ok(Some((version, body)))
-    }
-
-    /// Enters a replayed node into the cache, the nid allocator and the space allocator.
-    fn adopt(&self, nid: Nid, version: u64, body: Body<C>) -> Result<(), Error> {
-        let in_use = !matches!(body, Body::Gone);
-        if nid.0 >= SPACE_MAP_FIRST {
-            let chunk = (nid.0 - SPACE_MAP_FIRST) as u32;
-            if chunk >= self.array.geometry().chunk_count {
-                return Err(damaged("journal", format!("space map of chunk {chunk}")));
-            }
-            match &body {
-                Body::Space(map) => self.space.recovered(chunk, Some(map.words())),
-                _ => self.space.recovered(chunk, None),
-            }
-        } else {
-            self.nids.recover(nid, in_use, &self.table)?;
-        }
-        let cell = new_cell(nid, version, body);
-        self.nodes.insert(Arc::clone(&cell));
-        self.mark_dirty(0, &cell);
-        Ok(())
-    }
-}
-
-fn apply_change<C: Content>(body: Body<C>, change: Change) -> Result<Body<C>, Damage> {
-    let misfit = |what: &str| Damage::new("journal record", what);
-    match (change.action, body) {
-        (Action::Create, Body::Gone) => {
-            if change.body.len() > format::item::PAYLOAD_MAX {
-                return Err(misfit("creates a node over the bound"));
-            }
-            Body::decode(change.kind, &change.body)
-        }
-        (Action::Create, _) => Err(misfit("creates a node that exists")),
-        (_, Body::Gone) => Err(misfit("changes a node that does not exist")),
-        (Action::Delete, _) => Ok(Body::Gone),
-        (Action::Apply, Body::Space(mut map)) if change.kind == KIND_SPACE_MAP => {
-            map.apply(&SpaceDelta::decode(&change.body)?)?;
-            Ok(Body::Space(map))
-        }
-        (Action::Apply, Body::User(mut content)) => {
-            content.apply(&C::decode_delta(change.kind, &change.body)?)?;
-            Ok(Body::User(content))
-        }
-        (Action::Apply, Body::Space(_)) => Err(misfit("has the wrong kind for a space map")),
     }
 }
 
@@ -359,13 +207,37 @@ pub(crate) fn newest_record(
     })
 }
 
-/// The unbroken run of batches from a record's anchor.
+/// The unbroken run of batches from a record's anchor. The batches themselves may be more than
+/// memory has room for, and are read again one by one.
 pub(crate) struct Run {
-    pub batches: Vec<Batch>,
+    pub start: Anchor,
     pub end: Anchor,
     pub next_epoch: u64,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
+}
+
+impl Run {
+    /// Reads the run again, batch by batch.
+    pub fn for_each(
+        &self,
+        array: &Array,
+        record: &CheckpointRecord,
+        mut each: impl FnMut(Batch) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut ring = Ring::new(array);
+        let mut next = self.start;
+        while next.sequence < self.end.sequence {
+            let read = read_batch(&mut ring, array, record, next)?;
+            let (batch, after) = read.ok_or_else(|| {
+                let what = format!("batch {} reads differently the second time", next.sequence);
+                damaged("journal", what)
+            })?;
+            each(batch)?;
+            next = after;
+        }
+        Ok(())
+    }
 }
 
 /// Reads the ring in large pieces.
@@ -436,24 +308,16 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
     }
     let mut next = start;
     let mut last_epoch = record.epoch.get();
-    let mut batches: Vec<Batch> = Vec::new();
     let mut loss: Option<Damage> = None;
-    while let Some((batch, crc)) = read_batch(&mut ring, array, record, next)? {
-        let size = (BatchHeader::SIZE + batch.records.len()) as u64;
-        let position = next.position + size.next_multiple_of(align);
-        if position - start.position > ring.size || batch.header.epoch.get() <= last_epoch {
+    while let Some((batch, after)) = read_batch(&mut ring, array, record, next)? {
+        if after.position - start.position > ring.size || batch.header.epoch.get() <= last_epoch {
             break;
         }
         if batch.header.checkpoint_sequence.get() > record.sequence.get() {
             loss.get_or_insert_with(|| lost_record(record, &batch.header));
         }
-        next = Anchor {
-            position,
-            sequence: next.sequence + 1,
-            previous_crc: crc,
-        };
+        next = after;
         last_epoch = batch.header.epoch.get();
-        batches.push(batch);
     }
     let image_epoch = record.image_epoch.get();
     if next.sequence < record.image_sequence.get() {
@@ -467,20 +331,20 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
         loss = check_end(&mut ring, array, record, next)?;
     }
     Ok(Run {
-        batches,
+        start,
         end: next,
         next_epoch: last_epoch.max(image_epoch) + 1,
         loss,
     })
 }
 
-/// The batch at `at` if it is the one that must follow.
+/// The batch at `at` if it is the one that must follow, and where the next one is.
 fn read_batch(
     ring: &mut Ring<'_>,
     array: &Array,
     record: &CheckpointRecord,
     at: Anchor,
-) -> Result<Option<(Batch, u32)>, Error> {
+) -> Result<Option<(Batch, Anchor)>, Error> {
     let mut raw = [0; BatchHeader::SIZE];
     ring.read(at.position, &mut raw)?;
     let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
@@ -504,7 +368,14 @@ fn read_batch(
     if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
         return Ok(None);
     }
-    Ok(Some((Batch { header, records }, crc)))
+    let align = array.geometry().journal_align as u64;
+    let size = BatchHeader::SIZE as u64 + len;
+    let after = Anchor {
+        position: at.position + size.next_multiple_of(align),
+        sequence: at.sequence + 1,
+        previous_crc: crc,
+    };
+    Ok(Some((Batch { header, records }, after)))
 }
 
 fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {

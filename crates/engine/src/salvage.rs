@@ -35,7 +35,7 @@
 //!    journal batch on the devices names, so nothing stale can be taken for its successor.
 //! 3. No version falls: a dropped node's tombstone has the next version, and nids whose versions
 //!    are lost start again far above whatever was seen of them.
-//! 4. Memory: what replay changed, the nodes of lost leaf pages, what the caller changes, and 40
+//! 4. Memory: the journal, what replay changed, the nodes of lost leaf pages, what the caller changes, and 40
 //!    bytes for each nid of a lost part of the table.
 
 mod publish;
@@ -48,7 +48,8 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Journal, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{Batch, Change, RecoveryReport, Run, newest_record, read_run};
+use crate::recovery::{RecoveryReport, Run, newest_record, read_run};
+use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::{ChunkState, Space};
 use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
@@ -104,6 +105,8 @@ pub struct Salvage<C: Content> {
 struct Base {
     record: Option<CheckpointRecord>,
     run: Run,
+    /// The records of the run's batches.
+    batches: Vec<Vec<u8>>,
     /// Of the next checkpoint.
     sequence: u64,
     resume: Resume,
@@ -162,7 +165,7 @@ impl<C: Content> Salvage<C> {
             true => Vec::new(),
             false => salvage.rebuild_table(&base, &lost, space.as_ref())?,
         };
-        salvage.replay(std::mem::take(&mut base.run.batches))?;
+        salvage.replay(&std::mem::take(&mut base.batches))?;
         salvage.load_rebuilt(&rebuilt)?;
         salvage.drop_damaged()?;
         salvage.count(space, base.run.loss.is_some())?;
@@ -249,17 +252,17 @@ impl<C: Content> Salvage<C> {
     }
 
     /// Step 3. Space maps are derived, so only their versions count.
-    fn replay(&mut self, batches: Vec<Batch>) -> Result<(), SalvageError> {
-        let mut changes: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
-        for batch in batches {
+    fn replay(&mut self, batches: &[Vec<u8>]) -> Result<(), SalvageError> {
+        let mut changes: BTreeMap<u64, Vec<Change<'_>>> = BTreeMap::new();
+        for records in batches {
             let mut list = Vec::new();
-            let parsed = parse_records(&batch.records, |entries| {
+            let parsed = parse_records(records, |entries| {
                 list.extend(entries.iter().map(|entry| {
                     let change = Change {
                         version: entry.version,
                         action: entry.action,
                         kind: entry.kind,
-                        body: entry.body.to_vec(),
+                        body: entry.body,
                     };
                     (entry.nid, change)
                 }));
@@ -519,13 +522,23 @@ impl Base {
             Err(error) => return Err(error.into()),
         };
         let survey = scan::Survey::of(array)?;
+        let mut batches = Vec::new();
         let run = match &record {
             Some(record) => match read_run(array, record) {
-                Ok(run) => run,
+                Ok(run) => {
+                    run.for_each(array, record, |batch| {
+                        batches.push(batch.records);
+                        Ok(())
+                    })?;
+                    run
+                }
                 Err(Error::Damaged(damage)) => survey.no_run(Some(damage)),
                 Err(error) => return Err(error.into()),
             },
-            None => survey.last_run(array)?,
+            None => {
+                batches = survey.last_run(array)?;
+                survey.no_run(None)
+            }
         };
         if let Some(damage) = &run.loss {
             let what = format!("{damage}; replayed as far as it goes, later changes are lost");
@@ -550,6 +563,7 @@ impl Base {
         Ok(Base {
             record,
             run,
+            batches,
             sequence,
             resume,
         })

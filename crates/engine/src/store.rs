@@ -35,6 +35,9 @@ pub struct StoreOptions {
     /// Memory of changed nodes at which a checkpoint begins; operations wait at twice this.
     /// `None`: half of `node_cache_bytes`. Never more than a 64th of the array.
     pub dirty_bytes: Option<usize>,
+    /// Memory of records that wait for a commit at which one begins, in bytes; operations
+    /// wait at twice this.
+    pub staging_bytes: usize,
     /// Threads that a checkpoint and recovery use.
     pub workers: usize,
     /// Shards of per-core structures.
@@ -56,6 +59,7 @@ impl Default for StoreOptions {
             commit_interval: Duration::from_millis(500),
             checkpoint_interval: Duration::from_secs(30),
             dirty_bytes: None,
+            staging_bytes: 8 << 20,
             workers: cpus.min(64),
             shards: cpus.min(64),
             background: true,
@@ -80,6 +84,7 @@ pub struct SpaceInfo {
 pub(crate) struct Control {
     pub stop: bool,
     pub checkpoint_wanted: bool,
+    pub commit_wanted: bool,
 }
 
 #[derive(Debug)]
@@ -429,6 +434,7 @@ impl<C: Content> Store<C> {
             if self.free_meta_bytes() < self.clean_room() / 2 {
                 self.clean_up()?;
             }
+            self.bound_staging()?;
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
             let dirty = self.dirty_now();
             if dirty <= 2 * self.dirty_limit_now.load(Ordering::Relaxed)
@@ -454,6 +460,23 @@ impl<C: Content> Store<C> {
     fn room_to_grow(&self) -> bool {
         let (_, live) = self.segments.usage();
         live + self.dirty_now().max(0) as u64 <= self.growth_limit()
+    }
+
+    /// Asks for a commit when much is staged, and makes one when that did not help.
+    fn bound_staging(&self) -> Result<(), Error> {
+        let (staged, limit) = (self.journal.staged(), self.options.staging_bytes as u64);
+        if staged > 2 * limit {
+            return self.journal.commit_through(self.journal.epoch());
+        }
+        if staged > limit && self.options.background {
+            let (control, wake) = &*self.control;
+            let mut control = control.lock();
+            if !control.commit_wanted {
+                control.commit_wanted = true;
+                wake.notify_all();
+            }
+        }
+        Ok(())
     }
 
     /// Asks for a checkpoint before one is urgent, and slows the caller down the closer it is.
@@ -603,6 +626,14 @@ impl<C: Content> Store<C> {
             }
         }
         Ok(blocks * format::BLOCK_SIZE as u64)
+    }
+
+    /// Brings the charges of a cell up to date; the caller holds its lock exclusively.
+    pub(crate) fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
+        let grown = self.nodes.recharge(cell, body);
+        if cell.header.dirty_grew(grown) {
+            self.dirty_bytes.fetch_add(grown, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn mark_dirty(&self, shard: usize, cell: &Arc<Cell<C>>) {

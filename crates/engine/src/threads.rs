@@ -16,7 +16,7 @@ impl<C: Content> Store<C> {
         self.start(
             "sheaf-commit",
             interval,
-            |_| false,
+            |control| std::mem::take(&mut control.commit_wanted),
             |store| {
                 if store.journal.outstanding() > 0 || store.space.pending_blocks() > 0 {
                     store.commit_through(store.epoch())?;
@@ -35,7 +35,8 @@ impl<C: Content> Store<C> {
         })
     }
 
-    /// Runs `work` every `interval`, or at once when `due` says so.
+    /// Runs `work` every `interval`, or at once when `due` says so. The threads share one
+    /// condition, so being woken means nothing by itself.
     fn start(
         self: &Arc<Self>,
         name: &str,
@@ -45,14 +46,20 @@ impl<C: Content> Store<C> {
     ) -> Result<(), Error> {
         let shared: Shared = Arc::clone(&self.control);
         let store: Weak<Self> = Arc::downgrade(self);
+        let clock = self.options.clock.clone();
         let body = move || {
             loop {
                 let stop = {
                     let (control, wake) = &*shared;
                     let mut control = control.lock();
-                    if !control.stop && !due(&mut control) {
-                        wake.wait_for(&mut control, interval);
-                        due(&mut control);
+                    let began = clock.monotonic_ns();
+                    let mut left = interval;
+                    while !control.stop && !due(&mut control) && !left.is_zero() {
+                        if wake.wait_for(&mut control, left) {
+                            break;
+                        }
+                        let passed = clock.monotonic_ns().saturating_sub(began);
+                        left = interval.saturating_sub(Duration::from_nanos(passed));
                     }
                     control.stop
                 };

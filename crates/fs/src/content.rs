@@ -125,7 +125,7 @@ impl FsNode {
             FsNode::Bucket(list) => entry::list_memory(list),
             FsNode::Extents(list) => entry::list_memory(list),
             FsNode::Xattrs(list) => entry::list_memory(list),
-            FsNode::Value(bytes) => bytes.capacity(),
+            FsNode::Value(bytes) => entry::heap(bytes.capacity()),
             FsNode::Orphans(list) => entry::list_memory(list),
         }
     }

@@ -24,6 +24,11 @@ pub const LINK_MAX: u32 = 65_000;
 /// Subdirectories that a directory can have, and two more.
 pub const DIR_LINK_MAX: u32 = i32::MAX as u32;
 
+/// Memory that the program takes before it has opened anything, with its threads' stacks.
+const OWN_BYTES: usize = 16 << 20;
+/// Memory limit per thread of a checkpoint.
+const WORKER_BYTES: usize = 32 << 20;
+
 /// How a file system runs; none of it is on disk.
 #[derive(Clone, Debug, Default)]
 pub struct FsOptions {
@@ -41,14 +46,22 @@ impl FsOptions {
         self
     }
 
-    /// Divides a memory limit, in bytes: half for file pages, a quarter for unchanged nodes and
-    /// node table pages, and a quarter for changed nodes, which wait for a checkpoint. What the
-    /// store counts for a node is about four sevenths of what it takes with the allocator's and
-    /// the tables' share, as measured with millions of small files, so nodes get that much less.
+    /// Divides a memory limit, in bytes, for all that this process takes: [`OWN_BYTES`] are for
+    /// the program itself; of the rest three eighths are for file pages, a quarter for nodes,
+    /// up to an eighth for node table pages, a thirty-second for staged records, and what is
+    /// left for the same again while it is written, the copies of pages on their way to the
+    /// devices and the buffers of callers. Changed nodes and table pages are within their
+    /// shares: a checkpoint begins at a sixteenth of the rest, operations wait at an eighth,
+    /// and as much again may be held by the checkpoint that runs.
     pub fn with_memory(mut self, bytes: usize) -> FsOptions {
-        self.data.cache_bytes = bytes / 2;
-        self.store.node_cache_bytes = bytes / 7;
-        self.store.dirty_bytes = Some(bytes / 14);
+        let rest = bytes - OWN_BYTES.min(bytes / 4);
+        self.data.cache_bytes = rest / 8 * 3;
+        self.store.node_cache_bytes = rest / 4;
+        self.store.dirty_bytes = Some(rest / 16);
+        self.store.staging_bytes = (rest / 64).clamp(128 << 10, 16 << 20);
+        // Each packs a segment of its own in a checkpoint.
+        let workers = (bytes / WORKER_BYTES).max(2);
+        self.store.workers = self.store.workers.min(workers);
         self
     }
 

@@ -96,6 +96,15 @@ impl MountOptions {
         Ok(options)
     }
 
+    /// Allows no more workers than whose buffers fit into `bytes`, but a few in any case;
+    /// a number given as an option counts.
+    pub fn limit_workers(&mut self, bytes: usize) {
+        const WORKERS_FEW: usize = 4;
+        let fit = bytes / crate::transport::WORKER_BYTES;
+        let most = crate::session::Config::default().workers_max;
+        self.workers.get_or_insert(fit.max(WORKERS_FEW).min(most));
+    }
+
     fn set_flag(&mut self, name: &str) -> Result<bool, Error> {
         match name {
             "ro" => self.read_only = true,

@@ -10,7 +10,7 @@
 use super::{SalvageError, VERSION_STEP};
 use crate::content::Content;
 use crate::journal::Anchor;
-use crate::recovery::{Batch, Ring, Run, whole};
+use crate::recovery::{Ring, Run, whole};
 use crate::segments::SegmentId;
 use crate::store::Store;
 use crate::table::{Entry, Table};
@@ -223,22 +223,23 @@ impl Survey {
 
     /// Nothing to replay.
     pub fn no_run(&self, loss: Option<Damage>) -> Run {
+        let end = Anchor {
+            position: 0,
+            sequence: self.last.keys().next_back().map_or(1, |s| s + 1),
+            previous_crc: 0,
+        };
         Run {
-            batches: Vec::new(),
-            end: Anchor {
-                position: 0,
-                sequence: self.last.keys().next_back().map_or(1, |s| s + 1),
-                previous_crc: 0,
-            },
+            start: end,
+            end,
             next_epoch: self.epoch + 1,
             loss,
         }
     }
 
-    /// The unbroken run at the end of the last mount's batches, where no record says where the
+    /// The records of the unbroken run at the end of the last mount's batches, where no record says where the
     /// journal begins: what the images have already is told by versions.
-    pub fn last_run(&self, array: &Array) -> Result<Run, SalvageError> {
-        let mut run = self.no_run(None);
+    pub fn last_run(&self, array: &Array) -> Result<Vec<Vec<u8>>, SalvageError> {
+        let mut batches = Vec::new();
         let mut ring = Ring::new(array);
         let mut wanted: Option<(u64, u32)> = None;
         for (sequence, (offset, header)) in self.last.iter().rev() {
@@ -248,13 +249,10 @@ impl Survey {
             }
             let mut records = vec![0; header.len.get() as usize];
             ring.read(offset + BatchHeader::SIZE as u64, &mut records)?;
-            run.batches.push(Batch {
-                header: *header,
-                records,
-            });
+            batches.push(records);
             wanted = Some((sequence.wrapping_sub(1), header.previous_crc.get()));
         }
-        run.batches.reverse();
-        Ok(run)
+        batches.reverse();
+        Ok(batches)
     }
 }

@@ -18,8 +18,17 @@ pub trait Entry: Sized {
     fn end(&self) -> u64 {
         self.key().saturating_add(1)
     }
+    /// Heap bytes beyond the list's own.
     fn memory(&self) -> usize {
-        size_of::<Self>()
+        0
+    }
+}
+
+/// What an allocation takes, in bytes: the allocator adds a word, rounds up, and has a least.
+pub fn heap(bytes: usize) -> usize {
+    match bytes {
+        0 => 0,
+        _ => (bytes + 8).next_multiple_of(16).max(32),
     }
 }
 
@@ -133,7 +142,7 @@ impl Entry for Name {
     }
 
     fn memory(&self) -> usize {
-        size_of::<Self>() + self.name.len() + 16
+        heap(self.name.len())
     }
 }
 
@@ -291,7 +300,11 @@ impl Entry for Xattr {
     }
 
     fn memory(&self) -> usize {
-        size_of::<Self>() + self.encoded_len() + 32
+        let value = match &self.value {
+            Value::Here(bytes) => bytes.len(),
+            Value::Nodes { nids, .. } => size_of_val(&**nids),
+        };
+        heap(self.name.len()) + heap(value)
     }
 }
 
@@ -316,8 +329,10 @@ pub fn list_len<T: Entry>(list: &[T]) -> usize {
     list.iter().map(Entry::encoded_len).sum()
 }
 
-pub fn list_memory<T: Entry>(list: &[T]) -> usize {
-    list.iter().map(Entry::memory).sum()
+/// Heap bytes of a list, room for growth included.
+pub fn list_memory<T: Entry>(list: &Vec<T>) -> usize {
+    let entries: usize = list.iter().map(Entry::memory).sum();
+    heap(list.capacity() * size_of::<T>()) + entries
 }
 
 /// The entry with this very key.

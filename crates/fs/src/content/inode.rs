@@ -241,11 +241,10 @@ impl Inode {
     }
 
     pub(super) fn memory(&self) -> usize {
-        let root = self
-            .xattr_root
-            .as_ref()
-            .map_or(0, |r| r.children.len() * 16);
-        size_of::<Inode>() + entry::list_memory(&self.xattrs) + root + self.body.memory()
+        let root = self.xattr_root.as_ref();
+        let root = root.map_or(0, |r| entry::list_memory(&r.children));
+        let xattrs = entry::list_memory(&self.xattrs);
+        entry::heap(size_of::<Inode>()) + xattrs + root + self.body.memory()
     }
 }
 
@@ -292,7 +291,7 @@ impl Body {
 
     fn memory(&self) -> usize {
         match self {
-            Body::Inline(bytes) => bytes.capacity(),
+            Body::Inline(bytes) => entry::heap(bytes.capacity()),
             Body::Extents(list) => entry::list_memory(list),
             Body::Entries(list) => entry::list_memory(list),
             Body::Orphans(list) => entry::list_memory(list),

@@ -17,6 +17,7 @@
 //!    and no page of the file is dirty: write-back finds dirty pages through their states.
 
 use super::Files;
+use super::references::{GROUP, References};
 use crate::content::FsNode;
 use crate::{Error, Ino};
 use base::clock::Timestamp;
@@ -167,9 +168,8 @@ pub(crate) struct Volatile {
 #[derive(Debug, Default)]
 struct Shard {
     entries: HashMap<Ino, Entry>,
-    /// References by the kernel, which may know millions of inodes: kept apart, and small. A
-    /// count that reaches the top stays there.
-    lookups: HashMap<Ino, u32>,
+    /// References by the kernel, which may know millions of inodes: kept apart, and small.
+    lookups: References,
 }
 
 #[derive(Debug, Default)]
@@ -211,7 +211,7 @@ impl FileTable {
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
-        let hash = ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
+        let hash = (ino.0 / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         &self.shards[hash as usize % SHARDS]
     }
 
@@ -301,34 +301,18 @@ impl FileTable {
     /// Whether a program or the kernel still refers to the inode.
     pub fn is_referenced(&self, ino: Ino) -> bool {
         let shard = self.shard(ino).lock();
-        shard.lookups.contains_key(&ino) || shard.entries.get(&ino).is_some_and(|e| e.opens > 0)
+        shard.lookups.contains(ino) || shard.entries.get(&ino).is_some_and(|e| e.opens > 0)
     }
 
     /// One more kernel reference.
     pub fn ref_inode(&self, ino: Ino) {
-        let mut shard = self.shard(ino).lock();
-        let count = shard.lookups.entry(ino).or_insert(0);
-        *count = count.saturating_add(1);
+        self.shard(ino).lock().lookups.add(ino);
     }
 
     /// `count` kernel references fewer; true when nobody refers to the inode any more.
     pub fn forget(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
-        let Some(held) = shard.lookups.get_mut(&ino) else {
-            return false;
-        };
-        if *held == u32::MAX {
-            return false;
-        }
-        *held = held.saturating_sub(count.min(u32::MAX as u64) as u32);
-        if *held > 0 {
-            return false;
-        }
-        shard.lookups.remove(&ino);
-        if shard.lookups.capacity() > 4 * shard.lookups.len() + 1024 {
-            shard.lookups.shrink_to_fit();
-        }
-        shard.entries.get(&ino).is_none_or(|e| e.opens == 0)
+        shard.lookups.sub(ino, count) && shard.entries.get(&ino).is_none_or(|e| e.opens == 0)
     }
 
     /// All states there are.

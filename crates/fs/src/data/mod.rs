@@ -21,6 +21,7 @@ mod fallocate;
 mod file;
 mod fsync;
 mod read;
+mod references;
 mod seek;
 #[cfg(test)]
 mod tests;

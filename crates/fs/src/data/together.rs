@@ -34,7 +34,17 @@ impl Files {
     /// Writes back the small files among `states`, as far as that works at once. Failures are
     /// latched or met again by `flush_file`.
     pub(super) fn flush_together(&self, states: &[StateUse<'_>]) {
-        let ready: Vec<Ready<'_>> = states.iter().filter_map(|s| self.make_ready(s)).collect();
+        let mut ready: Vec<Ready<'_>> = Vec::new();
+        let mut pages = 0;
+        for state in states {
+            if pages >= self.batch_pages() {
+                break;
+            }
+            if let Some(one) = self.make_ready(state) {
+                pages += one.copies.pages.len();
+                ready.push(one);
+            }
+        }
         if ready.is_empty() {
             return;
         }

@@ -20,8 +20,9 @@ use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Dirty pages that one batch takes.
-const BATCH: usize = 1024;
+/// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
+const BATCH_MAX: usize = 1024;
+const BATCH_MIN: usize = 64;
 /// Pages of a rewritten file that replace the old content in one record: 64 MiB.
 pub(super) const REPLACE_MAX: usize = 16 << 10;
 
@@ -61,6 +62,12 @@ pub(super) struct Copies {
 }
 
 impl Files {
+    /// Dirty pages that are copied at once for writing them: few in a small cache, because the
+    /// copies come on top of it.
+    pub(super) fn batch_pages(&self) -> usize {
+        (self.pages.capacity() / 64).clamp(BATCH_MIN, BATCH_MAX)
+    }
+
     /// Writes back one file: its dirty pages as they are now, then its size. Times alone stay
     /// in memory. Nothing is flushed or committed.
     pub(super) fn flush_file(&self, state: &Arc<FileState>) -> Result<(), Error> {
@@ -116,7 +123,9 @@ impl Files {
         if replaced {
             return self.flush_replaced(state, size);
         }
-        let pages = self.pages.dirty_pages(state.key, from..PAGE_LIMIT, BATCH);
+        let pages = self
+            .pages
+            .dirty_pages(state.key, from..PAGE_LIMIT, self.batch_pages());
         if size <= INLINE_DATA_MAX as u64 && !keep_extents && self.is_inline(state)? {
             if !pages.is_empty() || size != logged_size {
                 self.flush_inline(state, size)?;
@@ -186,8 +195,11 @@ impl Files {
     }
 
     pub(super) fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
-        let pairs = copies.pages.iter().zip(&copies.stamps).take(covered);
-        for (&page, &stamp) in pairs {
+        self.complete_pages(state, &copies.pages[..covered], &copies.stamps[..covered]);
+    }
+
+    fn complete_pages(&self, state: &Arc<FileState>, pages: &[u64], stamps: &[Stamp]) {
+        for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
         }
     }
@@ -568,13 +580,15 @@ impl Files {
         pages: &[u64],
         size: u64,
     ) -> Result<(), Error> {
-        let copies = match self.copy_pages(state, pages.to_vec())? {
-            Some(copies) => {
-                self.write_segments(&layout.segments, &copies.data, pages)?;
-                Some(copies)
+        let mut stamps = Vec::with_capacity(pages.len());
+        for part in pages.chunks(self.batch_pages()) {
+            if let Some(copies) = self.copy_pages(state, part.to_vec())? {
+                let at = stamps.len()..stamps.len() + part.len();
+                let segments = part_of(&layout.segments, at);
+                self.write_segments(&segments, &copies.data, part)?;
+                stamps.extend(copies.stamps);
             }
-            None => None,
-        };
+        }
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         self.check_flushes(state, layout.flush_failures)?;
         extents::free_inline_extents(&mut op, slot)?;
@@ -589,9 +603,7 @@ impl Files {
         plan.apply(&mut op);
         self.commit_attrs(state, op, slot, attrs, Some(size));
         state.meta.lock().replaced = false;
-        if let Some(copies) = copies {
-            self.complete(state, &copies, pages.len());
-        }
+        self.complete_pages(state, pages, &stamps);
         Ok(())
     }
 
@@ -627,6 +639,27 @@ impl Files {
 
 fn blocks_of(reservations: &[Reservation<'_, FsNode>]) -> u64 {
     reservations.iter().map(|r| r.extent().len as u64).sum()
+}
+
+/// The segments of the pages at these places of the list that `segments` cover in order.
+fn part_of(segments: &[Segment], places: Range<usize>) -> Vec<Segment> {
+    let mut part = Vec::new();
+    let mut first = 0;
+    for segment in segments {
+        let last = first + (segment.pages.end - segment.pages.start) as usize;
+        let (from, to) = (places.start.max(first), places.end.min(last));
+        if from < to {
+            let skip = (from - first) as u64;
+            let start = segment.pages.start + skip;
+            part.push(Segment {
+                pages: start..start + (to - from) as u64,
+                block: Block(segment.block.0 + skip),
+                kind: segment.kind,
+            });
+        }
+        first = last;
+    }
+    part
 }
 
 /// What segments change in a file's mapping.

@@ -6,13 +6,15 @@
 
 pub mod dev_fuse;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::FromZeros;
 
 use crate::abi;
 use crate::dispatch::Reply;
 
 /// The largest WRITE and READ, in bytes.
 pub const DATA_MAX: usize = 1 << 20;
+/// Memory that a worker's buffers come to take: a request's and an answer's.
+pub const WORKER_BYTES: usize = 2 * DATA_MAX;
 
 /// What answers a request: its bytes, room for data, and where the answer goes.
 pub type Handler<'a> = dyn FnMut(&[u8], &mut [u8], &mut dyn Reply) + 'a;
@@ -34,26 +36,32 @@ pub trait Channel: Send + 'static {
 
 const PAGE: usize = 4096;
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(4096))]
-struct Page([u8; PAGE]);
-
-/// Page-aligned memory that costs nothing until it is used.
-struct Pages(Vec<Page>);
+/// Page-aligned memory that costs nothing until it is used: asked for without an alignment,
+/// the allocator gives out fresh pages as they are; with one, it would clear them all.
+struct Pages {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
 
 impl Pages {
     fn new(bytes: usize) -> std::io::Result<Self> {
-        Page::new_vec_zeroed(bytes.div_ceil(PAGE))
-            .map(Pages)
-            .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
+        let memory = <u8 as FromZeros>::new_vec_zeroed(bytes + PAGE)
+            .map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
+        let start = memory.as_ptr().addr().next_multiple_of(PAGE) - memory.as_ptr().addr();
+        Ok(Pages {
+            memory,
+            start,
+            len: bytes,
+        })
     }
 
     fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
+        &self.memory[self.start..self.start + self.len]
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.as_mut_bytes()
+        &mut self.memory[self.start..self.start + self.len]
     }
 }
 
