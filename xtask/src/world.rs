@@ -146,6 +146,22 @@ impl World {
         self.run("mount", &mut mount, LIMIT)
     }
 
+    /// SIGKILL to the daemon that `mount` started; its mount stays behind.
+    pub fn kill_daemon(&self) -> Fallible<()> {
+        let text = fs::read_to_string(self.pid_file()).map_err(|e| format!("pid file: {e}"))?;
+        let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or("the pid file holds no pid")?;
+        kill_process(pid, Signal::KILL).map_err(|e| format!("kill: {e}"))?;
+        let began = Instant::now();
+        while Path::new(&format!("/proc/{}", text.trim())).exists() {
+            if began.elapsed() > LIMIT {
+                return Err("the daemon does not die".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     pub fn umount(&mut self) -> Fallible<()> {
         if self.external {
             return Ok(());

@@ -6,6 +6,7 @@ mod fsx;
 mod full;
 mod fuzz;
 mod kill;
+mod memory;
 mod mounting;
 mod pjdfstest;
 mod posix;
@@ -58,6 +59,7 @@ const MOUNTED: &[(&str, Mounted)] = &[
     ("stress", stress::stress_ng),
     ("dbench", stress::dbench),
     ("full", full::run),
+    ("memory", memory::run),
     ("kill", kill::run),
 ];
 
