@@ -103,7 +103,7 @@ pub struct Mount {
         verbatim_doc_comment
     )]
     pub options: Vec<String>,
-    /// Memory for contents and metadata, as -o cache_size=
+    /// Memory that the daemon may take, as -o cache_size=
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,
     /// Mount read-only, as -o ro
