@@ -197,9 +197,16 @@ fn full(seed: u64, seen: &Seen) -> Result<(), Failure> {
     let ran = random::run(&setting, Source::Made(Box::new(generator)), seen);
     match ran.failure {
         None => Ok(()),
-        Some(found) => Err(found),
+        Some(found) => {
+            let steps = random::shrink(&setting, ran.steps, SHRINK_TRIES);
+            let text: Vec<String> = steps.iter().map(Step::to_string).collect();
+            let place = format!("full array, seed {seed}: {}", text.join("; "));
+            Err(failure(found.what, vec![place]))
+        }
     }
 }
+
+const SHRINK_TRIES: u32 = 600;
 
 /// More is logged than the ring holds, by changes of one file.
 fn flood(seed: u64, seen: &Seen) -> Result<(), Failure> {

@@ -158,8 +158,16 @@ impl History {
                 found.len()
             ));
         }
+        // Since a cut, whoever writes the last page writes zeros behind the new end, and the old
+        // size may still be the one that is durable.
+        let since_cut = mine.iter().skip(1).position(|v| v.cut);
+        let zeros_from = since_cut.map_or(usize::MAX, |index| index + 1);
         for (i, sector) in found.chunks(SECTOR).enumerate() {
-            if !mine.iter().any(|version| version.holds(i * SECTOR, sector)) {
+            let mut versions = mine.iter().enumerate();
+            let holds = |(number, version): (usize, &&Version)| {
+                version.holds(i * SECTOR, sector, number >= zeros_from)
+            };
+            if !versions.any(holds) {
                 return Err(format!(
                     "sector {i} of {} holds what nothing wrote there: {:02x?}…",
                     found.len().div_ceil(SECTOR),
@@ -173,16 +181,62 @@ impl History {
 
 impl Version {
     /// Whether this version explains the bytes at `at`. One that is shorter explains nothing,
-    /// unless it cut the file: a size never comes before what it covers.
-    fn holds(&self, at: usize, sector: &[u8]) -> bool {
+    /// unless the file was cut: a size never comes before what it covers.
+    fn holds(&self, at: usize, sector: &[u8], zeros_behind: bool) -> bool {
         let end = at + sector.len();
         if self.bytes.len() >= end {
             return self.bytes[at..end] == *sector;
         }
-        if !self.cut {
+        if !zeros_behind {
             return false;
         }
         let kept = self.bytes.get(at..).unwrap_or_default();
         sector.starts_with(kept) && sector[kept.len()..].iter().all(|b| *b == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_never_comes_before_its_bytes() {
+        let mut history = History::new(vec![1; 1000]);
+        history.change(vec![1; 3000], false);
+        let mut found = vec![1; 3000];
+        assert!(history.allows(&found).is_ok());
+        found[2048..2560].fill(0);
+        assert!(history.allows(&found).is_err());
+    }
+
+    #[test]
+    fn behind_a_shorter_end_there_may_be_zeros_while_the_old_size_stands() {
+        let mut history = History::new(vec![1; 3926]);
+        history.change(vec![1; 2701], true);
+        let mut longer = vec![1; 2701];
+        longer.extend([2; 8]);
+        history.change(longer.clone(), false);
+        longer.resize(3926, 0);
+        assert!(history.allows(&longer).is_ok());
+        history.durable();
+        assert!(history.allows(&longer).is_err());
+    }
+
+    #[test]
+    fn a_rewritten_file_is_old_or_new() {
+        let mut history = History::new(vec![1; 3000]);
+        history.cut_to_nothing(true);
+        history.change(vec![2; 2000], false);
+        assert!(history.allows(&[1; 3000]).is_ok());
+        assert!(
+            history.allows(&[2; 2000]).is_err(),
+            "nothing was written back"
+        );
+        history.write_back();
+        assert!(history.allows(&[2; 2000]).is_ok());
+        assert!(history.allows(&[]).is_err());
+        let mut mixed = vec![2; 2000];
+        mixed[..512].fill(1);
+        assert!(history.allows(&mixed).is_err());
     }
 }
