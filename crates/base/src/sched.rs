@@ -135,6 +135,15 @@ pub fn active() -> bool {
         .unwrap_or(false)
 }
 
+/// Calls `body` without points: for what only watches the run, and must not change its order.
+/// `body` must not wait for another task.
+pub fn quietly<T>(body: impl FnOnce() -> T) -> T {
+    let task = TASK.take();
+    let result = body();
+    TASK.set(task);
+    result
+}
+
 /// The number of the calling task; `None` outside a world.
 pub fn task() -> Option<usize> {
     let task = TASK.try_with(|task| task.borrow().as_ref().map(|(_, id)| *id));

@@ -229,18 +229,36 @@ impl FileSystem {
     /// The last reference is gone. What fails here stays in its orphan directory, and the next
     /// open tries again.
     pub(crate) fn unreferenced(&self, ino: Ino) {
-        if !self.orphans.take(ino) {
-            return;
+        while self.orphans.take(ino) {
+            match self.delete_unreferenced(ino) {
+                Ok(true) => return,
+                Ok(false) => self.orphans.add(ino),
+                Err(error) => {
+                    if !self.store.read_only() {
+                        tracing::warn!(
+                            "unlinked inode {ino} is not deleted before the next mount: {error}"
+                        );
+                    }
+                    return;
+                }
+            }
+            // Whoever refers to it may have stopped before it was in the set again.
+            if self.files.is_referenced(ino) {
+                return;
+            }
         }
-        if self.files.is_referenced(ino) {
-            self.orphans.add(ino);
-            return;
+    }
+
+    /// Deletes an unlinked inode unless somebody refers to it (false). From the moment when
+    /// nobody does nobody may open it: its blocks go one by one.
+    fn delete_unreferenced(&self, ino: Ino) -> Result<bool, Error> {
+        let generation = self.store.get(ino)?.read()?.inode()?.generation;
+        if !self.files.condemn(ino, generation) {
+            return Ok(false);
         }
-        if let Err(error) = self.delete_orphan(ino)
-            && !self.store.read_only()
-        {
-            tracing::warn!("unlinked inode {ino} is not deleted before the next mount: {error}");
-        }
+        let deleted = self.delete_orphan(ino);
+        self.files.pardon(ino, generation);
+        deleted.map(|()| true)
     }
 
     /// Frees all that an unlinked inode has, in as many records as it takes, then the inode.

@@ -25,6 +25,7 @@ use device::sim::Survival;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
 use std::collections::BTreeMap;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The unit of which a crash leaves one version or another, in bytes.
@@ -109,6 +110,8 @@ type Entries = BTreeMap<Place, Entry>;
 struct History {
     first: usize,
     versions: Vec<Vec<u8>>,
+    /// The newest version whose write has returned.
+    written: usize,
 }
 
 impl History {
@@ -140,7 +143,13 @@ impl History {
                 (0..sector.len()).all(|j| sector[j] == version.get(at + j).copied().unwrap_or(0))
             };
             if !self.versions.iter().any(fits) {
-                return Err(format!("sector {i} holds what was never written there"));
+                let zero = sector.iter().all(|&b| b == 0);
+                let sizes: Vec<usize> = sizes().collect();
+                return Err(format!(
+                    "sector {i} of {} bytes holds what was never written there (zeros: {zero}; \
+                     sizes {sizes:?})",
+                    found.len()
+                ));
             }
         }
         Ok(())
@@ -203,7 +212,7 @@ struct Known {
     /// Counts calls and returns.
     moment: AtomicU64,
     /// What the tasks did, where somebody wants to read it.
-    trail: Option<Mutex<Vec<String>>>,
+    trail: Option<Arc<Mutex<Vec<String>>>>,
     /// Names that a task has, and how long they are.
     names: u64,
     name_len: usize,
@@ -218,7 +227,7 @@ type Covered = (usize, Vec<((Ino, u64), usize)>);
 impl Known {
     fn note(&self, what: impl FnOnce() -> String) {
         if let Some(trail) = &self.trail {
-            trail.lock().push(what());
+            sched::quietly(|| trail.lock().push(what()));
         }
     }
 
@@ -233,7 +242,7 @@ impl Known {
             .map(|ledger| {
                 let ledger = ledger.lock();
                 let files = ledger.files.iter();
-                let versions = files.map(|(id, history)| (*id, history.number()));
+                let versions = files.map(|(id, history)| (*id, history.written));
                 // The newest state may be one whose operation has not returned.
                 let operations = ledger.operations() - usize::from(ledger.pending);
                 (operations, versions.collect())
@@ -353,6 +362,7 @@ impl Task<'_> {
             let fresh = History {
                 first: 0,
                 versions: vec![Vec::new()],
+                written: 0,
             };
             ledger.files.insert((attr.ino, attr.generation), fresh);
         }
@@ -493,7 +503,11 @@ impl Task<'_> {
             let cut = self.rng.below(bytes.len() as u64 * 5 / 4 + 1) as usize;
             bytes.resize(cut, 0);
             self.version(id, bytes);
-            return self.fs.truncate(&Caller::root(), entry.ino, cut as u64);
+            self.known
+                .note(|| format!("task {}: truncate {id:?} to {cut}", self.me));
+            self.fs.truncate(&Caller::root(), entry.ino, cut as u64)?;
+            self.wrote(id);
+            return Ok(());
         }
         let mut data = vec![0; self.rng.below(most) as usize + 1];
         self.rng.fill(&mut data);
@@ -506,16 +520,28 @@ impl Task<'_> {
         bytes.resize(bytes.len().max(offset + data.len()), 0);
         bytes[offset..offset + data.len()].copy_from_slice(&data);
         self.version(id, bytes);
+        self.known.note(|| {
+            let end = offset + data.len();
+            format!("task {}: write {id:?} at {offset} to {end}", self.me)
+        });
         let mut done = 0;
         while done < data.len() {
             done += self
                 .fs
                 .write(&file, (offset + done) as u64, &data[done..])?;
         }
+        self.wrote(id);
         if self.rng.one_in(3) {
             self.fsync(&file, &entry)?;
         }
         Ok(())
+    }
+
+    /// The write of the newest version has returned.
+    fn wrote(&self, id: (Ino, u64)) {
+        let mut ledger = self.ledger();
+        let history = ledger.files.get_mut(&id).expect("files have content");
+        history.written = history.number();
     }
 
     fn version(&self, id: (Ino, u64), bytes: Vec<u8>) {
@@ -526,6 +552,8 @@ impl Task<'_> {
 
     fn fsync(&mut self, file: &OpenFile, entry: &Entry) -> Result<(), fs::Error> {
         let id = (entry.ino, entry.generation);
+        self.known
+            .note(|| format!("task {}: fsync {id:?}", self.me));
         let data_only = self.rng.one_in(3);
         self.fs.fsync(file, data_only)?;
         let mut ledger = self.ledger();
@@ -563,6 +591,8 @@ impl Task<'_> {
             Err(error) => return Err(error),
         }
         let before = self.known.ledgers[whose].lock().files[&id].clone();
+        self.known
+            .note(|| format!("task {}: read {id:?} of task {whose}", self.me));
         let longest = before.versions.iter().map(Vec::len).max().unwrap_or(0);
         let mut bytes = vec![0; longest + 100_000];
         let len = match self.fs.read(&file, 0, &mut bytes) {
@@ -797,6 +827,7 @@ fn check(fs: &FileSystem, dirs: &[Ino], mut known: Known) -> Known {
                     History {
                         first: 0,
                         versions: vec![bytes],
+                        written: 0,
                     },
                 );
             }
@@ -886,9 +917,9 @@ fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64,
 /// Runs a plan; with `trail`, a failure lists what the tasks did since the last cut.
 pub fn run(plan: &Plan, trail: bool) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
-    let mut notes = Vec::new();
+    let trail = trail.then(|| Arc::new(Mutex::new(rank::LEAF, Vec::new())));
     let done = guarded(|| {
-        attempt(plan, trail, &mut outcome, &mut notes).map_err(|what| Failure {
+        attempt(plan, trail.clone(), &mut outcome).map_err(|what| Failure {
             what,
             trail: Vec::new(),
         })
@@ -896,7 +927,7 @@ pub fn run(plan: &Plan, trail: bool) -> Result<Outcome, Failure> {
     match done {
         Ok(()) => Ok(outcome),
         Err(failure) => Err(Failure {
-            trail: notes,
+            trail: trail.map_or_else(Vec::new, |trail| trail.lock().clone()),
             ..failure
         }),
     }
@@ -904,9 +935,8 @@ pub fn run(plan: &Plan, trail: bool) -> Result<Outcome, Failure> {
 
 fn attempt(
     plan: &Plan,
-    trail: bool,
+    trail: Option<Arc<Mutex<Vec<String>>>>,
     outcome: &mut Outcome,
-    notes: &mut Vec<String>,
 ) -> Result<(), String> {
     let mut rng = Rng::new(plan.seed);
     let shape = shape(&mut rng);
@@ -914,7 +944,7 @@ fn attempt(
     let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
     let mut known = Known {
         moment: AtomicU64::new(0),
-        trail: trail.then(|| Mutex::new(rank::LEAF, Vec::new())),
+        trail,
         names: *rng.pick(&[8, 40]),
         name_len: *rng.pick(&[1, 180]),
         mark_max: *rng.pick(&[100, 30_000]),
@@ -933,13 +963,13 @@ fn attempt(
     for _ in 0..plan.cycles {
         let most = *rng.pick(&[50, 400, 2500]);
         let (cut, order) = (rng.below(most), rng.next_u64());
+        if let Some(trail) = &known.trail {
+            trail.lock().clear();
+        }
         outcome.steps += work(plan, &machine, &dirs, &known, order, cut);
         outcome.cuts += 1;
         for device in &machine.devices {
             outcome.trace = outcome.trace.rotate_left(1) ^ device.trace_hash();
-        }
-        if let Some(trail) = &known.trail {
-            *notes = std::mem::take(&mut *trail.lock());
         }
         let survival = *rng.pick(&Survival::ALL);
         let now_ns = machine.now_ns();

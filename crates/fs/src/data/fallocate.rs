@@ -41,7 +41,7 @@ impl Files {
         }
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let state = &file.state;
-        let exclusive = state.io.write();
+        let exclusive = state.lock_exclusive()?;
         match mode & !libc::FALLOC_FL_KEEP_SIZE {
             0 => self.allocate(state, offset..end)?,
             libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end)?,

@@ -21,8 +21,8 @@ use super::references::{GROUP, References};
 use crate::content::FsNode;
 use crate::{Error, Ino};
 use base::clock::Timestamp;
-use base::map::HashMap;
-use base::sync::{Mutex, RwLock, rank};
+use base::map::{HashMap, HashSet};
+use base::sync::{Mutex, ReadGuard, RwLock, WriteGuard, rank};
 use engine::cache::{FileKey, PageCache};
 use engine::{Epoch, Node};
 use std::sync::Arc;
@@ -151,6 +151,28 @@ impl FileState {
         self.key.nid
     }
 
+    /// The I/O lock, shared, of a file that is not being deleted: who opened it by a number
+    /// that nobody held would else see its blocks go one by one.
+    pub(super) fn lock_shared(&self) -> Result<ReadGuard<'_, ()>, Error> {
+        let guard = self.io.read();
+        self.check_alive()?;
+        Ok(guard)
+    }
+
+    /// As [`lock_shared`](Self::lock_shared), exclusive.
+    pub(super) fn lock_exclusive(&self) -> Result<WriteGuard<'_, ()>, Error> {
+        let guard = self.io.write();
+        self.check_alive()?;
+        Ok(guard)
+    }
+
+    fn check_alive(&self) -> Result<(), Error> {
+        match self.meta.lock().dead {
+            true => Err(Error::Stale(self.ino())),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn size(&self) -> u64 {
         self.meta.lock().size
     }
@@ -170,6 +192,8 @@ struct Shard {
     entries: HashMap<Ino, Entry>,
     /// References by the kernel, which may know millions of inodes: kept apart, and small.
     lookups: References,
+    /// Unlinked files that nobody refers to and that are being deleted: they open no more.
+    condemned: HashSet<FileKey>,
 }
 
 #[derive(Debug, Default)]
@@ -221,10 +245,18 @@ impl FileTable {
     }
 
     /// Counts a use, or an open, of a file and returns its state, made if there is none.
-    /// A state of an earlier use of the nid gives way.
-    fn enter(&self, node: &Node<FsNode>, generation: u64, open: bool) -> Arc<FileState> {
+    /// A state of an earlier use of the nid gives way. `None`: the file is condemned, and does
+    /// not open.
+    fn enter(&self, node: &Node<FsNode>, generation: u64, open: bool) -> Option<Arc<FileState>> {
         let ino = node.nid();
+        let key = FileKey {
+            nid: ino,
+            generation,
+        };
         let mut shard = self.shard(ino).lock();
+        if open && shard.condemned.contains(&key) {
+            return None;
+        }
         let entry = shard.entries.entry(ino).or_default();
         entry.uses += 1;
         if open {
@@ -232,18 +264,14 @@ impl FileTable {
         } else {
             entry.users += 1;
         }
-        let key = FileKey {
-            nid: ino,
-            generation,
-        };
         match &entry.state {
-            Some(state) if state.key == key => Arc::clone(state),
+            Some(state) if state.key == key => Some(Arc::clone(state)),
             _ => {
                 let state = Arc::new(FileState::new(key, node.clone()));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
                     self.states.fetch_add(1, Ordering::Relaxed);
                 }
-                state
+                Some(state)
             }
         }
     }
@@ -302,6 +330,22 @@ impl FileTable {
     pub fn is_referenced(&self, ino: Ino) -> bool {
         let shard = self.shard(ino).lock();
         shard.lookups.contains(ino) || shard.entries.get(&ino).is_some_and(|e| e.opens > 0)
+    }
+
+    /// From now on a file does not open any more; false when somebody refers to it.
+    fn condemn(&self, key: FileKey) -> bool {
+        let mut shard = self.shard(key.nid).lock();
+        let open = shard.entries.get(&key.nid).is_some_and(|e| e.opens > 0);
+        if open || shard.lookups.contains(key.nid) {
+            return false;
+        }
+        shard.condemned.insert(key);
+        true
+    }
+
+    /// The file is deleted, or its deletion failed.
+    fn pardon(&self, key: FileKey) {
+        self.shard(key.nid).lock().condemned.remove(&key);
     }
 
     /// One more kernel reference.
@@ -431,7 +475,8 @@ impl Files {
     pub(crate) fn open(self: &Arc<Self>, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
-        let state = self.table.enter(&node, generation, true);
+        let entered = self.table.enter(&node, generation, true);
+        let state = entered.ok_or(Error::Stale(ino))?;
         if let Err(error) = self.load_state(&state) {
             self.table.leave(&state, true, &self.pages);
             return Err(error);
@@ -491,7 +536,8 @@ impl Files {
     pub(super) fn use_file(&self, ino: Ino) -> Result<StateUse<'_>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
-        let state = self.table.enter(&node, generation, false);
+        let entered = self.table.enter(&node, generation, false);
+        let state = entered.ok_or(Error::Stale(ino))?;
         let held = StateUse { files: self, state };
         self.load_state(&held)?;
         Ok(held)
@@ -552,6 +598,22 @@ impl Files {
     /// Kernel references; see [`FileTable`].
     pub(crate) fn is_referenced(&self, ino: Ino) -> bool {
         self.table.is_referenced(ino)
+    }
+
+    /// Nobody opens the inode from now on; false when somebody refers to it.
+    pub(crate) fn condemn(&self, ino: Ino, generation: u64) -> bool {
+        self.table.condemn(FileKey {
+            nid: ino,
+            generation,
+        })
+    }
+
+    /// The inode is deleted, or its deletion failed.
+    pub(crate) fn pardon(&self, ino: Ino, generation: u64) {
+        self.table.pardon(FileKey {
+            nid: ino,
+            generation,
+        });
     }
 
     pub(crate) fn ref_inode(&self, ino: Ino) {

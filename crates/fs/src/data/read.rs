@@ -25,7 +25,7 @@ impl Files {
             self.options.read_ahead / PAGE
         };
         let ahead = file.read_ahead(offset, buf.len() as u64, most);
-        let _shared = file.state.io.read();
+        let _shared = file.state.lock_shared()?;
         let size = file.state.size();
         if offset >= size || buf.is_empty() {
             return Ok(0);

@@ -33,7 +33,7 @@ impl Files {
             return Err(Error::FileTooLarge);
         }
         let state = self.use_file(ino)?;
-        let exclusive = state.io.write();
+        let exclusive = state.lock_exclusive()?;
         self.set_size(&state, size, &exclusive)
     }
 

@@ -39,7 +39,7 @@ impl Files {
         let written = if direct && whole {
             self.write_direct(state, offset, data)?
         } else {
-            let _exclusive = state.io.write();
+            let _exclusive = state.lock_exclusive()?;
             let at = match file.has(libc::O_APPEND) {
                 true => state.size(),
                 false => offset,
@@ -296,7 +296,7 @@ impl Files {
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
-        let _exclusive = state.io.write();
+        let _exclusive = state.lock_exclusive()?;
         let end = offset + data.len() as u64;
         if end > SIZE_MAX {
             return Err(Error::FileTooLarge);
