@@ -222,6 +222,13 @@ fn apply_changes<C: Content>(
         body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
         version += 1;
     }
+    // Each change fits a node that it may find; together they may outgrow what an image holds.
+    let mut image = Vec::new();
+    body.encode(&mut image);
+    if image.len() > format::item::PAYLOAD_MAX {
+        let damage = Damage::new("journal", "its changes make the node larger than an image");
+        return Err(Error::node(nid, damage));
+    }
     Ok((version, body))
 }
 
