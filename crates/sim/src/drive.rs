@@ -157,7 +157,12 @@ impl Driver {
                 ..Change::default()
             });
         }
-        self.oracle.begin(op)
+        let change = self.oracle.begin(op)?;
+        if self.given_up {
+            // What a file had before it took another's name may be lost already.
+            self.oracle.drop_barriers();
+        }
+        Ok(change)
     }
 
     /// Compares an operation's outcome with the expected one.

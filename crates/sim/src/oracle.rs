@@ -129,9 +129,9 @@ impl Oracle {
         history.change(bytes, true);
     }
 
-    /// Operations so far, and how many of them are known to be durable.
-    pub fn progress(&self) -> (usize, usize) {
-        (self.operations(), self.before)
+    /// Nothing is known any more of what files had when they took others' names.
+    pub fn drop_barriers(&mut self) {
+        self.barriers.clear();
     }
 
     fn begin_content(&mut self, op: &Op, change: &Change) {

@@ -379,8 +379,9 @@ struct Run<'a> {
     driver: Option<Driver>,
     /// The power cut that a fault or the switch has made necessary.
     halted: bool,
-    /// What was known before the last sync, for damage that may have hit it.
-    earlier: Option<Oracle>,
+    /// What was known before each of the last syncs, for damage that may have hit their batch;
+    /// a sync that finds nothing new writes none.
+    earlier: Vec<Oracle>,
     probe: Option<u64>,
 }
 
@@ -454,7 +455,7 @@ impl<'a> Run<'a> {
             seen,
             driver: Some(driver),
             halted: false,
-            earlier: None,
+            earlier: Vec::new(),
             probe: None,
         })
     }
@@ -489,7 +490,6 @@ impl<'a> Run<'a> {
         let before = self.setting.trouble == Trouble::Rot;
         let earlier = before.then(|| self.driver().oracle.clone());
         let driver = self.driver.as_mut().expect("between steps there is one");
-        let known = driver.oracle.progress().1;
         driver.machine.tap.collect(probe.is_some());
         let expected = driver.begin(op);
         let result = driver.perform(op, expected.as_ref().ok());
@@ -503,8 +503,18 @@ impl<'a> Run<'a> {
             Err(Stop::Environment(_)) => self.halted = true,
             Err(Stop::Violation(what)) => return Err(what),
         }
-        if self.driver().oracle.progress().1 > known {
-            self.earlier = earlier;
+        if op.is_sync()
+            || matches!(
+                op,
+                Op::Write {
+                    how: How::Synced,
+                    ..
+                }
+            )
+        {
+            self.earlier.extend(earlier);
+            let drop = self.earlier.len().saturating_sub(LAST_SYNCS);
+            self.earlier.drain(..drop);
         }
         if *op == Op::Remount && !self.halted && !self.driver().given_up {
             // Nothing is in a cache now.
@@ -516,8 +526,10 @@ impl<'a> Run<'a> {
     /// Compares everything with the newest state of the model; injected faults are no excuse for
     /// other contents, but one for errors.
     fn verify(&mut self) -> Result<(), String> {
-        match self.driver().verify_now() {
-            Err(_) if self.setting.trouble == Trouble::Errors => {
+        let outcome = self.driver().verify_now();
+        let no_power = self.driver().machine.switch.is_cut();
+        match outcome {
+            Err(_) if no_power || self.setting.trouble == Trouble::Errors => {
                 self.halted = true;
                 Ok(())
             }
@@ -590,7 +602,8 @@ impl<'a> Run<'a> {
         driver.machine.fsck()?;
         driver.trouble = trouble;
         self.driver = Some(driver);
-        (self.halted, self.earlier) = (false, None);
+        self.halted = false;
+        self.earlier.clear();
         Ok(())
     }
 
@@ -601,7 +614,6 @@ impl<'a> Run<'a> {
         let mut rng = Rng::new(seed);
         let driver = self.driver.take().expect("between steps there is one");
         let oracle = driver.oracle.clone();
-        let earlier = self.earlier.as_ref().unwrap_or(&oracle);
         let machine = driver.stop();
         machine.switch.cut_now();
         for _ in 0..ROTTEN {
@@ -614,8 +626,11 @@ impl<'a> Run<'a> {
             };
             let copy = Arc::new(copy);
             let newest = Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, &oracle);
+            let fits = |earlier: &Oracle| {
+                Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, earlier).is_ok()
+            };
             if let Err(what) = newest
-                && Driver::recovered(copy, fs, ROOT, earlier).is_err()
+                && !self.earlier.iter().any(fits)
             {
                 return Err(format!("rot in the journal goes unnoticed: {what}"));
             }
@@ -623,6 +638,9 @@ impl<'a> Run<'a> {
         Ok(false)
     }
 }
+
+/// Syncs of which the newest batch may be.
+const LAST_SYNCS: usize = 4;
 
 /// Copies of a machine whose journals rot, each in another place.
 const ROTTEN: u32 = 24;
