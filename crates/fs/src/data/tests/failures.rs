@@ -122,6 +122,26 @@ fn a_flush_that_failed_for_somebody_else_is_no_secret() {
     assert!(!m.store.read_only(), "no record named what is lost");
 }
 
+/// As before, and then the file grows. Its record took what had been overwritten before for
+/// flushed by the commit, so fsync returned as if nothing had happened.
+#[test]
+fn a_record_does_not_hide_a_flush_that_failed_before_it() {
+    let world = World::new(26, 64, 64);
+    let m = world.mount();
+    let file = m.open(m.make());
+    m.write(&file, 0, &pattern(1, 20_000));
+    m.files.fsync(&file, false).unwrap();
+    m.write(&file, 0, &pattern(2, 20_000));
+    m.files.write_back(file.ino()).unwrap();
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.store.flush().is_err());
+    m.write(&file, 20_000, &pattern(3, 20_000));
+    assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    assert!(!m.store.read_only(), "no record named what is lost");
+}
+
 /// Flips a byte in every image of an extent leaf that the devices hold.
 fn damage_extent_leaves(world: &World) -> usize {
     use format::item::{ItemHeader, ItemKind};
