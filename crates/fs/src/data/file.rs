@@ -289,8 +289,8 @@ impl FileTable {
     /// Ends a use or an open. True when this was the last open and no kernel reference is left.
     fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
         let ino = state.ino();
-        let uses = {
-            let mut shard = self.shard(ino).lock();
+        let (uses, last) = {
+            let shard = &mut *self.shard(ino).lock();
             let Some(entry) = shard.entries.get_mut(&ino) else {
                 return false;
             };
@@ -299,12 +299,12 @@ impl FileTable {
             } else {
                 entry.users = entry.users.saturating_sub(1);
             }
+            let last = open && entry.opens == 0 && !shard.lookups.contains(ino);
             if !entry.unused() {
-                return false;
+                return last;
             }
-            entry.uses
+            (entry.uses, last)
         };
-        let last = open && !self.is_referenced(ino);
         let idle = {
             let meta = state.meta.lock();
             let told = meta.failure.count == 0 || meta.failure.reported;
@@ -478,7 +478,9 @@ impl Files {
         let entered = self.table.enter(&node, generation, true);
         let state = entered.ok_or(Error::Stale(ino))?;
         if let Err(error) = self.load_state(&state) {
-            self.table.leave(&state, true, &self.pages);
+            if self.table.leave(&state, true, &self.pages) {
+                self.last_reference_gone(ino);
+            }
             return Err(error);
         }
         let forgiven = {

@@ -349,3 +349,32 @@ fn a_disk_full_of_fragments_can_be_emptied() {
     let after = m.free_blocks();
     assert!(after >= before, "{after} of {before} blocks are free");
 }
+
+/// Whose last reference went.
+struct Gone(Mutex<Vec<Ino>>);
+
+impl LastReference for Gone {
+    fn last_reference_gone(&self, ino: Ino) {
+        self.0.lock().push(ino);
+    }
+}
+
+/// A file was closed while write-back had its state in hand, and neither of the two noticed that
+/// nobody referred to it any more: an unlinked one kept its space until the next mount.
+#[test]
+fn the_last_close_is_noticed_while_write_back_uses_the_file() {
+    let world = World::new(14, 64, 64);
+    let m = world.mount();
+    let gone = Arc::new(Gone(Mutex::new(rank::LEAF, Vec::new())));
+    let owner: Weak<Gone> = Arc::downgrade(&gone);
+    m.files.set_owner(owner);
+    let ino = m.make();
+    let (file, second) = (m.open(ino), m.open(ino));
+    let used = m.files.use_active(ino).unwrap().unwrap();
+    drop(second);
+    assert!(gone.0.lock().is_empty());
+    drop(file);
+    drop(used);
+    assert_eq!(*gone.0.lock(), [ino]);
+    assert_eq!(m.files.table.len(), 0, "and no state stays");
+}
