@@ -109,9 +109,19 @@ impl Files {
                 continue;
             }
             meta.unflushed = 0;
-            self.unflushed.lock().remove(&state.ino());
+            self.forget_unflushed(&state);
         }
         Ok(())
+    }
+
+    /// Nothing that this file wrote in place waits for a flush any more. Its nid may be another
+    /// file's by now, whose entry stays.
+    pub(super) fn forget_unflushed(&self, state: &Arc<FileState>) {
+        let mut unflushed = self.unflushed.lock();
+        let ino = state.ino();
+        if unflushed.get(&ino).is_some_and(|s| Arc::ptr_eq(s, state)) {
+            unflushed.remove(&ino);
+        }
     }
 
     /// Latches a failed flush on all files that wrote in place. Those that note their write after
@@ -124,7 +134,7 @@ impl Files {
                 meta.fail(error.to_string());
             }
             meta.unflushed = 0;
-            self.unflushed.lock().remove(&state.ino());
+            self.forget_unflushed(&state);
         }
     }
 

@@ -489,7 +489,7 @@ impl Files {
         // The commit of this epoch flushes all data written before the record, unless a flush
         // failed before the operation began: one that fails later finds it.
         if std::mem::take(&mut meta.unflushed) > 0 {
-            self.unflushed.lock().remove(&state.ino());
+            self.forget_unflushed(state);
             let lost = self.store.array().flush_failures() != meta.flush_failures;
             if lost && !planted(Canary::FailedFlushForgotten) {
                 meta.fail("a flush failed after it was written".into());

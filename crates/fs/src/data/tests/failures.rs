@@ -142,6 +142,36 @@ fn a_record_does_not_hide_a_flush_that_failed_before_it() {
     assert!(!m.store.read_only(), "no record named what is lost");
 }
 
+/// A flush went on while a file it was for was deleted, and its nid given to another that wrote in
+/// place as well. The end of the flush took that one off the list, so when the next flush failed
+/// the new file was not told: its fsync after that returned as if nothing had happened.
+#[test]
+fn a_deleted_file_takes_no_other_off_the_list_of_those_to_flush() {
+    let world = World::new(27, 64, 64);
+    let m = world.mount();
+    let overwritten = || {
+        let file = m.open(m.make());
+        m.write(&file, 0, &pattern(1, 20_000));
+        m.files.fsync(&file, false).unwrap();
+        m.write(&file, 0, &pattern(2, 20_000));
+        m.files.write_back(file.ino()).unwrap();
+        file
+    };
+    let old = overwritten();
+    let (ino, deleted) = (old.ino(), Arc::clone(&old.state));
+    drop(old);
+    m.delete(ino);
+    let new = overwritten();
+    assert_eq!(new.ino(), ino, "the nid is used again");
+    let other = overwritten();
+    m.files.forget_unflushed(&deleted);
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.files.fsync(&other, false).is_err());
+    assert_eq!(m.files.fsync(&new, false).unwrap_err().errno(), libc::EIO);
+}
+
 /// Flips a byte in every image of an extent leaf that the devices hold.
 fn damage_extent_leaves(world: &World) -> usize {
     use format::item::{ItemHeader, ItemKind};
