@@ -56,7 +56,7 @@ use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
 use crate::table::{Entry, LostPages, Table};
 use crate::verify::{Unread, Visitor};
 use base::sync::{Mutex, rank};
-use device::Array;
+use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
 use format::journal::parse_records;
@@ -541,6 +541,9 @@ impl Base {
             }
         };
         if let Some(damage) = &run.loss {
+            if let Some(why) = hidden_slot(array) {
+                return Err(SalvageError::Unreadable(format!("{why} ({damage})")));
+            }
             let what = format!("{damage}; replayed as far as it goes, later changes are lost");
             lose(Object::Journal, what);
         }
@@ -594,4 +597,15 @@ impl Base {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// A slot whose record a device does not return, and why: it may be the newest one.
+fn hidden_slot(array: &Array) -> Option<String> {
+    (0..2).find_map(|slot| {
+        let copies = [0, 1].map(|copy| array.read_slot(slot, copy));
+        let parse = |block: &AlignedBuf| CheckpointRecord::parse(block, &array.uuid());
+        let serves = copies.iter().flatten().any(|block| parse(block).is_ok());
+        let error = copies.into_iter().find_map(Result::err)?;
+        (!serves).then(|| format!("checkpoint slot {slot}: {error}"))
+    })
 }

@@ -463,20 +463,23 @@ fn no_file_is_lost_with_a_table() {
     }
 }
 
+/// Places of both copies of the newest checkpoint record: device and block.
+fn newest_record(image: &Image) -> [(usize, u64); 2] {
+    let array = assemble(&image.devices(), true).unwrap();
+    let sequence = |slot| {
+        let block = array.read_slot(slot, 0).unwrap();
+        let record = format::checkpoint::CheckpointRecord::parse(&block, &array.uuid());
+        record.map_or(0, |record| record.sequence.get())
+    };
+    let newest = (sequence(1) > sequence(0)) as usize;
+    [copies()[4 + newest], copies()[6 + newest]]
+}
+
 #[test]
 fn a_lost_checkpoint_record_costs_at_most_what_the_journal_has_no_more() {
     let image = dirty_image();
-    let newest = {
-        let array = assemble(&image.devices(), true).unwrap();
-        let sequence = |slot| {
-            let block = array.read_slot(slot, 0).unwrap();
-            let record = format::checkpoint::CheckpointRecord::parse(&block, &array.uuid());
-            record.map_or(0, |record| record.sequence.get())
-        };
-        (sequence(1) > sequence(0)) as usize
-    };
     let devices = image.devices();
-    for (device, block) in [copies()[4 + newest], copies()[6 + newest]] {
+    for (device, block) in newest_record(&image) {
         devices[device].poke(block * BLOCK + 100, &[0xEE; 8]);
     }
     assert!(
@@ -539,26 +542,42 @@ fn what_replay_needs_and_is_damaged_no_longer_keeps_the_rest_from_opening() {
     assert_eq!(dropped.unwrap().path.as_deref(), Some("/fs"));
 }
 
+/// While these sectors of 512 bytes cannot be read nothing is repaired, nor written.
+fn is_left_alone_without(devices: &[Arc<SimDevice>], sectors: &[(usize, u64)]) {
+    let hashes = || -> Vec<u64> { devices.iter().map(|d| d.contents_hash()).collect() };
+    let before = hashes();
+    for (index, offset) in sectors {
+        let start = offset / 512 * 512;
+        devices[*index].fail_reads(Times::Always, Some(start..start + 512));
+    }
+    let report = try_repair(devices, false).unwrap();
+    let Outcome::Refused { remedy, .. } = &report.outcome else {
+        panic!("{:?}: {:#?}", report.outcome, report.actions);
+    };
+    assert!(remedy.contains("ddrescue"), "{remedy}");
+    assert_eq!(hashes(), before);
+    devices.iter().for_each(|device| device.heal());
+}
+
 /// A bad sector is another matter than bad bytes: they may be read tomorrow.
 #[test]
 fn what_a_device_does_not_return_is_not_given_up() {
     let image = clean_image();
     let (index, offset, _, _) = nodes(&image)[20];
     let devices = image.devices();
-    let sectors = offset / 512 * 512..offset / 512 * 512 + 512;
-    let hashes = |devices: &[Arc<SimDevice>]| -> Vec<u64> {
-        devices.iter().map(|d| d.contents_hash()).collect()
-    };
-    let before = hashes(&devices);
-    devices[index].fail_reads(Times::Always, Some(sectors));
-    let report = try_repair(&devices, false).unwrap();
-    let Outcome::Refused { remedy, .. } = &report.outcome else {
-        panic!("{:?}", report.outcome);
-    };
-    assert!(remedy.contains("ddrescue"), "{remedy}");
-    assert_eq!(hashes(&devices), before);
-    devices[index].heal();
+    is_left_alone_without(&devices, &[(index, offset)]);
     assert_eq!(try_repair(&devices, false).unwrap().outcome, Outcome::Sound);
+}
+
+/// The repair went back to the record before, and gave up all that came after it.
+#[test]
+fn a_newest_record_that_cannot_be_read_now_is_not_given_up() {
+    let image = dirty_image();
+    let devices = image.devices();
+    let sectors = newest_record(&image).map(|(device, block)| (device, block * BLOCK));
+    is_left_alone_without(&devices, &sectors);
+    let report = try_repair(&devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Sound, "{:#?}", report.actions);
 }
 
 #[test]
