@@ -169,12 +169,13 @@ pub struct RepairReport {
     pub actions: Vec<Action>,
     /// Actions beyond the most that are kept.
     pub more_actions: u64,
+    lost: bool,
 }
 
 impl RepairReport {
-    /// Whether something is gone for good.
+    /// Whether something is gone for good, by any action, kept or not.
     pub fn lost(&self) -> bool {
-        self.actions.iter().any(|action| action.lost)
+        self.lost
     }
 }
 
@@ -186,12 +187,15 @@ pub const ACTIONS_MAX: usize = 10_000;
 struct Actions {
     list: Vec<Action>,
     more: u64,
+    /// One of them, kept or not, loses something.
+    lost: bool,
     /// Those on nodes without a path, by node.
     pathless: HashMap<Nid, Vec<usize>>,
 }
 
 impl Actions {
     fn add(&mut self, action: Action) {
+        self.lost |= action.lost;
         if self.list.len() >= ACTIONS_MAX {
             self.more += 1;
             return;
@@ -245,6 +249,7 @@ pub fn repair(
         before,
         actions: Vec::new(),
         more_actions: 0,
+        lost: false,
     };
     let copy = |object: &Object| matches!(object, Object::Label { .. } | Object::Slot { .. });
     let (copies, rest): (Vec<_>, Vec<_>) = report
@@ -286,7 +291,7 @@ pub fn repair(
     }
     if options.dry_run {
         report.outcome = Outcome::Planned;
-    } else if options.lossless && actions.list.iter().any(|action| action.lost) {
+    } else if options.lossless && actions.lost {
         let why = "something would be lost";
         report.outcome = refused(why, "look at the list, then run `sheaf fsck --repair`");
     } else {
@@ -297,7 +302,7 @@ pub fn repair(
 
 impl RepairReport {
     fn with(mut self, actions: Actions) -> RepairReport {
-        (self.actions, self.more_actions) = (actions.list, actions.more);
+        (self.actions, self.more_actions, self.lost) = (actions.list, actions.more, actions.lost);
         self
     }
 }

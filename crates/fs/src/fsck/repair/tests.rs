@@ -50,6 +50,24 @@ fn actions(report: &RepairReport, kind: ActionKind, path: &str) -> Vec<String> {
     found.map(|action| action.what.clone()).collect()
 }
 
+/// A preen looked at the actions that are kept only.
+#[test]
+fn a_loss_counts_though_the_list_is_full() {
+    let mut actions = Actions::default();
+    for i in 0..=ACTIONS_MAX as u64 {
+        assert!(!actions.lost);
+        actions.add(Action {
+            kind: ActionKind::Field,
+            object: Object::Node(Nid(i)),
+            path: None,
+            what: "its size was corrected".to_owned(),
+            lost: i == ACTIONS_MAX as u64,
+        });
+    }
+    assert_eq!((actions.list.len(), actions.more), (ACTIONS_MAX, 1));
+    assert!(actions.lost);
+}
+
 #[test]
 fn a_sound_file_system_is_left_alone() {
     let world = World::new();
