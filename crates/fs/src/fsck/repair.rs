@@ -272,15 +272,9 @@ pub fn repair(
         }
     }
     for finding in &copies {
-        let twin = |object: &Object| match (object, &finding.object) {
-            (Object::Slot { slot: a, .. }, Object::Slot { slot: b, .. }) => a == b,
-            _ => false,
-        };
-        let what = match copies.iter().filter(|f| twin(&f.object)).count() {
-            2 => "; written again. If it was the newer one, what came after the other is lost",
-            _ => "; written again",
-        };
-        let what = format!("{}{what}", finding.what);
+        // Where both copies of the newer slot are gone, the journal has what came since, or its
+        // batches tell that something is lost, and that is an action then.
+        let what = format!("{}; written again", finding.what);
         actions.add(Action {
             kind: ActionKind::Copy,
             object: finding.object.clone(),
@@ -335,6 +329,10 @@ fn mend(
         }
         Err(Error::NoSpace) => Ok(Err(refused("no inode number is left", COPY_OUT))),
         Err(Error::Store(error @ engine::Error::Device(_))) => Ok(Err(refused(error, RESCUE))),
+        // Something that no round made right, and that the next stumbled over.
+        Err(error @ (Error::Damage(_) | Error::Damaged { .. })) => {
+            Ok(Err(refused(error, COPY_OUT)))
+        }
         Err(error) => Err(error),
     }
 }
