@@ -1,10 +1,13 @@
 //! The array that is tortured: image files in a folder, their mount, and its daemon as a child
 //! of this process.
 //!
-//! Invariant: dropping the value leaves no daemon and no mount behind, and no file unless they
-//! are to be kept.
+//! Invariants:
+//! 1. Dropping the value leaves no daemon and no mount behind, and no file unless they are to be
+//!    kept.
+//! 2. What lies there already is removed only under a lock on the folder that the user names, which
+//!    a run holds from its start to its end: the images of a run under way are safe.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal};
 
 use crate::args::Mkfs;
@@ -36,13 +40,17 @@ pub struct Array {
     options: Vec<String>,
     daemon: Option<Child>,
     keep: bool,
+    /// Invariant 2.
+    _lock: File,
 }
 
 impl Array {
     /// A fresh file system in `dir`; what a run that was killed left there goes first.
     pub fn make(dir: &Path, options: &[String]) -> Result<Self, Failure> {
         let at = |e: std::io::Error| Failure::io(dir.display(), &e);
-        let folder = fs::canonicalize(dir).map_err(at)?.join(FOLDER);
+        let dir = fs::canonicalize(dir).map_err(at)?;
+        let lock = lock(&dir)?;
+        let folder = dir.join(FOLDER);
         let image = |i| folder.join(format!("device{i}.img"));
         let images: Vec<PathBuf> = (0..DEVICE_BYTES.len()).map(image).collect();
         let mnt = folder.join("mnt");
@@ -55,6 +63,7 @@ impl Array {
             options: options.to_vec(),
             daemon: None,
             keep: false,
+            _lock: lock,
         };
         for (image, bytes) in array.images.iter().zip(DEVICE_BYTES) {
             device::create_image(image, bytes)?;
@@ -201,6 +210,20 @@ impl Array {
     }
 }
 
+/// Ends with the process at the latest.
+fn lock(dir: &Path) -> Result<File, Failure> {
+    let failed = |e: std::io::Error| Failure::io(dir.display(), &e);
+    let folder = File::open(dir).map_err(failed)?;
+    match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(folder),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::new(format!(
+            "{}: another torture is under way there; wait for its end, or torture elsewhere",
+            dir.display()
+        ))),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
 /// The folder, empty but for the mount point.
 fn make_folder(folder: &Path, images: &[PathBuf], mnt: &Path) -> Result<(), Failure> {
     let at = |e: std::io::Error| Failure::io(folder.display(), &e);
@@ -228,5 +251,26 @@ impl Drop for Array {
         if let Err(error) = fs::remove_dir_all(&self.folder) {
             tracing::warn!("{}: cannot remove: {error}", self.folder.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second torture in the same folder took the images of the first for leftovers.
+    #[test]
+    fn a_run_under_way_keeps_its_images() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join(FOLDER).join("device0.img");
+        fs::create_dir(dir.path().join(FOLDER)).unwrap();
+        fs::write(&image, b"in use").unwrap();
+        let first = lock(dir.path()).unwrap();
+        let second = Array::make(dir.path(), &[]);
+        let message = second.err().and_then(|e| e.message().map(str::to_owned));
+        assert!(message.is_some_and(|m| m.contains("under way")));
+        assert_eq!(fs::read(&image).unwrap(), b"in use");
+        drop(first);
+        assert!(lock(dir.path()).is_ok());
     }
 }
