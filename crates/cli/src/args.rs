@@ -138,8 +138,9 @@ pub struct Umount {
 /// Check a file system that is not mounted
 ///
 /// Verifies labels, checkpoint, node table, every node's checksum, the directory tree, link
-/// counts, extents against space maps, and segments; changes nothing but label copies, and
-/// these only with --repair. The journal a crash left is replayed in memory.
+/// counts, extents against space maps, and segments. The journal a crash left is replayed in
+/// memory. Nothing is written without --repair or --preen; a repair is made in memory, and
+/// written in one step, so that an interruption leaves the array as it was, or repaired.
 #[derive(Args, Debug)]
 pub struct Fsck {
     /// The devices (also separated by ':', or UUID=… or LABEL=…)

@@ -153,7 +153,10 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let bar = Bar::new();
     let report = repair(&array, &options, &|now: Progress| bar.show(now));
     bar.0.finish_and_clear();
-    let report = report?;
+    let report = report.map_err(|error| {
+        let context = "the repair did not come to its end; the array is as it was, or repaired";
+        Failure::from(error).at(context)
+    })?;
     let sound = report.before.is_sound();
     let exit_code = if sound { CLEAN } else { UNCORRECTED };
     let mut shown = Shown::new(&array, &report.before, exit_code);
@@ -172,11 +175,13 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             } else {
                 UNCORRECTED
             };
+            let (findings, more_findings) = match after.is_sound() {
+                true => (shown.findings, shown.more_findings),
+                false => (findings(&after), after.more_findings),
+            };
             shown = Shown {
-                findings: match after.is_sound() {
-                    true => shown.findings,
-                    false => findings(&after),
-                },
+                findings,
+                more_findings,
                 actions: shown.actions,
                 more_actions: shown.more_actions,
                 repaired: true,

@@ -229,7 +229,7 @@ fn text(report: &Report<'_>) -> String {
         text += &format!("and {} more\n", report.more_findings);
     }
     if report.continued {
-        text += "continued where it was interrupted\n";
+        text += "continued where it was interrupted, with what was found before that; --restart begins anew\n";
     }
     text += &format!(
         "{} nodes, {} pages, {} read in {:.1} s: ",
