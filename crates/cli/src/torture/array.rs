@@ -25,6 +25,9 @@ use crate::{fsck, mkfs, umount};
 
 /// In the folder that the user names.
 const FOLDER: &str = "sheaf-torture";
+/// In that.
+const MOUNT_POINT: &str = "mnt";
+const LOG: &str = "daemon.log";
 /// Unequal, so that there are several zones. The files are sparse.
 const DEVICE_BYTES: [u64; 4] = [768 << 20, 768 << 20, 1 << 30, 512 << 20];
 /// How long recovery may take until the mount is usable.
@@ -53,12 +56,12 @@ impl Array {
         let folder = dir.join(FOLDER);
         let image = |i| folder.join(format!("device{i}.img"));
         let images: Vec<PathBuf> = (0..DEVICE_BYTES.len()).map(image).collect();
-        let mnt = folder.join("mnt");
+        let mnt = folder.join(MOUNT_POINT);
         make_folder(&folder, &images, &mnt)?;
         let array = Array {
             images,
             mnt,
-            log: folder.join("daemon.log"),
+            log: folder.join(LOG),
             folder,
             options: options.to_vec(),
             daemon: None,
@@ -224,22 +227,40 @@ fn lock(dir: &Path) -> Result<File, Failure> {
     }
 }
 
-/// The folder, empty but for the mount point.
+/// The folder, empty but for the mount point. What a run that was killed left there goes first,
+/// its daemon included.
 fn make_folder(folder: &Path, images: &[PathBuf], mnt: &Path) -> Result<(), Failure> {
     let at = |e: std::io::Error| Failure::io(folder.display(), &e);
     if folder.exists() {
-        mount::clean_up(mnt)?;
-        let ours = images.iter().any(|image| image.exists());
-        let mounted = mount::mount_table::find(mnt).map_err(at)?.is_some();
-        if mounted || !ours {
+        if !images.iter().any(|image| image.exists()) {
             return Err(Failure::new(format!(
-                "{} is there already, and in use or somebody else's; remove it, or torture elsewhere",
+                "{} is there already, and somebody else's; remove it, or torture elsewhere",
                 folder.display()
             )));
         }
-        fs::remove_dir_all(folder).map_err(at)?;
+        mount::clean_up(mnt)?;
+        if mount::mount_table::find(mnt).map_err(at)?.is_some() {
+            umount::unmount(mnt)?;
+        }
+        remove_own(folder, images).map_err(|e| {
+            at(e).at("cannot remove what another run left; remove it, or torture elsewhere")
+        })?;
     }
     fs::create_dir_all(mnt).map_err(at)
+}
+
+/// Removes the folder and what a run makes in it, and nothing else.
+fn remove_own(folder: &Path, images: &[PathBuf]) -> std::io::Result<()> {
+    let gone = |result: std::io::Result<()>| match result {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    gone(fs::remove_dir(folder.join(MOUNT_POINT)))?;
+    for image in images {
+        gone(fs::remove_file(image))?;
+    }
+    gone(fs::remove_file(folder.join(LOG)))?;
+    fs::remove_dir(folder)
 }
 
 impl Drop for Array {
@@ -248,7 +269,7 @@ impl Drop for Array {
             return;
         }
         self.take_down();
-        if let Err(error) = fs::remove_dir_all(&self.folder) {
+        if let Err(error) = remove_own(&self.folder, &self.images) {
             tracing::warn!("{}: cannot remove: {error}", self.folder.display());
         }
     }
@@ -272,5 +293,24 @@ mod tests {
         assert_eq!(fs::read(&image).unwrap(), b"in use");
         drop(first);
         assert!(lock(dir.path()).is_ok());
+    }
+
+    /// What lay beside the images went with them.
+    #[test]
+    fn what_a_run_did_not_make_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(FOLDER);
+        let images = [folder.join("device0.img"), folder.join("device1.img")];
+        let (mnt, letter) = (folder.join(MOUNT_POINT), folder.join("letter"));
+        make_folder(&folder, &images, &mnt).unwrap();
+        fs::write(&letter, b"mine").unwrap();
+        assert!(make_folder(&folder, &images, &mnt).is_err());
+        fs::write(&images[1], b"left over").unwrap();
+        assert!(make_folder(&folder, &images, &mnt).is_err());
+        assert_eq!(fs::read(&letter).unwrap(), b"mine");
+        fs::remove_file(&letter).unwrap();
+        fs::write(&images[0], b"left over").unwrap();
+        make_folder(&folder, &images, &mnt).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 }
