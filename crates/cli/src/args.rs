@@ -157,7 +157,7 @@ pub struct Fsck {
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// Check only that all devices are there and can be mounted, as at system start
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["repair", "preen", "json"])]
     pub quick: bool,
     /// Print the findings as one JSON object
     #[arg(long)]

@@ -2,6 +2,8 @@
 
 use std::io;
 
+/// Errors are left on the devices.
+pub const DAMAGED: u8 = 4;
 /// Some other error kept the command from doing its work.
 pub const OPERATIONAL: u8 = 8;
 /// The command was called wrongly.
@@ -21,6 +23,14 @@ impl Failure {
     pub fn new(message: impl Into<String>) -> Self {
         Failure {
             code: OPERATIONAL,
+            message: Some(message.into()),
+        }
+    }
+
+    /// What was looked at is damaged.
+    pub fn damaged(message: impl Into<String>) -> Self {
+        Failure {
+            code: DAMAGED,
             message: Some(message.into()),
         }
     }

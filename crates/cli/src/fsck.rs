@@ -14,13 +14,13 @@ use serde::Serialize;
 
 use crate::args::Fsck;
 use crate::devices::{self, Access};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::output::harmless;
 use crate::{output, progress, size};
 
 const CLEAN: u8 = 0;
 const CORRECTED: u8 = 1;
-const UNCORRECTED: u8 = 4;
+const UNCORRECTED: u8 = failure::DAMAGED;
 
 /// The report as `--json` shows it.
 #[derive(Serialize)]
@@ -215,9 +215,16 @@ pub fn open(paths: &[PathBuf]) -> Result<Arc<Array>, Failure> {
 
 /// All devices are there, and what is on them opens.
 fn quick(paths: &[PathBuf]) -> Outcome {
-    let fs = FileSystem::open(open(paths)?, FsOptions::default().read_only())?;
-    fs.close()?;
-    Ok(CLEAN)
+    match FileSystem::open(open(paths)?, FsOptions::default().read_only()) {
+        Ok(fs) => {
+            fs.close()?;
+            Ok(CLEAN)
+        }
+        Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => Err(Failure::damaged(
+            format!("{error}; `sheaf fsck --repair` corrects what can be corrected"),
+        )),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Progress on a terminal.

@@ -186,6 +186,12 @@ fn fsck_reports_an_array_whose_checkpoints_are_gone() {
         .exits(UNCORRECTED)
         .says("fatal");
     let damaged = fs::read(&array.images[0]).unwrap();
+    // To fsck(8), 8 would be no verdict on the file system.
+    sheaf(&["fsck", "--quick"], &[], &array.images)
+        .exits(UNCORRECTED)
+        .says("--repair");
+    // It looked, said nothing, and repaired nothing.
+    sheaf(&["fsck", "--quick", "--repair"], &[], &array.images).exits(USAGE);
     sheaf(&["fsck", "--preen"], &[], &array.images)
         .exits(UNCORRECTED)
         .says("NOT REPAIRED");
