@@ -64,7 +64,7 @@ impl<C: Content> Store<C> {
             Ok(())
         })?;
         self.replay_group(&group, &mut damages, report)?;
-        self.adopt_replayed(&mut damages, report)?;
+        self.adopt_replayed(&damages, report)?;
         Ok(damages)
     }
 
@@ -128,7 +128,7 @@ impl<C: Content> Store<C> {
                 std::mem::replace(&mut state.body, Body::Gone),
             )
         };
-        let (version, body) = apply_changes(nid, version, body, changes)?;
+        let (version, body) = self.apply_changes(nid, version, body, changes)?;
         if !suits(&cell, &body) {
             self.add_replayed(nid, version, body);
             return Ok(());
@@ -167,15 +167,12 @@ impl<C: Content> Store<C> {
                 Body::decode(kind, item.payload()).map_err(|d| Error::node(nid, d))?
             }
         };
-        apply_changes(nid, entry.version, body, changes).map(Some)
+        self.apply_changes(nid, entry.version, body, changes)
+            .map(Some)
     }
 
     /// Tells the allocators of nids and of space what replay made of the nodes (invariant 3).
-    fn adopt_replayed(
-        &self,
-        damages: &mut Damages,
-        report: &mut RecoveryReport,
-    ) -> Result<(), Error> {
+    fn adopt_replayed(&self, damages: &Damages, report: &mut RecoveryReport) -> Result<(), Error> {
         let cells = self.dirty[0].lock().clone();
         for cell in cells {
             let nid = cell.header.nid;
@@ -190,12 +187,8 @@ impl<C: Content> Store<C> {
                 self.nids.recover(nid, in_use, &self.table)?;
                 continue;
             }
+            // A chunk of this array, or the node would be damaged.
             let chunk = (nid.0 - SPACE_MAP_FIRST) as u32;
-            if chunk >= self.array.geometry().chunk_count {
-                let damage = Damage::new("journal", format!("space map of chunk {chunk}"));
-                damages.insert(nid.0, damage);
-                continue;
-            }
             match &state.body {
                 Body::Space(map) => self.space.recovered(chunk, Some(map.words())),
                 _ => self.space.recovered(chunk, None),
@@ -203,33 +196,37 @@ impl<C: Content> Store<C> {
         }
         Ok(())
     }
-}
 
-/// Applies changes in version order (invariant 2).
-fn apply_changes<C: Content>(
-    nid: Nid,
-    mut version: u64,
-    mut body: Body<C>,
-    mut changes: Vec<Change<'_>>,
-) -> Result<(u64, Body<C>), Error> {
-    changes.sort_by_key(|change| change.version);
-    for change in changes {
-        if change.version != version + 1 && !planted(Canary::VersionGapAccepted) {
-            let to = change.version;
-            let what = format!("node {nid} goes from version {version} to {to}");
-            return Err(damaged("journal", what));
+    /// Applies changes in version order (invariant 2).
+    fn apply_changes(
+        &self,
+        nid: Nid,
+        mut version: u64,
+        mut body: Body<C>,
+        mut changes: Vec<Change<'_>>,
+    ) -> Result<(u64, Body<C>), Error> {
+        changes.sort_by_key(|change| change.version);
+        for change in changes {
+            if change.version != version + 1 && !planted(Canary::VersionGapAccepted) {
+                let to = change.version;
+                let what = format!("node {nid} goes from version {version} to {to}");
+                return Err(damaged("journal", what));
+            }
+            body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
+            version += 1;
         }
-        body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
-        version += 1;
+        if let Some(why) = self.misfit(nid, &body) {
+            return Err(Error::node(nid, Damage::new("journal", why)));
+        }
+        // Each change fits a node that it may find; together they may outgrow what an image holds.
+        let mut image = Vec::new();
+        body.encode(&mut image);
+        if image.len() > format::item::PAYLOAD_MAX {
+            let damage = Damage::new("journal", "its changes make the node larger than an image");
+            return Err(Error::node(nid, damage));
+        }
+        Ok((version, body))
     }
-    // Each change fits a node that it may find; together they may outgrow what an image holds.
-    let mut image = Vec::new();
-    body.encode(&mut image);
-    if image.len() > format::item::PAYLOAD_MAX {
-        let damage = Damage::new("journal", "its changes make the node larger than an image");
-        return Err(Error::node(nid, damage));
-    }
-    Ok((version, body))
 }
 
 fn apply_change<C: Content>(body: Body<C>, change: Change<'_>) -> Result<Body<C>, Damage> {

@@ -153,6 +153,23 @@ impl<C: Content> Store<C> {
         regions
     }
 
+    /// A space map where none belongs, or something else in its place.
+    pub(crate) fn misfit(&self, nid: Nid, body: &Body<C>) -> Option<&'static str> {
+        let geometry = self.array.geometry();
+        let chunk = nid.0.checked_sub(SPACE_MAP_FIRST);
+        match (body, chunk) {
+            (_, Some(chunk)) if chunk >= geometry.chunk_count as u64 => {
+                Some("is no space map of a chunk of this array")
+            }
+            (Body::Gone, _) => None,
+            (Body::Space(map), Some(_)) => (map.blocks() != geometry.chunk_blocks)
+                .then_some("is no space map of a chunk of this array"),
+            (Body::Space(_), None) => Some("is a space map, but its nid is an ordinary one"),
+            (_, Some(_)) => Some("is no space map, but its nid is kept for one"),
+            _ => None,
+        }
+    }
+
     /// The nodes that replay changed (invariant 1).
     fn replayed(&self) -> Vec<DirtyCell<C>> {
         let lists = self.dirty.iter();
@@ -403,8 +420,8 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 if let Some(audit) = self.audit {
                     audit.image(at.nid, &body);
                 }
-                if let Some(why) = self.misfit(at.nid, &body) {
-                    self.visitor.bad_image(at.nid, &Unread::Damage(why));
+                if let Some(why) = self.store.misfit(at.nid, &body) {
+                    self.visitor.bad_image(at.nid, &Unread::Damage(why.into()));
                 }
                 if !replayed {
                     self.show(at.nid, at.version, &body);
@@ -418,20 +435,6 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                     self.visitor.unreadable(at.nid);
                 }
             }
-        }
-    }
-
-    /// A space map where none belongs, or something else in its place.
-    fn misfit(&self, nid: Nid, body: &Body<C>) -> Option<String> {
-        let geometry = self.store.array.geometry();
-        let chunk = nid.0.checked_sub(SPACE_MAP_FIRST);
-        match (body, chunk) {
-            (Body::Space(map), Some(chunk)) => (map.blocks() != geometry.chunk_blocks
-                || chunk >= geometry.chunk_count as u64)
-                .then(|| "is no space map of a chunk of this array".into()),
-            (Body::Space(_), None) => Some("is a space map, but its nid is an ordinary one".into()),
-            (_, Some(_)) => Some("is no space map, but its nid is kept for one".into()),
-            _ => None,
         }
     }
 

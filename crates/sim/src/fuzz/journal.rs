@@ -210,3 +210,69 @@ pub fn check_records(input: &[u8]) {
     }
     drop(Arc::clone(&device));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::table::{FIRST_FS_KIND, KIND_SPACE_MAP, NID_LIMIT, SPACE_MAP_FIRST};
+
+    /// A record that creates one node, and with it, if wanted, deletes it again.
+    fn creation(nid: u64, kind: u8, body: &[u8], deleted: bool) -> Vec<u8> {
+        let mut entries = Vec::new();
+        let actions = [(Action::Create, body), (Action::Delete, &[][..])];
+        for (version, (action, body)) in (1..).zip(&actions[..1 + deleted as usize]) {
+            let mut header = EntryHeader::zeroed();
+            header.nid = U64::new(nid);
+            header.version = U64::new(version);
+            header.len = U32::new(body.len() as u32);
+            header.action = *action as u8;
+            header.kind = kind;
+            entries.extend_from_slice(header.as_bytes());
+            entries.extend_from_slice(body);
+        }
+        let mut record = RecordHeader::zeroed();
+        record.len = U32::new(entries.len() as u32);
+        record.entries = U32::new(1 + deleted as u32);
+        [record.as_bytes(), &entries].concat()
+    }
+
+    /// The image of a space map of so many blocks, all free.
+    fn space_map(blocks: u32) -> Vec<u8> {
+        let words = vec![0u8; (blocks as usize).div_ceil(64) * 8];
+        [&blocks.to_le_bytes()[..], &words].concat()
+    }
+
+    /// What the journal named as space maps was taken for the maps of other chunks, because their
+    /// numbers were cut to 32 bits, or went into tables at places that these do not have.
+    #[test]
+    fn a_journal_with_nodes_where_none_can_be_is_damage() {
+        let device = image().device();
+        let array = assemble(&device, false).expect("the image is whole");
+        let geometry = array.geometry().clone();
+        drop(array);
+        let (last, blocks) = (geometry.chunk_count as u64 - 1, geometry.chunk_blocks);
+        let free = SPACE_MAP_FIRST + last;
+        let map = space_map(blocks);
+        let records = [
+            creation(free + 1, KIND_SPACE_MAP, &map, false),
+            creation(SPACE_MAP_FIRST + (1 << 32), KIND_SPACE_MAP, &map, false),
+            creation(SPACE_MAP_FIRST + (1 << 32), KIND_SPACE_MAP, &map, true),
+            creation(NID_LIMIT, KIND_SPACE_MAP, &map, false),
+            creation(free, KIND_SPACE_MAP, &space_map(64), false),
+            creation(free, KIND_SPACE_MAP, &space_map(2 * blocks), false),
+            creation(free, FIRST_FS_KIND, &[], false),
+            creation(1 << 20, KIND_SPACE_MAP, &map, false),
+        ];
+        for (i, record) in records.iter().enumerate() {
+            let device = image().device();
+            let array = assemble(&device, false).expect("the image is whole");
+            let mut chain = Chain::of(&array);
+            let start = chain.position;
+            let batch = chain.batch(&geometry, array.uuid(), 1, record);
+            put(&array, start, &batch);
+            drop(array);
+            let opened = assemble(&device, false).and_then(|a| FileSystem::open(a, options()));
+            assert!(opened.is_err(), "record {i} is replayed");
+        }
+    }
+}
