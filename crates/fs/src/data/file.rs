@@ -240,7 +240,7 @@ impl FileTable {
     }
 
     /// The state of a file if it has one.
-    fn peek(&self, ino: Ino) -> Option<Arc<FileState>> {
+    pub(super) fn peek(&self, ino: Ino) -> Option<Arc<FileState>> {
         self.shard(ino).lock().entries.get(&ino)?.state.clone()
     }
 
@@ -289,7 +289,7 @@ impl FileTable {
     /// Ends a use or an open. True when this was the last open and no kernel reference is left.
     fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
         let ino = state.ino();
-        let (uses, last) = {
+        let (uses, last, present) = {
             let shard = &mut *self.shard(ino).lock();
             let Some(entry) = shard.entries.get_mut(&ino) else {
                 return false;
@@ -303,19 +303,20 @@ impl FileTable {
             if !entry.unused() {
                 return last;
             }
-            (entry.uses, last)
+            // Not always the caller's: that may have given way to one of a later use of the nid.
+            (entry.uses, last, entry.state.clone())
         };
-        let idle = {
+        let idle = present.as_ref().is_none_or(|state| {
             let meta = state.meta.lock();
             let told = meta.failure.count == 0 || meta.failure.reported;
             let ahead = meta.is_ahead() || pages.is_dirty(state.key);
             meta.dead || (!ahead && meta.promised == 0 && meta.unflushed == 0 && told)
-        };
+        });
         let mut shard = self.shard(ino).lock();
         if let Some(entry) = shard.entries.get_mut(&ino)
             && entry.unused()
             && entry.uses == uses
-            && entry.state.as_ref().is_none_or(|s| Arc::ptr_eq(s, state))
+            && entry.state.as_ref().map(Arc::as_ptr) == present.as_ref().map(Arc::as_ptr)
             && idle
         {
             if entry.state.take().is_some() {

@@ -378,3 +378,21 @@ fn the_last_close_is_noticed_while_write_back_uses_the_file() {
     assert_eq!(*gone.0.lock(), [ino]);
     assert_eq!(m.files.table.len(), 0, "and no state stays");
 }
+
+/// A file was deleted while write-back had its state in hand, and its nid went to another, which
+/// was closed meanwhile. Whoever left last looked at the old state, so the new one stayed for ever.
+#[test]
+fn the_state_of_a_closed_file_goes_when_the_one_before_it_was_used_for_longer() {
+    let world = World::new(15, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let used = m.files.use_active(ino).unwrap().unwrap();
+    drop(file);
+    m.delete(ino);
+    assert_eq!(m.make(), ino, "the nid is used again");
+    drop(m.open(ino));
+    drop(used);
+    assert_eq!(m.files.table.len(), 0);
+    assert!(m.files.table.peek(ino).is_none());
+}
