@@ -352,6 +352,7 @@ fn read_batch(
     let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
     if header.magic.get() != BATCH_MAGIC
         || header.uuid != array.uuid()
+        || !header.is_countable()
         || (stale && !planted(Canary::StaleBatchAccepted))
         || header.sequence.get() != at.sequence
         || BatchHeader::SIZE as u64 + len > ring.size

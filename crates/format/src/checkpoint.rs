@@ -1,7 +1,7 @@
 //! The checkpoint record: the root of everything that is not in the journal.
 
 use crate::item::ItemPointer;
-use crate::{BLOCK_SIZE, Damage, U32, U64, checksum};
+use crate::{BLOCK_SIZE, COUNTER_MAX, Damage, U32, U64, checksum};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const CHECKPOINT_MAGIC: [u8; 8] = *b"SheafCP\x01";
@@ -59,7 +59,7 @@ impl CheckpointRecord {
         self.crc = U32::new(checksum(0, self.as_bytes()));
     }
 
-    /// Checks magic, checksum and owner.
+    /// Checks magic, checksum, owner, and that its counters can be counted on.
     pub fn parse(block: &[u8], uuid: &[u8; 16]) -> Result<CheckpointRecord, Damage> {
         let damage = |what: &str| Damage::new("checkpoint record", what);
         let record = CheckpointRecord::read_from_bytes(block).map_err(|_| damage("wrong size"))?;
@@ -74,6 +74,38 @@ impl CheckpointRecord {
         if record.uuid != *uuid {
             return Err(damage("belongs to another file system"));
         }
+        let counters = [
+            record.sequence,
+            record.mount_id,
+            record.epoch,
+            record.image_epoch,
+            record.image_sequence,
+            record.anchor_position,
+            record.anchor_sequence,
+        ];
+        if counters.iter().any(|counter| counter.get() > COUNTER_MAX) {
+            return Err(damage("a counter is out of range"));
+        }
         Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// The next checkpoint's number was a sum that overflowed.
+    #[test]
+    fn a_record_that_nothing_can_follow_is_damaged() {
+        let mut record = CheckpointRecord::new_zeroed();
+        record.magic = CHECKPOINT_MAGIC;
+        record.sequence = U64::new(7);
+        record.seal();
+        assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_ok());
+        record.sequence = U64::new(u64::MAX);
+        record.seal();
+        let parsed = CheckpointRecord::parse(record.as_bytes(), &[0; 16]);
+        assert!(parsed.is_err_and(|damage| damage.to_string().contains("out of range")));
     }
 }

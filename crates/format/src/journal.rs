@@ -1,6 +1,6 @@
 //! The journal on disk: batches of records, each a list of node changes.
 
-use crate::{Damage, U32, U64};
+use crate::{COUNTER_MAX, Damage, U32, U64};
 use zerocopy::FromBytes;
 
 pub const BATCH_MAGIC: u32 = 0x4A46_4853;
@@ -61,6 +61,19 @@ layout! {
         pub kind: u8,
         /// Zero.
         pub reserved: [u8; 2],
+    }
+}
+
+impl BatchHeader {
+    /// Whether something can follow what has these numbers.
+    pub fn is_countable(&self) -> bool {
+        let counters = [
+            self.mount_id,
+            self.sequence,
+            self.epoch,
+            self.checkpoint_sequence,
+        ];
+        counters.iter().all(|counter| counter.get() <= COUNTER_MAX)
     }
 }
 

@@ -78,6 +78,10 @@ impl Damage {
     }
 }
 
+/// Mounts, epochs, checkpoints and batches have numbers below this. No array lives to see it, and
+/// what is added to such a number does not overflow.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
 /// CRC-32C of `bytes`, continuing from `seed`.
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)

@@ -2,7 +2,7 @@
 //! batches in the journal's ring.
 //!
 //! Invariants:
-//! 1. What lies inside a sound item is that item's payload, whatever it looks like: a scan goes
+//! 1. What lies inside a sound item or batch is its payload, whatever it looks like: a scan goes
 //!    on behind it.
 //! 2. With a readable segment table only segments with live bytes are read, so what an
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
@@ -199,10 +199,14 @@ impl Survey {
             ring.read(offset, &mut raw)?;
             let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
             let ours = header.magic.get() == BATCH_MAGIC && header.uuid == array.uuid();
-            if ours && whole(&mut ring, offset, &raw, &header)? {
+            if ours && header.is_countable() && whole(&mut ring, offset, &raw, &header)? {
                 survey.note(offset, header);
+                // Invariant 1, for batches.
+                let size = BatchHeader::SIZE as u64 + header.len.get() as u64;
+                offset += size.next_multiple_of(align);
+            } else {
+                offset += align;
             }
-            offset += align;
         }
         Ok(survey)
     }

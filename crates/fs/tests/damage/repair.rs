@@ -10,6 +10,7 @@ use device::sim::{PowerSwitch, SimDevice, Times};
 use engine::Object;
 use format::Nid;
 use format::item::{ItemHeader, ItemKind};
+use format::journal::BatchHeader;
 use format::label::TAIL_BLOCKS;
 use fs::FileSystem;
 use fs::fsck::FsckOptions;
@@ -524,6 +525,31 @@ fn a_damaged_batch_cuts_the_journal_there() {
     assert!(fs.resolve(half.as_bytes()).is_err());
     fs.resolve(b"/journal/1").unwrap();
     fs.resolve(b"/many/file number 7").unwrap();
+}
+
+/// The next mount's number was a sum that overflowed.
+#[test]
+fn a_forged_batch_that_nothing_can_follow_is_not_counted() {
+    let image = dirty_image();
+    let devices = image.devices();
+    {
+        let array = assemble(&devices, false).unwrap();
+        let mut bytes = vec![0; BLOCK as usize];
+        bytes[..4].copy_from_slice(b"SHFJ");
+        bytes[16..32].copy_from_slice(&array.uuid());
+        // Mount, sequence number, epoch.
+        bytes[32..56].fill(0xFF);
+        let crc = format::checksum(0, &bytes[8..BatchHeader::SIZE]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        let geometry = array.geometry();
+        let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;
+        let written = array.write(last, &bytes, device::Durability::Durable);
+        written.unwrap();
+    }
+    let root = Some(fs::ROOT.0);
+    break_items(&image, &devices, ItemKind::Node, root);
+    let (report, tally) = repaired(&image, &devices, "forged batch");
+    assert!(tally.found > 0, "{tally:?}: {:#?}", report.actions);
 }
 
 #[test]
