@@ -12,7 +12,7 @@ use crate::buf::AlignedBuf;
 use crate::error::Error;
 use crate::probe;
 use crate::uuid::uuid_text;
-use base::clock::Clock;
+use base::clock::{Clock, Timestamp};
 use format::geometry::Geometry;
 use format::label::{
     COMPATIBLE, Feature, HEAD_BLOCKS, INCOMPATIBLE, LABEL_MAGIC, Label, READ_ONLY_COMPATIBLE,
@@ -133,6 +133,12 @@ impl Array {
             wipe(device.as_ref(), geometry.device_blocks[index])?;
         }
         Ok(Array::new(devices, geometry, label, false, Vec::new()))
+    }
+
+    /// Another time of making than the machine's, for an image that must be the same each time.
+    pub fn created_at(mut self, time: Timestamp) -> Array {
+        self.label.created = I64::new(time.sec);
+        self
     }
 
     /// Writes the labels of all devices, device 0 last: the last step of mkfs. Everything

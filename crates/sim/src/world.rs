@@ -92,7 +92,8 @@ impl Image {
         let key = ([7; 16], [9; 16]);
         let devices = machine.handles();
         let array = Array::create(devices, shape.geometry(), "sim", key.0, key.1);
-        let array = Arc::new(array.map_err(|e| e.to_string())?);
+        let array = array.map_err(|e| e.to_string())?;
+        let array = Arc::new(array.created_at(machine.clock.now()));
         let mkfs = MkfsOptions {
             clock: machine.clock.clone(),
             ..MkfsOptions::default()
