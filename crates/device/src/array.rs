@@ -158,6 +158,12 @@ impl Array {
         self.execute(&mut [Io::Read { byte, buf }])
     }
 
+    /// What the checksums of the journal's batches begin with. Users do not know it, so that
+    /// nothing they have written to the journal passes for a batch.
+    pub fn journal_seed(&self) -> u32 {
+        format::checksum(0, &self.label.hash_key)
+    }
+
     /// Writes `buf` at logical address `byte`; alignment as for [`read`](Self::read). Atomic
     /// only within a logical block. Blocks until done.
     pub fn write(&self, byte: u64, buf: &[u8], durability: Durability) -> Result<(), Error> {

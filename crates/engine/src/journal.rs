@@ -429,7 +429,7 @@ impl Journal {
             buf[at..at + piece.len()].copy_from_slice(&piece);
             at += piece.len();
         }
-        let crc = checksum(0, &buf[8..used]);
+        let crc = checksum(self.array.journal_seed(), &buf[8..used]);
         buf[4..8].copy_from_slice(&crc.to_le_bytes());
         *next = Anchor {
             position: next.position + padded,

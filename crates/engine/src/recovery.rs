@@ -365,7 +365,7 @@ fn read_batch(
     }
     let mut records = vec![0; len as usize];
     ring.read(at.position + BatchHeader::SIZE as u64, &mut records)?;
-    let crc = checksum(checksum(0, &raw[8..]), &records);
+    let crc = checksum(checksum(array.journal_seed(), &raw[8..]), &records);
     if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
         return Ok(None);
     }
@@ -441,7 +441,7 @@ pub(crate) fn whole(
         return Ok(false);
     }
     let mut part = vec![0; len.min(64 << 10) as usize];
-    let mut crc = checksum(0, &raw[8..]);
+    let mut crc = checksum(ring.array.journal_seed(), &raw[8..]);
     let mut done = 0;
     while done < len {
         let part = &mut part[..(len - done).min(64 << 10) as usize];

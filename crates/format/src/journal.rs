@@ -13,7 +13,8 @@ layout! {
     pub struct BatchHeader: 96 {
         /// `SHFJ`.
         pub magic: U32,
-        /// CRC-32C of the rest of the header and the records.
+        /// CRC-32C of the rest of the header and the records, begun with that of the label's
+        /// `hash_key`: records hold bytes that users chose, and must not pass for a batch.
         pub crc: U32,
         /// `crc` of the batch before: a stale batch never continues a chain.
         pub previous_crc: U32,

@@ -64,7 +64,7 @@ layout! {
         pub chunk_start: U64,
         /// Creation time, seconds since the epoch.
         pub created: I64,
-        /// Key of the directory hash.
+        /// Key of the directory hash; the journal's checksums begin with its own.
         pub hash_key: [u8; 16],
         /// Name given by the user, UTF-8, zero-padded.
         pub name: [u8; 64],

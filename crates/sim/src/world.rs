@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Of the arrays' labels.
+const HASH_KEY: [u8; 16] = [9; 16];
+
 /// What a machine is made of.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -89,7 +92,7 @@ impl Image {
             now_ns: START_NS,
         };
         let machine = Machine::new(&blank, 1);
-        let key = ([7; 16], [9; 16]);
+        let key = ([7; 16], HASH_KEY);
         let devices = machine.handles();
         let array = Array::create(devices, shape.geometry(), "sim", key.0, key.1);
         let array = array.map_err(|e| e.to_string())?;
@@ -492,7 +495,7 @@ impl Machine {
         header.durable_sequence = gone.durable_sequence;
         let mut bytes = ring[last..last + len].to_vec();
         bytes[..size_of::<BatchHeader>()].copy_from_slice(header.as_bytes());
-        let crc = format::checksum(0, &bytes[8..]);
+        let crc = format::checksum(format::checksum(0, &HASH_KEY), &bytes[8..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         ring[last..last + len].fill(0);
         ring[hole..hole + bytes_of(&gone)].fill(0);

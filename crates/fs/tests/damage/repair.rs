@@ -539,7 +539,7 @@ fn a_forged_batch_that_nothing_can_follow_is_not_counted() {
         bytes[16..32].copy_from_slice(&array.uuid());
         // Mount, sequence number, epoch.
         bytes[32..56].fill(0xFF);
-        let crc = format::checksum(0, &bytes[8..BatchHeader::SIZE]);
+        let crc = format::checksum(array.journal_seed(), &bytes[8..BatchHeader::SIZE]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         let geometry = array.geometry();
         let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;
@@ -550,6 +550,28 @@ fn a_forged_batch_that_nothing_can_follow_is_not_counted() {
     break_items(&image, &devices, ItemKind::Node, root);
     let (report, tally) = repaired(&image, &devices, "forged batch");
     assert!(tally.found > 0, "{tally:?}: {:#?}", report.actions);
+}
+
+/// A value of an attribute was taken for a batch of a later mount, and nothing opened any more.
+#[test]
+fn what_a_user_writes_is_no_batch() {
+    let (devices, _) = build();
+    let array = assemble(&devices, false).unwrap();
+    let mut batch = vec![0; BatchHeader::SIZE];
+    batch[..4].copy_from_slice(b"SHFJ");
+    batch[16..32].copy_from_slice(&array.uuid());
+    // Of mount 2^40, which names checkpoint 2^40.
+    (batch[37], batch[69]) = (1, 1);
+    let crc = format::checksum(0, &batch[8..]);
+    batch[4..8].copy_from_slice(&crc.to_le_bytes());
+    let geometry = array.geometry();
+    let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;
+    batch.resize(BLOCK as usize, 0);
+    let written = array.write(last, &batch, device::Durability::Durable);
+    written.unwrap();
+    drop(array);
+    assert!(open(&devices, true).is_ok());
+    assert!(fsck(&devices).is_sound());
 }
 
 #[test]

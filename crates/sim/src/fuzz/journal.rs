@@ -20,6 +20,7 @@ struct Chain {
     previous_crc: u32,
     epoch: u64,
     mount_id: u64,
+    seed: u32,
 }
 
 impl Chain {
@@ -42,6 +43,7 @@ impl Chain {
             previous_crc: record.anchor_checksum.get(),
             epoch: record.image_epoch.get().max(record.epoch.get()) + 1,
             mount_id: record.mount_id.get(),
+            seed: array.journal_seed(),
         }
     }
 
@@ -64,7 +66,7 @@ impl Chain {
         header.records = U32::new(count);
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(records);
-        let crc = checksum(0, &bytes[8..]);
+        let crc = checksum(self.seed, &bytes[8..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         bytes.resize(
             bytes
