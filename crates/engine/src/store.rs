@@ -257,6 +257,11 @@ impl<C: Content> Store<C> {
         self.options.read_only || self.journal.failed().is_some()
     }
 
+    /// Batches gathered for the journal since the store was opened.
+    pub fn journal_batches(&self) -> u64 {
+        self.journal.stats.batches.load(Ordering::Relaxed)
+    }
+
     /// The failure that turned the store read-only, if one did.
     pub fn failed(&self) -> Option<Error> {
         self.journal.failed()

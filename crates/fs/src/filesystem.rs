@@ -248,14 +248,14 @@ impl FileSystem {
         Ok(node)
     }
 
-    /// The node of an inode that a name refers to.
+    /// The node of an inode that a name refers to. Gone is also one whose number belongs to
+    /// another kind of node by now: unlinked, and the number reused, since the name was read.
     pub(crate) fn named_node(&self, nid: Nid) -> Result<Node<FsNode>, engine::Error> {
         let node = self.store.get(nid)?;
-        if node.is_owned() {
-            let damage = format::Damage::new("node", "is no inode");
-            return Err(engine::Error::DamagedNode { nid, damage });
+        match node.is_owned() {
+            true => Err(engine::Error::Gone(nid)),
+            false => Ok(node),
         }
-        Ok(node)
     }
 
     /// The inode that a caller names, locked shared.

@@ -490,6 +490,7 @@ impl<'a> Run<'a> {
         let before = self.setting.trouble == Trouble::Rot;
         let earlier = before.then(|| self.driver().oracle.clone());
         let driver = self.driver.as_mut().expect("between steps there is one");
+        let batches = driver.fs().store().journal_batches();
         driver.machine.tap.collect(probe.is_some());
         let expected = driver.begin(op);
         let result = driver.perform(op, expected.as_ref().ok());
@@ -503,17 +504,9 @@ impl<'a> Run<'a> {
             Err(Stop::Environment(_)) => self.halted = true,
             Err(Stop::Violation(what)) => return Err(what),
         }
-        if op.is_sync()
-            || matches!(
-                op,
-                Op::Write {
-                    how: How::Synced,
-                    ..
-                }
-            )
-        {
+        if self.driver().fs().store().journal_batches() != batches {
             self.earlier.extend(earlier);
-            let drop = self.earlier.len().saturating_sub(LAST_SYNCS);
+            let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
             self.earlier.drain(..drop);
         }
         if *op == Op::Remount && !self.halted && !self.driver().given_up {
@@ -639,8 +632,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Syncs of which the newest batch may be.
-const LAST_SYNCS: usize = 4;
+/// Operations that wrote batches of which the newest may rot unnoticed: one, and another whose
+/// batch was the last before it was known to be durable.
+const LAST_BATCHES: usize = 2;
 
 /// Copies of a machine whose journals rot, each in another place.
 const ROTTEN: u32 = 24;

@@ -601,7 +601,6 @@ impl Task<'_> {
         };
         match self.fs.getattr(id.0) {
             // It was being deleted when it was opened, by number alone: what it held is going.
-            Ok(attr) if attr.nlink == 0 => return Ok(()),
             Err(error) if gone(&error) => return Ok(()),
             other => other?,
         };
@@ -886,13 +885,30 @@ fn set_up(fs: &FileSystem, known: &mut Known) -> Result<Vec<Ino>, fs::Error> {
     dirs
 }
 
-/// Lets all tasks work until the power goes after `cut` more operations of the devices.
-fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64, cut: u64) -> u64 {
+/// When the power goes.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// After so many operations of the devices.
+    After(u64),
+    /// So many operations after a checkpoint record begins to be written, the one after so
+    /// many others: that is when a checkpoint decides what counts.
+    AtRecord(u64, u64),
+}
+
+/// Lets all tasks work until the power goes.
+fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64, cut: Cut) -> u64 {
     let what = format!("{} (order {order:#x})", plan.replay());
     sched::run(&what, order, &machine.clock, || {
         let fs = machine.open().expect("the array opens");
         let switch = &machine.switch;
-        switch.cut_after(cut);
+        match cut {
+            Cut::After(operations) => switch.cut_after(operations),
+            Cut::AtRecord(skip, after) => {
+                let switch = Arc::clone(switch);
+                let cut = move || switch.cut_after(after);
+                machine.tap.interpose_at_label(skip, Box::new(cut));
+            }
+        }
         thread::parallel(plan.tasks, |me| {
             let mut task = Task {
                 me,
@@ -962,7 +978,11 @@ fn attempt(
     let dirs = setting_up(&machine, &mut known).map_err(|e| e.to_string())?;
     for _ in 0..plan.cycles {
         let most = *rng.pick(&[50, 400, 2500]);
-        let (cut, order) = (rng.below(most), rng.next_u64());
+        let cut = match rng.one_in(2) {
+            true => Cut::After(rng.below(most)),
+            false => Cut::AtRecord(rng.below(8), rng.below(8)),
+        };
+        let order = rng.next_u64();
         if let Some(trail) = &known.trail {
             trail.lock().clear();
         }
