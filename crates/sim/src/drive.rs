@@ -111,6 +111,11 @@ impl Driver {
         &self.inos
     }
 
+    /// Batches that went to the journal since the file system was opened; `None` while it is not.
+    pub fn batches(&self) -> Option<u64> {
+        self.fs.as_ref().map(|fs| fs.store().journal_batches())
+    }
+
     pub fn fs(&self) -> &Arc<FileSystem> {
         self.fs.as_ref().expect("open until dropped")
     }

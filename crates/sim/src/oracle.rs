@@ -70,6 +70,26 @@ impl Oracle {
         self.before += drop;
     }
 
+    /// What is possible if nothing that became durable since `earlier` is. Overwrites in place
+    /// since then may be there all the same.
+    pub fn since(&self, earlier: &Oracle) -> Oracle {
+        let mut copy = self.clone();
+        let gone = self.before.saturating_sub(earlier.before);
+        let mut states: Vec<Arc<Tree>> = earlier.states.iter().take(gone).cloned().collect();
+        states.append(&mut copy.states);
+        copy.before = (self.operations() + 1).saturating_sub(states.len());
+        copy.states = states;
+        for (id, history) in &earlier.contents {
+            match copy.contents.get_mut(id) {
+                Some(newer) => *newer = newer.since(history),
+                None => {
+                    copy.contents.insert(*id, history.clone());
+                }
+            }
+        }
+        copy
+    }
+
     /// Everything done so far is durable.
     pub fn all_durable(&mut self) {
         self.durable_through(self.operations());

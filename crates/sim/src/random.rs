@@ -490,7 +490,7 @@ impl<'a> Run<'a> {
         let before = self.setting.trouble == Trouble::Rot;
         let earlier = before.then(|| self.driver().oracle.clone());
         let driver = self.driver.as_mut().expect("between steps there is one");
-        let batches = driver.fs().store().journal_batches();
+        let batches = driver.batches();
         driver.machine.tap.collect(probe.is_some());
         let expected = driver.begin(op);
         let result = driver.perform(op, expected.as_ref().ok());
@@ -504,7 +504,7 @@ impl<'a> Run<'a> {
             Err(Stop::Environment(_)) => self.halted = true,
             Err(Stop::Violation(what)) => return Err(what),
         }
-        if self.driver().fs().store().journal_batches() != batches {
+        if self.driver().batches() != batches {
             self.earlier.extend(earlier);
             let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
             self.earlier.drain(..drop);
@@ -619,11 +619,14 @@ impl<'a> Run<'a> {
             };
             let copy = Arc::new(copy);
             let newest = Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, &oracle);
-            let fits = |earlier: &Oracle| {
-                Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, earlier).is_ok()
+            // Nothing of the newest batch is there, nor, going back, of those before.
+            let mut possible = oracle.clone();
+            let mut fits = |earlier: &Oracle| {
+                possible = possible.since(earlier);
+                Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, &possible).is_ok()
             };
             if let Err(what) = newest
-                && !self.earlier.iter().any(fits)
+                && !self.earlier.iter().rev().any(&mut fits)
             {
                 return Err(format!("rot in the journal goes unnoticed: {what}"));
             }
@@ -634,7 +637,7 @@ impl<'a> Run<'a> {
 
 /// Operations that wrote batches of which the newest may rot unnoticed: one, and another whose
 /// batch was the last before it was known to be durable.
-const LAST_BATCHES: usize = 2;
+const LAST_BATCHES: usize = 6;
 
 /// Copies of a machine whose journals rot, each in another place.
 const ROTTEN: u32 = 24;
