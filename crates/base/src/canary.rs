@@ -97,8 +97,8 @@ canaries! {
     /// needs are overwritten, or name a checkpoint that was never written. Shows when somebody
     /// commits between the two.
     TailBeforeRecord => "tail-before-record", Threads,
-    /// A checkpoint writes over the newest record as well: a cut that tears it leaves the one
-    /// before, whose pages are gone. Needs a cut with both copies in flight.
+    /// A checkpoint writes both slots, and before what its record names is flushed: when the power
+    /// goes then, no slot holds a checkpoint that is whole.
     BothSlots => "both-slots", Cut,
     /// A checkpoint's tables keep the states that chunks had before (R4): a chunk with data counts
     /// as free after the next open, and is given out again.

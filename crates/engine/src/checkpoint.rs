@@ -143,6 +143,19 @@ impl<C: Content> Store<C> {
         let space_root = self.write_space(state, &mut packer)?;
         report.bytes += packer.finish()?;
         self.table.written();
+        let mut record = self.record(sequence, anchor);
+        record.clean = U32::new(clean as u32);
+        record.epoch = U64::new(e0);
+        record.image_epoch = U64::new(image_epoch);
+        record.image_sequence = U64::new(reach.sequence);
+        record.roots = roots;
+        record.space_root = space_root;
+        record.seal();
+        if planted(Canary::BothSlots) {
+            for slot in 0..2 {
+                self.array.write_slot(slot, record.as_bytes())?;
+            }
+        }
         if !planted(Canary::CheckpointUnflushed) {
             self.array.flush()?;
         }
@@ -152,20 +165,8 @@ impl<C: Content> Store<C> {
             return Err(Error::Failed("a flush failed during a checkpoint".into()));
         }
         // Step 5.
-        let mut record = self.record(sequence, anchor);
-        record.clean = U32::new(clean as u32);
-        record.epoch = U64::new(e0);
-        record.image_epoch = U64::new(image_epoch);
-        record.image_sequence = U64::new(reach.sequence);
-        record.roots = roots;
-        record.space_root = space_root;
-        record.seal();
         if planted(Canary::TailBeforeRecord) {
             self.journal.release(anchor.position, sequence);
-        }
-        if planted(Canary::BothSlots) {
-            let newest = ((sequence + 1) % 2) as usize;
-            self.array.write_slot(newest, record.as_bytes())?;
         }
         self.array
             .write_slot((sequence % 2) as usize, record.as_bytes())?;
