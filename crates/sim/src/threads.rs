@@ -15,6 +15,8 @@
 //! Besides, all tasks move a few directories into one another: whatever comes of that must be
 //! one tree.
 
+mod ledger;
+
 use crate::explore::Failure;
 use crate::run::guarded;
 use crate::world::{Image, Machine, Shape};
@@ -23,13 +25,11 @@ use base::sync::{Mutex, rank};
 use base::{sched, thread};
 use device::sim::Survival;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
-use std::collections::BTreeMap;
 
+use ledger::{Entries, Entry, History, Kind, Known, Ledger, Place, Span};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
-/// The unit of which a crash leaves one version or another, in bytes.
-const SECTOR: usize = device::sim::SECTOR;
 /// Directories that all tasks use.
 const DIRS: usize = 3;
 /// Directories that all tasks move into one another.
@@ -81,186 +81,6 @@ pub struct Outcome {
     pub trace: u64,
     /// Hashes of what the cuts left.
     pub states: Vec<u64>,
-}
-
-/// Where an entry is: the number of a common directory, and a name in it.
-type Place = (usize, Vec<u8>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    File,
-    Dir,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
-    ino: Ino,
-    generation: u64,
-    kind: Kind,
-    mode: u32,
-    links: u32,
-    /// Length and checksum of its attribute.
-    mark: Option<(usize, u32)>,
-}
-
-type Entries = BTreeMap<Place, Entry>;
-
-/// What a file may hold: its versions since the one that is surely there.
-#[derive(Clone, Debug, Default)]
-struct History {
-    first: usize,
-    versions: Vec<Vec<u8>>,
-    /// The newest version whose write has returned.
-    written: usize,
-}
-
-impl History {
-    fn number(&self) -> usize {
-        self.first + self.versions.len() - 1
-    }
-
-    fn newest(&self) -> &Vec<u8> {
-        self.versions.last().expect("a file has a version")
-    }
-
-    fn forget_before(&mut self, number: usize) {
-        let drop = number
-            .saturating_sub(self.first)
-            .min(self.versions.len() - 1);
-        self.versions.drain(..drop);
-        self.first += drop;
-    }
-
-    fn allows(&self, found: &[u8]) -> Result<(), String> {
-        let sizes = || self.versions.iter().map(Vec::len);
-        let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
-        if !(least..=most).contains(&found.len()) {
-            return Err(format!("{} bytes, not {least} to {most}", found.len()));
-        }
-        for (i, sector) in found.chunks(SECTOR).enumerate() {
-            let fits = |version: &Vec<u8>| {
-                let at = i * SECTOR;
-                (0..sector.len()).all(|j| sector[j] == version.get(at + j).copied().unwrap_or(0))
-            };
-            if !self.versions.iter().any(fits) {
-                let zero = sector.iter().all(|&b| b == 0);
-                let sizes: Vec<usize> = sizes().collect();
-                return Err(format!(
-                    "sector {i} of {} bytes holds what was never written there (zeros: {zero}; \
-                     sizes {sizes:?})",
-                    found.len()
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// An operation on names and attributes, by the order of calls and returns.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    called: u64,
-    returned: u64,
-}
-
-/// What is known of one task's work.
-#[derive(Debug, Default)]
-struct Ledger {
-    /// Entries after each operation since the newest that is surely durable, which is first.
-    states: Vec<Entries>,
-    /// When each of these operations ran; that of the first is not asked for.
-    spans: Vec<Span>,
-    /// Operations before the first of `states`.
-    before: usize,
-    files: BTreeMap<(Ino, u64), History>,
-    /// The last operation on each inode.
-    touched: BTreeMap<Ino, usize>,
-    /// An operation was called and has not returned.
-    pending: bool,
-}
-
-impl Ledger {
-    fn new(entries: Entries) -> Ledger {
-        Ledger {
-            states: vec![entries],
-            spans: vec![Span {
-                called: 0,
-                returned: 0,
-            }],
-            ..Ledger::default()
-        }
-    }
-
-    fn now(&self) -> &Entries {
-        self.states.last().expect("there is a state")
-    }
-
-    fn operations(&self) -> usize {
-        self.before + self.states.len() - 1
-    }
-
-    fn durable(&mut self, operations: usize) {
-        let drop = operations.saturating_sub(self.before);
-        self.states.drain(..drop);
-        self.spans.drain(..drop);
-        self.before += drop;
-    }
-}
-
-/// Everything that is known, shared by the tasks.
-struct Known {
-    /// Counts calls and returns.
-    moment: AtomicU64,
-    /// What the tasks did, where somebody wants to read it.
-    trail: Option<Arc<Mutex<Vec<String>>>>,
-    /// Names that a task has, and how long they are.
-    names: u64,
-    name_len: usize,
-    mark_max: u64,
-    juggled: Vec<Ino>,
-    ledgers: Vec<Mutex<Ledger>>,
-}
-
-/// What a sync covers of one task: operations, and the newest version of each file.
-type Covered = (usize, Vec<((Ino, u64), usize)>);
-
-impl Known {
-    fn note(&self, what: impl FnOnce() -> String) {
-        if let Some(trail) = &self.trail {
-            sched::quietly(|| trail.lock().push(what()));
-        }
-    }
-
-    fn tick(&self) -> u64 {
-        self.moment.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// What a sync that is called now will cover: operations and versions by task.
-    fn covered(&self) -> Vec<Covered> {
-        let ledgers = self.ledgers.iter();
-        ledgers
-            .map(|ledger| {
-                let ledger = ledger.lock();
-                let files = ledger.files.iter();
-                let versions = files.map(|(id, history)| (*id, history.written));
-                // The newest state may be one whose operation has not returned.
-                let operations = ledger.operations() - usize::from(ledger.pending);
-                (operations, versions.collect())
-            })
-            .collect()
-    }
-
-    fn cover(&self, covered: Vec<Covered>) {
-        for (ledger, (operations, versions)) in self.ledgers.iter().zip(covered) {
-            let mut ledger = ledger.lock();
-            ledger.durable(operations);
-            for (id, number) in versions {
-                if let Some(history) = ledger.files.get_mut(&id) {
-                    history.forget_before(number);
-                }
-            }
-        }
-    }
 }
 
 struct Task<'a> {
