@@ -126,17 +126,6 @@ impl History {
         self.first += drop;
     }
 
-    /// As it is if all that became durable since `earlier` is not.
-    pub fn since(&self, earlier: &History) -> History {
-        let mut copy = self.clone();
-        let gone = self.first.saturating_sub(earlier.first);
-        let mut versions: Vec<Version> = earlier.versions.iter().take(gone).cloned().collect();
-        versions.append(&mut copy.versions);
-        copy.first = (self.number() + 1).saturating_sub(versions.len());
-        copy.versions = versions;
-        copy
-    }
-
     /// As it is once everything before the numbered version is gone.
     pub fn after(&self, number: usize) -> History {
         let mut copy = self.clone();

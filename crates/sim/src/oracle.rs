@@ -70,24 +70,10 @@ impl Oracle {
         self.before += drop;
     }
 
-    /// What is possible if nothing that became durable since `earlier` is. Overwrites in place
-    /// since then may be there all the same.
-    pub fn since(&self, earlier: &Oracle) -> Oracle {
-        let mut copy = self.clone();
-        let gone = self.before.saturating_sub(earlier.before);
-        let mut states: Vec<Arc<Tree>> = earlier.states.iter().take(gone).cloned().collect();
-        states.append(&mut copy.states);
-        copy.before = (self.operations() + 1).saturating_sub(states.len());
-        copy.states = states;
-        for (id, history) in &earlier.contents {
-            match copy.contents.get_mut(id) {
-                Some(newer) => *newer = newer.since(history),
-                None => {
-                    copy.contents.insert(*id, history.clone());
-                }
-            }
-        }
-        copy
+    /// Whether names and attributes are what they may be, whatever files hold.
+    pub fn allows_names(&self, found: &Found) -> bool {
+        let mut states = self.states.iter();
+        states.any(|tree| found.matches(tree).is_some())
     }
 
     /// Everything done so far is durable.
