@@ -4,9 +4,11 @@ use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::{Op, parse_list};
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
+use crate::run::guarded;
 use crate::sequences;
 use crate::world::{Machine, Shape};
 use base::rng::Rng;
+use base::{sched, thread};
 use device::sim::Survival;
 use fs::{Caller, ROOT};
 use std::sync::Arc;
@@ -54,6 +56,9 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
     interposed(&base).map_err(bad)?;
     forged(&base).map_err(bad)?;
     stale(&base).map_err(bad)?;
+    for _ in 0..20 {
+        crossing(&base, rng.next_u64())?;
+    }
     for _ in 0..2 {
         rot(rng.next_u64(), seen)?;
         failing(rng.next_u64(), seen)?;
@@ -139,6 +144,38 @@ fn stale(base: &Base) -> Result<(), String> {
     let crashed = driver.machine.cut(Survival::None, &mut rng);
     let machine = Machine::after(base.shape(), crashed, driver.machine.now_ns());
     Driver::recover(machine, &driver.oracle)?.machine.fsck()
+}
+
+/// Two directories are each moved into the other, at once: one of them must be refused, or
+/// neither can be reached.
+fn crossing(base: &Base, order: u64) -> Result<(), Failure> {
+    guarded(|| cross(base, order).map_err(|what| failure(what, Vec::new())))
+}
+
+fn cross(base: &Base, order: u64) -> Result<(), String> {
+    let machine = base.machine(1);
+    let outcome = sched::run("crossing moves", order, &machine.clock, || {
+        let fs = machine.open()?;
+        let dir = |name: &[u8]| Ok::<_, fs::Error>(fs.lookup(ROOT, name)?.ino);
+        let (a, b) = (dir(b"A")?, dir(b"B")?);
+        let moves = thread::parallel(2, |task| {
+            let (name, into) = match task {
+                0 => (b"A", b),
+                _ => (b"B", a),
+            };
+            fs.rename(&Caller::root(), ROOT, name, into, name, 0)
+        });
+        fs.close()?;
+        Ok::<_, fs::Error>(moves)
+    });
+    let moves = outcome.map_err(|e| e.to_string())?;
+    let made = moves.iter().filter(|moved| moved.is_ok()).count();
+    if made != 1 {
+        return Err(format!(
+            "directories moved into each other, order {order}: {moves:?}"
+        ));
+    }
+    machine.fsck()
 }
 
 fn steps(text: &str) -> Result<Vec<Step>, Failure> {

@@ -129,8 +129,12 @@ impl Base {
         })
     }
 
+    pub fn machine(&self, seed: u64) -> Machine {
+        Machine::new(&self.image, seed)
+    }
+
     pub fn driver(&self, seed: u64) -> Result<Driver, String> {
-        let machine = Machine::new(&self.image, seed);
+        let machine = self.machine(seed);
         Driver::resume(machine, self.oracle.clone(), self.inos.clone())
     }
 
