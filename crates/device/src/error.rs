@@ -74,6 +74,15 @@ pub enum Error {
         known: u32,
     },
     #[error(
+        "{device}: format version {version} is older than the oldest known, {known}; \
+         use the version of Sheaf that made it, and copy the files to a new array"
+    )]
+    OlderVersion {
+        device: String,
+        version: u32,
+        known: u32,
+    },
+    #[error(
         "{device}: needs features this version does not know: {features}; use a newer version of Sheaf"
     )]
     UnknownFeatures { device: String, features: String },

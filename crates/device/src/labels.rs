@@ -47,7 +47,8 @@ enum Refusal {
     /// The magic is not there.
     Absent(Damage),
     Damaged(Damage),
-    NewerVersion(u32),
+    /// Another format than this code's, which has the same magic.
+    Version(u32),
     Features(String),
     Unreadable(Error),
 }
@@ -56,9 +57,7 @@ impl Refusal {
     fn damage(self) -> Damage {
         match self {
             Refusal::Absent(damage) | Refusal::Damaged(damage) => damage,
-            Refusal::NewerVersion(version) => {
-                Damage::new("label", format!("format version {version}"))
-            }
+            Refusal::Version(version) => Damage::new("label", format!("format version {version}")),
             Refusal::Features(features) => {
                 Damage::new("label", format!("unknown features: {features}"))
             }
@@ -69,8 +68,8 @@ impl Refusal {
 
 impl Array {
     /// Puts an array together from its devices, in any order. Reads the labels only. Errors
-    /// name the device: missing, foreign, duplicate, too small, not Sheaf's, damaged, of a
-    /// newer version or with unknown features.
+    /// name the device: missing, foreign, duplicate, too small, not Sheaf's, damaged, of
+    /// another version or with unknown features.
     pub fn assemble(devices: Vec<Arc<dyn BlockDevice>>, read_only: bool) -> Result<Array, Error> {
         if devices.is_empty() {
             return Err(Error::NoDevices);
@@ -333,11 +332,19 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
     let tail = read_copy(device, blocks - 1);
     for refusal in [Some(&head), tail.as_ref().err()].into_iter().flatten() {
         match refusal {
-            Refusal::NewerVersion(version) => {
-                return Err(Error::NewerVersion {
-                    device: name(),
-                    version: *version,
-                    known: FORMAT_VERSION,
+            Refusal::Version(version) => {
+                let (device, version, known) = (name(), *version, FORMAT_VERSION);
+                return Err(match version > known {
+                    true => Error::NewerVersion {
+                        device,
+                        version,
+                        known,
+                    },
+                    false => Error::OlderVersion {
+                        device,
+                        version,
+                        known,
+                    },
                 });
             }
             Refusal::Features(features) => {
@@ -409,8 +416,8 @@ fn parse_label(bytes: &[u8]) -> Result<Label, Refusal> {
         raw.magic == LABEL_MAGIC && copy.crc == raw.crc
     });
     if sealed && let Ok(raw) = Label::read_from_bytes(bytes) {
-        if raw.version.get() > FORMAT_VERSION {
-            return Err(Refusal::NewerVersion(raw.version.get()));
+        if raw.version.get() != FORMAT_VERSION {
+            return Err(Refusal::Version(raw.version.get()));
         }
         let unknown = unknown_features(raw.incompatible.get(), INCOMPATIBLE);
         if unknown != 0 {

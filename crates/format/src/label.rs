@@ -30,7 +30,7 @@ layout! {
     pub struct Label: 4096 {
         /// `SheafFS` and the byte 1.
         pub magic: [u8; 8],
-        /// Format version; readers refuse a higher one.
+        /// Format version; readers refuse any but their own.
         pub version: U32,
         /// CRC-32C of the label with this field zero.
         pub crc: U32,
@@ -123,13 +123,11 @@ impl Label {
         if copy.crc != label.crc {
             return Err(damage("checksum does not match"));
         }
-        if label.version.get() > FORMAT_VERSION {
+        if label.version.get() != FORMAT_VERSION {
+            let version = label.version;
             return Err(Damage::new(
                 "label",
-                format!(
-                    "format version {} is newer than the newest known, {FORMAT_VERSION}",
-                    label.version
-                ),
+                format!("format version {version}, not {FORMAT_VERSION}"),
             ));
         }
         let count = label.device_count.get();

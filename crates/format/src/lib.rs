@@ -26,8 +26,9 @@ pub use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 pub const BLOCK_SIZE: usize = 4096;
 pub const BLOCK_SHIFT: u32 = 12;
 
-/// The version this code writes. A label with a higher one is refused.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version this code writes, and the only one it reads: a label with another is refused.
+/// Version 2 keys the checksums of journal batches by the array's label.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// The most devices one array can have.
 pub const MAX_DEVICES: usize = 16;

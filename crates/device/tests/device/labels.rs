@@ -145,7 +145,7 @@ fn a_device_with_larger_blocks_than_the_array_is_refused() {
 }
 
 #[test]
-fn a_newer_version_and_unknown_features_are_refused_by_name() {
+fn other_versions_and_unknown_features_are_refused_by_name() {
     let sims = labelled(&UNEQUAL, 1);
     edit(&sims.devices[1], |label| {
         label.version = U32::new(7);
@@ -154,7 +154,16 @@ fn a_newer_version_and_unknown_features_are_refused_by_name() {
     });
     let error = assemble(sims.members()).unwrap_err();
     assert!(
-        matches!(&error, Error::NewerVersion { device, version: 7, known: 1 } if device == "sim2"),
+        matches!(&error, Error::NewerVersion { device, version: 7, known: 2 } if device == "sim2"),
+        "{error}"
+    );
+
+    // The checksums of its journal are others: what it holds would be taken for an empty one.
+    let sims = labelled(&UNEQUAL, 1);
+    edit(&sims.devices[2], |label| label.version = U32::new(1));
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(
+        matches!(&error, Error::OlderVersion { device, version: 1, known: 2 } if device == "sim3"),
         "{error}"
     );
 
