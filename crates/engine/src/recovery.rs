@@ -268,25 +268,31 @@ impl<'a> Ring<'a> {
 
     /// Copies `out.len()` bytes at a ring position.
     pub fn read(&mut self, mut position: u64, mut out: &mut [u8]) -> Result<(), Error> {
-        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(WINDOW)) };
         while !out.is_empty() {
-            let at = position % self.size;
-            let start = at / WINDOW * WINDOW;
-            let len = WINDOW.min(self.size - start) as usize;
-            if self.window_start != Some(start) {
-                self.window_start = None;
-                self.array
-                    .read(self.base + start, &mut self.window[..len])?;
-                self.window_start = Some(start);
-            }
-            let within = (at - start) as usize;
-            let take = out.len().min(len - within);
+            let window = self.peek(position)?;
+            let take = out.len().min(window.len());
             let (now, later) = out.split_at_mut(take);
-            now.copy_from_slice(&self.window[within..within + take]);
+            now.copy_from_slice(&window[..take]);
             out = later;
             position += take as u64;
         }
         Ok(())
+    }
+
+    /// What is in memory from a ring position on: at least a byte, and all up to a multiple of
+    /// [`WINDOW`].
+    fn peek(&mut self, position: u64) -> Result<&[u8], Error> {
+        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(WINDOW)) };
+        let at = position % self.size;
+        let start = at / WINDOW * WINDOW;
+        let len = WINDOW.min(self.size - start) as usize;
+        if self.window_start != Some(start) {
+            self.window_start = None;
+            self.array
+                .read(self.base + start, &mut self.window[..len])?;
+            self.window_start = Some(start);
+        }
+        Ok(&self.window[(at - start) as usize..len])
     }
 }
 
@@ -402,18 +408,23 @@ fn check_end(
     let mut known_durable = 0;
     let mut offset = 0;
     while offset + BatchHeader::SIZE as u64 <= limit {
-        let mut raw = [0; BatchHeader::SIZE];
-        ring.read(end.position + offset, &mut raw)?;
-        let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
+        let position = end.position + offset;
         offset += align;
-        if header.magic.get() != BATCH_MAGIC || header.uuid != array.uuid() {
+        // Both are aligned: no window ends in the middle of the magic.
+        if ring.peek(position)?.first_chunk() != Some(&BATCH_MAGIC.to_le_bytes()) {
+            continue;
+        }
+        let mut raw = [0; BatchHeader::SIZE];
+        ring.read(position, &mut raw)?;
+        let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
+        if header.uuid != array.uuid() {
             continue;
         }
         let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
         // A mount goes on here only after its first checkpoint was durable.
         let newer = header.mount_id.get() > record.mount_id.get();
         // The header's checksum covers the records too; a torn batch proves nothing.
-        if (later || newer) && whole(ring, end.position + offset - align, &raw, &header)? {
+        if (later || newer) && whole(ring, position, &raw, &header)? {
             if header.checkpoint_sequence.get() > record.sequence.get() {
                 return Ok(Some(lost_record(record, &header)));
             }

@@ -310,6 +310,9 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
         };
         let pointer = page.pointers[leaf];
         let entries = if pointer.place().is_none() {
+            if !nids.clone().any(|nid| in_use(&nid)) {
+                return;
+            }
             vec![Entry::default(); LEAF_NIDS as usize]
         } else {
             if let Some(audit) = self.audit {

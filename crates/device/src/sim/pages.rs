@@ -114,18 +114,20 @@ pub(super) fn page_mut(pages: &mut Pages, number: u64) -> &mut [u8; PAGE] {
     &mut page.bytes
 }
 
-pub(super) fn load(pages: &Pages, mut offset: u64, mut buf: &mut [u8]) {
-    while !buf.is_empty() {
-        let (number, within) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
-        let take = (PAGE - within).min(buf.len());
-        let (head, tail) = buf.split_at_mut(take);
-        match pages.get(&number) {
-            Some(page) => head.copy_from_slice(&page.bytes[within..within + take]),
-            None => head.fill(0),
-        }
-        buf = tail;
-        offset += take as u64;
+pub(super) fn load(pages: &Pages, offset: u64, buf: &mut [u8]) {
+    let end = offset + buf.len() as u64;
+    let mut done = 0;
+    for (number, page) in pages.range(offset / PAGE as u64..end.div_ceil(PAGE as u64)) {
+        let start = number * PAGE as u64;
+        // The overlap of page and buffer, as offsets in the buffer.
+        let from = start.saturating_sub(offset) as usize;
+        let to = (start + PAGE as u64).min(end).saturating_sub(offset) as usize;
+        let within = offset.saturating_sub(start) as usize;
+        buf[done..from].fill(0);
+        buf[from..to].copy_from_slice(&page.bytes[within..within + (to - from)]);
+        done = to;
     }
+    buf[done..].fill(0);
 }
 
 pub(super) fn store(pages: &mut Pages, mut offset: u64, mut bytes: &[u8]) {

@@ -65,6 +65,20 @@ struct Region {
     above: Vec<AtomicU32>,
 }
 
+impl Region {
+    /// `None`: there is no such node.
+    fn facts(&self, i: usize) -> Option<Facts> {
+        let flags = self.flags[i].load(Ordering::Relaxed);
+        (flags & (INODE | OWNED | UNREADABLE) != 0).then(|| Facts {
+            flags,
+            generation: self.generation[i].load(Ordering::Relaxed),
+            nlink: self.nlink[i].load(Ordering::Relaxed),
+            refs: self.refs[i].load(Ordering::Relaxed),
+            above: Nid(self.above[i].load(Ordering::Relaxed) as u64),
+        })
+    }
+}
+
 /// Facts by nid, for the regions that nodes are in. All atomics are relaxed: a pass ends with
 /// its threads joined, and within a pass only single values matter.
 pub struct Inodes {
@@ -103,14 +117,7 @@ impl Inodes {
     /// `None`: there is no such node.
     pub fn get(&self, nid: Nid) -> Option<Facts> {
         let (region, i) = self.at(nid)?;
-        let facts = Facts {
-            flags: region.flags[i].load(Ordering::Relaxed),
-            generation: region.generation[i].load(Ordering::Relaxed),
-            nlink: region.nlink[i].load(Ordering::Relaxed),
-            refs: region.refs[i].load(Ordering::Relaxed),
-            above: Nid(region.above[i].load(Ordering::Relaxed) as u64),
-        };
-        (facts.flags & (INODE | OWNED | UNREADABLE) != 0).then_some(facts)
+        region.facts(i)
     }
 
     /// Sets flags; returns those that were set before.
@@ -161,9 +168,12 @@ impl Inodes {
 
     /// Every nid that is or may be in use, ascending.
     pub fn each(&self, mut each: impl FnMut(Nid, Facts)) {
-        for index in self.regions.keys() {
-            for nid in index * REGION_NIDS..(index + 1) * REGION_NIDS {
-                if let Some(facts) = self.get(Nid(nid)) {
+        for (index, region) in &self.regions {
+            for (i, nid) in (index * REGION_NIDS..)
+                .take(REGION_NIDS as usize)
+                .enumerate()
+            {
+                if let Some(facts) = region.facts(i) {
                     each(Nid(nid), facts);
                 }
             }
