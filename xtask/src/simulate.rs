@@ -13,6 +13,9 @@ pub struct SimArgs {
     /// How long it may take, in seconds (s) or minutes (m)
     #[arg(long, default_value = "10m", value_parser = seconds)]
     budget: u64,
+    /// Instead: every sequence of one and two operations, and so many seeds of the random mode
+    #[arg(long, value_name = "SEEDS", conflicts_with = "budget")]
+    complete: Option<u64>,
     /// Threads that simulate; the number of CPUs by default
     #[arg(long)]
     workers: Option<usize>,
@@ -53,13 +56,10 @@ fn build() -> Command {
     command
 }
 
-fn simulate(budget: u64, workers: Option<usize>) -> Command {
+fn simulate(workers: Option<usize>) -> Command {
     let workers = workers.unwrap_or_else(base::thread::cpu_count);
     let mut command = Command::new(process::target_dir().join("sim/sheaf-sim"));
-    command
-        .arg("all")
-        .args(["--seconds", &budget.to_string()])
-        .args(["--workers", &workers.to_string()]);
+    command.arg("all").args(["--workers", &workers.to_string()]);
     command
 }
 
@@ -69,7 +69,11 @@ pub fn run(args: &SimArgs) -> Fallible<bool> {
     if !started.success() {
         return Err("the simulator does not build".to_owned());
     }
-    let mut command = simulate(args.budget, args.workers);
+    let mut command = simulate(args.workers);
+    match args.complete {
+        Some(seeds) => command.args(["--complete", &seeds.to_string()]),
+        None => command.args(["--seconds", &args.budget.to_string()]),
+    };
     command.args(["--first", &args.first.to_string()]);
     if args.no_canaries {
         command.args(["--canary-seconds", "0"]);
@@ -93,7 +97,8 @@ const SUITE_FIRST: u64 = 2000;
 pub fn suite(suite: &mut Suite) -> Fallible<()> {
     let limit = Duration::from_secs(900);
     process::run("sim-build", &mut build(), limit)?.check("cargo build of the simulator")?;
-    let mut command = simulate(SUITE_SECONDS, None);
+    let mut command = simulate(None);
+    command.args(["--seconds", &SUITE_SECONDS.to_string()]);
     command.args(["--canary-seconds", "30"]);
     command.args(["--first", &SUITE_FIRST.to_string()]);
     let outcome = process::run("sim", &mut command, limit)?;

@@ -29,9 +29,38 @@ pub struct Whole {
     pub seconds: u64,
 }
 
-/// Runs everything for about `seconds`, on `workers` cores.
-pub fn run(seconds: u64, workers: usize, canary_seconds: u64, first: u64) -> Result<Whole, String> {
-    let whole = Budget::seconds(seconds);
+/// How long everything may take.
+#[derive(Clone, Copy, Debug)]
+pub enum Extent {
+    /// About so many seconds, the canaries included.
+    Seconds(u64),
+    /// Every sequence of one and of two operations, and so many seeds of the random mode, with a
+    /// tenth of them in the threaded mode.
+    Complete { seeds: u64 },
+}
+
+impl Extent {
+    /// The budget of a mode that begins now: so many percent of `left` seconds, or the count.
+    fn budget(self, left: u64, percent: u64, count: u64) -> Budget {
+        match self {
+            Extent::Seconds(_) => Budget::seconds(left * percent / 100),
+            Extent::Complete { .. } => Budget::count(count),
+        }
+    }
+}
+
+/// Runs everything, on `workers` cores.
+pub fn run(
+    extent: Extent,
+    workers: usize,
+    canary_seconds: u64,
+    first: u64,
+) -> Result<Whole, String> {
+    let whole = Budget::seconds(0);
+    let (seconds, seeds) = match extent {
+        Extent::Seconds(seconds) => (seconds, 0),
+        Extent::Complete { seeds } => (0, seeds),
+    };
     let mut done = Whole::default();
     if canary_seconds > 0 {
         done.verdicts = canaries::hunt(Canary::ALL, workers, canary_seconds)?;
@@ -43,16 +72,18 @@ pub fn run(seconds: u64, workers: usize, canary_seconds: u64, first: u64) -> Res
         replay: "cargo run -p sheaf-sim -- aimed".into(),
         failure,
     }));
-    let budget = Budget::seconds(left * EXHAUSTIVE / 100);
     let plan = Plan::new(PLAN_SEED);
+    let sequences = (plan.singles() + plan.pairs()) as u64;
+    let budget = extent.budget(left, EXHAUSTIVE, sequences);
     let exhausted = run::exhaustive(&plan, first as usize, workers, &budget, &seen, ENOUGH, None)?;
     done.sequences = exhausted.sequences;
     done.violations.extend(exhausted.violations);
-    let budget = Budget::seconds(left * RANDOM / 100);
+    let budget = extent.budget(left, RANDOM, seeds);
     let random = run::random(first, workers, &budget, &seen, ENOUGH, None);
     done.seeds = random.seeds;
     done.violations.extend(random.violations);
-    let budget = Budget::seconds(left * (100 - EXHAUSTIVE - RANDOM) / 100);
+    let share = (seeds / 10).div_ceil(workers as u64);
+    let budget = extent.budget(left, 100 - EXHAUSTIVE - RANDOM, share);
     // Each worker has seeds of its own; far apart, so that they do not meet.
     let threaded = base::thread::parallel(workers, |worker| {
         let first = first + 1 + ((worker as u64) << 32);

@@ -2,7 +2,7 @@
 
 use base::canary::Canary;
 use clap::{Parser, Subcommand};
-use sim::all;
+use sim::all::{self, Extent};
 use sim::canaries;
 use sim::explore::Seen;
 use sim::run::{self, Budget};
@@ -47,6 +47,9 @@ enum Command {
     All {
         #[arg(long, default_value_t = 600)]
         seconds: u64,
+        /// Instead: every sequence of one and two operations, and so many seeds
+        #[arg(long, value_name = "SEEDS", conflicts_with = "seconds")]
+        complete: Option<u64>,
         #[arg(long, default_value_t = 2)]
         workers: usize,
         /// Seconds for each canary and mode; 0: no canaries
@@ -176,12 +179,17 @@ fn execute(command: Command) -> Result<bool, String> {
         }
         Command::All {
             seconds,
+            complete,
             workers,
             canary_seconds,
             first,
             json,
         } => {
-            let whole = all::run(seconds, workers, canary_seconds, first)?;
+            let extent = match complete {
+                Some(seeds) => Extent::Complete { seeds },
+                None => Extent::Seconds(seconds),
+            };
+            let whole = all::run(extent, workers, canary_seconds, first)?;
             for violation in &whole.violations {
                 eprintln!("{}\n{}", violation.replay, violation.failure);
             }

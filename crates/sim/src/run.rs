@@ -17,17 +17,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub struct Budget {
     clock: Clock,
     end_ns: u64,
+    count: u64,
 }
 
 impl Budget {
     pub fn seconds(seconds: u64) -> Budget {
         let clock = Clock::real();
         let end_ns = clock.monotonic_ns() + seconds * 1_000_000_000;
-        Budget { clock, end_ns }
+        let count = u64::MAX;
+        Budget {
+            clock,
+            end_ns,
+            count,
+        }
     }
 
-    pub fn is_over(&self) -> bool {
-        self.clock.monotonic_ns() >= self.end_ns
+    /// So many sequences, or seeds, however long they take.
+    pub fn count(count: u64) -> Budget {
+        let clock = Clock::real();
+        let end_ns = u64::MAX;
+        Budget {
+            clock,
+            end_ns,
+            count,
+        }
+    }
+
+    /// Whether nothing more may begin after so many sequences or seeds.
+    pub fn is_over(&self, begun: u64) -> bool {
+        begun >= self.count || self.clock.monotonic_ns() >= self.end_ns
     }
 
     /// Seconds since it began.
@@ -102,8 +120,11 @@ pub fn exhaustive(
     let results = base::thread::parallel(workers, |worker| {
         plant(canary);
         let mut violations = Vec::new();
-        while !budget.is_over() && !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
+            if budget.is_over((number - first) as u64) {
+                break;
+            }
             let operations = plan.sequence(number);
             let base = Arc::clone(&bases[number % bases.len()]);
             let mut explorer = Explorer::new(base, Arc::clone(seen), Effort::USUAL);
@@ -178,8 +199,11 @@ pub fn random(
     let results = base::thread::parallel(workers, |worker| {
         plant(canary);
         let mut violations = Vec::new();
-        while !budget.is_over() && !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
+            if budget.is_over(seed - first) {
+                break;
+            }
             let ran = random::run_seed(seed, seen);
             done.fetch_add(1, Ordering::Relaxed);
             if ran.failure.is_some() {
@@ -256,7 +280,7 @@ pub fn threads(
     let mut done = Randomly::default();
     plant(canary);
     for seed in first.. {
-        if budget.is_over() || done.violations.len() >= most {
+        if budget.is_over(seed - first) || done.violations.len() >= most {
             break;
         }
         let plan = threads::Plan::new(seed);
@@ -287,7 +311,7 @@ pub fn aimed(budget: &Budget, seen: &Arc<Seen>, canary: Option<Canary>) -> (u64,
         if let Err(failure) = guarded(|| aimed::run(rounds, seen)) {
             break Some(failure);
         }
-        if budget.is_over() {
+        if budget.is_over(rounds) {
             break None;
         }
     };
