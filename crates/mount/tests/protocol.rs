@@ -2,68 +2,37 @@
 //!
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
+mod common;
 mod toy;
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 
-use mount::{Insist, MountOptions, Unmounter};
+use common::{Session, c_path, has_fuse, pattern};
+use mount::{Insist, MountOptions};
+use toy::Toy;
 
 struct Mounted {
     dir: tempfile::TempDir,
-    unmounter: Unmounter,
-    ended: mpsc::Receiver<Result<(), mount::Error>>,
+    session: Session,
 }
 
 /// A toy mounted in a temporary folder; `None` where this machine has no FUSE.
 fn mounted(options: &str) -> Option<Mounted> {
-    if !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: no /dev/fuse");
+    if !has_fuse() {
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
     let options = MountOptions::parse(options).unwrap();
-    let (tell, ready) = mpsc::channel();
-    let (end, ended) = mpsc::channel();
-    base::thread::spawn("mount", move || {
-        let toy = toy::Toy::default();
-        let result = mount::mount_operations(toy, &path, &options, None, |unmounter| {
-            tell.send(unmounter).unwrap();
-        });
-        end.send(result).unwrap();
-    })
-    .unwrap();
-    match ready.recv() {
-        Ok(unmounter) => Some(Mounted {
-            dir,
-            unmounter,
-            ended,
-        }),
-        Err(_) => panic!("{:?}", ended.recv().unwrap()),
-    }
-}
-
-/// A process that another test has just started has copies of our descriptors, those of files in
-/// the mount among them, until its exec has closed them, which may be after we went on.
-fn unmount_when_free(unmounter: &Unmounter) {
-    for _ in 0..1_000_000 {
-        match unmounter.unmount(Insist::No) {
-            Err(mount::Error::Unmount { error, .. })
-                if error.kind() == std::io::ErrorKind::ResourceBusy =>
-            {
-                base::thread::yield_now();
-            }
-            result => return result.unwrap(),
-        }
-    }
-    panic!("the mount stays busy");
+    let session = Session::start(move |ready| {
+        mount::mount_operations(Toy::default(), &path, &options, None, ready)
+    });
+    Some(Mounted { dir, session })
 }
 
 impl Mounted {
@@ -71,21 +40,9 @@ impl Mounted {
         self.dir.path().join(name)
     }
 
-    /// Unmounts and waits until the session is over.
     fn end(self) {
-        unmount_when_free(&self.unmounter);
-        self.ended.recv().unwrap().unwrap();
+        self.session.end();
     }
-}
-
-fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).unwrap()
-}
-
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut data = vec![0; len];
-    base::rng::Rng::new(seed).fill(&mut data);
-    data
 }
 
 #[test]
@@ -360,11 +317,11 @@ fn many_clients_at_once_are_served() {
 fn a_mount_in_use_is_detached_and_ends_with_its_last_user() {
     let Some(m) = mounted("") else { return };
     let file = File::create(m.path("held")).unwrap();
-    assert!(m.unmounter.unmount(Insist::No).is_err());
-    m.unmounter.unmount(Insist::Lazy).unwrap();
-    assert!(m.ended.try_recv().is_err());
+    assert!(m.session.unmounter.unmount(Insist::No).is_err());
+    m.session.unmounter.unmount(Insist::Lazy).unwrap();
+    assert!(m.session.ended.try_recv().is_err());
     drop(file);
-    m.ended.recv().unwrap().unwrap();
+    m.session.ended.recv().unwrap().unwrap();
 }
 
 #[test]

@@ -2,19 +2,20 @@
 //!
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
-use std::ffi::CString;
+mod common;
+
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use ::fs::{FileSystem, FsOptions, MkfsOptions};
+use common::{Session, c_path, has_fuse, pattern};
 use device::Array;
 use format::geometry::{Geometry, GeometryOptions};
-use mount::{Insist, MountOptions, Unmounter};
+use mount::MountOptions;
 
 const DEVICE_BYTES: u64 = 256 << 20;
 
@@ -25,16 +26,14 @@ struct World {
 
 struct Mounted {
     at: PathBuf,
-    unmounter: Unmounter,
-    ended: mpsc::Receiver<Result<(), mount::Error>>,
+    session: Session,
     fs: Arc<FileSystem>,
 }
 
 impl World {
     /// `None` where this machine has no FUSE.
     fn new() -> Option<World> {
-        if !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: no /dev/fuse");
+        if !has_fuse() {
             return None;
         }
         let world = World {
@@ -66,42 +65,11 @@ impl World {
         let options = MountOptions::parse(options).unwrap();
         let fs = FileSystem::open(Arc::new(array), FsOptions::default()).unwrap();
         let at = self.dir.path().join("mnt");
-        let (tell, ready) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
         let (served, path) = (Arc::clone(&fs), at.clone());
-        base::thread::spawn("mount", move || {
-            let result = mount::mount(served, &path, &options, None, None, |unmounter| {
-                tell.send(unmounter).unwrap();
-            });
-            end.send(result).unwrap();
-        })
-        .unwrap();
-        match ready.recv() {
-            Ok(unmounter) => Mounted {
-                at,
-                unmounter,
-                ended,
-                fs,
-            },
-            Err(_) => panic!("{:?}", ended.recv().unwrap()),
-        }
+        let session =
+            Session::start(move |ready| mount::mount(served, &path, &options, None, None, ready));
+        Mounted { at, session, fs }
     }
-}
-
-/// A process that another test has just started has copies of our descriptors, those of files in
-/// the mount among them, until its exec has closed them, which may be after we went on.
-fn unmount_when_free(unmounter: &Unmounter) {
-    for _ in 0..1_000_000 {
-        match unmounter.unmount(Insist::No) {
-            Err(mount::Error::Unmount { error, .. })
-                if error.kind() == std::io::ErrorKind::ResourceBusy =>
-            {
-                base::thread::yield_now();
-            }
-            result => return result.unwrap(),
-        }
-    }
-    panic!("the mount stays busy");
 }
 
 impl Mounted {
@@ -111,21 +79,10 @@ impl Mounted {
 
     /// Unmounts, waits until the session is over, and closes.
     fn end(self) {
-        unmount_when_free(&self.unmounter);
-        self.ended.recv().unwrap().unwrap();
+        self.session.end();
         self.fs.close().unwrap();
         assert_eq!(Arc::strong_count(&self.fs), 1, "something is still open");
     }
-}
-
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut data = vec![0; len];
-    base::rng::Rng::new(seed).fill(&mut data);
-    data
-}
-
-fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
 fn set_xattr(path: &Path, name: &std::ffi::CStr, value: &[u8]) {
