@@ -1,10 +1,8 @@
 //! Many threads, full arrays, small memory: the store under pressure.
 
-mod common;
-
+use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
 use base::rng::Rng;
-use common::{Change, Numbers, TestStore, World};
-use engine::{Error, Need, StoreOptions};
+use engine::{Need, StoreOptions};
 use format::Nid;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,24 +16,6 @@ fn busy_options() -> StoreOptions {
         checkpoint_interval: Duration::from_millis(5),
         ..World::options()
     }
-}
-
-fn create(store: &TestStore, state: Vec<u64>) -> Result<Nid, Error> {
-    let fresh = store.reserve_nid()?;
-    let nid = fresh.nid();
-    let mut op = store.begin(Need::Grow)?;
-    op.create(fresh, Numbers(state));
-    op.commit();
-    Ok(nid)
-}
-
-fn delete(store: &TestStore, nid: Nid) -> Result<(), Error> {
-    let node = store.get(nid)?;
-    let mut op = store.begin(Need::Reclaim)?;
-    let slot = op.lock(&node)?;
-    op.delete(slot);
-    op.commit();
-    Ok(())
 }
 
 #[test]
@@ -57,11 +37,7 @@ fn threads_create_change_delete_and_sync_while_checkpoints_run() {
                         .keys()
                         .nth(rng.below(model.len() as u64) as usize)
                         .unwrap();
-                    let node = store.get(nid).unwrap();
-                    let mut op = store.begin(Need::Grow).unwrap();
-                    let slot = op.lock(&node).unwrap();
-                    op.apply(slot, Change::Push(i));
-                    op.commit();
+                    change(&store, nid, Need::Grow, Change::Push(i)).unwrap();
                     model.get_mut(&nid).unwrap().push(i);
                 }
                 6 if !model.is_empty() => {
@@ -104,15 +80,8 @@ fn threads_create_change_delete_and_sync_while_checkpoints_run() {
 fn a_full_array_refuses_growth_and_still_deletes() {
     let world = World::new(12, &[64]);
     let store = world.open().unwrap();
-    for round in 0..3 {
-        let mut nids = Vec::new();
-        loop {
-            match create(&store, vec![round; 1500]) {
-                Ok(nid) => nids.push(nid),
-                Err(Error::NoSpace) => break,
-                Err(error) => panic!("{error}"),
-            }
-        }
+    for _ in 0..3 {
+        let nids = fill(&store, 1500);
         assert!(
             nids.len() > 1500,
             "only {} nodes of 12 kB fit in 64 MiB",
@@ -137,14 +106,7 @@ fn changes_scattered_over_a_full_array_do_not_exhaust_checkpoints() {
         ..World::options()
     };
     let store = world.open_with(options).unwrap();
-    let mut nids = Vec::new();
-    loop {
-        match create(&store, vec![1; 4]) {
-            Ok(nid) => nids.push(nid),
-            Err(Error::NoSpace) => break,
-            Err(error) => panic!("{error}"),
-        }
-    }
+    let nids = fill(&store, 4);
     assert!(
         nids.len() > 100_000,
         "only {} small nodes fit in 64 MiB",
@@ -152,12 +114,9 @@ fn changes_scattered_over_a_full_array_do_not_exhaust_checkpoints() {
     );
     let mut rng = Rng::new(1);
     for i in 0..60_000 {
-        let nid = nids[rng.below(nids.len() as u64) as usize];
-        let node = store.get(nid).unwrap();
-        let mut op = store.begin(Need::Reclaim).unwrap();
-        let slot = op.lock(&node).unwrap();
-        op.apply(slot, Change::Set(i % 4, i as u64));
-        op.commit();
+        let nid = *rng.pick(&nids);
+        let set = Change::Set(i % 4, i as u64);
+        change(&store, nid, Need::Reclaim, set).unwrap();
     }
     for nid in nids {
         delete(&store, nid).unwrap();
@@ -172,21 +131,9 @@ fn data_fills_the_array_and_comes_back() {
     let store = world.open().unwrap();
     let mut counts = Vec::new();
     for _ in 0..3 {
-        let mut held = Vec::new();
-        while let Ok(mut promise) = store.promise(100) {
-            let Ok(reservation) = store.reserve(&mut promise, 100, None) else {
-                panic!("a promise must hold");
-            };
-            let mut op = store.begin(Need::Reclaim).unwrap();
-            held.push(op.take(reservation));
-            op.commit();
-        }
+        let held = take_all(&store, 100);
         counts.push(held.iter().map(|e| e.len as u64).sum::<u64>());
-        for extent in held {
-            let mut op = store.begin(Need::Reclaim).unwrap();
-            op.free(extent).unwrap();
-            op.commit();
-        }
+        free(&store, held);
         store.sync().unwrap();
     }
     let blocks = (64 << 20) / 4096;
@@ -245,15 +192,12 @@ fn readers_find_every_node_while_checkpoints_move_table_pages() {
         let mut rng = Rng::new(worker as u64);
         for i in 0..8_000 {
             let nid = nids[rng.below(nids.len() as u64) as usize];
-            let node = store.get(nid).unwrap();
             if worker > 1 {
+                let node = store.get(nid).unwrap();
                 assert_eq!(node.read().unwrap().0.len(), 2);
-                continue;
+            } else {
+                change(&store, nid, Need::Reclaim, Change::Set(1, i)).unwrap();
             }
-            let mut op = store.begin(Need::Reclaim).unwrap();
-            let slot = op.lock(&node).unwrap();
-            op.apply(slot, Change::Set(1, i));
-            op.commit();
         }
     });
     store.close().unwrap();

@@ -1,50 +1,14 @@
 //! Full and fragmented arrays, damage in one place, lost checkpoint slots: what one bad spot
 //! must not do to the rest.
 
-mod common;
-
+use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
 use base::rng::Rng;
-use common::{Change, Numbers, TestStore, World};
-use engine::{Error, Extent, Need, StoreOptions};
+use engine::{Error, Need, StoreOptions};
 use format::Nid;
 use std::time::Duration;
 
-fn create(store: &TestStore, state: Vec<u64>) -> Result<Nid, Error> {
-    let fresh = store.reserve_nid()?;
-    let nid = fresh.nid();
-    let mut op = store.begin(Need::Grow)?;
-    op.create(fresh, Numbers(state));
-    op.commit();
-    Ok(nid)
-}
-
 fn set(store: &TestStore, nid: Nid, value: u64) -> Result<(), Error> {
-    let node = store.get(nid)?;
-    let mut op = store.begin(Need::Reclaim)?;
-    let slot = op.lock(&node)?;
-    op.apply(slot, Change::Set(0, value));
-    op.commit();
-    Ok(())
-}
-
-fn delete(store: &TestStore, nid: Nid) -> Result<(), Error> {
-    let node = store.get(nid)?;
-    let mut op = store.begin(Need::Reclaim)?;
-    let slot = op.lock(&node)?;
-    op.delete(slot);
-    op.commit();
-    Ok(())
-}
-
-fn fill(store: &TestStore, words: usize) -> Vec<Nid> {
-    let mut nids = Vec::new();
-    loop {
-        match create(store, vec![1; words]) {
-            Ok(nid) => nids.push(nid),
-            Err(Error::NoSpace) => return nids,
-            Err(error) => panic!("{error}"),
-        }
-    }
+    change(store, nid, Need::Reclaim, Change::Set(0, value))
 }
 
 /// Options as users have them, without threads.
@@ -156,20 +120,6 @@ fn a_full_array_with_holes_everywhere_takes_as_much_again() {
     world.check("after refills");
 }
 
-/// Data takes all that may be promised; returns it.
-fn take_all(store: &TestStore) -> Vec<Extent> {
-    let mut held = Vec::new();
-    while let Ok(mut promise) = store.promise(64) {
-        let reservation = store
-            .reserve(&mut promise, 64, None)
-            .expect("a promise holds");
-        let mut op = store.begin(Need::Reclaim).unwrap();
-        held.push(op.take(reservation));
-        op.commit();
-    }
-    held
-}
-
 #[test]
 fn nodes_change_when_data_and_metadata_fill_the_array() {
     let world = World::new(23, &[64]);
@@ -177,17 +127,13 @@ fn nodes_change_when_data_and_metadata_fill_the_array() {
     let nids: Vec<Nid> = (0..10_000)
         .map(|i| create(&store, vec![i; 200]).unwrap())
         .collect();
-    let held = take_all(&store);
+    let held = take_all(&store, 64);
     let mut rng = Rng::new(23);
     for i in 0..10_000 {
         let nid = *rng.pick(&nids);
         set(&store, nid, i).unwrap_or_else(|e| panic!("update {i}: {e}"));
     }
-    for extent in held {
-        let mut op = store.begin(Need::Reclaim).unwrap();
-        op.free(extent).unwrap();
-        op.commit();
-    }
+    free(&store, held);
     store.close().unwrap();
     drop(store);
     world.check("after updates");
@@ -197,17 +143,14 @@ fn nodes_change_when_data_and_metadata_fill_the_array() {
 fn promises_hold_while_metadata_grows_and_chunks_retire() {
     let world = World::new(24, &[64]);
     let store = world.open_with(plain()).unwrap();
-    let mut held = take_all(&store);
+    let mut held = take_all(&store, 64);
     let mut rng = Rng::new(24);
     for round in 0..20 {
         // Whole chunks become empty.
         held.sort();
         let from = rng.below(held.len() as u64 * 3 / 4) as usize;
-        for extent in held.drain(from..from + held.len() / 4).collect::<Vec<_>>() {
-            let mut op = store.begin(Need::Reclaim).unwrap();
-            op.free(extent).unwrap();
-            op.commit();
-        }
+        let emptied = from..from + held.len() / 4;
+        free(&store, held.drain(emptied));
         store.sync().unwrap();
         let mut promises = Vec::new();
         while let Ok(promise) = store.promise(64) {

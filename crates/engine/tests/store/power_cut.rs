@@ -1,9 +1,7 @@
 //! The store loses power at random moments and must come back with everything it promised.
 
-mod common;
-
+use crate::world::{Change, Numbers, TestStore, World};
 use base::rng::Rng;
-use common::{Change, Numbers, TestStore, World};
 use device::Durability;
 use engine::{Epoch, Error, Extent, Need, Reservation};
 use format::{Block, Nid};

@@ -5,7 +5,9 @@ use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
-use engine::{Content, Error, Finding, Findings, SpaceMap, Store, StoreOptions, Visitor};
+use engine::{
+    Content, Error, Extent, Finding, Findings, Need, SpaceMap, Store, StoreOptions, Visitor,
+};
 use format::geometry::{Geometry, GeometryOptions};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
@@ -182,5 +184,68 @@ impl Visitor<Numbers> for Seen {
 
     fn unreadable(&self, nid: Nid) {
         panic!("node {nid} is unreadable");
+    }
+}
+
+pub fn create(store: &TestStore, state: Vec<u64>) -> Result<Nid, Error> {
+    let fresh = store.reserve_nid()?;
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow)?;
+    op.create(fresh, Numbers(state));
+    op.commit();
+    Ok(nid)
+}
+
+/// One change in an operation of its own.
+pub fn change(store: &TestStore, nid: Nid, need: Need, change: Change) -> Result<(), Error> {
+    let node = store.get(nid)?;
+    let mut op = store.begin(need)?;
+    let slot = op.lock(&node)?;
+    op.apply(slot, change);
+    op.commit();
+    Ok(())
+}
+
+pub fn delete(store: &TestStore, nid: Nid) -> Result<(), Error> {
+    let node = store.get(nid)?;
+    let mut op = store.begin(Need::Reclaim)?;
+    let slot = op.lock(&node)?;
+    op.delete(slot);
+    op.commit();
+    Ok(())
+}
+
+/// Creates nodes of `words` numbers each until no more fit.
+pub fn fill(store: &TestStore, words: usize) -> Vec<Nid> {
+    let mut nids = Vec::new();
+    loop {
+        match create(store, vec![1; words]) {
+            Ok(nid) => nids.push(nid),
+            Err(Error::NoSpace) => return nids,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Data takes all that may be promised, in extents of up to `blocks`; returns them.
+pub fn take_all(store: &TestStore, blocks: u32) -> Vec<Extent> {
+    let mut held = Vec::new();
+    while let Ok(mut promise) = store.promise(blocks as u64) {
+        let reservation = store
+            .reserve(&mut promise, blocks, None)
+            .expect("a promise holds");
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        held.push(op.take(reservation));
+        op.commit();
+    }
+    held
+}
+
+/// Frees each extent in an operation of its own.
+pub fn free(store: &TestStore, extents: impl IntoIterator<Item = Extent>) {
+    for extent in extents {
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        op.free(extent).unwrap();
+        op.commit();
     }
 }

@@ -1,37 +1,10 @@
 //! What bounds the store's memory: staged records, nodes that grow, replay in groups.
 
-mod common;
-
+use crate::world::{Change, Numbers, TestStore, World, change, create, delete};
 use base::rng::Rng;
-use common::{Change, Numbers, TestStore, World};
 use engine::{Need, StoreOptions};
 use format::Nid;
 use std::collections::BTreeMap;
-
-fn create(store: &TestStore, state: Vec<u64>) -> Nid {
-    let fresh = store.reserve_nid().unwrap();
-    let nid = fresh.nid();
-    let mut op = store.begin(Need::Grow).unwrap();
-    op.create(fresh, Numbers(state));
-    op.commit();
-    nid
-}
-
-fn change(store: &TestStore, nid: Nid, delta: Change) {
-    let node = store.get(nid).unwrap();
-    let mut op = store.begin(Need::Grow).unwrap();
-    let slot = op.lock(&node).unwrap();
-    op.apply(slot, delta);
-    op.commit();
-}
-
-fn delete(store: &TestStore, nid: Nid) {
-    let node = store.get(nid).unwrap();
-    let mut op = store.begin(Need::Reclaim).unwrap();
-    let slot = op.lock(&node).unwrap();
-    op.delete(slot);
-    op.commit();
-}
 
 #[test]
 fn records_that_nobody_syncs_are_committed_when_they_are_many() {
@@ -45,7 +18,7 @@ fn records_that_nobody_syncs_are_committed_when_they_are_many() {
     let mut committed = 0;
     for i in 0..200 {
         let epoch = store.epoch();
-        create(&store, vec![i; 256]);
+        create(&store, vec![i; 256]).unwrap();
         committed += (store.epoch() > epoch) as u32;
     }
     // 400 KiB of records, committed whenever 64 KiB wait.
@@ -61,11 +34,13 @@ fn nodes_that_grow_by_small_changes_bring_a_checkpoint() {
         ..World::options()
     };
     let store = world.open_with(options).unwrap();
-    let nids: Vec<Nid> = (0..20).map(|_| create(&store, Vec::new())).collect();
+    let new = || create(&store, Vec::new()).unwrap();
+    let nids: Vec<Nid> = std::iter::repeat_with(new).take(20).collect();
     assert_eq!(store.space().nodes, 0);
     for i in 0..1000 {
-        nids.iter()
-            .for_each(|nid| change(&store, *nid, Change::Push(i)));
+        for nid in &nids {
+            change(&store, *nid, Need::Grow, Change::Push(i)).unwrap();
+        }
     }
     // Twice 64 KiB may be dirty; the nodes take 160 KiB by now.
     assert_eq!(store.space().nodes, 20);
@@ -81,14 +56,15 @@ fn busy(store: &TestStore, rng: &mut Rng, model: &mut BTreeMap<Nid, Vec<u64>>, r
         match (rng.below(8), any) {
             (0..=2, _) | (_, None) => {
                 let state = vec![i; rng.below(40) as usize];
-                assert!(model.insert(create(store, state.clone()), state).is_none());
+                let nid = create(store, state.clone()).unwrap();
+                assert!(model.insert(nid, state).is_none());
             }
             (3..=5, Some(nid)) => {
-                change(store, nid, Change::Push(i));
+                change(store, nid, Need::Grow, Change::Push(i)).unwrap();
                 model.get_mut(&nid).unwrap().push(i);
             }
             (_, Some(nid)) if model.len() > 100 => {
-                delete(store, nid);
+                delete(store, nid).unwrap();
                 model.remove(&nid);
             }
             _ => {}

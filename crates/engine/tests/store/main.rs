@@ -1,0 +1,7 @@
+//! The store over simulated devices.
+
+mod load;
+mod memory;
+mod power_cut;
+mod pressure;
+mod world;
