@@ -2,7 +2,7 @@
 
 use crate::canaries::{self, Verdict};
 use crate::explore::Seen;
-use crate::run::{self, Budget, Violation};
+use crate::run::{self, Budget, Search, Violation};
 use crate::sequences::Plan;
 use base::canary::Canary;
 use std::fmt;
@@ -72,25 +72,27 @@ pub fn run(
         replay: "cargo run -p sheaf-sim -- aimed".into(),
         failure,
     }));
+    let search = |percent: u64, count: u64| Search {
+        workers,
+        budget: extent.budget(left, percent, count),
+        seen: Arc::clone(&seen),
+        most: ENOUGH,
+        canary: None,
+    };
     let plan = Plan::new(PLAN_SEED);
     let sequences = (plan.singles() + plan.pairs()) as u64;
-    let budget = extent.budget(left, EXHAUSTIVE, sequences);
-    let exhausted = run::exhaustive(&plan, first as usize, workers, &budget, &seen, ENOUGH, None)?;
-    done.sequences = exhausted.sequences;
+    let exhausted = search(EXHAUSTIVE, sequences).exhaustive(&plan, first as usize)?;
+    done.sequences = exhausted.runs;
     done.violations.extend(exhausted.violations);
-    let budget = extent.budget(left, RANDOM, seeds);
-    let random = run::random(first, workers, &budget, &seen, ENOUGH, None);
-    done.seeds = random.seeds;
-    done.violations.extend(random.violations);
+    let mut parts = vec![search(RANDOM, seeds).random(first)];
     let share = (seeds / 10).div_ceil(workers as u64);
-    let budget = extent.budget(left, 100 - EXHAUSTIVE - RANDOM, share);
+    let threaded = search(100 - EXHAUSTIVE - RANDOM, share);
     // Each worker has seeds of its own; far apart, so that they do not meet.
-    let threaded = base::thread::parallel(workers, |worker| {
-        let first = first + 1 + ((worker as u64) << 32);
-        run::threads(first, &budget, &seen, ENOUGH, None)
-    });
-    for part in threaded {
-        done.seeds += part.seeds;
+    parts.extend(base::thread::parallel(workers, |worker| {
+        threaded.threads(first + 1 + ((worker as u64) << 32))
+    }));
+    for part in parts {
+        done.seeds += part.runs;
         done.violations.extend(part.violations);
     }
     eprintln!();

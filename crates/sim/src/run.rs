@@ -2,15 +2,17 @@
 
 use crate::aimed;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::op::Op;
 use crate::random::{self, Generator, Ran, Setting, Source, Step};
 use crate::sequences::{self, Plan};
 use crate::threads;
 use crate::world::Shape;
 use base::canary::{Canary, plant};
 use base::clock::Clock;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When a run must end.
 #[derive(Clone, Debug)]
@@ -24,21 +26,18 @@ impl Budget {
     pub fn seconds(seconds: u64) -> Budget {
         let clock = Clock::real();
         let end_ns = clock.monotonic_ns() + seconds * 1_000_000_000;
-        let count = u64::MAX;
         Budget {
             clock,
             end_ns,
-            count,
+            count: u64::MAX,
         }
     }
 
     /// So many sequences, or seeds, however long they take.
     pub fn count(count: u64) -> Budget {
-        let clock = Clock::real();
-        let end_ns = u64::MAX;
         Budget {
-            clock,
-            end_ns,
+            clock: Clock::real(),
+            end_ns: u64::MAX,
             count,
         }
     }
@@ -60,6 +59,12 @@ pub struct Violation {
     /// The command that shows it again.
     pub replay: String,
     pub failure: Failure,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n{}", self.replay, self.failure)
+    }
 }
 
 /// The shapes of arrays that sequences run on, by turns.
@@ -92,70 +97,146 @@ pub fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure
     }
 }
 
-/// What an exhaustive run did.
+/// Calls `body` with a canary planted, or none.
+fn with_canary<T>(canary: Option<Canary>, body: impl FnOnce() -> T) -> T {
+    plant(canary);
+    let outcome = body();
+    plant(None);
+    outcome
+}
+
+/// How a mode is run: until the budget is spent, or a worker has found `most` violations.
+#[derive(Clone)]
+pub struct Search {
+    pub workers: usize,
+    pub budget: Budget,
+    pub seen: Arc<Seen>,
+    pub most: usize,
+    pub canary: Option<Canary>,
+}
+
+/// What a search did.
 #[derive(Clone, Debug, Default)]
-pub struct Exhausted {
-    /// Sequences run to their end.
-    pub sequences: u64,
+pub struct Searched {
+    /// Sequences run to their end, or seeds.
+    pub runs: u64,
     pub violations: Vec<Violation>,
 }
 
-/// Runs the plan's sequences from `first` on, on `workers` threads, until the budget is spent or
-/// `most` violations are found.
-pub fn exhaustive(
-    plan: &Plan,
-    first: usize,
-    workers: usize,
-    budget: &Budget,
-    seen: &Arc<Seen>,
-    most: usize,
-    canary: Option<Canary>,
-) -> Result<Exhausted, String> {
-    plant(canary);
-    let bases = bases();
-    plant(None);
-    let bases = bases?;
-    let next = AtomicUsize::new(first);
-    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let results = base::thread::parallel(workers, |worker| {
-        plant(canary);
-        let mut violations = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if budget.is_over((number - first) as u64) {
-                break;
-            }
-            let operations = plan.sequence(number);
-            let base = Arc::clone(&bases[number % bases.len()]);
-            let mut explorer = Explorer::new(base, Arc::clone(seen), Effort::USUAL);
-            match guarded(|| explorer.explore(&operations)) {
-                Ok(()) => {
-                    done.fetch_add(1, Ordering::Relaxed);
+impl Search {
+    /// Runs the plan's sequences from `first` on.
+    pub fn exhaustive(&self, plan: &Plan, first: usize) -> Result<Searched, String> {
+        with_canary(self.canary, || {
+            let bases = bases()?;
+            let mut done = self.each(first as u64, "sequences", 64, |number| {
+                let base = &bases[number as usize % bases.len()];
+                let explored = explore(base, &self.seen, &plan.sequence(number as usize));
+                let failure = explored.err()?;
+                let replay = format!("cargo run -p sheaf-sim -- replay sequence {number}");
+                Some(Violation { replay, failure })
+            });
+            done.runs -= done.violations.len() as u64;
+            Ok(done)
+        })
+    }
+
+    /// Runs seeds of the random mode from `first` on.
+    pub fn random(&self, first: u64) -> Searched {
+        with_canary(self.canary, || {
+            self.each(first, "seeds", 1, |seed| {
+                told(seed, random::run_seed(seed, &self.seen), self.canary)
+            })
+        })
+    }
+
+    /// Runs seeds of the threaded mode from `first` on, on the calling thread: each run has threads
+    /// of its own, of which one goes on at a time.
+    pub fn threads(&self, first: u64) -> Searched {
+        let mut done = Searched::default();
+        with_canary(self.canary, || {
+            for seed in first.. {
+                if self.budget.is_over(done.runs) || done.violations.len() >= self.most {
+                    break;
                 }
-                Err(failure) => {
-                    let replay = format!("cargo run -p sheaf-sim -- replay sequence {number}");
-                    violations.push(Violation { replay, failure });
-                    if violations.len() >= most {
-                        stop.store(true, Ordering::Relaxed);
+                let plan = threads::Plan::new(seed);
+                done.runs += 1;
+                match threads::run(&plan, false) {
+                    Ok(outcome) => outcome.states.iter().for_each(|s| self.seen.count(*s)),
+                    Err(failure) => {
+                        let shorter = match self.canary {
+                            None => threads::shrink(&plan),
+                            Some(_) => plan,
+                        };
+                        let replay = shorter.replay();
+                        done.violations.push(Violation { replay, failure });
                     }
                 }
             }
-            if worker == 0 && number % 64 < workers && canary.is_none() {
-                eprint!(
-                    "\r{:>5} s: {} sequences, {} states ",
-                    budget.spent(),
-                    done.load(Ordering::Relaxed),
-                    seen.states()
-                );
+        });
+        done
+    }
+
+    /// Calls `one` with successive numbers on all workers, and tells of the progress at about
+    /// every `pace`th; `what` the numbers count.
+    fn each(
+        &self,
+        first: u64,
+        what: &str,
+        pace: u64,
+        one: impl Fn(u64) -> Option<Violation> + Sync,
+    ) -> Searched {
+        let next = AtomicU64::new(first);
+        let (runs, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let results = base::thread::parallel(self.workers, |worker| {
+            let mut violations = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if self.budget.is_over(number - first) {
+                    break;
+                }
+                violations.extend(one(number));
+                runs.fetch_add(1, Ordering::Relaxed);
+                if violations.len() >= self.most {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                let due = number % pace < self.workers as u64;
+                if worker == 0 && due && self.canary.is_none() {
+                    eprint!(
+                        "\r{:>5} s: {} {what}, {} states ",
+                        self.budget.spent(),
+                        runs.load(Ordering::Relaxed),
+                        self.seen.states()
+                    );
+                }
             }
+            violations
+        });
+        Searched {
+            runs: runs.into_inner(),
+            violations: results.into_iter().flatten().collect(),
         }
-        plant(None);
-        violations
-    });
-    Ok(Exhausted {
-        sequences: done.into_inner(),
-        violations: results.into_iter().flatten().collect(),
-    })
+    }
+}
+
+fn explore(base: &Arc<Base>, seen: &Arc<Seen>, operations: &[Op]) -> Result<(), Failure> {
+    let mut explorer = Explorer::new(Arc::clone(base), Arc::clone(seen), Effort::USUAL);
+    guarded(|| explorer.explore(operations))
+}
+
+/// Tries of the shrinker.
+const SHRINK_TRIES: u32 = 150;
+
+/// What went wrong in a run, as short as it can be made; with a canary planted nobody wants to
+/// know.
+fn told(seed: u64, ran: Ran, canary: Option<Canary>) -> Option<Violation> {
+    let mut failure = ran.failure?;
+    if canary.is_none() {
+        let steps = random::shrink(&Setting::of(seed), ran.steps, SHRINK_TRIES);
+        let text: Vec<String> = steps.iter().map(Step::to_string).collect();
+        failure.trail = vec![format!("shrunk: --steps '{}'", text.join("; "))];
+    }
+    let replay = format!("cargo run -p sheaf-sim -- replay random {seed}");
+    Some(Violation { replay, failure })
 }
 
 /// Runs one sequence of a plan again.
@@ -164,87 +245,11 @@ pub fn replay_sequence(plan: &Plan, number: usize, canary: Option<Canary>) -> Re
         what,
         trail: Vec::new(),
     };
-    plant(canary);
-    let outcome = bases().map_err(bad).and_then(|bases| {
-        let base = Arc::clone(&bases[number % bases.len()]);
-        let mut explorer = Explorer::new(base, Arc::default(), Effort::USUAL);
-        let operations = plan.sequence(number);
-        guarded(|| explorer.explore(&operations))
-    });
-    plant(None);
-    outcome
-}
-
-/// What a random run did.
-#[derive(Clone, Debug, Default)]
-pub struct Randomly {
-    pub seeds: u64,
-    pub violations: Vec<Violation>,
-}
-
-/// Tries of the shrinker.
-const SHRINK_TRIES: u32 = 150;
-
-/// Runs seeds from `first` on until the budget is spent or `most` violations are found.
-pub fn random(
-    first: u64,
-    workers: usize,
-    budget: &Budget,
-    seen: &Arc<Seen>,
-    most: usize,
-    canary: Option<Canary>,
-) -> Randomly {
-    let next = AtomicU64::new(first);
-    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let results = base::thread::parallel(workers, |worker| {
-        plant(canary);
-        let mut violations = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if budget.is_over(seed - first) {
-                break;
-            }
-            let ran = random::run_seed(seed, seen);
-            done.fetch_add(1, Ordering::Relaxed);
-            if ran.failure.is_some() {
-                violations.push(told(seed, ran, canary));
-                if violations.len() >= most {
-                    stop.store(true, Ordering::Relaxed);
-                }
-            }
-            if worker == 0 && canary.is_none() {
-                eprint!(
-                    "\r{:>5} s: {} seeds, {} states ",
-                    budget.spent(),
-                    done.load(Ordering::Relaxed),
-                    seen.states()
-                );
-            }
-        }
-        plant(None);
-        violations
-    });
-    Randomly {
-        seeds: done.into_inner(),
-        violations: results.into_iter().flatten().collect(),
-    }
-}
-
-/// A failed run, as short as it can be made; with a canary planted nobody wants to know.
-fn told(seed: u64, ran: Ran, canary: Option<Canary>) -> Violation {
-    let mut failure = ran.failure.unwrap_or_else(|| Failure {
-        what: "nothing wrong".into(),
-        trail: Vec::new(),
-    });
-    if canary.is_none() {
-        let steps = random::shrink(&Setting::of(seed), ran.steps, SHRINK_TRIES);
-        let text: Vec<String> = steps.iter().map(Step::to_string).collect();
-        failure.trail = vec![format!("shrunk: --steps '{}'", text.join("; "))];
-    }
-    Violation {
-        replay: format!("cargo run -p sheaf-sim -- replay random {seed}"),
-        failure,
-    }
+    with_canary(canary, || {
+        let bases = bases().map_err(bad)?;
+        let base = &bases[number % bases.len()];
+        explore(base, &Arc::default(), &plan.sequence(number))
+    })
 }
 
 /// Runs a seed again, or other steps in its setting.
@@ -263,58 +268,24 @@ pub fn replay_random(
             Source::Listed(steps.into_iter())
         }
     };
-    plant(canary);
-    let ran = random::run(&setting, source, &Seen::default());
-    plant(None);
-    Ok(ran)
-}
-
-/// Runs seeds of the threaded mode, one after the other: a process has one scheduler.
-pub fn threads(
-    first: u64,
-    budget: &Budget,
-    seen: &Seen,
-    most: usize,
-    canary: Option<Canary>,
-) -> Randomly {
-    let mut done = Randomly::default();
-    plant(canary);
-    for seed in first.. {
-        if budget.is_over(seed - first) || done.violations.len() >= most {
-            break;
-        }
-        let plan = threads::Plan::new(seed);
-        done.seeds += 1;
-        match threads::run(&plan, false) {
-            Ok(outcome) => outcome.states.iter().for_each(|state| seen.count(*state)),
-            Err(failure) => {
-                let shorter = match canary {
-                    None => threads::shrink(&plan),
-                    Some(_) => plan,
-                };
-                let replay = shorter.replay();
-                done.violations.push(Violation { replay, failure });
-            }
-        }
-    }
-    plant(None);
-    done
+    Ok(with_canary(canary, || {
+        random::run(&setting, source, &Seen::default())
+    }))
 }
 
 /// Runs the aimed scenarios until the budget is spent, at least once; returns the rounds, and
 /// what went wrong.
 pub fn aimed(budget: &Budget, seen: &Arc<Seen>, canary: Option<Canary>) -> (u64, Option<Failure>) {
-    plant(canary);
-    let mut rounds = 0;
-    let found = loop {
-        rounds += 1;
-        if let Err(failure) = guarded(|| aimed::run(rounds, seen)) {
-            break Some(failure);
+    with_canary(canary, || {
+        let mut rounds = 0;
+        loop {
+            rounds += 1;
+            if let Err(failure) = guarded(|| aimed::run(rounds, seen)) {
+                return (rounds, Some(failure));
+            }
+            if budget.is_over(rounds) {
+                return (rounds, None);
+            }
         }
-        if budget.is_over(rounds) {
-            break None;
-        }
-    };
-    plant(None);
-    (rounds, found)
+    })
 }
