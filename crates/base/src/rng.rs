@@ -59,24 +59,9 @@ impl Rng {
     }
 }
 
-#[cfg(feature = "simulate")]
-thread_local! {
-    static ENTROPY: std::cell::RefCell<Option<Rng>> = const { std::cell::RefCell::new(None) };
-}
-
-/// Makes [`entropy`] repeatable on the calling thread, or the machine's again.
-#[cfg(feature = "simulate")]
-pub fn seed_entropy(seed: Option<u64>) {
-    ENTROPY.set(seed.map(Rng::new));
-}
-
 /// 16 bytes from the kernel's entropy pool, for identifiers and hash keys.
 pub fn entropy() -> [u8; 16] {
     let mut out = [0u8; 16];
-    #[cfg(feature = "simulate")]
-    if ENTROPY.with_borrow_mut(|seeded| seeded.as_mut().map(|rng| rng.fill(&mut out)).is_some()) {
-        return out;
-    }
     let mut filled = 0;
     while filled < out.len() {
         // SAFETY: the pointer and length name the unfilled tail of `out`.

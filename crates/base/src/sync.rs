@@ -75,7 +75,6 @@ pub mod rank {
     pub const DIRTY_LIST: Rank = ranked(160, "dirty list shard");
     pub const COMMIT_STATE: Rank = ranked(170, "commit state");
     pub const DEVICE_FLUSH: Rank = ranked(200, "device flush");
-    pub const DEVICE_QUEUE: Rank = ranked(210, "device queue");
     pub const DEVICE_STATE: Rank = ranked(220, "device state");
     /// A lock that is never held while another is taken.
     pub const LEAF: Rank = ranked(u16::MAX, "leaf");

@@ -238,11 +238,6 @@ impl<'s, C: Content> Op<'s, C> {
         self.store
     }
 
-    /// Bytes the record has so far; it may grow to [`RECORD_MAX`].
-    pub fn record_len(&self) -> usize {
-        self.record.len()
-    }
-
     /// These blocks become free with this operation, and reusable when it is durable.
     /// Phase 1: it may read their space map.
     pub fn free(&mut self, extent: Extent) -> Result<(), Error> {

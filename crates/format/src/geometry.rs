@@ -3,8 +3,6 @@
 use crate::label::{HEAD_BLOCKS, Label, TAIL_BLOCKS, ZoneEntry};
 use crate::{BLOCK_SIZE, Block, Damage, MAX_DEVICES, U32, U64};
 
-/// Zones a label can hold.
-pub const MAX_ZONES: usize = 16;
 /// The smallest array, in bytes over all devices.
 pub const MIN_ARRAY_BYTES: u64 = 64 << 20;
 /// The smallest member device, in bytes.

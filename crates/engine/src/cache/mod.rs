@@ -537,11 +537,6 @@ impl PageCache {
         }
     }
 
-    /// Forgets all pages of a file; `pages` is how many it can have at most.
-    pub fn drop_file(&self, key: FileKey, pages: u64) -> Dropped {
-        self.invalidate(key, 0..pages)
-    }
-
     /// Zeroes part of a page if it is cached, leaving it clean or dirty as it was; for bytes
     /// beyond the end of the file, which every load zeroes anyway.
     pub fn zero(&self, key: FileKey, page: u64, bytes: Range<usize>) -> bool {
