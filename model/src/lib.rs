@@ -5,23 +5,37 @@
 //! The sources are those of the product, compiled against a `base` that is made of the checker's
 //! threads, locks and atomics. What is checked:
 //!
-//! - [`epoch`]: an epoch is gathered whole (journal, invariant 1);
+//! - [`epoch`], [`staging`]: an epoch is gathered whole (journal, invariant 1);
+//! - [`ring`]: credits keep the ring from being overrun (journal, invariant 3);
+//! - [`commit`]: who waits for a commit goes on when it is durable, or has failed (invariants 4, 5);
+//! - [`totals`]: a block is promised once;
 //! - [`bitmap`]: a nid is given out once, and none is lost (free bitmaps of `nids`);
-//! - [`flush`]: a write is taken for flushed only after a flush that was issued after it (R17).
+//! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
+//!   failed flush is forgiven only while nobody relies on it (R17).
 //!
-//! Staging buffers are behind a lock of their own; the order in which they are filled and taken is
-//! part of the model of `epoch`. The page cache's sets are behind a lock each, hits included, so there
-//! is nothing to check in them.
+//! What else is shared is behind locks; `docs/concurrency.md` says which.
 
 #[cfg(test)]
 #[path = "../../crates/engine/src/bitmap.rs"]
 mod bitmap;
+#[cfg(test)]
+#[path = "../../crates/engine/src/commit.rs"]
+mod commit;
 #[cfg(test)]
 #[path = "../../crates/engine/src/epoch.rs"]
 mod epoch;
 #[cfg(test)]
 #[path = "../../crates/device/src/flush.rs"]
 mod flush;
+#[cfg(test)]
+#[path = "../../crates/engine/src/ring.rs"]
+mod ring;
+#[cfg(test)]
+#[path = "../../crates/engine/src/staging.rs"]
+mod staging;
+#[cfg(test)]
+#[path = "../../crates/engine/src/totals.rs"]
+mod totals;
 
 #[cfg(test)]
 mod tests;

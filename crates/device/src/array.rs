@@ -10,7 +10,7 @@
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
-use crate::flush::{FlushGate, Lead, Share, Turn};
+use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
 use base::canary::{Canary, planted};
 use format::geometry::{Geometry, Piece};
@@ -80,7 +80,7 @@ pub struct Array {
     pub(crate) repairs: Vec<LabelRepair>,
     bytes: u64,
     memory_align: usize,
-    flush_failures: AtomicU64,
+    flush_failures: Failures,
 }
 
 /// Requests of one device within a batch.
@@ -112,7 +112,7 @@ impl Array {
             read_only,
             repairs,
             memory_align,
-            flush_failures: AtomicU64::new(0),
+            flush_failures: Failures::new(),
         }
     }
 
@@ -418,7 +418,7 @@ impl Array {
         self.run(&mut batches, &mut |index, requests| {
             let error = requests.iter_mut().find_map(|r| r.error.take());
             if error.is_some() {
-                self.flush_failures.fetch_add(1, Ordering::AcqRel);
+                self.flush_failures.count();
             }
             let lead = leads
                 .iter_mut()
@@ -434,7 +434,7 @@ impl Array {
     /// from before a write sees by it that the write may be lost, even if a later flush
     /// succeeded (R17).
     pub fn flush_failures(&self) -> u64 {
-        self.flush_failures.load(Ordering::Acquire)
+        self.flush_failures.get()
     }
 
     /// Treats every device as if it had unflushed writes (R8). A newly opened array starts

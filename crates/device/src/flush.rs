@@ -16,6 +16,27 @@ use std::sync::Arc;
 
 type Outcome = Result<(), Arc<io::Error>>;
 
+/// Flushes of an array that have failed.
+///
+/// Sequentially consistent: somebody counts a failure, then looks whether records wait that name
+/// data; an operation announces a record, then looks at the count. One of the two sees the other.
+#[derive(Debug)]
+pub(crate) struct Failures(AtomicU64);
+
+impl Failures {
+    pub fn new() -> Failures {
+        Failures(AtomicU64::new(0))
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub fn count(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// How one flush ended, once it has.
 #[derive(Debug)]
 struct Ticket(Mutex<Option<Outcome>>);

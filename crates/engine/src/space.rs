@@ -6,13 +6,13 @@
 //! Invariants:
 //! 1. A block is available (bit set in its `ChunkSpace`) only if it is free in its space map, is
 //!    reserved by nobody, and its freeing, if any, is durable.
-//! 2. `available` = available blocks of all data chunks, loaded or not; `free_chunks` = chunks
+//! 2. The totals count the available blocks of all data chunks, loaded or not, and the chunks
 //!    that are durably free and not taken by a running checkpoint.
-//! 3. Promises never exceed `available` plus the free chunks beyond the reserve that
-//!    checkpoints and deletions live on, except for chunks that metadata took since; those
-//!    come out of the reserve.
+//! 3. Promises never exceed those beyond the reserve that checkpoints and deletions live on; see
+//!    `totals.rs`.
 //! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
 
+use crate::totals::Totals;
 use base::sync::{Mutex, rank};
 use format::Block;
 use format::geometry::Geometry;
@@ -181,10 +181,7 @@ pub(crate) struct Space {
     geometry: Geometry,
     leases: Vec<Mutex<Option<Arc<ChunkSpace>>>>,
     chunks: Mutex<Chunks>,
-    available: AtomicI64,
-    free_chunks: AtomicI64,
-    promised: AtomicI64,
-    reserve_chunks: AtomicI64,
+    totals: Totals,
     /// Free chunks that data leaves alone even when a promise stands for them.
     least_chunks: i64,
     /// Freed by an epoch that may not be durable yet.
@@ -223,10 +220,12 @@ impl Space {
                 .map(|i| Mutex::keyed(rank::SPACE_LEASE, i as u64, None))
                 .collect(),
             chunks: Mutex::new(rank::ALLOCATOR, chunks),
-            available: AtomicI64::new(available),
-            free_chunks: AtomicI64::new(free_chunks),
-            promised: AtomicI64::new(0),
-            reserve_chunks: AtomicI64::new(reserve as i64),
+            totals: Totals::new(
+                available,
+                free_chunks,
+                reserve as i64,
+                geometry.chunk_blocks,
+            ),
             least_chunks: reserve as i64 * 3 / 4,
             pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
             pending_blocks: AtomicI64::new(0),
@@ -236,9 +235,7 @@ impl Space {
 
     /// Blocks that new promises can have.
     pub fn promisable(&self) -> i64 {
-        let spare = (self.free_chunks.load(Ordering::SeqCst) - self.reserve_chunks()).max(0);
-        self.available.load(Ordering::SeqCst) + spare * self.geometry.chunk_blocks as i64
-            - self.promised.load(Ordering::SeqCst)
+        self.totals.promisable()
     }
 
     pub fn pending_blocks(&self) -> i64 {
@@ -246,16 +243,16 @@ impl Space {
     }
 
     pub fn free_chunks(&self) -> i64 {
-        self.free_chunks.load(Ordering::SeqCst)
+        self.totals.free_chunks()
     }
 
     pub fn reserve_chunks(&self) -> i64 {
-        self.reserve_chunks.load(Ordering::SeqCst)
+        self.totals.reserve_chunks()
     }
 
     /// Data takes no free chunk beyond this many from now on.
     pub fn set_reserve(&self, chunks: i64) {
-        self.reserve_chunks.store(chunks, Ordering::SeqCst);
+        self.totals.set_reserve(chunks);
     }
 
     /// Free blocks as statfs shows them: pending ones count, the reserve does not.
@@ -264,16 +261,11 @@ impl Space {
     }
 
     pub fn try_promise(&self, blocks: u64) -> bool {
-        self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
-        if self.promisable() < 0 {
-            self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
-            return false;
-        }
-        true
+        self.totals.try_promise(blocks)
     }
 
     pub fn unpromise(&self, blocks: u64) {
-        self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
+        self.totals.unpromise(blocks);
     }
 
     /// Takes up to `want` contiguous blocks that a promise covers from the shard's lease or, when
@@ -296,7 +288,7 @@ impl Space {
     }
 
     fn taken(&self, chunk: &ChunkSpace, start: u32, len: u32) -> Extent {
-        self.available.fetch_sub(len as i64, Ordering::SeqCst);
+        self.totals.take(len);
         Extent {
             block: Block(self.geometry.chunk_block(chunk.chunk).0 + start as u64),
             len,
@@ -332,10 +324,10 @@ impl Space {
             }
             // Who comes here has a promise, and metadata may have taken a chunk, or the reserve
             // may have grown, since it was made.
-            let spare = self.free_chunks.load(Ordering::SeqCst) > self.least_chunks;
+            let spare = self.totals.free_chunks() > self.least_chunks;
             if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
                 chunks.free.remove(&chunk);
-                self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+                self.totals.take_chunks(1);
                 return Source::Convert(chunk);
             }
         }
@@ -358,13 +350,13 @@ impl Space {
         let mut available = vec![u64::MAX; words];
         trim(&mut available, blocks);
         self.insert(&mut chunks, chunk, available, blocks);
-        self.available.fetch_add(blocks as i64, Ordering::SeqCst);
+        self.totals.give(blocks as i64);
     }
 
     /// Undoes [`Source::Convert`].
     pub fn unconverted(&self, chunk: u32) {
         self.chunks.lock().free.insert(chunk);
-        self.free_chunks.fetch_add(1, Ordering::SeqCst);
+        self.totals.free(1);
     }
 
     /// A data chunk's map was read; `allocated` are its words.
@@ -388,8 +380,7 @@ impl Space {
         }
         let count: u32 = available.iter().map(|w| w.count_ones()).sum();
         let assumed = chunks.unloaded.remove(&chunk).unwrap_or(0);
-        self.available
-            .fetch_add(count as i64 - assumed as i64, Ordering::SeqCst);
+        self.totals.give(count as i64 - assumed as i64);
         self.insert(&mut chunks, chunk, available, count);
         drop(pending);
     }
@@ -418,11 +409,11 @@ impl Space {
                 ChunkState::Meta => return,
                 ChunkState::Free => {
                     chunks.free.remove(&chunk);
-                    self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+                    self.totals.take_chunks(1);
                 }
                 ChunkState::Data(free) => {
                     chunks.unloaded.remove(&chunk);
-                    self.available.fetch_sub(free as i64, Ordering::SeqCst);
+                    self.totals.take(free);
                 }
             }
             chunks.state[chunk as usize] = ChunkState::Data(0);
@@ -443,8 +434,7 @@ impl Space {
             Some(space) => space.give(start, extent.len),
             None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
         }
-        self.available
-            .fetch_add(extent.len as i64, Ordering::SeqCst);
+        self.totals.give(extent.len as i64);
     }
 
     /// Blocks freed in `epoch`; available once it is durable.
@@ -491,7 +481,7 @@ impl Space {
         }
         drop(chunks);
         let blocks: i64 = due.iter().map(|e| e.len as i64).sum();
-        self.available.fetch_add(blocks, Ordering::SeqCst);
+        self.totals.give(blocks);
         self.pending_blocks.fetch_sub(blocks, Ordering::Relaxed);
     }
 
@@ -545,7 +535,7 @@ impl Space {
     pub fn take_free_chunk(&self, chunk: u32) -> bool {
         let taken = self.chunks.lock().free.remove(&chunk);
         if taken {
-            self.free_chunks.fetch_sub(1, Ordering::SeqCst);
+            self.totals.take_chunks(1);
         }
         taken
     }
@@ -558,8 +548,7 @@ impl Space {
             chunks.free.remove(chunk);
             chunks.state[*chunk as usize] = ChunkState::Meta;
         }
-        self.free_chunks
-            .fetch_sub(taken.len() as i64, Ordering::SeqCst);
+        self.totals.take_chunks(taken.len());
         taken
     }
 
@@ -571,8 +560,7 @@ impl Space {
             chunks.state[chunk as usize] = ChunkState::Free;
             chunks.free.insert(chunk);
         }
-        self.free_chunks
-            .fetch_add(freed.len() as i64, Ordering::SeqCst);
+        self.totals.free(freed.len());
     }
 
     /// Loaded, unleased data chunks all of whose blocks are available and not promised; they
@@ -590,10 +578,7 @@ impl Space {
             .collect();
         let mut taken = Vec::new();
         for chunk in empty {
-            // As in `try_promise`, so that of two that want the last blocks one sees the other.
-            self.available.fetch_sub(blocks as i64, Ordering::SeqCst);
-            if self.promisable() < 0 {
-                self.available.fetch_add(blocks as i64, Ordering::SeqCst);
+            if !self.totals.try_take(blocks) {
                 break;
             }
             chunks.loaded.remove(&chunk);
@@ -613,7 +598,7 @@ impl Space {
             bits.available.fill(0);
             lost += std::mem::take(&mut bits.count);
         }
-        self.available.fetch_sub(lost as i64, Ordering::SeqCst);
+        self.totals.take(lost);
     }
 }
 

@@ -80,21 +80,59 @@ pub mod atomic {
         };
     }
 
+    atomic!(AtomicI64, i64);
     atomic!(AtomicU32, u32);
     atomic!(AtomicU64, u64);
+
+    #[derive(Debug)]
+    pub struct AtomicBool(loom::sync::atomic::AtomicBool);
+
+    impl AtomicBool {
+        pub fn new(value: bool) -> Self {
+            AtomicBool(loom::sync::atomic::AtomicBool::new(value))
+        }
+
+        pub fn load(&self, order: Ordering) -> bool {
+            before_read(order);
+            self.0.load(order)
+        }
+
+        pub fn store(&self, value: bool, order: Ordering) {
+            self.0.store(value, order);
+            after_write(order);
+        }
+    }
+}
+
+pub mod canary {
+    //! No breakage is planted; to see a model fail, the part itself is changed.
+
+    #[derive(Clone, Copy, Debug)]
+    pub enum Canary {
+        DurableOutOfOrder,
+        NoCredits,
+        PinsIgnored,
+    }
+
+    pub fn planted(_: Canary) -> bool {
+        false
+    }
 }
 
 pub mod sync {
     //! Locks without ranks: their order is checked by the debug builds of the real ones.
 
     use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
 
     pub mod rank {
         #[derive(Clone, Copy, Debug)]
         pub struct Rank;
 
+        pub const COMMIT_STATE: Rank = Rank;
         pub const DEVICE_FLUSH: Rank = Rank;
         pub const DEVICE_STATE: Rank = Rank;
+        pub const GATHER: Rank = Rank;
         pub const STAGING: Rank = Rank;
     }
 
@@ -103,9 +141,14 @@ pub mod sync {
     #[derive(Debug)]
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
+    /// Knows its lock, to take it again after a bounded wait.
     #[derive(Debug)]
-    pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+    pub struct MutexGuard<'a, T>(
+        Option<loom::sync::MutexGuard<'a, T>>,
+        &'a loom::sync::Mutex<T>,
+    );
 
+    const NO_PANIC: &str = "no thread of a model panics";
     const WAITING: &str = "a guard is given away only during a wait";
 
     impl<T> Mutex<T> {
@@ -118,7 +161,12 @@ pub mod sync {
         }
 
         pub fn lock(&self) -> MutexGuard<'_, T> {
-            MutexGuard(Some(self.0.lock().expect("no thread of a model panics")))
+            MutexGuard(Some(self.0.lock().expect(NO_PANIC)), &self.0)
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            let guard = self.0.try_lock().ok()?;
+            Some(MutexGuard(Some(guard), &self.0))
         }
     }
 
@@ -145,8 +193,15 @@ pub mod sync {
 
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
             let inner = guard.0.take().expect(WAITING);
-            let inner = self.0.wait(inner).expect("no thread of a model panics");
-            guard.0 = Some(inner);
+            guard.0 = Some(self.0.wait(inner).expect(NO_PANIC));
+        }
+
+        /// Time is up at once: others run, and nobody relies on being woken.
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) -> bool {
+            drop(guard.0.take());
+            loom::thread::yield_now();
+            guard.0 = Some(guard.1.lock().expect(NO_PANIC));
+            true
         }
 
         pub fn notify_all(&self) {

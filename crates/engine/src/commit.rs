@@ -1,0 +1,181 @@
+//! Commits under way, and those who wait for them. Checked by `model/`.
+//!
+//! Callers share batches: whoever may gather leads, the others wait for the outcome. Batches are
+//! written at once and completed in the order in which they were gathered.
+//!
+//! Invariants:
+//! 1. `durable` = e only if every batch of an epoch up to e was completed without an error.
+//! 2. After a failure `durable` never advances again, and everyone who waits learns of it.
+
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use base::canary::{Canary, planted};
+use base::sync::{Condvar, Mutex, MutexGuard, rank};
+
+/// Batches that may be on their way to the devices at once.
+pub(crate) const PIPELINE: u64 = 4;
+
+#[derive(Debug)]
+struct State<E> {
+    /// Tickets given out, and completed in order.
+    issued: u64,
+    completed: u64,
+    durable: u64,
+    failed: Option<E>,
+}
+
+/// The place of a gathered batch among the others.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    number: u64,
+    epoch: u64,
+    /// `None`: the epoch had no records, and nothing is written.
+    sequence: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Commits<E> {
+    durable: AtomicU64,
+    /// Sequence number of the newest durable batch.
+    durable_sequence: AtomicU64,
+    state: Mutex<State<E>>,
+    /// Whether `state.failed` holds an error.
+    has_failed: AtomicBool,
+    changed: Condvar,
+}
+
+impl<E: Clone> Commits<E> {
+    /// Everything up to this epoch and this batch is durable.
+    pub fn new(durable: u64, durable_sequence: u64) -> Commits<E> {
+        let state = State {
+            issued: 0,
+            completed: 0,
+            durable,
+            failed: None,
+        };
+        Commits {
+            durable: AtomicU64::new(durable),
+            durable_sequence: AtomicU64::new(durable_sequence),
+            state: Mutex::new(rank::COMMIT_STATE, state),
+            has_failed: AtomicBool::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn durable_epoch(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    pub fn durable_sequence(&self) -> u64 {
+        self.durable_sequence.load(Ordering::Acquire)
+    }
+
+    pub fn failed(&self) -> Option<E> {
+        // Every operation asks; only a failure is worth the lock.
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.state.lock().failed.clone()
+    }
+
+    /// A failure elsewhere stops all commits (invariant 2).
+    pub fn fail(&self, error: E) {
+        let mut state = self.state.lock();
+        self.latch(&mut state, error);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn latch(&self, state: &mut State<E>, error: E) {
+        if state.failed.is_none() {
+            state.failed = Some(error);
+            self.has_failed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives a batch its place. Whoever gathers keeps others from gathering until this returns.
+    pub fn issue(&self, epoch: u64, sequence: Option<u64>) -> Ticket {
+        let mut state = self.state.lock();
+        let number = state.issued;
+        state.issued += 1;
+        drop(state);
+        self.changed.notify_all();
+        Ticket {
+            number,
+            epoch,
+            sequence,
+        }
+    }
+
+    /// No batch is between its place and its completion. Holds until somebody gathers.
+    pub fn idle(&self) -> bool {
+        let state = self.state.lock();
+        state.issued == state.completed
+    }
+
+    /// Completes a batch that was written, or was not, once those before it are.
+    pub fn complete(&self, ticket: Ticket, written: Result<(), E>) -> Result<(), E> {
+        let mut state = self.state.lock();
+        let in_order = !planted(Canary::DurableOutOfOrder);
+        while state.completed != ticket.number && state.failed.is_none() && in_order {
+            self.changed.wait(&mut state);
+        }
+        if let Err(error) = written {
+            self.latch(&mut state, error);
+        }
+        state.completed += 1;
+        let outcome = match &state.failed {
+            Some(error) => Err(error.clone()),
+            None => {
+                state.durable = ticket.epoch;
+                if let Some(sequence) = ticket.sequence {
+                    self.durable_sequence.store(sequence, Ordering::Release);
+                }
+                self.durable.store(ticket.epoch, Ordering::Release);
+                Ok(())
+            }
+        };
+        drop(state);
+        self.changed.notify_all();
+        outcome
+    }
+
+    /// Returns when every record of an epoch up to `epoch` is durable. `open` is the open epoch;
+    /// `gather` closes it and gathers a batch, unless another thread does, or it is past `epoch`;
+    /// `write` writes and completes that.
+    pub fn through<B>(
+        &self,
+        epoch: u64,
+        open: impl Fn() -> u64,
+        gather: impl Fn() -> Option<B>,
+        write: impl Fn(B) -> Result<(), E>,
+    ) -> Result<(), E> {
+        loop {
+            if self.durable_epoch() >= epoch {
+                return Ok(());
+            }
+            let state = self.state.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if open() > epoch || state.issued - state.completed >= PIPELINE {
+                // Gathered by somebody, or the pipeline is full: wait for a change.
+                self.wait(state, epoch);
+                continue;
+            }
+            drop(state);
+            match gather() {
+                Some(batch) => write(batch)?,
+                None => self.wait(self.state.lock(), epoch),
+            }
+        }
+    }
+
+    fn wait(&self, mut state: MutexGuard<'_, State<E>>, epoch: u64) {
+        // Who gathers ends by `issue`, which notifies, so a bounded wait only covers the moment
+        // between finding somebody at it and that notification.
+        if state.durable < epoch && state.failed.is_none() {
+            self.changed
+                .wait_for(&mut state, std::time::Duration::from_millis(1));
+        }
+    }
+}

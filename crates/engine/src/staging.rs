@@ -1,0 +1,131 @@
+//! Records on their way into a batch: one staging buffer per shard and epoch. Checked by `model/`.
+//!
+//! Invariants:
+//! 1. A record is staged under a pin of its epoch; an epoch is gathered only when it is closed
+//!    and its pins are gone. So a batch holds all records of its epoch, and no others.
+//! 2. Only two staging slots exist: epoch e+2 opens after e was gathered, because one caller at a
+//!    time closes and gathers.
+//! 3. `bytes` is the payload of all staging slots.
+
+use crate::epoch::{EpochPin, OpenEpoch, Pins};
+use base::atomic::{AtomicU64, Ordering};
+use base::canary::{Canary, planted};
+use base::sync::{Mutex, rank};
+
+/// One shard's staging; on cache lines of its own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Shard {
+    pins: Pins,
+    staged: Mutex<[Records; 2]>,
+}
+
+/// Records of one or more shards and one epoch, in pieces, so that staging many moves none of them.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    pub pieces: Vec<Vec<u8>>,
+    pub count: u32,
+}
+
+/// Capacity of a piece that takes several records.
+const PIECE: usize = 64 << 10;
+
+impl Records {
+    fn push(&mut self, record: &[u8]) {
+        let fits = |piece: &Vec<u8>| piece.capacity() - piece.len() >= record.len();
+        match self.pieces.last_mut().filter(|piece| fits(piece)) {
+            Some(piece) => piece.extend_from_slice(record),
+            None => {
+                // The first piece is small: with frequent commits it is the only one.
+                let least = if self.pieces.is_empty() {
+                    PIECE / 16
+                } else {
+                    PIECE
+                };
+                let mut piece = Vec::with_capacity(least.max(record.len()));
+                piece.extend_from_slice(record);
+                self.pieces.push(piece);
+            }
+        }
+        self.count += 1;
+    }
+
+    /// Bytes of all records.
+    pub fn payload(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len() as u64).sum()
+    }
+}
+
+/// A pinned epoch; unpinned on drop.
+#[derive(Debug)]
+pub(crate) struct Pin<'a> {
+    shard: &'a Shard,
+    pin: EpochPin<'a>,
+}
+
+impl Pin<'_> {
+    pub fn epoch(&self) -> u64 {
+        self.pin.epoch
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Staging {
+    epoch: OpenEpoch,
+    shards: Vec<Shard>,
+    bytes: AtomicU64,
+}
+
+impl Staging {
+    pub fn new(epoch: u64, shards: usize) -> Staging {
+        let shard = |i| Shard {
+            pins: Pins::new(),
+            staged: Mutex::keyed(rank::STAGING, i as u64, Default::default()),
+        };
+        Staging {
+            epoch: OpenEpoch::new(epoch),
+            shards: (0..shards).map(shard).collect(),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The open epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.get()
+    }
+
+    /// Bytes of memory that staged records take.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Pins the open epoch. Nothing may block until the pin is dropped.
+    pub fn pin(&self, shard: usize) -> Pin<'_> {
+        let shard = &self.shards[shard % self.shards.len()];
+        let pin = self.epoch.pin(&shard.pins);
+        Pin { shard, pin }
+    }
+
+    /// Stages a record under a pin (invariant 1).
+    pub fn push(&self, pin: &Pin<'_>, record: &[u8]) {
+        let mut staged = pin.shard.staged.lock();
+        staged[(pin.epoch() % 2) as usize].push(record);
+        self.bytes.fetch_add(record.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Closes the open epoch and takes its records. One caller at a time (invariant 2).
+    pub fn close(&self) -> (u64, Records) {
+        let epoch = self.epoch.close();
+        let mut all = Records::default();
+        for shard in &self.shards {
+            if !planted(Canary::PinsIgnored) {
+                shard.pins.wait(epoch);
+            }
+            let staged = std::mem::take(&mut shard.staged.lock()[(epoch % 2) as usize]);
+            all.pieces.extend(staged.pieces);
+            all.count += staged.count;
+        }
+        self.bytes.fetch_sub(all.payload(), Ordering::Relaxed);
+        (epoch, all)
+    }
+}

@@ -1,0 +1,110 @@
+//! Free space in numbers: what is available, what is promised. Takes no lock. Checked by `model/`.
+//!
+//! Invariants:
+//! 1. Promises never exceed the available blocks plus the free chunks beyond the reserve, except
+//!    for chunks that metadata took since; those come out of the reserve.
+//! 2. What moves from one number to another leaves the one before it enters the other: blocks of
+//!    a converted chunk, of a retired one, and those that a promise is redeemed for. A look sees
+//!    too little meanwhile, never the same block twice.
+
+use base::atomic::{AtomicI64, AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct Totals {
+    available: AtomicI64,
+    free_chunks: AtomicI64,
+    /// Times that chunks became free; counted before they are.
+    frees: AtomicU64,
+    promised: AtomicI64,
+    /// Free chunks that promises do not cover.
+    reserve_chunks: AtomicI64,
+    chunk_blocks: i64,
+}
+
+impl Totals {
+    pub fn new(available: i64, free_chunks: i64, reserve_chunks: i64, chunk_blocks: u32) -> Totals {
+        Totals {
+            available: AtomicI64::new(available),
+            free_chunks: AtomicI64::new(free_chunks),
+            frees: AtomicU64::new(0),
+            promised: AtomicI64::new(0),
+            reserve_chunks: AtomicI64::new(reserve_chunks),
+            chunk_blocks: chunk_blocks as i64,
+        }
+    }
+
+    /// Blocks that new promises can have; too few while others change it, never too many.
+    pub fn promisable(&self) -> i64 {
+        loop {
+            let frees = self.frees.load(Ordering::SeqCst);
+            // Each before where its blocks come from (invariant 2): promises are redeemed by
+            // available blocks, and those of a new data chunk were a free chunk.
+            let promised = self.promised.load(Ordering::SeqCst);
+            let available = self.available.load(Ordering::SeqCst);
+            let free_chunks = self.free_chunks.load(Ordering::SeqCst);
+            // The other way, from available to a free chunk, no order helps.
+            if self.frees.load(Ordering::SeqCst) == frees {
+                let spare = (free_chunks - self.reserve_chunks()).max(0);
+                return available + spare * self.chunk_blocks - promised;
+            }
+        }
+    }
+
+    pub fn try_promise(&self, blocks: u64) -> bool {
+        // Adds first and looks afterwards: of two that want the last blocks, one sees the other.
+        self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
+        if self.promisable() < 0 {
+            self.unpromise(blocks);
+            return false;
+        }
+        true
+    }
+
+    /// Gives up a promise, or what was taken for it ([`Totals::take`] comes before).
+    pub fn unpromise(&self, blocks: u64) {
+        self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
+    }
+
+    /// Blocks that a promise covers are taken, or available ones are lost.
+    pub fn take(&self, blocks: u32) {
+        self.available.fetch_sub(blocks as i64, Ordering::SeqCst);
+    }
+
+    /// Takes blocks that no promise needs, if they are.
+    pub fn try_take(&self, blocks: u32) -> bool {
+        // As in `try_promise`.
+        self.take(blocks);
+        if self.promisable() < 0 {
+            self.give(blocks as i64);
+            return false;
+        }
+        true
+    }
+
+    /// Blocks become available, or turn out not to be.
+    pub fn give(&self, blocks: i64) {
+        self.available.fetch_add(blocks, Ordering::SeqCst);
+    }
+
+    pub fn free_chunks(&self) -> i64 {
+        self.free_chunks.load(Ordering::SeqCst)
+    }
+
+    pub fn take_chunks(&self, chunks: usize) {
+        self.free_chunks.fetch_sub(chunks as i64, Ordering::SeqCst);
+    }
+
+    /// Chunks become free. Their blocks are not available any more.
+    pub fn free(&self, chunks: usize) {
+        self.frees.fetch_add(1, Ordering::SeqCst);
+        self.free_chunks.fetch_add(chunks as i64, Ordering::SeqCst);
+    }
+
+    pub fn reserve_chunks(&self) -> i64 {
+        self.reserve_chunks.load(Ordering::SeqCst)
+    }
+
+    pub fn set_reserve(&self, chunks: i64) {
+        self.reserve_chunks.store(chunks, Ordering::SeqCst);
+    }
+}

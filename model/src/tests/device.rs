@@ -1,0 +1,134 @@
+//! Flushes that callers share, and those that fail.
+
+use super::check;
+use crate::flush::{Failures, FlushGate, Turn};
+use crate::ring::{Ring, Slack};
+use loom::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::sync::Arc;
+
+/// A device whose flush makes durable what was written before it was issued.
+struct Device {
+    gate: FlushGate,
+    written: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl Device {
+    fn new() -> Arc<Device> {
+        let device = Device {
+            gate: FlushGate::new(0),
+            written: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+        };
+        Arc::new(device)
+    }
+
+    /// Writes, and flushes as the array does; returns the number of the write.
+    fn write_and_flush(&self) -> u64 {
+        let number = self.written.fetch_add(1, Ordering::AcqRel) + 1;
+        self.gate.wrote();
+        let Some(share) = self.gate.draw() else {
+            return number;
+        };
+        let mut turn = self.gate.turn(&share);
+        loop {
+            turn = match turn {
+                Turn::Done(outcome) => {
+                    outcome.unwrap();
+                    return number;
+                }
+                Turn::Lead(lead) => {
+                    let issued = self.written.load(Ordering::Acquire);
+                    self.durable.fetch_max(issued, Ordering::AcqRel);
+                    lead.finish(Ok(()));
+                    self.gate.turn(&share)
+                }
+                Turn::Wait => self.gate.wait(&share),
+            };
+        }
+    }
+}
+
+/// Two threads write and flush at once: whoever's flush has returned finds its write durable, whether
+/// it issued the flush, shared it, or found that none was needed.
+///
+/// Found when broken: `finish` raising `flushed` to what is written by then, or raising it with a
+/// relaxed access; `begin` leaving the ticket of the flush in flight to those who come later.
+#[test]
+fn a_flush_covers_what_was_written_before_it_was_issued() {
+    check(3, || {
+        let device = Device::new();
+        let other = {
+            let device = Arc::clone(&device);
+            loom::thread::spawn(move || {
+                let number = device.write_and_flush();
+                assert!(device.durable.load(Ordering::Acquire) >= number);
+            })
+        };
+        let number = device.write_and_flush();
+        assert!(device.durable.load(Ordering::Acquire) >= number);
+        other.join().unwrap();
+    });
+}
+
+/// A flush that fails is an error for those who shared it, and covers nothing: the next one asks the
+/// device again. A leader that gives up strands nobody.
+///
+/// Found when broken: a failed flush raising `flushed`; `drop` of a leader that publishes nothing.
+#[test]
+fn a_failed_flush_covers_nothing_and_strands_nobody() {
+    check(3, || {
+        let device = Device::new();
+        let other = {
+            let device = Arc::clone(&device);
+            loom::thread::spawn(move || device.fail_to_flush())
+        };
+        device.fail_to_flush();
+        other.join().unwrap();
+        assert!(device.gate.draw().is_some(), "nothing is flushed");
+    });
+}
+
+impl Device {
+    fn fail_to_flush(&self) {
+        self.gate.wrote();
+        let share = self.gate.draw().expect("no flush has succeeded");
+        match self.gate.wait(&share) {
+            Turn::Done(outcome) => assert!(outcome.is_err()),
+            Turn::Lead(lead) => match self.written.fetch_add(1, Ordering::AcqRel) {
+                0 => drop(lead),
+                _ => lead.finish(Err(Arc::new(io::Error::other("a flush failed")))),
+            },
+            Turn::Wait => unreachable!("wait returns when it is over"),
+        }
+    }
+}
+
+/// A flush fails outside a commit, and whoever noticed goes on if no record waits that may name
+/// data; an operation takes its credit and looks at the failures before it names any. Never do both
+/// miss the other: then a record would name data that the flush has lost.
+///
+/// Found when broken: `Failures::count`, the addition of `try_credit`, or `outstanding` with acquire and
+/// release instead of sequential consistency (the first was so).
+#[test]
+fn a_failed_flush_is_forgiven_only_while_nobody_relies_on_it() {
+    check(3, || {
+        let slack = Slack {
+            credit: 4,
+            batches: 1,
+        };
+        let shared = Arc::new((Ring::new(100, 0, slack), Failures::new()));
+        let operation = {
+            let shared = Arc::clone(&shared);
+            loom::thread::spawn(move || {
+                assert!(shared.0.try_credit());
+                shared.1.get()
+            })
+        };
+        shared.1.count();
+        let forgiven = shared.0.outstanding() == 0;
+        let seen = operation.join().unwrap();
+        assert!(seen == 1 || !forgiven);
+    });
+}
