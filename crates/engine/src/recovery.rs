@@ -22,11 +22,9 @@
 use crate::checkpoint::{CheckpointState, read_space};
 use crate::content::Content;
 use crate::error::Error;
-use crate::journal::{Anchor, Journal, Resume};
-use crate::nids::Nids;
-use crate::segments::Segments;
-use crate::space::{ChunkState, Space};
-use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
+use crate::journal::{Anchor, Resume};
+use crate::space::ChunkState;
+use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
 use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
@@ -63,8 +61,7 @@ pub(crate) fn damaged(structure: &'static str, what: impl Into<String>) -> Error
 impl<C: Content> Store<C> {
     /// Writes the first checkpoint of an empty store. Labels are the caller's, and come last.
     pub fn format(array: &Arc<Array>, options: StoreOptions) -> Result<(), Error> {
-        let geometry = array.geometry().clone();
-        let chunks = vec![ChunkState::Free; geometry.chunk_count as usize];
+        let chunks = vec![ChunkState::Free; array.geometry().chunk_count as usize];
         let resume = Resume {
             anchor: Anchor {
                 position: 0,
@@ -76,16 +73,11 @@ impl<C: Content> Store<C> {
             checkpoint_sequence: 0,
         };
         let parts = Parts {
-            nids: Nids::new(options.shards, Vec::new()),
-            space: Space::new(
-                &geometry,
-                options.shards,
-                chunks.clone(),
-                reserve_chunks(array, &options),
-            ),
-            journal: Journal::new(Arc::clone(array), options.shards, resume),
             table: Table::new(Arc::clone(array), 64),
-            segments: Segments::new(&geometry, BTreeMap::new()),
+            free_nids: Vec::new(),
+            chunks: chunks.clone(),
+            live: BTreeMap::new(),
+            resume,
             checkpoint_state: CheckpointState {
                 sequence: 0,
                 chunks,
@@ -122,7 +114,6 @@ impl<C: Content> Store<C> {
         }
         report.batches = run.end.sequence - run.start.sequence;
 
-        let geometry = array.geometry().clone();
         let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
         let table = Table::open(Arc::clone(&array), &record, leaf_limit)?;
         let space = read_space(&array, record.space_root)?;
@@ -137,15 +128,10 @@ impl<C: Content> Store<C> {
             checkpoint_sequence: record.sequence.get(),
         };
         let parts = Parts {
-            nids: Nids::new(options.shards, table.free_counts(record.regions.get())),
-            space: Space::new(
-                &geometry,
-                options.shards,
-                states,
-                reserve_chunks(&array, &options),
-            ),
-            journal: Journal::new(Arc::clone(&array), options.shards, resume),
-            segments: Segments::new(&geometry, space.live),
+            free_nids: table.free_counts(record.regions.get()),
+            chunks: states,
+            live: space.live,
+            resume,
             checkpoint_state: CheckpointState {
                 sequence: record.sequence.get(),
                 chunks: space.chunks,

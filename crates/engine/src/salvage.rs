@@ -45,14 +45,14 @@ use crate::checkpoint::{CheckpointState, SpaceTables, read_space};
 use crate::content::Content;
 use crate::error::Error;
 use crate::finding::Object;
-use crate::journal::{Anchor, Journal, Resume};
+use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
 use crate::recovery::{RecoveryReport, Run, newest_record, read_run};
 use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
-use crate::space::{ChunkState, Space};
-use crate::store::{Parts, Store, StoreOptions, reserve_chunks};
+use crate::space::ChunkState;
+use crate::store::{Parts, Store, StoreOptions};
 use crate::table::{Entry, LostPages, Table};
 use crate::verify::{Unread, Visitor};
 use base::sync::{Mutex, rank};
@@ -128,18 +128,13 @@ impl<C: Content> Salvage<C> {
         let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
         let (table, lost) = Table::open_damaged(Arc::clone(array), &record, leaf_limit)?;
         let space = base.space(array, &mut losses)?;
-        let geometry = array.geometry().clone();
-        let chunks = vec![ChunkState::Free; geometry.chunk_count as usize];
+        let chunks = vec![ChunkState::Free; array.geometry().chunk_count as usize];
         let parts = Parts {
-            nids: Nids::new(options.shards, Vec::new()),
-            space: Space::new(
-                &geometry,
-                options.shards,
-                chunks.clone(),
-                reserve_chunks(array, &options),
-            ),
-            journal: Journal::new(Arc::clone(array), options.shards, base.resume),
-            segments: Segments::new(&geometry, BTreeMap::new()),
+            // Derived when all nodes are known.
+            free_nids: Vec::new(),
+            chunks: chunks.clone(),
+            live: BTreeMap::new(),
+            resume: base.resume,
             checkpoint_state: CheckpointState {
                 sequence: base.sequence - 1,
                 chunks,

@@ -4,12 +4,12 @@ use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::error::Error;
 use crate::items::read_node;
-use crate::journal::Journal;
+use crate::journal::{Journal, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, Cell, Node, NodeCache, new_cell};
 use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
-use crate::space::{Extent, Source, Space};
+use crate::space::{ChunkState, Extent, Source, Space};
 use crate::table::Table;
 use base::canary::{Canary, planted};
 use base::clock::Clock;
@@ -119,15 +119,17 @@ pub struct Store<C: Content> {
     pool: Pool,
 }
 
-/// Everything a store is put together from; made by format and by recovery.
+/// What a store begins with: nothing, what a checkpoint record says, or what salvage found.
 pub(crate) struct Parts {
     pub array: Arc<Array>,
     pub options: StoreOptions,
-    pub nids: Nids,
-    pub space: Space,
-    pub journal: Journal,
     pub table: Table,
-    pub segments: Segments,
+    /// Free nids of each region.
+    pub free_nids: Vec<u32>,
+    pub chunks: Vec<ChunkState>,
+    /// Live bytes of each segment, by chunk.
+    pub live: BTreeMap<u32, Vec<u32>>,
+    pub resume: Resume,
     pub checkpoint_state: CheckpointState,
 }
 
@@ -210,18 +212,20 @@ pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
 
 impl<C: Content> Store<C> {
     pub(crate) fn assemble(parts: Parts) -> Result<Self, Error> {
-        let options = parts.options;
-        let bytes = parts.array.geometry().total_blocks() * format::BLOCK_SIZE as u64;
+        let Parts { array, options, .. } = parts;
+        let geometry = array.geometry();
+        let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
+        let reserve = reserve_chunks(&array, &options);
         let dirty_list = |i| Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new());
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Store {
             nodes: NodeCache::new(options.shards * 8, options.node_cache_bytes),
-            nids: parts.nids,
-            space: parts.space,
-            journal: parts.journal,
+            nids: Nids::new(options.shards, parts.free_nids),
+            space: Space::new(geometry, options.shards, parts.chunks, reserve),
+            journal: Journal::new(Arc::clone(&array), options.shards, parts.resume),
             table: parts.table,
-            segments: parts.segments,
+            segments: Segments::new(geometry, parts.live),
             dirty: (0..options.shards).map(dirty_list).collect(),
             dirty_bytes: AtomicI64::new(0),
             dirty_leaves: DirtyLeaves::new(),
@@ -236,7 +240,7 @@ impl<C: Content> Store<C> {
             closed: AtomicBool::new(false),
             unreplayed: BTreeMap::new(),
             pool,
-            array: parts.array,
+            array,
             options,
         })
     }
