@@ -5,6 +5,7 @@
 //! and recovery applies the same deltas by the same code. See [`op`] for operations,
 //! [`journal`] for durability, [`checkpoint`] for the way home, [`recovery`] for the way back.
 
+mod batches;
 mod bitmap;
 pub mod cache;
 mod checkpoint;

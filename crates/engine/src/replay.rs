@@ -11,10 +11,11 @@
 //! 3. Until the last group is done every replayed node is in the cache, dirty, and so stays
 //!    there; nobody else looks. Allocators hear of nodes after that, once each.
 
+use crate::batches::Run;
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, new_cell, suits};
-use crate::recovery::{RecoveryReport, Run, damaged};
+use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
 use base::canary::{Canary, planted};

@@ -41,6 +41,7 @@
 mod publish;
 mod scan;
 
+use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, SpaceTables, read_space};
 use crate::content::Content;
 use crate::error::Error;
@@ -48,7 +49,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, Run, newest_record, read_run};
+use crate::recovery::{RecoveryReport, newest_record};
 use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;

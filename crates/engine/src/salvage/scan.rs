@@ -8,19 +8,18 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
+use crate::batches::{RingReader, Run};
 use crate::content::Content;
 use crate::journal::Anchor;
-use crate::recovery::{Ring, Run, whole};
 use crate::segments::SegmentId;
 use crate::store::Store;
 use crate::table::{Entry, Table};
 use device::{AlignedBuf, Array};
 use format::item::{self, ITEM_ALIGN, ItemKind, ItemPointer, Place};
-use format::journal::{BATCH_MAGIC, BatchHeader};
+use format::journal::BatchHeader;
 use format::table::LEAF_NIDS;
 use format::{Damage, U64};
 use std::collections::{BTreeMap, BTreeSet};
-use zerocopy::FromBytes;
 
 /// A copy of a leaf page.
 pub(super) struct FoundLeaf {
@@ -190,16 +189,15 @@ pub(super) struct Survey {
 
 impl Survey {
     pub fn of(array: &Array) -> Result<Survey, SalvageError> {
-        let mut ring = Ring::new(array);
+        let mut ring = RingReader::new(array);
         let align = array.geometry().journal_align as u64;
         let mut survey = Survey::default();
         let mut offset = 0;
         while offset + BatchHeader::SIZE as u64 <= ring.size {
-            let mut raw = [0; BatchHeader::SIZE];
-            ring.read(offset, &mut raw)?;
-            let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
-            let ours = header.magic.get() == BATCH_MAGIC && header.uuid == array.uuid();
-            if ours && header.is_countable() && whole(&mut ring, offset, &raw, &header)? {
+            if let Some(header) = ring.header(offset)?
+                && header.is_countable()
+                && ring.is_whole(offset, &header)?
+            {
                 survey.note(offset, header);
                 // Invariant 1, for batches.
                 let size = BatchHeader::SIZE as u64 + header.len.get() as u64;
@@ -240,11 +238,11 @@ impl Survey {
         }
     }
 
-    /// The records of the unbroken run at the end of the last mount's batches, where no record says where the
-    /// journal begins: what the images have already is told by versions.
+    /// The records of the unbroken run at the end of the last mount's batches, where no record
+    /// says where the journal begins: what the images have already is told by versions.
     pub fn last_run(&self, array: &Array) -> Result<Vec<Vec<u8>>, SalvageError> {
         let mut batches = Vec::new();
-        let mut ring = Ring::new(array);
+        let mut ring = RingReader::new(array);
         let mut wanted: Option<(u64, u32)> = None;
         for (sequence, (offset, header)) in self.last.iter().rev() {
             let crc = header.crc.get();

@@ -1,0 +1,277 @@
+//! Reading the journal: its ring, and the unbroken run of batches in it that recovery replays.
+
+use crate::error::Error;
+use crate::journal::Anchor;
+use crate::recovery::damaged;
+use base::canary::{Canary, planted};
+use device::{AlignedBuf, Array};
+use format::checkpoint::CheckpointRecord;
+use format::journal::{BATCH_MAGIC, BatchHeader};
+use format::{Damage, checksum};
+use zerocopy::{FromBytes, IntoBytes};
+
+const WINDOW: u64 = 1 << 20;
+/// How far behind the run's end batches that prove a loss are looked for: more than the
+/// pipeline of commits can have had under way.
+const LOOK_AHEAD: u64 = 16 << 20;
+
+/// Reads the ring in large pieces.
+pub(crate) struct RingReader<'a> {
+    array: &'a Array,
+    base: u64,
+    pub size: u64,
+    window: AlignedBuf,
+    window_start: Option<u64>,
+}
+
+impl<'a> RingReader<'a> {
+    pub fn new(array: &'a Array) -> Self {
+        let geometry = array.geometry();
+        RingReader {
+            array,
+            base: geometry.journal_start.byte(),
+            size: geometry.journal_bytes(),
+            window: AlignedBuf::zeroed(WINDOW as usize),
+            window_start: None,
+        }
+    }
+
+    /// Copies `out.len()` bytes at a ring position.
+    pub fn read(&mut self, mut position: u64, mut out: &mut [u8]) -> Result<(), Error> {
+        while !out.is_empty() {
+            let window = self.peek(position)?;
+            let take = out.len().min(window.len());
+            let (now, later) = out.split_at_mut(take);
+            now.copy_from_slice(&window[..take]);
+            out = later;
+            position += take as u64;
+        }
+        Ok(())
+    }
+
+    /// What is in memory from a ring position on: at least a byte, and all up to a multiple of
+    /// [`WINDOW`].
+    fn peek(&mut self, position: u64) -> Result<&[u8], Error> {
+        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(WINDOW)) };
+        let at = position % self.size;
+        let start = at / WINDOW * WINDOW;
+        let len = WINDOW.min(self.size - start) as usize;
+        if self.window_start != Some(start) {
+            self.window_start = None;
+            self.array
+                .read(self.base + start, &mut self.window[..len])?;
+            self.window_start = Some(start);
+        }
+        Ok(&self.window[(at - start) as usize..len])
+    }
+    /// The header of a batch of this array, if one lies at a ring position, which is aligned as
+    /// the journal is.
+    pub fn header(&mut self, position: u64) -> Result<Option<BatchHeader>, Error> {
+        // Both are aligned: no window ends in the middle of the magic.
+        if self.peek(position)?.first_chunk() != Some(&BATCH_MAGIC.to_le_bytes()) {
+            return Ok(None);
+        }
+        let mut raw = [0; BatchHeader::SIZE];
+        self.read(position, &mut raw)?;
+        let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
+        Ok((header.uuid == self.array.uuid()).then_some(header))
+    }
+
+    /// Whether the checksum of the batch at a ring position is right.
+    pub fn is_whole(&mut self, position: u64, header: &BatchHeader) -> Result<bool, Error> {
+        let len = header.len.get() as u64;
+        if BatchHeader::SIZE as u64 + len > self.size {
+            return Ok(false);
+        }
+        let mut part = vec![0; len.min(64 << 10) as usize];
+        let mut crc = self.begun_checksum(header);
+        let mut done = 0;
+        while done < len {
+            let part = &mut part[..(len - done).min(64 << 10) as usize];
+            self.read(position + BatchHeader::SIZE as u64 + done, part)?;
+            crc = checksum(crc, part);
+            done += part.len() as u64;
+        }
+        Ok(crc == header.crc.get())
+    }
+
+    /// The checksum of a batch, as far as its header goes.
+    fn begun_checksum(&self, header: &BatchHeader) -> u32 {
+        checksum(self.array.journal_seed(), &header.as_bytes()[8..])
+    }
+}
+
+/// A batch read from the ring.
+pub(crate) struct Batch {
+    pub header: BatchHeader,
+    pub records: Vec<u8>,
+}
+
+/// The unbroken run of batches from a record's anchor. The batches themselves may be more than
+/// memory has room for, and are read again one by one.
+pub(crate) struct Run {
+    pub start: Anchor,
+    pub end: Anchor,
+    pub next_epoch: u64,
+    /// Something behind its end is lost, and what says so (R9).
+    pub loss: Option<Damage>,
+}
+
+impl Run {
+    /// Reads the run again, batch by batch.
+    pub fn for_each(
+        &self,
+        array: &Array,
+        record: &CheckpointRecord,
+        mut each: impl FnMut(Batch) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut ring = RingReader::new(array);
+        let mut next = self.start;
+        while next.sequence < self.end.sequence {
+            let read = read_batch(&mut ring, array, record, next)?;
+            let (batch, after) = read.ok_or_else(|| {
+                let what = format!("batch {} reads differently the second time", next.sequence);
+                damaged("journal", what)
+            })?;
+            each(batch)?;
+            next = after;
+        }
+        Ok(())
+    }
+}
+
+/// Reads batches from the anchor while each is the exact successor of the one before, and
+/// checks the end against everything that says how far the journal must reach (R9).
+pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
+    let mut ring = RingReader::new(array);
+    let start = Anchor {
+        position: record.anchor_position.get(),
+        sequence: record.anchor_sequence.get(),
+        previous_crc: record.anchor_checksum.get(),
+    };
+    let align = array.geometry().journal_align as u64;
+    if !start.position.is_multiple_of(align) {
+        return Err(damaged(
+            "checkpoint record",
+            "the journal anchor is not aligned",
+        ));
+    }
+    let mut next = start;
+    let mut last_epoch = record.epoch.get();
+    let mut loss: Option<Damage> = None;
+    while let Some((batch, after)) = read_batch(&mut ring, array, record, next)? {
+        let old = batch.header.epoch.get() <= last_epoch && !planted(Canary::StaleBatchAccepted);
+        if after.position - start.position > ring.size || old {
+            break;
+        }
+        if batch.header.checkpoint_sequence.get() > record.sequence.get() {
+            loss.get_or_insert_with(|| lost_record(record, &batch.header));
+        }
+        next = after;
+        last_epoch = batch.header.epoch.get();
+    }
+    let image_epoch = record.image_epoch.get();
+    if next.sequence < record.image_sequence.get() {
+        let what = format!(
+            "the journal ends before batch {}, but images depend on all before batch {}",
+            next.sequence, record.image_sequence
+        );
+        loss.get_or_insert_with(|| Damage::new("journal", what));
+    }
+    if loss.is_none() && !planted(Canary::SilentTruncation) {
+        loss = check_end(&mut ring, array, record, next)?;
+    }
+    Ok(Run {
+        start,
+        end: next,
+        next_epoch: last_epoch.max(image_epoch) + 1,
+        loss,
+    })
+}
+
+/// The batch at `at` if it is the one that must follow, and where the next one is.
+fn read_batch(
+    ring: &mut RingReader<'_>,
+    array: &Array,
+    record: &CheckpointRecord,
+    at: Anchor,
+) -> Result<Option<(Batch, Anchor)>, Error> {
+    let Some(header) = ring.header(at.position)? else {
+        return Ok(None);
+    };
+    let len = header.len.get() as u64;
+    let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
+    if !header.is_countable()
+        || (stale && !planted(Canary::StaleBatchAccepted))
+        || header.sequence.get() != at.sequence
+        || BatchHeader::SIZE as u64 + len > ring.size
+    {
+        return Ok(None);
+    }
+    // The length is only as good as the checksum: memory is taken for what passed it.
+    if len > WINDOW && !ring.is_whole(at.position, &header)? {
+        return Ok(None);
+    }
+    let mut records = vec![0; len as usize];
+    ring.read(at.position + BatchHeader::SIZE as u64, &mut records)?;
+    let crc = checksum(ring.begun_checksum(&header), &records);
+    if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
+        return Ok(None);
+    }
+    let align = array.geometry().journal_align as u64;
+    let size = BatchHeader::SIZE as u64 + len;
+    let after = Anchor {
+        position: at.position + size.next_multiple_of(align),
+        sequence: at.sequence + 1,
+        previous_crc: crc,
+    };
+    Ok(Some((Batch { header, records }, after)))
+}
+
+fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {
+    Damage::new(
+        "checkpoint",
+        format!(
+            "record {} is lost: the journal names it, and the newest found is {}",
+            batch.checkpoint_sequence, record.sequence
+        ),
+    )
+}
+
+/// A run that ends too early is a loss, not a crash.
+fn check_end(
+    ring: &mut RingReader<'_>,
+    array: &Array,
+    record: &CheckpointRecord,
+    end: Anchor,
+) -> Result<Option<Damage>, Error> {
+    let align = array.geometry().journal_align as u64;
+    let limit = LOOK_AHEAD.min(ring.size - (end.position - record.anchor_position.get()));
+    let mut known_durable = 0;
+    let mut offset = 0;
+    while offset + BatchHeader::SIZE as u64 <= limit {
+        let position = end.position + offset;
+        offset += align;
+        let Some(header) = ring.header(position)? else {
+            continue;
+        };
+        let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
+        // A mount goes on here only after its first checkpoint was durable.
+        let newer = header.mount_id.get() > record.mount_id.get();
+        // The header's checksum covers the records too; a torn batch proves nothing.
+        if (later || newer) && ring.is_whole(position, &header)? {
+            if header.checkpoint_sequence.get() > record.sequence.get() {
+                return Ok(Some(lost_record(record, &header)));
+            }
+            known_durable = known_durable.max(header.durable_sequence.get());
+        }
+    }
+    if known_durable >= end.sequence {
+        let what = format!(
+            "the journal ends before batch {}, but batch {known_durable} was durable",
+            end.sequence
+        );
+        return Ok(Some(Damage::new("journal", what)));
+    }
+    Ok(None)
+}
