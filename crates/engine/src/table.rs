@@ -90,10 +90,13 @@ impl RegionState {
     }
 }
 
+/// The region pointers of one map page.
+type MapPage = Box<[ItemPointer; MAP_REGIONS as usize]>;
+
 #[derive(Debug)]
 struct Maps {
-    /// Region pointers of each map page in use.
-    pages: BTreeMap<u64, Box<[ItemPointer; MAP_REGIONS as usize]>>,
+    /// Those in use.
+    pages: BTreeMap<u64, MapPage>,
     roots: [ItemPointer; ROOTS as usize],
 }
 
@@ -117,6 +120,20 @@ fn split(nid: Nid) -> (u64, usize, usize) {
         (within / LEAF_NIDS) as usize,
         (within % LEAF_NIDS) as usize,
     )
+}
+
+fn read_map(
+    array: &Array,
+    index: u64,
+    root: &ItemPointer,
+) -> Result<Result<MapPage, Damage>, Error> {
+    let crc = root.stamp.get() as u32;
+    let read = read_page(array, root.place(), ItemKind::TableMap, index, crc)?;
+    Ok(read.and_then(|read| {
+        <[ItemPointer; MAP_REGIONS as usize]>::read_from_bytes(read.payload())
+            .map(Box::new)
+            .map_err(|_| Damage::new("node table", "a map page has the wrong size"))
+    }))
 }
 
 fn damaged(what: String) -> Error {
@@ -162,12 +179,9 @@ impl Table {
             if root.place().is_none() {
                 continue;
             }
-            let crc = root.stamp.get() as u32;
-            let read = read_page(&table.array, root.place(), ItemKind::TableMap, index, crc)?;
-            let read = read.map_err(|d| damaged(format!("map page {index}: {d}")))?;
-            let page = <[ItemPointer; MAP_REGIONS as usize]>::read_from_bytes(read.payload())
-                .map_err(|_| damaged(format!("map page {index} has the wrong size")))?;
-            maps.pages.insert(index, Box::new(page));
+            let page = read_map(&table.array, index, root)?;
+            let page = page.map_err(|d| damaged(format!("map page {index}: {d}")))?;
+            maps.pages.insert(index, page);
         }
         drop(maps);
         Ok(table)
@@ -526,7 +540,7 @@ impl Table {
         Ok(page.iter().map(entry).collect())
     }
 
-    fn map_pages(&self) -> Vec<(u64, Box<[ItemPointer; MAP_REGIONS as usize]>)> {
+    fn map_pages(&self) -> Vec<(u64, MapPage)> {
         self.maps
             .lock()
             .pages

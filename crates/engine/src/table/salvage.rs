@@ -2,12 +2,13 @@
 //! replaced by what is found elsewhere. Everything here changes memory only; a checkpoint
 //! writes it.
 
-use super::{BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, split};
-use crate::items::read_page;
+use super::{
+    BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, read_map, split,
+};
 use base::sync::{Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
-use format::item::{ItemKind, ItemPointer, Place};
+use format::item::{ItemPointer, Place};
 use format::table::{
     LEAF_NIDS, MAP_REGIONS, NodeEntry, REGION_LEAVES, REGION_NIDS, SPACE_MAP_FIRST,
 };
@@ -85,15 +86,9 @@ impl Table {
             if root.place().is_none() {
                 continue;
             }
-            let crc = root.stamp.get() as u32;
-            let read = read_page(&self.array, root.place(), ItemKind::TableMap, index, crc)?;
-            let page = read.and_then(|read| {
-                <[ItemPointer; MAP_REGIONS as usize]>::read_from_bytes(read.payload())
-                    .map_err(|_| Damage::new("node table", "a map page has the wrong size"))
-            });
-            match page {
+            match read_map(&self.array, index, root)? {
                 Ok(page) => {
-                    maps.pages.insert(index, Box::new(page));
+                    maps.pages.insert(index, page);
                 }
                 Err(damage) => {
                     lost.maps.insert(index, damage);
