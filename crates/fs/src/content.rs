@@ -6,6 +6,7 @@ pub mod codec;
 pub mod delta;
 pub mod entry;
 pub mod inode;
+pub(crate) mod leaf;
 
 pub use delta::{AttrChange, Delta};
 pub use entry::{Child, FileExtent, Name, Orphan, Value, Xattr};

@@ -11,11 +11,11 @@
 use crate::Error;
 use crate::content::entry::{self, Entry, list_len};
 use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
+use crate::content::leaf::InLeaf;
 use crate::content::{Body, Child, Delta, FsNode, Inode, Name, Orphan, Root, TreeId, Xattr};
 use crate::tree::{self, FreshNid, Growth, Path, Removal};
 use engine::{Op, Slot, Store};
 use format::Damage;
-use format::dir::COLLISION_BITS;
 use format::inode::OrphanEntry;
 use format::item::PAYLOAD_MAX;
 use format::xattr::XATTR_INLINE_MAX;
@@ -24,15 +24,12 @@ use format::xattr::XATTR_INLINE_MAX;
 const LEAF_TARGET: usize = 4 << 10;
 
 /// What such a list can hold.
-pub trait Listed: Entry + Clone {
+pub trait Listed: InLeaf {
     const TREE: TreeId;
     /// Bytes that the inode holds itself.
     const INLINE_MAX: usize;
-    const GROUP_BITS: u32;
-    fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
     /// The list in the inode, which has no tree of this kind.
     fn in_inode(inode: &Inode) -> Result<&[Self], Damage>;
-    fn leaf(list: Vec<Self>) -> FsNode;
     fn put(self) -> Delta;
     fn remove(key: u64) -> Delta;
     /// Takes the list out of the inode, where setting the tree's root does not.
@@ -44,21 +41,12 @@ pub trait Listed: Entry + Clone {
 impl Listed for Name {
     const TREE: TreeId = TreeId::Body;
     const INLINE_MAX: usize = INLINE_ENTRIES_MAX;
-    const GROUP_BITS: u32 = COLLISION_BITS;
-
-    fn in_leaf(node: &FsNode) -> Result<&[Name], Damage> {
-        node.bucket()
-    }
 
     fn in_inode(inode: &Inode) -> Result<&[Name], Damage> {
         match &inode.body {
             Body::Entries(list) => Ok(list),
             _ => Err(Damage::new("directory", "its body holds something else")),
         }
-    }
-
-    fn leaf(list: Vec<Name>) -> FsNode {
-        FsNode::Bucket(list)
     }
 
     fn put(self) -> Delta {
@@ -81,11 +69,6 @@ impl Listed for Name {
 impl Listed for Orphan {
     const TREE: TreeId = TreeId::Body;
     const INLINE_MAX: usize = INLINE_ORPHANS_MAX * OrphanEntry::SIZE;
-    const GROUP_BITS: u32 = 0;
-
-    fn in_leaf(node: &FsNode) -> Result<&[Orphan], Damage> {
-        node.orphans()
-    }
 
     fn in_inode(inode: &Inode) -> Result<&[Orphan], Damage> {
         match &inode.body {
@@ -95,10 +78,6 @@ impl Listed for Orphan {
                 "its body holds something else",
             )),
         }
-    }
-
-    fn leaf(list: Vec<Orphan>) -> FsNode {
-        FsNode::Orphans(list)
     }
 
     fn put(self) -> Delta {
@@ -121,18 +100,9 @@ impl Listed for Orphan {
 impl Listed for Xattr {
     const TREE: TreeId = TreeId::Xattrs;
     const INLINE_MAX: usize = XATTR_INLINE_MAX;
-    const GROUP_BITS: u32 = COLLISION_BITS;
-
-    fn in_leaf(node: &FsNode) -> Result<&[Xattr], Damage> {
-        node.xattrs()
-    }
 
     fn in_inode(inode: &Inode) -> Result<&[Xattr], Damage> {
         Ok(&inode.xattrs)
-    }
-
-    fn leaf(list: Vec<Xattr>) -> FsNode {
-        FsNode::Xattrs(list)
     }
 
     fn put(self) -> Delta {

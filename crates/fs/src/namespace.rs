@@ -31,6 +31,16 @@ struct Draft<'a> {
     body: &'a [u8],
 }
 
+impl Draft<'_> {
+    fn file(mode: u32) -> Self {
+        Draft {
+            mode: libc::S_IFREG | (mode & 0o7777),
+            rdev: 0,
+            body: &[],
+        }
+    }
+}
+
 impl FileSystem {
     /// The inode that a name in a directory refers to; "." and ".." as well.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
@@ -172,11 +182,7 @@ impl FileSystem {
         mode: u32,
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
-        let draft = Draft {
-            mode: libc::S_IFREG | (mode & 0o7777),
-            rdev: 0,
-            body: &[],
-        };
+        let draft = Draft::file(mode);
         // A reference of ours keeps the inode from going before it is open.
         let attr = self.make(who, parent, name, &draft, true)?;
         let file = self.files.open(attr.ino, flags & !libc::O_TRUNC);
@@ -193,11 +199,7 @@ impl FileSystem {
         mode: u32,
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
-        let draft = Draft {
-            mode: libc::S_IFREG | (mode & 0o7777),
-            rdev: 0,
-            body: &[],
-        };
+        let draft = Draft::file(mode);
         let dir = self.node(parent)?;
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();

@@ -3,66 +3,17 @@
 use super::super::state::OWNED;
 use super::rounds::Round;
 use crate::Error;
-use crate::content::entry::{Entry, list_len};
+use crate::content::entry::list_len;
 use crate::content::inode::{DEPTH_MAX, ROOT_MAX};
-use crate::content::{Child, FileExtent, FsNode, Name, Orphan, Root, Xattr};
+use crate::content::leaf::InLeaf;
+use crate::content::{Child, FsNode, Root};
 use crate::tree::INDEX_MAX;
 use format::Nid;
-use format::dir::COLLISION_BITS;
 use format::item::PAYLOAD_MAX;
 use std::collections::HashSet;
 
 /// A new leaf is filled to this many bytes.
 const LEAF_BYTES: usize = 4 << 10;
-
-/// What leaves hold.
-pub(super) trait Item: Entry + Clone + PartialEq {
-    /// Elements whose keys differ in these bits only are in one leaf.
-    const GROUP_BITS: u32;
-    /// `None`: the node is no leaf of such a tree.
-    fn in_leaf(node: &FsNode) -> Option<&[Self]>;
-    fn leaf(list: Vec<Self>) -> FsNode;
-}
-
-impl Item for Name {
-    const GROUP_BITS: u32 = COLLISION_BITS;
-    fn in_leaf(node: &FsNode) -> Option<&[Name]> {
-        node.bucket().ok()
-    }
-    fn leaf(list: Vec<Name>) -> FsNode {
-        FsNode::Bucket(list)
-    }
-}
-
-impl Item for Xattr {
-    const GROUP_BITS: u32 = COLLISION_BITS;
-    fn in_leaf(node: &FsNode) -> Option<&[Xattr]> {
-        node.xattrs().ok()
-    }
-    fn leaf(list: Vec<Xattr>) -> FsNode {
-        FsNode::Xattrs(list)
-    }
-}
-
-impl Item for Orphan {
-    const GROUP_BITS: u32 = 0;
-    fn in_leaf(node: &FsNode) -> Option<&[Orphan]> {
-        node.orphans().ok()
-    }
-    fn leaf(list: Vec<Orphan>) -> FsNode {
-        FsNode::Orphans(list)
-    }
-}
-
-impl Item for FileExtent {
-    const GROUP_BITS: u32 = 0;
-    fn in_leaf(node: &FsNode) -> Option<&[FileExtent]> {
-        node.extents().ok()
-    }
-    fn leaf(list: Vec<FileExtent>) -> FsNode {
-        FsNode::Extents(list)
-    }
-}
 
 /// What a tree holds.
 pub(super) struct Collected<T> {
@@ -101,7 +52,7 @@ struct Walk<'w, 'r, T> {
 
 impl Round<'_> {
     /// Gathers what a tree holds.
-    pub fn collect<T: Item>(
+    pub fn collect<T: InLeaf>(
         &self,
         owner: Nid,
         root: &Root,
@@ -119,7 +70,7 @@ impl Round<'_> {
     }
 
     /// Makes a tree of a list in key order.
-    pub fn build<T: Item>(&mut self, list: &[T]) -> Result<Root, Error> {
+    pub fn build<T: InLeaf>(&mut self, list: &[T]) -> Result<Root, Error> {
         let mut level: Vec<Child> = Vec::new();
         for part in leaves_of(list) {
             let key = match level.is_empty() {
@@ -149,7 +100,7 @@ impl Round<'_> {
     /// Writes a list in key order into the leaves that are there; false when that is not
     /// possible, and nothing was changed. A tree of which little changes costs little then, which
     /// matters on a full array.
-    pub fn rewrite<T: Item>(&mut self, found: &Collected<T>, list: &[T]) -> Result<bool, Error> {
+    pub fn rewrite<T: InLeaf>(&mut self, found: &Collected<T>, list: &[T]) -> Result<bool, Error> {
         if !found.sound || found.leaves.is_empty() {
             return Ok(false);
         }
@@ -184,7 +135,7 @@ impl Round<'_> {
 }
 
 /// Cuts a list between groups. At least one leaf.
-fn leaves_of<T: Item>(list: &[T]) -> Vec<&[T]> {
+fn leaves_of<T: InLeaf>(list: &[T]) -> Vec<&[T]> {
     let group = |item: &T| item.key() >> T::GROUP_BITS;
     let mut parts = Vec::new();
     let (mut start, mut bytes) = (0, 0);
@@ -201,7 +152,7 @@ fn leaves_of<T: Item>(list: &[T]) -> Vec<&[T]> {
     parts
 }
 
-impl<T: Item> Walk<'_, '_, T> {
+impl<T: InLeaf> Walk<'_, '_, T> {
     fn children(
         &mut self,
         children: &[Child],
@@ -231,7 +182,7 @@ impl<T: Item> Walk<'_, '_, T> {
                 self.found.sound &= depth > 0;
                 self.children(&list, depth.saturating_sub(1), (child.key, end))
             }
-            Some(node) if T::in_leaf(&node).is_some() => {
+            Some(node) if T::in_leaf(&node).is_ok() => {
                 let list = T::in_leaf(&node).unwrap_or_default();
                 self.found.nodes.push(child.nid);
                 let inside =

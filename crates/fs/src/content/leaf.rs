@@ -1,0 +1,63 @@
+//! Which elements fill which leaves of trees.
+
+use super::entry::Entry;
+use super::{FileExtent, FsNode, Name, Orphan, Xattr};
+use format::Damage;
+use format::dir::COLLISION_BITS;
+
+/// What the leaves of a tree hold.
+pub trait InLeaf: Entry + Clone + PartialEq {
+    /// Elements whose keys differ in so many lowest bits only are in one leaf.
+    const GROUP_BITS: u32;
+    /// Damage when the node is no leaf of such a tree.
+    fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
+    fn leaf(list: Vec<Self>) -> FsNode;
+}
+
+impl InLeaf for Name {
+    const GROUP_BITS: u32 = COLLISION_BITS;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Name], Damage> {
+        node.bucket()
+    }
+
+    fn leaf(list: Vec<Name>) -> FsNode {
+        FsNode::Bucket(list)
+    }
+}
+
+impl InLeaf for Xattr {
+    const GROUP_BITS: u32 = COLLISION_BITS;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Xattr], Damage> {
+        node.xattrs()
+    }
+
+    fn leaf(list: Vec<Xattr>) -> FsNode {
+        FsNode::Xattrs(list)
+    }
+}
+
+impl InLeaf for Orphan {
+    const GROUP_BITS: u32 = 0;
+
+    fn in_leaf(node: &FsNode) -> Result<&[Orphan], Damage> {
+        node.orphans()
+    }
+
+    fn leaf(list: Vec<Orphan>) -> FsNode {
+        FsNode::Orphans(list)
+    }
+}
+
+impl InLeaf for FileExtent {
+    const GROUP_BITS: u32 = 0;
+
+    fn in_leaf(node: &FsNode) -> Result<&[FileExtent], Damage> {
+        node.extents()
+    }
+
+    fn leaf(list: Vec<FileExtent>) -> FsNode {
+        FsNode::Extents(list)
+    }
+}
