@@ -35,8 +35,8 @@
 //!    journal batch on the devices names, so nothing stale can be taken for its successor.
 //! 3. No version falls: a dropped node's tombstone has the next version, and nids whose versions
 //!    are lost start again far above whatever was seen of them.
-//! 4. Memory: the journal, what replay changed, the nodes of lost leaf pages, what the caller changes, and 40
-//!    bytes for each nid of a lost part of the table.
+//! 4. Memory: the journal, what replay changed, the nodes of lost leaf pages, what the caller
+//!    changes, and 40 bytes for each nid of a lost part of the table.
 
 mod publish;
 mod scan;
