@@ -290,6 +290,14 @@ impl PoolShared {
         None
     }
 
+    /// The next queued job of a batch.
+    fn take_of(&self, batch: &Batch) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        let own = |job: &Job| std::ptr::eq(&*job.batch, batch);
+        let at = queue.jobs.iter().position(own)?;
+        queue.jobs.remove(at)
+    }
+
     fn work(&self) {
         loop {
             let mut queue = self.queue.lock();
@@ -319,7 +327,8 @@ impl Job {
     }
 }
 
-/// Waits for all jobs of a batch when dropped, doing queued jobs meanwhile.
+/// Waits for all jobs of a batch when dropped, doing those still queued meanwhile. Not those of
+/// other batches: they may wait for what the caller does.
 struct BatchGuard<'a> {
     shared: &'a PoolShared,
     batch: &'a Batch,
@@ -328,8 +337,7 @@ struct BatchGuard<'a> {
 impl Drop for BatchGuard<'_> {
     fn drop(&mut self) {
         while self.batch.state.lock().left > 0 {
-            let job = self.shared.queue.lock().jobs.pop_front();
-            match job {
+            match self.shared.take_of(self.batch) {
                 Some(job) => job.perform(),
                 None => break,
             }
@@ -357,6 +365,40 @@ mod tests {
             assert_eq!(between, 1);
             pool.run(&mut [0u8; 0], &|_| {}, None);
         }
+    }
+
+    /// A checkpoint that waits for its own parts must not begin somebody else's, which may wait
+    /// for that checkpoint.
+    #[test]
+    fn whoever_waits_for_a_batch_does_no_job_of_another() {
+        let pool = Pool::start("test", 1).unwrap();
+        let (blocked, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        parallel(2, |caller| {
+            let me = std::thread::current().id();
+            if caller == 0 {
+                // Two block the pool's thread and this one, the third stays queued.
+                let body = |item: &mut usize| {
+                    blocked.fetch_add(1, Ordering::SeqCst);
+                    while done.load(Ordering::SeqCst) == 0 {
+                        yield_now();
+                    }
+                    *item = 1;
+                };
+                let mut items = [0; 3];
+                pool.run(&mut items, &body, None);
+                assert_eq!(items, [1; 3]);
+                return;
+            }
+            while blocked.load(Ordering::SeqCst) < 2 {
+                yield_now();
+            }
+            let mut ids = [None; 3];
+            let body = |id: &mut Option<_>| *id = Some(std::thread::current().id());
+            pool.run(&mut ids, &body, None);
+            assert_eq!(ids, [Some(me); 3]);
+            assert_eq!(blocked.load(Ordering::SeqCst), 2);
+            done.store(1, Ordering::SeqCst);
+        });
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub enum Command {
     Ls(Ls),
     Cat(Cat),
     Cp(Cp),
+    Rm(Rm),
     Trim(Trim),
     Scrub(Scrub),
     Demo(Demo),
@@ -225,6 +226,29 @@ pub struct Cp {
     pub recursive: bool,
     /// Sources, then the target
     #[arg(required = true, num_args = 2..)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// Remove files from a file system that is not mounted
+///
+/// Folders go with everything in them, by many threads at once. Each file goes as a whole or
+/// not at all; an interruption leaves those that were not removed yet. As with ls and cat, the
+/// ':' of a path inside the file system may be left out.
+#[derive(Args, Debug)]
+pub struct Rm {
+    #[command(flatten)]
+    pub source: Source,
+    /// Remove folders with everything in them
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// Threads at work; the number of CPUs by default
+    #[arg(short, long, value_name = "N")]
+    pub jobs: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Paths inside the file system
+    #[arg(required = true)]
     pub paths: Vec<PathBuf>,
 }
 

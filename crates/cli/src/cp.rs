@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 
 use crate::args::Cp;
 use crate::failure::{Failure, Outcome};
-use crate::offline::{Offline, bytes, inside, join};
+use crate::offline::{Offline, bytes, inside, join, last_name, parent};
 use crate::progress;
 
 /// A path of one of the two sides.
@@ -192,43 +192,5 @@ impl Copy<'_> {
             file.read(buffer).map_err(failed)
         })?;
         Ok(())
-    }
-}
-
-/// The last component; `/` for the root.
-fn last_name(path: &[u8]) -> &[u8] {
-    let path = trimmed(path);
-    path.rsplit(|&b| b == b'/').next().unwrap_or(path)
-}
-
-/// All but the last component.
-fn parent(path: &[u8]) -> &[u8] {
-    let path = trimmed(path);
-    match path.iter().rposition(|&b| b == b'/') {
-        Some(at) => &path[..at.max(1)],
-        None => b"/",
-    }
-}
-
-fn trimmed(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
-    &path[..end]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_taken_apart() {
-        for (path, folder, name) in [
-            ("/a/b", "/a", "b"),
-            ("a", "/", "a"),
-            ("/a/", "/", "a"),
-            ("a/b/c//", "a/b", "c"),
-        ] {
-            assert_eq!(parent(path.as_bytes()), folder.as_bytes(), "{path}");
-            assert_eq!(last_name(path.as_bytes()), name.as_bytes(), "{path}");
-        }
     }
 }

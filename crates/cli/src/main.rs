@@ -22,6 +22,7 @@ mod mount_command;
 mod offline;
 mod output;
 mod progress;
+mod rm;
 mod scrub;
 mod size;
 mod torture;
@@ -62,6 +63,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Ls(args) => ls::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Cp(args) => cp::run(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Trim(args) => trim::run(&args),
         Command::Scrub(args) => scrub::run(&args),
         Command::Demo(args) => demo::run(&args),

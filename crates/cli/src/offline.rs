@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fs::{Attr, Caller, FileSystem, FsOptions, Ino};
+use fs::{Attr, Caller, FileSystem, FsOptions, Ino, Removed};
 
 use crate::devices::{self, Access};
 use crate::failure::Failure;
@@ -161,6 +161,28 @@ impl Offline {
         }
     }
 
+    /// Removes a name in a folder; with `recursive` also a folder, with everything in it.
+    pub fn remove(
+        &self,
+        folder: Ino,
+        name: &[u8],
+        recursive: bool,
+        workers: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Removed, fs::Error> {
+        if recursive {
+            return self
+                .fs
+                .remove_all(&self.who, folder, name, workers, progress);
+        }
+        self.fs.unlink(&self.who, folder, name)?;
+        progress(1);
+        Ok(Removed {
+            files: 1,
+            directories: 0,
+        })
+    }
+
     pub fn make_symlink(&self, folder: Ino, name: &[u8], target: &[u8]) -> Result<(), Failure> {
         self.fs
             .symlink(&self.who, folder, name, target)
@@ -197,4 +219,42 @@ pub fn inside(path: &Path) -> Option<&[u8]> {
 pub fn bytes(path: &Path) -> &[u8] {
     use std::os::unix::ffi::OsStrExt;
     path.as_os_str().as_bytes()
+}
+
+/// The last component; nothing for the root.
+pub fn last_name(path: &[u8]) -> &[u8] {
+    let path = trimmed(path);
+    path.rsplit(|&b| b == b'/').next().unwrap_or(path)
+}
+
+/// All but the last component.
+pub fn parent(path: &[u8]) -> &[u8] {
+    let path = trimmed(path);
+    match path.iter().rposition(|&b| b == b'/') {
+        Some(at) => &path[..at.max(1)],
+        None => b"/",
+    }
+}
+
+fn trimmed(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_apart() {
+        for (path, folder, name) in [
+            ("/a/b", "/a", "b"),
+            ("a", "/", "a"),
+            ("/a/", "/", "a"),
+            ("a/b/c//", "a/b", "c"),
+        ] {
+            assert_eq!(parent(path.as_bytes()), folder.as_bytes(), "{path}");
+            assert_eq!(last_name(path.as_bytes()), name.as_bytes(), "{path}");
+        }
+    }
 }

@@ -152,6 +152,19 @@ fn files_go_in_and_come_out() {
     sheaf(&["cat", "-d", device, "/tree/none"], &[], &[])
         .exits(OPERATIONAL)
         .says("/tree/none: no such file");
+    let rm = |options: &[&str]| sheaf(&[&["rm", "-d", device], options].concat(), &[], &[]);
+    rm(&["/tree"]).exits(OPERATIONAL).says("give --recursive");
+    rm(&["/"]).exits(USAGE).says("root folder");
+    rm(&["/tree/small"])
+        .succeeds()
+        .says("1 files and 0 folders");
+    rm(&["--json", "-r", "/tree"])
+        .succeeds()
+        .says("\"files\": 2")
+        .says("\"directories\": 2");
+    rm(&["-r", "/tree"])
+        .exits(OPERATIONAL)
+        .says("/tree: no such file");
     sheaf(&["fsck"], &[], &array.images)
         .succeeds()
         .says("no errors");

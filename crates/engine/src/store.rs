@@ -578,12 +578,10 @@ impl<C: Content> Store<C> {
         });
     }
 
-    /// Runs `work(i)` for `i` in `0..parts` on the store's threads and the caller's.
-    pub(crate) fn fan_out<T: Send>(
-        &self,
-        parts: usize,
-        work: impl Fn(usize) -> T + Sync,
-    ) -> Vec<T> {
+    /// Runs `work(i)` for `i` in `0..parts` on the store's threads and the caller's. A part waits
+    /// for no other part that may not have begun: there may be one thread for all. Nothing is
+    /// locked.
+    pub fn fan_out<T: Send>(&self, parts: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let mut results: Vec<(usize, Option<T>)> = (0..parts).map(|i| (i, None)).collect();
         self.pool
             .run(&mut results, &|slot| slot.1 = Some(work(slot.0)), None);

@@ -20,6 +20,7 @@ mod rename;
 pub mod scrub;
 pub mod times;
 pub mod tree;
+mod walk;
 mod xattr;
 
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
@@ -28,4 +29,5 @@ pub use data::{DataOptions, OpenFile};
 pub use error::Error;
 pub use filesystem::{DIR_LINK_MAX, FileSystem, FsOptions, LINK_MAX, MkfsOptions};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use walk::Removed;
 pub use xattr::{XATTR_ACL_KILL_SGID, XATTR_CREATE, XATTR_REPLACE};

@@ -251,6 +251,29 @@ impl<T: Listed> Spot<T> {
             .ok_or(Error::NoSpace)
     }
 
+    /// The element with this key, if it is in the place's leaf.
+    pub fn get<'a>(&self, op: &'a Op<'_, FsNode>, key: u64) -> Result<Option<&'a T>, Error> {
+        let list = self.list(op)?;
+        Ok(entry::find(list, key))
+    }
+
+    /// Plans to remove the elements with these keys, which [`Spot::get`] found. A leaf that they
+    /// empty goes whole.
+    pub fn clear(self, op: &mut Op<'_, FsNode>, keys: Vec<u64>) -> Result<Clearing<T>, Error> {
+        let all = self.list(op)?.len() == keys.len();
+        let slot = self.slot();
+        let shrink = match &self.leaf {
+            Some((path, slot)) if all => Some(path.plan_removal(op, *slot)?),
+            _ => None,
+        };
+        Ok(Clearing {
+            slot,
+            keys,
+            shrink,
+            kind: std::marker::PhantomData,
+        })
+    }
+
     /// The node that holds the group.
     pub fn slot(&self) -> Slot {
         self.leaf.as_ref().map_or(self.inode, |(_, slot)| *slot)
@@ -301,6 +324,26 @@ impl<T: Listed> Spot<T> {
             shrink,
             kind: std::marker::PhantomData,
         })
+    }
+}
+
+/// How several elements of one place will be removed.
+pub struct Clearing<T> {
+    slot: Slot,
+    keys: Vec<u64>,
+    shrink: Option<Removal>,
+    kind: std::marker::PhantomData<T>,
+}
+
+impl<T: Listed> Clearing<T> {
+    pub fn finish(self, op: &mut Op<'_, FsNode>) {
+        match self.shrink {
+            Some(removal) => removal.finish(op, T::emptied()),
+            None => self
+                .keys
+                .into_iter()
+                .for_each(|key| op.apply(self.slot, T::remove(key))),
+        }
     }
 }
 

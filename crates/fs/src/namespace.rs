@@ -514,16 +514,8 @@ impl FileSystem {
                 let node = self.inode(ino)?;
                 list::run_from::<Name>(&self.store, node.inode()?, key)?
             };
-            for name in names {
-                let entry = DirEntry {
-                    ino: name.nid,
-                    name: &name.name,
-                    kind: name.kind,
-                    next: name.key + 1 + COOKIES,
-                };
-                if !each(entry) {
-                    return Ok(());
-                }
+            if !names.iter().map(entry_of).all(&mut *each) {
+                return Ok(());
             }
             from = next;
         }
@@ -568,6 +560,16 @@ enum Outcome {
     /// The name means something else now.
     Again,
     NeedsOrphanage,
+}
+
+/// A name as a listing shows it.
+pub(crate) fn entry_of(name: &Name) -> DirEntry<'_> {
+    DirEntry {
+        ino: name.nid,
+        name: &name.name,
+        kind: name.kind,
+        next: name.key + 1 + COOKIES,
+    }
 }
 
 /// A directory that can hold names: not a file, not removed.

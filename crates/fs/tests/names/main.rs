@@ -8,4 +8,5 @@ mod model;
 mod namespace;
 mod shape;
 mod tree;
+mod walk;
 mod world;

@@ -1,0 +1,388 @@
+//! Many threads in one tree of directories: a walk over all that is in it, and its removal.
+//!
+//! Invariants:
+//! 1. A directory has one open part for its own entries and one for each directory found in it.
+//!    Whoever closes its last part leaves it, which closes a part of the one above: so a
+//!    directory is left once, after everything below it.
+//! 2. A worker that finds nothing to do waits only while another is in a directory and may yet
+//!    find some.
+//! 3. After a failure no directory is begun any more.
+//!
+//! What is in memory is one entry for each directory found and not left yet, about 100 bytes
+//! and its name.
+
+use crate::api::{DirEntry, Ino};
+use crate::content::{FsNode, Name};
+use crate::filesystem::FileSystem;
+use crate::namespace::{grown, live_dir};
+use crate::orphan::Disposal;
+use crate::{Caller, Error, data, list};
+use base::sync::{Condvar, Mutex, rank};
+use engine::{Need, Op, Slot};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Names that one record removes, at most.
+const REMOVED_AT_ONCE: usize = 128;
+
+/// What [`FileSystem::remove_all`] removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names of everything but directories.
+    pub files: u64,
+    pub directories: u64,
+}
+
+/// A directory that was found and not left yet.
+struct Found {
+    dir: Ino,
+    /// Where it was found; `None`: it is the first.
+    above: Option<(Arc<Found>, Box<[u8]>)>,
+    /// Open parts (invariant 1).
+    open: AtomicUsize,
+}
+
+impl Found {
+    fn new(dir: Ino, above: Option<(Arc<Found>, Box<[u8]>)>) -> Arc<Found> {
+        Arc::new(Found {
+            dir,
+            above,
+            open: AtomicUsize::new(1),
+        })
+    }
+}
+
+/// The directories that nobody has begun, newest last, so that a tree is walked in depth.
+struct Queue {
+    waiting: Vec<Arc<Found>>,
+    /// Workers in a directory.
+    busy: usize,
+    failed: Option<Error>,
+}
+
+struct Crew {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// What is done in each directory.
+trait Work: Sync {
+    /// Handles a directory's entries; those that are directories, and shall be begun, go to
+    /// `found`.
+    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
+    /// Everything below a directory is done. `above`: where it was found, and its name.
+    fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error>;
+}
+
+impl Crew {
+    /// Works until there is nothing left, or something failed.
+    fn work(&self, work: &dyn Work) {
+        while let Some(found) = self.next() {
+            let outcome = self.visit(work, &found);
+            let mut queue = self.queue.lock();
+            queue.busy -= 1;
+            if let Err(error) = outcome {
+                queue.failed.get_or_insert(error);
+            }
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    fn next(&self) -> Option<Arc<Found>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.failed.is_some() {
+                return None;
+            }
+            if let Some(found) = queue.waiting.pop() {
+                queue.busy += 1;
+                return Some(found);
+            }
+            if queue.busy == 0 {
+                return None;
+            }
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    fn visit(&self, work: &dyn Work, found: &Arc<Found>) -> Result<(), Error> {
+        work.enter(found.dir, &mut |name| {
+            found.open.fetch_add(1, Ordering::Relaxed);
+            let above = (Arc::clone(found), name.name.clone());
+            let new = Found::new(name.nid, Some(above));
+            self.queue.lock().waiting.push(new);
+            self.changed.notify_one();
+        })?;
+        let mut at = Some(found);
+        // AcqRel: whoever leaves a directory sees what was done in all of its parts.
+        while let Some(closed) = at.filter(|f| f.open.fetch_sub(1, Ordering::AcqRel) == 1) {
+            let above = closed.above.as_ref();
+            work.leave(above.map(|(up, name)| (up.dir, &**name)))?;
+            at = above.map(|(up, _)| up);
+        }
+        Ok(())
+    }
+}
+
+impl FileSystem {
+    /// Runs `work` in a directory and all below it, on up to `workers` of the store's threads
+    /// and the caller's.
+    fn through(&self, dir: Ino, workers: usize, work: &dyn Work) -> Result<(), Error> {
+        let crew = Crew {
+            queue: Mutex::new(
+                rank::LEAF,
+                Queue {
+                    waiting: vec![Found::new(dir, None)],
+                    busy: 0,
+                    failed: None,
+                },
+            ),
+            changed: Condvar::new(),
+        };
+        self.store.fan_out(workers.max(1), |_| crew.work(work));
+        match crew.queue.into_inner().failed {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Hands every entry below a directory to `each`, with the directory it is in, from up to
+    /// `workers` threads at once, in no order; `each` says whether to go into an entry that is a
+    /// directory. What exists throughout is met once; no lock is held in `each`. Entries' `next`
+    /// is where [`FileSystem::readdir`] would go on.
+    ///
+    /// # Errors
+    /// The first of `each` or of a directory that cannot be read; directories that were begun are
+    /// finished first.
+    pub fn walk(
+        &self,
+        dir: Ino,
+        workers: usize,
+        each: &(dyn Fn(Ino, DirEntry<'_>) -> Result<bool, Error> + Sync),
+    ) -> Result<(), Error> {
+        self.through(dir, workers, &Walk { fs: self, each })
+    }
+
+    /// Removes a name and, if it is a directory, everything below it, on up to `workers` threads.
+    /// Each file and each directory goes atomically, and what is below a directory before the
+    /// directory; the whole is not atomic, and durable after a [`FileSystem::sync`]. `progress` is
+    /// told how many names went since it was told last.
+    ///
+    /// # Errors
+    /// [`Error::NotEmpty`] when others make files in the tree meanwhile; what was removed by then
+    /// stays removed.
+    pub fn remove_all(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        workers: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Removed, Error> {
+        let attr = self.lookup(parent, name)?;
+        if !attr.is_dir() {
+            self.unlink(who, parent, name)?;
+            progress(1);
+            return Ok(Removed {
+                files: 1,
+                directories: 0,
+            });
+        }
+        // Refused before anything is gone.
+        if crate::dir::is_dot(name) {
+            self.rmdir(who, parent, name)?;
+        }
+        let removal = RemoveAll {
+            fs: self,
+            who,
+            top: (parent, name),
+            progress,
+            files: AtomicU64::new(0),
+            directories: AtomicU64::new(0),
+        };
+        self.through(attr.ino, workers, &removal)?;
+        Ok(Removed {
+            files: removal.files.into_inner(),
+            directories: removal.directories.into_inner(),
+        })
+    }
+
+    /// The names of a directory, one leaf after the other.
+    fn runs(
+        &self,
+        dir: Ino,
+        mut each: impl FnMut(Vec<Name>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut from = Some(0);
+        while let Some(key) = from {
+            let (names, next) = {
+                let node = self.inode(dir)?;
+                list::run_from::<Name>(&self.store, live_dir(node.inode()?)?, key)?
+            };
+            each(names)?;
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Removes names of one leaf of a directory, none of them a directory's, in one record.
+    /// Returns those that need a record of their own, or are not there any more.
+    fn remove_together<'n>(&self, dir: Ino, names: &'n [Name]) -> Result<Vec<&'n Name>, Error> {
+        let (mut left, mut victims) = (Vec::new(), Vec::new());
+        for name in names {
+            match self.named_node(name.nid) {
+                Ok(node) => victims.push((name, node)),
+                Err(engine::Error::Gone(_)) => left.push(name),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let dir_node = self.node(dir)?;
+        let mut nodes = vec![&dir_node];
+        nodes.extend(victims.iter().map(|(_, node)| node));
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slots = match op.lock_sorted(&nodes) {
+            Ok(slots) => slots,
+            // One of them goes at this moment.
+            Err(engine::Error::Gone(nid)) if nid != dir => return Ok(names.iter().collect()),
+            Err(error) => return Err(error.into()),
+        };
+        live_dir(op.peek(slots[0]).inode()?)?;
+        let Some(first) = names.first() else {
+            return Ok(left);
+        };
+        let spot = list::spot(&mut op, slots[0], first.key, |_: &Name| false)?;
+        let mut taken: Vec<(&Name, Slot)> = Vec::with_capacity(victims.len());
+        let mut blocks = 0;
+        for ((name, _), slot) in victims.iter().zip(&slots[1..]) {
+            // Damage may have given an inode two names and one link.
+            let twice = taken.iter().any(|(_, other)| other == slot);
+            if !twice && self.can_go(&mut op, &spot, name, *slot, &mut blocks)? {
+                taken.push((name, *slot));
+            } else {
+                left.push(name);
+            }
+        }
+        if taken.is_empty() {
+            return Ok(left);
+        }
+        let keys = taken.iter().map(|(name, _)| name.key).collect();
+        let clearing = spot.clear(&mut op, keys)?;
+        let now = self.times.now();
+        let change = grown(op.peek(slots[0]).inode()?, -(taken.len() as i64), 0, now);
+        clearing.finish(&mut op);
+        op.apply(slots[0], change);
+        for (name, slot) in &taken {
+            op.delete(*slot);
+            self.files.times_set(name.nid, false, false);
+        }
+        let epoch = op.commit();
+        for (name, _) in &taken {
+            self.files.changed(name.nid, epoch);
+        }
+        Ok(left)
+    }
+
+    /// Whether a locked inode goes with this name, and can go in a record with others; then its
+    /// blocks are freed. `blocks`: how many the record frees.
+    fn can_go(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        spot: &list::Spot<Name>,
+        name: &Name,
+        victim: Slot,
+        blocks: &mut u64,
+    ) -> Result<bool, Error> {
+        let FsNode::Inode(inode) = op.peek(victim) else {
+            return Ok(false);
+        };
+        let listed = spot.get(op, name.key)?;
+        let same = listed.is_some_and(|n| n.nid == name.nid && n.generation == inode.generation);
+        let freed = *blocks + inode.blocks;
+        if !same || inode.is_dir() || inode.nlink != 1 || freed > data::FREE_MAX {
+            return Ok(false);
+        }
+        let disposal = self.plan_disposal(op, victim, 0, None)?;
+        *blocks = freed;
+        Ok(matches!(disposal, Some(Disposal::Delete)))
+    }
+}
+
+struct Walk<'a> {
+    fs: &'a FileSystem,
+    each: &'a (dyn Fn(Ino, DirEntry<'_>) -> Result<bool, Error> + Sync),
+}
+
+impl Work for Walk<'_> {
+    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        let entered = self.fs.runs(dir, |names| {
+            for name in &names {
+                let entry = crate::namespace::entry_of(name);
+                if (self.each)(dir, entry)? && name.kind == libc::DT_DIR {
+                    found(name);
+                }
+            }
+            Ok(())
+        });
+        match entered {
+            // Removed since it was found.
+            Err(Error::Stale(ino)) if ino == dir => Ok(()),
+            Err(Error::NotFound) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn leave(&self, _above: Option<(Ino, &[u8])>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+struct RemoveAll<'a> {
+    fs: &'a FileSystem,
+    who: &'a Caller,
+    /// Where the first directory is, and its name.
+    top: (Ino, &'a [u8]),
+    progress: &'a (dyn Fn(u64) + Sync),
+    files: AtomicU64,
+    directories: AtomicU64,
+}
+
+impl RemoveAll<'_> {
+    fn files(&self, dir: Ino, names: &[Name]) -> Result<(), Error> {
+        for names in names.chunks(REMOVED_AT_ONCE) {
+            let left = self.fs.remove_together(dir, names)?;
+            let mut gone = names.len() as u64;
+            for name in left {
+                match self.fs.unlink(self.who, dir, &name.name) {
+                    Ok(()) => {}
+                    // Somebody else removed it.
+                    Err(Error::NotFound) => gone -= 1,
+                    Err(error) => return Err(error),
+                }
+            }
+            self.files.fetch_add(gone, Ordering::Relaxed);
+            (self.progress)(gone);
+        }
+        Ok(())
+    }
+}
+
+impl Work for RemoveAll<'_> {
+    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        self.fs.runs(dir, |names| {
+            let (below, files): (Vec<Name>, Vec<Name>) = names
+                .into_iter()
+                .partition(|name| name.kind == libc::DT_DIR);
+            below.iter().for_each(&mut *found);
+            self.files(dir, &files)
+        })
+    }
+
+    fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error> {
+        let (parent, name) = above.unwrap_or(self.top);
+        self.fs.rmdir(self.who, parent, name)?;
+        self.directories.fetch_add(1, Ordering::Relaxed);
+        (self.progress)(1);
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! Many threads on one tree: walks, and removal of all of it.
+
+use crate::world::{World, list};
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use fs::{Caller, Error, FileSystem, Ino, ROOT, Removed};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+fn mkdir(fs: &FileSystem, parent: Ino, name: &str) -> Ino {
+    let made = fs.mkdir(&Caller::root(), parent, name.as_bytes(), 0o755);
+    made.unwrap().ino
+}
+
+fn file(fs: &FileSystem, parent: Ino, name: &str, bytes: usize) -> Ino {
+    let who = Caller::root();
+    let (attr, file) = fs
+        .create(&who, parent, name.as_bytes(), 0o644, libc::O_RDWR)
+        .unwrap();
+    let mut written = 0;
+    while written < bytes {
+        let piece = vec![name.len() as u8; bytes - written];
+        written += fs.write(&file, written as u64, &piece).unwrap();
+    }
+    attr.ino
+}
+
+/// Folders in folders, with files of all kinds; returns how many of each it made.
+fn grow(fs: &FileSystem, top: Ino, depth: usize) -> Removed {
+    let mut made = Removed::default();
+    let mut level = vec![top];
+    for below in 0..depth {
+        let mut next = Vec::new();
+        for dir in level {
+            for i in 0..3 {
+                next.push(mkdir(fs, dir, &format!("folder-{i}")));
+                made.directories += 1;
+            }
+            // Some folders are inline, others have many leaves.
+            let files = if below == 1 { 700 } else { 5 };
+            for i in 0..files {
+                file(fs, dir, &format!("file-with-a-long-name-{i}"), i * 37);
+                made.files += 1;
+            }
+        }
+        level = next;
+    }
+    made
+}
+
+fn free(fs: &FileSystem) -> u64 {
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    fs.statfs().blocks_free
+}
+
+#[test]
+fn a_tree_goes_with_all_that_is_in_it() {
+    for mask in [None, Some(0xF << 60)] {
+        let mut world = World::new(2, 64 << 20, 1);
+        world.options.hash_mask = mask;
+        let fs = world.open();
+        let who = Caller::root();
+        let before = free(&fs);
+        let top = mkdir(&fs, ROOT, "top");
+        let made = grow(&fs, top, 3);
+        // What is special about a file makes it go alone.
+        let linked = file(&fs, top, "linked", 5000);
+        fs.link(&who, linked, ROOT, b"outside").unwrap();
+        fs.symlink(&who, top, b"symlink", b"nowhere").unwrap();
+        let attributed = file(&fs, top, "attributed", 100);
+        let value = vec![7; 30_000];
+        fs.setxattr(&who, attributed, b"user.x", &value, 0).unwrap();
+        let used = file(&fs, top, "used", 9000);
+        let open = fs.open_file(used, libc::O_RDONLY).unwrap();
+
+        let told = AtomicU64::new(0);
+        let progress = |n| {
+            told.fetch_add(n, Ordering::Relaxed);
+        };
+        let removed = fs.remove_all(&who, ROOT, b"top", 3, &progress).unwrap();
+        assert_eq!(removed.files, made.files + 4);
+        assert_eq!(removed.directories, made.directories + 1);
+        assert_eq!(told.into_inner(), removed.files + removed.directories);
+        assert!(matches!(fs.lookup(ROOT, b"top"), Err(Error::NotFound)));
+        assert_eq!(fs.lookup(ROOT, b"outside").unwrap().nlink, 1);
+        let mut bytes = [0; 9000];
+        assert_eq!(fs.read(&open, 0, &mut bytes).unwrap(), 9000);
+        drop(open);
+        fs.unlink(&who, ROOT, b"outside").unwrap();
+        let fs = world.remount(fs);
+        let after = free(&fs);
+        assert!(
+            after + 64 >= before,
+            "{before} blocks were free, {after} are"
+        );
+        assert!(list(&fs, ROOT, 100).is_empty());
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_tree_is_removed_or_refused_as_usual() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let who = Caller::root();
+    file(&fs, ROOT, "plain", 10);
+    let remove = |name: &[u8]| fs.remove_all(&who, ROOT, name, 2, &|_| {});
+    assert_eq!(
+        remove(b"plain").unwrap(),
+        Removed {
+            files: 1,
+            directories: 0
+        }
+    );
+    assert!(matches!(remove(b"plain"), Err(Error::NotFound)));
+    let dir = mkdir(&fs, ROOT, "dir");
+    file(&fs, dir, "kept", 10);
+    for name in [&b"."[..], b".."] {
+        let error = fs.remove_all(&who, dir, name, 2, &|_| {}).unwrap_err();
+        assert!(
+            matches!(error, Error::Invalid(_) | Error::NotEmpty),
+            "{error}"
+        );
+    }
+    assert_eq!(list(&fs, dir, 10).len(), 1);
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_walk_meets_everything_once() {
+    let world = World::new(1, 64 << 20, 3);
+    let fs = world.open();
+    let top = mkdir(&fs, ROOT, "top");
+    let made = grow(&fs, top, 3);
+    let met = Mutex::new(rank::LEAF, BTreeMap::new());
+    fs.walk(top, 3, &|dir, entry| {
+        let place = (dir, entry.name.to_vec());
+        let before = met.lock().insert(place, entry.kind);
+        assert_eq!(before, None, "met twice");
+        Ok(true)
+    })
+    .unwrap();
+    let met = met.into_inner();
+    let folders = met.values().filter(|kind| **kind == libc::DT_DIR).count();
+    assert_eq!(folders as u64, made.directories);
+    assert_eq!(met.len() as u64, made.directories + made.files);
+
+    let shallow = AtomicU64::new(0);
+    fs.walk(top, 3, &|_, _| {
+        shallow.fetch_add(1, Ordering::Relaxed);
+        Ok(false)
+    })
+    .unwrap();
+    assert_eq!(shallow.into_inner(), 3 + 5);
+
+    let refused = fs.walk(top, 3, &|_, _| Err(Error::AccessDenied));
+    assert!(matches!(refused, Err(Error::AccessDenied)));
+    fs.close().unwrap();
+}
+
+/// Whatever the moment at which the power goes: what is left is a sound part of what was, and
+/// removing it again succeeds.
+#[test]
+fn a_removal_cut_short_leaves_a_part_of_the_tree() {
+    let mut rng = Rng::new(4);
+    for _ in 0..12 {
+        let mut world = World::new(2, 64 << 20, 5);
+        let fs = world.open();
+        let who = Caller::root();
+        let top = mkdir(&fs, ROOT, "top");
+        grow(&fs, top, 3);
+        let kept = file(&fs, ROOT, "kept", 10_000);
+        fs.sync().unwrap();
+        fs.store().checkpoint().unwrap();
+        let mut names = BTreeMap::new();
+        collect(&fs, top, &mut names);
+
+        world.switch.cut_after(rng.below(120));
+        let commit = |_| {
+            // Many small batches, so that the cut falls between them; one fails at the cut.
+            let done = fs.store().commit_through(fs.store().epoch());
+            assert!(done.is_ok() || world.switch.is_cut());
+        };
+        let removed = fs.remove_all(&who, ROOT, b"top", 2, &commit);
+        assert!(removed.is_ok() || world.switch.is_cut());
+        world.switch.cut_now();
+        assert!(fs.close().is_err());
+        drop(fs);
+        world.restart(&mut rng);
+        let fs = world.open();
+        assert_eq!(fs.getattr(kept).unwrap().size, 10_000);
+        if let Ok(attr) = fs.lookup(ROOT, b"top") {
+            let mut left = BTreeMap::new();
+            collect(&fs, attr.ino, &mut left);
+            assert!(
+                left.iter()
+                    .all(|(place, size)| names.get(place) == Some(size))
+            );
+            fs.remove_all(&who, ROOT, b"top", 2, &|_| {}).unwrap();
+        }
+        fs.close().unwrap();
+        drop(fs);
+        world.check();
+    }
+}
+
+fn collect(fs: &FileSystem, top: Ino, into: &mut BTreeMap<(Ino, Vec<u8>), u64>) {
+    let found = Mutex::new(rank::LEAF, Vec::new());
+    fs.walk(top, 1, &|dir, entry| {
+        found.lock().push((dir, entry.name.to_vec(), entry.ino));
+        Ok(true)
+    })
+    .unwrap();
+    for (dir, name, ino) in found.into_inner() {
+        let attr = fs.getattr(ino).unwrap();
+        let size = if attr.is_dir() { 0 } else { attr.size };
+        into.insert((dir, name), size);
+    }
+}
+
+/// Others make and remove files in the tree meanwhile.
+#[test]
+fn a_tree_in_use_is_removed_or_found_not_empty() {
+    let world = World::new(1, 128 << 20, 6);
+    let fs = world.open();
+    let who = Caller::root();
+    for round in 0..20u64 {
+        let top = mkdir(&fs, ROOT, "top");
+        grow(&fs, top, 2);
+        base::thread::parallel(3, |i| {
+            if i == 0 {
+                match fs.remove_all(&who, ROOT, b"top", 2, &|_| {}) {
+                    Ok(_) | Err(Error::NotEmpty) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                return;
+            }
+            let mut rng = Rng::new(round * 3 + i as u64);
+            for n in 0..400 {
+                let name = format!("file-with-a-long-name-{}", rng.below(700));
+                let outcome = match n % 3 {
+                    0 => fs.unlink(&who, top, name.as_bytes()),
+                    1 => fs.rename(&who, top, name.as_bytes(), ROOT, name.as_bytes(), 0),
+                    _ => fs
+                        .mknod(&who, top, name.as_bytes(), libc::S_IFREG | 0o600, 0)
+                        .map(|_| ()),
+                };
+                match outcome {
+                    Ok(()) | Err(Error::NotFound | Error::Exists | Error::Stale(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        match fs.remove_all(&who, ROOT, b"top", 2, &|_| {}) {
+            Ok(_) | Err(Error::NotFound) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
