@@ -42,6 +42,7 @@ impl Files {
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let state = &file.state;
         let exclusive = state.lock_exclusive()?;
+        self.touch(state);
         match mode & !libc::FALLOC_FL_KEEP_SIZE {
             0 => self.allocate(state, offset..end)?,
             libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end)?,
@@ -53,8 +54,6 @@ impl Files {
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
         }
-        let (now, now_ns) = (self.now(), self.now_ns());
-        state.meta.lock().touch(now, now_ns);
         Ok(())
     }
 

@@ -44,6 +44,7 @@ impl Files {
         size: u64,
         _exclusive: &WriteGuard<'_, ()>,
     ) -> Result<(), Error> {
+        self.touch(state);
         let old = state.size();
         if size > old {
             // No write touches the last page, so it must be settled even if it stays the last.
@@ -51,10 +52,8 @@ impl Files {
         } else {
             self.shrink(state, size)?;
         }
-        let (now, now_ns) = (self.now(), self.now_ns());
-        let mut meta = state.meta.lock();
-        meta.size = size;
-        meta.touch(now, now_ns);
+        state.meta.lock().size = size;
+        self.note_ahead(state);
         Ok(())
     }
 

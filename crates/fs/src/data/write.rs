@@ -67,6 +67,7 @@ impl Files {
         if end <= offset {
             return Err(Error::FileTooLarge);
         }
+        self.touch(state);
         let mut at = offset;
         let outcome = self.extend_tail(state, offset).and_then(|()| {
             while at < end {
@@ -81,15 +82,30 @@ impl Files {
             }
             Ok(())
         });
+        self.note_ahead(state);
         if at > offset {
-            let (now, now_ns) = (self.now(), self.now_ns());
-            state.meta.lock().touch(now, now_ns);
             if planted(Canary::SizeBeforeData) {
                 self.log_changes(state, Vec::new(), Vec::new(), state.size())?;
             }
             return Ok((at - offset) as usize);
         }
         outcome.map(|()| 0)
+    }
+
+    /// The content is about to change. Records of the change itself carry the new times: a crash
+    /// must not leave a new size under an old time.
+    pub(super) fn touch(&self, state: &Arc<FileState>) {
+        let (now, now_ns) = (self.now(), self.now_ns());
+        state.meta.lock().touch(now, now_ns);
+    }
+
+    /// The content has changed. What was logged meanwhile may have ended what `touch` began.
+    pub(super) fn note_ahead(&self, state: &Arc<FileState>) {
+        let now_ns = self.now_ns();
+        let mut meta = state.meta.lock();
+        if meta.is_ahead() {
+            meta.ahead(now_ns);
+        }
     }
 
     /// Writes page by page where a whole step found no space, as far as it goes.
@@ -301,6 +317,7 @@ impl Files {
         if end > SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
+        self.touch(state);
         self.extend_tail(state, offset)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
         state.meta.lock().keep_extents = true;
@@ -321,8 +338,6 @@ impl Files {
             }
             at = stop;
         }
-        let (now, now_ns) = (self.now(), self.now_ns());
-        state.meta.lock().touch(now, now_ns);
         Ok(((at - pages.start) * PAGE) as usize)
     }
 
