@@ -10,7 +10,7 @@ use crate::world::{Machine, Shape};
 use base::rng::Rng;
 use base::{sched, thread};
 use device::sim::Survival;
-use fs::{Caller, ROOT};
+use fs::{Caller, ROOT, SetAttr};
 use std::sync::Arc;
 
 /// Sequences that have broken file systems before, after the usual set-up.
@@ -75,11 +75,20 @@ fn interposed(base: &Base) -> Result<(), String> {
         run(&mut driver, &Op::Chmod("A".into(), 0o700))?;
         run(&mut driver, &Op::Sync)?;
         let fs = Arc::clone(driver.fs());
+        // Names that begin with a dot are not part of the model.
+        let made = fs.mknod(&Caller::root(), ROOT, b".between", libc::S_IFREG | 0o644, 0);
+        let between = made.map_err(|e| e.to_string())?.ino;
+        driver.learn_top()?;
+        run(&mut driver, &Op::Sync)?;
         let commit = move || {
             // The outcome shows after the cut.
-            let made = fs.mknod(&Caller::root(), ROOT, b".between", libc::S_IFREG | 0o644, 0);
+            let set = SetAttr {
+                mode: Some(0o600),
+                ..SetAttr::default()
+            };
+            let changed = fs.setattr(&Caller::root(), between, &set);
             let done = fs.store().commit_through(fs.store().epoch());
-            debug_assert!(made.is_ok() && done.is_ok());
+            debug_assert!(changed.is_ok() && done.is_ok());
         };
         driver
             .machine

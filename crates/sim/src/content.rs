@@ -7,6 +7,7 @@
 //!    life: the old content or the new one, never some of each.
 //! 3. While `pending` is there, nothing of the new life can have been logged.
 
+use format::BLOCK_SIZE;
 use std::sync::Arc;
 
 /// The unit of which a crash leaves one version or another, in bytes.
@@ -135,10 +136,15 @@ impl History {
 
     /// Whether a crash may leave this content. `Err` says what is wrong.
     pub fn allows(&self, found: &[u8]) -> Result<(), String> {
+        self.allows_but(found, &|_| false)
+    }
+
+    /// As `allows`, but for the pages for which `spared` holds.
+    pub fn allows_but(&self, found: &[u8], spared: &dyn Fn(u64) -> bool) -> Result<(), String> {
         let first = self.versions[0].life;
         let mut complaint = String::new();
         for life in first..=self.life {
-            match self.life_allows(life, found) {
+            match self.life_allows(life, found, spared) {
                 Ok(()) => return Ok(()),
                 Err(what) => complaint = what,
             }
@@ -146,7 +152,12 @@ impl History {
         Err(complaint)
     }
 
-    fn life_allows(&self, life: u32, found: &[u8]) -> Result<(), String> {
+    fn life_allows(
+        &self,
+        life: u32,
+        found: &[u8],
+        spared: &dyn Fn(u64) -> bool,
+    ) -> Result<(), String> {
         let mine: Vec<&Version> = self.versions.iter().filter(|v| v.life == life).collect();
         let sizes = mine.iter().map(|v| v.bytes.len());
         let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max()) else {
@@ -167,7 +178,8 @@ impl History {
             let holds = |(number, version): (usize, &&Version)| {
                 version.holds(i * SECTOR, sector, number >= zeros_from)
             };
-            if !versions.any(holds) {
+            let page = (i * SECTOR / BLOCK_SIZE) as u64;
+            if !versions.any(holds) && !spared(page) {
                 return Err(format!(
                     "sector {i} of {} holds what nothing wrote there: {:02x?}…",
                     found.len().div_ceil(SECTOR),

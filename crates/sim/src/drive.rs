@@ -26,6 +26,8 @@ pub struct Driver {
     root: Ino,
     pub oracle: Oracle,
     inos: BTreeMap<Id, Ino>,
+    /// When the last operation began.
+    began: u64,
     held: BTreeMap<Id, Arc<OpenFile>>,
     /// Held files whose handle was told that a device lost what was written.
     told: BTreeSet<Id>,
@@ -40,22 +42,32 @@ impl Driver {
     /// Opens a file system of which nothing is known but that it is empty.
     pub fn fresh(machine: Machine, calm: bool) -> Result<Driver, String> {
         let fs = machine.open().map_err(|e| format!("open: {e}"))?;
-        Ok(Driver::over(Arc::new(machine), fs, ROOT, calm))
+        let mut driver = Driver::over(Arc::new(machine), fs, ROOT, calm);
+        driver.learn_top()?;
+        Ok(driver)
     }
 
     /// A driver for what is at and below an empty directory of an open file system.
-    pub fn over(machine: Arc<Machine>, fs: Arc<FileSystem>, root: Ino, calm: bool) -> Driver {
+    fn over(machine: Arc<Machine>, fs: Arc<FileSystem>, root: Ino, calm: bool) -> Driver {
         Driver {
             machine,
             fs: Some(fs),
             root,
             oracle: Oracle::new(calm),
             inos: BTreeMap::from([(TOP, root)]),
+            began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             trouble: false,
             given_up: false,
         }
+    }
+
+    /// Takes the times of the first directory for right, after something that the model did not do.
+    pub fn learn_top(&mut self) -> Result<(), String> {
+        let attr = self.fs().getattr(self.root).map_err(|e| e.to_string())?;
+        self.oracle.learn_top(look::shown(&attr));
+        Ok(())
     }
 
     /// Recovers after a power cut and compares with what the oracle allows.
@@ -73,17 +85,30 @@ impl Driver {
     ) -> Result<Driver, String> {
         let found = look::look_below(&fs, root)?;
         let (oracle, pairs) = oracle.check(&found)?;
-        Ok(Driver {
+        Ok(Driver::judged(machine, fs, root, &found, oracle, &pairs))
+    }
+
+    /// A driver for what was looked at and is as the oracle says.
+    pub fn judged(
+        machine: Arc<Machine>,
+        fs: Arc<FileSystem>,
+        root: Ino,
+        found: &Found,
+        oracle: Oracle,
+        pairs: &BTreeMap<Id, usize>,
+    ) -> Driver {
+        Driver {
             machine,
             fs: Some(fs),
             root,
-            inos: inos_of(&found, &pairs),
+            inos: inos_of(found, pairs),
             oracle,
+            began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             trouble: false,
             given_up: false,
-        })
+        }
     }
 
     /// Opens a file system of which all is known.
@@ -99,6 +124,7 @@ impl Driver {
             root: ROOT,
             oracle,
             inos,
+            began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             trouble: false,
@@ -116,6 +142,11 @@ impl Driver {
         self.fs.as_ref().map(|fs| fs.store().journal_batches())
     }
 
+    /// The file system, unless it could not be opened again.
+    pub fn opened(&self) -> Option<&Arc<FileSystem>> {
+        self.fs.as_ref()
+    }
+
     pub fn fs(&self) -> &Arc<FileSystem> {
         self.fs.as_ref().expect("open until dropped")
     }
@@ -129,6 +160,7 @@ impl Driver {
                 "the file system shows {found}\nthe model has {model}"
             ));
         };
+        self.oracle.shows_times(&found, &pairs)?;
         for (id, index) in &pairs {
             let thing = &found.things[*index];
             if let Some(bytes) = &thing.content
@@ -156,13 +188,16 @@ impl Driver {
 
     /// Notes that an operation is about to run.
     pub fn begin(&mut self, op: &Op) -> Result<Change, i32> {
+        // What two operations stamp differs.
+        self.machine.advance(1);
+        self.began = self.machine.now_ns();
         if self.given_up && op.changes_content() {
             return Ok(Change {
                 idle: true,
                 ..Change::default()
             });
         }
-        let change = self.oracle.begin(op)?;
+        let change = self.oracle.begin(op, self.began)?;
         if self.given_up {
             // What a file had before it took another's name may be lost already.
             self.oracle.drop_barriers();
@@ -254,9 +289,12 @@ impl Driver {
         let Some(id) = self.oracle.now().file(path) else {
             return Ok(());
         };
-        let content = self.ino(path).and_then(|ino| look::content(self.fs(), ino));
-        match content {
-            Ok(bytes) => self.oracle.observe(id, bytes),
+        let left = self.ino(path).and_then(|ino| {
+            let shown = look::shown(&self.fs().getattr(ino)?);
+            Ok((look::content(self.fs(), ino)?, shown))
+        });
+        match left {
+            Ok((bytes, shown)) => self.oracle.observe(id, bytes, shown, self.began),
             Err(error) => return Err(Stop::Environment(error.to_string())),
         }
         Ok(())

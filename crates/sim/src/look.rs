@@ -1,7 +1,9 @@
 //! What a file system shows: every name, attribute and byte of it.
 
+use crate::times::Shown;
 use crate::tree::{Id, Kind, TOP, Thing, Tree};
-use fs::{FileSystem, Ino, ROOT};
+use base::clock::Timestamp;
+use fs::{Attr, FileSystem, Ino, ROOT};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -19,12 +21,15 @@ pub struct FoundThing {
     pub path: String,
     /// What a regular file holds.
     pub content: Option<Vec<u8>>,
+    pub times: Shown,
 }
 
 /// Everything at and below one directory, which comes first.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub things: Vec<FoundThing>,
+    /// The time at which it was found, in nanoseconds.
+    pub now_ns: u64,
 }
 
 /// All names of a directory but those that begin with a dot.
@@ -47,6 +52,15 @@ pub fn content(fs: &FileSystem, ino: Ino) -> Result<Vec<u8>, fs::Error> {
     let len = fs.read(&file, 0, &mut bytes)?;
     bytes.truncate(len);
     Ok(bytes)
+}
+
+/// The times among a thing's attributes.
+pub fn shown(attr: &Attr) -> Shown {
+    let ns = |time: Timestamp| time.sec as u64 * 1_000_000_000 + time.nsec as u64;
+    Shown {
+        mtime: ns(attr.mtime),
+        ctime: ns(attr.ctime),
+    }
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -80,6 +94,7 @@ fn thing(fs: &FileSystem, ino: Ino, path: String) -> Result<FoundThing, fs::Erro
         names: BTreeMap::new(),
         path,
         content,
+        times: shown(&attr),
     })
 }
 
@@ -95,6 +110,7 @@ pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
     let first = thing(fs, top, String::new()).map_err(|e| format!("the root: {e}"))?;
     let mut found = Found {
         things: vec![first],
+        now_ns: fs.clock().monotonic_ns(),
     };
     let mut known = BTreeMap::from([(top, 0)]);
     let mut todo = vec![0];
@@ -134,6 +150,11 @@ pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
 }
 
 impl FoundThing {
+    /// Bytes in a regular file.
+    pub fn size(&self) -> u64 {
+        self.content.as_ref().map_or(0, |bytes| bytes.len() as u64)
+    }
+
     fn is(&self, thing: &Thing) -> bool {
         self.kind == thing.kind
             && self.nlink == thing.nlink

@@ -5,11 +5,14 @@
 //! 2. A file's content is made of what it held when it was last synced and of later writes,
 //!    sector by sector ([`History`]); a file that was cut to nothing and rewritten is old or new.
 //! 3. A file that took another's place by rename has at least the content of that moment.
+//! 4. Times are those of some operation of the prefix ([`Changes`]).
 
 use crate::content::History;
+use crate::lies::Spared;
 use crate::look::Found;
 use crate::op::{How, Op, pattern};
-use crate::tree::{Change, Id, Outcome, Tree};
+use crate::times::{Beginnings, Changes, Shown, Stamp};
+use crate::tree::{Change, Id, Kind, Outcome, TOP, Tree};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,6 +31,10 @@ pub struct Oracle {
     /// Operations before the first of `states`.
     before: usize,
     contents: BTreeMap<Id, History>,
+    /// When the content of each file changed.
+    changes: BTreeMap<Id, Changes>,
+    /// When operations began.
+    when: Beginnings,
     /// The last operation on each thing's names and attributes.
     touched: BTreeMap<Id, usize>,
     barriers: Vec<Barrier>,
@@ -41,6 +48,8 @@ impl Oracle {
             states: vec![Arc::default()],
             before: 0,
             contents: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            when: Beginnings::default(),
             touched: BTreeMap::new(),
             barriers: Vec::new(),
             calm,
@@ -80,17 +89,27 @@ impl Oracle {
     pub fn all_durable(&mut self) {
         self.durable_through(self.operations());
         self.contents.values_mut().for_each(History::durable);
+        self.changes.values_mut().for_each(Changes::durable);
     }
 
-    /// Notes that an operation begins: from now on a crash may leave its outcome. An errno means
-    /// that it must fail with that.
-    pub fn begin(&mut self, op: &Op) -> Outcome<Change> {
+    /// The first directory shows these times, which no operation of the model has set.
+    pub fn learn_top(&mut self, shown: Shown) {
+        let newest = self.states.last_mut().expect("there is a state");
+        let top = Arc::make_mut(newest).at_mut(TOP);
+        (top.mtime, top.ctime) = (shown.mtime, shown.ctime);
+    }
+
+    /// Notes that an operation begins at `now`: from then on a crash may leave its outcome. An
+    /// errno means that it must fail with that.
+    pub fn begin(&mut self, op: &Op, now: Stamp) -> Outcome<Change> {
+        self.when.push(now);
         if let Op::Rename(from, ..) = op
             && let Some(id) = self.now().file(from)
         {
             self.history(id).write_back();
         }
         let mut next = self.now().clone();
+        next.began = now;
         let change = next.apply(op)?;
         if !change.idle {
             self.states.push(Arc::new(next));
@@ -100,6 +119,9 @@ impl Oracle {
             }
             if let Some(id) = change.created {
                 self.contents.insert(id, History::new(Vec::new()));
+                if self.now().at(id).kind == Kind::File {
+                    self.changes.insert(id, Changes::new(now, 0));
+                }
             }
             if let Some(file) = change.replacer {
                 let version = self.contents[&file].number();
@@ -111,6 +133,7 @@ impl Oracle {
             }
         }
         self.begin_content(op, &change);
+        self.begin_change(op, &change, now);
         Ok(change)
     }
 
@@ -122,14 +145,18 @@ impl Oracle {
         self.states.pop();
         if let Some(id) = change.created {
             self.contents.remove(&id);
+            self.changes.remove(&id);
         }
         if change.replacer.is_some() {
             self.barriers.pop();
         }
     }
 
-    /// A file holds this now; how it came to that is not known.
-    pub fn observe(&mut self, id: Id, bytes: Vec<u8>) {
+    /// A file holds this now, after the operation that began at `began` failed half-way.
+    pub fn observe(&mut self, id: Id, bytes: Vec<u8>, shown: Shown, began: Stamp) {
+        if let Some(changes) = self.changes.get_mut(&id) {
+            changes.failed(began, shown.mtime >= began, bytes.len() as u64);
+        }
         let history = self.history(id);
         history.write_back();
         history.change(bytes, true);
@@ -212,6 +239,28 @@ impl Oracle {
         }
     }
 
+    /// Notes what an operation does to a file's times.
+    fn begin_change(&mut self, op: &Op, change: &Change, now: Stamp) {
+        let id = match op {
+            Op::Write { path, .. }
+            | Op::Rewrite { path, .. }
+            | Op::Truncate(path, _)
+            | Op::Fallocate { path, .. } => self.now().file(path),
+            Op::TmpLink { .. } => change.created,
+            _ => None,
+        };
+        let Some(id) = id else {
+            return;
+        };
+        let size = self.contents[&id].now().len() as u64;
+        if let Some(changes) = self.changes.get_mut(&id) {
+            if matches!(op, Op::Rewrite { .. }) {
+                changes.push(now, 0);
+            }
+            changes.push(now, size);
+        }
+    }
+
     /// Notes that an operation has returned without an error: what it promises holds.
     pub fn done(&mut self, op: &Op) {
         match op {
@@ -248,6 +297,9 @@ impl Oracle {
         if let Some(history) = self.contents.get_mut(&id) {
             history.durable();
         }
+        if let Some(changes) = self.changes.get_mut(&id) {
+            changes.size_durable();
+        }
         if let Some(operation) = self.touched.get(&id) {
             self.durable_through(*operation);
         }
@@ -256,17 +308,31 @@ impl Oracle {
     /// Compares what a crash left with what it may leave. If all is well, returns what is
     /// certain from now on, with the thing found for each of the model's.
     pub fn check(&self, found: &Found) -> Result<(Oracle, BTreeMap<Id, usize>), String> {
+        self.check_but(found, &Spared::default())
+    }
+
+    /// As `check`, but for the pages of files that are spared.
+    pub fn check_but(
+        &self,
+        found: &Found,
+        spared: &Spared,
+    ) -> Result<(Oracle, BTreeMap<Id, usize>), String> {
         let mut complaint = None;
         for (at, tree) in self.states.iter().enumerate().rev() {
             let Some(pairs) = found.matches(tree) else {
                 continue;
             };
-            match self.check_contents(found, &pairs, self.before + at) {
+            let checked = self
+                .check_times(found, &pairs, at)
+                .and_then(|()| self.check_contents(found, &pairs, self.before + at, spared));
+            match checked {
                 Ok(contents) => {
                     let settled = Oracle {
-                        states: vec![Arc::clone(tree)],
+                        states: vec![Arc::new(timed(tree, found, &pairs))],
                         before: 0,
                         contents,
+                        changes: changes_of(found, &pairs),
+                        when: Beginnings::default(),
                         touched: BTreeMap::new(),
                         barriers: Vec::new(),
                         calm: self.calm,
@@ -287,11 +353,50 @@ impl Oracle {
         }))
     }
 
+    /// Compares times with what a crash may leave when the state with this number is the last
+    /// one that survived.
+    fn check_times(
+        &self,
+        found: &Found,
+        pairs: &BTreeMap<Id, usize>,
+        at: usize,
+    ) -> Result<(), String> {
+        let end = self.states.get(at + 1).map_or(u64::MAX, |next| next.began);
+        let tree = &self.states[at];
+        for (id, index) in pairs {
+            let (thing, model) = (&found.things[*index], tree.at(*id));
+            let (shown, size) = (&thing.times, thing.size());
+            if shown.mtime.max(shown.ctime) > found.now_ns {
+                return Err(format!("{}: {shown:?} is in the future", thing.path));
+            }
+            let checked = match self.changes.get(id) {
+                Some(changes) => changes.allows(shown, size, model.ctime, end, &self.when),
+                None => shown.is(model.mtime, model.ctime, &self.when),
+            };
+            checked.map_err(|what| format!("{}: {what}", thing.path))?;
+        }
+        Ok(())
+    }
+
+    /// Compares times with what programs must see now.
+    pub fn shows_times(&self, found: &Found, pairs: &BTreeMap<Id, usize>) -> Result<(), String> {
+        for (id, index) in pairs {
+            let (thing, model) = (&found.things[*index], self.now().at(*id));
+            let checked = match self.changes.get(id) {
+                Some(changes) => changes.shows(&thing.times, model.ctime, &self.when),
+                None => thing.times.is(model.mtime, model.ctime, &self.when),
+            };
+            checked.map_err(|what| format!("{}: {what}", thing.path))?;
+        }
+        Ok(())
+    }
+
     fn check_contents(
         &self,
         found: &Found,
         pairs: &BTreeMap<Id, usize>,
         operations: usize,
+        spared: &Spared,
     ) -> Result<BTreeMap<Id, History>, String> {
         let mut contents = BTreeMap::new();
         for (id, index) in pairs {
@@ -307,12 +412,31 @@ impl Oracle {
             let least = barriers.map(|b| b.version).max().unwrap_or(0);
             let history = history.after(least);
             history
-                .allows(bytes)
+                .allows_but(bytes, &|page| spared.has(*id, *index, page))
                 .map_err(|what| format!("{}: {what}", thing.path))?;
             contents.insert(*id, History::new(bytes.clone()));
         }
         Ok(contents)
     }
+}
+
+/// The tree with the times that were found.
+fn timed(tree: &Tree, found: &Found, pairs: &BTreeMap<Id, usize>) -> Tree {
+    let mut tree = tree.clone();
+    tree.began = 0;
+    for (id, index) in pairs {
+        let (thing, times) = (tree.at_mut(*id), found.things[*index].times);
+        (thing.mtime, thing.ctime) = (times.mtime, times.ctime);
+    }
+    tree
+}
+
+fn changes_of(found: &Found, pairs: &BTreeMap<Id, usize>) -> BTreeMap<Id, Changes> {
+    let files = pairs.iter().map(|(id, index)| (id, &found.things[*index]));
+    files
+        .filter(|(_, thing)| thing.kind == Kind::File)
+        .map(|(id, thing)| (*id, Changes::new(thing.times.mtime, thing.size())))
+        .collect()
 }
 
 fn written(before: &[u8], offset: u64, len: u64, tag: u64) -> Vec<u8> {

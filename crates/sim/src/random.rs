@@ -5,6 +5,8 @@
 
 use crate::drive::{Driver, Stop};
 use crate::explore::{Failure, Seen};
+use crate::lies::{Judged, Lies};
+use crate::look;
 use crate::op::{How, Op};
 use crate::oracle::Oracle;
 use crate::run::guarded;
@@ -16,6 +18,7 @@ use fs::{Caller, FileSystem, ROOT};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A fault that a device is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +33,20 @@ pub enum Fault {
     Heal,
     /// Bits flip in the journal while the power is off.
     RotJournal,
+    /// Writes are reported as good, and lost.
+    Lose,
+    LoseJournal,
+    /// Writes are reported as good, and go to another place.
+    Misdirect,
+    /// Bits flip somewhere, now.
+    Rot,
+    /// All operations take so many milliseconds (0: hardly any time) of the machine's clock.
+    Slow,
+    /// The next operation takes so many milliseconds.
+    Stall,
 }
 
-const FAULTS: [(Fault, &str); 7] = [
+const FAULTS: [(Fault, &str); 13] = [
     (Fault::Reads, "fail-reads"),
     (Fault::Writes, "fail-writes"),
     (Fault::Journal, "fail-journal-writes"),
@@ -40,6 +54,12 @@ const FAULTS: [(Fault, &str); 7] = [
     (Fault::Vanish, "vanish"),
     (Fault::Heal, "heal"),
     (Fault::RotJournal, "rot-journal"),
+    (Fault::Lose, "lose-writes"),
+    (Fault::LoseJournal, "lose-journal-writes"),
+    (Fault::Misdirect, "misdirect-writes"),
+    (Fault::Rot, "rot"),
+    (Fault::Slow, "slow"),
+    (Fault::Stall, "stall"),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +72,7 @@ pub enum Step {
     Recover(u64),
     /// Looks at what a cut within the next operation would leave, and goes on.
     Probe(u64),
-    /// On a device, this often (0: always).
+    /// On a device, this often (0: always), or as the fault says.
     Fault(Fault, u64, u64),
 }
 
@@ -105,6 +125,10 @@ pub enum Trouble {
     Errors,
     /// Bits of the journal rot.
     Rot,
+    /// Devices lie: writes are lost or misdirected, and bits rot.
+    Lies,
+    /// Devices take their time, or are stuck for minutes.
+    Slow,
 }
 
 /// What follows from a run's seed alone.
@@ -127,10 +151,14 @@ impl Setting {
         let troubles = [
             Trouble::None,
             Trouble::None,
+            Trouble::None,
             Trouble::Full,
             Trouble::Errors,
             Trouble::Errors,
             Trouble::Rot,
+            Trouble::Lies,
+            Trouble::Lies,
+            Trouble::Slow,
         ];
         let mut rng = Rng::new(seed ^ 0x5E77_1465);
         let trouble = *rng.pick(&troubles);
@@ -217,21 +245,10 @@ impl Generator {
         if self.setting.trouble == Trouble::Rot && self.left_in_cycle == 1 {
             return Some(Step::Fault(Fault::RotJournal, 0, rng.next_u64() >> 16));
         }
-        if self.setting.trouble == Trouble::Errors && rng.one_in(25) {
-            let fault = *rng.pick(&[
-                Fault::Reads,
-                Fault::Writes,
-                Fault::Writes,
-                Fault::Journal,
-                Fault::Flushes,
-                Fault::Flushes,
-                Fault::Vanish,
-                Fault::Heal,
-            ]);
-            let times = *rng.pick(&[0, 1, 1, 1, 2]);
-            return Some(Step::Fault(fault, rng.below(devices), times));
+        if let Some(step) = fault(rng, &self.setting, devices) {
+            return Some(step);
         }
-        if rng.one_in(12) {
+        if self.setting.trouble != Trouble::Lies && rng.one_in(12) {
             return Some(Step::Probe(rng.next_u64() >> 16));
         }
         if let Some(op) = self.queued.pop() {
@@ -372,6 +389,49 @@ impl Generator {
     }
 }
 
+/// A fault, now and then, of the kind that the run is in.
+fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
+    let (rarely, faults): (u64, &[Fault]) = match setting.trouble {
+        Trouble::Errors => (25, &ERRORS),
+        // Few, so that not all of them are found out at once.
+        Trouble::Lies => (setting.steps, &LIES),
+        Trouble::Slow => (25, &[Fault::Slow, Fault::Slow, Fault::Stall]),
+        Trouble::None | Trouble::Full | Trouble::Rot => return None,
+    };
+    if !rng.one_in(rarely) {
+        return None;
+    }
+    let fault = *rng.pick(faults);
+    let times = match fault {
+        Fault::Slow => *rng.pick(&[0, 1, 30, 700]),
+        Fault::Stall => *rng.pick(&[2000, 40_000, 600_000]),
+        Fault::Rot => rng.next_u64() >> 16,
+        Fault::Misdirect => rng.range(1, 3),
+        _ => *rng.pick(&[0, 1, 1, 1, 2]),
+    };
+    Some(Step::Fault(fault, rng.below(devices), times))
+}
+
+const ERRORS: [Fault; 8] = [
+    Fault::Reads,
+    Fault::Writes,
+    Fault::Writes,
+    Fault::Journal,
+    Fault::Flushes,
+    Fault::Flushes,
+    Fault::Vanish,
+    Fault::Heal,
+];
+
+const LIES: [Fault; 6] = [
+    Fault::Lose,
+    Fault::LoseJournal,
+    Fault::Misdirect,
+    Fault::Misdirect,
+    Fault::Rot,
+    Fault::Heal,
+];
+
 /// A run: where its steps come from, and what has come of them.
 struct Run<'a> {
     setting: Setting,
@@ -382,6 +442,7 @@ struct Run<'a> {
     /// What was known before each of the last syncs, for damage that may have hit their batch;
     /// a sync that finds nothing new writes none.
     earlier: Vec<Oracle>,
+    lies: Lies,
     probe: Option<u64>,
 }
 
@@ -446,9 +507,10 @@ impl<'a> Run<'a> {
         let image = Image::format(&setting.shape)?;
         let machine = Machine::new(&image, 7);
         let mut driver = Driver::fresh(machine, setting.calm)?;
-        driver.trouble = setting.trouble != Trouble::None;
+        driver.trouble = !matches!(setting.trouble, Trouble::None | Trouble::Slow);
         if setting.trouble == Trouble::Full {
             fill(driver.fs()).map_err(|e| format!("filling: {e}"))?;
+            driver.learn_top()?;
         }
         Ok(Run {
             setting: setting.clone(),
@@ -456,6 +518,7 @@ impl<'a> Run<'a> {
             driver: Some(driver),
             halted: false,
             earlier: Vec::new(),
+            lies: Lies::default(),
             probe: None,
         })
     }
@@ -475,19 +538,20 @@ impl<'a> Run<'a> {
             return Ok(true);
         }
         match step {
-            Step::Op(op) => self.op(op)?,
+            Step::Op(op) => return self.op(op),
             Step::CutAfter(ios) => self.driver().machine.switch.cut_after(*ios),
             Step::Probe(seed) => self.probe = Some(*seed),
             Step::Fault(Fault::RotJournal, _, seed) => return self.rot(*seed),
             Step::Fault(fault, device, times) => self.fault(*fault, *device, *times),
-            Step::Recover(seed) => self.recover(*seed)?,
+            Step::Recover(seed) => return self.recover(*seed),
         }
         Ok(true)
     }
 
-    fn op(&mut self, op: &Op) -> Result<(), String> {
+    fn op(&mut self, op: &Op) -> Result<bool, String> {
         let probe = self.probe.take();
-        let before = self.setting.trouble == Trouble::Rot;
+        let lies = self.setting.trouble == Trouble::Lies;
+        let before = lies || self.setting.trouble == Trouble::Rot;
         let earlier = before.then(|| self.driver().oracle.clone());
         let driver = self.driver.as_mut().expect("between steps there is one");
         let batches = driver.batches();
@@ -504,29 +568,55 @@ impl<'a> Run<'a> {
             Err(Stop::Environment(_)) => self.halted = true,
             Err(Stop::Violation(what)) => return Err(what),
         }
-        if self.driver().batches() != batches {
+        let wrote = self.driver().batches() != batches;
+        if lies && let Some(before) = earlier {
+            let driver = self.driver.as_ref().expect("between steps there is one");
+            let (machine, fs) = (&driver.machine, driver.opened());
+            let fs = fs.map(|fs| &**fs);
+            self.lies.after(machine, fs, driver.inos(), before, wrote);
+        } else if wrote {
             self.earlier.extend(earlier);
             let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
             self.earlier.drain(..drop);
         }
         if *op == Op::Remount && !self.halted && !self.driver().given_up {
             // Nothing is in a cache now.
-            self.verify()?;
+            return self.verify();
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Compares everything with the newest state of the model; injected faults are no excuse for
     /// other contents, but one for errors.
-    fn verify(&mut self) -> Result<(), String> {
+    fn verify(&mut self) -> Result<bool, String> {
+        if self.lies.ever() {
+            return self.compare();
+        }
         let outcome = self.driver().verify_now();
         let no_power = self.driver().machine.switch.is_cut();
         match outcome {
             Err(_) if no_power || self.setting.trouble == Trouble::Errors => {
                 self.halted = true;
-                Ok(())
+                Ok(true)
             }
-            other => other,
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Compares everything with what may be there after lies.
+    fn compare(&mut self) -> Result<bool, String> {
+        let driver = self.driver.as_ref().expect("between steps there is one");
+        let found = match look::look_below(driver.fs(), ROOT) {
+            Ok(found) => found,
+            Err(_) => {
+                self.halted = true;
+                return Ok(true);
+            }
+        };
+        let (machine, oracle) = (&driver.machine, &driver.oracle);
+        match self.lies.judge(machine, driver.fs(), &found, oracle)? {
+            Judged::Right(..) => Ok(true),
+            Judged::Shorter => Ok(false),
         }
     }
 
@@ -553,6 +643,7 @@ impl<'a> Run<'a> {
     fn fault(&mut self, fault: Fault, device: u64, times: u64) {
         let machine = &self.driver().machine;
         let device = &machine.devices[device as usize % machine.devices.len()];
+        let clock = || Some(machine.clock.clone());
         let often = match times {
             0 => Times::Always,
             n => Times::Next(n),
@@ -563,22 +654,37 @@ impl<'a> Run<'a> {
             Fault::Journal => device.fail_writes(often, Some(0..2 << 20)),
             Fault::Flushes => device.fail_flushes(often),
             Fault::Vanish => device.vanish_after(times * 5),
+            Fault::Lose => device.lose_writes(often, None),
+            Fault::LoseJournal => device.lose_writes(often, Some(0..2 << 20)),
+            Fault::Misdirect => device.misdirect_writes(often, None),
+            Fault::Rot => drop(device.rot(&mut Rng::new(times))),
+            Fault::Slow => device.slow_down(Duration::from_millis(times), clock()),
+            Fault::Stall => device.stall(Duration::from_millis(times), &machine.clock),
             Fault::Heal | Fault::RotJournal => device.heal(),
         }
     }
 
-    fn recover(&mut self, seed: u64) -> Result<(), String> {
+    /// False: what devices have lied about is noticed, or cannot be, and there is no more to do.
+    fn recover(&mut self, seed: u64) -> Result<bool, String> {
         let mut rng = Rng::new(seed);
         let driver = self.driver.take().expect("between steps there is one");
         let (oracle, trouble) = (driver.oracle.clone(), driver.trouble);
         let mut machine = driver.stop();
+        let lies = self.lies.ever();
         loop {
             let now_ns = machine.now_ns();
             let crashed = machine.cut(*rng.pick(&SURVIVALS), &mut rng);
             self.seen.count(crashed.hash);
             let next = Machine::after(&self.setting.shape, crashed, now_ns);
-            next.fsck()?;
+            match next.fsck() {
+                Err(_) if lies => return Ok(false),
+                sound => sound?,
+            }
             machine = Arc::new(next);
+            if self.setting.trouble == Trouble::Errors && rng.one_in(3) {
+                hinder(&machine, &mut rng)?;
+                continue;
+            }
             if !rng.one_in(3) {
                 break;
             }
@@ -586,18 +692,31 @@ impl<'a> Run<'a> {
             machine.switch.cut_after(rng.below(40));
             if let Err(error) = machine.open()
                 && !machine.switch.is_cut()
+                && !lies
             {
                 return Err(format!("recovery: {error}"));
             }
         }
-        let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
-        let mut driver = Driver::recovered(machine, fs, ROOT, &oracle)?;
-        driver.machine.fsck()?;
+        let opened = machine.open().map_err(|e| format!("recovery: {e}"));
+        let (fs, found) = match opened.and_then(|fs| Ok((look::look_below(&fs, ROOT)?, fs))) {
+            Err(_) if lies => return Ok(false),
+            opened => opened.map(|(found, fs)| (fs, found))?,
+        };
+        let (oracle, pairs) = match self.lies.judge(&machine, &fs, &found, &oracle)? {
+            Judged::Right(oracle, pairs) => (*oracle, pairs),
+            Judged::Shorter => return Ok(false),
+        };
+        let mut driver = Driver::judged(machine, fs, ROOT, &found, oracle, &pairs);
+        match driver.machine.fsck() {
+            Err(_) if lies => return Ok(false),
+            sound => sound?,
+        }
         driver.trouble = trouble;
         self.driver = Some(driver);
         self.halted = false;
         self.earlier.clear();
-        Ok(())
+        self.lies.forget();
+        Ok(true)
     }
 
     /// Bits of the journal rot while the power is off. Either that is noticed, or nothing that
@@ -619,7 +738,7 @@ impl<'a> Run<'a> {
                 continue;
             };
             let copy = Arc::new(copy);
-            let found = crate::look::look_below(&fs, ROOT)?;
+            let found = look::look_below(&fs, ROOT)?;
             let newest = Driver::recovered(Arc::clone(&copy), Arc::clone(&fs), ROOT, &oracle);
             if let Err(what) = newest
                 && !self
@@ -632,6 +751,27 @@ impl<'a> Run<'a> {
         }
         Ok(false)
     }
+}
+
+/// Opens while devices fail or are not there: that works, or is refused, and does no harm.
+fn hinder(machine: &Machine, rng: &mut Rng) -> Result<(), String> {
+    let devices = machine.devices.len() as u64;
+    let device = rng.below(devices) as usize;
+    match rng.below(3) {
+        0 if devices > 1 => {
+            if machine.open_without(device).is_ok() {
+                return Err("an array is opened although a device is missing".into());
+            }
+        }
+        1 => machine.devices[device].vanish_after(rng.below(60)),
+        _ => {
+            let often = *rng.pick(&[Times::Next(1), Times::Next(3), Times::Always]);
+            machine.switch.fail_after(rng.below(60), often);
+        }
+    }
+    // An error is as good as none: the power goes next.
+    drop(machine.open());
+    Ok(())
 }
 
 /// Operations that wrote batches of which the newest may rot unnoticed: one, and another whose

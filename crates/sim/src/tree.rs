@@ -1,6 +1,7 @@
 //! A plain model of names, links and attributes: everything that changes by one journal record.
 
 use crate::op::Op;
+use crate::times::Stamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,10 +27,14 @@ pub struct Thing {
     pub xattrs: BTreeMap<String, Arc<Vec<u8>>>,
     pub names: BTreeMap<String, Id>,
     pub parent: Id,
+    /// When names in a directory last changed; of all else, when it was made.
+    pub mtime: Stamp,
+    /// When names or attributes of it last changed.
+    pub ctime: Stamp,
 }
 
 impl Thing {
-    fn new(kind: Kind, parent: Id) -> Thing {
+    fn new(kind: Kind, parent: Id, now: Stamp) -> Thing {
         let (nlink, mode) = match kind {
             Kind::File => (1, 0o644),
             Kind::Dir => (2, 0o755),
@@ -43,6 +48,8 @@ impl Thing {
             xattrs: BTreeMap::new(),
             names: BTreeMap::new(),
             parent,
+            mtime: now,
+            ctime: now,
         }
     }
 
@@ -56,6 +63,8 @@ impl Thing {
 pub struct Tree {
     pub things: BTreeMap<Id, Arc<Thing>>,
     next: Id,
+    /// When the last operation began.
+    pub began: Stamp,
 }
 
 /// An errno where there is no result.
@@ -77,8 +86,9 @@ pub struct Change {
 impl Tree {
     pub fn new() -> Tree {
         Tree {
-            things: BTreeMap::from([(TOP, Arc::new(Thing::new(Kind::Dir, TOP)))]),
+            things: BTreeMap::from([(TOP, Arc::new(Thing::new(Kind::Dir, TOP, 0)))]),
             next: TOP + 1,
+            began: 0,
         }
     }
 
@@ -184,9 +194,23 @@ impl Tree {
         }
     }
 
+    /// Attributes, or a name, of it change now.
+    fn marked(&mut self, id: Id) {
+        let began = self.began;
+        self.at_mut(id).ctime = began;
+    }
+
+    /// Names in a directory change now.
+    fn named(&mut self, dir: Id) {
+        let began = self.began;
+        let dir = self.at_mut(dir);
+        (dir.mtime, dir.ctime) = (began, began);
+    }
+
     fn mark(&mut self, path: &str, change: impl FnOnce(&mut Thing)) -> Outcome<Change> {
         let id = self.resolve(path)?;
         change(self.at_mut(id));
+        self.marked(id);
         Ok(Change {
             touched: vec![id],
             ..Change::default()
@@ -201,10 +225,12 @@ impl Tree {
         let id = self.next;
         self.next += 1;
         let up = (kind == Kind::Dir) as u32;
-        self.things.insert(id, Arc::new(Thing::new(kind, dir)));
+        self.things
+            .insert(id, Arc::new(Thing::new(kind, dir, self.began)));
         let parent = self.at_mut(dir);
         parent.names.insert(name.to_owned(), id);
         parent.nlink += up;
+        self.named(dir);
         Ok(Change {
             touched: vec![dir, id],
             created: Some(id),
@@ -223,6 +249,8 @@ impl Tree {
         }
         self.at_mut(dir).names.insert(name.to_owned(), id);
         self.at_mut(id).nlink += 1;
+        self.named(dir);
+        self.marked(id);
         Ok(Change {
             touched: vec![dir, id],
             ..Change::default()
@@ -235,8 +263,9 @@ impl Tree {
             self.things.remove(&id);
         } else {
             self.at_mut(id).nlink -= 1;
-            if self.at(id).nlink == 0 {
-                self.things.remove(&id);
+            match self.at(id).nlink {
+                0 => drop(self.things.remove(&id)),
+                _ => self.marked(id),
             }
         }
     }
@@ -252,6 +281,7 @@ impl Tree {
         }
         self.at_mut(dir).names.remove(name);
         self.drop_link(id, dir);
+        self.named(dir);
         Ok(Change {
             touched: vec![dir, id],
             ..Change::default()
@@ -326,6 +356,9 @@ impl Tree {
         self.at_mut(from).nlink -= up;
         self.at_mut(to).nlink += up;
         self.at_mut(source).parent = to;
+        self.named(from);
+        self.named(to);
+        self.marked(source);
         let file = self.at(source).kind == Kind::File;
         Ok(change((target.is_some() && file).then_some(source)))
     }
@@ -345,6 +378,10 @@ impl Tree {
         dir.nlink = dir.nlink + up - down;
         self.at_mut(source).parent = to;
         self.at_mut(target).parent = from;
+        self.named(from);
+        self.named(to);
+        self.marked(source);
+        self.marked(target);
     }
 }
 

@@ -17,6 +17,7 @@ use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use fs::fsck::FsckOptions;
 use fs::{AtimePolicy, Caller, FileSystem, FsOptions, MkfsOptions, ROOT, SetAttr};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -63,7 +64,7 @@ impl Shape {
         }
     }
 
-    fn geometry(&self) -> Geometry {
+    pub fn geometry(&self) -> Geometry {
         let options = GeometryOptions {
             stripe_bytes: Some(self.stripe),
             journal_align: Some(self.logical_block),
@@ -390,7 +391,11 @@ impl Machine {
     }
 
     pub fn open(&self) -> Result<Arc<FileSystem>, fs::Error> {
-        let array = Array::assemble(self.handles(), false)
+        self.open_on(self.handles())
+    }
+
+    fn open_on(&self, handles: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<FileSystem>, fs::Error> {
+        let array = Array::assemble(handles, false)
             .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
         let mut options = self.shape.options.clone();
         options.store.clock = self.clock.clone();
@@ -445,6 +450,25 @@ impl Machine {
             let piece = rng.pick(&written);
             self.devices[piece.device].corrupt(piece.offset, piece.len as u64, rng);
         }
+    }
+
+    /// Whether a range of bytes on a device has anything to do with the journal's ring.
+    pub fn in_journal(&self, device: usize, range: &Range<u64>) -> bool {
+        let geometry = self.shape.geometry();
+        let (start, len) = (geometry.journal_start.byte(), geometry.journal_bytes());
+        let mut inside = false;
+        geometry.pieces(start, len as usize, |piece| {
+            let end = piece.offset + piece.len as u64;
+            inside |= piece.device == device && range.start < end && piece.offset < range.end;
+        });
+        inside
+    }
+
+    /// What opening gives while one of several devices is not there.
+    pub fn open_without(&self, absent: usize) -> Result<Arc<FileSystem>, fs::Error> {
+        let mut handles = self.handles();
+        handles.remove(absent);
+        self.open_on(handles)
     }
 
     /// The ring's bytes, or what replaces them.

@@ -31,7 +31,8 @@
 //! at once. What has struck is listed ([`SimDevice::struck`]).
 //!
 //! **Absence.** A slow device takes its time of the clock ([`SimDevice::slow_down`]); a stuck one
-//! answers nothing until it is released ([`SimDevice::stick`]); one that is gone fails everything
+//! answers nothing until it is released ([`SimDevice::stick`]), or answers after a while
+//! ([`SimDevice::stall`]); one that is gone fails everything
 //! with `ENODEV` from then on ([`SimDevice::vanish_after`]).
 //!
 //! What never happens unless asked for: a completed write that reads do not see, a durable or
@@ -82,6 +83,8 @@ struct Pace {
     service: Duration,
     /// A manual clock that no world moves.
     clock: Option<Clock>,
+    /// What the next operation alone takes, of such a clock.
+    stall: Option<(Duration, Clock)>,
 }
 
 /// The simulated device. See the module's head for what it may do.
@@ -131,6 +134,7 @@ impl SimDevice {
                 Pace {
                     service: SERVICE_TIME,
                     clock: None,
+                    stall: None,
                 },
             ),
             released: Condvar::new(),
@@ -389,7 +393,14 @@ impl SimDevice {
     /// Makes every operation take this long: of the time of the world that the caller is in, or
     /// of `clock`, which is a manual one.
     pub fn slow_down(&self, service: Duration, clock: Option<Clock>) {
-        *self.pace.lock() = Pace { service, clock };
+        let mut pace = self.pace.lock();
+        (pace.service, pace.clock) = (service, clock);
+    }
+
+    /// Makes the next operation alone take this long of a manual clock: the device is stuck, and
+    /// answers at last.
+    pub fn stall(&self, service: Duration, clock: &Clock) {
+        self.pace.lock().stall = Some((service, clock.clone()));
     }
 
     /// Answers nothing from now on until [`release`](Self::release) or [`heal`](Self::heal), or
@@ -458,7 +469,13 @@ impl SimDevice {
     }
 
     fn spend_time(&self) {
-        let Pace { service, clock } = self.pace.lock().clone();
+        let (service, clock, stall) = {
+            let mut pace = self.pace.lock();
+            (pace.service, pace.clock.clone(), pace.stall.take())
+        };
+        if let Some((service, clock)) = stall {
+            clock.advance(service);
+        }
         match clock {
             Some(clock) => clock.advance(service),
             None => base::sched::spend(service),

@@ -1,0 +1,216 @@
+//! Devices that lie, and what of that the file system cannot notice.
+//!
+//! A lie is a write that was reported as good and was lost, or went to another place, or bits that
+//! rotted. Whatever carries a checksum is noticed, or made up for by a copy. Left are:
+//!
+//! 1. File data: a page of a file may hold anything if a lie touched its block. Pages are told by
+//!    where the file has them when it is looked at, and by where it had them when the lie was
+//!    told, since a page that was read into memory may have moved since.
+//! 2. The journal's tail: batches may be missing in silence if each of them was hurt and so was
+//!    every later one.
+
+use crate::look::Found;
+use crate::oracle::Oracle;
+use crate::tree::{Id, Kind};
+use crate::world::Machine;
+use device::sim::FaultKind;
+use format::BLOCK_SIZE;
+use fs::content::{Body, FileExtent};
+use fs::{FileSystem, Ino};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Pages of a file, by number.
+pub type Pages = BTreeSet<u64>;
+
+/// Pages that are not held against the file system.
+#[derive(Clone, Debug, Default)]
+pub struct Spared {
+    /// By the number of the thing that was found.
+    pub found: BTreeMap<usize, Pages>,
+    /// By the model's name for the file.
+    pub known: BTreeMap<Id, Pages>,
+}
+
+impl Spared {
+    pub fn has(&self, id: Id, index: usize, page: u64) -> bool {
+        let listed = |pages: Option<&Pages>| pages.is_some_and(|pages| pages.contains(&page));
+        listed(self.found.get(&index)) || listed(self.known.get(&id))
+    }
+}
+
+/// An operation that wrote batches to the journal.
+#[derive(Debug)]
+struct Written {
+    /// What was known before it.
+    before: Oracle,
+    hurt: bool,
+}
+
+/// What devices have lied about since all was last known.
+#[derive(Debug, Default)]
+pub struct Lies {
+    /// Devices, and bytes on them.
+    places: Vec<(usize, Range<u64>)>,
+    /// Faults of each device that were taken note of.
+    noted: BTreeMap<usize, usize>,
+    pages: BTreeMap<Id, Pages>,
+    written: Vec<Written>,
+    /// A lie was told, now or before all was last known.
+    ever: bool,
+}
+
+/// What is made of what is found on devices that lie.
+#[derive(Debug)]
+pub enum Judged {
+    /// It is as it should be.
+    Right(Box<Oracle>, BTreeMap<Id, usize>),
+    /// The journal's tail is missing.
+    Shorter,
+}
+
+impl Lies {
+    pub fn ever(&self) -> bool {
+        self.ever
+    }
+
+    /// An operation is over that found `before` and, if `wrote`, wrote to the journal.
+    pub fn after(
+        &mut self,
+        machine: &Machine,
+        fs: Option<&FileSystem>,
+        inos: &BTreeMap<Id, Ino>,
+        before: Oracle,
+        wrote: bool,
+    ) {
+        let first = self.places.len();
+        let (mut lost, mut damaged) = (false, false);
+        for (index, device) in machine.devices.iter().enumerate() {
+            let struck = device.struck();
+            let noted = self.noted.insert(index, struck.len()).unwrap_or(0);
+            for lie in &struck[noted.min(struck.len())..] {
+                let journal = machine.in_journal(index, &lie.range);
+                match lie.kind {
+                    FaultKind::Lost => lost |= journal,
+                    FaultKind::Overwritten | FaultKind::Rot => damaged |= journal,
+                    _ => continue,
+                }
+                self.places.push((index, lie.range.clone()));
+            }
+        }
+        if wrote {
+            self.written.push(Written { before, hurt: lost });
+        }
+        if damaged {
+            // Which batch is hurt is not known; the last one cannot be told from one that the
+            // power cut off.
+            let from = self.written.len().saturating_sub(LAST_BATCHES);
+            self.written[from..].iter_mut().for_each(|w| w.hurt = true);
+        }
+        if self.places.len() == first {
+            return;
+        }
+        self.ever = true;
+        let Some(fs) = fs else {
+            return;
+        };
+        for (id, ino) in inos {
+            let pages = pages_in(machine, fs, *ino, &self.places[first..]);
+            if !pages.is_empty() {
+                self.pages.entry(*id).or_default().extend(pages);
+            }
+        }
+    }
+
+    fn spared(&self, machine: &Machine, fs: &FileSystem, found: &Found) -> Spared {
+        let files = found.things.iter().enumerate();
+        let files = files.filter(|(_, thing)| thing.kind == Kind::File);
+        Spared {
+            found: files
+                .map(|(index, thing)| (index, pages_in(machine, fs, thing.ino, &self.places)))
+                .collect(),
+            known: self.pages.clone(),
+        }
+    }
+
+    /// Compares what is found with what may be left.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn judge(
+        &self,
+        machine: &Machine,
+        fs: &FileSystem,
+        found: &Found,
+        oracle: &Oracle,
+    ) -> Result<Judged, String> {
+        let spared = self.spared(machine, fs, found);
+        match oracle.check_but(found, &spared) {
+            Ok((oracle, pairs)) => Ok(Judged::Right(Box::new(oracle), pairs)),
+            Err(what) => {
+                let tail = self.written.iter().rev().take_while(|w| w.hurt);
+                match tail.into_iter().any(|w| w.before.allows_names(found)) {
+                    true => Ok(Judged::Shorter),
+                    false if self.ever => Err(format!("a lie goes unnoticed: {what}")),
+                    false => Err(what),
+                }
+            }
+        }
+    }
+
+    /// All is known again: what was hurt has been looked at.
+    pub fn forget(&mut self) {
+        *self = Lies {
+            ever: self.ever,
+            ..Lies::default()
+        };
+    }
+}
+
+/// Operations whose batches one damaged place in the journal may concern.
+const LAST_BATCHES: usize = 2;
+
+/// Pages of a file whose blocks lie in one of the places. A file that cannot be read has none:
+/// that is noticed elsewhere.
+fn pages_in(machine: &Machine, fs: &FileSystem, ino: Ino, places: &[(usize, Range<u64>)]) -> Pages {
+    let mut pages = Pages::new();
+    if places.is_empty() {
+        return pages;
+    }
+    let geometry = machine.shape.geometry();
+    for extent in extents(fs, ino).unwrap_or_default() {
+        let mut at = 0;
+        let len = extent.len as usize * BLOCK_SIZE;
+        geometry.pieces(extent.block.byte(), len, |piece| {
+            for (device, range) in places {
+                let start = range.start.max(piece.offset);
+                let end = range.end.min(piece.offset + piece.len as u64);
+                if *device == piece.device && start < end {
+                    let page =
+                        |byte: u64| extent.page + (at + byte - piece.offset) / BLOCK_SIZE as u64;
+                    pages.extend(page(start)..=page(end - 1));
+                }
+            }
+            at += piece.len as u64;
+        });
+    }
+    pages
+}
+
+/// Where a file's pages are.
+fn extents(fs: &FileSystem, ino: Ino) -> Result<Vec<FileExtent>, fs::Error> {
+    let store = fs.store();
+    let content = store.get(ino)?.read()?;
+    let mut all = Vec::new();
+    match &content.inode()?.body {
+        Body::Extents(list) => all.extend(list),
+        Body::Tree(root) if content.inode()?.is_file() => {
+            fs::tree::walk(store, root, 0, |content, _| {
+                all.extend(content.extents()?);
+                Ok(true)
+            })?;
+        }
+        _ => {}
+    }
+    Ok(all)
+}
