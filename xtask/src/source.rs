@@ -155,6 +155,10 @@ mod tests {
         assert!(!may_use("device", "engine"));
         assert!(!may_use("fs", "mount"));
         assert!(!may_use("mount", "cli"));
+        assert!(may_use("bench", "fs"));
+        assert!(may_use("cli", "bench"));
+        assert!(!may_use("bench", "mount"));
+        assert!(!may_use("fs", "bench"));
         assert!(!may_use("base", "format"));
     }
 }

@@ -1,9 +1,12 @@
 //! Minimal wrappers of system calls that the standard library does not offer: each one
 //! call, with safe arguments and an [`io::Result`].
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
 const BLKSSZGET: libc::c_ulong = 0x1268;
@@ -98,6 +101,32 @@ pub fn bound_allocator(heaps: usize) -> io::Result<()> {
 #[cfg(not(target_env = "gnu"))]
 pub fn bound_allocator(_heaps: usize) -> io::Result<()> {
     Ok(())
+}
+
+/// Sets the size of the file at `path`, without opening it.
+pub fn truncate(path: &Path, size: u64) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let size = i64::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the path is a string that ends with NUL and outlives the call.
+    check(unsafe { libc::truncate(path.as_ptr(), size) })
+}
+
+/// Gives the calling thread, and the threads and processes that it starts from now on, a mount
+/// table of their own: what they mount nobody else sees, and it ends with the last of them.
+/// Needs the rights of root.
+pub fn private_mounts() -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    // SAFETY: the strings are constants; a change of propagation reads none of the others.
+    check(unsafe {
+        libc::mount(
+            c"none".as_ptr(),
+            c"/".as_ptr(),
+            std::ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            std::ptr::null(),
+        )
+    })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -143,6 +143,11 @@ pub fn spin(spins: &mut u32) {
     }
 }
 
+/// The calling thread is unwinding from a panic.
+pub fn panicking() -> bool {
+    std::thread::panicking()
+}
+
 /// Lets other runnable threads go first.
 pub fn yield_now() {
     #[cfg(feature = "simulate")]

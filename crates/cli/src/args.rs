@@ -41,6 +41,7 @@ pub enum Command {
     Scrub(Scrub),
     Demo(Demo),
     Torture(Torture),
+    Bench(Bench),
     Man(Man),
     Completions(Completions),
 }
@@ -357,6 +358,89 @@ pub struct Torture {
     /// Print the result as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Measure this machine, beside other file systems in the same run
+///
+/// Each suite sets up what it compares with, lets the sides take turns, and takes everything
+/// down again, also when it is interrupted. Mounting needs root; `--against none` does not.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 all sides ran, whether or not the bars hold; 8 a side could \
+    not run; 16 usage error.",
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Bench {
+    #[command(subcommand)]
+    pub suite: Suite,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Suite {
+    Fxmark(Fxmark),
+}
+
+/// What all suites take.
+#[derive(Args, Debug)]
+pub struct BenchOptions {
+    /// File systems to compare with, separated by commas: ext4, xfs, btrfs, tmpfs, sheaf-mount,
+    /// paths of folders, or none
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "ext4,xfs"
+    )]
+    pub against: Vec<String>,
+    /// How often each side runs; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Put image files in a new folder in this one, instead of in memory
+    #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
+    pub dir: Option<PathBuf>,
+    /// Use these block devices, which must hold nothing; a kernel file system is made on the first
+    #[arg(long, value_name = "DEVICE", num_args = 1..)]
+    pub device: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write a report with plots, too
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// Metadata and data operations by many threads: the workloads of FxMark
+///
+/// Compares Sheaf in this process with other file systems, each freshly made for each window:
+/// kernel file systems on loop devices over image files in memory, with root; or what is mounted
+/// at a path.
+#[derive(Args, Debug)]
+pub struct Fxmark {
+    /// Workloads, separated by commas, instead of all: MWCL, MWCM, MWUL, MWUM, MWRL, MWRM, MRPL,
+    /// MRPM, MRPH, MRDL, MRDM, DWAL, DWOL, DWOM, DWSL, DWTL, DRBL, DRBM, DRBH
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub workload: Vec<String>,
+    /// Numbers of threads, separated by commas, instead of 1 and its doubles up to the number of CPUs
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Longest time of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Files or pages that a measurement has prepared, or may make, by all threads together;
+    /// it ends when they are used up. Several sizes, separated by commas, are measured in turn
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "200000"
+    )]
+    pub pool: Vec<u64>,
+    /// Memory that Sheaf may take in this process, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
 }
 
 /// Write man pages

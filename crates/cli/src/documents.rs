@@ -21,21 +21,25 @@ pub fn man(args: &Man) -> Outcome {
     fs::create_dir_all(&args.dir).map_err(|e| Failure::io(args.dir.display(), &e))?;
     let mut sheaf = Sheaf::command();
     sheaf.build();
-    page(&args.dir, "sheaf", sheaf.clone())?;
-    for command in sheaf.get_subcommands().filter(|c| !c.is_hide_set()) {
-        if command.get_name() == "help" {
-            continue;
-        }
-        let name = format!("sheaf-{}", command.get_name());
-        let call = format!("sheaf {}", command.get_name());
-        let command = command.clone().display_name(&name).bin_name(call);
-        page(&args.dir, &name, command)?;
-    }
+    pages(&args.dir, "sheaf", "sheaf", sheaf)?;
     for (helper, command) in HELPERS {
         let text = format!(".so man8/sheaf-{command}.8\n");
         write(&args.dir, helper, text.as_bytes())?;
     }
     Ok(0)
+}
+
+/// A page for a command, and one for each command below it, as sheaf-bench-fxmark(8).
+fn pages(dir: &Path, name: &str, call: &str, command: clap::Command) -> Result<(), Failure> {
+    for below in command.get_subcommands().filter(|c| !c.is_hide_set()) {
+        let word = below.get_name();
+        if word != "help" {
+            let (name, call) = (format!("{name}-{word}"), format!("{call} {word}"));
+            pages(dir, &name, &call, below.clone())?;
+        }
+    }
+    let command = command.display_name(name.to_owned());
+    page(dir, name, command.bin_name(call.to_owned()))
 }
 
 fn page(dir: &Path, name: &str, command: clap::Command) -> Result<(), Failure> {

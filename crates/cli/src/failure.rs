@@ -89,6 +89,15 @@ impl From<fs::Error> for Failure {
     }
 }
 
+impl From<bench::Error> for Failure {
+    fn from(error: bench::Error) -> Self {
+        match error {
+            bench::Error::Usage(message) => Failure::usage(message),
+            error => Failure::new(error.to_string()),
+        }
+    }
+}
+
 impl From<mount::Error> for Failure {
     fn from(error: mount::Error) -> Self {
         match error {

@@ -5,6 +5,7 @@
 //! file system works.
 
 mod args;
+mod bench_command;
 mod cat;
 mod cp;
 mod daemon;
@@ -68,6 +69,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Scrub(args) => scrub::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Bench(args) => bench_command::run(&args),
         Command::Man(args) => documents::man(&args),
         Command::Completions(args) => documents::completions(&args),
     }

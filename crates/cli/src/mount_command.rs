@@ -114,9 +114,13 @@ impl Caches {
 
     /// What was asked for; by default a quarter of the machine's memory at most.
     fn bytes(&self) -> usize {
-        let default = || (memory() / 4).clamp(Self::LEAST, Self::DEFAULT_MOST);
-        self.total.unwrap_or_else(default) as usize
+        self.total.unwrap_or_else(default_memory) as usize
     }
+}
+
+/// Bytes of memory that Sheaf takes where nothing else is said.
+pub fn default_memory() -> u64 {
+    (memory() / 4).clamp(Caches::LEAST, Caches::DEFAULT_MOST)
 }
 
 /// The machine's memory in bytes.

@@ -235,6 +235,54 @@ fn documents_come_from_the_definitions() {
 }
 
 #[test]
+fn a_benchmark_reports_what_the_contract_says() {
+    let dir = TempDir::new().unwrap();
+    let page = dir.path().join("report.html");
+    let path = dir.path().to_str().unwrap();
+    let options = [
+        "--json",
+        "--runs",
+        "1",
+        "--seconds",
+        "0.01",
+        "--pool",
+        "200",
+        "--threads",
+        "1",
+        "--workload",
+        "mwcl,DRBH",
+        "--against",
+        path,
+        "--dir",
+        path,
+        "--html",
+    ];
+    let ran = sheaf(&["bench", "fxmark"], &options, &one(&page)).succeeds();
+    let report: serde_json::Value = serde_json::from_str(&ran.output()).unwrap();
+    assert_eq!(report["suite"], "fxmark");
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    assert_eq!(rows[0]["name"], "MWCL");
+    assert_eq!(rows[0]["target"], "sheaf");
+    assert_eq!(rows[1]["target"], path);
+    assert!(fs::read_to_string(&page).unwrap().contains("<svg"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn benchmarks_refuse_what_makes_no_sense() {
+    let fxmark = |options: &[&str]| sheaf(&["bench", "fxmark", "--against", "none"], options, &[]);
+    fxmark(&["--workload", "MWXX"]).exits(USAGE).says("MWCL");
+    fxmark(&["--threads", "0"]).exits(USAGE);
+    fxmark(&["--seconds", "-1"]).exits(USAGE);
+    fxmark(&["--pool", "1"]).exits(USAGE);
+    sheaf(&["bench", "fxmark", "--against", "fat"], &[], &[])
+        .exits(USAGE)
+        .says("ext4");
+    sheaf(&["bench"], &[], &[]).exits(USAGE);
+}
+
+#[test]
 fn what_is_not_mounted_is_not_scrubbed() {
     let dir = TempDir::new().unwrap();
     sheaf(&["scrub"], &[], &one(dir.path()))

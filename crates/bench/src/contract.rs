@@ -1,0 +1,217 @@
+//! What every suite reports: rows, the bars computed from them, and the machine. `--json`
+//! prints one [`Report`].
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// One suite's results.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub suite: &'static str,
+    pub version: &'static str,
+    pub machine: Machine,
+    pub rows: Vec<Row>,
+    pub checks: Vec<Check>,
+}
+
+/// Where it ran.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cores: usize,
+    pub kernel: String,
+}
+
+/// One target's figures in one workload, over all runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub name: String,
+    pub target: String,
+    pub threads: usize,
+    /// Of median, min and max.
+    pub unit: &'static str,
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+    pub runs: usize,
+    /// What else there is to say; keys end with their unit where they have one.
+    pub extra: Map<String, Value>,
+}
+
+/// A bar, and whether this run holds it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    pub name: String,
+    pub value: f64,
+    pub op: Comparison,
+    pub bar: f64,
+    pub ok: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Comparison {
+    #[serde(rename = ">=")]
+    AtLeast,
+    #[serde(rename = "<=")]
+    AtMost,
+}
+
+impl Comparison {
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Comparison::AtLeast => ">=",
+            Comparison::AtMost => "<=",
+        }
+    }
+}
+
+impl Check {
+    /// A value that is no number does not hold any bar.
+    pub fn new(name: impl Into<String>, value: f64, op: Comparison, bar: f64) -> Check {
+        let ok = match op {
+            Comparison::AtLeast => value >= bar,
+            Comparison::AtMost => value <= bar,
+        };
+        Check {
+            name: name.into(),
+            value,
+            op,
+            bar,
+            ok,
+        }
+    }
+}
+
+/// The middle and the ends of what the runs of one target measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of an even number of values the median is the mean of the middle two; of none all is 0.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Spread {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (Some(&min), Some(&max)) = (values.first(), values.last()) else {
+            return Spread {
+                median: 0.0,
+                min: 0.0,
+                max: 0.0,
+            };
+        };
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            1 => values[middle],
+            _ => (values[middle - 1] + values[middle]) / 2.0,
+        };
+        Spread { median, min, max }
+    }
+}
+
+impl Report {
+    pub fn new(suite: &'static str, rows: Vec<Row>, checks: Vec<Check>) -> Report {
+        Report {
+            suite,
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::here(),
+            rows,
+            checks,
+        }
+    }
+
+    /// The one object that `--json` prints.
+    pub fn json(&self) -> String {
+        // Only keys that are not strings and failing writers make this an error.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+impl Machine {
+    /// The machine that this process runs on.
+    pub fn here() -> Machine {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == "model name").then(|| value.trim().to_owned())
+        });
+        let name = rustix::system::uname();
+        Machine {
+            cpu: model.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cores: base::thread::cpu_count(),
+            kernel: name.release().to_string_lossy().into_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spread(values: &[f64]) -> (f64, f64, f64) {
+        let spread = Spread::of(values.iter().copied());
+        (spread.median, spread.min, spread.max)
+    }
+
+    #[test]
+    fn medians_of_odd_even_and_no_values() {
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), (2.0, 1.0, 3.0));
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, 1.0, 4.0));
+        assert_eq!(spread(&[7.0]), (7.0, 7.0, 7.0));
+        assert_eq!(spread(&[]), (0.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn a_check_without_a_number_does_not_hold() {
+        assert!(Check::new("a", 6.0, Comparison::AtLeast, 6.0).ok);
+        assert!(!Check::new("a", 5.9, Comparison::AtLeast, 6.0).ok);
+        assert!(Check::new("a", 1.0, Comparison::AtMost, 2.0).ok);
+        assert!(!Check::new("a", f64::NAN, Comparison::AtLeast, 0.0).ok);
+        assert!(!Check::new("a", f64::NAN, Comparison::AtMost, 0.0).ok);
+    }
+
+    #[test]
+    fn json_has_the_shape_of_the_contract() {
+        let mut extra = Map::new();
+        extra.insert("pool".to_owned(), Value::from(1000));
+        let row = Row {
+            name: "MWCL".to_owned(),
+            target: "sheaf".to_owned(),
+            threads: 1,
+            unit: "ops/s",
+            median: 2.0,
+            min: 1.0,
+            max: 3.0,
+            runs: 5,
+            extra,
+        };
+        let check = Check::new("MWCL/1 vs best kernel", 7.0, Comparison::AtLeast, 6.0);
+        let text = Report::new("fxmark", vec![row], vec![check]).json();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let keys = |value: &Value| -> Vec<String> {
+            let mut keys: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
+            keys.sort();
+            keys
+        };
+        assert_eq!(
+            keys(&value),
+            ["checks", "machine", "rows", "suite", "version"]
+        );
+        assert_eq!(keys(&value["machine"]), ["cores", "cpu", "kernel"]);
+        let row = &value["rows"][0];
+        assert_eq!(
+            keys(row),
+            [
+                "extra", "max", "median", "min", "name", "runs", "target", "threads", "unit"
+            ]
+        );
+        assert_eq!(row["extra"]["pool"], 1000);
+        let check = &value["checks"][0];
+        assert_eq!(keys(check), ["bar", "name", "ok", "op", "value"]);
+        assert_eq!(check["op"], ">=");
+        assert_eq!(check["ok"], true);
+    }
+}

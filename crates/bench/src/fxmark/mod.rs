@@ -1,0 +1,555 @@
+//! FxMark: metadata and data operations by many threads, on Sheaf in this process and on
+//! other file systems.
+//!
+//! 1. Each window has a fresh file system of its own, so that no side meets what an earlier
+//!    workload has left. A folder of a mounted file system is the exception.
+//! 2. The sides take turns within each run; a first, short run of each is not counted.
+//! 3. Each thread runs on a CPU of its own as long as there are enough.
+
+mod workloads;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+pub use workloads::{Pool, WORKLOADS, Workload, find};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::runner::{self, Measured, Window};
+use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, SheafMount};
+use crate::target::{Side, Storage, Target};
+use crate::{Error, interrupt};
+use workloads::{BRANCHES, Run, Scale};
+
+/// Longest window of the run that is not counted.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// The pool of the run that is not counted is this much smaller.
+const WARM_UP_PART: u64 = 10;
+/// Workloads whose threads must not stand in each other's way.
+const SCALING: [&str; 5] = ["MWCL", "MWUL", "MWCM", "MWUM", "DWOM"];
+const SCALING_BAR: f64 = 1.8;
+/// (workload, how much faster than the better of ext4 and XFS in this process, by one thread).
+const BARS: [(&str, f64); 7] = [
+    ("MWCL", 6.0),
+    ("MWUL", 6.0),
+    ("MWCM", 6.0),
+    ("MWUM", 6.0),
+    ("MWRL", 4.0),
+    ("MRPL", 2.0),
+    ("MRPM", 2.0),
+];
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub workloads: Vec<&'static Workload>,
+    pub threads: Vec<usize>,
+    /// Longest time of a window.
+    pub time: Duration,
+    pub runs: usize,
+    /// Objects that a workload has prepared, or may make, in one window, by all threads.
+    pub pools: Vec<u64>,
+    /// Besides Sheaf in this process.
+    pub against: Vec<Target>,
+    pub storage: Storage,
+    /// The program to mount with.
+    pub sheaf: PathBuf,
+    /// For all that Sheaf takes in this process, in bytes.
+    pub memory: usize,
+}
+
+/// The workloads with these names, in any case; without names all.
+pub fn select(names: &[String]) -> Result<Vec<&'static Workload>, Error> {
+    if names.is_empty() {
+        return Ok(WORKLOADS.iter().collect());
+    }
+    let mut selected = Vec::new();
+    for name in names {
+        let name = name.trim().to_uppercase();
+        let workload = find(&name).ok_or_else(|| {
+            let all: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
+            Error::Usage(format!(
+                "there is no workload '{name}', but {}",
+                all.join(", ")
+            ))
+        })?;
+        if !selected.contains(&workload) {
+            selected.push(workload);
+        }
+    }
+    Ok(selected)
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=1024).contains(n)) {
+            return usage("--threads takes numbers from 1 to 1024");
+        }
+        if self.pools.is_empty() || self.pools.iter().any(|n| !(100..=100_000_000).contains(n)) {
+            return usage("--pool takes numbers from 100 to 100000000");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
+        if self.time < least || self.time > most {
+            return usage("--seconds takes a number from 0.001 to 3600");
+        }
+        Ok(())
+    }
+
+    /// Bytes of storage that the most demanding window needs.
+    fn bytes(&self) -> u64 {
+        let pages = |w: &&Workload| matches!(w.pool, Pool::Pages | Pool::PageFiles);
+        // What a file takes in the most generous of the file systems, its name included.
+        let object = 1536;
+        let object = match self.workloads.iter().any(pages) {
+            true => object + 4096,
+            false => object,
+        };
+        let most = |values: &mut dyn Iterator<Item = u64>| values.max().unwrap_or(0);
+        let pool = most(&mut self.pools.iter().copied());
+        let threads = most(&mut self.threads.iter().map(|&n| n as u64));
+        pool * object + threads * (8 << 20) + (768 << 20)
+    }
+}
+
+/// The windows of one target, workload, number of threads and pool.
+struct Series {
+    workload: &'static Workload,
+    target: Target,
+    threads: usize,
+    pool: Option<u64>,
+    windows: Vec<Measured>,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let mounts = options.against.iter().any(Target::needs_mount);
+    let bench = Bench {
+        options,
+        place: Place::new(&options.storage, options.bytes(), mounts)?,
+        cpus: runner::allowed_cpus()?,
+    };
+    let mut all = Vec::new();
+    for &workload in &options.workloads {
+        for pool in pools(workload, &options.pools) {
+            for &threads in &options.threads {
+                all.extend(bench.series(workload, pool, threads, progress)?);
+            }
+        }
+    }
+    let rows: Vec<Row> = all.iter().map(row).collect();
+    let checks = checks(&rows);
+    Ok(Report::new("fxmark", rows, checks))
+}
+
+/// The sizes that make a difference to a workload.
+fn pools(workload: &Workload, asked: &[u64]) -> Vec<Option<u64>> {
+    match workload.pool {
+        Pool::None => vec![None],
+        pool => asked.iter().map(|&asked| pool.size(asked)).collect(),
+    }
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    place: Place,
+    cpus: Vec<usize>,
+}
+
+impl Bench<'_> {
+    /// All sides in one workload, taking turns.
+    fn series(
+        &self,
+        workload: &'static Workload,
+        pool: Option<u64>,
+        threads: usize,
+        progress: &dyn Fn(&str),
+    ) -> Result<Vec<Series>, Error> {
+        let series = |target| Series {
+            workload,
+            target,
+            threads,
+            pool,
+            windows: Vec::new(),
+        };
+        let mut sides: Vec<Series> = self.targets(workload, threads).map(series).collect();
+        for run in 0..=self.options.runs {
+            for side in &mut sides {
+                interrupt::check()?;
+                let name = format!("{}/{threads}", workload.name);
+                let target = side.target.name();
+                let of = self.options.runs;
+                progress(&match run {
+                    0 => format!("{name} on {target}, warm-up"),
+                    run => format!("{name} on {target}, run {run} of {of}"),
+                });
+                let measured = self.window(side, run == 0);
+                let measured = measured.map_err(|error| error.on(&name, &target))?;
+                if run > 0 {
+                    side.windows.push(measured);
+                }
+            }
+        }
+        Ok(sides)
+    }
+
+    fn targets(&self, workload: &Workload, threads: usize) -> impl Iterator<Item = Target> {
+        let scaling = SCALING.contains(&workload.name) && threads == 2 && self.cpus.len() > 1;
+        let one_cpu = scaling.then_some(Target::SheafOneCpu);
+        let own = [Target::Sheaf].into_iter().chain(one_cpu);
+        own.chain(self.options.against.iter().cloned())
+    }
+
+    /// One window on a fresh file system.
+    fn window(&self, side: &Series, warm_up: bool) -> Result<Measured, Error> {
+        let mut pool = side.pool.unwrap_or(0);
+        let mut window = Window {
+            time: self.options.time,
+            threads: side.threads,
+            cpus: self.cpus.clone(),
+        };
+        if warm_up {
+            pool /= WARM_UP_PART;
+            window.time = window.time.min(WARM_UP);
+        }
+        if side.target == Target::SheafOneCpu {
+            window.cpus.truncate(1);
+        }
+        let subject = Subject {
+            workload: side.workload,
+            window: &window,
+            pool,
+            branches: BRANCHES,
+        };
+        match &side.target {
+            Target::Sheaf => self.in_process(&subject),
+            Target::SheafOneCpu => {
+                let _pinned = Pinned::to(&window.cpus, &self.cpus)?;
+                self.in_process(&subject)
+            }
+            Target::SheafMount => {
+                let mount = SheafMount::make(&self.options.sheaf, &self.place)?;
+                let measured = subject.measure(&Posix::new(mount.path(), mount.daemon())?)?;
+                mount.close()?;
+                Ok(measured)
+            }
+            Target::Kernel(kernel) => self.on_kernel(*kernel, &subject),
+            Target::Path(path) => {
+                let folder = Folder::make(path)?;
+                subject.measure(&Posix::new(&folder.0, None)?)
+            }
+        }
+    }
+
+    fn in_process(&self, subject: &Subject<'_>) -> Result<Measured, Error> {
+        let devices = self.place.array()?;
+        let fs = InProcess::make(&devices.paths, self.options.memory)?;
+        let measured = subject.measure(&fs)?;
+        fs.close()?;
+        Ok(measured)
+    }
+
+    fn on_kernel(&self, kernel: Kernel, subject: &Subject<'_>) -> Result<Measured, Error> {
+        // Besides the pool there are the tree of MRPM, and directories.
+        let files = subject.pool + subject.pool / 10 + 100_000;
+        let mount = KernelMount::make(kernel, &self.place, files)?;
+        let measured = subject.measure(&Posix::new(mount.path(), None)?)?;
+        mount.close()?;
+        Ok(measured)
+    }
+}
+
+/// What happens in one window, wherever.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    workload: &'static Workload,
+    window: &'a Window,
+    pool: u64,
+    branches: u64,
+}
+
+impl Subject<'_> {
+    fn measure<S: Side>(&self, side: &S) -> Result<Measured, Error> {
+        let scale = Scale {
+            threads: self.window.threads,
+            pool: self.pool,
+            branches: self.branches,
+        };
+        let run = Run::prepare(side, self.workload, scale)?;
+        runner::measure(self.window, &run)
+    }
+}
+
+/// The calling thread, and what it starts, stays on some CPUs as long as this lives.
+struct Pinned<'a>(&'a [usize]);
+
+impl<'a> Pinned<'a> {
+    fn to(cpus: &[usize], before: &'a [usize]) -> Result<Self, Error> {
+        runner::pin(cpus)?;
+        Ok(Pinned(before))
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = runner::pin(self.0) {
+            tracing::warn!("the benchmark stays on one CPU: {error}");
+        }
+    }
+}
+
+/// A fresh folder in somebody's file system.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn make(home: &Path) -> Result<Folder, Error> {
+        let dir = home.join(format!("sheaf-bench-{}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, e))?;
+        Ok(Folder(dir))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!("{}: not removed: {error}", self.0.display());
+        }
+    }
+}
+
+fn row(series: &Series) -> Row {
+    let windows = &series.windows;
+    let median = |value: fn(&Measured) -> f64| Spread::of(windows.iter().map(value)).median;
+    let rate = Spread::of(windows.iter().map(Measured::rate));
+    let mut extra = Map::new();
+    if let Some(pool) = series.pool {
+        extra.insert("pool".to_owned(), Value::from(pool));
+        let unit = series.workload.pool.unit();
+        extra.insert("pool_unit".to_owned(), Value::from(unit));
+        let used_up = windows.iter().filter(|window| window.used_up).count();
+        extra.insert("pool_used_up_runs".to_owned(), Value::from(used_up));
+    }
+    let rounded = |value: f64, unit: f64| Value::from((value * unit).round() / unit);
+    let cpu_us = rounded(median(Measured::cpu_us), 1e3);
+    extra.insert("cpu_us_per_op".to_owned(), cpu_us);
+    let seconds = rounded(median(|window| window.seconds), 1e6);
+    extra.insert("window_s".to_owned(), seconds);
+    Row {
+        name: series.workload.name.to_owned(),
+        target: series.target.name(),
+        threads: series.threads,
+        unit: "ops/s",
+        median: rate.median,
+        min: rate.min,
+        max: rate.max,
+        runs: windows.len(),
+        extra,
+    }
+}
+
+/// The bars that these rows answer for. Of several pools the largest counts.
+fn checks(rows: &[Row]) -> Vec<Check> {
+    let pool = |row: &Row| row.extra.get("pool").and_then(Value::as_u64);
+    let median = |name: &str, target: &str, threads: usize| {
+        let same = |row: &&Row| row.name == name && row.target == target && row.threads == threads;
+        let row = rows.iter().filter(same).max_by_key(|row| pool(row));
+        row.map(|row| row.median)
+    };
+    let mut checks = Vec::new();
+    let at_least = |name, value, bar| Check::new(name, value, Comparison::AtLeast, bar);
+    for (name, bar) in BARS {
+        let Some(sheaf) = median(name, "sheaf", 1) else {
+            continue;
+        };
+        let (ext4, xfs) = (median(name, "ext4", 1), median(name, "xfs", 1));
+        let (whom, best) = match (ext4, xfs) {
+            (Some(ext4), Some(xfs)) => ("best kernel", ext4.max(xfs)),
+            (Some(ext4), None) => ("ext4", ext4),
+            (None, Some(xfs)) => ("xfs", xfs),
+            (None, None) => continue,
+        };
+        checks.push(at_least(format!("{name}/1 vs {whom}"), sheaf / best, bar));
+    }
+    for name in SCALING {
+        let two = median(name, "sheaf", 2);
+        if let (Some(two), Some(one)) = (two, median(name, "sheaf-one-cpu", 2)) {
+            let name = format!("{name}/2 vs one CPU");
+            checks.push(at_least(name, two / one, SCALING_BAR));
+        }
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: u64 = 256 << 20;
+
+    fn options() -> Options {
+        Options {
+            workloads: select(&[]).unwrap(),
+            threads: vec![1],
+            time: Duration::from_millis(50),
+            runs: 1,
+            pools: vec![2000],
+            against: Vec::new(),
+            storage: Storage::Memory,
+            sheaf: PathBuf::from("/no/such/program"),
+            memory: 64 << 20,
+        }
+    }
+
+    fn window() -> Window {
+        Window {
+            time: Duration::from_millis(50),
+            threads: 2,
+            cpus: Vec::new(),
+        }
+    }
+
+    /// Every workload on one side, each where `enter` leads.
+    fn all_workloads<S: Side>(mut enter: impl FnMut(&'static Workload) -> S) {
+        for workload in WORKLOADS {
+            let subject = Subject {
+                workload,
+                window: &window(),
+                pool: 2000,
+                branches: 2,
+            };
+            let name = workload.name;
+            let measured = subject.measure(&enter(workload));
+            let measured = measured.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(measured.operations > 0, "{name}");
+            let bounded = !matches!(workload.pool, Pool::None | Pool::Files(10));
+            assert!(!bounded || measured.operations <= 2000, "{name}");
+            assert!(bounded || !measured.used_up, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_workload_runs_in_process() {
+        let dir = tempfile::tempdir().unwrap();
+        all_workloads(|workload| {
+            let image = dir.path().join(workload.name);
+            device::create_image(&image, IMAGE).unwrap();
+            InProcess::make(&[image], 64 << 20).unwrap()
+        });
+    }
+
+    #[test]
+    fn every_workload_runs_in_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        all_workloads(|workload| {
+            let folder = dir.path().join(workload.name);
+            std::fs::create_dir(&folder).unwrap();
+            Posix::new(&folder, None).unwrap()
+        });
+    }
+
+    #[test]
+    fn a_suite_reports_both_sides_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("other");
+        std::fs::create_dir(&folder).unwrap();
+        let options = Options {
+            workloads: select(&["mwcl".to_owned(), "DRBH".to_owned()]).unwrap(),
+            time: Duration::from_millis(10),
+            pools: vec![200, 400],
+            against: vec![Target::Path(folder.clone())],
+            storage: Storage::Dir(dir.path().to_owned()),
+            ..options()
+        };
+        let report = run(&options, &|_| {}).unwrap();
+        let named = |name: &str| report.rows.iter().filter(|row| row.name == name).count();
+        assert_eq!((named("MWCL"), named("DRBH")), (4, 2));
+        assert!(report.rows.iter().all(|row| row.median > 0.0));
+        assert_eq!(report.rows[0].extra["pool"], 200);
+        assert!(report.checks.is_empty());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn senseless_options_are_usage_errors() {
+        let refused = |options: Options| matches!(options.check(), Err(Error::Usage(_)));
+        assert!(!refused(options()));
+        assert!(refused(Options {
+            threads: vec![0],
+            ..options()
+        }));
+        assert!(refused(Options {
+            threads: Vec::new(),
+            ..options()
+        }));
+        assert!(refused(Options {
+            pools: vec![5],
+            ..options()
+        }));
+        assert!(refused(Options {
+            runs: 0,
+            ..options()
+        }));
+        assert!(refused(Options {
+            time: Duration::ZERO,
+            ..options()
+        }));
+        assert!(matches!(select(&["MWXX".to_owned()]), Err(Error::Usage(_))));
+    }
+
+    #[test]
+    fn bars_are_computed_from_rows_that_are_there() {
+        let row = |name: &str, target: &str, threads, median| Row {
+            name: name.to_owned(),
+            target: target.to_owned(),
+            threads,
+            unit: "ops/s",
+            median,
+            min: median,
+            max: median,
+            runs: 1,
+            extra: Map::new(),
+        };
+        let mut rows = vec![
+            row("MWCL", "sheaf", 1, 700.0),
+            row("MWCL", "ext4", 1, 50.0),
+            row("MWCL", "xfs", 1, 100.0),
+            row("MWRL", "sheaf", 1, 100.0),
+            row("MWRL", "ext4", 1, 50.0),
+            row("DWOM", "sheaf", 2, 170.0),
+            row("DWOM", "sheaf-one-cpu", 2, 100.0),
+            row("DRBL", "sheaf", 1, 1.0),
+        ];
+        rows[0].extra.insert("pool".to_owned(), Value::from(10));
+        let mut smaller = row("MWCL", "sheaf", 1, 1.0);
+        smaller.extra.insert("pool".to_owned(), Value::from(5));
+        rows.push(smaller);
+        let found = checks(&rows);
+        let found: Vec<_> = found
+            .iter()
+            .map(|check| (check.name.as_str(), check.value, check.bar, check.ok))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("MWCL/1 vs best kernel", 7.0, 6.0, true),
+                ("MWRL/1 vs ext4", 2.0, 4.0, false),
+                ("DWOM/2 vs one CPU", 1.7, 1.8, false),
+            ]
+        );
+    }
+
+    #[test]
+    fn names_of_workloads_are_unique() {
+        for workload in WORKLOADS {
+            assert_eq!(find(workload.name), Some(workload));
+        }
+        assert_eq!(WORKLOADS.len(), 19);
+    }
+}

@@ -1,0 +1,17 @@
+//! Benchmarks, each with its counterparts in the same run: `sheaf bench` is this crate.
+//!
+//! A suite sets its comparators up itself, lets the sides take turns, takes everything down
+//! again, also when it is interrupted, and reports one [`contract::Report`]. Sheaf runs as
+//! users run it, with journal, checksums and checkpoints. Deliberately absent: command-line
+//! parsing, which is `cli`'s, and anything that only a benchmark could call in the layers below.
+
+pub mod contract;
+mod error;
+pub mod fxmark;
+pub mod html;
+mod interrupt;
+mod runner;
+pub mod target;
+pub mod text;
+
+pub use error::Error;

@@ -1,0 +1,386 @@
+//! One timed window: threads prepare, start together, repeat an operation until time is up
+//! or there is nothing left to do, and are counted.
+//!
+//! 1. No operation is counted that began before all threads were ready, or outside of its
+//!    thread's own time.
+//! 2. A window ends when its time is over, when the first thread has used up its share of
+//!    what was prepared, when one fails, and when the user interrupts; all threads then stop
+//!    after the operation they are in. Each does one at least, however short the window.
+//! 3. Throughput is the sum of all operations over the mean of the threads' times, as FxMark
+//!    has it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::sync::{Condvar, Mutex, rank};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::{Error, interrupt};
+
+/// How often the conductor looks for a signal.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What a thread repeats: returns how many operations it did, 0 when nothing is left.
+pub type Operation<'a> = Box<dyn FnMut() -> Result<u64, Error> + Send + 'a>;
+
+/// Tells a thread that it shall come to an end.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// An error when preparations shall not go on.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.is_set() || interrupt::requested() {
+            true => Err(Error::Interrupted),
+            false => Ok(()),
+        }
+    }
+}
+
+/// How long, by how many threads, and where.
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub time: Duration,
+    pub threads: usize,
+    /// Thread `i` runs on CPU `i` of these alone, counting round; empty: wherever it likes.
+    pub cpus: Vec<usize>,
+}
+
+/// What one window measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    pub operations: u64,
+    /// Mean of the threads' times.
+    pub seconds: f64,
+    pub cpu_seconds: f64,
+    /// The window ended early because nothing was left to do.
+    pub used_up: bool,
+}
+
+impl Measured {
+    /// Operations in a second.
+    pub fn rate(&self) -> f64 {
+        self.operations as f64 / self.seconds.max(1e-9)
+    }
+
+    /// CPU time of an operation in microseconds.
+    pub fn cpu_us(&self) -> f64 {
+        self.cpu_seconds * 1e6 / self.operations.max(1) as f64
+    }
+}
+
+/// What a window is about.
+pub trait Load: Sync {
+    /// Prepares one thread, on that thread, and returns what it shall repeat.
+    fn prepare(&self, thread: usize, stop: &Stop) -> Result<Operation<'_>, Error>;
+    /// Called once all threads are ready and before the first operation.
+    fn settle(&self) -> Result<(), Error>;
+    /// CPU time used so far for the operations, in nanoseconds.
+    fn cpu_ns(&self) -> Result<u64, Error>;
+}
+
+/// CPUs that the calling thread may run on.
+pub fn allowed_cpus() -> Result<Vec<usize>, Error> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .collect())
+}
+
+/// Has the calling thread, and those it starts from now on, run on these CPUs.
+pub fn pin(cpus: &[usize]) -> Result<(), Error> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        set.set(cpu);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Runs one window.
+pub fn measure(window: &Window, load: &dyn Load) -> Result<Measured, Error> {
+    let gate = Gate {
+        stop: Stop::default(),
+        state: Mutex::new(rank::LEAF, State::default()),
+        changed: Condvar::new(),
+        clock: Clock::real(),
+    };
+    let results = base::thread::parallel(window.threads + 1, |i| match i {
+        0 => gate.conduct(window, load).map(Part::Conductor),
+        i => gate.perform(window, load, i - 1).map(Part::Thread),
+    });
+    gather(results, window.threads)
+}
+
+struct Share {
+    operations: u64,
+    ns: u64,
+    used_up: bool,
+}
+
+enum Part {
+    /// CPU time in nanoseconds.
+    Conductor(u64),
+    Thread(Share),
+}
+
+/// Adds up; of several errors the one that is not a consequence.
+fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured, Error> {
+    let mut total = Measured {
+        operations: 0,
+        seconds: 0.0,
+        cpu_seconds: 0.0,
+        used_up: false,
+    };
+    let mut failure = None;
+    for result in results {
+        match result {
+            Ok(Part::Conductor(ns)) => total.cpu_seconds = ns as f64 / 1e9,
+            Ok(Part::Thread(share)) => {
+                total.operations += share.operations;
+                total.seconds += share.ns as f64 / 1e9 / threads as f64;
+                total.used_up |= share.used_up;
+            }
+            Err(Error::Interrupted) => {
+                failure.get_or_insert(Error::Interrupted);
+            }
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(total),
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ready: usize,
+    started: bool,
+    ended: usize,
+}
+
+struct Gate {
+    stop: Stop,
+    state: Mutex<State>,
+    changed: Condvar,
+    clock: Clock,
+}
+
+impl Gate {
+    fn perform(&self, window: &Window, load: &dyn Load, thread: usize) -> Result<Share, Error> {
+        let ending = Ending(self);
+        let share = self.operate(window, load, thread);
+        if share.is_err() {
+            self.stop.set();
+        }
+        drop(ending);
+        share
+    }
+
+    fn operate(&self, window: &Window, load: &dyn Load, thread: usize) -> Result<Share, Error> {
+        if !window.cpus.is_empty() {
+            pin(&[window.cpus[thread % window.cpus.len()]])?;
+        }
+        let mut operation = load.prepare(thread, &self.stop)?;
+        self.wait_for_start();
+        let mut share = Share {
+            operations: 0,
+            ns: 0,
+            used_up: false,
+        };
+        let start = self.clock.monotonic_ns();
+        loop {
+            match operation() {
+                Ok(0) => share.used_up = true,
+                Ok(count) => share.operations += count,
+                Err(error) if error.is_no_space() => share.used_up = true,
+                Err(error) => return Err(error),
+            }
+            if share.used_up {
+                self.stop.set();
+            }
+            if self.stop.is_set() {
+                break;
+            }
+        }
+        share.ns = self.clock.monotonic_ns() - start;
+        Ok(share)
+    }
+
+    fn wait_for_start(&self) {
+        let mut state = self.state.lock();
+        state.ready += 1;
+        self.changed.notify_all();
+        while !state.started {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Starts the threads, stops them in time, and returns the CPU time used meanwhile.
+    fn conduct(&self, window: &Window, load: &dyn Load) -> Result<u64, Error> {
+        let release = Release(self);
+        let threads = window.threads;
+        self.wait_until(None, |state| state.ready + state.ended >= threads);
+        interrupt::check()?;
+        load.settle()?;
+        let before = load.cpu_ns()?;
+        let end = self.clock.monotonic_ns() + window.time.as_nanos() as u64;
+        self.start();
+        self.wait_until(Some(end), |state| state.ended >= threads);
+        drop(release);
+        self.wait_until(None, |state| state.ended >= threads);
+        interrupt::check()?;
+        Ok(load.cpu_ns()?.saturating_sub(before))
+    }
+
+    fn start(&self) {
+        self.state.lock().started = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for `reached`, for a time or for an interruption, which stops all threads.
+    fn wait_until(&self, end_ns: Option<u64>, reached: impl Fn(&State) -> bool) {
+        let mut state = self.state.lock();
+        while !reached(&state) {
+            let mut pause = LOOK;
+            if let Some(end) = end_ns {
+                let left = end.saturating_sub(self.clock.monotonic_ns());
+                if left == 0 {
+                    return;
+                }
+                pause = pause.min(Duration::from_nanos(left));
+            }
+            if interrupt::requested() {
+                self.stop.set();
+            }
+            self.changed.wait_for(&mut state, pause);
+        }
+    }
+}
+
+/// A thread is done, however.
+struct Ending<'a>(&'a Gate);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if base::thread::panicking() {
+            self.0.stop.set();
+        }
+        self.0.state.lock().ended += 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Nobody waits for a start that does not come.
+struct Release<'a>(&'a Gate);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.stop.set();
+        self.0.start();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads that do `share` operations each, and fail where told to.
+    struct Counted {
+        share: u64,
+        fails_to_prepare: Option<usize>,
+        fails_at: Option<u64>,
+    }
+
+    impl Load for Counted {
+        fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
+            if self.fails_to_prepare == Some(thread) {
+                return Err(Error::Unable("not prepared".to_owned()));
+            }
+            let mut done = 0;
+            Ok(Box::new(move || {
+                if self.fails_at == Some(done) {
+                    return Err(Error::Unable("failed".to_owned()));
+                }
+                done += 1;
+                Ok(u64::from(done <= self.share))
+            }))
+        }
+
+        fn settle(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn cpu_ns(&self) -> Result<u64, Error> {
+            Ok(base::clock::process_cpu_ns())
+        }
+    }
+
+    fn window(threads: usize, ms: u64) -> Window {
+        Window {
+            time: Duration::from_millis(ms),
+            threads,
+            cpus: Vec::new(),
+        }
+    }
+
+    const ENDLESS: Counted = Counted {
+        share: u64::MAX,
+        fails_to_prepare: None,
+        fails_at: None,
+    };
+
+    #[test]
+    fn a_window_ends_in_time() {
+        let measured = measure(&window(2, 20), &ENDLESS).unwrap();
+        assert!(measured.operations > 2);
+        assert!(!measured.used_up);
+        assert!(measured.seconds >= 0.015, "{measured:?}");
+        assert!(measured.rate() > 0.0 && measured.cpu_us() > 0.0);
+    }
+
+    #[test]
+    fn a_window_ends_early_when_nothing_is_left() {
+        let load = Counted {
+            share: 100,
+            ..ENDLESS
+        };
+        let measured = measure(&window(1, 600_000), &load).unwrap();
+        assert_eq!(measured.operations, 100);
+        assert!(measured.used_up);
+    }
+
+    #[test]
+    fn a_thread_that_fails_ends_the_window_and_is_reported() {
+        for (fails_to_prepare, fails_at) in [(Some(1), None), (None, Some(5))] {
+            let load = Counted {
+                fails_to_prepare,
+                fails_at,
+                ..ENDLESS
+            };
+            let error = measure(&window(3, 600_000), &load).unwrap_err();
+            assert!(matches!(error, Error::Unable(_)), "{error}");
+        }
+    }
+
+    #[test]
+    fn threads_run_where_they_are_told_to() {
+        let cpus = allowed_cpus().unwrap();
+        assert!(!cpus.is_empty());
+        let pinned = Window {
+            cpus,
+            ..window(2, 5)
+        };
+        assert!(measure(&pinned, &ENDLESS).unwrap().operations > 0);
+    }
+}

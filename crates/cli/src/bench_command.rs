@@ -1,0 +1,81 @@
+//! `sheaf bench`: turns options into those of a suite, and its report into text, JSON or HTML.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bench::contract::Report;
+use bench::fxmark;
+use bench::target::{self, Storage};
+
+use crate::args::{Bench, BenchOptions, Fxmark, Suite};
+use crate::failure::{Failure, Outcome};
+use crate::{mount_command, output, progress};
+
+pub fn run(args: &Bench) -> Outcome {
+    match &args.suite {
+        Suite::Fxmark(args) => fxmark(args),
+    }
+}
+
+fn fxmark(args: &Fxmark) -> Outcome {
+    let threads = match args.threads.is_empty() {
+        true => target::default_threads(),
+        false => args.threads.clone(),
+    };
+    let memory = args
+        .cache_size
+        .unwrap_or_else(mount_command::default_memory);
+    let options = fxmark::Options {
+        workloads: fxmark::select(&args.workload)?,
+        threads,
+        time: seconds(args.seconds)?,
+        runs: args.common.runs,
+        pools: args.pool.clone(),
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        sheaf: this_program()?,
+        memory: memory as usize,
+    };
+    show(&args.common, |tell| Ok(fxmark::run(&options, tell)?))
+}
+
+fn seconds(seconds: f64) -> Result<Duration, Failure> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Failure::usage(format!("{seconds} is no number of seconds")))
+}
+
+fn storage(options: &BenchOptions) -> Storage {
+    match (&options.dir, options.device.is_empty()) {
+        (Some(dir), _) => Storage::Dir(dir.clone()),
+        (None, false) => Storage::Devices(options.device.clone()),
+        (None, true) => Storage::Memory,
+    }
+}
+
+/// To mount with the same program that measures.
+fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| Failure::io("the path of this program", &e))
+}
+
+/// Runs a suite, saying on a terminal what it is at, and shows what it reports.
+fn show(
+    options: &BenchOptions,
+    suite: impl FnOnce(&dyn Fn(&str)) -> Result<Report, Failure>,
+) -> Outcome {
+    let spinner = progress::bar("", 0);
+    let report = suite(&|text| {
+        spinner.set_message(text.to_owned());
+        spinner.inc(1);
+    });
+    spinner.finish_and_clear();
+    let report = report?;
+    if let Some(path) = &options.html {
+        let page = bench::html::render(&report);
+        std::fs::write(path, page).map_err(|e| Failure::io(path.display(), &e))?;
+    }
+    match options.json {
+        true => output::json(&report)?,
+        false => output::print(bench::text::render(&report))?,
+    }
+    Ok(0)
+}
