@@ -309,7 +309,7 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn make(home: &Path) -> Result<Folder, Error> {
-        let dir = home.join(format!("sheaf-bench-{}", std::process::id()));
+        let dir = home.join(format!("sheaf-bench-{}-files", std::process::id()));
         std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, e))?;
         Ok(Folder(dir))
     }
