@@ -1,0 +1,142 @@
+//! Sheaf in this process: a fresh file system over the storage, opened as a program that
+//! links the library opens it, with journal, checkpoints and checksums.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::clock::process_cpu_ns;
+use device::{Array, OpenOptions};
+use format::geometry::{Geometry, GeometryOptions};
+use fs::{Caller, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
+
+use super::{Side, short};
+use crate::Error;
+
+/// Permission bits of what is made, as FxMark has them.
+const MODE: u32 = 0o700;
+
+/// An open file system.
+pub struct InProcess {
+    fs: Arc<FileSystem>,
+    who: Caller,
+    closed: bool,
+}
+
+impl InProcess {
+    /// Makes a file system on the devices and opens it with `memory` bytes for all it takes.
+    pub fn make(devices: &[PathBuf], memory: usize) -> Result<InProcess, Error> {
+        mkfs(devices)?;
+        let opened = device::open_devices(devices, &OpenOptions::default())?;
+        let array = Arc::new(Array::assemble(opened, false)?);
+        let fs = FileSystem::open(array, FsOptions::default().with_memory(memory))?;
+        Ok(InProcess {
+            fs,
+            who: Caller::root(),
+            closed: false,
+        })
+    }
+
+    /// Ends the use; an error is one of writing back.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.closed = true;
+        Ok(self.fs.close()?)
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        if !self.closed
+            && let Err(error) = self.fs.close()
+        {
+            tracing::warn!("a file system that a benchmark gives up: {error}");
+        }
+    }
+}
+
+fn mkfs(paths: &[PathBuf]) -> Result<(), Error> {
+    let devices = device::open_devices(paths, &OpenOptions::default())?;
+    let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
+    let options = GeometryOptions {
+        journal_align: devices.iter().map(|d| d.logical_block()).max(),
+        ..GeometryOptions::default()
+    };
+    let geometry = Geometry::plan(&sizes, options)?;
+    let (uuid, key) = (device::new_uuid(), base::rng::entropy());
+    let array = Arc::new(Array::create(devices, geometry, "bench", uuid, key)?);
+    FileSystem::mkfs(&array, &MkfsOptions::default())?;
+    array.write_labels()?;
+    Ok(())
+}
+
+impl Side for InProcess {
+    type Dir = Ino;
+    type File = Arc<OpenFile>;
+
+    fn root(&self) -> Ino {
+        ROOT
+    }
+
+    fn make_dir(&self, parent: &Ino, name: &str) -> Result<Ino, Error> {
+        let made = self.fs.mkdir(&self.who, *parent, name.as_bytes(), MODE)?;
+        Ok(made.ino)
+    }
+
+    fn create(&self, dir: &Ino, name: &str) -> Result<Arc<OpenFile>, Error> {
+        let name = name.as_bytes();
+        let made = self.fs.create(&self.who, *dir, name, MODE, libc::O_RDWR);
+        Ok(made?.1)
+    }
+
+    fn open(&self, dir: &Ino, name: &str) -> Result<Arc<OpenFile>, Error> {
+        let ino = self.fs.lookup(*dir, name.as_bytes())?.ino;
+        Ok(self.fs.open_file(ino, libc::O_RDWR)?)
+    }
+
+    fn unlink(&self, dir: &Ino, name: &str) -> Result<(), Error> {
+        Ok(self.fs.unlink(&self.who, *dir, name.as_bytes())?)
+    }
+
+    fn rename(&self, dir: &Ino, name: &str, new_dir: &Ino, new_name: &str) -> Result<(), Error> {
+        let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
+        let renamed = self.fs.rename(&self.who, *dir, name, *new_dir, new_name, 0);
+        Ok(renamed.map(|_| ())?)
+    }
+
+    fn stat(&self, dir: &Ino, path: &str) -> Result<u64, Error> {
+        let (mut at, mut size) = (*dir, 0);
+        for name in path.split('/') {
+            let attr = self.fs.lookup(at, name.as_bytes())?;
+            (at, size) = (attr.ino, attr.size);
+        }
+        Ok(size)
+    }
+
+    fn truncate(&self, dir: &Ino, name: &str, size: u64) -> Result<(), Error> {
+        let ino = self.fs.lookup(*dir, name.as_bytes())?.ino;
+        Ok(self.fs.truncate(&self.who, ino, size)?)
+    }
+
+    fn list(&self, dir: &Ino, each: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        Ok(self.fs.readdir(*dir, 0, &mut |_| each())?)
+    }
+
+    fn read(&self, file: &Arc<OpenFile>, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        short(self.fs.read(file, offset, buf)?, buf.len())
+    }
+
+    fn write(&self, file: &Arc<OpenFile>, offset: u64, data: &[u8]) -> Result<(), Error> {
+        short(self.fs.write(file, offset, data)?, data.len())
+    }
+
+    fn fsync(&self, file: &Arc<OpenFile>) -> Result<(), Error> {
+        Ok(self.fs.fsync(file, false)?)
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        Ok(self.fs.sync()?)
+    }
+
+    fn cpu_ns(&self) -> Result<u64, Error> {
+        Ok(process_cpu_ns())
+    }
+}

@@ -1,0 +1,172 @@
+//! A kernel file system: fresh, on a loop device over an image file or on a device, mounted
+//! with the defaults of its mkfs and of mount(8).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::place::{Devices, Place};
+use super::program;
+use crate::Error;
+
+/// Those that a benchmark can set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    Ext4,
+    Xfs,
+    Btrfs,
+    Tmpfs,
+}
+
+impl Kernel {
+    pub fn parse(name: &str) -> Option<Kernel> {
+        let all = [Kernel::Ext4, Kernel::Xfs, Kernel::Btrfs, Kernel::Tmpfs];
+        all.into_iter().find(|kernel| kernel.name() == name)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Ext4 => "ext4",
+            Kernel::Xfs => "xfs",
+            Kernel::Btrfs => "btrfs",
+            Kernel::Tmpfs => "tmpfs",
+        }
+    }
+
+    /// The Debian package its mkfs is in.
+    fn package(self) -> &'static str {
+        match self {
+            Kernel::Ext4 => "e2fsprogs",
+            Kernel::Xfs => "xfsprogs",
+            Kernel::Btrfs => "btrfs-progs",
+            Kernel::Tmpfs => "mount",
+        }
+    }
+
+    fn program(self) -> String {
+        match self {
+            Kernel::Tmpfs => "mount".to_owned(),
+            kernel => format!("mkfs.{}", kernel.name()),
+        }
+    }
+
+    /// Its programs are there.
+    pub fn check(self) -> Result<(), Error> {
+        let program = self.program();
+        match program::exists(&program) {
+            true => Ok(()),
+            false => Err(Error::Unable(format!(
+                "{} cannot take part: there is no {program} (Debian package {})",
+                self.name(),
+                self.package()
+            ))),
+        }
+    }
+
+    fn mkfs(self, device: &Path, files: u64) -> Option<Command> {
+        let mut mkfs = program::system(&self.program());
+        match self {
+            Kernel::Tmpfs => return None,
+            Kernel::Ext4 => {
+                // Inodes for all files, and no work left for after the mount.
+                let inodes = files.to_string();
+                let options = "lazy_itable_init=0,lazy_journal_init=0";
+                mkfs.args(["-q", "-F", "-N", &inodes, "-E", options])
+            }
+            Kernel::Xfs | Kernel::Btrfs => mkfs.args(["-q", "-f"]),
+        };
+        mkfs.arg(device);
+        Some(mkfs)
+    }
+}
+
+/// A mount that goes away with the value, and its storage with it. A loop device is let go by
+/// the kernel when it is unmounted.
+pub struct KernelMount {
+    kernel: Kernel,
+    mnt: PathBuf,
+    mounted: bool,
+    devices: Devices,
+}
+
+impl KernelMount {
+    /// A fresh file system with room for `files` inodes.
+    pub fn make(kernel: Kernel, place: &Place, files: u64) -> Result<KernelMount, Error> {
+        let devices = place.single()?;
+        let mut side = KernelMount {
+            kernel,
+            mnt: place.mount_point()?,
+            mounted: false,
+            devices,
+        };
+        let device = side.device()?;
+        if let Some(mut mkfs) = kernel.mkfs(device, files) {
+            program::run(&mut mkfs)?;
+        }
+        side.mount(place.bytes())?;
+        Ok(side)
+    }
+
+    fn device(&self) -> Result<&Path, Error> {
+        let device = self.devices.paths.first();
+        device
+            .map(PathBuf::as_path)
+            .ok_or_else(|| Error::Usage("a device is needed".to_owned()))
+    }
+
+    fn mount(&mut self, bytes: u64) -> Result<(), Error> {
+        let mut mount = program::system("mount");
+        mount.args(["-t", self.kernel.name()]);
+        match self.kernel {
+            Kernel::Tmpfs => {
+                mount.arg("-o").arg(format!("size={bytes}")).arg("tmpfs");
+            }
+            _ => {
+                if self.devices.images {
+                    mount.args(["-o", "loop"]);
+                }
+                mount.arg(self.device()?);
+            }
+        }
+        mount.arg(&self.mnt);
+        program::run(&mut mount)?;
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mnt
+    }
+
+    /// Brings everything to the device and forgets what was read. A tmpfs has no device.
+    pub fn remount(&mut self, place: &Place) -> Result<(), Error> {
+        if self.kernel == Kernel::Tmpfs {
+            return Ok(());
+        }
+        self.unmount()?;
+        self.mount(place.bytes())
+    }
+
+    fn unmount(&mut self) -> Result<(), Error> {
+        unmount(&self.mnt, UnmountFlags::empty())?;
+        self.mounted = false;
+        Ok(())
+    }
+
+    /// Unmounts, which writes everything back.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.unmount()
+    }
+}
+
+impl Drop for KernelMount {
+    fn drop(&mut self) {
+        if self.mounted
+            && let Err(error) = unmount(&self.mnt, UnmountFlags::DETACH)
+        {
+            tracing::warn!("{}: not unmounted: {error}", self.mnt.display());
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Where a benchmark's files and mounts are: one folder, with a tmpfs over it where that is
+//! possible and nothing else was asked for.
+//!
+//! 1. Everything that a benchmark makes on the host lies in the folder, which goes with the
+//!    value: mounts first.
+//! 2. Mounts are made in a mount table of this process's own, so that nobody else sees them
+//!    and that they, and the loop devices below them, end with the process, however it ends.
+
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::Error;
+
+/// Image files that hold a Sheaf file system.
+const IMAGES: u64 = 4;
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Bytes at either end of a device where file systems put what they are known by.
+const SIGNATURES: u64 = 1 << 20;
+
+/// Where the user wants it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Storage {
+    /// In memory: a tmpfs.
+    #[default]
+    Memory,
+    /// Image files in this folder.
+    Dir(PathBuf),
+    /// These block devices, whose content is lost.
+    Devices(Vec<PathBuf>),
+}
+
+pub struct Place {
+    dir: PathBuf,
+    /// A tmpfs of ours covers `dir`.
+    covered: bool,
+    devices: Vec<PathBuf>,
+    /// Size of a side's storage in all.
+    bytes: u64,
+}
+
+/// Whether the process may mount.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+impl Place {
+    /// A place where each side finds storage of `bytes` bytes, one at a time. With `mounts`
+    /// it is one where file systems can be mounted. To be called before the process has other
+    /// threads, which would go on seeing the old mount table.
+    pub fn new(storage: &Storage, bytes: u64, mounts: bool) -> Result<Place, Error> {
+        if mounts && !is_root() {
+            return Err(Error::Unable(
+                "to mount the file systems to compare with (on loop devices that are set up for \
+                 it) root is needed: run this as root, or give --against none, or paths only"
+                    .to_owned(),
+            ));
+        }
+        if let Storage::Devices(devices) = storage {
+            devices.iter().try_for_each(|path| refuse_used(path))?;
+        }
+        if *storage == Storage::Memory {
+            check_memory(bytes)?;
+        }
+        if mounts {
+            base::sys::private_mounts().map_err(|source| Error::Io {
+                what: "cannot have mounts of its own".to_owned(),
+                source,
+            })?;
+        }
+        let home = match storage {
+            Storage::Dir(dir) => dir.clone(),
+            Storage::Memory if !mounts && Path::new(SHARED_MEMORY).is_dir() => {
+                PathBuf::from(SHARED_MEMORY)
+            }
+            _ => std::env::temp_dir(),
+        };
+        let home = home.canonicalize().map_err(|e| Error::io(&home, e))?;
+        let dir = home.join(format!("sheaf-bench-{}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, e))?;
+        let mut place = Place {
+            dir,
+            covered: false,
+            devices: Vec::new(),
+            bytes,
+        };
+        if let Storage::Devices(devices) = storage {
+            place.devices.clone_from(devices);
+        }
+        if mounts && *storage == Storage::Memory {
+            // As much as there is to hold, and room for its own bookkeeping.
+            let size = format!("size={},mode=0700", bytes + bytes / 8 + (64 << 20));
+            let size = std::ffi::CString::new(size).unwrap_or_default();
+            mount(
+                "sheaf-bench",
+                &place.dir,
+                "tmpfs",
+                MountFlags::empty(),
+                &*size,
+            )?;
+            place.covered = true;
+        }
+        Ok(place)
+    }
+
+    /// A folder in it that does not exist, to mount on.
+    pub fn mount_point(&self) -> Result<PathBuf, Error> {
+        let dir = self.dir.join("mnt");
+        std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, e))?;
+        Ok(dir)
+    }
+
+    /// A name in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Size of a side's storage in bytes, in all.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What a Sheaf array is made on: the devices, or fresh image files.
+    pub fn array(&self) -> Result<Devices, Error> {
+        if !self.devices.is_empty() {
+            return Ok(Devices::given(self.devices.clone()));
+        }
+        self.images(IMAGES, "device")
+    }
+
+    /// What a kernel file system is made on: the first device, or a fresh image file.
+    pub fn single(&self) -> Result<Devices, Error> {
+        match self.devices.first() {
+            Some(first) => Ok(Devices::given(vec![first.clone()])),
+            None => self.images(1, "image"),
+        }
+    }
+
+    fn images(&self, count: u64, name: &str) -> Result<Devices, Error> {
+        let mut images = Devices {
+            paths: Vec::new(),
+            images: true,
+        };
+        for i in 0..count {
+            let path = self.dir.join(format!("{name}{i}"));
+            device::create_image(&path, self.bytes.div_ceil(count))?;
+            images.paths.push(path);
+        }
+        Ok(images)
+    }
+}
+
+/// The largest `bytes` of storage may grow in memory, and about as much again is needed to
+/// work on it.
+fn check_memory(bytes: u64) -> Result<(), Error> {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = info.lines().find_map(|line| {
+        let kib = line.strip_prefix("MemAvailable:")?.trim();
+        kib.strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    match available.map(|kib| kib << 10) {
+        Some(available) if bytes > available / 2 => Err(Error::Unable(format!(
+            "{} MiB in memory are wanted and {} MiB are available: want less (--pool, --count), or give \
+             --dir with a folder on a disk",
+            bytes >> 20,
+            available >> 20
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A device whose content somebody may want is none to measure on.
+fn refuse_used(path: &Path) -> Result<(), Error> {
+    match device::probe(path) {
+        None => Ok(()),
+        Some(found) => Err(Error::Unable(format!(
+            "{} holds {found}; a benchmark overwrites its devices: wipe it (wipefs --all), or \
+             give another",
+            path.display()
+        ))),
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for device in &self.devices {
+            if let Err(error) = wipe(device) {
+                tracing::warn!("{}: not wiped: {error}", device.display());
+            }
+        }
+        if self.covered
+            && let Err(error) = unmount(&self.dir, UnmountFlags::DETACH)
+        {
+            tracing::warn!("{}: not unmounted: {error}", self.dir.display());
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!("{}: not removed: {error}", self.dir.display());
+        }
+    }
+}
+
+/// Zeros where file systems put what they are known by.
+fn wipe(path: &Path) -> std::io::Result<()> {
+    use std::io::{Seek, SeekFrom};
+    use std::os::unix::fs::FileExt;
+    let mut file = std::fs::OpenOptions::new().write(true).open(path)?;
+    let bytes = file.seek(SeekFrom::End(0))?;
+    let zeros = vec![0; SIGNATURES.min(bytes) as usize];
+    file.write_all_at(&zeros, 0)?;
+    file.write_all_at(&zeros, bytes - zeros.len() as u64)?;
+    file.sync_all()
+}
+
+/// Devices of one side; image files among them go with the value.
+#[derive(Debug)]
+pub struct Devices {
+    pub paths: Vec<PathBuf>,
+    /// They are files that were made for it.
+    pub images: bool,
+}
+
+impl Devices {
+    fn given(paths: Vec<PathBuf>) -> Devices {
+        Devices {
+            paths,
+            images: false,
+        }
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        for path in self.paths.iter().filter(|_| self.images) {
+            if let Err(error) = std::fs::remove_file(path) {
+                tracing::warn!("{}: not removed: {error}", path.display());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_place() {
+        let home = tempfile::tempdir().unwrap();
+        let storage = Storage::Dir(home.path().to_owned());
+        let place = Place::new(&storage, 8 << 20, false).unwrap();
+        let array = place.array().unwrap();
+        assert_eq!(array.paths.len(), 4);
+        assert!(array.paths.iter().all(|path| path.is_file()));
+        let image = array.paths[0].clone();
+        drop(array);
+        assert!(!image.exists());
+        std::fs::write(place.file("other"), "left behind").unwrap();
+        drop(place);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn more_than_the_memory_is_refused() {
+        let refused = Place::new(&Storage::Memory, 1 << 60, false);
+        assert!(matches!(refused, Err(Error::Unable(_))));
+    }
+}
