@@ -234,7 +234,7 @@ impl Bench<'_> {
                 self.in_process(&subject)
             }
             Target::SheafMount => {
-                let mount = SheafMount::make(&self.options.sheaf, &self.place)?;
+                let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
                 let measured = subject.measure(&Posix::new(mount.path(), mount.daemon())?)?;
                 mount.close()?;
                 Ok(measured)
