@@ -200,11 +200,13 @@ impl Delta {
             },
             tag::ROOT_SET => {
                 let (tree, depth) = (tree_from(&mut r)?, r.u8()?);
-                let children = entry::decode_list(&mut r)?;
-                Delta::SetRoot {
-                    tree,
-                    root: Root { depth, children },
-                }
+                // When no attribute is left there is no tree.
+                let none = tree == TreeId::Xattrs && depth == 0 && r.is_empty();
+                let root = match none {
+                    true => Root::default(),
+                    false => inode::decode_root(depth, &mut r)?,
+                };
+                Delta::SetRoot { tree, root }
             }
             tag::XATTRS_INLINE => Delta::InlineXattrs(entry::decode_list(&mut r)?),
             _ => return Err(r.damage("unknown tag")),
@@ -392,13 +394,7 @@ impl FsNode {
             Delta::RemoveOrphan(nid) => {
                 entry::remove(self.orphans_mut()?, nid.0)?;
             }
-            Delta::SetXattr(xattr) => {
-                let list = self.xattrs_mut()?;
-                match list.binary_search_by_key(&xattr.key, |x| x.key) {
-                    Ok(at) => list[at] = xattr.clone(),
-                    Err(at) => list.insert(at, xattr.clone()),
-                }
-            }
+            Delta::SetXattr(xattr) => self.set_xattr(xattr)?,
             Delta::RemoveXattr(key) => {
                 entry::remove(self.xattrs_mut()?, *key)?;
             }
@@ -408,9 +404,25 @@ impl FsNode {
                 entry::remove_child(self.children_mut(*tree)?, *key)?;
             }
             Delta::SetRoot { tree, root } => self.set_root(*tree, root)?,
-            Delta::InlineXattrs(list) => self.inode_mut()?.xattrs = list.clone(),
+            Delta::InlineXattrs(list) => {
+                let inode = self.inode_mut()?;
+                inode.xattrs = list.clone();
+                inode::check_inline_xattrs(&inode.xattrs)?;
+            }
         }
         Ok(())
+    }
+
+    fn set_xattr(&mut self, xattr: &Xattr) -> Result<(), Damage> {
+        let list = self.xattrs_mut()?;
+        match list.binary_search_by_key(&xattr.key, |x| x.key) {
+            Ok(at) => list[at] = xattr.clone(),
+            Err(at) => list.insert(at, xattr.clone()),
+        }
+        match self {
+            FsNode::Inode(inode) => inode::check_inline_xattrs(&inode.xattrs),
+            _ => Ok(()),
+        }
     }
 
     fn set_root(&mut self, tree: TreeId, root: &Root) -> Result<(), Damage> {

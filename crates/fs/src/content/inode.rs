@@ -300,6 +300,14 @@ impl Body {
     }
 }
 
+/// What an image may not hold, no delta may make.
+pub(super) fn check_inline_xattrs(list: &[entry::Xattr]) -> Result<(), Damage> {
+    match entry::list_len(list) <= XATTR_INLINE_MAX {
+        true => Ok(()),
+        false => Err(Damage::new("inode", "inline attributes too long")),
+    }
+}
+
 pub(super) fn decode_root(depth: u8, reader: &mut Reader<'_>) -> Result<Root, Damage> {
     if depth > DEPTH_MAX {
         return Err(reader.damage("tree too deep"));

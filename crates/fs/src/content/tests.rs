@@ -157,6 +157,38 @@ fn nodes_survive_a_round_trip() {
     }
 }
 
+/// A journal could make what no image can hold: the change was taken, the next checkpoint wrote
+/// the node, and from then on it could not be read. Found by libFuzzer.
+#[test]
+fn deltas_make_nothing_that_an_image_cannot_hold() {
+    let child = Child {
+        key: 0,
+        nid: Nid(70),
+    };
+    for tree in [TreeId::Body, TreeId::Xattrs] {
+        let deep = |depth| {
+            let children = vec![child];
+            let root = Root { depth, children };
+            let mut bytes = Vec::new();
+            Delta::SetRoot { tree, root }.encode(&mut bytes);
+            Delta::decode(&bytes)
+        };
+        assert!(deep(inode::DEPTH_MAX).is_ok());
+        assert!(deep(inode::DEPTH_MAX + 1).is_err(), "{tree:?}");
+    }
+    let xattr = |key| Xattr {
+        key,
+        name: b"user.x".as_slice().into(),
+        value: Value::Here(vec![1; 200].into()),
+    };
+    let mut file = FsNode::Inode(Box::new(Inode::new(libc::S_IFREG | 0o644, 1, now())));
+    assert!(file.clone().change(&Delta::SetXattr(xattr(1))).is_ok());
+    let many = Delta::InlineXattrs((1..4).map(xattr).collect());
+    assert!(file.clone().change(&many).is_err());
+    let each = (1..4).map(|key| file.change(&Delta::SetXattr(xattr(key))).is_ok());
+    assert_eq!(each.collect::<Vec<_>>(), [true, true, false]);
+}
+
 #[test]
 fn an_empty_file_takes_little_space() {
     let inode = Inode::new(libc::S_IFREG | 0o644, 1, now());
