@@ -1,5 +1,6 @@
 //! A small file system whose image is damaged.
 
+use super::sealed::{self, Sealed};
 use base::clock::Clock;
 use device::sim::{SECTOR, SimDevice, Snapshot};
 use device::{Array, BlockDevice};
@@ -21,6 +22,8 @@ pub struct Image {
     sectors: Vec<u64>,
     /// Byte offsets and payload lengths of node images.
     nodes: Vec<(u64, usize)>,
+    /// What else holds a checksum.
+    pub sealed: Vec<Sealed>,
 }
 
 /// Made once; every input starts from it.
@@ -63,12 +66,7 @@ impl Image {
         populate(&fs)?;
         fs.close()?;
         drop(fs);
-        let (sectors, nodes) = scan(&device);
-        Ok(Image {
-            snapshot: device.snapshot(),
-            sectors,
-            nodes,
-        })
+        Ok(scan(&device))
     }
 
     /// A device with this image.
@@ -99,8 +97,8 @@ fn populate(fs: &FileSystem) -> Result<(), Error> {
     fs.sync()
 }
 
-fn scan(device: &SimDevice) -> (Vec<u64>, Vec<(u64, usize)>) {
-    let (mut sectors, mut nodes) = (Vec::new(), Vec::new());
+fn scan(device: &SimDevice) -> Image {
+    let (mut sectors, mut nodes, mut items) = (Vec::new(), Vec::new(), Vec::new());
     const WINDOW: usize = 1 << 20;
     let mut bytes = vec![0; WINDOW + item::ITEM_MAX];
     for start in (0..BYTES).step_by(WINDOW) {
@@ -113,30 +111,45 @@ fn scan(device: &SimDevice) -> (Vec<u64>, Vec<(u64, usize)>) {
             }
             sectors.push(start + at as u64);
             for within in (at..at + SECTOR).step_by(item::ITEM_ALIGN) {
-                if let Ok((header, payload)) = item::decode(&bytes[within..len])
-                    && header.kind == ItemKind::Node as u8
-                {
-                    nodes.push((start + within as u64, payload.len()));
+                if let Ok((header, payload)) = item::decode(&bytes[within..len]) {
+                    let place = start + within as u64;
+                    match header.kind == ItemKind::Node as u8 {
+                        true => nodes.push((place, payload.len())),
+                        false => items.push(place),
+                    }
                 }
             }
         }
     }
-    (sectors, nodes)
+    Image {
+        snapshot: device.snapshot(),
+        sectors,
+        nodes,
+        sealed: sealed::find(device, &items),
+    }
 }
 
-/// Each five bytes are one damage: of any sector, or of a node whose checksum is right again.
+/// Each five bytes are one damage: of any sector, or of a node, a label, a checkpoint record or a
+/// page of a table whose checksum is right again.
 pub fn check(input: &[u8]) {
     let image = image();
     let device = image.device();
     for damage in input.chunks_exact(5).take(64) {
         let number = u16::from_le_bytes([damage[1], damage[2]]) as usize;
         let (at, value) = (damage[3] as u64, damage[4]);
-        if damage[0] % 4 == 0 {
-            let sector = image.sectors[number % image.sectors.len()];
-            device.poke(sector + at * 2, &[value]);
-        } else {
-            let (start, len) = image.nodes[number % image.nodes.len()];
-            damage_node(&device, start, len, at, value);
+        match damage[0] % 8 {
+            0 => {
+                let sector = image.sectors[number % image.sectors.len()];
+                device.poke(sector + at * 2, &[value]);
+            }
+            4 => {
+                let at = at as usize | (damage[0] as usize >> 3) << 8;
+                sealed::damage(&device, &image.sealed, number, at, value);
+            }
+            _ => {
+                let (start, len) = image.nodes[number % image.nodes.len()];
+                damage_node(&device, start, len, at, value);
+            }
         }
     }
     // What is wrong may be found or not; nothing may panic over it, or go on for ever.

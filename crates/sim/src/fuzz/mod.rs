@@ -1,12 +1,13 @@
 //! Fuzzing: bodies that take any bytes, and panic when something is wrong.
 //!
-//! `fuzz/` runs them under libFuzzer, which needs a nightly compiler. [`run`] runs the same bodies
-//! over the same corpora with mutations drawn from a seed, without coverage to guide it, on any
-//! compiler; `cargo xtask test --only fuzz` calls it.
+//! `fuzz/` runs them under libFuzzer, guided by coverage. [`run`] runs the same bodies over the same
+//! corpora with mutations drawn from a seed, without coverage to guide it and without tools
+//! beyond cargo; `cargo xtask test --only fuzz` calls it.
 
 mod image;
 mod journal;
 mod nodes;
+mod sealed;
 
 use base::clock::Clock;
 use base::rng::Rng;
