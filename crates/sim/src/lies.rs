@@ -74,14 +74,14 @@ impl Lies {
         self.ever
     }
 
-    /// An operation is over that found `before` and, if `wrote`, wrote to the journal.
+    /// An operation is over. If it wrote to the journal, `wrote` has what was known before it,
+    /// and whether it failed.
     pub fn after(
         &mut self,
         machine: &Machine,
         fs: Option<&FileSystem>,
         inos: &BTreeMap<Id, Ino>,
-        before: Oracle,
-        wrote: bool,
+        wrote: Option<(Oracle, bool)>,
     ) {
         let first = self.places.len();
         let (mut lost, mut damaged) = (false, false);
@@ -98,8 +98,9 @@ impl Lies {
                 self.places.push((index, lie.range.clone()));
             }
         }
-        if wrote {
-            self.written.push(Written { before, hurt: lost });
+        if let Some((before, failed)) = wrote {
+            let hurt = lost || failed;
+            self.written.push(Written { before, hurt });
         }
         if damaged {
             // Which batch is hurt is not known; the last one cannot be told from one that the

@@ -563,6 +563,8 @@ impl<'a> Run<'a> {
             self.look_into(seed)?;
         }
         let driver = self.driver();
+        // Its batch may have been cut off, or never written.
+        let failed = result.is_err();
         match driver.end(op, expected, result) {
             Ok(()) => {}
             Err(Stop::Environment(_)) => self.halted = true,
@@ -573,7 +575,8 @@ impl<'a> Run<'a> {
             let driver = self.driver.as_ref().expect("between steps there is one");
             let (machine, fs) = (&driver.machine, driver.opened());
             let fs = fs.map(|fs| &**fs);
-            self.lies.after(machine, fs, driver.inos(), before, wrote);
+            let wrote = wrote.then_some((before, failed));
+            self.lies.after(machine, fs, driver.inos(), wrote);
         } else if wrote {
             self.earlier.extend(earlier);
             let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
