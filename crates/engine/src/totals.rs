@@ -4,17 +4,16 @@
 //! 1. Promises never exceed the available blocks plus the free chunks beyond the reserve, except
 //!    for chunks that metadata took since; those come out of the reserve.
 //! 2. What moves from one number to another leaves the one before it enters the other: blocks of
-//!    a converted chunk, of a retired one, and those that a promise is redeemed for. A look sees
-//!    too little meanwhile, never the same block twice.
+//!    a converted chunk, and those that a promise is redeemed for. Who looks at the other number
+//!    first sees too little meanwhile, never the same block twice. Blocks of a retired chunk move
+//!    the other way, but only when what is promised, tried promises included, does without them.
 
-use base::atomic::{AtomicI64, AtomicU64, Ordering};
+use base::atomic::{AtomicI64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct Totals {
     available: AtomicI64,
     free_chunks: AtomicI64,
-    /// Times that chunks became free; counted before they are.
-    frees: AtomicU64,
     promised: AtomicI64,
     /// Free chunks that promises do not cover.
     reserve_chunks: AtomicI64,
@@ -26,28 +25,21 @@ impl Totals {
         Totals {
             available: AtomicI64::new(available),
             free_chunks: AtomicI64::new(free_chunks),
-            frees: AtomicU64::new(0),
             promised: AtomicI64::new(0),
             reserve_chunks: AtomicI64::new(reserve_chunks),
             chunk_blocks: chunk_blocks as i64,
         }
     }
 
-    /// Blocks that new promises can have; too few while others change it, never too many.
+    /// Blocks that new promises can have; too few while others take or convert, and never so many
+    /// that a promise is granted wrongly.
     pub fn promisable(&self) -> i64 {
-        loop {
-            let frees = self.frees.load(Ordering::SeqCst);
-            // Each before where its blocks come from (invariant 2): promises are redeemed by
-            // available blocks, and those of a new data chunk were a free chunk.
-            let promised = self.promised.load(Ordering::SeqCst);
-            let available = self.available.load(Ordering::SeqCst);
-            let free_chunks = self.free_chunks.load(Ordering::SeqCst);
-            // The other way, from available to a free chunk, no order helps.
-            if self.frees.load(Ordering::SeqCst) == frees {
-                let spare = (free_chunks - self.reserve_chunks()).max(0);
-                return available + spare * self.chunk_blocks - promised;
-            }
-        }
+        // Each before where its blocks come from (invariant 2): promises are redeemed by
+        // available blocks, and those of a new data chunk were a free chunk.
+        let promised = self.promised.load(Ordering::SeqCst);
+        let available = self.available.load(Ordering::SeqCst);
+        let spare = (self.free_chunks() - self.reserve_chunks()).max(0);
+        available + spare * self.chunk_blocks - promised
     }
 
     pub fn try_promise(&self, blocks: u64) -> bool {
@@ -94,9 +86,8 @@ impl Totals {
         self.free_chunks.fetch_sub(chunks as i64, Ordering::SeqCst);
     }
 
-    /// Chunks become free. Their blocks are not available any more.
+    /// Chunks become free. Their blocks are not available any more ([`Totals::try_take`]).
     pub fn free(&self, chunks: usize) {
-        self.frees.fetch_add(1, Ordering::SeqCst);
         self.free_chunks.fetch_add(chunks as i64, Ordering::SeqCst);
     }
 

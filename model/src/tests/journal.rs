@@ -204,8 +204,8 @@ impl Journal {
 /// Two threads change something and sync it, in one batch or in two, which are written at once: what
 /// is said to be durable is, with all before it, and nobody waits for ever.
 ///
-/// Found when broken: `complete` out of order; `complete` without waking; `durable` stored relaxed;
-/// gathering without the lock.
+/// Found when broken: `complete` out of order, or without waking; `durable` stored relaxed, or before
+/// `durable_sequence`.
 #[test]
 fn a_commit_is_durable_with_all_before_it() {
     check(2, || {
@@ -222,8 +222,8 @@ fn a_commit_is_durable_with_all_before_it() {
 /// The device refuses the first batch: nothing is durable from then on, whatever later batches do,
 /// and everybody learns of it.
 ///
-/// Found when broken: `complete` that forgets the failure of an earlier batch; a failure that is
-/// not latched before others are woken.
+/// Found when broken: `complete` or `through` that ignores a failure; one that is reported and not
+/// latched.
 #[test]
 fn after_a_failure_nothing_becomes_durable() {
     check(2, || {
@@ -244,7 +244,7 @@ fn after_a_failure_nothing_becomes_durable() {
 /// Something else fails while two threads sync: what was durable by then is, the other learns of the
 /// failure, and nobody waits for ever.
 ///
-/// Found when broken: `fail` without waking; `complete` that waits for its turn after a failure.
+/// Found when broken: `through` that does not look for a failure.
 #[test]
 fn a_failure_elsewhere_strands_nobody() {
     check(2, || {

@@ -75,7 +75,7 @@ fn a_block_is_not_promised_again_while_it_is_taken() {
 /// The one free chunk becomes a data chunk, or the reverse, while somebody wants more than it has.
 ///
 /// Found when broken: `promisable` looking at the free chunks before what is available, as it did
-/// (the chunk counted twice); not looking at `frees` again; `free` counting after it has added.
+/// (the chunk counted twice); `try_take` giving the chunk away before it looks at the promises.
 #[test]
 fn a_chunk_that_changes_hands_is_counted_once() {
     check(3, || {
