@@ -1,8 +1,6 @@
 //! Everything that is done to the source tree rather than by it: `cargo xtask test` checks
-//! and tests the whole project, `cargo xtask docs` writes generated documentation,
-//! `cargo xtask bench-files` measures many small files beside ext4 and XFS.
+//! and tests the whole project, `cargo xtask docs` writes generated documentation.
 
-mod bench_files;
 mod docs;
 mod exclusions;
 mod packages;
@@ -40,8 +38,6 @@ enum Task {
     },
     /// Crash the file system in simulation, in as many ways as the time allows, and plant canaries
     Sim(simulate::SimArgs),
-    /// Create, list, stat, read and remove many 1 KiB files, beside other file systems
-    BenchFiles(bench_files::BenchArgs),
 }
 
 #[derive(Args, Clone)]
@@ -84,7 +80,6 @@ fn main() -> ExitCode {
         Task::Test(args) => suites::run(&args),
         Task::Docs { check } => docs::run(check).map(|()| true),
         Task::Sim(args) => simulate::run(&args),
-        Task::BenchFiles(args) => bench_files::run(&args).map(|()| true),
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -175,11 +175,6 @@ impl World {
         Ok(())
     }
 
-    pub fn remount(&mut self) -> Fallible<()> {
-        self.umount()?;
-        self.mount()
-    }
-
     /// Full check of the unmounted array; anything but "clean" is an error.
     pub fn fsck(&self) -> Fallible<()> {
         if self.external {

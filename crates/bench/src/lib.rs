@@ -7,6 +7,7 @@
 
 pub mod contract;
 mod error;
+pub mod files;
 pub mod fxmark;
 pub mod html;
 mod interrupt;

@@ -379,6 +379,7 @@ pub struct Bench {
 #[derive(Subcommand, Debug)]
 pub enum Suite {
     Fxmark(Fxmark),
+    Files(Files),
 }
 
 /// What all suites take.
@@ -439,6 +440,25 @@ pub struct Fxmark {
     /// Memory that Sheaf may take in this process, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// Many small files on a mount of Sheaf, beside kernel file systems
+///
+/// Creates, lists, stats, reads and removes files of 1 KiB in folders of 1,000, with an unmount
+/// and a mount after creating them. Needs root. --against takes no paths here.
+#[derive(Args, Debug)]
+pub struct Files {
+    /// How many files
+    #[arg(long, default_value_t = 100_000)]
+    pub count: u64,
+    /// Threads that work at the same time, each in folders of its own
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Mount Sheaf with these options
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
     #[command(flatten)]
     pub common: BenchOptions,
 }

@@ -4,16 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bench::contract::Report;
-use bench::fxmark;
 use bench::target::{self, Storage};
+use bench::{files, fxmark};
 
-use crate::args::{Bench, BenchOptions, Fxmark, Suite};
+use crate::args::{Bench, BenchOptions, Files, Fxmark, Suite};
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
 
 pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
         Suite::Fxmark(args) => fxmark(args),
+        Suite::Files(args) => files(args),
     }
 }
 
@@ -37,6 +38,19 @@ fn fxmark(args: &Fxmark) -> Outcome {
         memory: memory as usize,
     };
     show(&args.common, |tell| Ok(fxmark::run(&options, tell)?))
+}
+
+fn files(args: &Files) -> Outcome {
+    let options = files::Options {
+        count: args.count,
+        threads: args.threads,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        sheaf: this_program()?,
+        options: args.options.clone(),
+    };
+    show(&args.common, |tell| Ok(files::run(&options, tell)?))
 }
 
 fn seconds(seconds: f64) -> Result<Duration, Failure> {

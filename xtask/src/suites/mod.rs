@@ -29,8 +29,6 @@ pub struct Context<'a> {
     pub exclusions: &'a Exclusions,
 }
 
-pub use cargo::build_release;
-
 type Plain = fn(&TestArgs, &mut Suite) -> Fallible<()>;
 type Mounted = fn(&Context, &mut World, &mut Suite) -> Fallible<()>;
 
