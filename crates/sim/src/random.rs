@@ -572,11 +572,7 @@ impl<'a> Run<'a> {
         }
         let wrote = self.driver().batches() != batches;
         if lies && let Some(before) = earlier {
-            let driver = self.driver.as_ref().expect("between steps there is one");
-            let (machine, fs) = (&driver.machine, driver.opened());
-            let fs = fs.map(|fs| &**fs);
-            let wrote = wrote.then_some((before, failed));
-            self.lies.after(machine, fs, driver.inos(), wrote);
+            self.note_lies(wrote.then_some((before, failed)));
         } else if wrote {
             self.earlier.extend(earlier);
             let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
@@ -587,6 +583,14 @@ impl<'a> Run<'a> {
             return self.verify();
         }
         Ok(true)
+    }
+
+    /// Takes note of what devices have lied about since the last time.
+    fn note_lies(&mut self, wrote: Option<(Oracle, bool)>) {
+        let driver = self.driver.as_ref().expect("between steps there is one");
+        let (machine, fs) = (&driver.machine, driver.opened());
+        let fs = fs.map(|fs| &**fs);
+        self.lies.after(machine, fs, driver.inos(), wrote);
     }
 
     /// Compares everything with the newest state of the model; injected faults are no excuse for
@@ -670,6 +674,10 @@ impl<'a> Run<'a> {
     /// False: what devices have lied about is noticed, or cannot be, and there is no more to do.
     fn recover(&mut self, seed: u64) -> Result<bool, String> {
         let mut rng = Rng::new(seed);
+        if self.setting.trouble == Trouble::Lies {
+            // Bits may have rotted after the last operation.
+            self.note_lies(None);
+        }
         let driver = self.driver.take().expect("between steps there is one");
         let (oracle, trouble) = (driver.oracle.clone(), driver.trouble);
         let mut machine = driver.stop();
