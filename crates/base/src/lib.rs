@@ -3,6 +3,8 @@
 //! `std::time`, `std::thread`, a lock type or a random number generator, so that
 //! a simulator can replace each of them in one place. It knows nothing of storage.
 
+#[cfg(feature = "trace")]
+mod arc;
 pub mod atomic;
 pub mod canary;
 pub mod clock;
@@ -23,3 +25,4 @@ pub mod sched {
 pub mod sync;
 pub mod sys;
 pub mod thread;
+pub mod trace;

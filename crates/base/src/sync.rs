@@ -12,8 +12,14 @@
 #[cfg(feature = "simulate")]
 use crate::sched::On;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::time::Duration;
+
+/// Counted references to what several cores may touch.
+#[cfg(feature = "trace")]
+pub use crate::arc::Arc;
+/// Counted references to what several cores may touch.
+#[cfg(not(feature = "trace"))]
+pub use std::sync::Arc;
 
 /// A position in the lock order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,15 +87,23 @@ pub mod rank {
 }
 
 /// Debug-build proof that this thread holds a lock; a no-op in release builds. Dropped after
-/// the lock is given back, so in simulation builds it tells the scheduler so.
+/// the lock is given back, so in simulation builds it tells the scheduler so, and in builds that
+/// record the recorder.
 #[derive(Debug)]
 struct Held {
     #[cfg(debug_assertions)]
     rank: Rank,
     #[cfg(debug_assertions)]
     key: u64,
-    #[cfg(feature = "simulate")]
+    #[cfg(any(feature = "simulate", feature = "trace"))]
     lock: usize,
+}
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Shared,
+    Exclusive,
 }
 
 #[cfg(debug_assertions)]
@@ -100,7 +114,8 @@ thread_local! {
 impl Held {
     /// Before waiting for a lock: the order must allow it.
     #[inline(always)]
-    fn take(rank: Rank, key: u64, lock: usize) -> Self {
+    #[cfg_attr(feature = "trace", track_caller)]
+    fn take(rank: Rank, key: u64, lock: usize, mode: Mode) -> Self {
         #[cfg(debug_assertions)]
         HELD.with_borrow(|held| {
             for &(other, other_key) in held.iter() {
@@ -113,12 +128,20 @@ impl Held {
                 );
             }
         });
-        Self::record(rank, key, lock)
+        Self::record(rank, key, lock, mode)
     }
 
     /// Records a lock taken without waiting: it cannot deadlock, whatever the order.
     #[inline(always)]
-    fn record(_rank: Rank, _key: u64, _lock: usize) -> Self {
+    #[cfg_attr(feature = "trace", track_caller)]
+    fn record(_rank: Rank, _key: u64, _lock: usize, _mode: Mode) -> Self {
+        #[cfg(feature = "trace")]
+        crate::trace::locked(
+            _mode == Mode::Exclusive,
+            _lock,
+            _rank.name,
+            std::panic::Location::caller(),
+        );
         #[cfg(debug_assertions)]
         HELD.with_borrow_mut(|held| held.push((_rank, _key)));
         Held {
@@ -126,13 +149,13 @@ impl Held {
             rank: _rank,
             #[cfg(debug_assertions)]
             key: _key,
-            #[cfg(feature = "simulate")]
+            #[cfg(any(feature = "simulate", feature = "trace"))]
             lock: _lock,
         }
     }
 }
 
-#[cfg(any(debug_assertions, feature = "simulate"))]
+#[cfg(any(debug_assertions, feature = "simulate", feature = "trace"))]
 impl Drop for Held {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
@@ -144,6 +167,8 @@ impl Drop for Held {
             let index = last.expect("a lock is released by the thread that took it");
             held.remove(index);
         });
+        #[cfg(feature = "trace")]
+        crate::trace::unlocked(self.lock);
         #[cfg(feature = "simulate")]
         if crate::sched::active() {
             crate::sched::wake_all(On::Lock(self.lock));
@@ -222,20 +247,22 @@ impl<T> Mutex<T> {
         self.inner.into_inner()
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock);
+        let held = Held::take(self.rank, self.key, lock, Mode::Exclusive);
         MutexGuard {
             inner: acquire(lock, || self.inner.try_lock(), || self.inner.lock()),
             _held: held,
         }
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
         Some(MutexGuard {
             inner,
-            _held: Held::record(self.rank, self.key, address(&self.inner)),
+            _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Exclusive),
         })
     }
 
@@ -366,83 +393,121 @@ impl<T, H> RwLock<T, H> {
         self.key
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn read(&self) -> ReadGuard<'_, T> {
         let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock);
+        let held = Held::take(self.rank, self.key, lock, Mode::Shared);
         ReadGuard {
             inner: acquire(lock, || self.inner.try_read(), || self.inner.read()),
             _held: held,
         }
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn write(&self) -> WriteGuard<'_, T> {
         let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock);
+        let held = Held::take(self.rank, self.key, lock, Mode::Exclusive);
         WriteGuard {
             inner: acquire(lock, || self.inner.try_write(), || self.inner.write()),
             _held: held,
         }
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
         Some(ReadGuard {
             inner,
-            _held: Held::record(self.rank, self.key, address(&self.inner)),
+            _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Shared),
         })
     }
 
+    #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         let inner = self.inner.try_write()?;
         Some(WriteGuard {
             inner,
-            _held: Held::record(self.rank, self.key, address(&self.inner)),
+            _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Exclusive),
         })
     }
 
-    /// A shared guard that keeps the lock alive by itself.
-    pub fn read_owned(self: &Arc<Self>) -> OwnedReadGuard<T, H> {
-        let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock);
+    #[cfg_attr(feature = "trace", track_caller)]
+    fn own_shared(this: &Arc<Self>) -> OwnedReadGuard<T, H> {
+        let lock = address(&this.inner);
+        let held = Held::take(this.rank, this.key, lock, Mode::Shared);
         std::mem::forget(acquire(
             lock,
-            || self.inner.try_read(),
-            || self.inner.read(),
+            || this.inner.try_read(),
+            || this.inner.read(),
         ));
         OwnedReadGuard {
-            lock: Arc::clone(self),
             _held: held,
+            lock: Arc::clone(this),
         }
     }
 
-    /// An exclusive guard that keeps the lock alive by itself.
-    pub fn write_owned(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
-        let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock);
+    #[cfg_attr(feature = "trace", track_caller)]
+    fn own_exclusive(this: &Arc<Self>) -> OwnedWriteGuard<T, H> {
+        let lock = address(&this.inner);
+        let held = Held::take(this.rank, this.key, lock, Mode::Exclusive);
         std::mem::forget(acquire(
             lock,
-            || self.inner.try_write(),
-            || self.inner.write(),
+            || this.inner.try_write(),
+            || this.inner.write(),
         ));
         OwnedWriteGuard {
-            lock: Arc::clone(self),
             _held: held,
+            lock: Arc::clone(this),
         }
     }
 
-    /// [`RwLock::write_owned`] for a lock that nobody else can reach yet: it never waits, so
-    /// its rank does not matter.
-    pub fn write_owned_unordered(self: &Arc<Self>) -> OwnedWriteGuard<T, H> {
-        let guard = self
+    #[cfg_attr(feature = "trace", track_caller)]
+    fn own_unordered(this: &Arc<Self>) -> OwnedWriteGuard<T, H> {
+        let guard = this
             .inner
             .try_write()
             .expect("nobody else can reach this lock yet");
         std::mem::forget(guard);
+        let lock = address(&this.inner);
         OwnedWriteGuard {
-            lock: Arc::clone(self),
-            _held: Held::record(self.rank, self.key, address(&self.inner)),
+            _held: Held::record(this.rank, this.key, lock, Mode::Exclusive),
+            lock: Arc::clone(this),
         }
     }
+}
+
+/// The methods of a lock behind a counted reference.
+macro_rules! owned_guards {
+    ($receiver:ty) => {
+        /// A shared guard that keeps the lock alive by itself.
+        #[cfg_attr(feature = "trace", track_caller)]
+        pub fn read_owned(self: $receiver) -> OwnedReadGuard<T, H> {
+            RwLock::own_shared(self)
+        }
+
+        /// An exclusive guard that keeps the lock alive by itself.
+        #[cfg_attr(feature = "trace", track_caller)]
+        pub fn write_owned(self: $receiver) -> OwnedWriteGuard<T, H> {
+            RwLock::own_exclusive(self)
+        }
+
+        /// `write_owned` for a lock that nobody else can reach yet: it never waits, so its rank
+        /// does not matter.
+        #[cfg_attr(feature = "trace", track_caller)]
+        pub fn write_owned_unordered(self: $receiver) -> OwnedWriteGuard<T, H> {
+            RwLock::own_unordered(self)
+        }
+    };
+}
+
+#[cfg(not(feature = "trace"))]
+impl<T, H> RwLock<T, H> {
+    owned_guards!(&Arc<Self>);
+}
+
+#[cfg(feature = "trace")]
+impl<T, H> Arc<RwLock<T, H>> {
+    owned_guards!(&Self);
 }
 
 impl<T> Deref for ReadGuard<'_, T> {
@@ -465,18 +530,20 @@ impl<T> DerefMut for WriteGuard<'_, T> {
     }
 }
 
-/// See [`RwLock::read_owned`]. Stays on the thread that made it.
+/// See `read_owned` of the lock. Stays on the thread that made it.
 #[derive(Debug)]
 pub struct OwnedReadGuard<T, H = ()> {
-    lock: Arc<RwLock<T, H>>,
+    // Before the reference, which is given back last.
     _held: Held,
+    lock: Arc<RwLock<T, H>>,
 }
 
-/// See [`RwLock::write_owned`]. Stays on the thread that made it.
+/// See `write_owned` of the lock. Stays on the thread that made it.
 #[derive(Debug)]
 pub struct OwnedWriteGuard<T, H = ()> {
-    lock: Arc<RwLock<T, H>>,
+    // Before the reference, which is given back last.
     _held: Held,
+    lock: Arc<RwLock<T, H>>,
 }
 
 impl<T, H> OwnedReadGuard<T, H> {

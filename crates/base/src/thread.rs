@@ -37,6 +37,10 @@ pub fn current_cpu() -> usize {
     if let Some(task) = crate::sched::task() {
         return task;
     }
+    #[cfg(feature = "trace")]
+    if let Some(cpu) = crate::trace::cpu() {
+        return cpu;
+    }
     // SAFETY: sched_getcpu takes no arguments and touches no memory of ours.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.max(0) as usize

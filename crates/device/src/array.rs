@@ -12,13 +12,13 @@ use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
+use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use format::geometry::{Geometry, Piece};
 use format::label::Label;
 use format::{BLOCK_SIZE, Damage};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One transfer of a batch; `byte` is a logical byte address in the array.
 #[derive(Debug)]
@@ -32,6 +32,15 @@ pub enum Io<'a> {
         buf: &'a [u8],
         durability: Durability,
     },
+}
+
+impl Io<'_> {
+    fn bytes(&self) -> u64 {
+        match self {
+            Io::Read { buf, .. } => buf.len() as u64,
+            Io::Write { buf, .. } => buf.len() as u64,
+        }
+    }
 }
 
 /// What an array has done since it was opened.
@@ -271,6 +280,7 @@ impl Array {
 
     /// Splits the transfers over the devices, runs them and finds the first error.
     fn dispatch(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        let _waiting = base::trace::device(|| ios.iter().map(Io::bytes).sum());
         let mut batches: Vec<DeviceBatch<'_>> = Vec::new();
         for (tag, io) in ios.iter_mut().enumerate() {
             match io {
@@ -366,6 +376,7 @@ impl Array {
         if self.read_only {
             return Ok(());
         }
+        let _waiting = base::trace::device(|| 0);
         let mut shares: Vec<(usize, Share)> = Vec::new();
         for (index, member) in self.members.iter().enumerate() {
             if index > 0 && planted(Canary::FirstDeviceFlushed) {

@@ -27,6 +27,7 @@ use crate::segments::Packer;
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
 use crate::table::{Entry, PageSink};
+use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
@@ -34,7 +35,6 @@ use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
 use format::table::{REGION_LEAVES, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Damage, U32, U64};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Payload of a space page: with its header two whole blocks.
@@ -127,6 +127,7 @@ impl<C: Content> Store<C> {
         // Step 2.
         let flush_failures = self.array.flush_failures();
         let (captured, bytes) = self.capture(dirty, sequence)?;
+        base::trace::mark("captured");
         report.bytes = bytes;
         // Step 3: nothing captured so far is newer than the epoch open now.
         let (image_epoch, reach) = match planted(Canary::ImagesAheadOfLog) {
@@ -244,6 +245,7 @@ impl<C: Content> Store<C> {
         cell: &DirtyCell<C>,
         packer: &mut Packer<'_>,
     ) -> Result<Captured<C>, Error> {
+        base::trace::mark("capture");
         let nid = cell.header.nid;
         let node = cell.read();
         // Under the shared lock no operation is between changing the node and marking it

@@ -10,11 +10,11 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::segments::SegmentId;
 use crate::store::Store;
+use base::atomic::Ordering;
 use device::AlignedBuf;
 use format::Nid;
 use format::item::{self, ITEM_ALIGN, ItemKind, Place};
 use format::table::LEAF_NIDS;
-use std::sync::atomic::Ordering;
 
 /// Segments looked at per checkpoint.
 const LOOKS_MAX: usize = 64;

@@ -26,6 +26,7 @@ use crate::commit::{Commits, PIPELINE, Ticket};
 use crate::error::Error;
 use crate::ring::{Ring, Slack};
 use crate::staging::{Pin, Records, Staging};
+use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability, Io};
@@ -33,7 +34,6 @@ use format::geometry::Geometry;
 use format::journal::{BATCH_MAGIC, BatchHeader, RECORD_MAX};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// Header and padding of one batch.

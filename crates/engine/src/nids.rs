@@ -12,10 +12,9 @@
 
 use crate::bitmap::Bitmap;
 use base::map::HashMap;
-use base::sync::{Mutex, RwLock, rank};
+use base::sync::{Arc, Mutex, RwLock, rank};
 use format::Nid;
 use format::table::{MAP_REGIONS, REGION_NIDS, RESERVED_NIDS, ROOTS};
-use std::sync::Arc;
 
 const WORDS: usize = (REGION_NIDS / 64) as usize;
 /// Regions below the ones kept for space maps.

@@ -11,15 +11,14 @@
 use crate::content::Content;
 use crate::error::Error;
 use crate::space_map::SpaceMap;
-use base::sync::{Mutex, OwnedReadGuard, Rank, RwLock, rank};
+use base::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use base::sync::{Arc, Mutex, OwnedReadGuard, Rank, RwLock, rank};
 use format::item::ItemKind;
 use format::table::KIND_SPACE_MAP;
 use format::{Damage, Nid};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
 /// What a cell knows without its lock.
 #[derive(Debug)]

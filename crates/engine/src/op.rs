@@ -21,12 +21,11 @@ use crate::space::Extent;
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
 use base::canary::{Canary, planted};
-use base::sync::OwnedWriteGuard;
+use base::sync::{Arc, OwnedWriteGuard};
 use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid, U32, U64};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// An epoch; see [`Store::commit_through`].

@@ -19,13 +19,12 @@ use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
 use base::canary::{Canary, planted};
-use base::sync::{Mutex, rank};
+use base::sync::{Arc, Mutex, rank};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{Action, parse_records};
 use format::table::{KIND_SPACE_MAP, SPACE_MAP_FIRST};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Bytes of batches that make a group, at most: enough work for all workers. A batch, which is
 /// as large as its writer let records wait for a commit, is never divided.

@@ -297,7 +297,7 @@ impl<C: Content> Salvage<C> {
     /// A node whose newest state is in memory only.
     fn adopt(&self, nid: Nid, version: u64, body: Body<C>) {
         let cell = new_cell(nid, version, body);
-        self.store.nodes.insert(Arc::clone(&cell));
+        self.store.nodes.insert(cell.clone());
         self.store.mark_dirty(0, &cell);
     }
 

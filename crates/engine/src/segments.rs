@@ -13,13 +13,13 @@
 use crate::error::Error;
 use crate::space::Space;
 use crate::table::{PageSink, Written};
+use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability};
 use format::geometry::Geometry;
 use format::item::{self, ItemKind, Place};
 use format::{BLOCK_SIZE, Block, Damage};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A segment by number: chunk × segments per chunk + index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,12 +13,11 @@
 //! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
 
 use crate::totals::Totals;
-use base::sync::{Mutex, rank};
+use base::atomic::{AtomicI64, Ordering};
+use base::sync::{Arc, Mutex, rank};
 use format::Block;
 use format::geometry::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A run of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -11,6 +11,7 @@ use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
 use crate::table::Table;
+use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
@@ -20,7 +21,6 @@ use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How a store runs; none of it is on disk.
@@ -358,7 +358,7 @@ impl<C: Content> Store<C> {
     pub(crate) fn last_version(&self, nid: Nid) -> Result<u64, Error> {
         // Only the operation that deleted the node can hold the cell, and it is about to let
         // go without waiting for anything; so this look may come in any lock order.
-        let version_of = |cell: Arc<Cell<C>>| {
+        let version_of = |cell: base::sync::Arc<Cell<C>>| {
             loop {
                 if let Some(state) = cell.try_read() {
                     return state.version;
@@ -643,7 +643,7 @@ impl<C: Content> Store<C> {
         }
     }
 
-    pub(crate) fn mark_dirty(&self, shard: usize, cell: &Arc<Cell<C>>) {
+    pub(crate) fn mark_dirty(&self, shard: usize, cell: &DirtyCell<C>) {
         if cell.header.dirty.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -652,7 +652,7 @@ impl<C: Content> Store<C> {
         self.dirty_leaves.touch(cell.header.nid);
         self.dirty[shard % self.dirty.len()]
             .lock()
-            .push(Arc::clone(cell));
+            .push(cell.clone());
     }
 
     /// Sets space aside for data to be allocated later.

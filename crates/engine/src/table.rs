@@ -17,8 +17,9 @@ pub(crate) use salvage::LostPages;
 use crate::error::Error;
 use crate::items::read_page;
 use crate::nids::RegionBitmaps;
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::map::HashMap;
-use base::sync::{Mutex, rank};
+use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
 use format::item::{ItemKind, ItemPointer, Place};
@@ -28,8 +29,6 @@ use format::table::{
 };
 use format::{Damage, Nid, U64};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
 const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
@@ -102,7 +101,7 @@ struct Maps {
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    array: Arc<Array>,
+    array: std::sync::Arc<Array>,
     maps: Mutex<Maps>,
     regions: Mutex<HashMap<u64, Arc<Region>>>,
     /// Loaded leaves in the order they came, for eviction.
@@ -142,7 +141,7 @@ fn damaged(what: String) -> Error {
 
 impl Table {
     /// An empty table.
-    pub fn new(array: Arc<Array>, leaf_limit: usize) -> Table {
+    pub fn new(array: std::sync::Arc<Array>, leaf_limit: usize) -> Table {
         let maps = Maps {
             pages: BTreeMap::new(),
             roots: [ItemPointer::zeroed(); ROOTS as usize],
@@ -165,7 +164,7 @@ impl Table {
 
     /// The table that a checkpoint record points at; reads its map pages.
     pub fn open(
-        array: Arc<Array>,
+        array: std::sync::Arc<Array>,
         record: &CheckpointRecord,
         leaf_limit: usize,
     ) -> Result<Table, Error> {

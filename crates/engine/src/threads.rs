@@ -3,8 +3,8 @@
 use crate::content::Content;
 use crate::error::Error;
 use crate::store::{Control, Store};
+use base::atomic::Ordering;
 use base::sync::{Condvar, Mutex};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 
 use crate::api::AtimePolicy;
 use crate::content::Inode;
+use base::atomic::{AtomicI64, Ordering};
 use base::clock::{Clock, Timestamp};
-use std::sync::atomic::{AtomicI64, Ordering};
 
 const NS: i64 = 1_000_000_000;
 /// An access time older than this is renewed under the relative policy, in seconds.

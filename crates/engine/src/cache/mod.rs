@@ -19,6 +19,7 @@
 
 mod frames;
 
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
@@ -26,7 +27,6 @@ use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Frames in a set.
 pub const WAYS: usize = 16;

@@ -58,9 +58,7 @@ impl<C: Content> Salvage<C> {
         if let Some(cell) = dirty {
             let same_lock = match &body {
                 Body::Gone | Body::Space(_) => true,
-                Body::User(content) => {
-                    Node(Arc::clone(&cell)).is_owned() == C::owned(content.kind())
-                }
+                Body::User(content) => Node(cell.clone()).is_owned() == C::owned(content.kind()),
             };
             if same_lock {
                 let mut state = cell.write();
@@ -71,7 +69,8 @@ impl<C: Content> Salvage<C> {
             }
             // It has its place in the lock order for life: another takes over.
             for list in &self.store.dirty {
-                list.lock().retain(|other| !Arc::ptr_eq(other, &cell));
+                list.lock()
+                    .retain(|other| !base::sync::Arc::ptr_eq(other, &cell));
             }
         }
         self.adopt(nid, version, body);

@@ -5,7 +5,7 @@
 use super::{
     BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, read_map, split,
 };
-use base::sync::{Mutex, rank};
+use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
 use format::item::{ItemPointer, Place};
@@ -14,7 +14,6 @@ use format::table::{
 };
 use format::{Damage, Nid, U64};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
@@ -49,7 +48,7 @@ impl Table {
     /// # Errors
     /// A device's only: what cannot be read now may be readable later, and is not given up.
     pub fn open_damaged(
-        array: Arc<Array>,
+        array: std::sync::Arc<Array>,
         record: &CheckpointRecord,
         leaf_limit: usize,
     ) -> Result<(Table, LostPages), Error> {

@@ -7,9 +7,9 @@ use super::{Files, PAGE, SIZE_MAX};
 use crate::Error;
 use crate::content::FileExtent;
 use crate::content::inode::INLINE_DATA_MAX;
+use base::sync::Arc;
 use engine::cache::PageState;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Blocks that one record allocates.
 const ALLOCATE_STEP: u64 = 1 << 16;

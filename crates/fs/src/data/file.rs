@@ -20,13 +20,12 @@ use super::Files;
 use super::references::{GROUP, References};
 use crate::content::FsNode;
 use crate::{Error, Ino};
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
-use base::sync::{Mutex, ReadGuard, RwLock, WriteGuard, rank};
+use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
 use engine::cache::{FileKey, PageCache};
 use engine::{Epoch, Node};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Shards of the table.
 const SHARDS: usize = 64;
@@ -419,7 +418,7 @@ impl Drop for StateUse<'_> {
 /// An open file. Dropping the last handle releases it: an unlinked file is deleted then.
 #[derive(Debug)]
 pub struct OpenFile {
-    files: Arc<Files>,
+    files: std::sync::Arc<Files>,
     pub(super) state: Arc<FileState>,
     flags: i32,
     /// Failures of the file that this handle does not report: they were reported before.
@@ -464,6 +463,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        base::trace::unshared(&self.files);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
@@ -473,7 +473,11 @@ impl Drop for OpenFile {
 
 impl Files {
     /// Opens a regular file. `O_TRUNC` is the caller's to do.
-    pub(crate) fn open(self: &Arc<Self>, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
+    pub(crate) fn open(
+        self: &std::sync::Arc<Self>,
+        ino: Ino,
+        flags: i32,
+    ) -> Result<std::sync::Arc<OpenFile>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
         let entered = self.table.enter(&node, generation, true);
@@ -489,8 +493,9 @@ impl Files {
             // A failure nobody was told of yet is this handle's to report.
             meta.failure.count - (meta.failure.count > 0 && !meta.failure.reported) as u64
         };
-        Ok(Arc::new(OpenFile {
-            files: Arc::clone(self),
+        base::trace::shared(self);
+        Ok(std::sync::Arc::new(OpenFile {
+            files: std::sync::Arc::clone(self),
             state,
             flags,
             forgiven,

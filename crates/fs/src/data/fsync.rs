@@ -8,8 +8,8 @@ use crate::content::Delta;
 use crate::{Error, Ino};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
+use base::sync::Arc;
 use engine::Need;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How often the background thread looks.
@@ -417,8 +417,8 @@ impl Files {
     }
 
     /// Starts the background thread.
-    pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        let files = Arc::downgrade(self);
+    pub(crate) fn start(self: &std::sync::Arc<Self>) -> Result<(), Error> {
+        let files = std::sync::Arc::downgrade(self);
         let body = move || {
             while let Some(files) = files.upgrade() {
                 {
@@ -438,7 +438,7 @@ impl Files {
             }
         };
         let started = base::thread::spawn("sheaf-write-back", body);
-        let handle = started.map_err(|e| engine::Error::Thread(Arc::new(e)))?;
+        let handle = started.map_err(|e| engine::Error::Thread(std::sync::Arc::new(e)))?;
         self.threads.lock().push(handle);
         Ok(())
     }

@@ -105,7 +105,7 @@ pub(crate) struct Files {
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
     /// Files with data written in place that nothing has flushed yet.
-    unflushed: Mutex<HashMap<Ino, Arc<FileState>>>,
+    unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
     background: Mutex<Background>,
@@ -188,7 +188,7 @@ impl Files {
 
     /// Gives back promised blocks that no dirty page needs. The caller holds the I/O lock so
     /// that no write is between its promise and its pages.
-    fn trim_promise(&self, state: &Arc<FileState>) {
+    fn trim_promise(&self, state: &base::sync::Arc<FileState>) {
         let needed = self.pages.promised(state.key);
         let surplus = {
             let mut meta = state.meta.lock();
@@ -200,7 +200,7 @@ impl Files {
     }
 
     /// Forgets pages and returns the blocks promised for them.
-    fn drop_pages(&self, state: &Arc<FileState>, pages: std::ops::Range<u64>) {
+    fn drop_pages(&self, state: &base::sync::Arc<FileState>, pages: std::ops::Range<u64>) {
         self.pages.invalidate(state.key, pages);
         self.trim_promise(state);
     }

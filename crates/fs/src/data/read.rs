@@ -6,10 +6,10 @@ use super::{Files, PAGE};
 use crate::content::Body;
 use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
+use base::sync::Arc;
 use device::{AlignedBuf, Io};
 use format::BLOCK_SIZE;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Pages that one device batch reads.
 const CLUSTER: u64 = 256;

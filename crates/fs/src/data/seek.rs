@@ -4,7 +4,7 @@ use super::extents::PAGE_LIMIT;
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE};
 use crate::Error;
-use std::sync::Arc;
+use base::sync::Arc;
 
 /// Bytes that a copy moves at a time.
 const COPY_STEP: usize = 1 << 20;

@@ -11,9 +11,9 @@ use super::file::{FileState, StateUse};
 use super::writeback::{Copies, Layout, collect_writes};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
+use base::sync::Arc;
 use base::sync::{MutexGuard, ReadGuard};
 use device::Io;
-use std::sync::Arc;
 
 /// Files in one batch.
 pub(super) const TOGETHER: usize = 64;

@@ -14,11 +14,11 @@ use super::file::FileState;
 use super::{Files, PAGE, SIZE_MAX};
 use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
 use crate::{Error, Ino, list};
+use base::sync::Arc;
 use base::sync::WriteGuard;
 use engine::{Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
-use std::sync::Arc;
 
 /// The orphan directory that lists an inode.
 fn orphan_directory(ino: Ino) -> Nid {

@@ -7,11 +7,11 @@ use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
 use base::canary::{Canary, planted};
+use base::sync::Arc;
 use device::AlignedBuf;
 use engine::cache::{Backing, PageState, Rest, Wrote};
 use format::BLOCK_SIZE;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
 /// promised at once.

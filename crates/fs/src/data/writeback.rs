@@ -13,12 +13,12 @@ use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use base::canary::{Canary, planted};
+use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
 use engine::cache::Stamp;
 use engine::{Extent, Need, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
 const BATCH_MAX: usize = 1024;

@@ -1,0 +1,191 @@
+//! What the types and functions of this crate tell the recorder.
+
+use super::Waiting;
+use super::recorder::{Kind, record, recording};
+use std::panic::Location;
+use std::sync::Arc;
+
+/// A lock was taken.
+#[inline]
+pub fn locked(exclusive: bool, address: usize, rank: &'static str, at: &Location<'static>) {
+    let kind = match exclusive {
+        true => Kind::LockExclusive,
+        false => Kind::LockShared,
+    };
+    match rank {
+        // Its rank says nothing of it.
+        "leaf" => record(kind, address, at.file(), at.line()),
+        rank => record(kind, address, rank, 0),
+    }
+}
+
+#[inline]
+pub fn unlocked(address: usize) {
+    record(Kind::Unlock, address, "", 0);
+}
+
+/// An atomic was looked at, or changed.
+#[inline]
+pub fn atomic<T>(atomic: &T, write: bool, at: &Location<'static>) {
+    let kind = match write {
+        true => Kind::Write,
+        false => Kind::Read,
+    };
+    record(
+        kind,
+        std::ptr::from_ref(atomic).addr(),
+        at.file(),
+        at.line(),
+    );
+}
+
+/// Where the counts of a value that an `Arc` holds are: two words before it, as the standard
+/// library lays them out.
+fn counts_of<T: ?Sized>(value: &T) -> usize {
+    let counts = (2 * size_of::<usize>()).next_multiple_of(align_of_val(value).max(1));
+    std::ptr::from_ref(value).cast::<u8>().addr() - counts
+}
+
+/// A value got counts and a place of its own.
+pub fn born<T: ?Sized>(value: &T) {
+    let place = counts_of(value);
+    let end = std::ptr::from_ref(value).cast::<u8>().addr() + size_of_val(value);
+    record(Kind::Born, place, "", (end - place) as u32);
+}
+
+/// The count of references to this value changes by one.
+#[inline]
+pub fn count_changed<T: ?Sized>(value: &T) {
+    record(Kind::Write, counts_of(value), std::any::type_name::<T>(), 0);
+}
+
+/// Of the standard library's `Arc`: a reference was made from this one.
+#[inline]
+pub fn shared<T: ?Sized>(arc: &Arc<T>) {
+    count_changed::<T>(arc);
+}
+
+/// Of the standard library's `Arc`: this reference is about to go.
+#[inline]
+pub fn unshared<T: ?Sized>(arc: &Arc<T>) {
+    count_changed::<T>(arc);
+}
+
+/// The caller waits for a device that moves this many bytes, as long as the value lives.
+pub fn device(bytes: impl FnOnce() -> u64) -> Waiting {
+    if recording() {
+        record(Kind::DeviceBegin, bytes() as usize, "", 0);
+    }
+    Waiting(())
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        record(Kind::DeviceEnd, 0, "", 0);
+    }
+}
+
+/// The caller begins this part of its work.
+pub fn mark(part: &'static str) {
+    record(Kind::Mark, 0, part, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atomic::{AtomicU64, Ordering};
+    use crate::sync::{Mutex, RwLock, rank};
+    use crate::trace::{Event, start, stop};
+
+    fn kinds(events: &[Event]) -> Vec<Kind> {
+        events.iter().map(|event| event.kind).collect()
+    }
+
+    #[test]
+    fn types_are_as_large_as_without_recording() {
+        assert_eq!(size_of::<AtomicU64>(), 8);
+        assert_eq!(
+            size_of::<crate::sync::Arc<u64>>(),
+            size_of::<std::sync::Arc<u64>>()
+        );
+    }
+
+    #[test]
+    fn an_operation_is_recorded_in_order() {
+        let (lock, count) = (Mutex::new(rank::INODE, 0), AtomicU64::new(0));
+        count.fetch_add(1, Ordering::Relaxed);
+        start(100);
+        {
+            let mut held = lock.lock();
+            *held += 1;
+            count.fetch_add(1, Ordering::Relaxed);
+            count.load(Ordering::Relaxed);
+        }
+        let events = stop();
+        count.fetch_add(1, Ordering::Relaxed);
+        use Kind::*;
+        assert_eq!(kinds(&events), [LockExclusive, Write, Read, Unlock]);
+        assert_eq!(events[0].address, events[3].address);
+        assert_eq!((events[0].name, events[0].line), (rank::INODE.name, 0));
+        assert_eq!(events[1].address, std::ptr::from_ref(&count).addr());
+        assert_eq!(
+            (events[1].name, events[2].line),
+            (file!(), events[1].line + 1)
+        );
+        assert!(events.is_sorted_by_key(|event| event.tick));
+        assert!(stop().is_empty());
+    }
+
+    #[test]
+    fn guards_of_all_kinds_and_counts_of_references_are_recorded() {
+        use Kind::*;
+        let leaf = Mutex::new(rank::LEAF, ());
+        start(100);
+        let lock = crate::sync::Arc::new(RwLock::new(rank::INODE, 1));
+        drop(lock.read());
+        drop(lock.write());
+        drop(lock.read_owned());
+        drop(lock.write_owned());
+        drop(leaf.try_lock());
+        let events = stop();
+        let expected = [
+            Born,
+            LockShared,
+            Unlock,
+            LockExclusive,
+            Unlock,
+            LockShared,
+            Write,
+            Unlock,
+            Write,
+            LockExclusive,
+            Write,
+            Unlock,
+            Write,
+            LockExclusive,
+            Unlock,
+        ];
+        assert_eq!(kinds(&events), expected);
+        assert_eq!(events[0].address, events[6].address);
+        assert!(events[13].name.ends_with("hooks.rs") && events[13].line > 0);
+    }
+
+    #[test]
+    fn counts_lie_where_the_library_puts_them() {
+        #[repr(align(128))]
+        struct Wide(#[expect(dead_code)] u8);
+        fn strong<T>(arc: &Arc<T>) -> usize {
+            let counts = counts_of::<T>(arc);
+            // SAFETY: the address of the value's own count, which lives as long as `arc`.
+            unsafe { *std::ptr::with_exposed_provenance::<usize>(counts) }
+        }
+        let narrow = Arc::new(1u8);
+        let wide = Arc::new(Wide(1));
+        let _more = (Arc::clone(&narrow), Arc::clone(&wide), Arc::clone(&wide));
+        let _exposed = (
+            Arc::as_ptr(&narrow).expose_provenance(),
+            Arc::as_ptr(&wide).expose_provenance(),
+        );
+        assert_eq!((strong(&narrow), strong(&wide)), (2, 3));
+    }
+}

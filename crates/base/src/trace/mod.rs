@@ -1,0 +1,50 @@
+//! What an operation touches that other cores may touch too: locks, atomics, reference counts.
+//!
+//! With the feature `trace` every lock of [`crate::sync`], every atomic of [`crate::atomic`] and
+//! every count of [`crate::sync::Arc`] tells the calling thread's recorder, and the types stay as
+//! large as they are without, so that what shares a cache line does so too. Without the feature,
+//! which is how users build, the functions here are empty and those types are the library's own.
+//!
+//! What the types cannot see is told by hand: [`shared`] and [`unshared`] for a count of the
+//! standard library's `Arc`, [`device`] for time that a device takes, [`mark`] for a part of a
+//! longer job.
+
+#[cfg(feature = "trace")]
+mod hooks;
+mod recorder;
+
+#[cfg(feature = "trace")]
+pub(crate) use hooks::{atomic, born, locked, unlocked};
+#[cfg(feature = "trace")]
+pub use hooks::{device, mark, shared, unshared};
+pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};
+
+/// In this build there is something to record.
+pub const AVAILABLE: bool = cfg!(feature = "trace");
+
+/// See [`device`].
+#[must_use]
+#[derive(Debug)]
+pub struct Waiting(());
+
+/// Of the standard library's `Arc`: a reference was made from this one.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn shared<T: ?Sized>(_arc: &std::sync::Arc<T>) {}
+
+/// Of the standard library's `Arc`: this reference is about to go.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn unshared<T: ?Sized>(_arc: &std::sync::Arc<T>) {}
+
+/// The caller waits for a device that moves this many bytes, as long as the value lives.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn device(_bytes: impl FnOnce() -> u64) -> Waiting {
+    Waiting(())
+}
+
+/// The caller begins this part of its work.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn mark(_part: &'static str) {}
