@@ -69,13 +69,22 @@ impl Clock {
 /// CPU time that all threads of this process have used so far, in user and kernel mode, in
 /// nanoseconds.
 pub fn process_cpu_ns() -> u64 {
+    cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// The same of the calling thread alone.
+pub fn thread_cpu_ns() -> u64 {
+    cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn cpu_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the call writes one timespec, which `time` is.
-    let done = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    // Every Linux has this clock.
+    let done = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    // Every Linux has these clocks.
     debug_assert_eq!(done, 0);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -79,6 +79,7 @@ pub fn render(report: &Report) -> String {
     plots(&mut page, report, &targets, Axis::Threads);
     plots(&mut page, report, &targets, Axis::Pool);
     rows(&mut page, &report.rows);
+    report.rows.iter().for_each(|row| lines(&mut page, row));
     page.push_str("</body></html>\n");
     page
 }
@@ -134,6 +135,36 @@ fn rows(page: &mut String, rows: &[Row]) {
             number(row.max),
             row.runs,
             escape(&pool(row)),
+        );
+    }
+    page.push_str("</table>\n");
+}
+
+/// The lines that a modelled row's operations share.
+fn lines(page: &mut String, row: &Row) {
+    let Some(lines) = row.extra.get("lines").and_then(Value::as_array) else {
+        return;
+    };
+    let _ = writeln!(
+        page,
+        "<h2>Shared lines and locks of {}, {}, at {} cores, for an operation</h2><table><tr>\
+         <th>line or lock<th class=n>instances<th class=n>writes<th class=n>transfers\
+         <th class=n>ns",
+        escape(&row.name),
+        escape(&row.target),
+        row.threads,
+    );
+    for line in lines {
+        let get = |key: &str| line.get(key).and_then(Value::as_f64).unwrap_or(0.0);
+        let name = line.get("name").and_then(Value::as_str);
+        let _ = writeln!(
+            page,
+            "<tr><td>{}<td class=n>{}<td class=n>{:.2}<td class=n>{:.2}<td class=n>{}",
+            escape(name.unwrap_or_default()),
+            get("instances"),
+            get("writes_per_op"),
+            get("transfers_per_op"),
+            number(get("ns_per_op")),
         );
     }
     page.push_str("</table>\n");

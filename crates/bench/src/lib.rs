@@ -12,6 +12,7 @@ pub mod fxmark;
 pub mod html;
 mod interrupt;
 mod runner;
+pub mod scale;
 pub mod target;
 pub mod text;
 

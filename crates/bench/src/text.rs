@@ -45,7 +45,40 @@ pub fn render(report: &Report) -> String {
             if check.ok { "holds" } else { "missed" },
         );
     }
+    for row in &report.rows {
+        lines(&mut text, row);
+    }
     text
+}
+
+/// What a modelled row says of the lines that its operations share: what costs most comes first.
+fn lines(text: &mut String, row: &Row) {
+    let Some(lines) = row.extra.get("lines").and_then(|value| value.as_array()) else {
+        return;
+    };
+    let _ = write!(
+        text,
+        "\nShared lines and locks of {}, {}, at {} cores, for an operation\n\n\
+         | line or lock | instances | writes | transfers | ns |\n|---|---:|---:|---:|---:|\n",
+        row.name, row.target, row.threads
+    );
+    for line in lines {
+        let get = |key: &str| {
+            line.get(key)
+                .and_then(|value| value.as_f64())
+                .unwrap_or(0.0)
+        };
+        let name = line.get("name").and_then(|value| value.as_str());
+        let _ = writeln!(
+            text,
+            "| {} | {} | {:.2} | {:.2} | {} |",
+            name.unwrap_or_default(),
+            get("instances"),
+            get("writes_per_op"),
+            get("transfers_per_op"),
+            number(get("ns_per_op")),
+        );
+    }
 }
 
 fn extra(row: &Row, key: &str) -> String {

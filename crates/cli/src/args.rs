@@ -380,6 +380,7 @@ pub struct Bench {
 pub enum Suite {
     Fxmark(Fxmark),
     Files(Files),
+    Scale(Scale),
 }
 
 /// What all suites take.
@@ -403,6 +404,13 @@ pub struct BenchOptions {
     /// Use these block devices, which must hold nothing; a kernel file system is made on the first
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
+    #[command(flatten)]
+    pub output: BenchOutput,
+}
+
+/// How a suite's report is shown.
+#[derive(Args, Debug)]
+pub struct BenchOutput {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -461,6 +469,36 @@ pub struct Files {
     pub options: Vec<String>,
     #[command(flatten)]
     pub common: BenchOptions,
+}
+
+/// A model of many cores: what operations of Sheaf in this process would do on up to 128
+///
+/// Records the locks and cache lines that operations touch, replays that on simulated cores, and
+/// compares the model with what one and two threads are measured to do, and with a store that has
+/// one lock for all. Works in a build that records only: cargo run --release --features trace -- bench
+/// scale, in a checkout. Needs no root.
+#[derive(Args, Debug)]
+pub struct Scale {
+    /// Workloads, separated by commas, instead of MWCL, MWUL, MWCM-empty, MWUM, MWRL, MRPL
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub workload: Vec<String>,
+    /// Numbers of cores, separated by commas, instead of 1 to 128
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cores: Vec<usize>,
+    /// How often one and two threads are measured and recorded; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Files that each thread has, or makes, when one and two threads are measured
+    #[arg(long, value_name = "COUNT", default_value_t = 40_000)]
+    pub pool: u64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    /// Put image files in a new folder in this one, instead of in memory
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: BenchOutput,
 }
 
 /// Write man pages

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bench::contract::Report;
 use bench::target::{self, Storage};
-use bench::{files, fxmark};
+use bench::{files, fxmark, scale};
 
-use crate::args::{Bench, BenchOptions, Files, Fxmark, Suite};
+use crate::args::{Bench, BenchOptions, BenchOutput, Files, Fxmark, Scale, Suite};
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
 
@@ -15,6 +15,7 @@ pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
         Suite::Fxmark(args) => fxmark(args),
         Suite::Files(args) => files(args),
+        Suite::Scale(args) => scale(args),
     }
 }
 
@@ -37,7 +38,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         sheaf: this_program()?,
         memory: memory as usize,
     };
-    show(&args.common, |tell| Ok(fxmark::run(&options, tell)?))
+    show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
 }
 
 fn files(args: &Files) -> Outcome {
@@ -50,7 +51,28 @@ fn files(args: &Files) -> Outcome {
         sheaf: this_program()?,
         options: args.options.clone(),
     };
-    show(&args.common, |tell| Ok(files::run(&options, tell)?))
+    show(&args.common.output, |tell| Ok(files::run(&options, tell)?))
+}
+
+fn scale(args: &Scale) -> Outcome {
+    let memory = args
+        .cache_size
+        .unwrap_or_else(mount_command::default_memory);
+    let options = scale::Options {
+        workloads: scale::select(&args.workload)?,
+        cores: match args.cores.is_empty() {
+            true => scale::default_cores(),
+            false => args.cores.clone(),
+        },
+        runs: args.runs,
+        pool: args.pool,
+        storage: match &args.dir {
+            Some(dir) => Storage::Dir(dir.clone()),
+            None => Storage::Memory,
+        },
+        memory: memory as usize,
+    };
+    show(&args.output, |tell| Ok(scale::run(&options, tell)?))
 }
 
 fn seconds(seconds: f64) -> Result<Duration, Failure> {
@@ -73,7 +95,7 @@ fn this_program() -> Result<PathBuf, Failure> {
 
 /// Runs a suite, saying on a terminal what it is at, and shows what it reports.
 fn show(
-    options: &BenchOptions,
+    options: &BenchOutput,
     suite: impl FnOnce(&dyn Fn(&str)) -> Result<Report, Failure>,
 ) -> Outcome {
     let spinner = progress::bar("", 0);

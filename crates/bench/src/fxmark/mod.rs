@@ -20,7 +20,7 @@ use crate::runner::{self, Measured, Window};
 use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, SheafMount};
 use crate::target::{Side, Storage, Target};
 use crate::{Error, interrupt};
-use workloads::{BRANCHES, Run, Scale};
+pub(crate) use workloads::{BRANCHES, EMPTY_SHARED, Run, Scale};
 
 /// Longest window of the run that is not counted.
 const WARM_UP: Duration = Duration::from_millis(200);

@@ -152,6 +152,13 @@ pub const WORKLOADS: &[Workload] = &[
     workload("DRBH", Pool::None, "reads one page that all read"),
 ];
 
+/// As MWCM, but of empty files: a directory's changes alone. No part of FxMark.
+pub const EMPTY_SHARED: Workload = workload(
+    "MWCM-empty",
+    Pool::Files(1),
+    "creates empty files in a directory shared by all",
+);
+
 /// The workload of this name.
 pub fn find(name: &str) -> Option<&'static Workload> {
     WORKLOADS.iter().find(|workload| workload.name == name)
@@ -376,6 +383,7 @@ impl<S: Side> Load for Run<'_, S> {
         Ok(match self.workload.name {
             "MWCL" => self.creating(self.own_dir(thread)?, thread, &[]),
             "MWCM" => self.creating(self.root.clone(), thread, &[0x5a; PAGE]),
+            "MWCM-empty" => self.creating(self.root.clone(), thread, &[]),
             "MWUL" => {
                 let dir = self.own_dir(thread)?;
                 self.make_files(&dir, thread, stop)?;

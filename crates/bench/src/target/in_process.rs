@@ -25,15 +25,36 @@ pub struct InProcess {
 impl InProcess {
     /// Makes a file system on the devices and opens it with `memory` bytes for all it takes.
     pub fn make(devices: &[PathBuf], memory: usize) -> Result<InProcess, Error> {
+        Self::with(devices, FsOptions::default().with_memory(memory))
+    }
+
+    /// Makes a file system on the devices and opens it so.
+    pub fn with(devices: &[PathBuf], options: FsOptions) -> Result<InProcess, Error> {
         mkfs(devices)?;
         let opened = device::open_devices(devices, &OpenOptions::default())?;
         let array = Arc::new(Array::assemble(opened, false)?);
-        let fs = FileSystem::open(array, FsOptions::default().with_memory(memory))?;
+        let fs = FileSystem::open(array, options)?;
         Ok(InProcess {
             fs,
             who: Caller::root(),
             closed: false,
         })
+    }
+
+    /// Makes durable what was done, by a commit.
+    pub fn commit(&self) -> Result<(), Error> {
+        Ok(self.fs.sync()?)
+    }
+
+    /// Makes a checkpoint.
+    pub fn checkpoint(&self) -> Result<(), Error> {
+        Ok(self.fs.store().checkpoint().map_err(fs::Error::from)?)
+    }
+
+    /// Leaves nothing to commit and nothing to checkpoint.
+    pub fn settle(&self) -> Result<(), Error> {
+        self.commit()?;
+        self.checkpoint()
     }
 
     /// Ends the use; an error is one of writing back.

@@ -1,0 +1,606 @@
+//! A model for core counts that this machine does not have.
+//!
+//! In a build that records (feature `trace`) each operation of a workload is recorded as what it
+//! computes, and the locks, atomics and counts of references that it touches ([`record`], [`steps`]).
+//! A discrete-event simulation ([`simulate`]) replays the recordings on any number of cores, with
+//! costs for lines and locks that come from publications ([`costs`]), and with the commits and
+//! checkpoints that the operations make. It is compared with what one and two threads are measured to
+//! do in the same run, and has to show what is known of a store with one lock for all ([`global_lock`]).
+//!
+//! What it leaves out: the allocator's locks, what cores share of caches and memory bandwidth,
+//! threads that lose their core while they hold a lock, and lines that are shared without being
+//! atomics, counts or locks (what a lock protects counts as a fixed number of lines).
+
+mod costs;
+mod global_lock;
+mod names;
+mod record;
+mod simulate;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fs::FsOptions;
+use serde_json::{Map, Value, json};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::fxmark::{self, EMPTY_SHARED, Run, Workload};
+use crate::runner::{self, Load, Measured, Operation, Stop, Window};
+use crate::target::{InProcess, Place, Side, Storage};
+use crate::{Error, interrupt};
+use costs::Costs;
+use global_lock::{GlobalLock, NUMBERS};
+use record::{Bad, Plan};
+use simulate::{CORES_MAX, Devices, Machine, Outcome};
+use steps::{Scale, Trace};
+
+/// Bytes of all image files together.
+const BYTES: u64 = 3 << 30;
+/// Files of a thread before its operations are recorded.
+const BEFORE: u64 = 500;
+/// Operations that all threads are recorded with together, and least and most of one.
+const RECORDED: u64 = 4000;
+const RECORDED_LEAST: u64 = 100;
+const RECORDED_MOST: u64 = 2000;
+/// Of the store with one lock each operation is a thousand events.
+const RECORDED_BAD: u64 = 24;
+/// Limits of a store that is measured, so small that commits and checkpoints are many.
+const STAGING: usize = 1 << 20;
+const DIRTY: usize = 4 << 20;
+/// The model may be off by this factor.
+const TOLERANCE: f64 = 1.25;
+/// Cores of which the bars speak.
+const CORES: usize = 40;
+/// (workload, how much faster than one core).
+const BARS: [(&str, f64); 4] = [
+    ("MWCL", 32.0),
+    ("MWUL", 32.0),
+    ("MWCM-empty", 16.0),
+    ("MWUM", 16.0),
+];
+/// Lines in the list of work.
+const LISTED: usize = 25;
+
+const WORKLOADS: [&str; 6] = ["MWCL", "MWUL", "MWCM-empty", "MWUM", "MWRL", "MRPL"];
+
+/// What to model.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub workloads: Vec<&'static Workload>,
+    /// Numbers of cores.
+    pub cores: Vec<usize>,
+    pub runs: usize,
+    /// Files that each thread has, or makes, where the model is compared with what is measured.
+    pub pool: u64,
+    pub storage: Storage,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+/// The workloads with these names, in any case; without names those that the bars are about.
+pub fn select(names: &[String]) -> Result<Vec<&'static Workload>, Error> {
+    let all = WORKLOADS.map(str::to_owned);
+    let names = match names.is_empty() {
+        true => &all[..],
+        false => names,
+    };
+    let mut selected = Vec::new();
+    for name in names {
+        let workload = match name.trim().eq_ignore_ascii_case(EMPTY_SHARED.name) {
+            true => &EMPTY_SHARED,
+            false => fxmark::select(std::slice::from_ref(name))?[0],
+        };
+        if !selected.contains(&workload) {
+            selected.push(workload);
+        }
+    }
+    Ok(selected)
+}
+
+/// 1 to 128.
+pub fn default_cores() -> Vec<usize> {
+    vec![1, 2, 4, 8, 16, 20, 32, 40, 64, 80, 128]
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if !base::trace::AVAILABLE {
+            return Err(Error::Unable(
+                "this program does not record what operations touch: run \
+                 'cargo run --release --features trace -- bench scale' in a checkout"
+                    .to_owned(),
+            ));
+        }
+        let cores = |n: &usize| (1..=CORES_MAX).contains(n);
+        if self.cores.is_empty() || !self.cores.iter().all(cores) {
+            return usage("--cores takes numbers from 1 to 128");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        if !(1000..=200_000).contains(&self.pool) {
+            return usage("--pool takes a number from 1000 to 200000");
+        }
+        Ok(())
+    }
+}
+
+/// Measures, records and models. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let bench = Bench {
+        options,
+        place: Place::new(&options.storage, BYTES, false)?,
+        cpus: runner::allowed_cpus()?,
+        scale: record::calibrate(),
+        progress,
+    };
+    let mut rows = Vec::new();
+    for workload in &options.workloads {
+        bench.workload(workload, &Store::Sheaf(workload), &mut rows)?;
+        if let Some(bad) = Bad::of(workload.name) {
+            bench.workload(workload, &Store::GlobalLock(bad), &mut rows)?;
+        }
+    }
+    let checks = checks(&rows);
+    Ok(Report::new("scale", rows, checks))
+}
+
+/// What is measured and modelled.
+enum Store {
+    Sheaf(&'static Workload),
+    GlobalLock(Bad),
+}
+
+impl Store {
+    /// Targets of rows: measured, modelled for this machine, modelled.
+    fn targets(&self) -> [&'static str; 3] {
+        match self {
+            Store::Sheaf(_) => ["sheaf", "modelled-here", "modelled"],
+            Store::GlobalLock(_) => [
+                "global-lock",
+                "modelled-global-lock-here",
+                "modelled-global-lock",
+            ],
+        }
+    }
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    place: Place,
+    cpus: Vec<usize>,
+    scale: Scale,
+    progress: &'a dyn Fn(&str),
+}
+
+impl Bench<'_> {
+    fn workload(
+        &self,
+        workload: &Workload,
+        store: &Store,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), Error> {
+        let [measured, here, modelled] = store.targets();
+        let on = |target| move |error: Error| error.on(workload.name, target);
+        for threads in [1, 2].into_iter().filter(|n| *n <= self.cpus.len()) {
+            let mut rates = Vec::new();
+            for run in 0..=self.options.runs {
+                self.tell(workload, threads, measured);
+                let rate = self.measure(store, threads).map_err(on(measured))?.rate();
+                // The first warms up.
+                rates.extend((run > 0).then_some(rate));
+            }
+            rows.push(row(workload.name, measured, threads, &rates, Map::new()));
+            let mut rates = Vec::new();
+            let mut extra = Map::new();
+            for _ in 0..self.options.runs {
+                self.tell(workload, threads, here);
+                let trace = self.record(store, threads, true).map_err(on(here))?;
+                let machine = Machine {
+                    costs: Costs::PUBLISHED,
+                    cpus: self.cpus.len(),
+                    devices: Devices::Here,
+                };
+                let outcome = simulate::simulate(&trace, &machine);
+                rates.push(outcome.rate);
+                extra = shares(&trace, &outcome);
+            }
+            rows.push(row(workload.name, here, threads, &rates, extra));
+        }
+        let mut one_core = None;
+        for &cores in &self.options.cores {
+            self.tell(workload, cores, modelled);
+            let trace = self.record(store, cores, false).map_err(on(modelled))?;
+            let machine = Machine {
+                costs: Costs::PUBLISHED,
+                cpus: cores,
+                devices: Devices::Modelled,
+            };
+            let outcome = simulate::simulate(&trace, &machine);
+            let mut extra = shares(&trace, &outcome);
+            let one_core = *one_core.get_or_insert(outcome.rate / cores as f64);
+            extra.insert("speedup".to_owned(), rounded(outcome.rate / one_core));
+            extra.insert("costs".to_owned(), Costs::PUBLISHED.json());
+            if cores == CORES {
+                extra.insert("lines".to_owned(), work_list(&trace, &outcome));
+            }
+            rows.push(row(workload.name, modelled, cores, &[outcome.rate], extra));
+        }
+        Ok(())
+    }
+
+    fn tell(&self, workload: &Workload, threads: usize, target: &str) {
+        (self.progress)(&format!("{}/{threads} {target}", workload.name));
+    }
+
+    /// A recording by so many threads; `compared`: as long and as large as what is measured.
+    fn record(&self, store: &Store, threads: usize, compared: bool) -> Result<Trace, Error> {
+        let many = threads as u64;
+        let operations = (RECORDED / many).clamp(RECORDED_LEAST, RECORDED_MOST);
+        let plan = match compared {
+            true => Plan {
+                threads,
+                operations: self.options.pool / 4 / many,
+                before: self.options.pool / 2,
+            },
+            false => Plan {
+                threads,
+                operations,
+                before: BEFORE,
+            },
+        };
+        let workload = match store {
+            Store::Sheaf(workload) => *workload,
+            Store::GlobalLock(bad) => {
+                let operations = match compared {
+                    true => RECORDED_BAD * 16,
+                    false => RECORDED_BAD,
+                };
+                return record::global_lock(*bad, &Plan { operations, ..plan }, self.scale);
+            }
+        };
+        let mut options = FsOptions::default().with_memory(self.options.memory);
+        options.store.background = false;
+        options.store.workers = 1;
+        options.store.shards = match compared {
+            true => self.cpus.len(),
+            false => threads,
+        };
+        options.store.dirty_bytes = Some(256 << 20);
+        let devices = self.place.array()?;
+        let side = InProcess::with(&devices.paths, options)?;
+        let trace = record::sheaf(&side, workload, &plan, self.scale)?;
+        side.close()?;
+        Ok(trace)
+    }
+
+    fn measure(&self, store: &Store, threads: usize) -> Result<Measured, Error> {
+        let window = Window {
+            time: Duration::from_secs(1),
+            threads,
+            cpus: self.cpus.clone(),
+        };
+        let share = self.options.pool;
+        match store {
+            Store::Sheaf(workload) => {
+                let mut options = FsOptions::default().with_memory(self.options.memory);
+                options.store.staging_bytes = STAGING;
+                options.store.dirty_bytes = Some(DIRTY);
+                let devices = self.place.array()?;
+                let side = InProcess::with(&devices.paths, options)?;
+                let scale = fxmark::Scale {
+                    threads,
+                    pool: share * threads as u64,
+                    branches: fxmark::BRANCHES,
+                };
+                let run = Run::prepare(&side, workload, scale)?;
+                let measured = runner::measure(&window, &Settled { side: &side, run })?;
+                side.close()?;
+                Ok(measured)
+            }
+            Store::GlobalLock(bad) => {
+                let share = share.min((NUMBERS / 2 / threads) as u64);
+                let store = GlobalLock::new(threads);
+                let load = BadLoad {
+                    store: &store,
+                    bad: *bad,
+                    share,
+                };
+                runner::measure(&window, &load)
+            }
+        }
+    }
+}
+
+/// A workload that begins with nothing to commit and nothing to checkpoint.
+struct Settled<'a> {
+    side: &'a InProcess,
+    run: Run<'a, InProcess>,
+}
+
+impl Load for Settled<'_> {
+    fn prepare(&self, thread: usize, stop: &Stop) -> Result<Operation<'_>, Error> {
+        self.run.prepare(thread, stop)
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        self.side.settle()
+    }
+
+    fn cpu_ns(&self) -> Result<u64, Error> {
+        self.side.cpu_ns()
+    }
+}
+
+struct BadLoad<'a> {
+    store: &'a GlobalLock,
+    bad: Bad,
+    share: u64,
+}
+
+impl Load for BadLoad<'_> {
+    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
+        self.bad.prepare(self.store, thread, self.share)?;
+        Ok(self.bad.operation(self.store, thread, self.share))
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn cpu_ns(&self) -> Result<u64, Error> {
+        Ok(base::clock::process_cpu_ns())
+    }
+}
+
+fn row(name: &str, target: &str, threads: usize, rates: &[f64], extra: Map<String, Value>) -> Row {
+    let spread = Spread::of(rates.iter().copied());
+    Row {
+        name: name.to_owned(),
+        target: target.to_owned(),
+        threads,
+        unit: "ops/s",
+        median: spread.median,
+        min: spread.min,
+        max: spread.max,
+        runs: rates.len(),
+        extra,
+    }
+}
+
+fn rounded(value: f64) -> Value {
+    Value::from((value * 1000.0).round() / 1000.0)
+}
+
+/// Where an operation's time goes, in nanoseconds.
+fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
+    let spent = &outcome.spent;
+    let each = |time: u64| time as f64 / 1000.0 / outcome.operations as f64;
+    let mut extra = Map::new();
+    let mut put = |key: &str, value| extra.insert(key.to_owned(), rounded(value));
+    put("compute_ns", each(spent.compute));
+    put("lines_ns", each(spent.lines.iter().sum()));
+    put("locks_ns", each(spent.locks.iter().sum()));
+    put("background_ns", each(spent.background));
+    put("behind_ns", each(spent.behind));
+    put("device_ns", each(spent.device));
+    put("device_busy", outcome.device_busy);
+    let recorded: usize = trace.threads.iter().map(Vec::len).sum();
+    let writes: u64 = trace.lines.iter().map(|line| line.writes).sum();
+    put("shared_writes", writes as f64 / recorded.max(1) as f64);
+    extra.insert("interruptions".to_owned(), trace.interruptions.into());
+    extra
+}
+
+/// Lines and locks by what they cost an operation, those of one name together.
+fn work_list(trace: &Trace, outcome: &Outcome) -> Value {
+    #[derive(Default)]
+    struct Entry {
+        instances: u64,
+        writes: u64,
+        transfers: u64,
+        time: u64,
+    }
+    let mut entries: BTreeMap<&str, Entry> = BTreeMap::new();
+    let spent = &outcome.spent;
+    for (i, line) in trace.lines.iter().enumerate() {
+        let entry = entries.entry(&line.name).or_default();
+        entry.instances += 1;
+        entry.writes += line.writes;
+        entry.transfers += spent.transfers[i];
+        entry.time += spent.lines[i];
+    }
+    for (i, lock) in trace.locks.iter().enumerate() {
+        let entry = entries.entry(&lock.name).or_default();
+        entry.time += spent.locks[i];
+    }
+    let recorded: usize = trace.threads.iter().map(Vec::len).sum();
+    let mut list: Vec<(&str, Entry)> = entries.into_iter().collect();
+    list.retain(|(_, entry)| entry.writes > 0 || entry.time > 0);
+    list.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.time));
+    let operations = outcome.operations as f64;
+    let value = |(name, entry): (&str, Entry)| {
+        json!({
+            "name": name,
+            "instances": entry.instances,
+            "writes_per_op": rounded(entry.writes as f64 / recorded.max(1) as f64),
+            "transfers_per_op": rounded(entry.transfers as f64 / operations),
+            "ns_per_op": rounded(entry.time as f64 / 1000.0 / operations),
+        })
+    };
+    Value::from(list.into_iter().take(LISTED).map(value).collect::<Vec<_>>())
+}
+
+/// The bars that these rows answer for.
+fn checks(rows: &[Row]) -> Vec<Check> {
+    let median = |name: &str, target: &str, threads: usize| {
+        let same = |row: &&Row| row.name == name && row.target == target && row.threads == threads;
+        rows.iter().find(same).map(|row| row.median)
+    };
+    let mut checks = Vec::new();
+    for (name, bar) in BARS {
+        if let (Some(one), Some(many)) =
+            (median(name, "modelled", 1), median(name, "modelled", CORES))
+        {
+            let text = format!("{name} modelled, {CORES} cores vs one");
+            checks.push(Check::new(text, many / one, Comparison::AtLeast, bar));
+        }
+    }
+    let bad = "modelled-global-lock";
+    if let (Some(one), Some(many)) = (median("MWUL", bad, 1), median("MWUL", bad, CORES)) {
+        let text = format!("MWUL {bad}, {CORES} cores vs one");
+        checks.push(Check::new(text, many / one, Comparison::AtMost, 1.0));
+    }
+    for (measured, modelled) in [
+        ("sheaf", "modelled-here"),
+        ("global-lock", "modelled-global-lock-here"),
+    ] {
+        for row in rows.iter().filter(|row| row.target == measured) {
+            let Some(predicted) = median(&row.name, modelled, row.threads) else {
+                continue;
+            };
+            let ratio = predicted / row.median;
+            let off = ratio.max(1.0 / ratio);
+            let which = if ratio < 1.0 { "too slow" } else { "too fast" };
+            let text = format!(
+                "{}/{} {modelled} vs {measured}, {which}",
+                row.name, row.threads
+            );
+            checks.push(Check::new(text, off, Comparison::AtMost, TOLERANCE));
+        }
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads_are_those_of_the_bars_or_those_asked_for() {
+        let names = |asked: &[&str]| -> Vec<&str> {
+            let asked: Vec<String> = asked.iter().map(|&name| name.to_owned()).collect();
+            let selected = select(&asked).unwrap();
+            selected.iter().map(|workload| workload.name).collect()
+        };
+        assert_eq!(names(&[]), WORKLOADS);
+        assert_eq!(names(&["mwcm-EMPTY", "MRPH"]), ["MWCM-empty", "MRPH"]);
+        assert!(select(&["MWXX".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn bars_are_computed_from_rows_that_are_there() {
+        let row = |name, target, threads, rate| row(name, target, threads, &[rate], Map::new());
+        let rows = [
+            row("MWCL", "sheaf", 1, 100.0),
+            row("MWCL", "modelled-here", 1, 80.0),
+            row("MWCL", "modelled", 1, 100.0),
+            row("MWCL", "modelled", 40, 3300.0),
+            row("MWUL", "modelled-global-lock", 1, 100.0),
+            row("MWUL", "modelled-global-lock", 40, 60.0),
+        ];
+        let found = checks(&rows);
+        let found: Vec<_> = found
+            .iter()
+            .map(|c| (c.name.as_str(), c.value, c.ok))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("MWCL modelled, 40 cores vs one", 33.0, true),
+                ("MWUL modelled-global-lock, 40 cores vs one", 0.6, true),
+                ("MWCL/1 modelled-here vs sheaf, too slow", 1.25, true),
+            ]
+        );
+    }
+
+    /// What follows needs something to have been recorded.
+    #[cfg(feature = "trace")]
+    mod recorded {
+        use super::*;
+
+        const PLAN: Plan = Plan {
+            threads: 4,
+            operations: 50,
+            before: 100,
+        };
+
+        fn machine(cpus: usize) -> Machine {
+            Machine {
+                costs: Costs::PUBLISHED,
+                cpus,
+                devices: Devices::Modelled,
+            }
+        }
+
+        fn record(name: &str, plan: &Plan) -> Trace {
+            let dir = tempfile::tempdir().unwrap();
+            let image = dir.path().join("image");
+            device::create_image(&image, 256 << 20).unwrap();
+            let mut options = FsOptions::default().with_memory(64 << 20);
+            options.store.background = false;
+            options.store.shards = plan.threads;
+            options.store.workers = 1;
+            let side = InProcess::with(&[image], options).unwrap();
+            let workload = select(&[name.to_owned()]).unwrap()[0];
+            let trace = record::sheaf(&side, workload, plan, record::calibrate()).unwrap();
+            side.close().unwrap();
+            trace
+        }
+
+        #[test]
+        fn creates_are_recorded_with_their_commit_and_checkpoint() {
+            let trace = record("MWCL", &PLAN);
+            assert!(trace.threads.iter().all(|thread| thread.len() == 50));
+            assert_eq!(trace.jobs.len(), 2);
+            // Each file and each directory at least is captured.
+            assert!(trace.jobs[1].parts.len() as u64 > trace.cycle);
+            let device = |job: &steps::Job| {
+                let all = job.before.iter().chain(&job.after);
+                let bytes = all.map(|step| match step {
+                    steps::Step::Device { bytes, .. } => *bytes,
+                    _ => 0,
+                });
+                bytes.sum::<u64>()
+            };
+            assert!(device(&trace.jobs[0]) > 100 * trace.cycle);
+            let outcome = simulate::simulate(&trace, &machine(4));
+            assert!(outcome.rate > 1000.0);
+        }
+
+        #[test]
+        fn a_shared_directory_is_a_shared_lock_and_a_private_one_is_not() {
+            let inodes = |name| {
+                let trace = record(name, &PLAN);
+                let inode = |lock: &&steps::Named| lock.name == "lock: inode node";
+                let writes = trace.locks.iter().filter(inode).map(|lock| lock.writes);
+                writes.max().unwrap_or(0)
+            };
+            let operations = PLAN.operations * PLAN.threads as u64;
+            assert!(inodes("MWCM-empty") >= operations);
+            // Its thread and the checkpoint take it.
+            assert!(inodes("MWCL") <= PLAN.operations);
+        }
+
+        #[test]
+        fn the_store_with_one_lock_collapses() {
+            let rate = |cores| {
+                let plan = Plan {
+                    threads: cores,
+                    operations: 8,
+                    before: 50,
+                };
+                let scale = record::calibrate();
+                let trace = record::global_lock(Bad::Unlink, &plan, scale).unwrap();
+                assert!(!trace.locks.is_empty() || cores == 1);
+                simulate::simulate(&trace, &machine(cores)).rate
+            };
+            let (one, forty) = (rate(1), rate(40));
+            assert!(forty < one, "{one} {forty}");
+        }
+    }
+}

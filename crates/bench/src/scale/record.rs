@@ -1,0 +1,266 @@
+//! Recording: one real thread plays all threads, one after the other.
+//!
+//! 1. Each logical thread runs on a CPU of its own as far as the code can tell, and the store has
+//!    as many shards: what the recording shares is what as many cores would share.
+//! 2. Nothing runs beside it: commits and checkpoints are made by the same thread afterwards, of
+//!    what the operations left, and recorded as jobs.
+//! 3. Operations are recorded after others of the same thread, so that its caches are as warm as
+//!    they are on a core of its own.
+
+use base::clock::{Clock, thread_cpu_ns};
+use base::trace::{self, Event, Kind};
+
+use super::global_lock::GlobalLock;
+use super::steps::{Owner, Scale, Span, Trace, steps};
+use crate::fxmark::{BRANCHES, Run, Scale as Pool, Workload};
+use crate::runner::{Load, Operation, Stop};
+use crate::target::InProcess;
+use crate::{Error, interrupt};
+
+/// Operations of a thread right before those that are recorded.
+const WARM_UP: u64 = 16;
+/// Events of one operation that there is room for.
+const EVENTS_EXPECTED: usize = 300;
+
+/// What to record.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub threads: usize,
+    /// Of each thread.
+    pub operations: u64,
+    /// Of each thread, before the recording: its directory has some entries then.
+    pub before: u64,
+}
+
+impl Plan {
+    /// Operations of a thread, recorded or not.
+    pub fn share(&self) -> u64 {
+        self.before + WARM_UP + self.operations
+    }
+}
+
+/// How long a tick is, and what storing an event takes on this machine.
+pub fn calibrate() -> Scale {
+    let clock = Clock::real();
+    let (tick, ns) = (trace::ticks(), clock.monotonic_ns());
+    let mut gaps: Vec<u64> = Vec::new();
+    while clock.monotonic_ns() - ns < 20_000_000 {
+        trace::start(4096);
+        for _ in 0..4096 {
+            trace::record(Kind::Note, 0, "", 0);
+        }
+        let events = trace::stop();
+        gaps.extend(events.windows(2).map(|pair| pair[1].tick - pair[0].tick));
+    }
+    let ns_per_tick = (clock.monotonic_ns() - ns) as f64 / (trace::ticks() - tick).max(1) as f64;
+    gaps.sort_unstable();
+    // The mean of the middle half: a single gap is a few ticks, and interruptions are long.
+    let middle = &gaps[gaps.len() / 4..gaps.len() * 3 / 4];
+    let ticks = middle.iter().sum::<u64>() as f64 / middle.len() as f64;
+    Scale {
+        ns_per_tick,
+        event_ns: ticks * ns_per_tick,
+    }
+}
+
+/// Has the calling thread be one of the logical ones as long as this lives.
+struct Playing;
+
+impl Playing {
+    fn thread(number: usize) -> Playing {
+        trace::set_cpu(Some(number));
+        Playing
+    }
+}
+
+impl Drop for Playing {
+    fn drop(&mut self) {
+        trace::set_cpu(None);
+    }
+}
+
+/// Notes where an operation begins and ends; they are no part of it.
+const BEGIN: usize = 1;
+const END: usize = 2;
+
+fn note(what: usize) {
+    trace::record(Kind::Note, what, "", 0);
+}
+
+/// Repeats an operation.
+fn repeat(operation: &mut Operation<'_>, count: u64) -> Result<(), Error> {
+    for _ in 0..count {
+        if operation()? == 0 {
+            return Err(Error::Unable("a recording ran out of files".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+fn record_operations(
+    plan: &Plan,
+    thread: usize,
+    operation: &mut Operation<'_>,
+    spans: &mut Vec<Span>,
+) -> Result<(), Error> {
+    let _playing = Playing::thread(thread);
+    repeat(operation, WARM_UP)?;
+    trace::start(plan.operations as usize * EVENTS_EXPECTED);
+    let mut outcome = Ok(());
+    for _ in 0..plan.operations {
+        note(BEGIN);
+        outcome = repeat(operation, 1);
+        note(END);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    let events = trace::stop();
+    outcome?;
+    spans.extend(cut(events, Owner::Thread(thread)));
+    Ok(())
+}
+
+/// A span for each pair of notes.
+fn cut(events: Vec<Event>, owner: Owner) -> Vec<Span> {
+    let mut spans = Vec::new();
+    let mut open: Option<(u64, Vec<Event>)> = None;
+    for event in events {
+        match (event.kind, event.address) {
+            (Kind::Note, BEGIN) => open = Some((event.tick, Vec::new())),
+            (Kind::Note, _) => {
+                if let Some((begin, events)) = open.take() {
+                    spans.push(Span {
+                        owner,
+                        begin,
+                        events,
+                        end: event.tick,
+                        cpu_ns: None,
+                    });
+                }
+            }
+            _ => {
+                if let Some((_, events)) = &mut open {
+                    events.push(event);
+                }
+            }
+        }
+    }
+    spans
+}
+
+fn record_job(
+    number: usize,
+    expected: usize,
+    job: impl FnOnce() -> Result<(), Error>,
+) -> Result<Option<Span>, Error> {
+    let _playing = Playing::thread(0);
+    trace::start(expected);
+    let before = thread_cpu_ns();
+    note(BEGIN);
+    let outcome = job();
+    note(END);
+    let cpu_ns = (thread_cpu_ns() - before) as f64;
+    let events = trace::stop();
+    outcome?;
+    let span = cut(events, Owner::Job(number)).pop();
+    Ok(span.map(|span| Span {
+        cpu_ns: Some(cpu_ns),
+        ..span
+    }))
+}
+
+/// A workload on a fresh Sheaf, which has no threads of its own and a shard for each thread.
+pub fn sheaf(
+    side: &InProcess,
+    workload: &'static Workload,
+    plan: &Plan,
+    scale: Scale,
+) -> Result<Trace, Error> {
+    let pool = Pool {
+        threads: plan.threads,
+        pool: plan.share() * plan.threads as u64,
+        branches: BRANCHES.min(4),
+    };
+    let run = Run::prepare(side, workload, pool)?;
+    let stop = Stop::default();
+    let mut operations = Vec::with_capacity(plan.threads);
+    for thread in 0..plan.threads {
+        interrupt::check()?;
+        let _playing = Playing::thread(thread);
+        operations.push(run.prepare(thread, &stop)?);
+    }
+    for (thread, operation) in operations.iter_mut().enumerate() {
+        interrupt::check()?;
+        let _playing = Playing::thread(thread);
+        repeat(operation, plan.before)?;
+    }
+    side.settle()?;
+    let mut spans = Vec::new();
+    for (thread, operation) in operations.iter_mut().enumerate() {
+        interrupt::check()?;
+        record_operations(plan, thread, operation, &mut spans)?;
+    }
+    let count = plan.threads * (plan.operations + WARM_UP) as usize;
+    spans.extend(record_job(0, count * 4, || side.commit())?);
+    spans.extend(record_job(1, count * 40, || side.checkpoint())?);
+    Ok(steps(&spans, plan.threads, count as u64, scale))
+}
+
+/// What the store with one lock is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bad {
+    Create,
+    Unlink,
+}
+
+impl Bad {
+    /// The workload of FxMark that it stands for.
+    pub fn of(workload: &str) -> Option<Bad> {
+        match workload {
+            "MWCL" => Some(Bad::Create),
+            "MWUL" => Some(Bad::Unlink),
+            _ => None,
+        }
+    }
+
+    /// One thread's share of files.
+    pub fn prepare(self, store: &GlobalLock, thread: usize, share: u64) -> Result<(), Error> {
+        match self {
+            Bad::Create => Ok(()),
+            Bad::Unlink => (0..share).try_for_each(|name| store.create(thread, name)),
+        }
+    }
+
+    pub fn operation(self, store: &GlobalLock, thread: usize, share: u64) -> Operation<'_> {
+        let mut names = 0..share;
+        Box::new(move || {
+            let Some(name) = names.next() else {
+                return Ok(0);
+            };
+            match self {
+                Bad::Create => store.create(thread, name)?,
+                Bad::Unlink => store.unlink(thread, name)?,
+            }
+            Ok(1)
+        })
+    }
+}
+
+/// The same of the store with one lock.
+pub fn global_lock(bad: Bad, plan: &Plan, scale: Scale) -> Result<Trace, Error> {
+    let store = GlobalLock::new(plan.threads);
+    let mut operations = Vec::with_capacity(plan.threads);
+    for thread in 0..plan.threads {
+        bad.prepare(&store, thread, plan.share())?;
+        operations.push(bad.operation(&store, thread, plan.share()));
+    }
+    let mut spans = Vec::new();
+    for (thread, operation) in operations.iter_mut().enumerate() {
+        interrupt::check()?;
+        repeat(operation, plan.before)?;
+        record_operations(plan, thread, operation, &mut spans)?;
+    }
+    let count = plan.threads as u64 * plan.operations;
+    Ok(steps(&spans, plan.threads, count, scale))
+}

@@ -1,0 +1,828 @@
+//! A discrete-event simulation: cores that replay recorded operations, and threads in the
+//! background that replay what those operations make.
+//!
+//! 1. Time never runs backwards: the next step is always that of the thread that is due first.
+//! 2. A line is where its last writer is, and with whoever has read it since. Reading it from
+//!    elsewhere fetches it; writing it fetches it, takes all copies away, and nobody else fetches
+//!    it meanwhile. So a line that all write is handed on one after the other.
+//! 3. A lock is given to those who wait in their order; sharers that follow one another hold it
+//!    together. Who is given it has waited for the hand-off, longer if asleep by then.
+//! 4. A thread in the background takes its time from the core it is on: from one that no operations
+//!    run on, where there is one, else from all in turn. The operation that runs there is later by
+//!    that time; that it may hold a lock meanwhile is not modelled.
+//! 5. Each cycle of operations makes each job once. Operations wait when two cycles are not done.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::costs::{Costs, Time};
+use super::steps::{Job, PRIVATE, Step, Trace};
+
+/// Cycles that a run simulates, and those at its beginning that are not counted.
+const CYCLES: u64 = 6;
+const WARM_UP: u64 = 2;
+/// Cycles that may be begun and not done (invariant 5).
+const BEHIND: u64 = 2;
+/// Time that a thread in the background spends on one core before it moves to the next.
+const SLICE: Time = 50_000_000;
+
+/// Whose time a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// The devices' own; see [`Costs::device_rate`].
+    Modelled,
+    /// This machine's: they are files in memory, and the caller's processor moves the bytes.
+    Here,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    pub costs: Costs,
+    /// Threads of operations run on the first of them, one on each as far as they go.
+    pub cpus: usize,
+    pub devices: Devices,
+}
+
+/// Where the time of operations went; picoseconds of all of them.
+#[derive(Clone, Debug, Default)]
+pub struct Spent {
+    pub compute: Time,
+    /// For each line, and for each lock.
+    pub lines: Vec<Time>,
+    pub locks: Vec<Time>,
+    /// Transfers of each line.
+    pub transfers: Vec<u64>,
+    /// Core time that went to the background.
+    pub background: Time,
+    /// Waiting for the background.
+    pub behind: Time,
+    pub device: Time,
+}
+
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// In a second.
+    pub rate: f64,
+    /// Operations that were counted, and the time of all threads meanwhile.
+    pub operations: u64,
+    pub spent: Spent,
+    /// Share of the time that the devices were busy.
+    pub device_busy: f64,
+}
+
+/// Simulates the threads of a trace.
+pub fn simulate(trace: &Trace, machine: &Machine) -> Outcome {
+    let mut run = Run::new(trace, machine);
+    run.go();
+    run.outcome()
+}
+
+/// A set of cores.
+type Cores = u128;
+/// Most cores, threads in the background included.
+pub const CORES_MAX: usize = 128;
+
+#[derive(Clone, Copy, Default)]
+struct Line {
+    /// That have a copy.
+    sharers: Cores,
+    /// Nobody else fetches it before.
+    free: Time,
+}
+
+#[derive(Default)]
+struct Lock {
+    /// Threads that hold it.
+    holders: usize,
+    exclusive: bool,
+    /// Threads that wait: (thread, wants it exclusively, since).
+    waiting: VecDeque<(usize, bool, Time)>,
+    /// Cores that have what the lock protects as it is now.
+    fresh: Cores,
+}
+
+/// What a thread is at.
+enum Work {
+    /// Operation and step.
+    Operation {
+        operation: usize,
+        step: usize,
+    },
+    Idle,
+    /// A job's serial part.
+    Serial {
+        after: bool,
+        step: usize,
+    },
+    /// Parts of a job that are this thread's.
+    Parts {
+        part: usize,
+        end: usize,
+        step: usize,
+    },
+}
+
+struct Thread {
+    core: usize,
+    work: Work,
+    /// In the background: the job it serves.
+    job: Option<usize>,
+    /// Time spent on this core in the background.
+    slice: Time,
+    /// Waits for the background since.
+    behind_since: Option<Time>,
+}
+
+/// A thread in the background that leads a job, and how far it is.
+struct Leader {
+    done: u64,
+    /// Helpers that still work on parts.
+    busy: usize,
+    helpers: Vec<usize>,
+    running: bool,
+}
+
+struct Run<'a> {
+    trace: &'a Trace,
+    machine: &'a Machine,
+    costs: Costs,
+    queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
+    order: u64,
+    threads: Vec<Thread>,
+    leaders: Vec<Leader>,
+    lines: Vec<Line>,
+    locks: Vec<Lock>,
+    /// Time taken from each core by the background, not yet given back.
+    stolen: Vec<Time>,
+    next_core: usize,
+    device_free: Time,
+    device_busy: Time,
+    waiting_for_background: Vec<usize>,
+    begun: u64,
+    finished: u64,
+    /// When counting began, and ended.
+    from: Option<Time>,
+    to: Option<Time>,
+    spent: Spent,
+}
+
+fn bit(core: usize) -> Cores {
+    1 << core
+}
+
+impl<'a> Run<'a> {
+    fn new(trace: &'a Trace, machine: &'a Machine) -> Run<'a> {
+        let workers = trace.threads.len();
+        assert!(machine.cpus <= CORES_MAX && machine.cpus >= 1);
+        let operation = |core| Thread {
+            core: core % machine.cpus,
+            work: Work::Operation {
+                operation: 0,
+                step: 0,
+            },
+            job: None,
+            slice: 0,
+            behind_since: None,
+        };
+        let mut threads: Vec<Thread> = (0..workers).map(operation).collect();
+        let mut leaders = Vec::new();
+        for (number, job) in trace.jobs.iter().enumerate() {
+            let background = |core| Thread {
+                core,
+                work: Work::Idle,
+                job: Some(number),
+                slice: 0,
+                behind_since: None,
+            };
+            // The leader does parts too.
+            let leader = threads.len();
+            let helpers = match job.parts.is_empty() {
+                true => 1,
+                false => machine.cpus.min(job.parts.len()),
+            };
+            threads.extend((0..helpers).map(|i| background(i % machine.cpus)));
+            leaders.push(Leader {
+                done: 0,
+                busy: 0,
+                helpers: (leader..leader + helpers).collect(),
+                running: false,
+            });
+        }
+        Run {
+            trace,
+            machine,
+            costs: machine.costs,
+            queue: BinaryHeap::new(),
+            order: 0,
+            threads,
+            leaders,
+            lines: vec![Line::default(); trace.lines.len()],
+            locks: (0..trace.locks.len()).map(|_| Lock::default()).collect(),
+            stolen: vec![0; machine.cpus],
+            next_core: 0,
+            device_free: 0,
+            device_busy: 0,
+            waiting_for_background: Vec::new(),
+            begun: 0,
+            finished: 0,
+            from: None,
+            to: None,
+            spent: Spent {
+                lines: vec![0; trace.lines.len()],
+                transfers: vec![0; trace.lines.len()],
+                locks: vec![0; trace.locks.len()],
+                ..Spent::default()
+            },
+        }
+    }
+
+    fn go(&mut self) {
+        for worker in 0..self.trace.threads.len() {
+            if !self.trace.threads[worker].is_empty() {
+                // Not all at the same moment: each begins a little later than the last.
+                self.begun += 1;
+                self.at(worker as Time * 10_000, worker);
+            }
+        }
+        while self.to.is_none() {
+            let Some(Reverse((now, _, thread))) = self.queue.pop() else {
+                return;
+            };
+            self.turn(thread, now);
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        let (from, to) = (self.from.unwrap_or(0), self.to.unwrap_or(0));
+        let seconds = (to - from).max(1) as f64 / 1e12;
+        let operations = (CYCLES - WARM_UP) * self.trace.cycle;
+        Outcome {
+            rate: operations as f64 / seconds,
+            operations,
+            spent: self.spent,
+            device_busy: self.device_busy as f64 / 1e12 / seconds,
+        }
+    }
+
+    /// Invariant 1.
+    fn at(&mut self, time: Time, thread: usize) {
+        self.order += 1;
+        self.queue.push(Reverse((time, self.order, thread)));
+    }
+
+    fn counting(&self) -> bool {
+        self.from.is_some()
+    }
+
+    /// The step that a thread is at.
+    fn step(&self, thread: usize) -> Option<Step> {
+        let of = |job: usize| -> &Job { &self.trace.jobs[job] };
+        let at = &self.threads[thread];
+        match (&at.work, at.job) {
+            (Work::Operation { operation, step }, _) => {
+                self.trace.threads[thread][*operation].get(*step).copied()
+            }
+            (Work::Serial { after, step }, Some(job)) => match after {
+                true => of(job).after.get(*step).copied(),
+                false => of(job).before.get(*step).copied(),
+            },
+            (Work::Parts { part, step, .. }, Some(job)) => of(job).parts[*part].get(*step).copied(),
+            _ => None,
+        }
+    }
+
+    fn advance(&mut self, thread: usize) {
+        match &mut self.threads[thread].work {
+            Work::Operation { step, .. } | Work::Serial { step, .. } | Work::Parts { step, .. } => {
+                *step += 1
+            }
+            Work::Idle => {}
+        }
+    }
+
+    /// What a thread does from now on until it has to wait for time to pass, or for others.
+    fn turn(&mut self, thread: usize, now: Time) {
+        if self.threads[thread].behind_since.is_some() {
+            return self.next_operation(thread, now);
+        }
+        let Some(step) = self.step(thread) else {
+            return self.end(thread, now);
+        };
+        let operation = self.threads[thread].job.is_none();
+        let counted = operation && self.counting();
+        let core = self.threads[thread].core;
+        let until = match step {
+            Step::Compute(time) => {
+                if operation {
+                    self.spent.compute += if counted { time } else { 0 };
+                } else {
+                    self.steal(thread, time);
+                }
+                now + time
+            }
+            Step::Read(line) => self.touch(core, line, false, now, counted),
+            Step::Write(line) => self.touch(core, line, true, now, counted),
+            Step::Lock {
+                lock,
+                line,
+                exclusive,
+            } => {
+                match self.lock(thread, lock, line, exclusive, now, counted) {
+                    Some(until) => until,
+                    // Whoever unlocks goes on with it.
+                    None => return,
+                }
+            }
+            Step::Unlock { lock, line } => self.unlock(core, lock, line, now, counted),
+            Step::Device { bytes, here } => self.device(thread, bytes, here, now, counted),
+        };
+        self.advance(thread);
+        self.at(until, thread);
+    }
+
+    fn socket(&self, core: usize) -> usize {
+        core / self.costs.socket_cores
+    }
+
+    /// What fetching costs a core from the nearest, or taking away from the farthest, of others.
+    fn transfer(&self, core: usize, others: Cores, farthest: bool) -> Time {
+        let first = self.socket(core) * self.costs.socket_cores;
+        let width = self.costs.socket_cores.min(CORES_MAX - first);
+        let socket = match width {
+            CORES_MAX => Cores::MAX,
+            width => ((1 << width) - 1) << first,
+        };
+        let far = match farthest {
+            true => others & !socket != 0,
+            false => others & socket == 0,
+        };
+        match far {
+            true => self.costs.far_line,
+            false => self.costs.line,
+        }
+    }
+
+    /// Invariant 2. Returns when the core has the line.
+    fn touch(&mut self, core: usize, line: u32, write: bool, now: Time, counted: bool) -> Time {
+        if line == PRIVATE {
+            return now;
+        }
+        let at = self.lines[line as usize];
+        let others = at.sharers & !bit(core);
+        let has = at.sharers & bit(core) != 0;
+        if at.sharers == 0 || (has && (!write || others == 0)) {
+            self.lines[line as usize].sharers |= bit(core);
+            return now;
+        }
+        let until = now.max(at.free) + self.transfer(core, others, write);
+        let at = &mut self.lines[line as usize];
+        if write {
+            at.sharers = bit(core);
+            at.free = until;
+        } else {
+            at.sharers |= bit(core);
+        }
+        if counted {
+            self.spent.lines[line as usize] += until - now;
+            self.spent.transfers[line as usize] += 1;
+        }
+        until
+    }
+
+    /// Invariant 3. `None`: the thread waits.
+    fn lock(
+        &mut self,
+        thread: usize,
+        lock: u32,
+        line: u32,
+        exclusive: bool,
+        now: Time,
+        counted: bool,
+    ) -> Option<Time> {
+        let core = self.threads[thread].core;
+        let at = &mut self.locks[lock as usize];
+        let free = at.holders == 0 || (!exclusive && !at.exclusive);
+        if !free || !at.waiting.is_empty() {
+            at.waiting.push_back((thread, exclusive, now));
+            // It looks at the lock, and says in it that it waits.
+            self.touch(core, line, true, now, false);
+            return None;
+        }
+        at.holders += 1;
+        at.exclusive = exclusive;
+        let fetched = self.touch(core, line, true, now, counted);
+        Some(self.protected(core, lock, exclusive, fetched, counted))
+    }
+
+    /// What the lock protects comes to the core.
+    fn protected(
+        &mut self,
+        core: usize,
+        lock: u32,
+        exclusive: bool,
+        now: Time,
+        counted: bool,
+    ) -> Time {
+        let fresh = self.locks[lock as usize].fresh;
+        let time = match fresh == 0 || fresh & bit(core) != 0 {
+            true => 0,
+            false => self.costs.protected_lines * self.transfer(core, fresh, false),
+        };
+        let at = &mut self.locks[lock as usize];
+        at.fresh = match exclusive {
+            true => bit(core),
+            false => fresh | bit(core),
+        };
+        if counted {
+            self.spent.locks[lock as usize] += time;
+        }
+        now + time
+    }
+
+    fn unlock(&mut self, core: usize, lock: u32, line: u32, now: Time, counted: bool) -> Time {
+        let mut until = self.touch(core, line, true, now, counted);
+        let at = &mut self.locks[lock as usize];
+        at.holders -= 1;
+        if at.holders > 0 {
+            return until;
+        }
+        let Some(&(_, exclusive, _)) = at.waiting.front() else {
+            return until;
+        };
+        // The first, and if it shares, those that share after it.
+        let sharing = |&&(_, wants, _): &&(usize, bool, Time)| !wants;
+        let count = match exclusive {
+            true => 1,
+            false => at.waiting.iter().take_while(sharing).count(),
+        };
+        let next: Vec<(usize, bool, Time)> = at.waiting.drain(..count).collect();
+        at.holders = count;
+        at.exclusive = exclusive;
+        let free_at = until;
+        for (thread, exclusive, since) in next {
+            let to = self.threads[thread].core;
+            let handed = 2 * self.transfer(to, bit(core), false);
+            let asleep = free_at.saturating_sub(since) > self.costs.spin;
+            let given = match asleep {
+                true => free_at + handed + self.costs.wake,
+                false => free_at + handed,
+            };
+            if asleep {
+                until += self.costs.wake_call;
+            }
+            if line != PRIVATE {
+                self.lines[line as usize].sharers = bit(to);
+            }
+            let counted = self.threads[thread].job.is_none() && self.counting();
+            if counted {
+                self.spent.locks[lock as usize] += given - since;
+            }
+            let begin = self.protected(to, lock, exclusive, given, counted);
+            self.advance(thread);
+            self.at(begin, thread);
+        }
+        until
+    }
+
+    fn device(&mut self, thread: usize, bytes: u64, here: Time, now: Time, counted: bool) -> Time {
+        let until = match self.machine.devices {
+            Devices::Here => {
+                if self.threads[thread].job.is_some() {
+                    self.steal(thread, here);
+                }
+                now + here
+            }
+            Devices::Modelled => {
+                let time = (bytes as f64 / self.costs.device_rate * 1e12) as Time;
+                self.device_free = self.device_free.max(now) + time;
+                self.device_busy += if self.counting() { time } else { 0 };
+                self.device_free
+            }
+        };
+        if counted {
+            self.spent.device += until - now;
+        }
+        until
+    }
+
+    /// Invariant 4.
+    fn steal(&mut self, thread: usize, time: Time) {
+        let workers = self.trace.threads.len();
+        let at = &mut self.threads[thread];
+        at.slice += time;
+        let core = at.core;
+        if at.slice > SLICE {
+            at.slice = 0;
+            self.next_core += 1;
+            at.core = match workers < self.machine.cpus {
+                true => workers + self.next_core % (self.machine.cpus - workers),
+                false => self.next_core % self.machine.cpus,
+            };
+        }
+        if core < workers {
+            self.stolen[core] += time;
+        }
+    }
+
+    /// The thread has no step left.
+    fn end(&mut self, thread: usize, now: Time) {
+        match self.threads[thread].work {
+            Work::Operation { .. } => self.end_operation(thread, now),
+            Work::Idle => {}
+            Work::Parts { part, end, .. } if part + 1 < end => {
+                self.threads[thread].work = Work::Parts {
+                    part: part + 1,
+                    end,
+                    step: 0,
+                };
+                self.at(now, thread);
+            }
+            Work::Parts { .. } => self.end_parts(thread, now),
+            Work::Serial { after, .. } => self.end_serial(thread, after, now),
+        }
+    }
+
+    fn end_operation(&mut self, thread: usize, now: Time) {
+        self.finished += 1;
+        let cycle = self.trace.cycle;
+        if self.finished == WARM_UP * cycle {
+            self.from = Some(now);
+        }
+        if self.finished == CYCLES * cycle {
+            self.to = Some(now);
+            return;
+        }
+        if self.finished.is_multiple_of(cycle) {
+            for job in 0..self.leaders.len() {
+                self.begin_job(job, now);
+            }
+        }
+        if let Work::Operation { operation, step } = &mut self.threads[thread].work {
+            *operation = (*operation + 1) % self.trace.threads[thread].len();
+            *step = 0;
+        }
+        self.next_operation(thread, now);
+    }
+
+    /// Begins an operation, or waits for the background (invariants 4 and 5).
+    fn next_operation(&mut self, thread: usize, now: Time) {
+        let done = self.leaders.iter().map(|leader| leader.done).min();
+        if done.is_some_and(|done| self.begun >= (done + BEHIND) * self.trace.cycle) {
+            self.threads[thread].behind_since.get_or_insert(now);
+            self.waiting_for_background.push(thread);
+            return;
+        }
+        self.begun += 1;
+        if let Some(since) = self.threads[thread].behind_since.take()
+            && self.counting()
+        {
+            self.spent.behind += now - since.max(self.from.unwrap_or(0));
+        }
+        let stolen = std::mem::take(&mut self.stolen[self.threads[thread].core]);
+        if self.counting() {
+            self.spent.background += stolen;
+        }
+        self.at(now + stolen, thread);
+    }
+
+    fn begin_job(&mut self, job: usize, now: Time) {
+        let leader = &mut self.leaders[job];
+        if leader.running || self.finished / self.trace.cycle <= leader.done {
+            return;
+        }
+        leader.running = true;
+        let thread = leader.helpers[0];
+        self.threads[thread].work = Work::Serial {
+            after: false,
+            step: 0,
+        };
+        self.at(now, thread);
+    }
+
+    fn end_serial(&mut self, thread: usize, after: bool, now: Time) {
+        let Some(job) = self.threads[thread].job else {
+            return;
+        };
+        let parts = self.trace.jobs[job].parts.len();
+        if !after && parts > 0 {
+            let helpers = self.leaders[job].helpers.clone();
+            self.leaders[job].busy = helpers.len();
+            for (i, helper) in helpers.iter().enumerate() {
+                let begin = parts * i / helpers.len();
+                let end = parts * (i + 1) / helpers.len();
+                self.threads[*helper].work = Work::Parts {
+                    part: begin,
+                    end,
+                    step: 0,
+                };
+                self.at(now, *helper);
+            }
+            return;
+        }
+        if !after {
+            self.threads[thread].work = Work::Serial {
+                after: true,
+                step: 0,
+            };
+            return self.at(now, thread);
+        }
+        self.threads[thread].work = Work::Idle;
+        self.leaders[job].running = false;
+        self.leaders[job].done += 1;
+        self.begin_job(job, now);
+        for waiting in std::mem::take(&mut self.waiting_for_background) {
+            self.at(now, waiting);
+        }
+    }
+
+    fn end_parts(&mut self, thread: usize, now: Time) {
+        self.threads[thread].work = Work::Idle;
+        let Some(job) = self.threads[thread].job else {
+            return;
+        };
+        let leader = &mut self.leaders[job];
+        leader.busy -= 1;
+        if leader.busy == 0 {
+            let first = leader.helpers[0];
+            self.threads[first].work = Work::Serial {
+                after: true,
+                step: 0,
+            };
+            self.at(now, first);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::ns;
+    use super::super::steps::Named;
+    use super::*;
+
+    /// Costs that are easy to reckon with: one socket, nobody sleeps, nothing is protected.
+    const PLAIN: Costs = Costs {
+        line: ns(100),
+        far_line: ns(300),
+        socket_cores: 128,
+        spin: Time::MAX,
+        wake: ns(5_000),
+        wake_call: ns(1_000),
+        protected_lines: 0,
+        device_rate: 1e9,
+    };
+
+    fn machine(cpus: usize) -> Machine {
+        Machine {
+            costs: PLAIN,
+            cpus,
+            devices: Devices::Modelled,
+        }
+    }
+
+    /// So many threads that repeat one operation, with this many lines and locks.
+    fn trace(threads: usize, operation: &[Step], lines: usize, locks: usize) -> Trace {
+        Trace {
+            threads: vec![vec![operation.to_vec()]; threads],
+            cycle: 200 * threads as u64,
+            lines: vec![Named::default(); lines],
+            locks: vec![Named::default(); locks],
+            ..Trace::default()
+        }
+    }
+
+    /// Operations a second.
+    fn rate(trace: &Trace, machine: &Machine) -> f64 {
+        simulate(trace, machine).rate
+    }
+
+    fn close(value: f64, expected: f64) {
+        let off = (value / expected - 1.0).abs();
+        assert!(off < 0.02, "{value} and not {expected}");
+    }
+
+    #[test]
+    fn private_work_is_linear() {
+        for threads in [1, 2, 40, 128] {
+            let trace = trace(threads, &[Step::Compute(ns(1000))], 0, 0);
+            close(rate(&trace, &machine(threads)), threads as f64 * 1e6);
+        }
+    }
+
+    #[test]
+    fn one_lock_bounds_all_by_hold_and_hand_off() {
+        let operation = [
+            Step::Compute(ns(500)),
+            Step::Lock {
+                lock: 0,
+                line: PRIVATE,
+                exclusive: true,
+            },
+            Step::Compute(ns(1000)),
+            Step::Unlock {
+                lock: 0,
+                line: PRIVATE,
+            },
+        ];
+        close(rate(&trace(1, &operation, 0, 1), &machine(1)), 1e9 / 1500.0);
+        for threads in [4, 40] {
+            let trace = trace(threads, &operation, 0, 1);
+            // A hand-off is two lines.
+            close(rate(&trace, &machine(threads)), 1e9 / 1200.0);
+        }
+        // Those that have waited too long are asleep.
+        let mut sleepers = machine(40);
+        sleepers.costs.spin = 0;
+        close(rate(&trace(40, &operation, 0, 1), &sleepers), 1e9 / 6200.0);
+    }
+
+    #[test]
+    fn sharers_of_a_lock_do_not_wait_for_each_other() {
+        let operation = [
+            Step::Lock {
+                lock: 0,
+                line: PRIVATE,
+                exclusive: false,
+            },
+            Step::Compute(ns(1000)),
+            Step::Unlock {
+                lock: 0,
+                line: PRIVATE,
+            },
+        ];
+        close(rate(&trace(16, &operation, 0, 1), &machine(16)), 16e6);
+    }
+
+    #[test]
+    fn a_line_that_all_write_is_handed_on_one_after_the_other() {
+        let operation = [Step::Compute(ns(1000)), Step::Write(0)];
+        close(rate(&trace(1, &operation, 1, 0), &machine(1)), 1e6);
+        close(rate(&trace(2, &operation, 1, 0), &machine(2)), 2e9 / 1100.0);
+        close(
+            rate(&trace(64, &operation, 1, 0), &machine(64)),
+            1e9 / 100.0,
+        );
+        // Over two sockets some transfers are far.
+        let mut two = machine(64);
+        two.costs.socket_cores = 32;
+        let far = rate(&trace(64, &operation, 1, 0), &two);
+        assert!((1e9 / 300.0..1e9 / 100.0).contains(&far), "{far}");
+    }
+
+    #[test]
+    fn a_line_that_all_read_costs_nothing_until_it_is_written() {
+        let operation = [Step::Compute(ns(1000)), Step::Read(0)];
+        let read = trace(32, &operation, 1, 0);
+        close(rate(&read, &machine(32)), 32e6);
+        let mut written = read.clone();
+        written.threads[0] = vec![vec![Step::Compute(ns(1000)), Step::Write(0)]];
+        let outcome = simulate(&written, &machine(32));
+        assert!(outcome.rate < 31.9e6 * 0.95, "{}", outcome.rate);
+        assert!(outcome.spent.transfers[0] > 0);
+    }
+
+    #[test]
+    fn the_background_takes_cores_and_holds_operations_up() {
+        // 100 operations of 1 µs make 100 µs of work that one thread does.
+        let mut busy = trace(1, &[Step::Compute(ns(1000))], 0, 0);
+        busy.cycle = 100;
+        let work = |ns_all| Job {
+            before: vec![Step::Compute(ns(ns_all))],
+            ..Job::default()
+        };
+        busy.jobs = vec![work(100_000)];
+        // On one core both take turns; with another core neither waits.
+        close(rate(&busy, &machine(1)), 0.5e6);
+        close(rate(&busy, &machine(2)), 1e6);
+        // Eight cores make work for eight threads, but one does it all.
+        let mut many = trace(8, &[Step::Compute(ns(1000))], 0, 0);
+        many.cycle = 800;
+        many.jobs = vec![work(800_000)];
+        close(rate(&many, &machine(8)), 1e6);
+        // In parts it is spread, and only takes its share.
+        let parts = vec![vec![Step::Compute(ns(1000))]; 800];
+        many.jobs = vec![Job {
+            parts,
+            ..Job::default()
+        }];
+        close(rate(&many, &machine(8)), 4e6);
+    }
+
+    #[test]
+    fn devices_bound_what_makes_bytes_for_them() {
+        let mut writing = trace(16, &[Step::Compute(ns(1000))], 0, 0);
+        // 1000 bytes an operation, at 1 GB/s.
+        writing.cycle = 1600;
+        let device = Step::Device {
+            bytes: 1_600_000,
+            here: 0,
+        };
+        writing.jobs = vec![Job {
+            before: vec![device],
+            ..Job::default()
+        }];
+        let outcome = simulate(&writing, &machine(16));
+        close(outcome.rate, 1e6);
+        close(outcome.device_busy, 1.0);
+    }
+}

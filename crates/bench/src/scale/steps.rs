@@ -1,0 +1,601 @@
+//! From what a recorder stored to what the model replays.
+//!
+//! One real thread plays all logical threads, one after the other, each on a CPU of its own as far
+//! as the code can tell; so what two logical threads touch both, at whatever address, is shared,
+//! and nothing else is.
+//!
+//! 1. A line, or a lock, is what lies at an address from the moment something counted is put
+//!    there until something else is.
+//! 2. Of lines the steps name those alone that at least two threads touch and one writes; of locks
+//!    those that at least two threads take. What the rest costs is in the time between steps.
+//! 3. The time between two steps is what passed, less what storing an event takes, less what a
+//!    device took. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
+//!    counts as much as what usually passes there.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use base::trace::{Event, Kind};
+
+use super::costs::Time;
+use super::names::Site;
+
+/// Longer than an operation takes between two events, and no longer than a time slice.
+const INTERRUPTION_NS: f64 = 20_000.0;
+const LINE_BYTES: usize = 64;
+
+/// What a thread does next. Numbers of lines and locks are those of [`Trace`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Compute(Time),
+    Read(u32),
+    Write(u32),
+    Lock {
+        lock: u32,
+        line: u32,
+        exclusive: bool,
+    },
+    Unlock {
+        lock: u32,
+        line: u32,
+    },
+    /// `here` is how long this machine's devices took.
+    Device {
+        bytes: u64,
+        here: Time,
+    },
+}
+
+/// A line that only one thread touches, as a lock's.
+pub const PRIVATE: u32 = u32::MAX;
+
+/// Work in the background that a number of operations make.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    pub before: Vec<Step>,
+    /// Parts that many threads do at once.
+    pub parts: Vec<Vec<Step>>,
+    pub after: Vec<Step>,
+}
+
+/// What the model replays.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// Of each thread its operations.
+    pub threads: Vec<Vec<Vec<Step>>>,
+    /// Each by a thread of its own.
+    pub jobs: Vec<Job>,
+    /// Operations that make each of the jobs once.
+    pub cycle: u64,
+    pub lines: Vec<Named>,
+    pub locks: Vec<Named>,
+    /// Pauses that were not counted.
+    pub interruptions: u64,
+}
+
+/// A shared line or lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    /// By operations, in the recording.
+    pub writes: u64,
+}
+
+/// Whose events they are, in the order in which they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// An operation of this thread.
+    Thread(usize),
+    /// The job of this number.
+    Job(usize),
+}
+
+/// One operation's, or one job's, events.
+#[derive(Debug)]
+pub struct Span {
+    pub owner: Owner,
+    /// When it began.
+    pub begin: u64,
+    pub events: Vec<Event>,
+    pub end: u64,
+    /// At most this much of its time, devices aside, was the processor's; in nanoseconds.
+    pub cpu_ns: Option<f64>,
+}
+
+/// How ticks become time.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub ns_per_tick: f64,
+    /// What storing an event takes.
+    pub event_ns: f64,
+}
+
+/// A step with a line or a lock that may turn out private.
+enum Raw {
+    Compute(f64),
+    Touch {
+        line: u32,
+        write: bool,
+    },
+    Lock {
+        lock: u32,
+        line: u32,
+        exclusive: bool,
+    },
+    Unlock {
+        lock: u32,
+        line: u32,
+    },
+    Device {
+        bytes: u64,
+        ns: f64,
+    },
+    Mark(&'static str),
+}
+
+/// What is known of a line or a lock.
+#[derive(Default)]
+struct Known {
+    /// The first to touch it; `None` before.
+    first: Option<Owner>,
+    shared: bool,
+    written: bool,
+    writes: u64,
+    sites: HashMap<Site, u64>,
+}
+
+impl Known {
+    fn touch(&mut self, owner: Owner, write: bool, site: Site) {
+        match self.first {
+            None => self.first = Some(owner),
+            Some(first) => self.shared |= first != owner,
+        }
+        self.written |= write;
+        if write && matches!(owner, Owner::Thread(_)) {
+            self.writes += 1;
+            *self.sites.entry(site).or_default() += 1;
+        }
+    }
+
+    fn named(&self) -> Named {
+        let most = self
+            .sites
+            .iter()
+            .max_by_key(|(site, count)| (**count, **site));
+        Named {
+            name: most.map_or_else(|| "background".to_owned(), |(site, _)| site.name()),
+            writes: self.writes,
+        }
+    }
+}
+
+/// Invariant 1.
+#[derive(Default)]
+struct Places {
+    lines: HashMap<usize, u32>,
+    locks: HashMap<usize, u32>,
+    known_lines: Vec<Known>,
+    known_locks: Vec<Known>,
+}
+
+fn number(map: &mut HashMap<usize, u32>, known: &mut Vec<Known>, place: usize) -> u32 {
+    *map.entry(place).or_insert_with(|| {
+        known.push(Known::default());
+        known.len() as u32 - 1
+    })
+}
+
+impl Places {
+    fn line(&mut self, address: usize) -> u32 {
+        let place = address / LINE_BYTES;
+        number(&mut self.lines, &mut self.known_lines, place)
+    }
+
+    fn lock(&mut self, address: usize) -> u32 {
+        number(&mut self.locks, &mut self.known_locks, address)
+    }
+
+    fn born(&mut self, address: usize, bytes: usize) {
+        for line in address / LINE_BYTES..(address + bytes).div_ceil(LINE_BYTES) {
+            self.lines.remove(&line);
+        }
+        // A lock is never smaller than its alignment; most of these are not there.
+        for place in address..address + bytes {
+            self.locks.remove(&place);
+        }
+    }
+}
+
+/// Usual time before an event at a site.
+fn usual(spans: &[Span], scale: Scale) -> HashMap<Site, f64> {
+    let mut sums: HashMap<Site, (f64, u64)> = HashMap::new();
+    for span in spans {
+        let mut last = span.begin;
+        for event in &span.events {
+            let passed = (event.tick - last) as f64 * scale.ns_per_tick;
+            last = event.tick;
+            if passed < INTERRUPTION_NS {
+                let sum = sums.entry(Site::of(event)).or_default();
+                *sum = (sum.0 + passed, sum.1 + 1);
+            }
+        }
+    }
+    let mean = |(site, (sum, count))| (site, sum / count as f64);
+    sums.into_iter().map(mean).collect()
+}
+
+/// Makes steps of everything that was recorded, in the order in which it came.
+pub fn steps(spans: &[Span], threads: usize, cycle: u64, scale: Scale) -> Trace {
+    let usual = usual(spans, scale);
+    let mut places = Places::default();
+    let mut interruptions = 0;
+    let mut raw: Vec<Vec<Raw>> = Vec::with_capacity(spans.len());
+    for span in spans {
+        raw.push(raw_steps(
+            span,
+            scale,
+            &usual,
+            &mut places,
+            &mut interruptions,
+        ));
+    }
+    let line_numbers = renumber(&places.known_lines, |known| known.shared && known.written);
+    let lock_numbers = renumber(&places.known_locks, |known| known.shared);
+    let mut trace = Trace {
+        threads: vec![Vec::new(); threads],
+        cycle,
+        interruptions,
+        ..Trace::default()
+    };
+    let named = |known: &[Known], numbers: &[u32]| {
+        let shared = known.iter().zip(numbers);
+        let shared = shared.filter(|(_, number)| **number != PRIVATE);
+        shared.map(|(known, _)| known.named()).collect()
+    };
+    trace.lines = named(&places.known_lines, &line_numbers);
+    trace.locks = named(&places.known_locks, &lock_numbers);
+    let mut jobs: BTreeMap<usize, Job> = BTreeMap::new();
+    for (span, raw) in spans.iter().zip(&raw) {
+        match span.owner {
+            Owner::Thread(thread) => {
+                trace.threads[thread].push(lower(raw, &line_numbers, &lock_numbers));
+            }
+            Owner::Job(number) => {
+                jobs.insert(number, job(raw, &line_numbers, &lock_numbers));
+            }
+        }
+    }
+    trace.jobs = jobs.into_values().collect();
+    trace
+}
+
+fn renumber(known: &[Known], keep: impl Fn(&Known) -> bool) -> Vec<u32> {
+    let mut next = 0;
+    let number = |known: &Known| match keep(known) {
+        true => {
+            next += 1;
+            next - 1
+        }
+        false => PRIVATE,
+    };
+    known.iter().map(number).collect()
+}
+
+fn raw_steps(
+    span: &Span,
+    scale: Scale,
+    usual: &HashMap<Site, f64>,
+    places: &mut Places,
+    interruptions: &mut u64,
+) -> Vec<Raw> {
+    let mut raw = Vec::with_capacity(span.events.len() * 2);
+    let (mut last, mut waiting) = (span.begin, None);
+    let operation = matches!(span.owner, Owner::Thread(_));
+    let mut taken: HashSet<u32> = HashSet::new();
+    for event in &span.events {
+        let mut passed = (event.tick - last) as f64 * scale.ns_per_tick;
+        last = event.tick;
+        let site = Site::of(event);
+        if operation && waiting.is_none() && passed >= INTERRUPTION_NS {
+            *interruptions += 1;
+            passed = usual.get(&site).copied().unwrap_or(0.0);
+        }
+        let compute = (passed - scale.event_ns).max(0.0);
+        match &mut waiting {
+            Some((_, ns)) => *ns += compute,
+            None => raw.push(Raw::Compute(compute)),
+        }
+        let write = event.kind != Kind::Read;
+        match event.kind {
+            Kind::Read | Kind::Write => {
+                let line = places.line(event.address);
+                places.known_lines[line as usize].touch(span.owner, write, site);
+                raw.push(Raw::Touch { line, write });
+            }
+            Kind::LockExclusive | Kind::LockShared => {
+                let exclusive = event.kind == Kind::LockExclusive;
+                let (line, lock) = (places.line(event.address), places.lock(event.address));
+                places.known_lines[line as usize].touch(span.owner, true, site);
+                places.known_locks[lock as usize].touch(span.owner, true, site);
+                taken.insert(lock);
+                raw.push(Raw::Lock {
+                    lock,
+                    line,
+                    exclusive,
+                });
+            }
+            Kind::Unlock => {
+                let (line, lock) = (places.line(event.address), places.lock(event.address));
+                // One that was taken before the recording began.
+                if taken.remove(&lock) {
+                    raw.push(Raw::Unlock { lock, line });
+                }
+            }
+            Kind::Born => places.born(event.address, event.line as usize),
+            Kind::DeviceBegin => waiting = Some((event.address as u64, 0.0)),
+            Kind::DeviceEnd => {
+                if let Some((bytes, ns)) = waiting.take() {
+                    raw.push(Raw::Device { bytes, ns });
+                }
+            }
+            Kind::Mark => raw.push(Raw::Mark(event.name)),
+            Kind::Note => {}
+        }
+    }
+    let rest = (span.end - last) as f64 * scale.ns_per_tick;
+    if !operation || rest < INTERRUPTION_NS {
+        raw.push(Raw::Compute((rest - scale.event_ns).max(0.0)));
+    }
+    if let Some(cpu_ns) = span.cpu_ns {
+        shrink(&mut raw, cpu_ns);
+    }
+    raw
+}
+
+/// Takes from the time between steps what cannot have been the processor's.
+fn shrink(raw: &mut [Raw], cpu_ns: f64) {
+    let spent = |raw: &Raw| match raw {
+        Raw::Compute(ns) => *ns,
+        _ => 0.0,
+    };
+    let total: f64 = raw.iter().map(spent).sum();
+    if total <= cpu_ns {
+        return;
+    }
+    for step in raw {
+        if let Raw::Compute(ns) = step {
+            *ns *= cpu_ns / total;
+        }
+    }
+}
+
+/// Invariant 2.
+fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut compute = 0.0;
+    for step in raw {
+        let step = match *step {
+            Raw::Compute(ns) => {
+                compute += ns;
+                continue;
+            }
+            Raw::Mark(_) => continue,
+            Raw::Touch { line, write } => match (lines[line as usize], write) {
+                (PRIVATE, _) => continue,
+                (line, true) => Step::Write(line),
+                (line, false) => Step::Read(line),
+            },
+            Raw::Lock {
+                lock,
+                line,
+                exclusive,
+            } => match (locks[lock as usize], lines[line as usize]) {
+                (PRIVATE, PRIVATE) => continue,
+                (PRIVATE, line) => Step::Write(line),
+                (lock, line) => Step::Lock {
+                    lock,
+                    line,
+                    exclusive,
+                },
+            },
+            Raw::Unlock { lock, line } => match (locks[lock as usize], lines[line as usize]) {
+                (PRIVATE, PRIVATE) => continue,
+                (PRIVATE, line) => Step::Write(line),
+                (lock, line) => Step::Unlock { lock, line },
+            },
+            Raw::Device { bytes, ns } => Step::Device {
+                bytes,
+                here: picoseconds(ns),
+            },
+        };
+        flush(&mut steps, &mut compute);
+        steps.push(step);
+    }
+    flush(&mut steps, &mut compute);
+    steps
+}
+
+fn flush(steps: &mut Vec<Step>, compute: &mut f64) {
+    let time = picoseconds(std::mem::take(compute));
+    if time > 0 {
+        steps.push(Step::Compute(time));
+    }
+}
+
+fn picoseconds(ns: f64) -> Time {
+    (ns * 1000.0).round() as Time
+}
+
+/// Cuts a job at its marks: each `capture` begins a part, `captured` what follows them all.
+fn job(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Job {
+    let is = |raw: &Raw, part| matches!(raw, Raw::Mark(name) if *name == part);
+    let cut = |from: usize, to: usize| lower(&raw[from..to], lines, locks);
+    let starts: Vec<usize> = (0..raw.len()).filter(|&i| is(&raw[i], "capture")).collect();
+    let (Some(&first), Some(end)) = (
+        starts.first(),
+        raw.iter().position(|step| is(step, "captured")),
+    ) else {
+        return Job {
+            before: cut(0, raw.len()),
+            ..Job::default()
+        };
+    };
+    let ends = starts.iter().skip(1).copied().chain([end]);
+    Job {
+        before: cut(0, first),
+        parts: starts
+            .iter()
+            .zip(ends)
+            .map(|(&from, to)| cut(from, to))
+            .collect(),
+        after: cut(end, raw.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(tick: u64, kind: Kind, address: usize, name: &'static str) -> Event {
+        Event {
+            tick,
+            address,
+            name,
+            line: 0,
+            kind,
+        }
+    }
+
+    fn span(owner: Owner, events: Vec<Event>) -> Span {
+        let begin = events.first().map_or(0, |event| event.tick - 10);
+        let end = events.last().map_or(0, |event| event.tick + 10);
+        Span {
+            owner,
+            begin,
+            events,
+            end,
+            cpu_ns: None,
+        }
+    }
+
+    const PLAIN: Scale = Scale {
+        ns_per_tick: 1.0,
+        event_ns: 0.0,
+    };
+
+    #[test]
+    fn lines_of_one_thread_vanish_and_those_of_two_stay() {
+        use Kind::*;
+        let of = |thread, own, at: u64| {
+            let events = vec![
+                event(at + 10, Write, own, "own"),
+                event(at + 20, Write, 0x1000, "common"),
+                event(at + 30, Read, 0x2000, "read only"),
+            ];
+            span(Owner::Thread(thread), events)
+        };
+        let trace = steps(&[of(0, 0x3000, 0), of(1, 0x4000, 100)], 2, 2, PLAIN);
+        let expected = vec![Step::Compute(20_000), Step::Write(0), Step::Compute(20_000)];
+        assert_eq!(trace.threads, [vec![expected.clone()], vec![expected]]);
+        assert_eq!(trace.lines.len(), 1);
+        assert_eq!(
+            (trace.lines[0].name.as_str(), trace.lines[0].writes),
+            ("common", 2)
+        );
+    }
+
+    #[test]
+    fn two_locks_on_one_line_share_the_line_and_no_lock() {
+        use Kind::*;
+        let of = |thread: usize, at: u64| {
+            let lock = 0x1000 + 8 * thread;
+            let events = vec![
+                event(at + 10, LockExclusive, lock, "lease"),
+                event(at + 30, Unlock, lock, ""),
+            ];
+            span(Owner::Thread(thread), events)
+        };
+        let trace = steps(&[of(0, 0), of(1, 100)], 2, 2, PLAIN);
+        assert!(trace.locks.is_empty());
+        let step = &trace.threads[0][0];
+        assert!(matches!(step[1], Step::Write(0)) && matches!(step[3], Step::Write(0)));
+    }
+
+    #[test]
+    fn what_is_put_in_an_old_place_is_something_else() {
+        use Kind::*;
+        let of = |thread, at: u64, born: bool| {
+            let mut events = vec![event(at + 20, Write, 0x1000, "count")];
+            if born {
+                let mut birth = event(at + 10, Born, 0x1000, "");
+                birth.line = 64;
+                events.insert(0, birth);
+            }
+            span(Owner::Thread(thread), events)
+        };
+        assert!(
+            steps(&[of(0, 0, false), of(1, 100, true)], 2, 2, PLAIN)
+                .lines
+                .is_empty()
+        );
+        assert_eq!(
+            steps(&[of(0, 0, true), of(1, 100, false)], 2, 2, PLAIN)
+                .lines
+                .len(),
+            1
+        );
+    }
+
+    #[test]
+    fn pauses_count_as_what_is_usual_and_events_cost_nothing() {
+        use Kind::*;
+        let of = |thread, at: u64, length: u64| {
+            let events = vec![
+                event(at + 10, Write, 0x1000, "a"),
+                event(at + 10 + length, Write, 0x1000, "b"),
+            ];
+            span(Owner::Thread(thread), events)
+        };
+        let scale = Scale {
+            ns_per_tick: 1.0,
+            event_ns: 5.0,
+        };
+        let spans = [of(0, 0, 45), of(1, 100, 1_000_000)];
+        let trace = steps(&spans, 2, 2, scale);
+        assert_eq!(trace.interruptions, 1);
+        assert_eq!(trace.threads[0][0], trace.threads[1][0]);
+        assert_eq!(trace.threads[1][0][2], Step::Compute(40_000));
+    }
+
+    #[test]
+    fn devices_are_no_processor_time_and_jobs_are_cut_at_marks() {
+        use Kind::*;
+        let events = vec![
+            event(100, DeviceBegin, 4096, ""),
+            event(600, DeviceEnd, 0, ""),
+            event(610, Mark, 0, "capture"),
+            event(630, Mark, 0, "capture"),
+            event(650, Mark, 0, "captured"),
+        ];
+        let mut job = span(Owner::Job(0), events);
+        job.end = 680;
+        let trace = steps(&[job], 0, 1, PLAIN);
+        let device = Step::Device {
+            bytes: 4096,
+            here: 500_000,
+        };
+        let expected = Job {
+            before: vec![Step::Compute(10_000), device, Step::Compute(10_000)],
+            parts: vec![vec![Step::Compute(20_000)], vec![Step::Compute(20_000)]],
+            after: vec![Step::Compute(30_000)],
+        };
+        assert_eq!(trace.jobs, [expected]);
+    }
+
+    #[test]
+    fn a_job_takes_no_longer_than_the_processor_worked() {
+        let mut job = span(Owner::Job(0), vec![event(100, Kind::Mark, 0, "x")]);
+        (job.end, job.cpu_ns) = (1090, Some(100.0));
+        let trace = steps(&[job], 0, 1, PLAIN);
+        assert_eq!(trace.jobs[0].before, [Step::Compute(100_000)]);
+    }
+}
