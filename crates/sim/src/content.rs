@@ -17,6 +17,85 @@ pub const SECTOR: usize = device::sim::SECTOR;
 /// then does a cut to nothing wait for the new content.
 const REPLACED_PAGES_MAX: usize = 15;
 
+/// Versions of a file, oldest first, numbered from the first that there ever was. There always
+/// is one.
+#[derive(Clone, Debug)]
+pub struct Versions<T> {
+    /// Number of the first of `kept`.
+    first: usize,
+    kept: Vec<T>,
+}
+
+impl<T> Versions<T> {
+    pub fn new(version: T) -> Versions<T> {
+        Versions {
+            first: 0,
+            kept: vec![version],
+        }
+    }
+
+    pub fn push(&mut self, version: T) {
+        self.kept.push(version);
+    }
+
+    pub fn first(&self) -> &T {
+        &self.kept[0]
+    }
+
+    pub fn last(&self) -> &T {
+        self.kept.last().expect("a file has a version")
+    }
+
+    /// The number of the newest.
+    pub fn number(&self) -> usize {
+        self.first + self.kept.len() - 1
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
+        self.kept.iter()
+    }
+
+    /// Those with this number or a larger one.
+    pub fn from(&self, number: usize) -> impl Iterator<Item = &T> {
+        self.kept.iter().skip(number.saturating_sub(self.first))
+    }
+
+    /// At least the numbered version is durable, or the newest.
+    pub fn forget_before(&mut self, number: usize) {
+        let number = number.clamp(self.first, self.number());
+        self.kept.drain(..number - self.first);
+        self.first = number;
+    }
+}
+
+/// Checks what was found against the sizes that a file may have had, and sector by sector: `holds`
+/// is given a sector's number and bytes, and says whether they can be there.
+pub fn explain(
+    found: &[u8],
+    sizes: impl Iterator<Item = usize> + Clone,
+    holds: impl Fn(usize, &[u8]) -> bool,
+) -> Result<(), String> {
+    let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max()) else {
+        return Err("no version is left".into());
+    };
+    if !(least..=most).contains(&found.len()) {
+        return Err(format!(
+            "{} bytes where {least} to {most} are possible",
+            found.len()
+        ));
+    }
+    for (i, sector) in found.chunks(SECTOR).enumerate() {
+        if !holds(i, sector) {
+            return Err(format!(
+                "sector {i} of {} holds what nothing wrote there: {:02x?}…",
+                found.len().div_ceil(SECTOR),
+                &sector[..sector.len().min(16)],
+            ));
+        }
+    }
+    Ok(())
+}
+
 #[derive(Clone, Debug)]
 struct Version {
     bytes: Arc<Vec<u8>>,
@@ -28,9 +107,7 @@ struct Version {
 /// The contents of one file since it was last durable.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// Number of the first version.
-    first: usize,
-    versions: Vec<Version>,
+    versions: Versions<Version>,
     /// Content in memory that replaces all of `versions` in one step later.
     pending: Option<Arc<Vec<u8>>>,
     life: u32,
@@ -45,25 +122,20 @@ impl History {
             cut: false,
         };
         History {
-            first: 0,
-            versions: vec![version],
+            versions: Versions::new(version),
             pending: None,
             life: 0,
         }
     }
 
-    fn last(&self) -> &Version {
-        self.versions.last().expect("a file has some content")
-    }
-
     /// What a read shows now.
     pub fn now(&self) -> &Arc<Vec<u8>> {
-        self.pending.as_ref().unwrap_or(&self.last().bytes)
+        self.pending.as_ref().unwrap_or(&self.versions.last().bytes)
     }
 
     /// The number of the newest version that may be on the devices.
     pub fn number(&self) -> usize {
-        self.first + self.versions.len() - 1
+        self.versions.number()
     }
 
     /// The content changes; `cut`: the file became shorter.
@@ -89,15 +161,15 @@ impl History {
             *pending = Arc::default();
             return;
         }
-        if self.last().bytes.is_empty() {
+        if self.versions.last().bytes.is_empty() {
             return;
         }
-        let this_life = self.versions.iter().filter(|v| v.life == self.life);
         let plain = |v: &Version| {
             let nothing = v.bytes.iter().all(|b| *b == 0) && !v.bytes.is_empty();
             !nothing && v.bytes.len() <= REPLACED_PAGES_MAX * 4096
         };
-        if strict && this_life.clone().all(plain) {
+        let all_plain = (self.versions.iter()).all(|v| v.life != self.life || plain(v));
+        if strict && all_plain {
             self.pending = Some(Arc::default());
         } else {
             self.push(Arc::default(), true);
@@ -115,22 +187,13 @@ impl History {
     /// What is there now is durable.
     pub fn durable(&mut self) {
         self.write_back();
-        self.forget_before(self.number());
-    }
-
-    /// At least the numbered version is durable.
-    pub fn forget_before(&mut self, number: usize) {
-        let drop = number
-            .saturating_sub(self.first)
-            .min(self.versions.len() - 1);
-        self.versions.drain(..drop);
-        self.first += drop;
+        self.versions.forget_before(self.number());
     }
 
     /// As it is once everything before the numbered version is gone.
     pub fn after(&self, number: usize) -> History {
         let mut copy = self.clone();
-        copy.forget_before(number);
+        copy.versions.forget_before(number);
         copy
     }
 
@@ -141,7 +204,7 @@ impl History {
 
     /// As `allows`, but for the pages for which `spared` holds.
     pub fn allows_but(&self, found: &[u8], spared: &dyn Fn(u64) -> bool) -> Result<(), String> {
-        let first = self.versions[0].life;
+        let first = self.versions.first().life;
         let mut complaint = String::new();
         for life in first..=self.life {
             match self.life_allows(life, found, spared) {
@@ -159,35 +222,17 @@ impl History {
         spared: &dyn Fn(u64) -> bool,
     ) -> Result<(), String> {
         let mine: Vec<&Version> = self.versions.iter().filter(|v| v.life == life).collect();
-        let sizes = mine.iter().map(|v| v.bytes.len());
-        let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max()) else {
-            return Err(format!("nothing of life {life} is left"));
-        };
-        if !(least..=most).contains(&found.len()) {
-            return Err(format!(
-                "{} bytes where {least} to {most} are possible",
-                found.len()
-            ));
-        }
         // Since a cut, whoever writes the last page writes zeros behind the new end, and the old
         // size may still be the one that is durable.
         let since_cut = mine.iter().skip(1).position(|v| v.cut);
         let zeros_from = since_cut.map_or(usize::MAX, |index| index + 1);
-        for (i, sector) in found.chunks(SECTOR).enumerate() {
-            let mut versions = mine.iter().enumerate();
+        let sizes = mine.iter().map(|v| v.bytes.len());
+        explain(found, sizes, |i, sector| {
             let holds = |(number, version): (usize, &&Version)| {
                 version.holds(i * SECTOR, sector, number >= zeros_from)
             };
-            let page = (i * SECTOR / BLOCK_SIZE) as u64;
-            if !versions.any(holds) && !spared(page) {
-                return Err(format!(
-                    "sector {i} of {} holds what nothing wrote there: {:02x?}…",
-                    found.len().div_ceil(SECTOR),
-                    &sector[..sector.len().min(16)],
-                ));
-            }
-        }
-        Ok(())
+            mine.iter().enumerate().any(holds) || spared((i * SECTOR / BLOCK_SIZE) as u64)
+        })
     }
 }
 

@@ -1,15 +1,13 @@
 //! What is known of each task's work: the entries after each of its operations, the versions of
 //! its files, and how much of both is surely durable.
 
+use crate::content::{SECTOR, Versions, explain};
 use base::sched;
 use base::sync::Mutex;
 use fs::Ino;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The unit of which a crash leaves one version or another, in bytes.
-const SECTOR: usize = device::sim::SECTOR;
 
 /// Where an entry is: the number of a common directory, and a name in it.
 pub(super) type Place = (usize, Vec<u8>);
@@ -34,53 +32,47 @@ pub(super) struct Entry {
 pub(super) type Entries = BTreeMap<Place, Entry>;
 
 /// What a file may hold: its versions since the one that is surely there.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct History {
-    pub first: usize,
-    pub versions: Vec<Vec<u8>>,
+    pub versions: Versions<Vec<u8>>,
     /// The newest version whose write has returned.
     pub written: usize,
 }
 
 impl History {
-    pub fn number(&self) -> usize {
-        self.first + self.versions.len() - 1
+    pub fn new(bytes: Vec<u8>) -> History {
+        History {
+            versions: Versions::new(bytes),
+            written: 0,
+        }
     }
 
     pub fn newest(&self) -> &Vec<u8> {
-        self.versions.last().expect("a file has a version")
+        self.versions.last()
     }
 
-    pub fn forget_before(&mut self, number: usize) {
-        let drop = number
-            .saturating_sub(self.first)
-            .min(self.versions.len() - 1);
-        self.versions.drain(..drop);
-        self.first += drop;
+    /// What a read may show that began when this was as in `before`, and ended now: the version
+    /// of that moment, the one before it, whose write may have been under way, and all since.
+    pub fn since(&self, before: &History) -> History {
+        let mut shown = before.clone();
+        shown
+            .versions
+            .forget_before(before.versions.number().saturating_sub(1));
+        for newer in self.versions.from(before.versions.number() + 1) {
+            shown.versions.push(newer.clone());
+        }
+        shown
     }
 
     pub fn allows(&self, found: &[u8]) -> Result<(), String> {
-        let sizes = || self.versions.iter().map(Vec::len);
-        let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
-        if !(least..=most).contains(&found.len()) {
-            return Err(format!("{} bytes, not {least} to {most}", found.len()));
-        }
-        for (i, sector) in found.chunks(SECTOR).enumerate() {
+        let sizes = self.versions.iter().map(Vec::len);
+        explain(found, sizes, |i, sector| {
+            let at = i * SECTOR;
             let fits = |version: &Vec<u8>| {
-                let at = i * SECTOR;
                 (0..sector.len()).all(|j| sector[j] == version.get(at + j).copied().unwrap_or(0))
             };
-            if !self.versions.iter().any(fits) {
-                let zero = sector.iter().all(|&b| b == 0);
-                let sizes: Vec<usize> = sizes().collect();
-                return Err(format!(
-                    "sector {i} of {} bytes holds what was never written there (zeros: {zero}; \
-                     sizes {sizes:?})",
-                    found.len()
-                ));
-            }
-        }
-        Ok(())
+            self.versions.iter().any(fits)
+        })
     }
 }
 
@@ -184,7 +176,7 @@ impl Known {
             ledger.durable(operations);
             for (id, number) in versions {
                 if let Some(history) = ledger.files.get_mut(&id) {
-                    history.forget_before(number);
+                    history.versions.forget_before(number);
                 }
             }
         }

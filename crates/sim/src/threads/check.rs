@@ -1,0 +1,114 @@
+//! What is compared with the ledgers after a power cut.
+
+use super::MARK;
+use super::ledger::{Entries, Entry, History, Kind, Known, Ledger};
+use crate::look::{content, list};
+use base::sync::{Mutex, rank};
+use fs::{FileSystem, Ino};
+use std::sync::atomic::AtomicU64;
+
+fn mark(fs: &FileSystem, ino: Ino) -> Option<(usize, u32)> {
+    match fs.getxattr(ino, MARK) {
+        Ok(value) => Some((value.len(), format::checksum(0, &value))),
+        Err(error) if error.errno() == libc::ENODATA => None,
+        Err(error) => panic!("attribute of {ino}: {error}"),
+    }
+}
+
+/// The entries in the common directories, by the task whose they are.
+fn look(fs: &FileSystem, dirs: &[Ino], tasks: usize) -> Vec<Entries> {
+    let mut found = vec![Entries::new(); tasks];
+    for (number, dir) in dirs.iter().enumerate() {
+        for (name, _) in list(fs, *dir).unwrap() {
+            let attr = fs.lookup(*dir, &name).unwrap();
+            let owner = (name[0] - b'0') as usize;
+            let kind = match attr.mode & libc::S_IFMT {
+                libc::S_IFDIR => Kind::Dir,
+                _ => Kind::File,
+            };
+            let entry = Entry {
+                ino: attr.ino,
+                generation: attr.generation,
+                kind,
+                mode: attr.mode & 0o7777,
+                links: attr.nlink,
+                mark: mark(fs, attr.ino),
+            };
+            found[owner].insert((number, name), entry);
+        }
+    }
+    found
+}
+
+/// Whether `found` is `state` with what a create that had not returned may have added.
+fn matches(state: &Entries, found: &Entries, newest: bool) -> bool {
+    if state == found {
+        return true;
+    }
+    let mut rest = found.clone();
+    rest.retain(|place, entry| state.get(place) != Some(entry));
+    newest && found.len() == state.len() + 1 && rest.len() == 1
+}
+
+/// Checks what a crash left and returns it as the new beginning.
+pub(super) fn check(fs: &FileSystem, dirs: &[Ino], mut known: Known) -> Known {
+    let found = look(fs, dirs, known.ledgers.len());
+    let mut prefixes = Vec::new();
+    for (task, (ledger, found)) in known.ledgers.iter().zip(&found).enumerate() {
+        let ledger = ledger.lock();
+        let last = ledger.states.len() - 1;
+        let fits = |i: &usize| matches(&ledger.states[*i], found, *i == last);
+        let fitting: Vec<usize> = (0..=last).filter(fits).collect();
+        let (Some(first), Some(last)) = (fitting.first(), fitting.last()) else {
+            panic!(
+                "task {task}: no prefix of operations {} to {} gives {found:#?}\nnewest {:#?}\noldest {:#?}",
+                ledger.before,
+                ledger.operations(),
+                ledger.now(),
+                ledger.states[0],
+            );
+        };
+        prefixes.push((ledger.spans[*first].called, *last));
+    }
+    for (task, ledger) in known.ledgers.iter().enumerate() {
+        let ledger = ledger.lock();
+        let (_, last) = prefixes[task];
+        for (other, (called, _)) in prefixes.iter().enumerate() {
+            if let Some(missing) = ledger.spans[last + 1..]
+                .iter()
+                .find(|s| s.returned < *called)
+            {
+                panic!(
+                    "task {task} lost an operation ({missing:?}) that returned before one of task {other} was called at {called}"
+                );
+            }
+        }
+    }
+    let ledgers = found
+        .into_iter()
+        .zip(std::mem::take(&mut known.ledgers))
+        .map(|(entries, old)| {
+            let old = old.into_inner();
+            let mut ledger = Ledger::new(entries.clone());
+            for entry in entries.values().filter(|e| e.kind == Kind::File) {
+                let id = (entry.ino, entry.generation);
+                let bytes = content(fs, entry.ino).unwrap();
+                let allowed = match old.files.get(&id) {
+                    Some(history) => history.allows(&bytes),
+                    // Created by a call that had not returned.
+                    None if bytes.is_empty() => Ok(()),
+                    None => Err("a file nobody wrote has bytes".to_owned()),
+                };
+                if let Err(what) = allowed {
+                    panic!("file {id:?}: {what}");
+                }
+                ledger.files.insert(id, History::new(bytes));
+            }
+            Mutex::new(rank::LEAF, ledger)
+        });
+    Known {
+        moment: AtomicU64::new(0),
+        ledgers: ledgers.collect(),
+        ..known
+    }
+}

@@ -1,0 +1,158 @@
+//! Rounds: an array is used by all tasks until its power goes, and looked at when it is back.
+
+use super::check::check;
+use super::ledger::{Entries, Known, Ledger};
+use super::tasks::Task;
+use super::{DIRS, JUGGLED, Outcome, Plan};
+use crate::world::{Image, Machine, Shape};
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use base::{sched, thread};
+use device::sim::Survival;
+use fs::{Caller, FileSystem, Ino, ROOT};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The array and the options that a seed asks for.
+fn shape(rng: &mut Rng) -> Shape {
+    let mut shape = Shape::small(rng.range(1, 4));
+    if rng.one_in(3) {
+        // Batches of one length, so that old ones lie where new ones end.
+        shape.logical_block = 4096;
+    }
+    let store = &mut shape.options.store;
+    store.background = true;
+    store.workers = rng.range(1, 4) as usize;
+    store.shards = rng.range(1, 5) as usize;
+    store.dirty_bytes = Some(*rng.pick(&[32 << 10, 256 << 10, 4 << 20]));
+    store.node_cache_bytes = *rng.pick(&[64 << 10, 16 << 20]);
+    shape.options.data.cache_bytes = *rng.pick(&[256 << 10, 8 << 20]);
+    if rng.one_in(2) {
+        // Few hashes: buckets split late, and names collide.
+        shape.options.hash_mask = Some(0xF << 60);
+    }
+    shape
+}
+
+/// Makes the directories that all tasks use.
+fn set_up(fs: &FileSystem, known: &mut Known) -> Result<Vec<Ino>, fs::Error> {
+    let who = Caller::root();
+    for i in 0..JUGGLED {
+        let name = format!("j{i}");
+        let made = fs.mkdir(&who, ROOT, name.as_bytes(), 0o755)?;
+        known.juggled.push(made.ino);
+    }
+    let make = |i| {
+        let name = format!("dir{i}");
+        Ok(fs.mkdir(&who, ROOT, name.as_bytes(), 0o755)?.ino)
+    };
+    let dirs = (0..DIRS).map(make).collect();
+    fs.sync()?;
+    dirs
+}
+
+/// When the power goes.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// After so many operations of the devices.
+    After(u64),
+    /// So many operations after a checkpoint record begins to be written, the one after so
+    /// many others: that is when a checkpoint decides what counts.
+    AtRecord(u64, u64),
+}
+
+/// Lets all tasks work until the power goes.
+fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64, cut: Cut) -> u64 {
+    let what = format!("{} (order {order:#x})", plan.replay());
+    sched::run(&what, order, &machine.clock, || {
+        let fs = machine.open().expect("the array opens");
+        let switch = &machine.switch;
+        match cut {
+            Cut::After(operations) => switch.cut_after(operations),
+            Cut::AtRecord(skip, after) => {
+                let switch = Arc::clone(switch);
+                let cut = move || switch.cut_after(after);
+                machine.tap.interpose_at_label(skip, Box::new(cut));
+            }
+        }
+        thread::parallel(plan.tasks, |me| {
+            let mut task = Task {
+                me,
+                fs: &fs,
+                dirs,
+                known,
+                rng: Rng::new(order ^ (me as u64 + 1)),
+            };
+            for _ in 0..plan.steps {
+                if let Err(error) = task.step() {
+                    assert!(switch.is_cut(), "task {me}: {error}");
+                    return;
+                }
+            }
+        });
+        switch.cut_now();
+        assert!(fs.close().is_err(), "a file system closes without power");
+        sched::steps()
+    })
+}
+
+/// Runs a plan's rounds.
+pub(super) fn run(
+    plan: &Plan,
+    trail: Option<Arc<Mutex<Vec<String>>>>,
+    outcome: &mut Outcome,
+) -> Result<(), String> {
+    let mut rng = Rng::new(plan.seed);
+    let shape = shape(&mut rng);
+    let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
+    let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
+    let mut known = Known {
+        moment: AtomicU64::new(0),
+        trail,
+        names: *rng.pick(&[8, 40]),
+        name_len: *rng.pick(&[1, 180]),
+        mark_max: *rng.pick(&[100, 30_000]),
+        juggled: Vec::new(),
+        ledgers: (0..plan.tasks).map(|_| ledger()).collect(),
+    };
+    let setting_up = |machine: &Machine, known: &mut Known| {
+        sched::run("set-up", 1, &machine.clock, || {
+            let fs = machine.open()?;
+            let dirs = set_up(&fs, known)?;
+            fs.close()?;
+            Ok::<_, fs::Error>(dirs)
+        })
+    };
+    let dirs = setting_up(&machine, &mut known).map_err(|e| e.to_string())?;
+    for _ in 0..plan.cycles {
+        let most = *rng.pick(&[50, 400, 2500]);
+        let cut = match rng.one_in(2) {
+            true => Cut::After(rng.below(most)),
+            false => Cut::AtRecord(rng.below(8), rng.below(8)),
+        };
+        let order = rng.next_u64();
+        if let Some(trail) = &known.trail {
+            trail.lock().clear();
+        }
+        outcome.steps += work(plan, &machine, &dirs, &known, order, cut);
+        outcome.cuts += 1;
+        for device in &machine.devices {
+            outcome.trace = outcome.trace.rotate_left(1) ^ device.trace_hash();
+        }
+        let survival = *rng.pick(&Survival::ALL);
+        let now_ns = machine.now_ns();
+        let crashed = machine.cut(survival, &mut rng);
+        outcome.states.push(crashed.hash);
+        machine = Machine::after(&shape, crashed, now_ns);
+        machine.fsck()?;
+        let settled = sched::run("recovery", order, &machine.clock, || {
+            let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
+            let known = check(&fs, &dirs, known);
+            fs.close().map_err(|e| format!("close: {e}"))?;
+            Ok::<_, String>(known)
+        });
+        known = settled?;
+        machine.fsck()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,445 @@
+//! What the tasks do, and how each notes it in its ledger.
+
+use super::ledger::{Entries, Entry, History, Kind, Known, Ledger, Place, Span};
+use super::{DIRS, JUGGLED, MARK};
+use base::rng::Rng;
+use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+
+/// A task, while it works.
+pub(super) struct Task<'a> {
+    pub me: usize,
+    pub fs: &'a FileSystem,
+    pub dirs: &'a [Ino],
+    pub known: &'a Known,
+    pub rng: Rng,
+}
+
+impl Task<'_> {
+    fn ledger(&self) -> base::sync::MutexGuard<'_, Ledger> {
+        self.known.ledgers[self.me].lock()
+    }
+
+    fn place(&mut self) -> Place {
+        let number = self.rng.below(self.known.names);
+        let width = self.known.name_len;
+        let name = format!("{}-{number:0width$}", self.me);
+        (self.rng.below(DIRS as u64) as usize, name.into_bytes())
+    }
+
+    /// One of the task's files: where, and its entry.
+    fn file(&mut self) -> Option<(Place, Entry)> {
+        let entries = self.ledger().now().clone();
+        let files: Vec<_> = entries
+            .into_iter()
+            .filter(|(_, entry)| entry.kind == Kind::File)
+            .collect();
+        (!files.is_empty()).then(|| self.rng.pick(&files).clone())
+    }
+
+    /// Runs an operation that turns the entries into `next`: the state is there from the call
+    /// on, since a crash may find it done before it returns.
+    fn change(
+        &self,
+        next: Entries,
+        touched: &[Ino],
+        real: impl FnOnce() -> Result<(), fs::Error>,
+    ) -> Result<(), fs::Error> {
+        {
+            let mut ledger = self.ledger();
+            ledger.states.push(next);
+            let called = self.known.tick();
+            ledger.spans.push(Span {
+                called,
+                returned: u64::MAX,
+            });
+            ledger.pending = true;
+        }
+        real()?;
+        let mut ledger = self.ledger();
+        ledger.pending = false;
+        let number = ledger.operations();
+        ledger.spans.last_mut().expect("pushed above").returned = self.known.tick();
+        for ino in touched {
+            ledger.touched.insert(*ino, number);
+        }
+        Ok(())
+    }
+
+    fn create(&mut self, kind: Kind) -> Result<(), fs::Error> {
+        let place = self.place();
+        let entries = self.ledger().now().clone();
+        if entries.contains_key(&place) {
+            return Ok(());
+        }
+        let (dir, who) = (self.dirs[place.0], Caller::root());
+        // The inode number is known only afterwards: the state is filled in then. A crash
+        // before that leaves an entry that no state has; `unknown` allows it.
+        let called = {
+            let mut ledger = self.ledger();
+            ledger.pending = false;
+            self.known.tick()
+        };
+        let attr = match kind {
+            Kind::File => self
+                .fs
+                .mknod(&who, dir, &place.1, libc::S_IFREG | 0o644, 0)?,
+            Kind::Dir => self.fs.mkdir(&who, dir, &place.1, 0o755)?,
+        };
+        let entry = Entry {
+            ino: attr.ino,
+            generation: attr.generation,
+            kind,
+            mode: attr.mode & 0o7777,
+            links: attr.nlink,
+            mark: None,
+        };
+        let mut next = entries;
+        next.insert(place, entry);
+        let mut ledger = self.ledger();
+        ledger.states.push(next);
+        let returned = self.known.tick();
+        ledger.spans.push(Span { called, returned });
+        let number = ledger.operations();
+        ledger.touched.insert(attr.ino, number);
+        if kind == Kind::File {
+            let id = (attr.ino, attr.generation);
+            ledger.files.insert(id, History::new(Vec::new()));
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self) -> Result<(), fs::Error> {
+        let (from, to) = (self.place(), self.place());
+        let mut next = self.ledger().now().clone();
+        let (Some(moved), target) = (next.get(&from).cloned(), next.get(&to).cloned()) else {
+            return Ok(());
+        };
+        if let Some(target) = &target
+            && (target.kind != moved.kind || target.ino == moved.ino)
+        {
+            return Ok(());
+        }
+        let mut touched = vec![moved.ino];
+        if let Some(target) = target {
+            touched.push(target.ino);
+            unlink(&mut next, &target);
+        }
+        next.remove(&from);
+        next.insert(to.clone(), moved);
+        let who = Caller::root();
+        let (a, b) = (self.dirs[from.0], self.dirs[to.0]);
+        self.change(next, &touched, || {
+            self.fs.rename(&who, a, &from.1, b, &to.1, 0)
+        })
+    }
+
+    fn link(&mut self) -> Result<(), fs::Error> {
+        let to = self.place();
+        let Some((_, entry)) = self.file() else {
+            return Ok(());
+        };
+        let mut next = self.ledger().now().clone();
+        if next.contains_key(&to) {
+            return Ok(());
+        }
+        let ino = entry.ino;
+        next.insert(to.clone(), entry);
+        for entry in next.values_mut().filter(|e| e.ino == ino) {
+            entry.links += u32::from(entry.kind == Kind::File);
+        }
+        let links = next.values().filter(|e| e.ino == ino).count() as u32;
+        for entry in next.values_mut().filter(|e| e.ino == ino) {
+            entry.links = links;
+        }
+        let who = Caller::root();
+        let dir = self.dirs[to.0];
+        self.change(next, &[ino], || {
+            self.fs.link(&who, ino, dir, &to.1).map(|_| ())
+        })
+    }
+
+    fn remove(&mut self) -> Result<(), fs::Error> {
+        let place = self.place();
+        let mut next = self.ledger().now().clone();
+        let Some(entry) = next.remove(&place) else {
+            return Ok(());
+        };
+        unlink(&mut next, &entry);
+        let (who, dir) = (Caller::root(), self.dirs[place.0]);
+        self.change(next, &[entry.ino], || match entry.kind {
+            Kind::File => self.fs.unlink(&who, dir, &place.1),
+            Kind::Dir => self.fs.rmdir(&who, dir, &place.1),
+        })
+    }
+
+    fn chmod(&mut self) -> Result<(), fs::Error> {
+        let Some((_, entry)) = self.file() else {
+            return Ok(());
+        };
+        let mode = 0o600 + self.rng.below(0o177) as u32;
+        let mut next = self.ledger().now().clone();
+        for other in next.values_mut().filter(|e| e.ino == entry.ino) {
+            other.mode = mode;
+        }
+        let set = SetAttr {
+            mode: Some(mode),
+            ..SetAttr::default()
+        };
+        self.change(next, &[entry.ino], || {
+            self.fs
+                .setattr(&Caller::root(), entry.ino, &set)
+                .map(|_| ())
+        })
+    }
+
+    fn mark(&mut self) -> Result<(), fs::Error> {
+        let Some((_, entry)) = self.file() else {
+            return Ok(());
+        };
+        let mut value = vec![0; self.rng.below(self.known.mark_max) as usize];
+        self.rng.fill(&mut value);
+        let mut next = self.ledger().now().clone();
+        for other in next.values_mut().filter(|e| e.ino == entry.ino) {
+            other.mark = Some((value.len(), format::checksum(0, &value)));
+        }
+        self.change(next, &[entry.ino], || {
+            self.fs
+                .setxattr(&Caller::root(), entry.ino, MARK, &value, 0)
+        })
+    }
+
+    /// Moves one of the common directories into another.
+    fn juggle(&mut self) -> Result<(), fs::Error> {
+        let (what, into) = (self.rng.below(JUGGLED), self.rng.below(JUGGLED + 1));
+        let juggled = &self.known.juggled;
+        let into = *juggled.get(into as usize).unwrap_or(&ROOT);
+        let name = format!("j{what}").into_bytes();
+        // Wherever it is by now.
+        for from in juggled.iter().chain([&ROOT]) {
+            let moved = self
+                .fs
+                .rename(&Caller::root(), *from, &name, into, &name, 0);
+            match moved {
+                Err(error) if error.errno() == libc::ENOENT => {}
+                Err(error) if [libc::EINVAL, libc::ENOTEMPTY].contains(&error.errno()) => {
+                    return Ok(());
+                }
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), fs::Error> {
+        let Some((_, entry)) = self.file() else {
+            return Ok(());
+        };
+        let id = (entry.ino, entry.generation);
+        let file = self.fs.open_file(entry.ino, libc::O_RDWR)?;
+        let mut bytes = self.ledger().files[&id].newest().clone();
+        let most = *self.rng.pick(&[100, 3000, 20_000, 60_000]);
+        if self.rng.one_in(6) {
+            let cut = self.rng.below(bytes.len() as u64 * 5 / 4 + 1) as usize;
+            bytes.resize(cut, 0);
+            self.version(id, bytes);
+            self.known
+                .note(|| format!("task {}: truncate {id:?} to {cut}", self.me));
+            self.fs.truncate(&Caller::root(), entry.ino, cut as u64)?;
+            self.wrote(id);
+            return Ok(());
+        }
+        let mut data = vec![0; self.rng.below(most) as usize + 1];
+        self.rng.fill(&mut data);
+        let offset = match self.rng.below(3) {
+            0 => 0,
+            1 => bytes.len(),
+            _ => self.rng.below(most) as usize,
+        };
+        let offset = offset.min(150_000);
+        bytes.resize(bytes.len().max(offset + data.len()), 0);
+        bytes[offset..offset + data.len()].copy_from_slice(&data);
+        self.version(id, bytes);
+        self.known.note(|| {
+            let end = offset + data.len();
+            format!("task {}: write {id:?} at {offset} to {end}", self.me)
+        });
+        let mut done = 0;
+        while done < data.len() {
+            done += self
+                .fs
+                .write(&file, (offset + done) as u64, &data[done..])?;
+        }
+        self.wrote(id);
+        if self.rng.one_in(3) {
+            self.fsync(&file, &entry)?;
+        }
+        Ok(())
+    }
+
+    /// The write of the newest version has returned.
+    fn wrote(&self, id: (Ino, u64)) {
+        let mut ledger = self.ledger();
+        let history = ledger.files.get_mut(&id).expect("files have content");
+        history.written = history.versions.number();
+    }
+
+    fn version(&self, id: (Ino, u64), bytes: Vec<u8>) {
+        let mut ledger = self.ledger();
+        let history = ledger.files.get_mut(&id).expect("files have content");
+        history.versions.push(bytes);
+    }
+
+    fn fsync(&mut self, file: &OpenFile, entry: &Entry) -> Result<(), fs::Error> {
+        let id = (entry.ino, entry.generation);
+        self.known
+            .note(|| format!("task {}: fsync {id:?}", self.me));
+        let data_only = self.rng.one_in(3);
+        self.fs.fsync(file, data_only)?;
+        let mut ledger = self.ledger();
+        let history = ledger.files.get_mut(&id).expect("files have content");
+        history.versions.forget_before(history.versions.number());
+        if let (Some(operation), false) = (ledger.touched.get(&entry.ino).copied(), data_only) {
+            ledger.durable(operation);
+        }
+        Ok(())
+    }
+
+    /// Reads a file of any task: it holds one of the versions there were meanwhile.
+    fn read(&mut self) -> Result<(), fs::Error> {
+        let whose = self.rng.below(self.known.ledgers.len() as u64) as usize;
+        let ledger = self.known.ledgers[whose].lock();
+        let files: Vec<_> = ledger.files.keys().copied().collect();
+        drop(ledger);
+        if files.is_empty() {
+            return Ok(());
+        }
+        let id = *self.rng.pick(&files);
+        let file = match self.fs.open_file(id.0, libc::O_RDONLY) {
+            Ok(file) => file,
+            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ESTALE | libc::EISDIR) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        // A name that is looked up is no reference: the file may go at any moment.
+        let gone = |error: &fs::Error| error.errno() == libc::ESTALE;
+        match self.fs.getattr(id.0) {
+            Ok(attr) if attr.generation == id.1 => {}
+            Ok(_) => return Ok(()),
+            Err(error) if gone(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let before = self.known.ledgers[whose].lock().files[&id].clone();
+        self.known
+            .note(|| format!("task {}: read {id:?} of task {whose}", self.me));
+        let longest = before.versions.iter().map(Vec::len).max().unwrap_or(0);
+        let mut bytes = vec![0; longest + 100_000];
+        let len = match self.fs.read(&file, 0, &mut bytes) {
+            Err(error) if gone(&error) => return Ok(()),
+            done => done?,
+        };
+        match self.fs.getattr(id.0) {
+            // It was being deleted when it was opened, by number alone: what it held is going.
+            Err(error) if gone(&error) => return Ok(()),
+            other => other?,
+        };
+        let history = self.known.ledgers[whose].lock().files[&id].clone();
+        let history = history.since(&before);
+        if whose == self.me {
+            assert!(
+                bytes[..len] == **history.newest(),
+                "task {whose} reads its file {id:?}"
+            );
+        } else if let Err(what) = history.allows(&bytes[..len]) {
+            panic!("task {} reads file {id:?} of task {whose}: {what}", self.me);
+        }
+        Ok(())
+    }
+
+    /// Something with names that all tasks fight for: what comes of it need only be sound.
+    fn jostle(&mut self) -> Result<(), fs::Error> {
+        let (rng, who) = (&mut self.rng, Caller::root());
+        let name = |rng: &mut Rng| format!(".{}", rng.below(3)).into_bytes();
+        let (a, b) = (
+            self.dirs[rng.below(2) as usize],
+            self.dirs[rng.below(2) as usize],
+        );
+        let (from, to) = (name(rng), name(rng));
+        let outcome = match rng.below(8) {
+            0 | 1 => {
+                let mode = libc::S_IFREG | 0o644;
+                self.fs.mknod(&who, a, &from, mode, 0).map(|_| ())
+            }
+            2 => self.fs.unlink(&who, a, &from),
+            _ => self.fs.rename(&who, a, &from, b, &to, 0),
+        };
+        let lost = [libc::ENOENT, libc::EEXIST, libc::ESTALE, libc::EBUSY];
+        match outcome {
+            Err(error) if lost.contains(&error.errno()) => Ok(()),
+            other => other,
+        }
+    }
+
+    pub fn step(&mut self) -> Result<(), fs::Error> {
+        let what = self.rng.below(52);
+        self.known
+            .note(|| format!("task {}: {}", self.me, step_name(what)));
+        match what {
+            0..=7 => self.create(Kind::File),
+            8 => self.create(Kind::Dir),
+            9..=14 => self.rename(),
+            15..=17 => self.remove(),
+            18 => self.link(),
+            19..=20 => self.chmod(),
+            21..=30 => self.write(),
+            31..=33 => self.read(),
+            34..=35 => {
+                let Some((_, entry)) = self.file() else {
+                    return Ok(());
+                };
+                let file = self.fs.open_file(entry.ino, libc::O_RDWR)?;
+                self.fsync(&file, &entry)
+            }
+            36 => {
+                let covered = self.known.covered();
+                self.fs.sync()?;
+                self.known.cover(covered);
+                Ok(())
+            }
+            37 => Ok(self.fs.store().checkpoint()?),
+            38..=41 => self.mark(),
+            42..=43 => self.juggle(),
+            44..=49 => self.jostle(),
+            _ => self.fs.tick(),
+        }
+    }
+}
+
+fn step_name(step: u64) -> &'static str {
+    match step {
+        0..=7 => "create",
+        8 => "mkdir",
+        9..=14 => "rename",
+        15..=17 => "remove",
+        18 => "link",
+        19..=20 => "chmod",
+        21..=30 => "write",
+        31..=33 => "read",
+        34..=35 => "fsync",
+        36 => "sync",
+        37 => "checkpoint",
+        38..=41 => "setxattr",
+        42..=43 => "move a common directory",
+        44..=49 => "fight for a name",
+        _ => "tick",
+    }
+}
+
+/// One name of an inode less.
+fn unlink(entries: &mut Entries, gone: &Entry) {
+    if gone.kind == Kind::File {
+        for entry in entries.values_mut().filter(|e| e.ino == gone.ino) {
+            entry.links -= 1;
+        }
+    }
+}
