@@ -11,8 +11,9 @@
 //! 6. free what only the old record reached, and move the journal's tail.
 //!
 //! Invariants:
-//! 1. A node is on a dirty list, or being captured, from its first change until the table
-//!    names an image of its newest version.
+//! 1. A node is on a dirty list, or being captured, from its first change until a durable record
+//!    reaches an image of its newest version: so it is in memory until then, and for good when the
+//!    checkpoint fails. What lies on the devices is older, and would not fit other nodes.
 //! 2. Whatever the last durable record reaches is not written over before step 6.
 //! 3. A failure at any step latches the store: the last durable record and the journal behind
 //!    it stay whole.
@@ -116,7 +117,6 @@ impl<C: Content> Store<C> {
         released: &[u32],
         report: &mut CheckpointReport,
     ) -> Result<(), Error> {
-        let sequence = state.sequence + 1;
         // Step 1.
         let (e0, anchor) = self.journal.close_and_commit()?;
         let dirty = self.take_dirty();
@@ -124,6 +124,25 @@ impl<C: Content> Store<C> {
         if dirty.is_empty() && released.is_empty() && state.clean && clean {
             return Ok(());
         }
+        let outcome = self.write_images(state, clean, released, report, (e0, anchor), &dirty);
+        if outcome.is_err() {
+            // Invariant 1.
+            self.dirty[0].lock().extend(dirty);
+        }
+        outcome
+    }
+
+    /// Steps 2 to 6.
+    fn write_images(
+        &self,
+        state: &mut CheckpointState,
+        clean: bool,
+        released: &[u32],
+        report: &mut CheckpointReport,
+        (e0, anchor): (u64, Anchor),
+        dirty: &[DirtyCell<C>],
+    ) -> Result<(), Error> {
+        let sequence = state.sequence + 1;
         // Step 2.
         let flush_failures = self.array.flush_failures();
         let (captured, bytes) = self.capture(dirty, sequence)?;
@@ -216,7 +235,7 @@ impl<C: Content> Store<C> {
     /// segment table's.
     fn capture(
         &self,
-        dirty: Vec<DirtyCell<C>>,
+        dirty: &[DirtyCell<C>],
         sequence: u64,
     ) -> Result<(Vec<Captured<C>>, u64), Error> {
         let workers = self.options.workers.min(dirty.len() / 256 + 1);
