@@ -136,6 +136,10 @@ canaries! {
     /// succeeds, although what they wrote may be lost. Needs a flush that fails once, after an
     /// overwrite in place.
     FailedFlushForgotten => "failed-flush-forgotten", Fault,
+    /// A failure that loses data is remembered by its file alone: a sync succeeds although nobody
+    /// was told, and what it should cover is gone after a cut. Needs a flush that fails for
+    /// somebody else than the one who syncs.
+    LossUntold => "loss-untold", Fault,
     /// A failed write of file data is taken for a good one: fsync returns, and the file holds what
     /// its blocks held before. Needs an error on a write to a data block.
     FailedWriteIgnored => "failed-write-ignored", Fault,

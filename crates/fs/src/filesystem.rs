@@ -188,18 +188,28 @@ impl FileSystem {
     }
 
     /// Writes everything back, and ends: after this the devices hold all of it, cleanly.
+    ///
+    /// # Errors
+    /// As those of [`sync`](Self::sync).
     pub fn close(&self) -> Result<(), Error> {
         self.files.stop();
+        let told = self.files.losses_told();
         let written = if self.store.read_only() {
             Ok(())
         } else {
             self.files.write_back_all()
         };
         self.store.close()?;
-        written
+        written.and(self.files.check_losses(told))
     }
 
     /// Everything done so far, data included, is durable when this returns.
+    ///
+    /// # Errors
+    /// What cannot be made durable now, and what was lost since the last sync that reported a
+    /// loss: data that could not be written until its file was closed, or that a device was
+    /// given and may not have when a flush fails. Each loss fails every sync that runs then, or
+    /// the next one; the file's own fsync reports it besides.
     pub fn sync(&self) -> Result<(), Error> {
         if self.store.read_only() {
             return match self.store.failed() {
@@ -207,9 +217,11 @@ impl FileSystem {
                 None => Ok(()),
             };
         }
-        self.files.write_back_all()?;
-        self.store.sync()?;
-        Ok(())
+        let told = self.files.losses_told();
+        let written = self.files.write_back_all();
+        let synced = written.and_then(|()| Ok(self.store.sync()?));
+        // Whoever is told of another failure is told of these with it.
+        synced.and(self.files.check_losses(told))
     }
 
     /// One step of background work: write-back that is due, coarse times.

@@ -120,6 +120,11 @@ impl Meta {
             reported: false,
         };
     }
+
+    /// Failures that whoever opens the file now does not report: somebody was told of them.
+    fn forgiven(&self) -> u64 {
+        self.failure.count - (self.failure.count > 0 && !self.failure.reported) as u64
+    }
 }
 
 /// A file in use.
@@ -175,6 +180,60 @@ impl FileState {
     pub(super) fn size(&self) -> u64 {
         self.meta.lock().size
     }
+
+    /// Failures that whoever opens the file now does not report.
+    pub(super) fn forgiven(&self) -> u64 {
+        self.meta.lock().forgiven()
+    }
+
+    /// Reports a failure beyond those forgiven.
+    pub(super) fn check_failure(&self, forgiven: u64) -> Result<(), Error> {
+        let mut meta = self.meta.lock();
+        if meta.failure.count > forgiven {
+            meta.failure.reported = true;
+            return Err(Error::WriteFailed {
+                ino: self.ino(),
+                why: meta.failure.why.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What was written and is lost, of all files. Invariant: a loss is noted before anything else
+/// hides it: before its pages are dropped, and before its file leaves the list of those to flush.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    count: u64,
+    /// Losses before the last sync that failed because of one.
+    told: u64,
+    /// The newest one.
+    ino: Ino,
+    why: String,
+}
+
+impl Losses {
+    pub fn note(&mut self, ino: Ino, why: &str) {
+        self.count += 1;
+        (self.ino, self.why) = (ino, why.to_owned());
+    }
+
+    /// Losses that a sync that begins now does not report.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// Reports a loss beyond those that had been told when the sync began.
+    pub fn check(&mut self, told: u64) -> Result<(), Error> {
+        if self.count <= told {
+            return Ok(());
+        }
+        self.told = self.count;
+        Err(Error::WriteFailed {
+            ino: self.ino,
+            why: self.why.clone(),
+        })
+    }
 }
 
 /// What `stat` must show in place of the inode's fields.
@@ -191,7 +250,8 @@ struct Shard {
     entries: HashMap<Ino, Entry>,
     /// References by the kernel, which may know millions of inodes: kept apart, and small.
     lookups: References,
-    /// Unlinked files that nobody refers to and that are being deleted: they open no more.
+    /// Unlinked files that nobody refers to and that are being deleted, or were in part: they open
+    /// no more.
     condemned: HashSet<FileKey>,
 }
 
@@ -343,7 +403,7 @@ impl FileTable {
         true
     }
 
-    /// The file is deleted, or its deletion failed.
+    /// The file is deleted.
     fn pardon(&self, key: FileKey) {
         self.shard(key.nid).lock().condemned.remove(&key);
     }
@@ -449,15 +509,7 @@ impl OpenFile {
 
     /// The failure that this handle must report, if any.
     pub(super) fn check_failure(&self) -> Result<(), Error> {
-        let mut meta = self.state.meta.lock();
-        if meta.failure.count > self.forgiven {
-            meta.failure.reported = true;
-            return Err(Error::WriteFailed {
-                ino: self.ino(),
-                why: meta.failure.why.clone(),
-            });
-        }
-        Ok(())
+        self.state.check_failure(self.forgiven)
     }
 }
 
@@ -488,11 +540,8 @@ impl Files {
             }
             return Err(error);
         }
-        let forgiven = {
-            let meta = state.meta.lock();
-            // A failure nobody was told of yet is this handle's to report.
-            meta.failure.count - (meta.failure.count > 0 && !meta.failure.reported) as u64
-        };
+        // A failure nobody was told of yet is this handle's to report.
+        let forgiven = state.forgiven();
         base::trace::shared(self);
         Ok(std::sync::Arc::new(OpenFile {
             files: std::sync::Arc::clone(self),
@@ -616,7 +665,7 @@ impl Files {
         })
     }
 
-    /// The inode is deleted, or its deletion failed.
+    /// The inode is deleted.
     pub(crate) fn pardon(&self, ino: Ino, generation: u64) {
         self.table.pardon(FileKey {
             nid: ino,

@@ -1,6 +1,6 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
-use super::file::{FileState, OpenFile};
+use super::file::{FileState, Meta, OpenFile};
 use super::together::TOGETHER;
 use super::{Files, PAGE};
 use crate::content::AttrChange;
@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// How often the background thread looks.
 const TICK: Duration = Duration::from_secs(1);
+/// Why what was written may be lost although no call of the writer's failed.
+pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
 /// States beyond which one that only an access time keeps is settled at close.
 const STATES_MANY: usize = 4096;
 
@@ -38,10 +40,15 @@ impl Files {
         outcome
     }
 
-    /// As `fsync`, by inode; of anything but a regular file it is a commit.
+    /// As `fsync` of a file opened for it, by inode; of anything but a regular file it is a commit.
     pub(crate) fn fsync_inode(&self, ino: Ino, data_only: bool) -> Result<(), Error> {
         match self.use_file(ino) {
-            Ok(state) => self.fsync_state(&state, data_only),
+            Ok(state) => {
+                let forgiven = state.forgiven();
+                let outcome = self.fsync_state(&state, data_only);
+                state.check_failure(forgiven)?;
+                outcome
+            }
             Err(Error::IsADirectory | Error::Invalid(_)) => {
                 Ok(self.store.commit_through(self.store.epoch())?)
             }
@@ -103,7 +110,7 @@ impl Files {
             let mut meta = state.meta.lock();
             if meta.flush_failures != failures && meta.unflushed > 0 {
                 // Ours succeeded, but somebody else's did not.
-                meta.fail("a flush failed after it was written".into());
+                self.lost(&state, &mut meta, FLUSH_FAILED);
             } else if meta.unflushed != unflushed {
                 // Written again meanwhile: the next flush is for that.
                 continue;
@@ -131,7 +138,7 @@ impl Files {
         for state in states {
             let mut meta = state.meta.lock();
             if !planted(Canary::FailedFlushForgotten) {
-                meta.fail(error.to_string());
+                self.lost(&state, &mut meta, &error.to_string());
             }
             meta.unflushed = 0;
             self.forget_unflushed(&state);
@@ -172,6 +179,25 @@ impl Files {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// What was written of this file and is clean in memory may be lost.
+    pub(super) fn lost(&self, state: &FileState, meta: &mut Meta, why: &str) {
+        meta.fail(why.to_owned());
+        if !planted(Canary::LossUntold) {
+            self.losses.lock().note(state.ino(), why);
+        }
+    }
+
+    /// Losses that a sync that begins now does not report; see [`check_losses`](Self::check_losses).
+    pub(crate) fn losses_told(&self) -> u64 {
+        self.losses.lock().told()
+    }
+
+    /// For the end of a sync: fails if anything was lost that none had reported before it began.
+    /// So each loss fails every sync that runs then, or the next.
+    pub(crate) fn check_losses(&self, told: u64) -> Result<(), Error> {
+        self.losses.lock().check(told)
     }
 
     /// Writes back all files, logs all times and flushes what was written in place; for sync
@@ -385,8 +411,8 @@ impl Files {
             let ahead = meta.replaced || meta.size != meta.logged_size;
             (meta.failure.count > 0, meta.times, ahead)
         };
-        if failed && self.table.is_last_open(state.ino()) && self.flush_file(state).is_err() {
-            self.give_up(state);
+        if failed {
+            self.settle_failed(state);
         }
         let content = wrote && (times.mtime.is_some() || times.ctime.is_some());
         let crowded = times.any() && self.table.len() > STATES_MANY;
@@ -405,9 +431,19 @@ impl Files {
         }
     }
 
-    /// Drops what cannot be written: the file is what its inode says.
-    fn give_up(&self, state: &Arc<FileState>) {
+    /// The last handle of a file goes that could not be written: tries once more, and then drops
+    /// what cannot be written, so that the file is what its inode says. Nobody writes meanwhile:
+    /// what a new handle writes afterwards is not dropped.
+    fn settle_failed(&self, state: &Arc<FileState>) {
         let _exclusive = state.io.write();
+        if !self.table.is_last_open(state.ino()) || self.flush_locked(state).is_ok() {
+            return;
+        }
+        {
+            let mut meta = state.meta.lock();
+            let why = meta.failure.why.clone();
+            self.lost(state, &mut meta, &why);
+        }
         let size = state.size();
         self.drop_pages(state, 0..size.div_ceil(PAGE));
         let mut meta = state.meta.lock();

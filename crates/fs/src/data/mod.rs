@@ -42,7 +42,7 @@ use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
 use engine::Store;
 use engine::cache::PageCache;
-use file::{FileState, FileTable};
+use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -106,6 +106,7 @@ pub(crate) struct Files {
     orphans: OnceLock<Weak<dyn LastReference>>,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
+    losses: Mutex<Losses>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
     background: Mutex<Background>,
@@ -131,6 +132,7 @@ impl Files {
             options,
             orphans: OnceLock::new(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
+            losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: Mutex::new(rank::LEAF, Background::default()),
             wake: Condvar::new(),

@@ -4,10 +4,11 @@
 //! no page changes meanwhile, and nobody else allocates for the same pages.
 //!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
-//! tried again, until the last handle is closed; then they are dropped (see `closing`).
+//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
 
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
+use super::fsync::FLUSH_FAILED;
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
@@ -489,11 +490,11 @@ impl Files {
         // The commit of this epoch flushes all data written before the record, unless a flush
         // failed before the operation began: one that fails later finds it.
         if std::mem::take(&mut meta.unflushed) > 0 {
-            self.forget_unflushed(state);
             let lost = self.store.array().flush_failures() != meta.flush_failures;
             if lost && !planted(Canary::FailedFlushForgotten) {
-                meta.fail("a flush failed after it was written".into());
+                self.lost(state, &mut meta, FLUSH_FAILED);
             }
+            self.forget_unflushed(state);
         }
         meta.persisted_ns = persisted;
         meta.logged_times(times);
