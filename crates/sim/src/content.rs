@@ -46,12 +46,16 @@ impl<T> Versions<T> {
         self.kept.last().expect("a file has a version")
     }
 
+    pub fn first_number(&self) -> usize {
+        self.first
+    }
+
     /// The number of the newest.
     pub fn number(&self) -> usize {
         self.first + self.kept.len() - 1
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.kept.iter()
     }
 

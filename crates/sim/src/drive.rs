@@ -545,7 +545,7 @@ fn inos_of(found: &Found, pairs: &BTreeMap<Id, usize>) -> BTreeMap<Id, Ino> {
         .collect()
 }
 
-fn write_all(
+pub fn write_all(
     fs: &FileSystem,
     file: &OpenFile,
     mut offset: u64,

@@ -8,6 +8,7 @@ pub mod canaries;
 pub mod content;
 pub mod drive;
 pub mod explore;
+pub mod faults;
 pub mod fuzz;
 pub mod lies;
 pub mod look;

@@ -3,7 +3,7 @@
 use crate::times::Shown;
 use crate::tree::{Id, Kind, TOP, Thing, Tree};
 use base::clock::Timestamp;
-use fs::{Attr, FileSystem, Ino, ROOT};
+use fs::{Attr, FileSystem, Ino, OpenFile, ROOT};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -48,8 +48,13 @@ pub fn list(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>, fs::Error>
 /// Reads a whole file.
 pub fn content(fs: &FileSystem, ino: Ino) -> Result<Vec<u8>, fs::Error> {
     let file = fs.open_file(ino, libc::O_RDONLY)?;
-    let mut bytes = vec![0; fs.getattr(ino)?.size as usize + 1];
-    let len = fs.read(&file, 0, &mut bytes)?;
+    content_of(fs, &file)
+}
+
+/// Reads a whole file that is open.
+pub fn content_of(fs: &FileSystem, file: &OpenFile) -> Result<Vec<u8>, fs::Error> {
+    let mut bytes = vec![0; fs.getattr(file.ino())?.size as usize + 1];
+    let len = fs.read(file, 0, &mut bytes)?;
     bytes.truncate(len);
     Ok(bytes)
 }

@@ -5,6 +5,7 @@
 
 use crate::drive::{Driver, Stop};
 use crate::explore::{Failure, Seen};
+use crate::faults::Fault;
 use crate::lies::{Judged, Lies};
 use crate::look;
 use crate::op::{How, Op};
@@ -18,49 +19,6 @@ use fs::{Caller, FileSystem, ROOT};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// A fault that a device is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    Reads,
-    Writes,
-    /// Writes to the journal's ring only.
-    Journal,
-    Flushes,
-    Vanish,
-    /// What was asked for ends.
-    Heal,
-    /// Bits flip in the journal while the power is off.
-    RotJournal,
-    /// Writes are reported as good, and lost.
-    Lose,
-    LoseJournal,
-    /// Writes are reported as good, and go to another place.
-    Misdirect,
-    /// Bits flip somewhere, now.
-    Rot,
-    /// All operations take so many milliseconds (0: hardly any time) of the machine's clock.
-    Slow,
-    /// The next operation takes so many milliseconds.
-    Stall,
-}
-
-const FAULTS: [(Fault, &str); 13] = [
-    (Fault::Reads, "fail-reads"),
-    (Fault::Writes, "fail-writes"),
-    (Fault::Journal, "fail-journal-writes"),
-    (Fault::Flushes, "fail-flushes"),
-    (Fault::Vanish, "vanish"),
-    (Fault::Heal, "heal"),
-    (Fault::RotJournal, "rot-journal"),
-    (Fault::Lose, "lose-writes"),
-    (Fault::LoseJournal, "lose-journal-writes"),
-    (Fault::Misdirect, "misdirect-writes"),
-    (Fault::Rot, "rot"),
-    (Fault::Slow, "slow"),
-    (Fault::Stall, "stall"),
-];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -84,8 +42,7 @@ impl fmt::Display for Step {
             Step::Recover(seed) => write!(f, "recover {seed}"),
             Step::Probe(seed) => write!(f, "probe {seed}"),
             Step::Fault(fault, device, times) => {
-                let name = FAULTS.iter().find(|(known, _)| known == fault);
-                write!(f, "{} {device} {times}", name.map_or("", |(_, name)| name))
+                write!(f, "{fault} {device} {times}")
             }
         }
     }
@@ -102,8 +59,8 @@ impl FromStr for Step {
                 .ok_or_else(|| format!("a number is missing in {text:?}"))
         };
         let verb = words.first().copied().unwrap_or_default();
-        if let Some((fault, _)) = FAULTS.iter().find(|(_, name)| *name == verb) {
-            return Ok(Step::Fault(*fault, number(1)?, number(2)?));
+        if let Some(fault) = Fault::from_name(verb) {
+            return Ok(Step::Fault(fault, number(1)?, number(2)?));
         }
         match verb {
             "cut-after" => Ok(Step::CutAfter(number(1)?)),
@@ -542,7 +499,10 @@ impl<'a> Run<'a> {
             Step::CutAfter(ios) => self.driver().machine.switch.cut_after(*ios),
             Step::Probe(seed) => self.probe = Some(*seed),
             Step::Fault(Fault::RotJournal, _, seed) => return self.rot(*seed),
-            Step::Fault(fault, device, times) => self.fault(*fault, *device, *times),
+            Step::Fault(fault, device, times) => {
+                let machine = &self.driver().machine;
+                fault.inject(machine, *device, *times, Some(&machine.clock));
+            }
             Step::Recover(seed) => return self.recover(*seed),
         }
         Ok(true)
@@ -645,30 +605,6 @@ impl<'a> Run<'a> {
                 .map_err(|what| format!("probe, {class:?}: {what}"))?;
         }
         Ok(())
-    }
-
-    fn fault(&mut self, fault: Fault, device: u64, times: u64) {
-        let machine = &self.driver().machine;
-        let device = &machine.devices[device as usize % machine.devices.len()];
-        let clock = || Some(machine.clock.clone());
-        let often = match times {
-            0 => Times::Always,
-            n => Times::Next(n),
-        };
-        match fault {
-            Fault::Reads => device.fail_reads(often, None),
-            Fault::Writes => device.fail_writes(often, None),
-            Fault::Journal => device.fail_writes(often, Some(0..2 << 20)),
-            Fault::Flushes => device.fail_flushes(often),
-            Fault::Vanish => device.vanish_after(times * 5),
-            Fault::Lose => device.lose_writes(often, None),
-            Fault::LoseJournal => device.lose_writes(often, Some(0..2 << 20)),
-            Fault::Misdirect => device.misdirect_writes(often, None),
-            Fault::Rot => drop(device.rot(&mut Rng::new(times))),
-            Fault::Slow => device.slow_down(Duration::from_millis(times), clock()),
-            Fault::Stall => device.stall(Duration::from_millis(times), &machine.clock),
-            Fault::Heal | Fault::RotJournal => device.heal(),
-        }
     }
 
     /// False: what devices have lied about is noticed, or cannot be, and there is no more to do.

@@ -12,8 +12,13 @@
 //! 3. a file holds, sector by sector, what its owner wrote since the last sync that covered
 //!    it, and at least what that sync covered.
 //!
+//! In some rounds devices fail besides. Then an operation on names that failed has changed nothing,
+//! and a file may have lost what was written before somebody was told of a failure, by its fsync or
+//! by a sync: not before that, and not what was written and synced since.
+//!
 //! Besides, all tasks move a few directories into one another: whatever comes of that must be
 //! one tree.
+
 mod check;
 mod ledger;
 mod rounds;

@@ -3,12 +3,14 @@
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
-use device::sim::Survival;
+use device::sim::{Survival, Times};
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT};
 use sim::drive::Driver;
+use sim::look;
 use sim::op::Op;
 use sim::world::{Image, Machine, Shape};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Both copies of a checkpoint slot are written at once, so that one power cut tore both. The
 /// checkpoint had not happened, the other slot served, and recovery was right; but fsck called
@@ -242,4 +244,110 @@ fn an_old_number_is_stale_whatever_has_it_now() {
         let errno = result.map_err(|e| e.errno());
         assert_eq!(errno, Err(libc::ESTALE), "call {call}");
     }
+}
+
+/// An array of one device, on which no record of times comes along with what is overwritten.
+fn overwritten() -> Image {
+    let mut shape = Shape::small(1);
+    shape.options.data.mtime_persist_interval = Duration::from_secs(3600);
+    Image::format(&shape).unwrap()
+}
+
+/// A file system with one synced file, "f", that is open.
+fn one_file(machine: &Machine) -> (Arc<FileSystem>, Arc<OpenFile>) {
+    let fs = machine.open().unwrap();
+    let file = create(&fs, b"f");
+    fs.write(&file, 0, &CONTENT).unwrap();
+    fs.sync().unwrap();
+    (fs, file)
+}
+
+/// A flush failed in the background, and with it went what had been overwritten in place; or the
+/// last handle of a file that could not be written was closed. Nobody who could have been told
+/// was there, and a sync afterwards returned as if nothing had happened.
+#[test]
+fn a_sync_tells_of_what_was_lost_before_it() {
+    let machine = Machine::new(&overwritten(), 1);
+    let (fs, file) = one_file(&machine);
+    fs.write(&file, 0, &[8; 12_000]).unwrap();
+    drop(file);
+    machine.advance(6000);
+    machine.devices[0].fail_flushes(Times::Next(1));
+    assert!(fs.tick().is_err());
+    assert_eq!(fs.sync().unwrap_err().errno(), libc::EIO);
+    fs.sync().unwrap();
+
+    let file = fs.open_file(fs.lookup(ROOT, b"f").unwrap().ino, libc::O_RDWR);
+    let file = file.unwrap();
+    fs.write(&file, 0, &[9; 12_000]).unwrap();
+    machine.devices[0].fail_writes(Times::Always, None);
+    machine.advance(6000);
+    assert!(fs.tick().is_err());
+    drop(file);
+    machine.devices[0].heal();
+    assert_eq!(fs.sync().unwrap_err().errno(), libc::EIO);
+    fs.sync().unwrap();
+}
+
+/// A checkpoint failed half-way, and the file system turned read-only, as it must. But the nodes
+/// that the checkpoint had captured counted as clean: they left the cache, and were read as the
+/// checkpoint before had them, beside others that were newer. Names led nowhere, and what was
+/// read was old.
+#[test]
+fn a_failed_checkpoint_leaves_everything_as_it_is_to_be_read() {
+    let mut shape = Shape::small(1);
+    shape.options.store.node_cache_bytes = 64 << 10;
+    let machine = Machine::new(&Image::format(&shape).unwrap(), 1);
+    let mut driver = Driver::fresh(machine, false).unwrap();
+    for i in 0..900 {
+        driver.run(&Op::Create(format!("f{i}"))).unwrap();
+    }
+    // What is not changed now is read later, and takes the place of what was captured.
+    driver.run(&Op::Remount).unwrap();
+    for i in 0..100 {
+        let value = Op::SetXattr {
+            path: format!("f{i}"),
+            name: "user.new".to_owned(),
+            len: 600,
+            tag: i,
+        };
+        driver.run(&value).unwrap();
+        let renamed = Op::Rename(format!("f{i}"), format!("g{i}"), 0);
+        driver.run(&renamed).unwrap();
+    }
+    // The journal is at the beginning.
+    driver.machine.devices[0].fail_writes(Times::Always, Some(4 << 20..u64::MAX));
+    assert!(driver.fs().store().checkpoint().is_err());
+    assert!(driver.fs().read_only());
+    driver.verify_now().unwrap();
+}
+
+/// The deletion of an unlinked file failed after its blocks had been freed. Whoever opened it by its
+/// number after that read zeros.
+#[test]
+fn a_file_whose_deletion_failed_does_not_open() {
+    let set_up = Machine::new(&Image::format(&Shape::small(1)).unwrap(), 1);
+    let (fs, file) = one_file(&set_up);
+    let ino = file.ino();
+    // In nodes of its own, which deletion reads after the data has gone.
+    fs.setxattr(&Caller::root(), ino, b"user.large", &[1; 30_000], 0)
+        .unwrap();
+    drop(file);
+    fs.close().unwrap();
+    drop(fs);
+    let image = set_up.image();
+    let mut failed = 0;
+    for after in 0..30 {
+        let machine = Machine::new(&image, 1);
+        let fs = machine.open().unwrap();
+        machine.switch.fail_after(after, Times::Next(1));
+        // Whether it says so or not.
+        let unlinked = fs.unlink(&Caller::root(), ROOT, b"f");
+        failed += u32::from(unlinked.is_ok());
+        if let Ok(file) = fs.open_file(ino, libc::O_RDONLY) {
+            let bytes = look::content_of(&fs, &file).unwrap();
+            assert!(bytes == CONTENT, "I/O {after} failed");
+        }
+    }
+    assert!(failed > 0, "no unlink came through");
 }

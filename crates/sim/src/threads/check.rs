@@ -94,6 +94,7 @@ pub(super) fn check(fs: &FileSystem, dirs: &[Ino], mut known: Known) -> Known {
                 let id = (entry.ino, entry.generation);
                 let bytes = content(fs, entry.ino).unwrap();
                 let allowed = match old.files.get(&id) {
+                    Some(history) if history.unknown => Ok(()),
                     Some(history) => history.allows(&bytes),
                     // Created by a call that had not returned.
                     None if bytes.is_empty() => Ok(()),
@@ -108,6 +109,7 @@ pub(super) fn check(fs: &FileSystem, dirs: &[Ino], mut known: Known) -> Known {
         });
     Known {
         moment: AtomicU64::new(0),
+        syncing: AtomicU64::new(0),
         ledgers: ledgers.collect(),
         ..known
     }

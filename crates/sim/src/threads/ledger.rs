@@ -2,10 +2,13 @@
 //! its files, and how much of both is surely durable.
 
 use crate::content::{SECTOR, Versions, explain};
+use crate::random::Trouble;
 use base::sched;
 use base::sync::Mutex;
+use format::BLOCK_SIZE;
 use fs::Ino;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,6 +40,32 @@ pub(super) struct History {
     pub versions: Versions<Vec<u8>>,
     /// The newest version whose write has returned.
     pub written: usize,
+    doubt: Option<Doubt>,
+    /// An operation failed half-way, and what it left could not be read.
+    pub unknown: bool,
+}
+
+/// What devices may have lost although nobody says so any more: somebody was told of a failure.
+#[derive(Clone, Debug, Default)]
+struct Doubt {
+    /// What there was at that time, one of which each sector may hold.
+    versions: Vec<Vec<u8>>,
+    /// The version from which on the size is certain: that of the first look since.
+    seen: Option<usize>,
+    /// The version from which on a page is certain: that of the first write of it since.
+    written: BTreeMap<usize, usize>,
+}
+
+impl Doubt {
+    fn of_size(&self, durable: usize) -> bool {
+        self.seen.is_none_or(|certain| certain > durable)
+    }
+
+    fn of_page(&self, page: usize, durable: usize) -> bool {
+        self.written
+            .get(&page)
+            .is_none_or(|certain| *certain > durable)
+    }
 }
 
 impl History {
@@ -44,34 +73,83 @@ impl History {
         History {
             versions: Versions::new(bytes),
             written: 0,
+            doubt: None,
+            unknown: false,
         }
+    }
+
+    /// A write of these bytes begins, or a truncation, that makes it this version.
+    pub fn begin(&mut self, version: Vec<u8>, bytes: Range<usize>) {
+        self.versions.push(version);
+        let number = self.versions.number();
+        if let Some(doubt) = &mut self.doubt {
+            for page in bytes.start / BLOCK_SIZE..bytes.end.div_ceil(BLOCK_SIZE) {
+                doubt.written.entry(page).or_insert(number);
+            }
+        }
+    }
+
+    /// The file holds this now, as its owner sees while nobody changes it.
+    pub fn observe(&mut self, found: Vec<u8>) -> Result<(), String> {
+        if found != *self.newest() {
+            if !self.unknown {
+                self.allows(&found)?;
+            }
+            self.versions.push(found);
+        }
+        (self.written, self.unknown) = (self.versions.number(), false);
+        if let Some(doubt) = &mut self.doubt {
+            doubt.seen.get_or_insert(self.written);
+        }
+        Ok(())
+    }
+
+    /// Somebody was told that a device lost what had been written: whatever is not durable for
+    /// certain by now need not be later.
+    pub fn doubt(&mut self) {
+        if self.versions.iter().len() == 1 && self.doubt.is_none() && !self.unknown {
+            return;
+        }
+        let mut versions = self.doubt.take().map_or_else(Vec::new, |d| d.versions);
+        versions.extend(self.versions.iter().cloned());
+        self.doubt = Some(Doubt {
+            versions,
+            ..Doubt::default()
+        });
     }
 
     pub fn newest(&self) -> &Vec<u8> {
         self.versions.last()
     }
 
-    /// What a read may show that began when this was as in `before`, and ended now: the version
-    /// of that moment, the one before it, whose write may have been under way, and all since.
-    pub fn since(&self, before: &History) -> History {
+    /// What a read may show that began when this was as in `before`, and ended now: the versions
+    /// that there were from `oldest` on, and all since.
+    pub fn since(&self, before: &History, oldest: usize) -> History {
         let mut shown = before.clone();
-        shown
-            .versions
-            .forget_before(before.versions.number().saturating_sub(1));
+        shown.versions.forget_before(oldest);
         for newer in self.versions.from(before.versions.number() + 1) {
             shown.versions.push(newer.clone());
         }
         shown
     }
 
+    /// Whether this may be there, after a crash or while nobody knows what devices have lost.
     pub fn allows(&self, found: &[u8]) -> Result<(), String> {
-        let sizes = self.versions.iter().map(Vec::len);
+        let durable = self.versions.first_number();
+        let doubt = self.doubt.as_ref();
+        let lost = |certain: &dyn Fn(&Doubt) -> bool| {
+            let doubt = doubt.filter(|doubt| certain(doubt));
+            doubt.map_or(&[][..], |doubt| &doubt.versions)
+        };
+        let sizes = lost(&|doubt| doubt.of_size(durable)).iter();
+        let sizes = self.versions.iter().chain(sizes).map(Vec::len);
         explain(found, sizes, |i, sector| {
             let at = i * SECTOR;
             let fits = |version: &Vec<u8>| {
                 (0..sector.len()).all(|j| sector[j] == version.get(at + j).copied().unwrap_or(0))
             };
-            self.versions.iter().any(fits)
+            let mut lost = lost(&|doubt| doubt.of_page(at / BLOCK_SIZE, durable)).iter();
+            self.versions.iter().any(fits) || lost.any(fits)
         })
     }
 }
@@ -131,6 +209,9 @@ impl Ledger {
 pub(super) struct Known {
     /// Counts calls and returns.
     pub moment: AtomicU64,
+    pub trouble: Trouble,
+    /// Syncs that are running.
+    pub syncing: AtomicU64,
     /// What the tasks did, where somebody wants to read it.
     pub trail: Option<Arc<Mutex<Vec<String>>>>,
     /// Names that a task has, and how long they are.
@@ -170,15 +251,28 @@ impl Known {
             .collect()
     }
 
+    /// A sync that covers this has succeeded. What failed for another sync that runs still, it
+    /// may not have been told of: then contents are left alone.
     pub fn cover(&self, covered: Vec<Covered>) {
-        for (ledger, (operations, versions)) in self.ledgers.iter().zip(covered) {
+        let alone = self.syncing.load(Ordering::Relaxed) == 1;
+        for (ledger, (operations, mut versions)) in self.ledgers.iter().zip(covered) {
             let mut ledger = ledger.lock();
             ledger.durable(operations);
+            if !alone && self.trouble == Trouble::Errors {
+                versions.clear();
+            }
             for (id, number) in versions {
                 if let Some(history) = ledger.files.get_mut(&id) {
                     history.versions.forget_before(number);
                 }
             }
+        }
+    }
+
+    /// A sync has failed, and with that told of all that was lost before.
+    pub fn doubt(&self) {
+        for ledger in &self.ledgers {
+            ledger.lock().files.values_mut().for_each(History::doubt);
         }
     }
 }

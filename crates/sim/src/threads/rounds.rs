@@ -4,6 +4,7 @@ use super::check::check;
 use super::ledger::{Entries, Known, Ledger};
 use super::tasks::Task;
 use super::{DIRS, JUGGLED, Outcome, Plan};
+use crate::random::Trouble;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
@@ -51,6 +52,18 @@ fn set_up(fs: &FileSystem, known: &mut Known) -> Result<Vec<Ino>, fs::Error> {
     dirs
 }
 
+/// What is wrong with the devices, round by round.
+const TROUBLES: [Trouble; 8] = [
+    Trouble::None,
+    Trouble::None,
+    Trouble::None,
+    Trouble::None,
+    Trouble::Errors,
+    Trouble::Errors,
+    Trouble::Errors,
+    Trouble::Slow,
+];
+
 /// When the power goes.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
@@ -78,6 +91,7 @@ fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64,
         thread::parallel(plan.tasks, |me| {
             let mut task = Task {
                 me,
+                machine,
                 fs: &fs,
                 dirs,
                 known,
@@ -85,8 +99,10 @@ fn work(plan: &Plan, machine: &Machine, dirs: &[Ino], known: &Known, order: u64,
             };
             for _ in 0..plan.steps {
                 if let Err(error) = task.step() {
-                    assert!(switch.is_cut(), "task {me}: {error}");
-                    return;
+                    assert!(task.is_excused(&error), "task {me}: {error}");
+                    if task.is_halted() {
+                        return;
+                    }
                 }
             }
         });
@@ -108,6 +124,8 @@ pub(super) fn run(
     let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
     let mut known = Known {
         moment: AtomicU64::new(0),
+        trouble: Trouble::None,
+        syncing: AtomicU64::new(0),
         trail,
         names: *rng.pick(&[8, 40]),
         name_len: *rng.pick(&[1, 180]),
@@ -123,14 +141,20 @@ pub(super) fn run(
             Ok::<_, fs::Error>(dirs)
         })
     };
+    // Of its own, so that rounds without faults are what they would be without the others.
+    let mut fortune = Rng::new(plan.seed ^ 0x0F0B_7E5E);
     let dirs = setting_up(&machine, &mut known).map_err(|e| e.to_string())?;
     for _ in 0..plan.cycles {
         let most = *rng.pick(&[50, 400, 2500]);
-        let cut = match rng.one_in(2) {
+        let mut cut = match rng.one_in(2) {
             true => Cut::After(rng.below(most)),
             false => Cut::AtRecord(rng.below(8), rng.below(8)),
         };
         let order = rng.next_u64();
+        known.trouble = *fortune.pick(&TROUBLES);
+        if known.trouble != Trouble::None {
+            cut = Cut::After(fortune.below(2500));
+        }
         if let Some(trail) = &known.trail {
             trail.lock().clear();
         }

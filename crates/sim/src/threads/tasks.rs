@@ -2,12 +2,36 @@
 
 use super::ledger::{Entries, Entry, History, Kind, Known, Ledger, Place, Span};
 use super::{DIRS, JUGGLED, MARK};
+use crate::drive::write_all;
+use crate::faults::Fault;
+use crate::look::content_of;
+use crate::random::Trouble;
+use crate::world::Machine;
 use base::rng::Rng;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Operations of a task between two faults in a round that has any, on average.
+const FAULT_EVERY: u64 = 25;
+
+const ERRORS: [Fault; 9] = [
+    Fault::Reads,
+    Fault::Writes,
+    Fault::Data,
+    Fault::Data,
+    Fault::Flushes,
+    Fault::Flushes,
+    Fault::Vanish,
+    Fault::Heal,
+    Fault::Heal,
+];
 
 /// A task, while it works.
 pub(super) struct Task<'a> {
     pub me: usize,
+    pub machine: &'a Machine,
     pub fs: &'a FileSystem,
     pub dirs: &'a [Ino],
     pub known: &'a Known,
@@ -17,6 +41,22 @@ pub(super) struct Task<'a> {
 impl Task<'_> {
     fn ledger(&self) -> base::sync::MutexGuard<'_, Ledger> {
         self.known.ledgers[self.me].lock()
+    }
+
+    /// Whether there is nothing to go on with: no power, or the file system has turned read-only.
+    pub fn is_halted(&self) -> bool {
+        self.machine.switch.is_cut() || self.fs.read_only()
+    }
+
+    fn in_trouble(&self) -> bool {
+        self.known.trouble == Trouble::Errors
+    }
+
+    /// Whether the environment explains that an operation failed.
+    pub fn is_excused(&self, error: &fs::Error) -> bool {
+        use fs::Error::{ReadOnly, Store, WriteFailed};
+        let failed = matches!(error, Store(_) | ReadOnly | WriteFailed { .. });
+        self.machine.switch.is_cut() || (failed && self.in_trouble())
     }
 
     fn place(&mut self) -> Place {
@@ -37,7 +77,7 @@ impl Task<'_> {
     }
 
     /// Runs an operation that turns the entries into `next`: the state is there from the call
-    /// on, since a crash may find it done before it returns.
+    /// on, since a crash may find it done before it returns. One that fails has done nothing.
     fn change(
         &self,
         next: Entries,
@@ -54,9 +94,17 @@ impl Task<'_> {
             });
             ledger.pending = true;
         }
-        real()?;
+        let outcome = real();
+        if outcome.is_err() && self.is_halted() {
+            return outcome;
+        }
         let mut ledger = self.ledger();
         ledger.pending = false;
+        if outcome.is_err() {
+            ledger.states.pop();
+            ledger.spans.pop();
+            return outcome;
+        }
         let number = ledger.operations();
         ledger.spans.last_mut().expect("pushed above").returned = self.known.tick();
         for ino in touched {
@@ -235,18 +283,17 @@ impl Task<'_> {
             return Ok(());
         };
         let id = (entry.ino, entry.generation);
-        let file = self.fs.open_file(entry.ino, libc::O_RDWR)?;
+        let file = self.open(&entry)?;
         let mut bytes = self.ledger().files[&id].newest().clone();
         let most = *self.rng.pick(&[100, 3000, 20_000, 60_000]);
         if self.rng.one_in(6) {
             let cut = self.rng.below(bytes.len() as u64 * 5 / 4 + 1) as usize;
             bytes.resize(cut, 0);
-            self.version(id, bytes);
+            self.begin_write(id, bytes, 0..0);
             self.known
                 .note(|| format!("task {}: truncate {id:?} to {cut}", self.me));
-            self.fs.truncate(&Caller::root(), entry.ino, cut as u64)?;
-            self.wrote(id);
-            return Ok(());
+            let outcome = self.fs.truncate(&Caller::root(), entry.ino, cut as u64);
+            return self.end_write(&file, id, outcome);
         }
         let mut data = vec![0; self.rng.below(most) as usize + 1];
         self.rng.fill(&mut data);
@@ -258,35 +305,64 @@ impl Task<'_> {
         let offset = offset.min(150_000);
         bytes.resize(bytes.len().max(offset + data.len()), 0);
         bytes[offset..offset + data.len()].copy_from_slice(&data);
-        self.version(id, bytes);
-        self.known.note(|| {
-            let end = offset + data.len();
-            format!("task {}: write {id:?} at {offset} to {end}", self.me)
-        });
-        let mut done = 0;
-        while done < data.len() {
-            done += self
-                .fs
-                .write(&file, (offset + done) as u64, &data[done..])?;
-        }
-        self.wrote(id);
+        let end = offset + data.len();
+        self.begin_write(id, bytes, offset..end);
+        self.known
+            .note(|| format!("task {}: write {id:?} at {offset} to {end}", self.me));
+        let outcome = write_all(self.fs, &file, offset as u64, &data);
+        self.end_write(&file, id, outcome)?;
         if self.rng.one_in(3) {
             self.fsync(&file, &entry)?;
         }
         Ok(())
     }
 
-    /// The write of the newest version has returned.
-    fn wrote(&self, id: (Ino, u64)) {
-        let mut ledger = self.ledger();
-        let history = ledger.files.get_mut(&id).expect("files have content");
-        history.written = history.versions.number();
+    /// A handle of one of the task's files. Where something may have failed, what the file holds
+    /// is looked at first: data that could not be written may have been given up before, and
+    /// while this handle is open none is.
+    fn open(&self, entry: &Entry) -> Result<Arc<OpenFile>, fs::Error> {
+        let file = self.fs.open_file(entry.ino, libc::O_RDWR)?;
+        if self.in_trouble() {
+            self.observe(&file, (entry.ino, entry.generation))?;
+        }
+        Ok(file)
     }
 
-    fn version(&self, id: (Ino, u64), bytes: Vec<u8>) {
+    fn observe(&self, file: &OpenFile, id: (Ino, u64)) -> Result<(), fs::Error> {
+        let bytes = content_of(self.fs, file)?;
+        let observed = self.history(id, |history| history.observe(bytes));
+        if let Err(what) = observed {
+            panic!("task {} looks at its file {id:?}: {what}", self.me);
+        }
+        Ok(())
+    }
+
+    fn history<T>(&self, id: (Ino, u64), change: impl FnOnce(&mut History) -> T) -> T {
         let mut ledger = self.ledger();
-        let history = ledger.files.get_mut(&id).expect("files have content");
-        history.versions.push(bytes);
+        change(ledger.files.get_mut(&id).expect("files have content"))
+    }
+
+    fn begin_write(&self, id: (Ino, u64), version: Vec<u8>, bytes: Range<usize>) {
+        self.history(id, |history| history.begin(version, bytes));
+    }
+
+    /// The write of the newest version has returned. One that failed was done in part.
+    fn end_write(
+        &self,
+        file: &OpenFile,
+        id: (Ino, u64),
+        outcome: Result<(), fs::Error>,
+    ) -> Result<(), fs::Error> {
+        match &outcome {
+            Ok(()) => self.history(id, |history| history.written = history.versions.number()),
+            Err(_) if self.is_halted() => {}
+            Err(_) => {
+                if self.observe(file, id).is_err() {
+                    self.history(id, |history| history.unknown = true);
+                }
+            }
+        }
+        outcome
     }
 
     fn fsync(&mut self, file: &OpenFile, entry: &Entry) -> Result<(), fs::Error> {
@@ -294,7 +370,17 @@ impl Task<'_> {
         self.known
             .note(|| format!("task {}: fsync {id:?}", self.me));
         let data_only = self.rng.one_in(3);
-        self.fs.fsync(file, data_only)?;
+        match self.fs.fsync(file, data_only) {
+            Ok(()) => {}
+            Err(error @ fs::Error::WriteFailed { .. }) => {
+                self.history(id, History::doubt);
+                if self.fs.fsync(file, data_only).is_ok() {
+                    panic!("fsync of {id:?} succeeds through a handle that has lost data");
+                }
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        }
         let mut ledger = self.ledger();
         let history = ledger.files.get_mut(&id).expect("files have content");
         history.versions.forget_before(history.versions.number());
@@ -302,6 +388,18 @@ impl Task<'_> {
             ledger.durable(operation);
         }
         Ok(())
+    }
+
+    fn sync(&self) -> Result<(), fs::Error> {
+        let covered = self.known.covered();
+        self.known.syncing.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.fs.sync();
+        match outcome {
+            Ok(()) => self.known.cover(covered),
+            Err(_) => self.known.doubt(),
+        }
+        self.known.syncing.fetch_sub(1, Ordering::Relaxed);
+        outcome
     }
 
     /// Reads a file of any task: it holds one of the versions there were meanwhile.
@@ -344,8 +442,17 @@ impl Task<'_> {
             other => other?,
         };
         let history = self.known.ledgers[whose].lock().files[&id].clone();
-        let history = history.since(&before);
-        if whose == self.me {
+        let unknown = before.unknown || history.unknown;
+        // What was given up meanwhile is old again.
+        let oldest = match self.in_trouble() {
+            true => 0,
+            false => before.versions.number().saturating_sub(1),
+        };
+        let history = history.since(&before, oldest);
+        if unknown {
+            return Ok(());
+        }
+        if whose == self.me && !self.in_trouble() {
             assert!(
                 bytes[..len] == **history.newest(),
                 "task {whose} reads its file {id:?}"
@@ -380,7 +487,25 @@ impl Task<'_> {
         }
     }
 
+    /// Gives a device a fault, of the kind that the round is in.
+    fn fault(&mut self) {
+        let rng = &mut self.rng;
+        let (fault, times) = match self.known.trouble {
+            Trouble::Errors => (*rng.pick(&ERRORS), *rng.pick(&[0, 1, 1, 1, 2])),
+            Trouble::Slow if rng.one_in(3) => (Fault::Stall, *rng.pick(&[200, 40_000, 600_000])),
+            Trouble::Slow => (Fault::Slow, *rng.pick(&[0, 1, 30, 700])),
+            _ => return,
+        };
+        let device = rng.below(self.machine.devices.len() as u64);
+        self.known
+            .note(|| format!("task {}: {fault} {device} {times}", self.me));
+        fault.inject(self.machine, device, times, None);
+    }
+
     pub fn step(&mut self) -> Result<(), fs::Error> {
+        if self.known.trouble != Trouble::None && self.rng.one_in(FAULT_EVERY) {
+            self.fault();
+        }
         let what = self.rng.below(52);
         self.known
             .note(|| format!("task {}: {}", self.me, step_name(what)));
@@ -397,15 +522,10 @@ impl Task<'_> {
                 let Some((_, entry)) = self.file() else {
                     return Ok(());
                 };
-                let file = self.fs.open_file(entry.ino, libc::O_RDWR)?;
+                let file = self.open(&entry)?;
                 self.fsync(&file, &entry)
             }
-            36 => {
-                let covered = self.known.covered();
-                self.fs.sync()?;
-                self.known.cover(covered);
-                Ok(())
-            }
+            36 => self.sync(),
             37 => Ok(self.fs.store().checkpoint()?),
             38..=41 => self.mark(),
             42..=43 => self.juggle(),
