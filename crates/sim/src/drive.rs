@@ -5,7 +5,7 @@ use crate::op::{How, Op, pattern};
 use crate::oracle::Oracle;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
-use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -363,9 +363,11 @@ impl Driver {
                 Ok(())
             }
             Op::Link(..) | Op::Rename(..) | Op::Unlink(_) | Op::Rmdir(_) => self.rename(op),
-            Op::Chmod(..) | Op::Chown(..) | Op::SetXattr { .. } | Op::RemoveXattr(..) => {
-                self.mark(op)
-            }
+            Op::Chmod(..)
+            | Op::Chown(..)
+            | Op::SetTime(..)
+            | Op::SetXattr { .. }
+            | Op::RemoveXattr(..) => self.mark(op),
             _ => self.data(op),
         }
     }
@@ -447,6 +449,10 @@ impl Driver {
             }
             Op::Chown(path, uid) => {
                 set.uid = Some(*uid);
+                path
+            }
+            Op::SetTime(path, time) => {
+                set.mtime = Some(time.map_or(SetTime::Now, |ns| SetTime::At(look::timestamp(ns))));
                 path
             }
             _ => return Ok(()),

@@ -68,6 +68,14 @@ pub fn shown(attr: &Attr) -> Shown {
     }
 }
 
+/// So many nanoseconds since the epoch.
+pub fn timestamp(ns: u64) -> Timestamp {
+    Timestamp {
+        sec: (ns / 1_000_000_000) as i64,
+        nsec: (ns % 1_000_000_000) as u32,
+    }
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -52,6 +52,8 @@ pub enum Op {
     },
     Chmod(String, u32),
     Chown(String, u32),
+    /// Sets the time of the last change of content, in nanoseconds; `None`: to now.
+    SetTime(String, Option<u64>),
     SetXattr {
         path: String,
         name: String,
@@ -156,6 +158,8 @@ impl fmt::Display for Op {
             } => write!(f, "fallocate {path} {mode} {at} {len}"),
             Op::Chmod(p, mode) => write!(f, "chmod {p} {mode}"),
             Op::Chown(p, uid) => write!(f, "chown {p} {uid}"),
+            Op::SetTime(p, Some(time)) => write!(f, "settime {p} {time}"),
+            Op::SetTime(p, None) => write!(f, "settime {p} now"),
             Op::SetXattr {
                 path,
                 name,
@@ -231,6 +235,13 @@ impl FromStr for Op {
             },
             "chmod" => Op::Chmod(word()?, number(word()?)? as u32),
             "chown" => Op::Chown(word()?, number(word()?)? as u32),
+            "settime" => Op::SetTime(
+                word()?,
+                match word()? {
+                    now if now == "now" => None,
+                    time => Some(number(time)?),
+                },
+            ),
             "setxattr" => Op::SetXattr {
                 path: word()?,
                 name: word()?,

@@ -242,6 +242,16 @@ impl Oracle {
     /// Notes what an operation does to a file's times.
     fn begin_change(&mut self, op: &Op, change: &Change, now: Stamp) {
         let id = match op {
+            Op::SetTime(path, time) => {
+                let changes = self
+                    .now()
+                    .file(path)
+                    .and_then(|id| self.changes.get_mut(&id));
+                if let Some(changes) = changes {
+                    changes.set(now, *time);
+                }
+                return;
+            }
             Op::Write { path, .. }
             | Op::Rewrite { path, .. }
             | Op::Truncate(path, _)

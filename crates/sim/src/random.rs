@@ -11,6 +11,7 @@ use crate::look;
 use crate::op::{How, Op};
 use crate::oracle::Oracle;
 use crate::run::guarded;
+use crate::sequences::OLD;
 use crate::tree::{Kind, Tree};
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
@@ -272,7 +273,7 @@ impl Generator {
             false => (*rng.pick(&files)).clone(),
         };
         let rng = &mut self.rng;
-        match rng.below(60) {
+        match rng.below(61) {
             0..=6 => Op::Create(fresh),
             7 => Op::Mkdir(fresh),
             8 => Op::Symlink(fresh),
@@ -341,6 +342,11 @@ impl Generator {
             54..=55 => Op::Sync,
             56 => Op::Checkpoint,
             57 if rng.one_in(3) => Op::Remount,
+            58 => {
+                // Before everything: later than now is no time that a model of stamps can tell.
+                let old = OLD + rng.below(OLD / 2);
+                Op::SetTime(any(rng), (!rng.one_in(3)).then_some(old))
+            }
             _ => Op::Tick(rng.below(8000)),
         }
     }

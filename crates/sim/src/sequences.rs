@@ -50,6 +50,9 @@ pub fn full_set() -> Vec<Op> {
     set
 }
 
+/// A time long before any operation, as archivers set it, in nanoseconds.
+pub const OLD: u64 = 1_000_000_000_123_456_789;
+
 const FILES: [&str; 4] = ["A/foo", "A/bar", "B/foo", "foo"];
 
 fn names(set: &mut Vec<Op>) {
@@ -159,6 +162,8 @@ fn contents(set: &mut Vec<Op>) {
 fn attributes(set: &mut Vec<Op>) {
     set.extend(["A/foo", "A/bar", "A"].map(|path| Op::Chmod(path.into(), 0o750)));
     set.push(Op::Chown("A/foo".into(), 5));
+    set.extend(["A/foo", "A"].map(|path| Op::SetTime(path.into(), Some(OLD))));
+    set.push(Op::SetTime("A/bar".into(), None));
     for (path, len) in [("A/foo", 30), ("A/bar", 5000), ("B", 10)] {
         set.push(xattr(path, "user.new", len, 0));
     }

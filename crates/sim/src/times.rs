@@ -15,7 +15,10 @@
 //! 1. What a `sync` found is durable.
 //! 2. A size never comes without the times of what made it so.
 //! 3. Nothing of a later operation is there when an earlier one on names is not.
-//! 4. `ctime` is the newer one of `mtime` and of the last change of names and attributes.
+//! 4. `ctime` is the newer one of the change that `mtime` comes from and of the last change of
+//!    names and attributes.
+//! 5. An `mtime` that was set is no change of content: it is there exactly with the operation that
+//!    set it, and then nothing older is.
 
 /// When an operation began, in nanoseconds, or a time that was found after a recovery.
 pub type Stamp = u64;
@@ -69,8 +72,23 @@ fn wrong(name: &str, found: u64, due: Stamp) -> String {
 #[derive(Clone, Copy, Debug)]
 struct Changed {
     at: Stamp,
+    /// What `mtime` is from then on.
+    mtime: Stamp,
+    /// It was set by an operation on attributes.
+    set: bool,
     /// The file's size from then on, in bytes.
     size: u64,
+}
+
+impl Changed {
+    fn content(at: Stamp, size: u64) -> Changed {
+        Changed {
+            at,
+            mtime: at,
+            set: false,
+            size,
+        }
+    }
 }
 
 /// When a file's content changed since its times were last durable; what was durable is first.
@@ -79,11 +97,21 @@ pub struct Changes(Vec<Changed>);
 
 impl Changes {
     pub fn new(at: Stamp, size: u64) -> Changes {
-        Changes(vec![Changed { at, size }])
+        Changes(vec![Changed::content(at, size)])
     }
 
     pub fn push(&mut self, at: Stamp, size: u64) {
-        self.0.push(Changed { at, size });
+        self.0.push(Changed::content(at, size));
+    }
+
+    /// `mtime` is set to this, or to now, by the operation that begins at `at`.
+    pub fn set(&mut self, at: Stamp, mtime: Option<Stamp>) {
+        self.0.push(Changed {
+            at,
+            mtime: mtime.unwrap_or(at),
+            set: true,
+            size: self.last().size,
+        });
     }
 
     fn last(&self) -> &Changed {
@@ -93,9 +121,12 @@ impl Changes {
     /// The operation that began at `at` failed half-way: whether it stamped the file, and the
     /// size that it left.
     pub fn failed(&mut self, at: Stamp, stamped: bool, size: u64) {
-        let before = self.0.iter().rev().find(|c| c.at != at).map(|c| c.at);
+        let before = self.0.iter().rev().find(|c| c.at != at).copied();
         for change in self.0.iter_mut().filter(|c| c.at == at) {
-            change.at = before.filter(|_| !stamped).unwrap_or(at);
+            change.at = before.filter(|_| !stamped).map_or(at, |before| before.at);
+            change.mtime = before
+                .filter(|_| !stamped)
+                .map_or(at, |before| before.mtime);
         }
         self.0.last_mut().expect("a file was made once").size = size;
     }
@@ -125,8 +156,8 @@ impl Changes {
 
     /// Compares with what programs must see. `marked`: when names or attributes last changed.
     pub fn shows(&self, shown: &Shown, marked: Stamp, when: &Beginnings) -> Result<(), String> {
-        let at = self.last().at;
-        shown.is(at, at.max(marked), when)
+        let last = self.last();
+        shown.is(last.mtime, last.at.max(marked), when)
     }
 
     /// Compares with what a crash may leave of a file that has this size now, when nothing
@@ -139,15 +170,19 @@ impl Changes {
         end: Stamp,
         when: &Beginnings,
     ) -> Result<(), String> {
-        let first = self.first_with(size);
+        let set = self
+            .0
+            .iter()
+            .rposition(|change| change.set && change.at < end);
+        let first = self.first_with(size).max(set.unwrap_or(0));
         let mut possible = self.0[first..].iter().filter(|change| change.at < end);
-        let Some(change) = possible.find(|change| when.shows(change.at, shown.mtime)) else {
+        let Some(change) = possible.find(|change| when.shows(change.mtime, shown.mtime)) else {
             return Err(format!(
                 "mtime {} and {size} bytes, where the content changed {:?}",
                 shown.mtime, self.0
             ));
         };
-        shown.is(change.at, change.at.max(marked), when)
+        shown.is(change.mtime, change.at.max(marked), when)
     }
 }
 
@@ -203,6 +238,29 @@ mod tests {
         // A change of attributes in between shows in ctime alone.
         assert!(changes.allows(&shown(7, 11), 100, 10, 20, &when).is_ok());
         assert!(changes.allows(&shown(7, 7), 100, 10, 20, &when).is_err());
+    }
+
+    #[test]
+    fn a_time_that_was_set_comes_and_goes_with_its_operation() {
+        let when = beginnings();
+        let mut changes = Changes::new(7, 100);
+        changes.push(10, 100);
+        changes.set(20, Some(3));
+        changes.push(30, 100);
+        let allows = |mtime, ctime, marked, end| {
+            changes.allows(&shown(mtime, ctime), 100, marked, end, &when)
+        };
+        // It is there.
+        assert!(allows(3, 21, 20, 30).is_ok());
+        assert!(allows(3, 21, 20, u64::MAX).is_ok());
+        assert!(allows(31, 31, 20, u64::MAX).is_ok());
+        assert!(allows(11, 21, 20, u64::MAX).is_err());
+        assert!(allows(7, 21, 20, u64::MAX).is_err());
+        assert!(allows(4, 21, 20, u64::MAX).is_err());
+        // It is not.
+        assert!(allows(11, 11, 7, 20).is_ok());
+        assert!(allows(3, 7, 7, 20).is_err());
+        assert!(changes.shows(&shown(33, 33), 20, &when).is_ok());
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub struct Thing {
     pub xattrs: BTreeMap<String, Arc<Vec<u8>>>,
     pub names: BTreeMap<String, Id>,
     pub parent: Id,
-    /// When names in a directory last changed; of all else, when it was made.
+    /// When names in a directory last changed; of all else, when it was made; or what it was set
+    /// to.
     pub mtime: Stamp,
     /// When names or attributes of it last changed.
     pub ctime: Stamp,
@@ -165,6 +166,10 @@ impl Tree {
             Op::Rmdir(path) => self.remove(path, true),
             Op::Chmod(path, mode) => self.mark(path, |thing| thing.mode = *mode),
             Op::Chown(path, uid) => self.mark(path, |thing| thing.uid = *uid),
+            Op::SetTime(path, time) => {
+                let time = time.unwrap_or(self.began);
+                self.mark(path, |thing| thing.mtime = time)
+            }
             Op::SetXattr { path, .. } | Op::RemoveXattr(path, _)
                 if matches!(self.at(self.resolve(path)?).kind, Kind::Link(_)) =>
             {
