@@ -6,12 +6,13 @@ use crate::op::{Op, parse_list};
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::run::guarded;
 use crate::sequences;
-use crate::world::{Machine, Shape};
+use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::{sched, thread};
-use device::sim::Survival;
+use device::sim::{Survival, Times};
 use fs::{Caller, ROOT, SetAttr};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Sequences that have broken file systems before, after the usual set-up.
 const CLASSICS: &[&str] = &[
@@ -56,6 +57,7 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
     interposed(&base).map_err(bad)?;
     forged(&base).map_err(bad)?;
     stale(&base).map_err(bad)?;
+    untold(seed).map_err(bad)?;
     for _ in 0..20 {
         crossing(&base, rng.next_u64())?;
     }
@@ -234,6 +236,31 @@ fn failing(seed: u64, seen: &Seen) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// A flush fails in the background for a file that nobody has open: whoever syncs next is told.
+fn untold(seed: u64) -> Result<(), String> {
+    let text = |error: fs::Error| error.to_string();
+    let mut shape = Shape::small(1);
+    // No record of its times comes along with what is overwritten.
+    shape.options.data.mtime_persist_interval = Duration::from_secs(3600);
+    let machine = Machine::new(&Image::format(&shape)?, seed);
+    let fs = machine.open().map_err(text)?;
+    let made = fs.create(&Caller::root(), ROOT, b"f", 0o644, libc::O_RDWR);
+    let (_, file) = made.map_err(text)?;
+    fs.write(&file, 0, &[1; 9000]).map_err(text)?;
+    fs.sync().map_err(text)?;
+    fs.write(&file, 0, &[2; 9000]).map_err(text)?;
+    drop(file);
+    machine.advance(6000);
+    machine.devices[0].fail_flushes(Times::Next(1));
+    if fs.tick().is_ok() {
+        return Err("a flush that fails is no error".into());
+    }
+    match fs.sync() {
+        Err(_) => Ok(()),
+        Ok(()) => Err("a sync succeeds after a flush may have lost what it covers".into()),
+    }
 }
 
 /// A nearly full array, where freed blocks are wanted again at once.

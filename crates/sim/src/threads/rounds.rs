@@ -58,7 +58,7 @@ const TROUBLES: [Trouble; 8] = [
     Trouble::None,
     Trouble::None,
     Trouble::None,
-    Trouble::Errors,
+    Trouble::None,
     Trouble::Errors,
     Trouble::Errors,
     Trouble::Slow,
@@ -152,7 +152,7 @@ pub(super) fn run(
         };
         let order = rng.next_u64();
         known.trouble = *fortune.pick(&TROUBLES);
-        if known.trouble != Trouble::None {
+        if known.trouble == Trouble::Errors {
             cut = Cut::After(fortune.below(2500));
         }
         if let Some(trail) = &known.trail {

@@ -487,6 +487,38 @@ impl Task<'_> {
         }
     }
 
+    /// Trees that all tasks build, move and remove at once: what comes of it need only be sound.
+    fn fell(&mut self) -> Result<(), fs::Error> {
+        let (rng, who) = (&mut self.rng, Caller::root());
+        let tree = |rng: &mut Rng| format!(".tree{}", rng.below(2)).into_bytes();
+        let (a, b) = (self.dirs[0], self.dirs[rng.below(2) as usize]);
+        let (from, to) = (tree(rng), tree(rng));
+        let outcome = match rng.below(8) {
+            0 => self.fs.mkdir(&who, a, &from, 0o755).map(|_| ()),
+            1 => self.fs.rename(&who, a, &from, b, &to, 0),
+            2 => {
+                let workers = 1 + rng.below(3) as usize;
+                let removed = self.fs.remove_all(&who, b, &from, workers, &|_| {});
+                removed.map(|_| ())
+            }
+            what => self.fs.lookup(a, &from).and_then(|top| {
+                let name = format!("x{}", rng.below(20)).into_bytes();
+                let made = match what {
+                    3 => self.fs.mkdir(&who, top.ino, &name, 0o755),
+                    _ => self
+                        .fs
+                        .mknod(&who, top.ino, &name, libc::S_IFREG | 0o644, 0),
+                };
+                made.map(|_| ())
+            }),
+        };
+        let lost = [libc::ENOENT, libc::EEXIST, libc::ESTALE, libc::ENOTEMPTY];
+        match outcome {
+            Err(error) if lost.contains(&error.errno()) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Gives a device a fault, of the kind that the round is in.
     fn fault(&mut self) {
         let rng = &mut self.rng;
@@ -506,7 +538,7 @@ impl Task<'_> {
         if self.known.trouble != Trouble::None && self.rng.one_in(FAULT_EVERY) {
             self.fault();
         }
-        let what = self.rng.below(52);
+        let what = self.rng.below(56);
         self.known
             .note(|| format!("task {}: {}", self.me, step_name(what)));
         match what {
@@ -530,6 +562,7 @@ impl Task<'_> {
             38..=41 => self.mark(),
             42..=43 => self.juggle(),
             44..=49 => self.jostle(),
+            52..=55 => self.fell(),
             _ => self.fs.tick(),
         }
     }
@@ -551,6 +584,7 @@ fn step_name(step: u64) -> &'static str {
         38..=41 => "setxattr",
         42..=43 => "move a common directory",
         44..=49 => "fight for a name",
+        52..=55 => "fight for a tree",
         _ => "tick",
     }
 }
