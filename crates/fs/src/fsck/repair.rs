@@ -317,24 +317,28 @@ fn mend(
     let mut rounds = Rounds::new(salvage, options.check.hash(array), progress);
     let mended = rounds.run();
     *actions = rounds.take_actions();
-    match mended {
-        Ok(None) => Ok(Ok(rounds.into_salvage())),
-        Ok(Some(Left::Trouble)) => {
-            let why = "a device does not return what it holds";
-            Ok(Err(refused(why, RESCUE)))
-        }
+    Ok(match refusal(mended)? {
+        None => Ok(rounds.into_salvage()),
+        Some(refused) => Err(refused),
+    })
+}
+
+/// What keeps rounds that ended so from being published; `None`: nothing.
+fn refusal(mended: Result<Option<Left>, Error>) -> Result<Option<Outcome>, Error> {
+    let (why, remedy) = match mended {
+        Ok(None) => return Ok(None),
+        Ok(Some(Left::Trouble)) => ("a device does not return what it holds".into(), RESCUE),
         Ok(Some(Left::Finding(left))) => {
             let why = format!("this would be left: {}: {}", left.object, left.what);
-            Ok(Err(refused(why, COPY_OUT)))
+            (why, COPY_OUT)
         }
-        Err(Error::NoSpace) => Ok(Err(refused("no inode number is left", COPY_OUT))),
-        Err(Error::Store(error @ engine::Error::Device(_))) => Ok(Err(refused(error, RESCUE))),
+        Err(Error::NoSpace) => ("no inode number is left".into(), COPY_OUT),
+        Err(Error::Store(error @ engine::Error::Device(_))) => (error.to_string(), RESCUE),
         // Something that no round made right, and that the next stumbled over.
-        Err(error @ (Error::Damage(_) | Error::Damaged { .. })) => {
-            Ok(Err(refused(error, COPY_OUT)))
-        }
-        Err(error) => Err(error),
-    }
+        Err(error @ (Error::Damage(_) | Error::Damaged { .. })) => (error.to_string(), COPY_OUT),
+        Err(error) => return Err(error),
+    };
+    Ok(Some(refused(why, remedy)))
 }
 
 /// What keeps a repair from being made; an error if that is not the array's fault.

@@ -68,6 +68,24 @@ fn a_loss_counts_though_the_list_is_full() {
     assert!(actions.lost);
 }
 
+/// Damage that a round stumbled over ended the repair as an error of the program's, without a word
+/// of what to do.
+#[test]
+fn damage_that_a_round_stumbles_over_refuses_the_repair_with_a_remedy() {
+    let damage = || format::Damage::new("inode", "is not there");
+    let damaged = Error::Damaged {
+        ino: ROOT,
+        damage: damage(),
+    };
+    for error in [Error::Damage(damage()), damaged] {
+        let why = error.to_string();
+        let refused = refusal(Err(error)).unwrap();
+        let remedy = COPY_OUT.to_owned();
+        assert_eq!(refused, Some(Outcome::Refused { why, remedy }));
+    }
+    assert!(refusal(Err(Error::ReadOnly)).is_err());
+}
+
 #[test]
 fn a_sound_file_system_is_left_alone() {
     let world = World::new();
