@@ -49,6 +49,14 @@ impl Costs {
         device_rate: 4.0 * 4_300e6,
     };
 
+    /// The same where whoever waits for a lock spins in a queue as long as its holder runs, and is
+    /// handed it in turn: so do the kernel's mutexes (`MUTEX_SPIN_ON_OWNER`), by one of which F2FS
+    /// guards its table.
+    pub const KERNEL_MUTEX: Costs = Costs {
+        spin: Time::MAX,
+        ..Costs::PUBLISHED
+    };
+
     /// For the report.
     pub fn json(&self) -> Value {
         let ns = |time: Time| time / 1000;
@@ -56,7 +64,8 @@ impl Costs {
             "line_ns": ns(self.line),
             "far_line_ns": ns(self.far_line),
             "socket_cores": self.socket_cores,
-            "spin_ns": ns(self.spin),
+            // Without end: no number.
+            "spin_ns": (self.spin < Time::MAX).then_some(ns(self.spin)),
             "wake_ns": ns(self.wake),
             "wake_call_ns": ns(self.wake_call),
             "protected_lines": self.protected_lines,

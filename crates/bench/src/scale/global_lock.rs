@@ -17,7 +17,7 @@ const WORDS: usize = 7;
 /// Rows of the table: 64 KiB, 458,752 numbers.
 const ROWS: usize = 1024;
 pub const NUMBERS: usize = ROWS * WORDS * 64;
-const INODE_BYTES: usize = 4096;
+const INODE_BYTES: usize = 512;
 
 /// A cache line of the table.
 #[derive(Debug)]

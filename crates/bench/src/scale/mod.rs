@@ -33,7 +33,7 @@ use costs::Costs;
 use global_lock::{GlobalLock, NUMBERS};
 use record::{Bad, Plan};
 use simulate::{CORES_MAX, Devices, Machine, Outcome};
-use steps::{Scale, Trace};
+use steps::{Scale, Step, Trace};
 
 /// Bytes of all image files together.
 const BYTES: u64 = 3 << 30;
@@ -169,6 +169,15 @@ impl Store {
     }
 }
 
+impl Store {
+    fn costs(&self) -> Costs {
+        match self {
+            Store::Sheaf(_) => Costs::PUBLISHED,
+            Store::GlobalLock(_) => Costs::KERNEL_MUTEX,
+        }
+    }
+}
+
 struct Bench<'a> {
     options: &'a Options,
     place: Place,
@@ -187,21 +196,26 @@ impl Bench<'_> {
         let [measured, here, modelled] = store.targets();
         let on = |target| move |error: Error| error.on(workload.name, target);
         for threads in [1, 2].into_iter().filter(|n| *n <= self.cpus.len()) {
-            let mut rates = Vec::new();
+            let (mut rates, mut cpu) = (Vec::new(), Vec::new());
             for run in 0..=self.options.runs {
                 self.tell(workload, threads, measured);
-                let rate = self.measure(store, threads).map_err(on(measured))?.rate();
+                let window = self.measure(store, threads).map_err(on(measured))?;
                 // The first warms up.
-                rates.extend((run > 0).then_some(rate));
+                if run > 0 {
+                    rates.push(window.rate());
+                    cpu.push(window.cpu_us());
+                }
             }
-            rows.push(row(workload.name, measured, threads, &rates, Map::new()));
+            let mut extra = Map::new();
+            extra.insert("cpu_us_per_op".to_owned(), rounded(Spread::of(cpu).median));
+            rows.push(row(workload.name, measured, threads, &rates, extra));
             let mut rates = Vec::new();
             let mut extra = Map::new();
             for _ in 0..self.options.runs {
                 self.tell(workload, threads, here);
                 let trace = self.record(store, threads, true).map_err(on(here))?;
                 let machine = Machine {
-                    costs: Costs::PUBLISHED,
+                    costs: store.costs(),
                     cpus: self.cpus.len(),
                     devices: Devices::Here,
                 };
@@ -216,15 +230,16 @@ impl Bench<'_> {
             self.tell(workload, cores, modelled);
             let trace = self.record(store, cores, false).map_err(on(modelled))?;
             let machine = Machine {
-                costs: Costs::PUBLISHED,
+                costs: store.costs(),
                 cpus: cores,
                 devices: Devices::Modelled,
             };
             let outcome = simulate::simulate(&trace, &machine);
             let mut extra = shares(&trace, &outcome);
+            extra.insert("event_ns".to_owned(), rounded(self.scale.event_ns));
             let one_core = *one_core.get_or_insert(outcome.rate / cores as f64);
             extra.insert("speedup".to_owned(), rounded(outcome.rate / one_core));
-            extra.insert("costs".to_owned(), Costs::PUBLISHED.json());
+            extra.insert("costs".to_owned(), store.costs().json());
             if cores == CORES {
                 extra.insert("lines".to_owned(), work_list(&trace, &outcome));
             }
@@ -303,7 +318,7 @@ impl Bench<'_> {
                 Ok(measured)
             }
             Store::GlobalLock(bad) => {
-                let share = share.min((NUMBERS / 2 / threads) as u64);
+                let share = (2 * share).min((NUMBERS / 2 / threads) as u64);
                 let store = GlobalLock::new(threads);
                 let load = BadLoad {
                     store: &store,
@@ -388,7 +403,27 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
     put("background_ns", each(spent.background));
     put("behind_ns", each(spent.behind));
     put("device_ns", each(spent.device));
+    let lines: u64 = spent.lines.iter().sum();
+    let cpu = each(spent.compute + lines + spent.background_all);
+    put("cpu_us_per_op", cpu / 1000.0);
     put("device_busy", outcome.device_busy);
+    for (job, name) in trace.jobs.iter().zip(["commit", "checkpoint"]) {
+        let computed = |steps: &[Step]| -> f64 {
+            let time = steps.iter().map(|step| match step {
+                Step::Compute(time) => *time,
+                _ => 0,
+            });
+            time.sum::<u64>() as f64 / 1000.0 / trace.cycle as f64
+        };
+        put(
+            &format!("{name}_serial_ns"),
+            computed(&job.before) + computed(&job.after),
+        );
+        put(
+            &format!("{name}_parallel_ns"),
+            job.parts.iter().map(|part| computed(part)).sum(),
+        );
+    }
     let recorded: usize = trace.threads.iter().map(Vec::len).sum();
     let writes: u64 = trace.lines.iter().map(|line| line.writes).sum();
     put("shared_writes", writes as f64 / recorded.max(1) as f64);
@@ -597,7 +632,11 @@ mod tests {
                 let scale = record::calibrate();
                 let trace = record::global_lock(Bad::Unlink, &plan, scale).unwrap();
                 assert!(!trace.locks.is_empty() || cores == 1);
-                simulate::simulate(&trace, &machine(cores)).rate
+                let machine = Machine {
+                    costs: Costs::KERNEL_MUTEX,
+                    ..machine(cores)
+                };
+                simulate::simulate(&trace, &machine).rate
             };
             let (one, forty) = (rate(1), rate(40));
             assert!(forty < one, "{one} {forty}");

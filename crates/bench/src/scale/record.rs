@@ -202,8 +202,16 @@ pub fn sheaf(
         record_operations(plan, thread, operation, &mut spans)?;
     }
     let count = plan.threads * (plan.operations + WARM_UP) as usize;
-    spans.extend(record_job(0, count * 4, || side.commit())?);
-    spans.extend(record_job(1, count * 40, || side.checkpoint())?);
+    let commit = record_job(0, count * 4, || side.commit())?;
+    let writes = |event: &Event| event.kind == Kind::DeviceBegin && event.address > 0;
+    // Operations that change nothing make neither.
+    if commit
+        .as_ref()
+        .is_some_and(|span| span.events.iter().any(writes))
+    {
+        spans.extend(commit);
+        spans.extend(record_job(1, count * 40, || side.checkpoint())?);
+    }
     Ok(steps(&spans, plan.threads, count as u64, scale))
 }
 
