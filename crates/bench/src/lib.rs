@@ -11,6 +11,7 @@ pub mod files;
 pub mod fxmark;
 pub mod html;
 mod interrupt;
+mod meter;
 mod runner;
 pub mod scale;
 pub mod target;

@@ -4,10 +4,13 @@
 //! 1. No operation is counted that began before all threads were ready, or outside of its
 //!    thread's own time.
 //! 2. A window ends when its time is over, when the first thread has used up its share of
-//!    what was prepared, when one fails, and when the user interrupts; all threads then stop
-//!    after the operation they are in. Each does one at least, however short the window.
+//!    what was prepared or of the operations, when one fails, and when the user interrupts; all
+//!    threads then stop after the operation they are in. Each does one at least, however short
+//!    the window.
 //! 3. Throughput is the sum of all operations over the mean of the threads' times, as FxMark
 //!    has it.
+//! 4. What an operation costs all in is the time from the start, with all threads ready, to the
+//!    end of the sync that follows the last operation, over the sum of all operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +20,7 @@ use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::meter::{Mark, Meter, Span};
 use crate::{Error, interrupt};
 
 /// How often the conductor looks for a signal.
@@ -52,6 +56,8 @@ impl Stop {
 pub struct Window {
     pub time: Duration,
     pub threads: usize,
+    /// The first thread that has done so many ends the window.
+    pub operations: u64,
     /// Thread `i` runs on CPU `i` of these alone, counting round; empty: wherever it likes.
     pub cpus: Vec<usize>,
 }
@@ -65,6 +71,10 @@ pub struct Measured {
     pub cpu_seconds: f64,
     /// The window ended early because nothing was left to do.
     pub used_up: bool,
+    /// When it started.
+    pub start: Mark,
+    /// From the start until everything was at the devices.
+    pub synced: Span,
 }
 
 impl Measured {
@@ -83,7 +93,8 @@ impl Measured {
 pub trait Load: Sync {
     /// Prepares one thread, on that thread, and returns what it shall repeat.
     fn prepare(&self, thread: usize, stop: &Stop) -> Result<Operation<'_>, Error>;
-    /// Called once all threads are ready and before the first operation.
+    /// Brings everything done so far to the devices: once all threads are ready, before the first
+    /// operation, and after the last.
     fn settle(&self) -> Result<(), Error>;
     /// CPU time used so far for the operations, in nanoseconds.
     fn cpu_ns(&self) -> Result<u64, Error>;
@@ -107,8 +118,9 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
 }
 
 /// Runs one window.
-pub fn measure(window: &Window, load: &dyn Load) -> Result<Measured, Error> {
+pub fn measure(window: &Window, load: &dyn Load, meter: &Meter) -> Result<Measured, Error> {
     let gate = Gate {
+        meter,
         stop: Stop::default(),
         state: Mutex::new(rank::LEAF, State::default()),
         changed: Condvar::new(),
@@ -127,28 +139,28 @@ struct Share {
     used_up: bool,
 }
 
+struct Whole {
+    cpu_ns: u64,
+    start: Mark,
+    synced: Span,
+}
+
 enum Part {
-    /// CPU time in nanoseconds.
-    Conductor(u64),
+    Conductor(Whole),
     Thread(Share),
 }
 
 /// Adds up; of several errors the one that is not a consequence.
 fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured, Error> {
-    let mut total = Measured {
-        operations: 0,
-        seconds: 0.0,
-        cpu_seconds: 0.0,
-        used_up: false,
-    };
-    let mut failure = None;
+    let (mut operations, mut ns, mut used_up) = (0, 0, false);
+    let (mut whole, mut failure) = (None, None);
     for result in results {
         match result {
-            Ok(Part::Conductor(ns)) => total.cpu_seconds = ns as f64 / 1e9,
+            Ok(Part::Conductor(conductor)) => whole = Some(conductor),
             Ok(Part::Thread(share)) => {
-                total.operations += share.operations;
-                total.seconds += share.ns as f64 / 1e9 / threads as f64;
-                total.used_up |= share.used_up;
+                operations += share.operations;
+                ns += share.ns;
+                used_up |= share.used_up;
             }
             Err(Error::Interrupted) => {
                 failure.get_or_insert(Error::Interrupted);
@@ -156,10 +168,18 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
             Err(error) => failure = Some(error),
         }
     }
-    match failure {
-        Some(error) => Err(error),
-        None => Ok(total),
+    if let Some(error) = failure {
+        return Err(error);
     }
+    let whole = whole.expect("a conductor without an error has measured");
+    Ok(Measured {
+        operations,
+        seconds: ns as f64 / 1e9 / threads as f64,
+        cpu_seconds: whole.cpu_ns as f64 / 1e9,
+        used_up,
+        start: whole.start,
+        synced: whole.synced,
+    })
 }
 
 #[derive(Debug, Default)]
@@ -169,14 +189,15 @@ struct State {
     ended: usize,
 }
 
-struct Gate {
+struct Gate<'a> {
+    meter: &'a Meter,
     stop: Stop,
     state: Mutex<State>,
     changed: Condvar,
     clock: Clock,
 }
 
-impl Gate {
+impl Gate<'_> {
     fn perform(&self, window: &Window, load: &dyn Load, thread: usize) -> Result<Share, Error> {
         let ending = Ending(self);
         let share = self.operate(window, load, thread);
@@ -206,7 +227,7 @@ impl Gate {
                 Err(error) if error.is_no_space() => share.used_up = true,
                 Err(error) => return Err(error),
             }
-            if share.used_up {
+            if share.used_up || share.operations >= window.operations {
                 self.stop.set();
             }
             if self.stop.is_set() {
@@ -226,21 +247,28 @@ impl Gate {
         }
     }
 
-    /// Starts the threads, stops them in time, and returns the CPU time used meanwhile.
-    fn conduct(&self, window: &Window, load: &dyn Load) -> Result<u64, Error> {
+    /// Starts the threads, stops them in time, and measures what all of them did.
+    fn conduct(&self, window: &Window, load: &dyn Load) -> Result<Whole, Error> {
         let release = Release(self);
         let threads = window.threads;
         self.wait_until(None, |state| state.ready + state.ended >= threads);
         interrupt::check()?;
         load.settle()?;
         let before = load.cpu_ns()?;
+        let start = self.meter.mark()?;
         let end = self.clock.monotonic_ns() + window.time.as_nanos() as u64;
         self.start();
         self.wait_until(Some(end), |state| state.ended >= threads);
         drop(release);
         self.wait_until(None, |state| state.ended >= threads);
         interrupt::check()?;
-        Ok(load.cpu_ns()?.saturating_sub(before))
+        let cpu_ns = load.cpu_ns()?.saturating_sub(before);
+        load.settle()?;
+        Ok(Whole {
+            cpu_ns,
+            start,
+            synced: self.meter.since(start)?,
+        })
     }
 
     fn start(&self) {
@@ -269,7 +297,7 @@ impl Gate {
 }
 
 /// A thread is done, however.
-struct Ending<'a>(&'a Gate);
+struct Ending<'a>(&'a Gate<'a>);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
@@ -282,7 +310,7 @@ impl Drop for Ending<'_> {
 }
 
 /// Nobody waits for a start that does not come.
-struct Release<'a>(&'a Gate);
+struct Release<'a>(&'a Gate<'a>);
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
@@ -330,8 +358,13 @@ mod tests {
         Window {
             time: Duration::from_millis(ms),
             threads,
+            operations: u64::MAX,
             cpus: Vec::new(),
         }
+    }
+
+    fn measure(window: &Window, load: &Counted) -> Result<Measured, Error> {
+        super::measure(window, load, &Meter::new(&[])?)
     }
 
     const ENDLESS: Counted = Counted {
@@ -358,6 +391,50 @@ mod tests {
         let measured = measure(&window(1, 600_000), &load).unwrap();
         assert_eq!(measured.operations, 100);
         assert!(measured.used_up);
+    }
+
+    #[test]
+    fn a_window_ends_after_its_operations() {
+        let bounded = Window {
+            operations: 50,
+            ..window(1, 600_000)
+        };
+        let measured = measure(&bounded, &ENDLESS).unwrap();
+        assert_eq!(measured.operations, 50);
+        assert!(!measured.used_up);
+    }
+
+    #[test]
+    fn the_sync_is_all_in() {
+        struct Syncing(Counted, AtomicBool);
+
+        impl Load for Syncing {
+            fn prepare(&self, thread: usize, stop: &Stop) -> Result<Operation<'_>, Error> {
+                self.0.prepare(thread, stop)
+            }
+
+            /// The second time it takes 20 ms.
+            fn settle(&self) -> Result<(), Error> {
+                let clock = Clock::real();
+                while self.1.load(Ordering::Relaxed) && clock.monotonic_ns() < 20_000_000 {
+                    std::hint::spin_loop();
+                }
+                self.1.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+
+            fn cpu_ns(&self) -> Result<u64, Error> {
+                self.0.cpu_ns()
+            }
+        }
+        let load = Counted {
+            share: 1,
+            ..ENDLESS
+        };
+        let load = Syncing(load, AtomicBool::new(false));
+        let meter = Meter::new(&[]).unwrap();
+        let measured = super::measure(&window(1, 600_000), &load, &meter).unwrap();
+        assert!(measured.synced.seconds >= measured.seconds + 0.02);
     }
 
     #[test]

@@ -12,14 +12,14 @@ pub fn render(report: &Report) -> String {
         report.suite, machine.cpu, machine.cores, machine.kernel
     );
     text.push_str(
-        "| workload | threads | target | unit | median | min | max | CPU µs/op | pool |\n",
+        "| workload | threads | target | unit | median | min | max | CPU µs/op | µs/op with sync | pool |\n",
     );
-    text.push_str("|---|---:|---|---|---:|---:|---:|---:|---|\n");
+    text.push_str("|---|---:|---|---|---:|---:|---:|---:|---:|---|\n");
     for row in &report.rows {
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             row.name,
             row.threads,
             row.target,
@@ -28,6 +28,7 @@ pub fn render(report: &Report) -> String {
             number(row.min),
             number(row.max),
             extra(row, "cpu_us_per_op"),
+            extra(row, "synced_us_per_op"),
             pool(row),
         );
     }

@@ -386,8 +386,8 @@ pub enum Suite {
 /// What all suites take.
 #[derive(Args, Debug)]
 pub struct BenchOptions {
-    /// File systems to compare with, separated by commas: ext4, xfs, btrfs, tmpfs, sheaf-mount,
-    /// paths of folders, or none
+    /// File systems to compare with, separated by commas: ext4, xfs, f2fs, btrfs, tmpfs,
+    /// sheaf-mount, paths of folders, or none
     #[arg(
         long,
         value_name = "LIST",
@@ -401,7 +401,9 @@ pub struct BenchOptions {
     /// Put image files in a new folder in this one, instead of in memory
     #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
     pub dir: Option<PathBuf>,
-    /// Use these block devices, which must hold nothing; a kernel file system is made on the first
+    /// Use these block devices, which must hold nothing known: each side in turn makes its file
+    /// system on them, over that of the one before, a kernel file system on the first; all content
+    /// is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
     #[command(flatten)]
@@ -423,7 +425,8 @@ pub struct BenchOutput {
 ///
 /// Compares Sheaf in this process with other file systems, each freshly made for each window:
 /// kernel file systems on loop devices over image files in memory, with root; or what is mounted
-/// at a path.
+/// at a path. Each measurement ends with a sync and an unmount, which are not in the throughput;
+/// what the machine did up to their ends for each operation is in --json.
 #[derive(Args, Debug)]
 pub struct Fxmark {
     /// Workloads, separated by commas, instead of all: MWCL, MWCM, MWUL, MWUM, MWRL, MWRM, MRPL,
@@ -445,6 +448,9 @@ pub struct Fxmark {
         default_value = "200000"
     )]
     pub pool: Vec<u64>,
+    /// End a measurement when a thread has done its share of so many operations, too
+    #[arg(long, value_name = "COUNT")]
+    pub operations: Option<u64>,
     /// Memory that Sheaf may take in this process, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,

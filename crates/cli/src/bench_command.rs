@@ -33,6 +33,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         time: seconds(args.seconds)?,
         runs: args.common.runs,
         pools: args.pool.clone(),
+        operations: args.operations,
         against: target::parse_against(&args.common.against)?,
         storage: storage(&args.common),
         sheaf: this_program()?,

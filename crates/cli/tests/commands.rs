@@ -276,9 +276,10 @@ fn benchmarks_refuse_what_makes_no_sense() {
     fxmark(&["--threads", "0"]).exits(USAGE);
     fxmark(&["--seconds", "-1"]).exits(USAGE);
     fxmark(&["--pool", "1"]).exits(USAGE);
+    fxmark(&["--operations", "0"]).exits(USAGE);
     sheaf(&["bench", "fxmark", "--against", "fat"], &[], &[])
         .exits(USAGE)
-        .says("ext4");
+        .says("f2fs");
     sheaf(&["bench"], &[], &[]).exits(USAGE);
 }
 

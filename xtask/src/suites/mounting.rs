@@ -1,6 +1,7 @@
 //! Every way into a mount and out of it: as a user through fusermount3, on block devices,
 //! through mount(8), fstab and the helper names, when the last write-back fails, and over and
-//! over under load; a scrub of a mount; and an interrupted mkfs, which must leave nothing that mounts.
+//! over under load; a scrub of a mount; a benchmark on a block device; and an interrupted mkfs, which
+//! must leave nothing that mounts.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -120,6 +121,25 @@ kill -9 "$(cat pid)"
 verify mnt
 umount mnt
 "$SHEAF" fsck $a $b
+"#;
+
+/// The sides of a benchmark take turns on a device that holds nothing, and leave nothing on it.
+const BENCH_DEVICE: &str = r#"
+truncate -s 1G a.img
+a=$(losetup --find --show a.img)
+bench() {
+    "$SHEAF" bench fxmark --device $a --workload MWCL,MWUM --threads 1 --pool 1000 \
+        --operations 1000 --runs 1 --seconds 60 --json "$@"
+}
+bench --against ext4,xfs > report
+test "$(grep -c '"operations": 1000' report)" = 6
+test "$(grep -c '"synced_written_bytes_per_op": [1-9]' report)" = 6
+test "$(grep -c '"unmounted_us_per_op"' report)" = 6
+test "$(grep -c '"io": ".*, direct"' report)" = 2
+! blkid -p $a
+refused "MiB are needed" bench --pool 10000000
+mkfs.ext4 -q $a
+refused "holds ext4" bench --against ext4
 "#;
 
 /// With mount.sheaf and so on in /sbin, as the README has it.
@@ -254,6 +274,8 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     }
     as_user(world, suite)?;
     suite.check("fuseblk", as_root(world, "fuseblk", FUSEBLK, &[]));
+    let bench = as_root(world, "bench-device", BENCH_DEVICE, &[]);
+    suite.check("a benchmark on a block device", bench);
     match HelperNames::install(world.sheaf()) {
         Ok(_names) => suite.check(
             "mount(8), fstab, fsck(8)",

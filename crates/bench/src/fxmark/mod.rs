@@ -5,6 +5,8 @@
 //!    workload has left. A folder of a mounted file system is the exception.
 //! 2. The sides take turns within each run; a first, short run of each is not counted.
 //! 3. Each thread runs on a CPU of its own as long as there are enough.
+//! 4. Every window ends with a sync of its file system, and then with an unmount; what an operation
+//!    takes up to either is measured besides the throughput.
 
 mod workloads;
 
@@ -16,6 +18,7 @@ use serde_json::{Map, Value};
 pub use workloads::{Pool, WORKLOADS, Workload, find};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::meter::{Meter, Span};
 use crate::runner::{self, Measured, Window};
 use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, SheafMount};
 use crate::target::{Side, Storage, Target};
@@ -50,6 +53,8 @@ pub struct Options {
     pub runs: usize,
     /// Objects that a workload has prepared, or may make, in one window, by all threads.
     pub pools: Vec<u64>,
+    /// Most operations of a window, by all threads.
+    pub operations: Option<u64>,
     /// Besides Sheaf in this process.
     pub against: Vec<Target>,
     pub storage: Storage,
@@ -93,6 +98,9 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
+        if self.operations == Some(0) {
+            return usage("--operations takes a number from 1 on");
+        }
         let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
         if self.time < least || self.time > most {
             return usage("--seconds takes a number from 0.001 to 3600");
@@ -122,7 +130,16 @@ struct Series {
     target: Target,
     threads: usize,
     pool: Option<u64>,
-    windows: Vec<Measured>,
+    windows: Vec<Outcome>,
+}
+
+/// What one window gave.
+struct Outcome {
+    measured: Measured,
+    /// From the start until the file system was unmounted, where it was.
+    unmounted: Option<Span>,
+    /// How Sheaf reaches its devices in this process.
+    io: Option<String>,
 }
 
 /// Measures. `progress` is told what comes next.
@@ -130,9 +147,11 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let mounts = options.against.iter().any(Target::needs_mount);
+    let place = Place::new(&options.storage, options.bytes(), mounts)?;
     let bench = Bench {
         options,
-        place: Place::new(&options.storage, options.bytes(), mounts)?,
+        meter: Meter::new(place.devices())?,
+        place,
         cpus: runner::allowed_cpus()?,
     };
     let mut all = Vec::new();
@@ -159,6 +178,7 @@ fn pools(workload: &Workload, asked: &[u64]) -> Vec<Option<u64>> {
 struct Bench<'a> {
     options: &'a Options,
     place: Place,
+    meter: Meter,
     cpus: Vec<usize>,
 }
 
@@ -207,16 +227,22 @@ impl Bench<'_> {
     }
 
     /// One window on a fresh file system.
-    fn window(&self, side: &Series, warm_up: bool) -> Result<Measured, Error> {
+    fn window(&self, side: &Series, warm_up: bool) -> Result<Outcome, Error> {
         let mut pool = side.pool.unwrap_or(0);
+        let mut operations = self.options.operations;
         let mut window = Window {
             time: self.options.time,
             threads: side.threads,
+            operations: u64::MAX,
             cpus: self.cpus.clone(),
         };
         if warm_up {
             pool /= WARM_UP_PART;
+            operations = operations.map(|count| count / WARM_UP_PART);
             window.time = window.time.min(WARM_UP);
+        }
+        if let Some(count) = operations {
+            window.operations = (count / side.threads as u64).max(1);
         }
         if side.target == Target::SheafOneCpu {
             window.cpus.truncate(1);
@@ -226,6 +252,7 @@ impl Bench<'_> {
             window: &window,
             pool,
             branches: BRANCHES,
+            meter: &self.meter,
         };
         match &side.target {
             Target::Sheaf => self.in_process(&subject),
@@ -237,31 +264,47 @@ impl Bench<'_> {
                 let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
                 let measured = subject.measure(&Posix::new(mount.path(), mount.daemon())?)?;
                 mount.close()?;
-                Ok(measured)
+                self.unmounted(measured)
             }
             Target::Kernel(kernel) => self.on_kernel(*kernel, &subject),
             Target::Path(path) => {
                 let folder = Folder::make(path)?;
-                subject.measure(&Posix::new(&folder.0, None)?)
+                Ok(Outcome {
+                    measured: subject.measure(&Posix::new(&folder.0, None)?)?,
+                    unmounted: None,
+                    io: None,
+                })
             }
         }
     }
 
-    fn in_process(&self, subject: &Subject<'_>) -> Result<Measured, Error> {
-        let devices = self.place.array()?;
-        let fs = InProcess::make(&devices.paths, self.options.memory)?;
-        let measured = subject.measure(&fs)?;
-        fs.close()?;
-        Ok(measured)
+    fn unmounted(&self, measured: Measured) -> Result<Outcome, Error> {
+        Ok(Outcome {
+            unmounted: Some(self.meter.since(measured.start)?),
+            measured,
+            io: None,
+        })
     }
 
-    fn on_kernel(&self, kernel: Kernel, subject: &Subject<'_>) -> Result<Measured, Error> {
+    fn in_process(&self, subject: &Subject<'_>) -> Result<Outcome, Error> {
+        let devices = self.place.array()?;
+        let fs = InProcess::make(&devices.paths, self.options.memory)?;
+        let io = fs.io();
+        let measured = subject.measure(&fs)?;
+        fs.close()?;
+        Ok(Outcome {
+            io: Some(io),
+            ..self.unmounted(measured)?
+        })
+    }
+
+    fn on_kernel(&self, kernel: Kernel, subject: &Subject<'_>) -> Result<Outcome, Error> {
         // Besides the pool there are the tree of MRPM, and directories.
         let files = subject.pool + subject.pool / 10 + 100_000;
         let mount = KernelMount::make(kernel, &self.place, files)?;
         let measured = subject.measure(&Posix::new(mount.path(), None)?)?;
         mount.close()?;
-        Ok(measured)
+        self.unmounted(measured)
     }
 }
 
@@ -272,6 +315,7 @@ struct Subject<'a> {
     window: &'a Window,
     pool: u64,
     branches: u64,
+    meter: &'a Meter,
 }
 
 impl Subject<'_> {
@@ -282,7 +326,7 @@ impl Subject<'_> {
             branches: self.branches,
         };
         let run = Run::prepare(side, self.workload, scale)?;
-        runner::measure(self.window, &run)
+        runner::measure(self.window, &run, self.meter)
     }
 }
 
@@ -324,9 +368,10 @@ impl Drop for Folder {
 }
 
 fn row(series: &Series) -> Row {
-    let windows = &series.windows;
-    let median = |value: fn(&Measured) -> f64| Spread::of(windows.iter().map(value)).median;
-    let rate = Spread::of(windows.iter().map(Measured::rate));
+    let windows: Vec<&Measured> = series.windows.iter().map(|w| &w.measured).collect();
+    let median =
+        |value: fn(&Measured) -> f64| Spread::of(windows.iter().copied().map(value)).median;
+    let rate = Spread::of(windows.iter().map(|window| window.rate()));
     let mut extra = Map::new();
     if let Some(pool) = series.pool {
         extra.insert("pool".to_owned(), Value::from(pool));
@@ -335,11 +380,19 @@ fn row(series: &Series) -> Row {
         let used_up = windows.iter().filter(|window| window.used_up).count();
         extra.insert("pool_used_up_runs".to_owned(), Value::from(used_up));
     }
-    let rounded = |value: f64, unit: f64| Value::from((value * unit).round() / unit);
     let cpu_us = rounded(median(Measured::cpu_us), 1e3);
     extra.insert("cpu_us_per_op".to_owned(), cpu_us);
     let seconds = rounded(median(|window| window.seconds), 1e6);
     extra.insert("window_s".to_owned(), seconds);
+    let operations = median(|window| window.operations as f64);
+    extra.insert("operations".to_owned(), Value::from(operations as u64));
+    all_in(&mut extra, "synced", series, |window| {
+        Some(window.measured.synced)
+    });
+    all_in(&mut extra, "unmounted", series, |window| window.unmounted);
+    if let Some(io) = series.windows.iter().find_map(|window| window.io.clone()) {
+        extra.insert("io".to_owned(), Value::from(io));
+    }
     Row {
         name: series.workload.name.to_owned(),
         target: series.target.name(),
@@ -351,6 +404,33 @@ fn row(series: &Series) -> Row {
         runs: windows.len(),
         extra,
     }
+}
+
+fn rounded(value: f64, unit: f64) -> Value {
+    Value::from((value * unit).round() / unit)
+}
+
+/// What the machine did for an operation from the start to some end: medians, of what is known.
+fn all_in(
+    extra: &mut Map<String, Value>,
+    end: &str,
+    series: &Series,
+    span: fn(&Outcome) -> Option<Span>,
+) {
+    let mut put = |what: &str, value: &dyn Fn(&Span) -> Option<f64>| {
+        let each = |window: &Outcome| {
+            let operations = window.measured.operations.max(1) as f64;
+            Some(value(&span(window)?)? / operations)
+        };
+        let values: Vec<f64> = series.windows.iter().filter_map(each).collect();
+        if !values.is_empty() {
+            let median = rounded(Spread::of(values).median, 1e3);
+            extra.insert(format!("{end}_{what}_per_op"), median);
+        }
+    };
+    put("us", &|span| Some(span.seconds * 1e6));
+    put("busy_us", &|span| Some(span.busy_seconds? * 1e6));
+    put("written_bytes", &|span| Some(span.written_bytes? as f64));
 }
 
 /// The bars that these rows answer for. Of several pools the largest counts.
@@ -399,6 +479,7 @@ mod tests {
             time: Duration::from_millis(50),
             runs: 1,
             pools: vec![2000],
+            operations: None,
             against: Vec::new(),
             storage: Storage::Memory,
             sheaf: PathBuf::from("/no/such/program"),
@@ -410,6 +491,7 @@ mod tests {
         Window {
             time: Duration::from_millis(50),
             threads: 2,
+            operations: u64::MAX,
             cpus: Vec::new(),
         }
     }
@@ -422,6 +504,7 @@ mod tests {
                 window: &window(),
                 pool: 2000,
                 branches: 2,
+                meter: &Meter::new(&[]).unwrap(),
             };
             let name = workload.name;
             let measured = subject.measure(&enter(workload));
@@ -471,9 +554,38 @@ mod tests {
         assert_eq!((named("MWCL"), named("DRBH")), (4, 2));
         assert!(report.rows.iter().all(|row| row.median > 0.0));
         assert_eq!(report.rows[0].extra["pool"], 200);
+        let extra = |target: &str, key: &str| {
+            let row = report.rows.iter().find(|row| row.target == target).unwrap();
+            row.extra.get(key).cloned()
+        };
+        let number = |target: &str, key: &str| extra(target, key).and_then(|value| value.as_f64());
+        let synced = number("sheaf", "synced_us_per_op").unwrap();
+        assert!(synced > 0.0);
+        assert!(number("sheaf", "unmounted_us_per_op").unwrap() >= synced);
+        assert!(extra("sheaf", "io").is_some());
+        let folder = folder.display().to_string();
+        assert!(number(&folder, "synced_us_per_op").unwrap() > 0.0);
+        assert_eq!(extra(&folder, "unmounted_us_per_op"), None);
+        assert_eq!(extra(&folder, "synced_written_bytes_per_op"), None);
         assert!(report.checks.is_empty());
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn operations_may_be_counted_out() {
+        let options = Options {
+            workloads: select(&["MWRL".to_owned()]).unwrap(),
+            threads: vec![1, 2],
+            time: Duration::from_secs(600),
+            operations: Some(300),
+            ..options()
+        };
+        let report = run(&options, &|_| {}).unwrap();
+        let operations = |row: usize| report.rows[row].extra["operations"].as_u64().unwrap();
+        assert_eq!(operations(0), 300);
+        // The first thread that has done its share ends the window.
+        assert!((150..=300).contains(&operations(1)), "{}", operations(1));
     }
 
     #[test]
@@ -490,6 +602,10 @@ mod tests {
         }));
         assert!(refused(Options {
             pools: vec![5],
+            ..options()
+        }));
+        assert!(refused(Options {
+            operations: Some(0),
             ..options()
         }));
         assert!(refused(Options {

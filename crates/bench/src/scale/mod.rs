@@ -26,6 +26,7 @@ use serde_json::{Map, Value, json};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fxmark::{self, EMPTY_SHARED, Run, Workload};
+use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Operation, Stop, Window};
 use crate::target::{InProcess, Place, Side, Storage};
 use crate::{Error, interrupt};
@@ -297,8 +298,10 @@ impl Bench<'_> {
         let window = Window {
             time: Duration::from_secs(1),
             threads,
+            operations: u64::MAX,
             cpus: self.cpus.clone(),
         };
+        let meter = Meter::new(&[])?;
         let share = self.options.pool;
         match store {
             Store::Sheaf(workload) => {
@@ -313,7 +316,8 @@ impl Bench<'_> {
                     branches: fxmark::BRANCHES,
                 };
                 let run = Run::prepare(&side, workload, scale)?;
-                let measured = runner::measure(&window, &Settled { side: &side, run })?;
+                let load = Settled { side: &side, run };
+                let measured = runner::measure(&window, &load, &meter)?;
                 side.close()?;
                 Ok(measured)
             }
@@ -325,7 +329,7 @@ impl Bench<'_> {
                     bad: *bad,
                     share,
                 };
-                runner::measure(&window, &load)
+                runner::measure(&window, &load, &meter)
             }
         }
     }

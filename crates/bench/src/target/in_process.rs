@@ -19,6 +19,7 @@ const MODE: u32 = 0o700;
 pub struct InProcess {
     fs: Arc<FileSystem>,
     who: Caller,
+    io: String,
     closed: bool,
 }
 
@@ -32,11 +33,17 @@ impl InProcess {
     pub fn with(devices: &[PathBuf], options: FsOptions) -> Result<InProcess, Error> {
         mkfs(devices)?;
         let opened = device::open_devices(devices, &OpenOptions::default())?;
+        let io = opened.first().map_or(String::new(), |device| {
+            let info = device.info();
+            let direct = if info.direct { "direct" } else { "buffered" };
+            format!("{}, {direct}", info.backend)
+        });
         let array = Arc::new(Array::assemble(opened, false)?);
         let fs = FileSystem::open(array, options)?;
         Ok(InProcess {
             fs,
             who: Caller::root(),
+            io,
             closed: false,
         })
     }
@@ -55,6 +62,11 @@ impl InProcess {
     pub fn settle(&self) -> Result<(), Error> {
         self.commit()?;
         self.checkpoint()
+    }
+
+    /// How the devices are reached: by which system interface, and whether past the page cache.
+    pub fn io(&self) -> String {
+        self.io.clone()
     }
 
     /// Ends the use; an error is one of writing back.

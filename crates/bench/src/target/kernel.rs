@@ -15,13 +15,20 @@ use crate::Error;
 pub enum Kernel {
     Ext4,
     Xfs,
+    F2fs,
     Btrfs,
     Tmpfs,
 }
 
 impl Kernel {
     pub fn parse(name: &str) -> Option<Kernel> {
-        let all = [Kernel::Ext4, Kernel::Xfs, Kernel::Btrfs, Kernel::Tmpfs];
+        let all = [
+            Kernel::Ext4,
+            Kernel::Xfs,
+            Kernel::F2fs,
+            Kernel::Btrfs,
+            Kernel::Tmpfs,
+        ];
         all.into_iter().find(|kernel| kernel.name() == name)
     }
 
@@ -29,6 +36,7 @@ impl Kernel {
         match self {
             Kernel::Ext4 => "ext4",
             Kernel::Xfs => "xfs",
+            Kernel::F2fs => "f2fs",
             Kernel::Btrfs => "btrfs",
             Kernel::Tmpfs => "tmpfs",
         }
@@ -39,6 +47,7 @@ impl Kernel {
         match self {
             Kernel::Ext4 => "e2fsprogs",
             Kernel::Xfs => "xfsprogs",
+            Kernel::F2fs => "f2fs-tools",
             Kernel::Btrfs => "btrfs-progs",
             Kernel::Tmpfs => "mount",
         }
@@ -74,7 +83,7 @@ impl Kernel {
                 let options = "lazy_itable_init=0,lazy_journal_init=0";
                 mkfs.args(["-q", "-F", "-N", &inodes, "-E", options])
             }
-            Kernel::Xfs | Kernel::Btrfs => mkfs.args(["-q", "-f"]),
+            Kernel::Xfs | Kernel::F2fs | Kernel::Btrfs => mkfs.args(["-q", "-f"]),
         };
         mkfs.arg(device);
         Some(mkfs)

@@ -93,8 +93,8 @@ impl Target {
             "sheaf-mount" => Ok(Target::SheafMount),
             path if path.contains('/') => Ok(Target::Path(PathBuf::from(path))),
             _ => Err(Error::Usage(format!(
-                "'{name}' is no file system to compare with: give ext4, xfs, btrfs, tmpfs, \
-                 sheaf-mount, or the path of a folder"
+                "'{name}' is no file system to compare with: give ext4, xfs, f2fs, btrfs, \
+                 tmpfs, sheaf-mount, or the path of a folder"
             ))),
         }
     }

@@ -6,6 +6,7 @@
 //! 2. Mounts are made in a mount table of this process's own, so that nobody else sees them
 //!    and that they, and the loop devices below them, end with the process, however it ends.
 
+use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -58,6 +59,7 @@ impl Place {
         }
         if let Storage::Devices(devices) = storage {
             devices.iter().try_for_each(|path| refuse_used(path))?;
+            check_size(devices, bytes, mounts)?;
         }
         if *storage == Storage::Memory {
             check_memory(bytes)?;
@@ -115,6 +117,11 @@ impl Place {
         self.dir.join(name)
     }
 
+    /// The block devices that were given.
+    pub fn devices(&self) -> &[PathBuf] {
+        &self.devices
+    }
+
     /// Size of a side's storage in bytes, in all.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -169,6 +176,28 @@ fn check_memory(bytes: u64) -> Result<(), Error> {
     }
 }
 
+/// All devices together hold `bytes`, and with `mounts` the first does.
+fn check_size(devices: &[PathBuf], bytes: u64, mounts: bool) -> Result<(), Error> {
+    let size = |path: &PathBuf| {
+        let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        file.seek(SeekFrom::End(0)).map_err(|e| Error::io(path, e))
+    };
+    let sizes = devices.iter().map(size).collect::<Result<Vec<u64>, _>>()?;
+    let (whose, size) = match mounts {
+        true => ("the first device", sizes.first().copied().unwrap_or(0)),
+        false => ("the devices together", sizes.iter().sum()),
+    };
+    match size < bytes {
+        true => Err(Error::Unable(format!(
+            "{} MiB are needed and {whose} has {} MiB: want less (--pool, --count), or give a \
+             larger one",
+            bytes.div_ceil(1 << 20),
+            size >> 20
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// A device whose content somebody may want is none to measure on.
 fn refuse_used(path: &Path) -> Result<(), Error> {
     match device::probe(path) {
@@ -201,7 +230,6 @@ impl Drop for Place {
 
 /// Zeros where file systems put what they are known by.
 fn wipe(path: &Path) -> std::io::Result<()> {
-    use std::io::{Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
     let mut file = std::fs::OpenOptions::new().write(true).open(path)?;
     let bytes = file.seek(SeekFrom::End(0))?;
@@ -256,6 +284,20 @@ mod tests {
         std::fs::write(place.file("other"), "left behind").unwrap();
         drop(place);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn devices_are_large_enough() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = ["a", "b"].map(|name| dir.path().join(name));
+        let devices = devices.to_vec();
+        for device in &devices {
+            device::create_image(device, 8 << 20).unwrap();
+        }
+        assert!(check_size(&devices, 16 << 20, false).is_ok());
+        assert!(check_size(&devices, (16 << 20) + 1, false).is_err());
+        assert!(check_size(&devices, 8 << 20, true).is_ok());
+        assert!(check_size(&devices, 16 << 20, true).is_err());
     }
 
     #[test]
