@@ -6,6 +6,7 @@ mod exclusions;
 mod packages;
 mod process;
 mod report;
+mod rig;
 mod simulate;
 mod source;
 mod suites;
@@ -38,6 +39,8 @@ enum Task {
     },
     /// Crash the file system in simulation, in as many ways as the time allows, and plant canaries
     Sim(simulate::SimArgs),
+    /// Measure in a virtual machine, beside file systems that the host's kernel may lack
+    Rig(rig::RigArgs),
 }
 
 #[derive(Args, Clone)]
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Task::Test(args) => suites::run(&args),
         Task::Docs { check } => docs::run(check).map(|()| true),
         Task::Sim(args) => simulate::run(&args),
+        Task::Rig(args) => rig::run(&args),
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

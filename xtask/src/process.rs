@@ -140,12 +140,20 @@ pub fn wait(child: &mut Child, limit: Duration) -> Fallible<Option<ExitStatus>> 
     }
 }
 
-/// Kills the process group that `child` leads and reaps the child, which may be stuck in a
-/// file system that no longer answers: then it is left behind after ten seconds.
+/// Kills the process group that `child` leads and what descends from it (timeout(1) has a group of its
+/// own), and reaps the child, which may be stuck in a file system that no longer answers: then it is
+/// left behind after ten seconds.
 pub fn kill_group(child: &mut Child) {
+    let descendants = stop_descendants(child.id());
     if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
         // The group may be gone already.
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+    for pid in descendants {
+        if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+            // It may have ended with the group.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
     for _ in 0..200 {
         if !matches!(child.try_wait(), Ok(None)) {
@@ -154,6 +162,52 @@ pub fn kill_group(child: &mut Child) {
         std::thread::sleep(Duration::from_millis(50));
     }
     eprintln!("xtask: process {} does not end", child.id());
+}
+
+/// Stops what descends from `pid`, and `pid`, so that they cannot fork meanwhile; they are to be killed.
+fn stop_descendants(pid: u32) -> Vec<u32> {
+    let mut stopped = Vec::new();
+    loop {
+        let mut found = descendants(pid);
+        found.push(pid);
+        found.retain(|pid| !stopped.contains(pid));
+        if found.is_empty() {
+            return stopped;
+        }
+        for pid in found {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+                // It may have ended.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::STOP);
+            }
+            stopped.push(pid);
+        }
+    }
+}
+
+/// Children of `pid`, theirs, and so on.
+fn descendants(pid: u32) -> Vec<u32> {
+    let processes: Vec<(u32, u32)> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // The program's name, in parentheses, may hold anything; its state and parent follow.
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+            Some((
+                entry.file_name().to_str()?.parse().ok()?,
+                parent.parse().ok()?,
+            ))
+        })
+        .collect();
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        let children = processes.iter().filter(|(_, of)| *of == parent);
+        found.extend(children.map(|(child, _)| child));
+        next += 1;
+    }
+    found.split_off(1)
 }
 
 /// Whether a program of this name is on the PATH.
@@ -165,4 +219,29 @@ pub fn on_path(name: &str) -> bool {
         .into_iter()
         .chain(extra)
         .any(|dir| dir.join(name).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_the_group_is_killed_too() {
+        // timeout(1) makes a group of its own; the pipe ends when nobody has it any more.
+        let mut child = Command::new("sh")
+            .args(["-c", "timeout 600 sh -c 'echo up; sleep 600; :'; :"])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut output, &mut said).unwrap();
+        assert_eq!(said, "up\n");
+        kill_group(&mut child);
+        assert_eq!(
+            std::io::Read::read_to_end(&mut output, &mut Vec::new()).unwrap(),
+            0
+        );
+    }
 }
