@@ -82,6 +82,14 @@ canaries! {
     /// A checkpoint leaves out a node that changed (checkpoint, invariant 1): its changes go with
     /// the journal's tail.
     DirtyNodeForgotten => "dirty-node-forgotten", Cut,
+    /// A checkpoint does not fold what was merged into a directory (R5): its image lacks names
+    /// that the journal, whose tail moves on, has no more. Its count is wrong after a cut.
+    MergesNotFolded => "merges-not-folded", Cut,
+    /// Who has locked a directory's leaf does not look whether its names moved on the way there
+    /// (content/tally, invariant 3): a name that exists is not found, or is made twice.
+    ShapeIgnored => "shape-ignored", Threads,
+    /// Replay merges what the directory's image has already (R5): its count is wrong after a cut.
+    MergesReplayedTwice => "merges-replayed-twice", Cut,
     /// A checkpoint does not make the journal durable before its table pages (R3): an image shows
     /// the first half of an operation whose other nodes' changes were lost with the journal's end.
     /// Shows when operations change nodes while these are being captured.

@@ -2,7 +2,7 @@
 //!
 //! One checkpoint runs at a time, beside all operations. Its steps (DESIGN §8):
 //!
-//! 1. close the epoch (E0) and take all dirty lists;
+//! 1. close the epoch (E0), take all dirty lists, and fold what is pending in their nodes;
 //! 2. workers encode each dirty node under its shared lock and write packed segments;
 //! 3. make the journal durable through Ef, the newest epoch that an image can hold (R3);
 //! 4. enter the images into the node table, write changed table pages and the space tables,
@@ -17,13 +17,17 @@
 //! 2. Whatever the last durable record reaches is not written over before step 6.
 //! 3. A failure at any step latches the store: the last durable record and the journal behind
 //!    it stay whole.
+//! 4. What was merged into a node up to E0 is in its image (R5): before the node is captured its
+//!    pending changes are folded. A node into which more was merged after that is captured without,
+//!    and stays on a dirty list. So a checkpoint captures what can be merged into under the exclusive lock:
+//!    nobody is between merging and marking then.
 
 use crate::content::Content;
 use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
-use crate::node::Body;
-use crate::op::DirtyCell;
+use crate::node::{Body, State};
+use crate::op::{DirtyCell, Op};
 use crate::segments::Packer;
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
@@ -118,8 +122,16 @@ impl<C: Content> Store<C> {
         report: &mut CheckpointReport,
     ) -> Result<(), Error> {
         // Step 1.
+        if clean {
+            // Nobody changes anything any more: no fold will follow the anchor.
+            for list in &self.dirty {
+                let dirty = list.lock().clone();
+                self.fold(&dirty);
+            }
+        }
         let (e0, anchor) = self.journal.close_and_commit()?;
         let dirty = self.take_dirty();
+        self.fold(&dirty);
         report.nodes = dirty.len() as u64;
         if dirty.is_empty() && released.is_empty() && state.clean && clean {
             return Ok(());
@@ -231,6 +243,15 @@ impl<C: Content> Store<C> {
         all
     }
 
+    /// Invariant 4.
+    fn fold(&self, dirty: &[DirtyCell<C>]) {
+        for cell in dirty {
+            if cell.header.merges.load(Ordering::Relaxed) && !planted(Canary::MergesNotFolded) {
+                Op::fold(self, cell);
+            }
+        }
+    }
+
     /// Encodes and writes the dirty nodes with N workers that share no lock but the
     /// segment table's.
     fn capture(
@@ -265,10 +286,40 @@ impl<C: Content> Store<C> {
         packer: &mut Packer<'_>,
     ) -> Result<Captured<C>, Error> {
         base::trace::mark("capture");
-        let nid = cell.header.nid;
         let node = cell.read();
-        // Under the shared lock no operation is between changing the node and marking it
-        // dirty, so a change after this capture puts it on a list again.
+        if !cell.header.merges.load(Ordering::Relaxed) {
+            // Under the shared lock no operation is between changing the node and marking it
+            // dirty, so a change after this capture puts it on a list again.
+            return self.capture_state(cell, &node, |image| packer.append(image));
+        }
+        drop(node);
+        // Invariant 4. The lock is held while the image is made, not while it is written.
+        let mut image = Vec::new();
+        let mut captured = {
+            let node = cell.write();
+            let captured = self.capture_state(cell, &node, |encode| {
+                encode(&mut image);
+                Ok(Place::NONE)
+            })?;
+            if node.body.pending() {
+                self.mark_dirty(0, cell);
+            }
+            captured
+        };
+        if !image.is_empty() {
+            captured.entry.place = packer.append(|out| out.extend_from_slice(&image))?;
+        }
+        Ok(captured)
+    }
+
+    /// Captures a node whose lock is held; `put` gets what encodes its image, if it has one.
+    fn capture_state(
+        &self,
+        cell: &DirtyCell<C>,
+        node: &State<C>,
+        put: impl FnOnce(&mut dyn FnMut(&mut Vec<u8>)) -> Result<Place, Error>,
+    ) -> Result<Captured<C>, Error> {
+        let nid = cell.header.nid;
         cell.header.dirty.store(false, Ordering::Release);
         self.dirty_bytes
             .fetch_sub(cell.header.dirty_refund(), Ordering::Relaxed);
@@ -276,7 +327,7 @@ impl<C: Content> Store<C> {
         let (place, free) = match &node.body {
             Body::Gone => (Place::NONE, None),
             body => {
-                let place = packer.append(|out| body.encode_item(nid, node.version, out))?;
+                let place = put(&mut |out| body.encode_item(nid, node.version, out))?;
                 let free = match body {
                     Body::Space(map) => Some(map.free()),
                     _ => None,

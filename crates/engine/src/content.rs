@@ -18,6 +18,22 @@ pub trait Content: Send + Sync + Sized + 'static {
     fn apply(&mut self, delta: &Self::Delta) -> Result<(), Damage>;
     fn encode_delta(delta: &Self::Delta, out: &mut Vec<u8>);
     fn decode_delta(kind: u8, bytes: &[u8]) -> Result<Self::Delta, Damage>;
+    /// Whether [`Content::merge`] takes changes now.
+    fn merges(&self) -> bool {
+        false
+    }
+    /// Adds a change under a shared lock, in any order among others that are merged. It stays
+    /// pending, which means that it is not in the image, until [`Content::settle`]. True when
+    /// nothing was pending before.
+    fn merge(&self, _delta: &Self::Delta) -> Result<bool, Damage> {
+        Err(Damage::new("node", "takes no merged changes"))
+    }
+    /// Whether merged changes are pending.
+    fn pending(&self) -> bool {
+        false
+    }
+    /// Makes the pending changes part of the image, as if they had been applied.
+    fn settle(&mut self) {}
     /// True for kinds that belong to an inode and are locked only under its lock.
     fn owned(kind: u8) -> bool;
     /// Approximate heap bytes.

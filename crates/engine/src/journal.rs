@@ -31,15 +31,20 @@ use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability, Io};
 use format::geometry::Geometry;
-use format::journal::{BATCH_MAGIC, BatchHeader, RECORD_MAX};
+use format::journal::{BATCH_MAGIC, BatchHeader, EntryHeader, RECORD_MAX, RecordHeader};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Header and padding of one batch.
 const BATCH_SLACK: u64 = 2 * BLOCK_SIZE as u64;
-/// Credit of one operation: no record is longer, and the batch that takes it may be its own.
-pub(crate) const CREDIT: u64 = RECORD_MAX as u64 + BATCH_SLACK;
+/// The record that folds what was merged into a node.
+const FOLD: u64 = (RecordHeader::SIZE + EntryHeader::SIZE) as u64;
+/// Nodes that one operation merges changes into, at most.
+pub(crate) const MERGES_MAX: usize = 4;
+/// Credit of one operation: no record is longer, the batch that takes it may be its own, and it
+/// may leave some folds to a checkpoint.
+pub(crate) const CREDIT: u64 = RECORD_MAX as u64 + BATCH_SLACK + MERGES_MAX as u64 * FOLD;
 const SLACK: Slack = Slack {
     credit: CREDIT,
     // Those in flight, the one being gathered, and the open epoch's.
@@ -169,6 +174,24 @@ impl Journal {
         debug_assert!(record.len() <= RECORD_MAX);
         self.staging.push(pin, record);
         self.ring.staged(record.len() as u64);
+    }
+
+    /// A checkpoint will have to fold one more node; the caller holds a credit.
+    pub fn owe_fold(&self) {
+        self.ring.owe(FOLD);
+    }
+
+    /// A change of the node made that fold unnecessary.
+    pub fn fold_done(&self) {
+        self.ring.repay(FOLD);
+    }
+
+    /// Stages a fold under a pin; it was owed.
+    pub fn stage_fold(&self, pin: &Pin<'_>, record: &[u8]) {
+        debug_assert_eq!(record.len() as u64, FOLD);
+        self.staging.push(pin, record);
+        self.ring.stage_owed(record.len() as u64);
+        self.ring.repay(FOLD);
     }
 
     /// Bytes that wait for a commit, credits in use included.

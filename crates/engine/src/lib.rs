@@ -40,7 +40,7 @@ pub use content::Content;
 pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use node::{Node, NodeRead};
-pub use op::{Epoch, FreshNid, Need, Op, Promise, Reservation, Slot};
+pub use op::{Epoch, FreshNid, Mode, Need, Op, Promise, Reservation, Slot};
 pub use recovery::RecoveryReport;
 pub use salvage::{Loss, Salvage, SalvageError};
 pub use scrub::ScrubStep;

@@ -36,6 +36,8 @@ pub(crate) struct CellHeader {
     dirty_bytes: AtomicI64,
     /// Bytes of changes since the charge was brought up to date.
     uncharged: AtomicUsize,
+    /// What [`Content::merges`] said at the last exclusive change: right for who holds the lock.
+    pub merges: AtomicBool,
 }
 
 /// Bytes of changes that a charge may lag behind: working it out looks at every entry.
@@ -120,6 +122,15 @@ impl<C: Content> Body<C> {
         });
     }
 
+    pub fn merges(&self) -> bool {
+        matches!(self, Body::User(content) if content.merges())
+    }
+
+    /// Whether changes were merged that its image does not have.
+    pub fn pending(&self) -> bool {
+        matches!(self, Body::User(content) if content.pending())
+    }
+
     fn memory(&self) -> usize {
         match self {
             Body::Gone => 0,
@@ -161,6 +172,7 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
         bytes: AtomicUsize::new(cell_overhead::<C>() + body.memory()),
         dirty_bytes: AtomicI64::new(0),
         uncharged: AtomicUsize::new(0),
+        merges: AtomicBool::new(body.merges()),
     };
     Arc::new(RwLock::with_header(
         lock_rank,

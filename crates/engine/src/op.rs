@@ -13,15 +13,25 @@
 //! 5. A delta that does not apply means that nodes contradict each other: their checksums are
 //!    right, so somebody wrote them that way. The store latches read-only, and nothing of the
 //!    operation is logged.
+//! 6. Changes of a node that commute may be *merged*: under its shared lock, in an entry that names
+//!    the version it found and makes none. Whoever makes the next version has waited for all
+//!    of them. So the changes of a node have an order for replay, in which only merges of
+//!    one version stand in any order; and an image of a version has every merge of the versions before,
+//!    and none of its own: those are pending, beside the image's content, until a change settles
+//!    them. What a checkpoint's epochs have left pending it folds itself, by a change that
+//!    makes a version and nothing else (`checkpoint.rs`, invariant 4); the journal keeps room
+//!    for that from the first merge on (R5, R6).
 
 use crate::content::Content;
 use crate::error::Error;
+use crate::journal::MERGES_MAX;
 use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
+use base::atomic::Ordering;
 use base::canary::{Canary, planted};
-use base::sync::{Arc, OwnedWriteGuard};
+use base::sync::{Arc, OwnedReadGuard, OwnedWriteGuard};
 use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid, U32, U64};
@@ -126,9 +136,57 @@ impl<C: Content> Drop for Promise<'_, C> {
     }
 }
 
+/// How an operation locks a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    /// Shared, if its content takes merged changes now; else exclusively.
+    Merging,
+}
+
+#[derive(Debug)]
+enum Guard<C> {
+    Exclusive(OwnedWriteGuard<State<C>, CellHeader>),
+    Shared(OwnedReadGuard<State<C>, CellHeader>),
+}
+
+impl<C: Content> Guard<C> {
+    fn take(cell: &Arc<Cell<C>>, mode: Mode) -> Guard<C> {
+        if mode == Mode::Merging && cell.header.merges.load(Ordering::Relaxed) {
+            let guard = cell.read_owned();
+            // What was said without the lock may be old.
+            if guard.body.merges() {
+                return Guard::Shared(guard);
+            }
+        }
+        Guard::Exclusive(cell.write_owned())
+    }
+
+    fn cell(&self) -> &Arc<Cell<C>> {
+        match self {
+            Guard::Exclusive(guard) => guard.lock(),
+            Guard::Shared(guard) => guard.lock(),
+        }
+    }
+
+    fn state(&self) -> &State<C> {
+        match self {
+            Guard::Exclusive(guard) => guard,
+            Guard::Shared(guard) => guard,
+        }
+    }
+
+    fn state_mut(&mut self) -> Option<&mut State<C>> {
+        match self {
+            Guard::Exclusive(guard) => Some(guard),
+            Guard::Shared(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Locked<C> {
-    guard: OwnedWriteGuard<State<C>, CellHeader>,
+    guard: Guard<C>,
     touched: bool,
     created: bool,
     /// Gone with the commit; until then it can be looked at.
@@ -150,6 +208,8 @@ pub struct Op<'s, C: Content> {
     finished: bool,
     /// Invariant 5.
     failed: bool,
+    /// It is a checkpoint's fold, for which there is room without a credit.
+    owed: bool,
 }
 
 #[derive(Debug)]
@@ -173,35 +233,72 @@ impl<'s, C: Content> Op<'s, C> {
             deleted: Vec::new(),
             finished: false,
             failed: false,
+            owed: false,
         }
+    }
+
+    /// Makes the pending changes of a node part of its image by a version of its own
+    /// (invariant 6). It waits for no room, so that a checkpoint can call it.
+    pub(crate) fn fold(store: &'s Store<C>, cell: &Arc<Cell<C>>) {
+        let mut op = Op::new(store);
+        op.owed = true;
+        let mut guard = cell.write_owned();
+        let state = &mut *guard;
+        let pending = state.body.pending();
+        if let (Body::User(content), true) = (&mut state.body, pending) {
+            content.settle();
+            state.version += 1;
+            let (version, kind) = (state.version, state.body.kind());
+            let nid = cell.header.nid;
+            op.put_entry(nid, version, Action::Fold, kind, |_| {});
+            op.hold(Guard::Exclusive(guard), true);
+        }
+        op.commit();
     }
 
     /// Locks a node exclusively until the operation ends; a node locked before keeps its slot.
     pub fn lock(&mut self, node: &Node<C>) -> Result<Slot, Error> {
+        self.lock_as(node, Mode::Exclusive)
+    }
+
+    /// Locks a node until the operation ends; one locked before keeps its slot and its mode.
+    pub fn lock_as(&mut self, node: &Node<C>, mode: Mode) -> Result<Slot, Error> {
         if let Some(slot) = self.slot_of(node.nid()) {
             return Ok(slot);
         }
-        let guard = node.0.write_owned();
-        if !matches!(guard.body, Body::User(_)) {
+        let guard = Guard::take(&node.0, mode);
+        if !matches!(guard.state().body, Body::User(_)) {
             return Err(Error::Gone(node.nid()));
         }
+        Ok(self.hold(guard, false))
+    }
+
+    fn hold(&mut self, guard: Guard<C>, touched: bool) -> Slot {
         self.locked.push(Locked {
             guard,
-            touched: false,
+            touched,
             created: false,
             deleted: false,
             changed: 0,
         });
-        Ok(Slot(self.locked.len() - 1))
+        Slot(self.locked.len() - 1)
     }
 
-    /// Locks inodes in nid order, whatever order they are given in; slots come in the given one.
+    /// Locks inodes exclusively in nid order, whatever order they are given in; slots come in the
+    /// given one.
     pub fn lock_sorted(&mut self, nodes: &[&Node<C>]) -> Result<Vec<Slot>, Error> {
+        let nodes: Vec<_> = nodes.iter().map(|n| (*n, Mode::Exclusive)).collect();
+        self.lock_sorted_as(&nodes)
+    }
+
+    /// [`Op::lock_sorted`] with the mode of each; a node that is given twice is locked exclusively
+    /// if one of the two asks for that.
+    pub fn lock_sorted_as(&mut self, nodes: &[(&Node<C>, Mode)]) -> Result<Vec<Slot>, Error> {
         let mut order: Vec<usize> = (0..nodes.len()).collect();
-        order.sort_by_key(|&i| nodes[i].nid());
+        order.sort_by_key(|&i| (nodes[i].0.nid(), nodes[i].1 == Mode::Merging));
         let mut slots = vec![Slot(0); nodes.len()];
         for i in order {
-            slots[i] = self.lock(nodes[i])?;
+            slots[i] = self.lock_as(nodes[i].0, nodes[i].1)?;
         }
         Ok(slots)
     }
@@ -209,28 +306,34 @@ impl<'s, C: Content> Op<'s, C> {
     pub fn slot_of(&self, nid: Nid) -> Option<Slot> {
         self.locked
             .iter()
-            .position(|l| l.guard.lock().header.nid == nid)
+            .position(|l| l.guard.cell().header.nid == nid)
             .map(Slot)
     }
 
+    /// Whether others may be merging changes into this node at the same time, so that this operation may
+    /// do nothing else with it either.
+    pub fn shares(&self, slot: Slot) -> bool {
+        matches!(self.locked[slot.0].guard, Guard::Shared(_))
+    }
+
     pub fn peek(&self, slot: Slot) -> &C {
-        match &self.locked[slot.0].guard.body {
+        match &self.locked[slot.0].guard.state().body {
             Body::User(content) => content,
             _ => unreachable!("only user nodes that exist get a slot"),
         }
     }
 
     pub fn version(&self, slot: Slot) -> u64 {
-        self.locked[slot.0].guard.version
+        self.locked[slot.0].guard.state().version
     }
 
     pub fn nid(&self, slot: Slot) -> Nid {
-        self.locked[slot.0].guard.lock().header.nid
+        self.locked[slot.0].guard.cell().header.nid
     }
 
     /// A locked node as a reference.
     pub fn node(&self, slot: Slot) -> Node<C> {
-        Node(Arc::clone(self.locked[slot.0].guard.lock()))
+        Node(Arc::clone(self.locked[slot.0].guard.cell()))
     }
 
     pub fn store(&self) -> &'s Store<C> {
@@ -301,14 +404,9 @@ impl<'s, C: Content> Op<'s, C> {
         self.put_entry(nid, version, Action::Create, kind, |out| {
             guard.body.encode(out)
         });
-        self.locked.push(Locked {
-            guard,
-            touched: true,
-            created: true,
-            deleted: false,
-            changed: 0,
-        });
-        Slot(self.locked.len() - 1)
+        let slot = self.hold(Guard::Exclusive(guard), true);
+        self.locked[slot.0].created = true;
+        slot
     }
 
     /// Changes a locked node now, and logs the change (phase 2).
@@ -316,12 +414,21 @@ impl<'s, C: Content> Op<'s, C> {
         if self.failed {
             return;
         }
+        let journal = &self.store.journal;
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
-        let nid = locked.guard.lock().header.nid;
-        let state = &mut *locked.guard;
+        let nid = locked.guard.cell().header.nid;
+        let Some(state) = locked.guard.state_mut() else {
+            return self.fail(nid, &Damage::new("node", "is changed under a shared lock"));
+        };
         let applied = match &mut state.body {
-            Body::User(content) if !locked.deleted => content.apply(&delta),
+            Body::User(content) if !locked.deleted => {
+                if content.pending() {
+                    content.settle();
+                    journal.fold_done();
+                }
+                content.apply(&delta)
+            }
             _ => Err(Damage::new("node", "is changed after it was deleted")),
         };
         if let Err(damage) = applied {
@@ -339,6 +446,36 @@ impl<'s, C: Content> Op<'s, C> {
         self.locked[slot.0].changed += self.record.len() - before;
     }
 
+    /// Changes a locked node now, and logs the change (phase 2): as one to be merged, if the
+    /// node is shared with others who do the same (invariant 6).
+    pub fn merge(&mut self, slot: Slot, delta: C::Delta) {
+        let locked = &mut self.locked[slot.0];
+        let Guard::Shared(guard) = &locked.guard else {
+            return self.apply(slot, delta);
+        };
+        if self.failed {
+            return;
+        }
+        locked.touched = true;
+        let nid = guard.lock().header.nid;
+        let merged = match &guard.body {
+            Body::User(content) => content.merge(&delta),
+            _ => Err(Damage::new("node", "is changed after it was deleted")),
+        };
+        match merged {
+            Ok(true) => self.store.journal.owe_fold(),
+            Ok(false) => {}
+            Err(damage) => return self.fail(nid, &damage),
+        }
+        let (version, kind) = (guard.version, guard.body.kind());
+        if planted(Canary::HalfRecord) && self.entries > 0 {
+            return;
+        }
+        self.put_entry(nid, version, Action::Merge, kind, |out| {
+            C::encode_delta(&delta, out)
+        });
+    }
+
     /// Deletes a locked node (phase 2).
     pub fn delete(&mut self, slot: Slot) {
         if self.failed {
@@ -346,14 +483,23 @@ impl<'s, C: Content> Op<'s, C> {
         }
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
-        let nid = locked.guard.lock().header.nid;
+        let nid = locked.guard.cell().header.nid;
         if locked.deleted {
             return self.fail(nid, &Damage::new("node", "is deleted twice"));
         }
-        let kind = locked.guard.body.kind();
+        let Some(state) = locked.guard.state_mut() else {
+            return self.fail(nid, &Damage::new("node", "is deleted under a shared lock"));
+        };
+        if let Body::User(content) = &mut state.body
+            && content.pending()
+        {
+            content.settle();
+            self.store.journal.fold_done();
+        }
+        let kind = state.body.kind();
         locked.deleted = true;
-        locked.guard.version += 1;
-        let version = locked.guard.version;
+        state.version += 1;
+        let version = state.version;
         self.deleted.push(nid);
         self.put_entry(nid, version, Action::Delete, kind, |_| {});
     }
@@ -412,7 +558,7 @@ impl<'s, C: Content> Op<'s, C> {
         self.change_maps();
         self.finished = true;
         if self.failed || !self.changed() {
-            self.store.journal.return_credit();
+            self.return_credit();
             return Epoch(self.store.journal.epoch());
         }
         let len = self.record.len();
@@ -425,24 +571,37 @@ impl<'s, C: Content> Op<'s, C> {
         header.entries = U32::new(self.entries);
         self.record[..RecordHeader::SIZE].copy_from_slice(header.as_bytes());
 
+        let merged = |l: &&Locked<C>| l.touched && matches!(l.guard, Guard::Shared(_));
+        debug_assert!(self.locked.iter().filter(merged).count() <= MERGES_MAX);
+
         let shard = self.store.shard();
         let pin = self.store.journal.pin(shard);
         for locked in &mut self.locked {
-            if locked.deleted {
-                locked.guard.body = Body::Gone;
+            if !locked.touched {
+                continue;
             }
-            if locked.created {
-                self.store.nodes.insert(Arc::clone(locked.guard.lock()));
-            }
-            if locked.touched {
-                let cell = locked.guard.lock();
-                if locked.deleted || cell.header.changed(locked.changed) {
-                    self.store.recharge(cell, &locked.guard.body);
+            if let Some(state) = locked.guard.state_mut() {
+                if locked.deleted {
+                    state.body = Body::Gone;
                 }
-                self.store.mark_dirty(shard, cell);
+                let merges = state.body.merges();
+                let cell = locked.guard.cell();
+                if locked.created {
+                    self.store.nodes.insert(Arc::clone(cell));
+                }
+                if cell.header.merges.load(Ordering::Relaxed) != merges {
+                    cell.header.merges.store(merges, Ordering::Relaxed);
+                }
+                if locked.deleted || cell.header.changed(locked.changed) {
+                    self.store.recharge(cell, &locked.guard.state().body);
+                }
             }
+            self.store.mark_dirty(shard, locked.guard.cell());
         }
-        self.store.journal.stage(&pin, &self.record);
+        match self.owed {
+            true => self.store.journal.stage_fold(&pin, &self.record),
+            false => self.store.journal.stage(&pin, &self.record),
+        }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);
         if planted(Canary::BlocksReusedEarly) {
@@ -453,6 +612,12 @@ impl<'s, C: Content> Op<'s, C> {
         }
         drop(pin);
         Epoch(epoch)
+    }
+
+    fn return_credit(&self) {
+        if !self.owed {
+            self.store.journal.return_credit();
+        }
     }
 
     /// Locks the space maps, in nid order and after everything else, and changes them.
@@ -480,13 +645,7 @@ impl<'s, C: Content> Op<'s, C> {
                     delta.encode(o)
                 });
             }
-            self.locked.push(Locked {
-                guard,
-                touched: true,
-                created: false,
-                deleted: false,
-                changed: 0,
-            });
+            self.hold(Guard::Exclusive(guard), true);
         }
     }
 
@@ -497,14 +656,8 @@ impl<'s, C: Content> Op<'s, C> {
         if !empty {
             return false;
         }
-        self.locked.push(Locked {
-            guard,
-            touched: false,
-            created: false,
-            deleted: false,
-            changed: 0,
-        });
-        self.delete(Slot(self.locked.len() - 1));
+        let slot = self.hold(Guard::Exclusive(guard), false);
+        self.delete(slot);
         true
     }
 }
@@ -514,7 +667,7 @@ impl<C: Content> Drop for Op<'_, C> {
         if self.finished {
             return;
         }
-        self.store.journal.return_credit();
+        self.return_credit();
         if self.locked.iter().any(|l| l.touched) {
             self.store
                 .latch("an operation was abandoned after it had changed nodes");

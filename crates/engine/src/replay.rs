@@ -7,7 +7,8 @@
 //! 1. A group has all changes of some consecutive epochs. What follows on a node never has a
 //!    smaller epoch, so sorting a node's changes by version within a group puts all in order.
 //! 2. A delta is applied only if its version is exactly the node's next; those up to the version
-//!    that the table names are in the image already.
+//!    that the table names are in the image already. A merge is applied only to the version that
+//!    it names; the image has those of earlier versions, and none of its own (`op.rs`, invariant 6).
 //! 3. Until the last group is done every replayed node is in the cache, dirty, and so stays
 //!    there; nobody else looks. Allocators hear of nodes after that, once each.
 
@@ -36,6 +37,22 @@ pub(crate) struct Change<'a> {
     pub action: Action,
     pub kind: u8,
     pub body: &'a [u8],
+}
+
+impl Change<'_> {
+    /// Whether an image of this version has it (invariant 2).
+    fn is_in(&self, version: u64) -> bool {
+        match self.action {
+            Action::Merge if planted(Canary::MergesReplayedTwice) => false,
+            Action::Merge => self.version < version,
+            _ => self.version <= version,
+        }
+    }
+
+    /// Its place among a node's changes.
+    fn order(&self) -> (u64, bool) {
+        (self.version, self.action == Action::Merge)
+    }
 }
 
 /// Nodes that cannot be brought up to date, and why.
@@ -153,8 +170,8 @@ impl<C: Content> Store<C> {
         mut changes: Vec<Change<'_>>,
     ) -> Result<Option<(u64, Body<C>)>, Error> {
         let entry = self.table.entry(nid)?;
-        changes.retain(|change| change.version > entry.version);
-        let Some(first) = changes.iter().min_by_key(|change| change.version) else {
+        changes.retain(|change| !change.is_in(entry.version));
+        let Some(first) = changes.iter().min_by_key(|change| change.order()) else {
             return Ok(None);
         };
         let body = match first.action {
@@ -205,15 +222,22 @@ impl<C: Content> Store<C> {
         mut body: Body<C>,
         mut changes: Vec<Change<'_>>,
     ) -> Result<(u64, Body<C>), Error> {
-        changes.sort_by_key(|change| change.version);
+        changes.sort_by_key(Change::order);
         for change in changes {
-            if change.version != version + 1 && !planted(Canary::VersionGapAccepted) {
-                let to = change.version;
-                let what = format!("node {nid} goes from version {version} to {to}");
+            let (merge, to) = (change.action == Action::Merge, change.version);
+            let follows = to == version + u64::from(!merge);
+            if !follows
+                && !planted(Canary::VersionGapAccepted)
+                && !(merge && planted(Canary::MergesReplayedTwice))
+            {
+                let what = match merge {
+                    false => format!("node {nid} goes from version {version} to {to}"),
+                    true => format!("node {nid} merges at version {to}, but is at {version}"),
+                };
                 return Err(damaged("journal", what));
             }
             body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
-            version += 1;
+            version += u64::from(!merge);
         }
         if let Some(why) = self.misfit(nid, &body) {
             return Err(Error::node(nid, Damage::new("journal", why)));
@@ -245,10 +269,15 @@ fn apply_change<C: Content>(body: Body<C>, change: Change<'_>) -> Result<Body<C>
             map.apply(&SpaceDelta::decode(change.body)?)?;
             Ok(Body::Space(map))
         }
-        (Action::Apply, Body::User(mut content)) => {
+        (Action::Fold, body) if change.body.is_empty() => Ok(body),
+        (Action::Fold, _) => Err(misfit("folds with something else besides")),
+        (Action::Merge, Body::User(content)) if !content.merges() => {
+            Err(misfit("merges into a node that takes no merged changes"))
+        }
+        (Action::Apply | Action::Merge, Body::User(mut content)) => {
             content.apply(&C::decode_delta(change.kind, change.body)?)?;
             Ok(Body::User(content))
         }
-        (Action::Apply, Body::Space(_)) => Err(misfit("has the wrong kind for a space map")),
+        (Action::Apply | Action::Merge, Body::Space(_)) => Err(misfit("has the wrong kind for a space map")),
     }
 }

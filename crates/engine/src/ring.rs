@@ -4,7 +4,10 @@
 //! Invariants:
 //! 1. `head - tail + outstanding` never exceeds the ring, nor do the batches, headers and padding
 //!    included: a credit is taken before its operation locks anything (R6).
-//! 2. Bytes that move from `outstanding` to `head` are in both meanwhile, never in neither.
+//! 2. Bytes that move from `outstanding` to `head`, or from `owed` to `outstanding`, are in both
+//!    meanwhile, never in neither.
+//! 3. A checkpoint can log what it must, whatever else waits for room: that was set aside in
+//!    `owed` by the operation that made it necessary, out of its own credit.
 
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -29,6 +32,8 @@ pub(crate) struct Ring {
     tail: AtomicU64,
     /// Credits given out and bytes staged, not yet part of `head`.
     outstanding: AtomicU64,
+    /// Bytes that checkpoints will log.
+    owed: AtomicU64,
 }
 
 impl Ring {
@@ -40,6 +45,7 @@ impl Ring {
             head: AtomicU64::new(position),
             tail: AtomicU64::new(position),
             outstanding: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
         }
     }
 
@@ -50,12 +56,13 @@ impl Ring {
     /// Bytes in use or spoken for; too many while others change it, never too few.
     fn used(&self) -> u64 {
         // The tail first, which never passes the head: a checkpoint that ends between these
-        // loads makes the result too large, never negative. Outstanding before head: bytes
-        // move from there to head, and counting them twice is safe (invariant 2).
+        // loads makes the result too large, never negative. Owed before outstanding before
+        // head: bytes move that way, and counting them twice is safe (invariant 2).
         let tail = self.tail.load(Ordering::SeqCst);
+        let owed = self.owed.load(Ordering::SeqCst);
         let outstanding = self.outstanding.load(Ordering::SeqCst);
         let head = self.head.load(Ordering::SeqCst);
-        (head - tail) + outstanding + self.slack.batches
+        (head - tail) + outstanding + owed + self.slack.batches
     }
 
     /// Share of the ring in use, 0 to 1000.
@@ -84,6 +91,22 @@ impl Ring {
     pub fn staged(&self, len: u64) {
         self.outstanding
             .fetch_sub(self.slack.credit - len, Ordering::SeqCst);
+    }
+
+    /// Sets `len` bytes aside for a checkpoint. The caller holds a credit, and keeps room for
+    /// them in it (invariant 3).
+    pub fn owe(&self, len: u64) {
+        self.owed.fetch_add(len, Ordering::SeqCst);
+    }
+
+    /// What was owed need not be logged any more, or is staged by [`Ring::stage_owed`].
+    pub fn repay(&self, len: u64) {
+        self.owed.fetch_sub(len, Ordering::SeqCst);
+    }
+
+    /// A record of `len` bytes was staged that was owed; [`Ring::repay`] follows (invariant 2).
+    pub fn stage_owed(&self, len: u64) {
+        self.outstanding.fetch_add(len, Ordering::SeqCst);
     }
 
     /// Staged records of `payload` bytes are now a batch of `len` bytes (invariant 2).

@@ -644,15 +644,21 @@ impl<C: Content> Store<C> {
     }
 
     pub(crate) fn mark_dirty(&self, shard: usize, cell: &DirtyCell<C>) {
-        if cell.header.dirty.swap(true, Ordering::AcqRel) {
+        if cell.header.dirty.load(Ordering::Acquire) {
             return;
+        }
+        {
+            // Of two that merge changes into one node, one finds it marked: a checkpoint that waited
+            // for that one's pin then takes this lock later than the other did.
+            let mut list = self.dirty[shard % self.dirty.len()].lock();
+            if cell.header.dirty.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            list.push(cell.clone());
         }
         let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
         self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.dirty_leaves.touch(cell.header.nid);
-        self.dirty[shard % self.dirty.len()]
-            .lock()
-            .push(cell.clone());
     }
 
     /// Sets space aside for data to be allocated later.

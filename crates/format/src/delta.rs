@@ -36,6 +36,9 @@ pub const CHILD_REMOVE: u8 = 15;
 pub const ROOT_SET: u8 = 16;
 /// Inline attributes, as in an inode: replace all of them.
 pub const XATTRS_INLINE: u8 = 17;
+/// `i32` names, `i32` subdirectories, time: a directory gains so many names and links, and was
+/// changed then.
+pub const TALLY: u8 = 18;
 
 pub const ATTR_MODE: u32 = 1 << 0;
 pub const ATTR_UID: u32 = 1 << 1;

@@ -52,11 +52,13 @@ layout! {
     pub struct EntryHeader: 24 {
         /// The node.
         pub nid: U64,
-        /// Its version after the change.
+        /// Its version after the change; of a merge, the version it belongs to.
         pub version: U64,
         /// Bytes of the change that follow.
         pub len: U32,
-        /// 1 create (the change is the image), 2 apply (a delta), 3 delete (empty).
+        /// 1 create (the change is the image), 2 apply (a delta), 3 delete (empty), 4 merge (a
+        /// delta; comes after what made its version and before what makes the next, in any
+        /// order among the merges of that version), 5 fold (empty: changes nothing but the version).
         pub action: u8,
         /// Node kind.
         pub kind: u8,
@@ -84,6 +86,8 @@ pub enum Action {
     Create = 1,
     Apply = 2,
     Delete = 3,
+    Merge = 4,
+    Fold = 5,
 }
 
 /// One node change as read from a record.
@@ -123,6 +127,8 @@ pub fn parse_records<'a>(
                 1 => Action::Create,
                 2 => Action::Apply,
                 3 => Action::Delete,
+                4 => Action::Merge,
+                5 => Action::Fold,
                 _ => return Err(damage("unknown action")),
             };
             entries.push(Entry {

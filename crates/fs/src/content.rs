@@ -7,10 +7,12 @@ pub mod delta;
 pub mod entry;
 pub mod inode;
 pub(crate) mod leaf;
+pub mod tally;
 
 pub use delta::{AttrChange, Delta};
 pub use entry::{Child, FileExtent, Name, Orphan, Value, Xattr};
 pub use inode::{Body, Inode, Root, TreeId};
+pub use tally::Tally;
 
 use codec::Reader;
 use format::Damage;
@@ -157,6 +159,35 @@ impl engine::Content for FsNode {
 
     fn decode_delta(_kind: u8, bytes: &[u8]) -> Result<Delta, Damage> {
         Delta::decode(bytes)
+    }
+
+    /// Names in leaves come and go under the directory's shared lock.
+    fn merges(&self) -> bool {
+        matches!(self, FsNode::Inode(inode)
+            if inode.pending.is_some() && matches!(inode.body, Body::Tree(_)))
+    }
+
+    fn merge(&self, delta: &Delta) -> Result<bool, Damage> {
+        match (self, delta) {
+            (FsNode::Inode(inode), Delta::Tally(tally)) => match &inode.pending {
+                Some(pending) => Ok(pending.add(*tally)),
+                None => Err(Damage::new("delta", "counts names of what is no directory")),
+            },
+            _ => Err(Damage::new("delta", "cannot be merged")),
+        }
+    }
+
+    fn pending(&self) -> bool {
+        match self {
+            FsNode::Inode(inode) => inode.gained().is_some(),
+            _ => false,
+        }
+    }
+
+    fn settle(&mut self) {
+        if let FsNode::Inode(inode) = self {
+            inode.settle();
+        }
     }
 
     fn owned(kind: u8) -> bool {

@@ -140,8 +140,7 @@ pub fn find<T: Listed>(
     match inode.root(T::TREE) {
         None => Ok(pick(T::in_inode(inode)?)),
         Some(root) => {
-            let leaf = tree::find(store, root, first)?;
-            let node = tree::read(store, leaf.node.nid())?;
+            let (node, _) = tree::read_leaf(store, inode, root, first)?;
             Ok(pick(T::in_leaf(&node)?))
         }
     }
@@ -158,14 +157,13 @@ pub fn run_from<T: Listed>(
     match inode.root(T::TREE) {
         None => Ok((tail(T::in_inode(inode)?), None)),
         Some(root) => {
-            let leaf = tree::find(store, root, from)?;
-            let node = tree::read(store, leaf.node.nid())?;
+            let (node, leaf) = tree::read_leaf(store, inode, root, from)?;
             Ok((tail(T::in_leaf(&node)?), leaf.high))
         }
     }
 }
 
-/// The place of one group in a list whose inode an operation holds exclusively.
+/// The place of one group in a list whose inode an operation holds.
 #[derive(Debug)]
 pub struct Spot<T> {
     inode: Slot,
@@ -176,7 +174,8 @@ pub struct Spot<T> {
     pub found: Option<T>,
 }
 
-/// Locks the place of a group in a list.
+/// Locks the place of a group in a list. An operation that shares the inode and needs two
+/// places does so in the order of their inodes and keys, and plans afterwards.
 pub fn spot<T: Listed>(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
@@ -185,11 +184,7 @@ pub fn spot<T: Listed>(
 ) -> Result<Spot<T>, Error> {
     let leaf = match op.peek(inode).inode()?.root(T::TREE) {
         None => None,
-        Some(_) => {
-            let path = tree::path(op.store(), op, inode, T::TREE, first)?;
-            let slot = path.lock_leaf(op)?;
-            Some((path, slot))
-        }
+        Some(_) => Some(tree::lock_leaf(op, inode, T::TREE, first)?),
     };
     let mut spot = Spot {
         inode,
@@ -232,6 +227,8 @@ pub struct Deletion<T> {
     slot: Slot,
     key: u64,
     shrink: Option<Removal>,
+    /// The inode is shared, and the plan would take it exclusively.
+    blocked: bool,
     kind: std::marker::PhantomData<T>,
 }
 
@@ -314,14 +311,18 @@ impl<T: Listed> Spot<T> {
         let last = self.list(op)?.len() == 1;
         let slot = self.slot();
         let key = self.found.ok_or(Error::NotFound)?.key();
+        let blocked = last && shrink && op.shares(self.inode);
         let shrink = match &self.leaf {
-            Some((path, slot)) if last && shrink => Some(path.plan_removal(op, *slot)?),
+            Some((path, slot)) if last && shrink && !blocked => {
+                Some(path.plan_removal(op, *slot)?)
+            }
             _ => None,
         };
         Ok(Deletion {
             slot,
             key,
             shrink,
+            blocked,
             kind: std::marker::PhantomData,
         })
     }
@@ -348,6 +349,11 @@ impl<T: Listed> Clearing<T> {
 }
 
 impl<T: Listed> Deletion<T> {
+    /// It cannot be carried out in an operation that shares the inode.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
     pub fn finish(self, op: &mut Op<'_, FsNode>) {
         match self.shrink {
             Some(removal) => removal.finish(op, T::emptied()),
@@ -357,6 +363,16 @@ impl<T: Listed> Deletion<T> {
 }
 
 impl<T: Listed> Addition<'_, T> {
+    /// It cannot be carried out in an operation that shares the inode.
+    pub fn is_blocked(&self, op: &Op<'_, FsNode>) -> bool {
+        op.shares(self.inode)
+            && match &self.place {
+                Place::Inline | Place::Spill(_) => true,
+                Place::Leaf(_) => false,
+                Place::Split { growth, .. } => growth.is_exclusive(),
+            }
+    }
+
     /// Puts the element in. The lists are those the plan was made on, but for deletions.
     pub fn finish(self, op: &mut Op<'_, FsNode>) {
         let Addition {
@@ -408,6 +424,7 @@ impl<T: Listed> Addition<'_, T> {
                 };
                 op.create(fresh, T::leaf(upper));
                 path.grow(op, growth, vec![child]);
+                op.peek(inode).inode().expect(planned).reshaped();
             }
         }
     }

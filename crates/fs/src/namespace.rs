@@ -6,14 +6,14 @@
 
 use crate::acl::Inherited;
 use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
-use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan};
+use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan, Tally};
 use crate::data::OpenFile;
 use crate::dir::{self, Target, check_name, is_dot};
 use crate::filesystem::{DIR_LINK_MAX, FileSystem, LINK_MAX};
 use crate::list;
 use crate::{Error, times};
 use base::canary::{Canary, planted};
-use engine::{Need, Op, Slot};
+use engine::{Mode, Need, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
@@ -239,16 +239,35 @@ impl FileSystem {
             return Err(Error::Exists);
         }
         check_name(name)?;
+        let made = self.try_make(who, parent, name, draft, hold, Mode::Merging)?;
+        match made {
+            Some(attr) => Ok(attr),
+            None => self
+                .try_make(who, parent, name, draft, hold, Mode::Exclusive)?
+                .ok_or(Error::Busy),
+        }
+    }
+
+    /// `None`: it takes the directory's exclusive lock.
+    fn try_make(
+        &self,
+        who: &Caller,
+        parent: Ino,
+        name: &[u8],
+        draft: &Draft<'_>,
+        hold: bool,
+        mode: Mode,
+    ) -> Result<Option<Attr>, Error> {
         let dir_node = self.node(parent)?;
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
         let mut op = self.store.begin(Need::Grow)?;
-        let dir = op.lock(&dir_node)?;
+        let dir = op.lock_as(&dir_node, mode)?;
         let parent_inode = live_dir(op.peek(dir).inode()?)?;
         let (mut inode, attributes) = self.draft(who, parent_inode, draft, fresh.version())?;
         if inode.is_dir() {
             inode.parent = parent;
-            if parent_inode.nlink >= DIR_LINK_MAX {
+            if parent_inode.dir_links() >= DIR_LINK_MAX {
                 return Err(Error::TooManyLinks);
             }
         }
@@ -257,8 +276,11 @@ impl FileSystem {
             return Err(Error::Exists);
         }
         let addition = dir::insert(&mut op, spot, name, Target::of(ino, &inode))?;
+        if addition.is_blocked(&op) {
+            return Ok(None);
+        }
         let attributes = attributes.plan(&self.store)?;
-        let parent_change = grown(op.peek(dir).inode()?, 1, inode.is_dir() as i64, inode.btime);
+        let parent_change = grown(1, inode.is_dir() as i32, inode.btime);
         if hold {
             self.files.ref_inode(ino);
         }
@@ -266,9 +288,9 @@ impl FileSystem {
         let attr = self.attr_of(ino, &inode);
         op.create(fresh, FsNode::Inode(Box::new(inode)));
         addition.finish(&mut op);
-        op.apply(dir, parent_change);
+        op.merge(dir, parent_change);
         op.commit();
-        Ok(attr)
+        Ok(Some(attr))
     }
 
     /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
@@ -308,25 +330,27 @@ impl FileSystem {
             return Err(Error::Exists);
         }
         check_name(name)?;
+        let mut mode = Mode::Merging;
         for _ in 0..LOOKS {
-            if let Some(attr) = self.try_link(ino, parent, name)? {
-                return Ok(attr);
+            match self.try_link(ino, parent, name, mode)? {
+                Linked::Done(attr) => return Ok(*attr),
+                Linked::Again => {}
+                Linked::Blocked => mode = Mode::Exclusive,
             }
         }
         Err(Error::Busy)
     }
 
-    /// `None`: the inode lost its last name or got its first meanwhile.
-    fn try_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Option<Attr>, Error> {
+    fn try_link(&self, ino: Ino, parent: Ino, name: &[u8], mode: Mode) -> Result<Linked, Error> {
         let (node, dir_node) = (self.node(ino)?, self.node(parent)?);
         let orphans = self.orphan_node(ino)?;
         let nameless = self.inode(ino)?.inode()?.nlink == 0;
         let mut op = self.store.begin(Need::Grow)?;
-        let mut nodes = vec![&node, &dir_node];
+        let mut nodes = vec![(&node, Mode::Exclusive), (&dir_node, mode)];
         if nameless {
-            nodes.push(&orphans);
+            nodes.push((&orphans, Mode::Exclusive));
         }
-        let slots = op.lock_sorted(&nodes)?;
+        let slots = op.lock_sorted_as(&nodes)?;
         let (file, dir) = (slots[0], slots[1]);
         let inode = op.peek(file).inode()?;
         if inode.is_dir() {
@@ -336,7 +360,7 @@ impl FileSystem {
             return Err(Error::TooManyLinks);
         }
         if (inode.nlink == 0) != nameless {
-            return Ok(None);
+            return Ok(Linked::Again);
         }
         let (target, nlink) = (Target::of(ino, inode), inode.nlink + 1);
         live_dir(op.peek(dir).inode()?)?;
@@ -345,14 +369,16 @@ impl FileSystem {
             return Err(Error::Exists);
         }
         let addition = dir::insert(&mut op, spot, name, target)?;
+        if addition.is_blocked(&op) {
+            return Ok(Linked::Blocked);
+        }
         let adoption = match nameless {
             true => self.plan_adoption(&mut op, slots[2], file)?,
             false => None,
         };
         let now = self.times.now();
-        let change = grown(op.peek(dir).inode()?, 1, 0, now);
         addition.finish(&mut op);
-        op.apply(dir, change);
+        op.merge(dir, grown(1, 0, now));
         op.apply(file, links(nlink, now));
         if let Some(adoption) = adoption {
             adoption.finish(&mut op);
@@ -364,7 +390,7 @@ impl FileSystem {
         let attr = self.attr_of(ino, op.peek(file).inode()?);
         let epoch = op.commit();
         self.files.changed(ino, epoch);
-        Ok(Some(attr))
+        Ok(Linked::Done(Box::new(attr)))
     }
 
     /// Removes a name of something that is not a directory.
@@ -387,7 +413,7 @@ impl FileSystem {
 
     fn remove(&self, parent: Ino, name: &[u8], directory: bool) -> Result<(), Error> {
         check_name(name)?;
-        let mut orphanage = false;
+        let (mut orphanage, mut mode) = (false, Mode::Merging);
         for _ in 0..LOOKS {
             let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
             let victim_node = match self.named_node(found.nid) {
@@ -407,11 +433,11 @@ impl FileSystem {
             let dir_node = self.node(parent)?;
             let orphans = self.orphan_node(found.nid)?;
             let mut op = self.store.begin(Need::Reclaim)?;
-            let mut nodes = vec![&dir_node, &victim_node];
+            let mut nodes = vec![(&dir_node, mode), (&victim_node, Mode::Exclusive)];
             if orphanage {
-                nodes.push(&orphans);
+                nodes.push((&orphans, Mode::Exclusive));
             }
-            let slots = match op.lock_sorted(&nodes) {
+            let slots = match op.lock_sorted_as(&nodes) {
                 Ok(slots) => slots,
                 Err(engine::Error::Gone(nid)) if nid == found.nid => continue,
                 Err(error) => return Err(error.into()),
@@ -427,6 +453,7 @@ impl FileSystem {
             match self.try_remove(op, removal)? {
                 Outcome::Done => return Ok(()),
                 Outcome::Again => {}
+                Outcome::Blocked => mode = Mode::Exclusive,
                 Outcome::NeedsOrphanage => orphanage = true,
             }
         }
@@ -446,7 +473,7 @@ impl FileSystem {
         let nlink = match (r.directory, inode.is_dir()) {
             (true, false) => return Err(Error::NotADirectory),
             (false, true) => return Err(Error::IsADirectory),
-            (true, true) if inode.size > 0 && !planted(Canary::FullDirectoryRemoved) => {
+            (true, true) if inode.names() > 0 && !planted(Canary::FullDirectoryRemoved) => {
                 return Err(Error::NotEmpty);
             }
             (true, true) => 0,
@@ -456,10 +483,12 @@ impl FileSystem {
             return Ok(Outcome::NeedsOrphanage);
         };
         let deletion = spot.remove(&mut op, true)?;
+        if deletion.is_blocked() {
+            return Ok(Outcome::Blocked);
+        }
         let now = self.times.now();
-        let change = grown(op.peek(r.dir).inode()?, -1, -(r.directory as i64), now);
         deletion.finish(&mut op);
-        op.apply(r.dir, change);
+        op.merge(r.dir, grown(-1, -(r.directory as i32), now));
         let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now));
         self.files.times_set(r.expected.nid, false, false);
         let epoch = op.commit();
@@ -559,7 +588,18 @@ enum Outcome {
     Done,
     /// The name means something else now.
     Again,
+    /// It takes the directory's exclusive lock.
+    Blocked,
     NeedsOrphanage,
+}
+
+/// What became of a try to give an inode one more name.
+enum Linked {
+    Done(Box<Attr>),
+    /// The inode lost its last name or got its first meanwhile.
+    Again,
+    /// It takes the directory's exclusive lock.
+    Blocked,
 }
 
 /// A name as a listing shows it.
@@ -584,13 +624,11 @@ pub(crate) fn live_dir(inode: &Inode) -> Result<&Inode, Error> {
 }
 
 /// A directory's change when it gains `names` names and `subdirs` subdirectories.
-pub(crate) fn grown(dir: &Inode, names: i64, subdirs: i64, now: base::clock::Timestamp) -> Delta {
-    Delta::Attrs(AttrChange {
-        size: Some(dir.size.saturating_add_signed(names)),
-        nlink: (subdirs != 0).then(|| dir.nlink.saturating_add_signed(subdirs as i32)),
-        mtime: Some(now),
-        ctime: Some(now),
-        ..AttrChange::default()
+pub(crate) fn grown(names: i32, subdirs: i32, time: base::clock::Timestamp) -> Delta {
+    Delta::Tally(Tally {
+        names,
+        subdirs,
+        time,
     })
 }
 

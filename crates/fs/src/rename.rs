@@ -11,7 +11,7 @@ use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::MutexGuard;
-use engine::{Need, Node, Op, Slot};
+use engine::{Mode, Need, Node, Op, Slot};
 
 /// Fails when the new name exists.
 pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
@@ -53,7 +53,17 @@ enum Outcome {
     /// Done; the inode that lost its last name and is an orphan now.
     Done(Option<Ino>),
     Again,
+    /// It takes the directories' exclusive locks.
+    Blocked,
     NeedsOrphanage,
+}
+
+/// What a try to rename brings along from those before it.
+#[derive(Clone, Copy)]
+struct Try {
+    /// How the directories are locked.
+    mode: Mode,
+    orphanage: bool,
 }
 
 impl Request<'_> {
@@ -92,7 +102,10 @@ impl FileSystem {
             new_name,
             exchange,
         };
-        let mut orphanage = false;
+        let mut this = Try {
+            mode: Mode::Merging,
+            orphanage: false,
+        };
         for _ in 0..TRIES {
             let source = self.find(parent, name)?.ok_or(Error::NotFound)?;
             let target = self.find(new_parent, new_name)?;
@@ -104,7 +117,7 @@ impl FileSystem {
                 _ => {}
             }
             let found = Found { source, target };
-            match self.try_rename(&request, &found, orphanage)? {
+            match self.try_rename(&request, &found, this)? {
                 Outcome::Done(orphan) => {
                     if let Some(ino) = orphan {
                         self.settle_orphan(ino);
@@ -112,7 +125,8 @@ impl FileSystem {
                     return Ok(());
                 }
                 Outcome::Again => {}
-                Outcome::NeedsOrphanage => orphanage = true,
+                Outcome::Blocked => this.mode = Mode::Exclusive,
+                Outcome::NeedsOrphanage => this.orphanage = true,
             }
         }
         // Others rename faster than this looks, or the name refers to nothing.
@@ -124,7 +138,7 @@ impl FileSystem {
         &self,
         request: &Request<'_>,
         found: &Found,
-        orphanage: bool,
+        this: Try,
     ) -> Result<Outcome, Error> {
         let directory = |name: &Name| name.kind == libc::DT_DIR;
         let moves_up = directory(&found.source);
@@ -146,7 +160,7 @@ impl FileSystem {
             }
         }
         let replaced = found.target.as_ref().filter(|_| !request.exchange);
-        let mut orphaned = orphanage;
+        let mut orphaned = this.orphanage;
         if let Some(target) = replaced {
             if found.source.kind == libc::DT_REG && !planted(Canary::ReplaceBeforeData) {
                 match self.files.write_back(found.source.nid) {
@@ -169,7 +183,9 @@ impl FileSystem {
             Need::Grow
         };
         let mut op = self.store.begin(need)?;
-        let slots = match op.lock_sorted(&nodes.iter().collect::<Vec<_>>()) {
+        let mode = |i| if i < 2 { this.mode } else { Mode::Exclusive };
+        let nodes: Vec<_> = nodes.iter().enumerate().map(|(i, n)| (n, mode(i))).collect();
+        let slots = match op.lock_sorted_as(&nodes) {
             Ok(slots) => slots,
             Err(engine::Error::Gone(nid)) if nid != request.from && nid != request.to => {
                 return Ok(Outcome::Again);
@@ -237,8 +253,7 @@ impl FileSystem {
     ) -> Result<Outcome, Error> {
         live_dir(op.peek(slots.from).inode()?)?;
         live_dir(op.peek(slots.to).inode()?)?;
-        let old = dir::spot(&mut op, &self.hash, slots.from, request.name)?;
-        let new = dir::spot(&mut op, &self.hash, slots.to, request.new_name)?;
+        let (old, new) = self.rename_spots(&mut op, request, slots)?;
         let source = op.peek(slots.source).inode()?;
         let holds = old.found.as_ref() == Some(&found.source)
             && new.found == found.target
@@ -265,6 +280,9 @@ impl FileSystem {
         let Some(step) = self.plan_step(&mut op, request, found, slots, names)? else {
             return Ok(Outcome::NeedsOrphanage);
         };
+        if step.is_blocked(&op) {
+            return Ok(Outcome::Blocked);
+        }
         let orphan = self.carry_out(&mut op, step, now);
         tally.apply(&mut op, slots, request, now);
         let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
@@ -276,6 +294,29 @@ impl FileSystem {
             self.files.changed(ino, epoch);
         }
         Ok(Outcome::Done(orphan))
+    }
+
+    /// Locks the places of both names, in the order that all follow who share the directories:
+    /// by inode, then by key.
+    fn rename_spots(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        request: &Request<'_>,
+        slots: Slots,
+    ) -> Result<(Spot<Name>, Spot<Name>), Error> {
+        let key = |name| self.hash.first_key(name);
+        let (from, to) = (
+            (request.from, key(request.name)),
+            (request.to, key(request.new_name)),
+        );
+        let old = |op: &mut Op<'_, FsNode>| dir::spot(op, &self.hash, slots.from, request.name);
+        let new = |op: &mut Op<'_, FsNode>| dir::spot(op, &self.hash, slots.to, request.new_name);
+        if from <= to {
+            let old = old(op)?;
+            return Ok((old, new(op)?));
+        }
+        let new = new(op)?;
+        Ok((old(op)?, new))
     }
 
     /// Locks and reserves what the change of names takes (phase 1). `None`: it takes the orphan
@@ -375,6 +416,16 @@ enum Step<'s> {
     },
 }
 
+impl Step<'_> {
+    fn is_blocked(&self, op: &Op<'_, FsNode>) -> bool {
+        match self {
+            Step::Move { old, addition } => old.is_blocked() || addition.is_blocked(op),
+            Step::Exchange { .. } => false,
+            Step::Replace { old, .. } => old.is_blocked(),
+        }
+    }
+}
+
 fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted) {
     let delta = Delta::Retarget {
         key,
@@ -389,17 +440,17 @@ fn check_replaceable(source: &Inode, target: &Inode) -> Result<(), Error> {
     match (source.is_dir(), target.is_dir()) {
         (true, false) => Err(Error::NotADirectory),
         (false, true) => Err(Error::IsADirectory),
-        (true, true) if target.size > 0 => Err(Error::NotEmpty),
+        (true, true) if target.names() > 0 => Err(Error::NotEmpty),
         _ => Ok(()),
     }
 }
 
 /// By how much the directories' counts change, and who gets another parent.
 struct Tally {
-    from_names: i64,
-    from_dirs: i64,
-    to_names: i64,
-    to_dirs: i64,
+    from_names: i32,
+    from_dirs: i32,
+    to_names: i32,
+    to_dirs: i32,
     source_moves: bool,
     target_moves: bool,
 }
@@ -407,8 +458,8 @@ struct Tally {
 impl Tally {
     fn count(request: &Request<'_>, source: &Inode, target: Option<&Inode>) -> Tally {
         let is_dir = |inode: Option<&Inode>| inode.is_some_and(Inode::is_dir);
-        let up = source.is_dir() as i64;
-        let down = is_dir(target) as i64;
+        let up = source.is_dir() as i32;
+        let down = is_dir(target) as i32;
         let crosses = request.crosses();
         if request.exchange {
             return Tally {
@@ -423,7 +474,7 @@ impl Tally {
         Tally {
             from_names: -1,
             from_dirs: -up,
-            to_names: target.is_none() as i64,
+            to_names: target.is_none() as i32,
             to_dirs: up - down,
             source_moves: crosses && up == 1,
             target_moves: false,
@@ -432,7 +483,7 @@ impl Tally {
 
     fn check(&self, op: &Op<'_, FsNode>, slots: Slots, request: &Request<'_>) -> Result<(), Error> {
         let to = op.peek(slots.to).inode()?;
-        if request.crosses() && self.to_dirs > 0 && to.nlink >= DIR_LINK_MAX {
+        if request.crosses() && self.to_dirs > 0 && to.dir_links() >= DIR_LINK_MAX {
             return Err(Error::TooManyLinks);
         }
         Ok(())
@@ -452,12 +503,7 @@ impl Tally {
             )],
         };
         for (slot, names, dirs) in counted {
-            let dir = op
-                .peek(slot)
-                .inode()
-                .expect("checked before the first change");
-            let change = crate::namespace::grown(dir, names, dirs, now);
-            op.apply(slot, change);
+            op.merge(slot, crate::namespace::grown(names, dirs, now));
         }
         let mut moved = vec![(slots.source, self.source_moves.then_some(request.to))];
         if let (Some(slot), true) = (slots.target, request.exchange) {

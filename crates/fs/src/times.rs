@@ -44,8 +44,8 @@ pub fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
         AtimePolicy::Never => false,
         AtimePolicy::Always => inode.atime < now,
         AtimePolicy::Relative => {
-            inode.atime <= inode.mtime
-                || inode.atime <= inode.ctime
+            let (mtime, ctime) = inode.changed();
+            inode.atime <= mtime.max(ctime)
                 || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
         }
     }

@@ -3,7 +3,11 @@
 //!
 //! Invariants:
 //! 1. Every node of a tree belongs to the inode that holds the root. It is read under that
-//!    inode's lock and changed under its exclusive lock, so the shape stands still meanwhile.
+//!    inode's lock and changed under its exclusive lock, so the shape stands still meanwhile. But
+//!    operations that share a directory change its leaves, each under the leaf's own lock, and split
+//!    them as long as that changes index nodes only. So under the shared lock a leaf is locked before
+//!    index nodes are, these from the bottom up, and whoever has locked one looks whether the shape
+//!    changed on the way (`content/tally.rs`, invariant 3). No node goes under the shared lock.
 //! 2. A child covers the keys from its own key up to its right neighbour's. The first child's
 //!    key is the lower bound of its parent, so that every key has exactly one leaf.
 //! 3. All leaves are at one depth. No index node is empty, and no tree's root is.
@@ -13,6 +17,7 @@
 use crate::Error;
 use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
+use base::canary::{Canary, planted};
 use engine::{Node, NodeRead, Op, Slot, Store};
 use format::{Damage, Nid};
 
@@ -50,6 +55,8 @@ pub struct Growth<'s> {
     /// New children reach the root.
     reaches_root: bool,
     deepens: bool,
+    /// The way to the leaf changed before it was locked, by who shares the inode.
+    passed: bool,
 }
 
 /// Everything needed to take leaves out of a tree.
@@ -101,6 +108,26 @@ pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error>
         at = at.step(node.index()?, key)?;
     }
     at.leaf(store)
+}
+
+/// Locks the leaf that covers `key` shared; its bounds hold while it is locked. The inode is
+/// locked at least shared.
+pub fn read_leaf(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    root: &Root,
+    key: u64,
+) -> Result<(NodeRead<FsNode>, Leaf), Error> {
+    loop {
+        let shape = inode.shape();
+        let found = find(store, root, key).and_then(|leaf| {
+            let content = leaf.node.read();
+            Ok((content.map_err(|e| owned_error(leaf.node.nid(), e))?, leaf))
+        });
+        if inode.shape() == shape || planted(Canary::ShapeIgnored) {
+            return found;
+        }
+    }
 }
 
 /// Calls `each` with every leaf in key order from the one that covers `from`, until it
@@ -176,6 +203,26 @@ fn root_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot, tree: TreeId) -> Result<&'a R
     Ok(root.ok_or(Damage::new("inode", "has no tree"))?)
 }
 
+/// Locks the leaf that covers `key`, and tells the way to it. The operation holds the inode, shared
+/// with others or not.
+pub fn lock_leaf(
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    key: u64,
+) -> Result<(Path, Slot), Error> {
+    loop {
+        let shape = inode_of(op, inode)?.shape();
+        let found = path(op.store(), op, inode, tree, key);
+        let found = found.and_then(|path| Ok((path.lock_leaf(op)?, path)));
+        // A leaf that was locked in vain stays locked: its keys are lower than those wanted, as
+        // a split moves the upper ones, and leaves are locked in that order.
+        if inode_of(op, inode)?.shape() == shape || planted(Canary::ShapeIgnored) {
+            return found.map(|(slot, path)| (path, slot));
+        }
+    }
+}
+
 /// Finds the way to the leaf that covers `key`. The operation holds the inode.
 pub fn path(
     store: &Store<FsNode>,
@@ -229,11 +276,19 @@ impl Path {
             fresh: Vec::new(),
             reaches_root: false,
             deepens: false,
+            passed: false,
         };
         let mut more = leaves;
+        let mut below = self.leaf.node.nid();
         for level in (0..self.index.len()).rev() {
             let slot = self.lock_index(op, level)?;
             growth.levels.push(slot);
+            let above = |child: &Child| child.nid == below;
+            if op.shares(self.inode) && !op.peek(slot).index()?.iter().any(above) {
+                growth.passed = true;
+                return Ok(growth);
+            }
+            below = self.index[level].0.nid();
             if op.peek(slot).index()?.len() + more <= INDEX_MAX {
                 return Ok(growth);
             }
@@ -342,6 +397,13 @@ pub fn plan_tail(
     }
     let removal = path.plan_removals(op, leaves.clone(), keys)?;
     Ok((removal, leaves))
+}
+
+impl Growth<'_> {
+    /// Whether it takes the inode's exclusive lock.
+    pub fn is_exclusive(&self) -> bool {
+        self.reaches_root || self.passed
+    }
 }
 
 impl Removal {

@@ -269,9 +269,9 @@ impl FileSystem {
         let keys = taken.iter().map(|(name, _)| name.key).collect();
         let clearing = spot.clear(&mut op, keys)?;
         let now = self.times.now();
-        let change = grown(op.peek(slots[0]).inode()?, -(taken.len() as i64), 0, now);
+        let change = grown(-(taken.len() as i32), 0, now);
         clearing.finish(&mut op);
-        op.apply(slots[0], change);
+        op.merge(slots[0], change);
         for (name, slot) in &taken {
             op.delete(*slot);
             self.files.times_set(name.nid, false, false);

@@ -6,6 +6,7 @@ use super::FsNode;
 use super::codec::{Reader, put, put_u32, put_u64};
 use super::entry::{self, Child, Entry, FileExtent, Name, Orphan, Xattr};
 use super::inode::{self, Body, Inode, Root, TreeId};
+use super::tally::Tally;
 use base::clock::Timestamp;
 use format::delta as tag;
 use format::item::PAYLOAD_MAX;
@@ -83,6 +84,8 @@ pub enum Delta {
     },
     /// Replaces all inline attributes.
     InlineXattrs(Vec<Xattr>),
+    /// Names of a directory came and went. The one that can be merged.
+    Tally(Tally),
 }
 
 impl Delta {
@@ -156,6 +159,12 @@ impl Delta {
                 out.push(tag::XATTRS_INLINE);
                 entry::encode_list(list, out);
             }
+            Delta::Tally(tally) => {
+                out.push(tag::TALLY);
+                put_u32(out, tally.names as u32);
+                put_u32(out, tally.subdirs as u32);
+                put(out, &inode::time_to_disk(tally.time));
+            }
         }
     }
 
@@ -209,6 +218,11 @@ impl Delta {
                 Delta::SetRoot { tree, root }
             }
             tag::XATTRS_INLINE => Delta::InlineXattrs(entry::decode_list(&mut r)?),
+            tag::TALLY => Delta::Tally(Tally {
+                names: r.u32()? as i32,
+                subdirs: r.u32()? as i32,
+                time: inode::time_from_disk(r.get()?)?,
+            }),
             _ => return Err(r.damage("unknown tag")),
         };
         r.finish()?;
@@ -404,6 +418,10 @@ impl FsNode {
                 entry::remove_child(self.children_mut(*tree)?, *key)?;
             }
             Delta::SetRoot { tree, root } => self.set_root(*tree, root)?,
+            Delta::Tally(tally) => match self.inode_mut()? {
+                inode if inode.is_dir() => inode.count(tally),
+                _ => return Err(mismatch()),
+            },
             Delta::InlineXattrs(list) => {
                 let inode = self.inode_mut()?;
                 inode.xattrs = list.clone();

@@ -2,6 +2,7 @@
 
 use super::codec::{Reader, put};
 use super::entry::{self, Child, FileExtent, Name, Orphan, Xattr};
+use super::tally::{Pending, Tally};
 use base::clock::Timestamp;
 use format::inode::{
     BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_ORPHANS, BODY_TREE, InodeHeader, Time,
@@ -64,7 +65,8 @@ pub struct Inode {
     pub nlink: u32,
     pub rdev: u32,
     pub flags: u32,
-    /// Bytes of a file or symlink target; entries of a directory.
+    /// Bytes of a file or symlink target; entries of a directory, but for those that
+    /// [`Inode::gained`] tells of.
     pub size: u64,
     /// 4 KiB data blocks that belong to it.
     pub blocks: u64,
@@ -82,6 +84,8 @@ pub struct Inode {
     pub xattrs: Vec<Xattr>,
     pub xattr_root: Option<Root>,
     pub body: Body,
+    /// Of a directory: what its image does not have yet.
+    pub(super) pending: Option<Box<Pending>>,
 }
 
 impl Inode {
@@ -111,6 +115,59 @@ impl Inode {
             } else {
                 Body::Inline(Vec::new())
             },
+            pending: dir.then(|| Box::new(Pending::new())),
+        }
+    }
+
+    /// What a directory gained beyond `size`, `nlink` and its times.
+    pub fn gained(&self) -> Option<Tally> {
+        self.pending.as_ref()?.sum()
+    }
+
+    /// When it was last changed: content, and anything.
+    pub fn changed(&self) -> (Timestamp, Timestamp) {
+        match self.gained() {
+            Some(tally) => (tally.time, tally.time),
+            None => (self.mtime, self.ctime),
+        }
+    }
+
+    /// Names in a directory, under its shared or exclusive lock.
+    pub fn names(&self) -> u64 {
+        let gained = self.gained().map_or(0, |tally| tally.names);
+        self.size.saturating_add_signed(gained.into())
+    }
+
+    /// Links of a directory, under its shared or exclusive lock.
+    pub fn dir_links(&self) -> u32 {
+        let gained = self.gained().map_or(0, |tally| tally.subdirs);
+        self.nlink.saturating_add_signed(gained)
+    }
+
+    /// Counts names that came and went.
+    pub(super) fn count(&mut self, tally: &Tally) {
+        let size = self.size.saturating_add_signed(tally.names.into());
+        self.size = size.min(SIZE_MAX);
+        self.nlink = self.nlink.saturating_add_signed(tally.subdirs);
+        (self.mtime, self.ctime) = (tally.time, tally.time);
+    }
+
+    /// Counts what is pending.
+    pub(super) fn settle(&mut self) {
+        if let Some(tally) = self.pending.as_mut().and_then(|pending| pending.take()) {
+            self.count(&tally);
+        }
+    }
+
+    /// See [`Pending::shape`]; constant for what is no directory.
+    pub fn shape(&self) -> u64 {
+        self.pending.as_ref().map_or(0, |pending| pending.shape())
+    }
+
+    /// Names of a directory moved between leaves, whose locks are held.
+    pub fn reshaped(&self) {
+        if let Some(pending) = &self.pending {
+            pending.reshaped();
         }
     }
 
@@ -237,6 +294,8 @@ impl Inode {
             xattrs,
             xattr_root,
             body,
+            pending: (header.mode.get() & libc::S_IFMT == libc::S_IFDIR)
+                .then(|| Box::new(Pending::new())),
         })
     }
 
@@ -244,7 +303,8 @@ impl Inode {
         let root = self.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_memory(&r.children));
         let xattrs = entry::list_memory(&self.xattrs);
-        entry::heap(size_of::<Inode>()) + xattrs + root + self.body.memory()
+        let pending = self.pending.as_ref().map_or(0, |_| entry::heap(size_of::<Pending>()));
+        entry::heap(size_of::<Inode>()) + xattrs + root + pending + self.body.memory()
     }
 }
 
