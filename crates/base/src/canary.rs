@@ -85,6 +85,9 @@ canaries! {
     /// A checkpoint does not fold what was merged into a directory (R5): its image lacks names
     /// that the journal, whose tail moves on, has no more. Its count is wrong after a cut.
     MergesNotFolded => "merges-not-folded", Cut,
+    /// An index node takes over the keys of the one before it, and its first child does not: names
+    /// that are made there later end up where nobody looks.
+    IndexNotLowered => "index-not-lowered", Nothing,
     /// Who has locked a directory's leaf does not look whether its names moved on the way there
     /// (content/tally, invariant 3): a name that exists is not found, or is made twice.
     ShapeIgnored => "shape-ignored", Threads,

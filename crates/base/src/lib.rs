@@ -25,4 +25,5 @@ pub mod sched {
 pub mod sync;
 pub mod sys;
 pub mod thread;
+pub mod tight;
 pub mod trace;

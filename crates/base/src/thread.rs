@@ -105,6 +105,8 @@ struct Heir {
     #[cfg(feature = "simulate")]
     canary: Option<crate::canary::Canary>,
     #[cfg(feature = "simulate")]
+    tight: bool,
+    #[cfg(feature = "simulate")]
     birth: Option<crate::sched::Birth>,
 }
 
@@ -113,6 +115,8 @@ impl Heir {
         Heir {
             #[cfg(feature = "simulate")]
             canary: crate::canary::current(),
+            #[cfg(feature = "simulate")]
+            tight: crate::tight::current(),
             #[cfg(feature = "simulate")]
             birth: crate::sched::announce(_name),
         }
@@ -128,6 +132,7 @@ impl Heir {
         #[cfg(feature = "simulate")]
         {
             crate::canary::plant(self.canary);
+            crate::tight::set(self.tight);
             if let Some(birth) = self.birth {
                 return birth.live(body);
             }

@@ -183,15 +183,14 @@ impl Journal {
 
     /// A change of the node made that fold unnecessary.
     pub fn fold_done(&self) {
-        self.ring.repay(FOLD);
+        self.ring.release_owed(FOLD);
     }
 
     /// Stages a fold under a pin; it was owed.
     pub fn stage_fold(&self, pin: &Pin<'_>, record: &[u8]) {
         debug_assert_eq!(record.len() as u64, FOLD);
         self.staging.push(pin, record);
-        self.ring.stage_owed(record.len() as u64);
-        self.ring.repay(FOLD);
+        self.ring.staged_owed(FOLD);
     }
 
     /// Bytes that wait for a commit, credits in use included.

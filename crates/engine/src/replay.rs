@@ -278,6 +278,8 @@ fn apply_change<C: Content>(body: Body<C>, change: Change<'_>) -> Result<Body<C>
             content.apply(&C::decode_delta(change.kind, change.body)?)?;
             Ok(Body::User(content))
         }
-        (Action::Apply | Action::Merge, Body::Space(_)) => Err(misfit("has the wrong kind for a space map")),
+        (Action::Apply | Action::Merge, Body::Space(_)) => {
+            Err(misfit("has the wrong kind for a space map"))
+        }
     }
 }

@@ -2,12 +2,12 @@
 //! credits of operations that have not staged yet. Takes no lock. Checked by `model/`.
 //!
 //! Invariants:
-//! 1. `head - tail + outstanding` never exceeds the ring, nor do the batches, headers and padding
+//! 1. `head - tail + reserved` never exceeds the ring, nor do the batches, headers and padding
 //!    included: a credit is taken before its operation locks anything (R6).
-//! 2. Bytes that move from `outstanding` to `head`, or from `owed` to `outstanding`, are in both
-//!    meanwhile, never in neither.
-//! 3. A checkpoint can log what it must, whatever else waits for room: that was set aside in
-//!    `owed` by the operation that made it necessary, out of its own credit.
+//! 2. Bytes that move from `reserved` to `head` are in both meanwhile, never in neither.
+//! 3. A checkpoint can log what it must, whatever else waits for room: that was reserved by the
+//!    operation that made it necessary, whose credit has room for it. `owed` says how much of
+//!    `reserved` that is; it waits for no commit.
 
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -30,8 +30,8 @@ pub(crate) struct Ring {
     head: AtomicU64,
     /// Where the batches begin that the last checkpoint does not cover.
     tail: AtomicU64,
-    /// Credits given out and bytes staged, not yet part of `head`.
-    outstanding: AtomicU64,
+    /// Credits given out, bytes staged and bytes owed, not yet part of `head`.
+    reserved: AtomicU64,
     /// Bytes that checkpoints will log.
     owed: AtomicU64,
 }
@@ -44,7 +44,7 @@ impl Ring {
             slack,
             head: AtomicU64::new(position),
             tail: AtomicU64::new(position),
-            outstanding: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             owed: AtomicU64::new(0),
         }
     }
@@ -56,13 +56,12 @@ impl Ring {
     /// Bytes in use or spoken for; too many while others change it, never too few.
     fn used(&self) -> u64 {
         // The tail first, which never passes the head: a checkpoint that ends between these
-        // loads makes the result too large, never negative. Owed before outstanding before
-        // head: bytes move that way, and counting them twice is safe (invariant 2).
+        // loads makes the result too large, never negative. Reserved before head: bytes move
+        // from there to head, and counting them twice is safe (invariant 2).
         let tail = self.tail.load(Ordering::SeqCst);
-        let owed = self.owed.load(Ordering::SeqCst);
-        let outstanding = self.outstanding.load(Ordering::SeqCst);
+        let reserved = self.reserved.load(Ordering::SeqCst);
         let head = self.head.load(Ordering::SeqCst);
-        (head - tail) + outstanding + owed + self.slack.batches
+        (head - tail) + reserved + self.slack.batches
     }
 
     /// Share of the ring in use, 0 to 1000.
@@ -73,8 +72,7 @@ impl Ring {
     /// Takes the credit of one operation; false when the ring has no room (invariant 1).
     pub fn try_credit(&self) -> bool {
         // Adds first and looks afterwards: of two that want the last room, one sees the other.
-        self.outstanding
-            .fetch_add(self.slack.credit, Ordering::SeqCst);
+        self.reserved.fetch_add(self.slack.credit, Ordering::SeqCst);
         if self.used() > self.size && !planted(Canary::NoCredits) {
             self.return_credit();
             return false;
@@ -83,36 +81,37 @@ impl Ring {
     }
 
     pub fn return_credit(&self) {
-        self.outstanding
-            .fetch_sub(self.slack.credit, Ordering::SeqCst);
+        self.reserved.fetch_sub(self.slack.credit, Ordering::SeqCst);
     }
 
     /// A credit shrinks to the record of `len` bytes that was staged for it.
     pub fn staged(&self, len: u64) {
-        self.outstanding
+        self.reserved
             .fetch_sub(self.slack.credit - len, Ordering::SeqCst);
     }
 
-    /// Sets `len` bytes aside for a checkpoint. The caller holds a credit, and keeps room for
-    /// them in it (invariant 3).
+    /// Reserves `len` bytes for a checkpoint (invariant 3). The caller has a credit, with room for
+    /// them beside its record.
     pub fn owe(&self, len: u64) {
+        self.reserved.fetch_add(len, Ordering::SeqCst);
         self.owed.fetch_add(len, Ordering::SeqCst);
     }
 
-    /// What was owed need not be logged any more, or is staged by [`Ring::stage_owed`].
-    pub fn repay(&self, len: u64) {
+    /// What was owed need not be logged any more.
+    pub fn release_owed(&self, len: u64) {
         self.owed.fetch_sub(len, Ordering::SeqCst);
+        self.reserved.fetch_sub(len, Ordering::SeqCst);
     }
 
-    /// A record of `len` bytes was staged that was owed; [`Ring::repay`] follows (invariant 2).
-    pub fn stage_owed(&self, len: u64) {
-        self.outstanding.fetch_add(len, Ordering::SeqCst);
+    /// The record of `len` bytes that was owed was staged.
+    pub fn staged_owed(&self, len: u64) {
+        self.owed.fetch_sub(len, Ordering::SeqCst);
     }
 
     /// Staged records of `payload` bytes are now a batch of `len` bytes (invariant 2).
     pub fn gathered(&self, payload: u64, len: u64) {
         self.head.fetch_add(len, Ordering::SeqCst);
-        self.outstanding.fetch_sub(payload, Ordering::SeqCst);
+        self.reserved.fetch_sub(payload, Ordering::SeqCst);
     }
 
     /// A checkpoint made everything before `tail` unnecessary.
@@ -120,11 +119,13 @@ impl Ring {
         self.tail.store(tail, Ordering::SeqCst);
     }
 
-    /// Bytes that wait for a commit, credits in use included.
+    /// Bytes that wait for a commit, credits in use included; too many while others change it.
     ///
     /// Who has counted a failure first and finds 0 here knows: whoever takes a credit from now on
     /// sees that failure.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding.load(Ordering::SeqCst)
+        // In this order: what is staged between the loads counts.
+        let reserved = self.reserved.load(Ordering::SeqCst);
+        reserved.saturating_sub(self.owed.load(Ordering::SeqCst))
     }
 }

@@ -39,6 +39,8 @@ pub const XATTRS_INLINE: u8 = 17;
 /// `i32` names, `i32` subdirectories, time: a directory gains so many names and links, and was
 /// changed then.
 pub const TALLY: u8 = 18;
+/// `u64` key: the first child of an index node, and so the node, covers the keys from this lower one on.
+pub const CHILD_LOWER: u8 = 19;
 
 pub const ATTR_MODE: u32 = 1 << 0;
 pub const ATTR_UID: u32 = 1 << 1;

@@ -14,6 +14,7 @@ use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
 use crate::content::leaf::InLeaf;
 use crate::content::{Body, Child, Delta, FsNode, Inode, Name, Orphan, Root, TreeId, Xattr};
 use crate::tree::{self, FreshNid, Growth, Path, Removal};
+use base::tight::limit;
 use engine::{Op, Slot, Store};
 use format::Damage;
 use format::inode::OrphanEntry;
@@ -286,7 +287,7 @@ impl<T: Listed> Spot<T> {
         let place = match self.leaf {
             None if room <= T::INLINE_MAX => Place::Inline,
             None => Place::Spill(store.reserve_nid()?),
-            Some((_, slot)) if room <= LEAF_TARGET => Place::Leaf(slot),
+            Some((_, slot)) if room <= limit(LEAF_TARGET, 400) => Place::Leaf(slot),
             Some((path, leaf)) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
                 None => Place::Leaf(leaf),
                 Some(at) => Place::Split {
@@ -313,9 +314,7 @@ impl<T: Listed> Spot<T> {
         let key = self.found.ok_or(Error::NotFound)?.key();
         let blocked = last && shrink && op.shares(self.inode);
         let shrink = match &self.leaf {
-            Some((path, slot)) if last && shrink && !blocked => {
-                Some(path.plan_removal(op, *slot)?)
-            }
+            Some((path, slot)) if last && shrink && !blocked => Some(path.plan_removal(op, *slot)?),
             _ => None,
         };
         Ok(Deletion {

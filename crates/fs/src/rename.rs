@@ -184,7 +184,11 @@ impl FileSystem {
         };
         let mut op = self.store.begin(need)?;
         let mode = |i| if i < 2 { this.mode } else { Mode::Exclusive };
-        let nodes: Vec<_> = nodes.iter().enumerate().map(|(i, n)| (n, mode(i))).collect();
+        let nodes: Vec<_> = nodes
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (n, mode(i)))
+            .collect();
         let slots = match op.lock_sorted_as(&nodes) {
             Ok(slots) => slots,
             Err(engine::Error::Gone(nid)) if nid != request.from && nid != request.to => {

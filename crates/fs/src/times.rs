@@ -45,8 +45,7 @@ pub fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
         AtimePolicy::Always => inode.atime < now,
         AtimePolicy::Relative => {
             let (mtime, ctime) = inode.changed();
-            inode.atime <= mtime.max(ctime)
-                || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
+            inode.atime <= mtime.max(ctime) || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
         }
     }
 }

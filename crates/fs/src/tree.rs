@@ -18,11 +18,20 @@ use crate::Error;
 use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
 use base::canary::{Canary, planted};
+use base::tight::limit;
 use engine::{Node, NodeRead, Op, Slot, Store};
 use format::{Damage, Nid};
 
 /// Children of an index node.
 pub const INDEX_MAX: usize = 250;
+
+fn index_max() -> usize {
+    limit(INDEX_MAX, 4)
+}
+
+fn root_max() -> usize {
+    limit(ROOT_MAX, 3)
+}
 
 /// A nid in reserve for a new node.
 pub type FreshNid<'s> = engine::FreshNid<'s, FsNode>;
@@ -68,6 +77,9 @@ pub struct Removal {
     /// The index node that loses `keys`; `None`: the root does.
     at: Option<Slot>,
     keys: Vec<u64>,
+    /// Index nodes whose first child takes over the keys of an index node that goes, as it is now
+    /// the first: all on the way to the lowest leaf.
+    lower: Vec<Slot>,
     /// The tree has no leaf left: the caller gives the inode another body.
     empties: bool,
     /// The root takes over its only child's children.
@@ -289,14 +301,14 @@ impl Path {
                 return Ok(growth);
             }
             below = self.index[level].0.nid();
-            if op.peek(slot).index()?.len() + more <= INDEX_MAX {
+            if op.peek(slot).index()?.len() + more <= index_max() {
                 return Ok(growth);
             }
             growth.fresh.push(store.reserve_nid()?);
             more = 1;
         }
         growth.reaches_root = true;
-        if root_of(op, self.inode, self.tree)?.children.len() + more > ROOT_MAX {
+        if root_of(op, self.inode, self.tree)?.children.len() + more > root_max() {
             growth.deepens = true;
             growth.fresh.push(store.reserve_nid()?);
         }
@@ -350,25 +362,53 @@ impl Path {
             delete: leaves,
             at: None,
             keys,
+            lower: Vec::new(),
             empties: false,
             collapse: false,
         };
         for level in (0..self.index.len()).rev() {
             let slot = self.lock_index(op, level)?;
-            let children = op.peek(slot).index()?.len();
-            if children > removal.keys.len() {
+            let children = op.peek(slot).index()?;
+            if children.len() > removal.keys.len() {
                 let root = root_of(op, self.inode, self.tree)?;
                 removal.collapse =
-                    level == 0 && root.children.len() == 1 && children <= ROOT_MAX / 2;
+                    level == 0 && root.children.len() == 1 && children.len() <= root_max() / 2;
                 removal.at = Some(slot);
+                let children = children.to_vec();
+                self.plan_lower(op, &mut removal, level + 1, &children)?;
                 return Ok(removal);
             }
             removal.delete.push(slot);
             removal.keys = vec![self.index[level].1];
         }
-        let root = root_of(op, self.inode, self.tree)?;
-        removal.empties = root.children.len() == removal.keys.len();
+        let children = root_of(op, self.inode, self.tree)?.children.clone();
+        removal.empties = children.len() == removal.keys.len();
+        if !removal.empties {
+            self.plan_lower(op, &mut removal, 0, &children)?;
+        }
         Ok(removal)
+    }
+
+    /// Plans for the index node that takes over the keys of the first of `children`, if that is what
+    /// goes: `level` is theirs, and invariant 2 holds for all levels below.
+    fn plan_lower(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        removal: &mut Removal,
+        level: usize,
+        children: &[Child],
+    ) -> Result<(), Error> {
+        let mut successor = match (children, removal.keys.as_slice()) {
+            ([first, second, ..], [key]) if first.key == *key => second.nid,
+            _ => return Ok(()),
+        };
+        for _ in level..self.index.len() {
+            let node = load(op.store(), successor)?;
+            let slot = op.lock(&node).map_err(|e| owned_error(successor, e))?;
+            removal.lower.push(slot);
+            successor = op.peek(slot).index()?[0].nid;
+        }
+        Ok(())
     }
 }
 
@@ -432,6 +472,11 @@ impl Removal {
             return;
         }
         let slot = self.at.unwrap_or(inode);
+        if let ([key], false) = (self.keys.as_slice(), planted(Canary::IndexNotLowered)) {
+            for slot in self.lower {
+                op.apply(slot, Delta::Lower(*key));
+            }
+        }
         for key in self.keys {
             op.apply(slot, Delta::RemoveChild { tree, key });
         }

@@ -1,5 +1,6 @@
 //! Short scenarios that aim at one mechanism each: what takes random runs long to come across.
 
+use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::{Op, parse_list};
@@ -58,6 +59,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
     forged(&base).map_err(bad)?;
     stale(&base).map_err(bad)?;
     untold(seed).map_err(bad)?;
+    for _ in 0..30 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("a crowd, order {order}: {what}"), Vec::new());
+        guarded(|| crowd::run(order).map_err(place))?;
+    }
     for _ in 0..20 {
         crossing(&base, rng.next_u64())?;
     }

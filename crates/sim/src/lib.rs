@@ -6,6 +6,7 @@ pub mod aimed;
 pub mod all;
 pub mod canaries;
 pub mod content;
+pub mod crowd;
 pub mod drive;
 pub mod explore;
 pub mod faults;

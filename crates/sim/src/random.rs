@@ -138,6 +138,7 @@ impl Setting {
             // Few hashes: buckets split late, and names collide.
             shape.options.hash_mask = Some(0xF << 60);
         }
+        shape.tight = Rng::new(seed ^ 0x0716_4117).one_in(3);
         let calm = rng.one_in(2) && trouble == Trouble::None;
         if !calm {
             let options = &mut shape.options;

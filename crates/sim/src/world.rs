@@ -37,6 +37,8 @@ pub struct Shape {
     pub logical_block: u32,
     /// Batches written to the journal beforehand, so that its ring wraps soon.
     pub age: u32,
+    /// Trees have small nodes ([`base::tight`]).
+    pub tight: bool,
     /// Whether a crash is given memory enough that only syncs write back.
     pub options: FsOptions,
 }
@@ -60,6 +62,7 @@ impl Shape {
             stripe: 64 << 10,
             logical_block: 512,
             age: 0,
+            tight: false,
             options,
         }
     }
@@ -399,6 +402,7 @@ impl Machine {
             .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
         let mut options = self.shape.options.clone();
         options.store.clock = self.clock.clone();
+        base::tight::set(self.shape.tight);
         FileSystem::open(Arc::new(array), options)
     }
 

@@ -84,6 +84,8 @@ pub enum Delta {
     },
     /// Replaces all inline attributes.
     InlineXattrs(Vec<Xattr>),
+    /// The first child of an index node covers the keys from this one on, which is no higher.
+    Lower(u64),
     /// Names of a directory came and went. The one that can be merged.
     Tally(Tally),
 }
@@ -159,6 +161,7 @@ impl Delta {
                 out.push(tag::XATTRS_INLINE);
                 entry::encode_list(list, out);
             }
+            Delta::Lower(key) => keyed(out, tag::CHILD_LOWER, *key),
             Delta::Tally(tally) => {
                 out.push(tag::TALLY);
                 put_u32(out, tally.names as u32);
@@ -218,6 +221,7 @@ impl Delta {
                 Delta::SetRoot { tree, root }
             }
             tag::XATTRS_INLINE => Delta::InlineXattrs(entry::decode_list(&mut r)?),
+            tag::CHILD_LOWER => Delta::Lower(r.u64()?),
             tag::TALLY => Delta::Tally(Tally {
                 names: r.u32()? as i32,
                 subdirs: r.u32()? as i32,
@@ -418,6 +422,13 @@ impl FsNode {
                 entry::remove_child(self.children_mut(*tree)?, *key)?;
             }
             Delta::SetRoot { tree, root } => self.set_root(*tree, root)?,
+            Delta::Lower(key) => match self {
+                FsNode::Index(list) => match list.first_mut() {
+                    Some(first) if *key <= first.key => first.key = *key,
+                    _ => return Err(mismatch()),
+                },
+                _ => return Err(mismatch()),
+            },
             Delta::Tally(tally) => match self.inode_mut()? {
                 inode if inode.is_dir() => inode.count(tally),
                 _ => return Err(mismatch()),

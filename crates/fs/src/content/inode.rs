@@ -303,7 +303,10 @@ impl Inode {
         let root = self.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_memory(&r.children));
         let xattrs = entry::list_memory(&self.xattrs);
-        let pending = self.pending.as_ref().map_or(0, |_| entry::heap(size_of::<Pending>()));
+        let pending = self
+            .pending
+            .as_ref()
+            .map_or(0, |_| entry::heap(size_of::<Pending>()));
         entry::heap(size_of::<Inode>()) + xattrs + root + pending + self.body.memory()
     }
 }

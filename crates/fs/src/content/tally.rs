@@ -9,9 +9,9 @@
 //!    move between leaves under the shared lock. Who finds it unchanged after it has locked a leaf
 //!    came to the right one.
 
+use base::atomic::{AtomicU64, Ordering};
 use base::clock::Timestamp;
 use base::sync::{Mutex, rank};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A directory's change by names that come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -101,6 +101,12 @@ fn deltas() -> Vec<Delta> {
             root,
         },
         Delta::InlineXattrs(vec![xattr(Value::Here(Box::default()))]),
+        Delta::Lower(3),
+        Delta::Tally(Tally {
+            names: -2,
+            subdirs: 1,
+            time: now(),
+        }),
     ]
 }
 
@@ -282,4 +288,60 @@ fn the_successor_of_a_removed_first_child_covers_its_range() {
     );
     assert_eq!(entry::child_for(&list, 15), Some(0));
     assert_eq!(entry::child_for(&list, 20), Some(1));
+}
+
+#[test]
+fn what_is_merged_shows_at_once_and_is_in_the_image_once_settled() {
+    use engine::Content;
+    let mut dir = Inode::new(libc::S_IFDIR | 0o755, 1, now());
+    (dir.size, dir.nlink) = (10, 4);
+    let mut node = FsNode::Inode(Box::new(dir));
+    let image = |node: &FsNode| {
+        let mut out = Vec::new();
+        FsNode::encode(node, &mut out);
+        out
+    };
+    let before = image(&node);
+    let at = |sec| Timestamp { sec, nsec: 0 };
+    let tally = |names, subdirs, sec| {
+        Delta::Tally(Tally {
+            names,
+            subdirs,
+            time: at(sec),
+        })
+    };
+    // The later one comes first: merges have no order.
+    assert_eq!(node.merge(&tally(3, 1, 200)), Ok(true));
+    assert_eq!(node.merge(&tally(-1, -2, 100)), Ok(false));
+    assert!(Content::pending(&node));
+    assert_eq!(image(&node), before);
+    let inode = node.inode().unwrap();
+    assert_eq!((inode.names(), inode.dir_links()), (12, 3));
+    assert_eq!(inode.changed(), (at(200), at(200)));
+    node.settle();
+    assert!(!Content::pending(&node));
+    let inode = node.inode().unwrap();
+    assert_eq!((inode.size, inode.nlink), (12, 3));
+    assert_eq!((inode.mtime, inode.ctime), (at(200), at(200)));
+    let mut replayed = FsNode::decode(KIND_INODE, &before).unwrap();
+    for delta in [tally(-1, -2, 100), tally(3, 1, 200)] {
+        replayed.change(&delta).unwrap();
+    }
+    assert_eq!(image(&replayed), image(&node));
+}
+
+#[test]
+fn only_directories_take_merged_counts() {
+    use engine::Content;
+    let file = FsNode::Inode(Box::new(Inode::new(libc::S_IFREG | 0o644, 1, now())));
+    let tally = Delta::Tally(Tally {
+        names: 1,
+        subdirs: 0,
+        time: now(),
+    });
+    assert!(file.merge(&tally).is_err());
+    assert!(!file.merges());
+    let dir = FsNode::Inode(Box::new(Inode::new(libc::S_IFDIR | 0o755, 1, now())));
+    assert!(dir.merge(&Delta::Lower(1)).is_err());
+    assert!(!dir.merges(), "its names are in the inode itself");
 }

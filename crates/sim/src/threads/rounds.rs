@@ -119,7 +119,8 @@ pub(super) fn run(
     outcome: &mut Outcome,
 ) -> Result<(), String> {
     let mut rng = Rng::new(plan.seed);
-    let shape = shape(&mut rng);
+    let mut shape = shape(&mut rng);
+    shape.tight = Rng::new(plan.seed ^ 0x0716_4117).one_in(2);
     let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
     let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
     let mut known = Known {

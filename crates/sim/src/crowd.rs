@@ -1,0 +1,283 @@
+//! Several threads at work in one directory whose tree has small nodes, in an order that a seed
+//! decides: names come and go, leaves are split and emptied, while others look, list, and remove and
+//! rename directories under one another.
+//!
+//! Each thread's names are its own, so at every moment it knows what it must find:
+//!
+//! 1. a name that was made is found, with its inode, until it is removed, and not afterwards;
+//! 2. a listing has every name that exists throughout exactly once, and no other of the thread's;
+//! 3. a name that was made in a directory which others try to remove is there afterwards, for that
+//!    directory was not empty any more (R12).
+//!
+//! The power goes after a last sync, or names are removed until index nodes have no leaf left, and
+//! others are made. Then `fsck` finds nothing, so counts and tree are right.
+
+use crate::world::{Image, Machine, Shape};
+use base::rng::Rng;
+use base::{sched, thread};
+use device::sim::Survival;
+use fs::{Caller, Error, FileSystem, Ino, ROOT};
+use std::collections::BTreeMap;
+
+const TASKS: usize = 3;
+/// Operations of each thread.
+const STEPS: u64 = 40;
+/// Names that are there before, and while, the threads work.
+const KEPT: u64 = 40;
+
+/// One run; an error says what was not as it must be.
+pub fn run(seed: u64) -> Result<(), String> {
+    let mut shape = Shape::small(1);
+    shape.tight = true;
+    shape.options.store.shards = 2;
+    let machine = Machine::new(&Image::format(&shape)?, seed);
+    let cut = seed.is_multiple_of(2);
+    sched::run("a crowd", seed, &machine.clock, || {
+        let fs = machine.open().map_err(|e| e.to_string())?;
+        let crowd = Crowd::prepare(&fs).map_err(|e| e.to_string())?;
+        let worked = thread::parallel(TASKS, |me| {
+            let rng = Rng::new(seed ^ (me as u64 + 1));
+            let names = BTreeMap::new();
+            Task {
+                crowd: &crowd,
+                me,
+                rng,
+                names,
+                made: 0,
+            }
+            .work()
+        });
+        let worked: Result<Vec<_>, String> = worked.into_iter().collect();
+        let worked = worked?;
+        if cut {
+            must("sync", fs.sync())?;
+            machine.switch.cut_now();
+            return match fs.close() {
+                Ok(()) => Err("a file system closes without power".to_owned()),
+                Err(_) => Ok(()),
+            };
+        }
+        crowd.thin_out(worked)?;
+        must("close", fs.close())
+    })?;
+    if cut {
+        let now_ns = machine.now_ns();
+        let crashed = machine.cut(Survival::Subset, &mut Rng::new(seed));
+        return Machine::after(&shape, crashed, now_ns).fsck();
+    }
+    machine.fsck()
+}
+
+type Names = BTreeMap<Vec<u8>, Ino>;
+
+/// The directories that all use.
+struct Crowd<'a> {
+    fs: &'a FileSystem,
+    dir: Ino,
+    kept: Names,
+}
+
+struct Task<'a> {
+    crowd: &'a Crowd<'a>,
+    me: usize,
+    rng: Rng,
+    names: Names,
+    made: u64,
+}
+
+/// An error of an operation that must succeed.
+fn must<T>(what: &str, done: Result<T, Error>) -> Result<T, String> {
+    done.map_err(|error| format!("{what}: {error}"))
+}
+
+impl Crowd<'_> {
+    fn prepare(fs: &FileSystem) -> Result<Crowd<'_>, Error> {
+        let who = Caller::root();
+        let dir = fs.mkdir(&who, ROOT, b"crowded", 0o755)?.ino;
+        let mut crowd = Crowd {
+            fs,
+            dir,
+            kept: Names::new(),
+        };
+        for i in 0..KEPT {
+            let name = format!("kept-{i:090}").into_bytes();
+            let made = fs.mknod(&who, dir, &name, libc::S_IFREG | 0o644, 0)?;
+            crowd.kept.insert(name, made.ino);
+        }
+        Ok(crowd)
+    }
+
+    fn find(&self, name: &[u8], expected: Option<Ino>) -> Result<(), String> {
+        let found = match self.fs.lookup(self.dir, name) {
+            Ok(attr) => Some(attr.ino),
+            Err(Error::NotFound) => None,
+            Err(error) => return Err(format!("lookup: {error}")),
+        };
+        let text = String::from_utf8_lossy(name);
+        match found == expected {
+            true => Ok(()),
+            false => Err(format!("{text} is {found:?}, not {expected:?}")),
+        }
+    }
+
+    /// Removes most names, so that index nodes lose all their leaves, and makes others.
+    fn thin_out(&self, worked: Vec<Names>) -> Result<(), String> {
+        let mut names: Names = worked.into_iter().flatten().collect();
+        names.extend(self.kept.clone());
+        let who = Caller::root();
+        let all: Vec<Vec<u8>> = names.keys().cloned().collect();
+        for (i, name) in all.iter().enumerate().filter(|(i, _)| i % 8 != 0) {
+            must("unlink", self.fs.unlink(&who, self.dir, name))?;
+            names.remove(name);
+            if i % 16 == 1 {
+                must(
+                    "checkpoint",
+                    self.fs.store().checkpoint().map_err(Error::from),
+                )?;
+            }
+        }
+        for i in 0..KEPT {
+            let name = format!("late-{i:090}").into_bytes();
+            let mode = libc::S_IFREG | 0o644;
+            let made = must("create", self.fs.mknod(&who, self.dir, &name, mode, 0))?;
+            names.insert(name, made.ino);
+        }
+        for (name, ino) in &names {
+            self.find(name, Some(*ino))?;
+        }
+        Ok(())
+    }
+}
+
+impl Task<'_> {
+    fn work(mut self) -> Result<Names, String> {
+        for _ in 0..STEPS {
+            match self.rng.below(10) {
+                0..4 => self.create()?,
+                4..6 => self.unlink()?,
+                6 => self.rename()?,
+                7 => self.list()?,
+                8 => {
+                    let store = self.crowd.fs.store();
+                    must("checkpoint", store.checkpoint().map_err(Error::from))?;
+                }
+                _ => self.visit()?,
+            }
+            if !self.names.is_empty() {
+                let all: Vec<_> = self.names.iter().collect();
+                let (name, ino) = *self.rng.pick(&all);
+                self.crowd.find(name, Some(*ino))?;
+            }
+        }
+        Ok(self.names)
+    }
+
+    fn fresh(&mut self) -> Vec<u8> {
+        self.made += 1;
+        format!("{}-{:090}", self.me, self.made).into_bytes()
+    }
+
+    fn pick(&mut self) -> Option<Vec<u8>> {
+        let all: Vec<_> = self.names.keys().cloned().collect();
+        (!all.is_empty()).then(|| self.rng.pick(&all).clone())
+    }
+
+    fn create(&mut self) -> Result<(), String> {
+        let (fs, dir) = (self.crowd.fs, self.crowd.dir);
+        let name = self.fresh();
+        let mode = libc::S_IFREG | 0o644;
+        let made = must("create", fs.mknod(&Caller::root(), dir, &name, mode, 0))?;
+        match fs.mknod(&Caller::root(), dir, &name, mode, 0) {
+            Err(Error::Exists) => {}
+            other => return Err(format!("a name is made twice: {other:?}")),
+        }
+        self.names.insert(name, made.ino);
+        Ok(())
+    }
+
+    fn unlink(&mut self) -> Result<(), String> {
+        let Some(name) = self.pick() else {
+            return Ok(());
+        };
+        let (fs, dir) = (self.crowd.fs, self.crowd.dir);
+        must("unlink", fs.unlink(&Caller::root(), dir, &name))?;
+        self.names.remove(&name);
+        self.crowd.find(&name, None)
+    }
+
+    fn rename(&mut self) -> Result<(), String> {
+        let Some(name) = self.pick() else {
+            return Ok(());
+        };
+        let (fs, dir, to) = (self.crowd.fs, self.crowd.dir, self.fresh());
+        must(
+            "rename",
+            fs.rename(&Caller::root(), dir, &name, dir, &to, 0),
+        )?;
+        let ino = self.names.remove(&name).ok_or("a name of this task")?;
+        self.names.insert(to, ino);
+        self.crowd.find(&name, None)
+    }
+
+    fn list(&mut self) -> Result<(), String> {
+        let mut listed: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+        let list = self.crowd.fs.readdir(self.crowd.dir, 0, &mut |entry| {
+            *listed.entry(entry.name.to_vec()).or_default() += 1;
+            true
+        });
+        must("readdir", list)?;
+        for name in self.names.keys().chain(self.crowd.kept.keys()) {
+            if listed.get(name) != Some(&1) {
+                let (name, times) = (String::from_utf8_lossy(name), listed.get(name));
+                return Err(format!("{name} exists, and is listed {times:?} times"));
+            }
+        }
+        let mine = format!("{}-", self.me).into_bytes();
+        let gone = |name: &&Vec<u8>| name.starts_with(&mine) && !self.names.contains_key(*name);
+        match listed.keys().find(gone) {
+            Some(name) => Err(format!("{} is listed", String::from_utf8_lossy(name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a name in a directory that others remove and move meanwhile.
+    fn visit(&mut self) -> Result<(), String> {
+        let (fs, who) = (self.crowd.fs, Caller::root());
+        let contended = [&b"contended"[..], b"elsewhere"];
+        let name = contended[self.rng.below(2) as usize];
+        let other = contended[self.rng.below(2) as usize];
+        match self.rng.below(3) {
+            0 => allowed(fs.rmdir(&who, ROOT, name), &[libc::ENOENT, libc::ENOTEMPTY]),
+            1 => {
+                let allowed_errors = [libc::ENOENT, libc::ENOTEMPTY];
+                allowed(fs.rename(&who, ROOT, name, ROOT, other, 0), &allowed_errors)
+            }
+            _ => {
+                allowed(fs.mkdir(&who, ROOT, name, 0o755).map(drop), &[libc::EEXIST])?;
+                let Ok(dir) = fs.lookup(ROOT, name) else {
+                    return Ok(());
+                };
+                let mine = self.fresh();
+                let mode = libc::S_IFREG | 0o644;
+                match fs.mknod(&who, dir.ino, &mine, mode, 0) {
+                    Ok(made) => {
+                        // Nobody can remove the directory now, by whatever name it goes.
+                        let found = must("the name just made", fs.lookup(dir.ino, &mine))?;
+                        if found.ino != made.ino {
+                            return Err("a name refers to another inode".into());
+                        }
+                        must("its unlink", fs.unlink(&who, dir.ino, &mine))
+                    }
+                    Err(error) => allowed(Err(error), &[libc::ENOENT, libc::ESTALE]),
+                }
+            }
+        }
+    }
+}
+
+fn allowed(done: Result<(), Error>, errors: &[i32]) -> Result<(), String> {
+    match done {
+        Err(error) if !errors.contains(&error.errno()) => Err(format!("{error:?}")),
+        _ => Ok(()),
+    }
+}
