@@ -74,6 +74,12 @@ impl Pending {
     }
 }
 
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending::new()
+    }
+}
+
 impl Clone for Pending {
     fn clone(&self) -> Pending {
         Pending {
