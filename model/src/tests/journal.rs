@@ -184,6 +184,8 @@ fn a_checkpoint_has_room_for_what_is_owed() {
         gather(&staged);
         fold(&staged);
         gather(&staged);
+        ring.owe(OWED);
+        ring.release_owed(OWED);
         assert_eq!(ring.outstanding(), 0);
         assert_eq!(
             ring.fill_permille(),
