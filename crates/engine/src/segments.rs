@@ -13,7 +13,7 @@
 use crate::error::Error;
 use crate::space::Space;
 use crate::table::{PageSink, Written};
-use base::atomic::{AtomicU64, Ordering};
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability};
 use format::geometry::Geometry;
@@ -47,6 +47,8 @@ pub(crate) struct Segments {
     /// Bytes of all segments, and live bytes in them.
     total_bytes: AtomicU64,
     live_bytes: AtomicU64,
+    /// How many segments are free, for operations, which look before they begin.
+    free: AtomicUsize,
 }
 
 impl Segments {
@@ -64,6 +66,7 @@ impl Segments {
             state: Mutex::new(rank::SEGMENTS, state),
             total_bytes: AtomicU64::new(total_bytes),
             live_bytes: AtomicU64::new(live_bytes),
+            free: AtomicUsize::new(0),
         };
         segments.find_free();
         segments
@@ -87,7 +90,12 @@ impl Segments {
     }
 
     pub fn free_segments(&self) -> usize {
-        self.state.lock().free.len()
+        self.free.load(Ordering::Relaxed)
+    }
+
+    /// After every change of the list of free segments.
+    fn count_free(&self, state: &State) {
+        self.free.store(state.free.len(), Ordering::Relaxed);
     }
 
     /// Meta chunks with the live bytes of their segments, as the space tables store them.
@@ -97,7 +105,9 @@ impl Segments {
 
     /// These segments are not written before the next commit point.
     pub fn keep_out(&self, occupied: &std::collections::BTreeSet<SegmentId>) {
-        self.state.lock().free.retain(|s| !occupied.contains(s));
+        let mut state = self.state.lock();
+        state.free.retain(|s| !occupied.contains(s));
+        self.count_free(&state);
     }
 
     pub fn meta_chunks(&self) -> usize {
@@ -120,6 +130,7 @@ impl Segments {
         // Taken from the end: low segments first.
         free.reverse();
         state.free = free;
+        self.count_free(&state);
     }
 
     /// Segments of at most `share` percent live bytes, emptiest first, at most `most`.
@@ -179,6 +190,7 @@ impl Segments {
                 .fetch_sub(self.chunk_bytes(), Ordering::Relaxed);
             released.push(chunk);
         }
+        self.count_free(&state);
         released
     }
 
@@ -198,6 +210,7 @@ impl Segments {
     fn take_free(&self, space: &Space) -> Result<SegmentId, Error> {
         let mut state = self.state.lock();
         if let Some(segment) = state.free.pop() {
+            self.count_free(&state);
             return Ok(segment);
         }
         drop(state);
@@ -213,7 +226,9 @@ impl Segments {
                 .free
                 .extend((first..first + per_chunk).rev().map(SegmentId));
         }
-        state.free.pop().ok_or(Error::NoSpace)
+        let segment = state.free.pop();
+        self.count_free(&state);
+        segment.ok_or(Error::NoSpace)
     }
 
     /// Accounts for an item that is pointed at (or no longer).
