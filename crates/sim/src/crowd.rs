@@ -9,8 +9,9 @@
 //! 3. a name that was made in a directory which others try to remove is there afterwards, for that
 //!    directory was not empty any more (R12).
 //!
-//! The power goes after a last sync, or names are removed until index nodes have no leaf left, and
-//! others are made. Then `fsck` finds nothing, so counts and tree are right.
+//! The power goes about when a checkpoint writes its record, or after a last sync; or names are
+//! removed until index nodes have no leaf left, and others are made. Then `fsck` finds nothing, so
+//! counts and tree are right.
 
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
@@ -18,6 +19,7 @@ use base::{sched, thread};
 use device::sim::Survival;
 use fs::{Caller, Error, FileSystem, Ino, ROOT};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const TASKS: usize = 3;
 /// Operations of each thread.
@@ -31,27 +33,40 @@ pub fn run(seed: u64) -> Result<(), String> {
     shape.tight = true;
     shape.options.store.shards = 2;
     let machine = Machine::new(&Image::format(&shape)?, seed);
-    let cut = seed.is_multiple_of(2);
+    let mut rng = Rng::new(seed);
+    let end = *rng.pick(&[End::AtRecord, End::Synced, End::ThinnedOut]);
+    let switch = Arc::clone(&machine.switch);
+    let (skip, after) = (rng.below(4), rng.below(4));
     sched::run("a crowd", seed, &machine.clock, || {
         let fs = machine.open().map_err(|e| e.to_string())?;
         let crowd = Crowd::prepare(&fs).map_err(|e| e.to_string())?;
+        if let End::AtRecord = end {
+            let switch = Arc::clone(&switch);
+            let cut = move || switch.cut_after(after);
+            machine.tap.interpose_at_label(skip, Box::new(cut));
+        }
         let worked = thread::parallel(TASKS, |me| {
             let rng = Rng::new(seed ^ (me as u64 + 1));
             let names = BTreeMap::new();
-            Task {
+            let mut task = Task {
                 crowd: &crowd,
                 me,
                 rng,
                 names,
                 made: 0,
+            };
+            match task.work() {
+                Err(_) if switch.is_cut() => Ok(task.names),
+                done => done.map(|()| task.names),
             }
-            .work()
         });
         let worked: Result<Vec<_>, String> = worked.into_iter().collect();
         let worked = worked?;
-        if cut {
-            must("sync", fs.sync())?;
-            machine.switch.cut_now();
+        if let End::AtRecord | End::Synced = end {
+            if !switch.is_cut() {
+                must("sync", fs.sync())?;
+                switch.cut_now();
+            }
             return match fs.close() {
                 Ok(()) => Err("a file system closes without power".to_owned()),
                 Err(_) => Ok(()),
@@ -60,12 +75,22 @@ pub fn run(seed: u64) -> Result<(), String> {
         crowd.thin_out(worked)?;
         must("close", fs.close())
     })?;
-    if cut {
+    if switch.is_cut() {
         let now_ns = machine.now_ns();
-        let crashed = machine.cut(Survival::Subset, &mut Rng::new(seed));
+        let crashed = machine.cut(*rng.pick(&Survival::ALL), &mut rng);
         return Machine::after(&shape, crashed, now_ns).fsck();
     }
     machine.fsck()
+}
+
+/// How a run ends.
+#[derive(Clone, Copy)]
+enum End {
+    /// The power goes while a checkpoint writes its record, or soon after.
+    AtRecord,
+    /// The power goes after a sync.
+    Synced,
+    ThinnedOut,
 }
 
 type Names = BTreeMap<Vec<u8>, Ino>;
@@ -150,7 +175,7 @@ impl Crowd<'_> {
 }
 
 impl Task<'_> {
-    fn work(mut self) -> Result<Names, String> {
+    fn work(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
             match self.rng.below(10) {
                 0..4 => self.create()?,
@@ -169,7 +194,7 @@ impl Task<'_> {
                 self.crowd.find(name, Some(*ino))?;
             }
         }
-        Ok(self.names)
+        Ok(())
     }
 
     fn fresh(&mut self) -> Vec<u8> {
