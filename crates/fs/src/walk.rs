@@ -7,12 +7,13 @@
 //! 2. A worker that finds nothing to do waits only while another is in a directory and may yet
 //!    find some.
 //! 3. After a failure no directory is begun any more.
+//! 4. A directory is the one that was found: one that has got its number since is not gone into.
 //!
 //! What is in memory is one entry for each directory found and not left yet, about 100 bytes
 //! and its name.
 
 use crate::api::{DirEntry, Ino};
-use crate::content::{FsNode, Name};
+use crate::content::{FsNode, Inode, Name};
 use crate::filesystem::FileSystem;
 use crate::namespace::{grown, live_dir};
 use crate::orphan::Disposal;
@@ -36,6 +37,8 @@ pub struct Removed {
 /// A directory that was found and not left yet.
 struct Found {
     dir: Ino,
+    /// Invariant 4.
+    generation: u64,
     /// Where it was found; `None`: it is the first.
     above: Option<(Arc<Found>, Box<[u8]>)>,
     /// Open parts (invariant 1).
@@ -43,9 +46,10 @@ struct Found {
 }
 
 impl Found {
-    fn new(dir: Ino, above: Option<(Arc<Found>, Box<[u8]>)>) -> Arc<Found> {
+    fn new(dir: Ino, generation: u64, above: Option<(Arc<Found>, Box<[u8]>)>) -> Arc<Found> {
         Arc::new(Found {
             dir,
+            generation,
             above,
             open: AtomicUsize::new(1),
         })
@@ -69,7 +73,7 @@ struct Crew {
 trait Work: Sync {
     /// Handles a directory's entries; those that are directories, and shall be begun, go to
     /// `found`.
-    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
+    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
     /// Everything below a directory is done. `above`: where it was found, and its name.
     fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error>;
 }
@@ -107,10 +111,10 @@ impl Crew {
     }
 
     fn visit(&self, work: &dyn Work, found: &Arc<Found>) -> Result<(), Error> {
-        work.enter(found.dir, &mut |name| {
+        work.enter(found.dir, found.generation, &mut |name| {
             found.open.fetch_add(1, Ordering::Relaxed);
             let above = (Arc::clone(found), name.name.clone());
-            let new = Found::new(name.nid, Some(above));
+            let new = Found::new(name.nid, name.generation, Some(above));
             self.queue.lock().waiting.push(new);
             self.changed.notify_one();
         })?;
@@ -128,12 +132,17 @@ impl Crew {
 impl FileSystem {
     /// Runs `work` in a directory and all below it, on up to `workers` of the store's threads
     /// and the caller's.
-    fn through(&self, dir: Ino, workers: usize, work: &dyn Work) -> Result<(), Error> {
+    fn through(
+        &self,
+        (dir, generation): (Ino, u64),
+        workers: usize,
+        work: &dyn Work,
+    ) -> Result<(), Error> {
         let crew = Crew {
             queue: Mutex::new(
                 rank::LEAF,
                 Queue {
-                    waiting: vec![Found::new(dir, None)],
+                    waiting: vec![Found::new(dir, generation, None)],
                     busy: 0,
                     failed: None,
                 },
@@ -161,7 +170,8 @@ impl FileSystem {
         workers: usize,
         each: &(dyn Fn(Ino, DirEntry<'_>) -> Result<bool, Error> + Sync),
     ) -> Result<(), Error> {
-        self.through(dir, workers, &Walk { fs: self, each })
+        let generation = self.inode(dir)?.inode()?.generation;
+        self.through((dir, generation), workers, &Walk { fs: self, each })
     }
 
     /// Removes a name and, if it is a directory, everything below it, on up to `workers` threads.
@@ -201,7 +211,7 @@ impl FileSystem {
             files: AtomicU64::new(0),
             directories: AtomicU64::new(0),
         };
-        self.through(attr.ino, workers, &removal)?;
+        self.through((attr.ino, attr.generation), workers, &removal)?;
         Ok(Removed {
             files: removal.files.into_inner(),
             directories: removal.directories.into_inner(),
@@ -212,13 +222,15 @@ impl FileSystem {
     fn runs(
         &self,
         dir: Ino,
+        generation: u64,
         mut each: impl FnMut(Vec<Name>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut from = Some(0);
         while let Some(key) = from {
             let (names, next) = {
                 let node = self.inode(dir)?;
-                list::run_from::<Name>(&self.store, live_dir(node.inode()?)?, key)?
+                let inode = same_dir(dir, generation, node.inode()?)?;
+                list::run_from::<Name>(&self.store, inode, key)?
             };
             each(names)?;
             from = next;
@@ -228,7 +240,12 @@ impl FileSystem {
 
     /// Removes names of one leaf of a directory, none of them a directory's, in one record.
     /// Returns those that need a record of their own, or are not there any more.
-    fn remove_together<'n>(&self, dir: Ino, names: &'n [Name]) -> Result<Vec<&'n Name>, Error> {
+    fn remove_together<'n>(
+        &self,
+        dir: Ino,
+        generation: u64,
+        names: &'n [Name],
+    ) -> Result<Vec<&'n Name>, Error> {
         let (mut left, mut victims) = (Vec::new(), Vec::new());
         for name in names {
             match self.named_node(name.nid) {
@@ -247,7 +264,7 @@ impl FileSystem {
             Err(engine::Error::Gone(nid)) if nid != dir => return Ok(names.iter().collect()),
             Err(error) => return Err(error.into()),
         };
-        live_dir(op.peek(slots[0]).inode()?)?;
+        same_dir(dir, generation, op.peek(slots[0]).inode()?)?;
         let Some(first) = names.first() else {
             return Ok(left);
         };
@@ -308,14 +325,22 @@ impl FileSystem {
     }
 }
 
+/// The inode of a directory that was found before, unless it is gone (invariant 4).
+fn same_dir(dir: Ino, generation: u64, inode: &Inode) -> Result<&Inode, Error> {
+    match inode.generation == generation {
+        true => live_dir(inode),
+        false => Err(Error::Stale(dir)),
+    }
+}
+
 struct Walk<'a> {
     fs: &'a FileSystem,
     each: &'a (dyn Fn(Ino, DirEntry<'_>) -> Result<bool, Error> + Sync),
 }
 
 impl Work for Walk<'_> {
-    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        let entered = self.fs.runs(dir, |names| {
+    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        let entered = self.fs.runs(dir, generation, |names| {
             for name in &names {
                 let entry = crate::namespace::entry_of(name);
                 if (self.each)(dir, entry)? && name.kind == libc::DT_DIR {
@@ -348,9 +373,9 @@ struct RemoveAll<'a> {
 }
 
 impl RemoveAll<'_> {
-    fn files(&self, dir: Ino, names: &[Name]) -> Result<(), Error> {
+    fn files(&self, dir: Ino, generation: u64, names: &[Name]) -> Result<(), Error> {
         for names in names.chunks(REMOVED_AT_ONCE) {
-            let left = self.fs.remove_together(dir, names)?;
+            let left = self.fs.remove_together(dir, generation, names)?;
             let mut gone = names.len() as u64;
             for name in left {
                 match self.fs.unlink(self.who, dir, &name.name) {
@@ -368,13 +393,13 @@ impl RemoveAll<'_> {
 }
 
 impl Work for RemoveAll<'_> {
-    fn enter(&self, dir: Ino, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        self.fs.runs(dir, |names| {
+    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        self.fs.runs(dir, generation, |names| {
             let (below, files): (Vec<Name>, Vec<Name>) = names
                 .into_iter()
                 .partition(|name| name.kind == libc::DT_DIR);
             below.iter().for_each(&mut *found);
-            self.files(dir, &files)
+            self.files(dir, generation, &files)
         })
     }
 

@@ -9,7 +9,7 @@ use sim::drive::Driver;
 use sim::look;
 use sim::op::Op;
 use sim::world::{Image, Machine, Shape};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Both copies of a checkpoint slot are written at once, so that one power cut tore both. The
@@ -391,4 +391,32 @@ fn names_made_after_an_index_node_went_are_found() {
     }
     fs.close().unwrap();
     machine.fsck().unwrap();
+}
+
+/// A tree was removed, and somebody else removed a directory in it that had been found and not
+/// begun. A new directory elsewhere got its number, and what was in that was removed.
+#[test]
+fn what_has_a_removed_directorys_number_is_not_removed() {
+    let machine = Machine::new(&Image::format(&Shape::small(1)).unwrap(), 1);
+    let (fs, who) = (machine.open().unwrap(), Caller::root());
+    let top = fs.mkdir(&who, ROOT, b"tree", 0o755).unwrap().ino;
+    let below = fs.mkdir(&who, top, b"below", 0o755).unwrap().ino;
+    fs.mknod(&who, top, b"file", libc::S_IFREG | 0o644, 0)
+        .unwrap();
+    let other = OnceLock::new();
+    // The first time, "file" is gone, and "below" has been found.
+    let meanwhile = |_| {
+        if other.get().is_none() {
+            fs.rmdir(&who, top, b"below").unwrap();
+            let made = fs.mkdir(&who, ROOT, b"other", 0o755).unwrap();
+            fs.mknod(&who, made.ino, b"kept", libc::S_IFREG | 0o644, 0)
+                .unwrap();
+            other.set(made.ino).unwrap();
+        }
+    };
+    let removed = fs.remove_all(&who, ROOT, b"tree", 1, &meanwhile);
+    let other = *other.get().unwrap();
+    assert_eq!(other, below, "the number is used again");
+    assert!(removed.is_err());
+    fs.lookup(other, b"kept").unwrap();
 }

@@ -512,7 +512,14 @@ impl Task<'_> {
                 made.map(|_| ())
             }),
         };
-        let lost = [libc::ENOENT, libc::EEXIST, libc::ESTALE, libc::ENOTEMPTY];
+        // By the time that a tree's number is used it may be a file's.
+        let lost = [
+            libc::ENOENT,
+            libc::EEXIST,
+            libc::ESTALE,
+            libc::ENOTEMPTY,
+            libc::ENOTDIR,
+        ];
         match outcome {
             Err(error) if lost.contains(&error.errno()) => Ok(()),
             other => other,
