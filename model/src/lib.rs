@@ -9,7 +9,8 @@
 //! - [`ring`]: credits keep the ring from being overrun (journal, invariant 3);
 //! - [`commit`]: who waits for a commit goes on when it is durable, or has failed (invariants 4, 5);
 //! - [`totals`]: a block is promised once;
-//! - [`bitmap`]: a nid is given out once, and none is lost (free bitmaps of `nids`);
+//! - [`bitmap`], [`region`], [`ready`]: a nid is given out once, with its own version, and none is
+//!   lost; a region with many free nids is found;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
@@ -27,6 +28,12 @@ mod epoch;
 #[cfg(test)]
 #[path = "../../crates/device/src/flush.rs"]
 mod flush;
+#[cfg(test)]
+#[path = "../../crates/engine/src/ready.rs"]
+mod ready;
+#[cfg(test)]
+#[path = "../../crates/engine/src/region.rs"]
+mod region;
 #[cfg(test)]
 #[path = "../../crates/engine/src/ring.rs"]
 mod ring;

@@ -65,10 +65,10 @@ pub mod rank {
     pub const FILE_TABLE: Rank = ranked(82, "open file table shard");
     pub const PAGE_SET: Rank = ranked(84, "page cache set");
     pub const DIRTY_PAGES: Rank = ranked(86, "dirty page index shard");
+    pub const NID_LEASE: Rank = ranked(96, "nid lease");
     pub const NODE_SHARD: Rank = ranked(100, "node cache shard");
-    pub const NID_LEASE: Rank = ranked(104, "nid lease");
-    pub const NID_REGIONS: Rank = ranked(106, "nid regions");
     pub const TABLE: Rank = ranked(110, "node table region");
+    pub const TABLE_REGIONS: Rank = ranked(111, "node table regions in memory");
     pub const TABLE_MAPS: Rank = ranked(112, "node table map pages");
     pub const SPACE_LEASE: Rank = ranked(116, "chunk lease");
     pub const SPACE_RELEASE: Rank = ranked(118, "release of freed blocks");

@@ -321,8 +321,8 @@ impl<C: Content> Store<C> {
     ) -> Result<Captured<C>, Error> {
         let nid = cell.header.nid;
         cell.header.dirty.store(false, Ordering::Release);
-        self.dirty_bytes
-            .fetch_sub(cell.header.dirty_refund(), Ordering::Relaxed);
+        let refund = cell.header.dirty_refund();
+        self.dirty_bytes.add(self.shard(), -refund);
         self.nodes.recharge(cell, &node.body);
         let (place, free) = match &node.body {
             Body::Gone => (Place::NONE, None),

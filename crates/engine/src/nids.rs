@@ -1,247 +1,374 @@
-//! Free nids: per-core region leases over two-level bitmaps.
+//! Free nids: what each shard (core) has ready, and the bitmaps that the rest is in.
 //!
-//! A region's bitmap has a summary level (one bit per word), so finding a free nid looks at
-//! one summary word and one bitmap word and never at the node table. A shard (core) allocates
-//! from the region it leases; a free, from any core, is one atomic bit operation on the
-//! word and, when the word was empty, one on the summary.
+//! A shard leases a *region* of the node table. It takes the free nids of one leaf of it at a
+//! time, with the versions that the nids had, and puts them into a ring: a new node takes its nid
+//! from there, without a lock and without a write to memory that another shard uses. A nid that
+//! becomes free is kept by the shard that made it so, if that has fewer than a few, and used again
+//! next; else it goes back to its region's bitmap by one atomic operation, from any core, and is
+//! given out again when somebody takes its leaf.
+//!
+//! Above the bitmaps is one more, of the regions *worth* a lease. So what is free is found in four
+//! steps down, however much is in use: region, leaf, words, nids.
+//!
+//! A lease keeps shards apart; nothing depends on it. A shard with no region left takes, in
+//! this order: a region worth a lease; that of a shard that took nothing since this one took its own
+//! last lease (or of any, for a first lease), to use it together; a new region.
 //!
 //! Invariants:
-//! 1. A set bit in a region's bitmap means: the nid is free and in nobody's hands.
-//! 2. A region is leased by at most one shard; only the lessee takes from its bitmap.
-//! 3. A free nid of a region that is not loaded waits in `deferred` and is applied at load.
+//! 1. A nid is in use, or reserved by an operation, or ready in one shard, or has its bit set. Nothing of
+//!    that is on disk: after a crash what no node uses is free.
+//! 2. No nid of a region is given out before what the node table says of the region was added to its
+//!    bitmap: the table follows behind.
+//! 3. A shard leaves a region behind when less than [`WORTH_WORDS`] of its words are rich, and it is
+//!    found again when a nid that comes back makes it as many. So with W words of 64 nids in a region
+//!    at least (W - `WORTH_WORDS`) * 49 of its nids are in use, and the number of regions is
+//!    bounded by the number of nodes that once were at the same time, and of shards.
 
 use crate::bitmap::Bitmap;
-use base::map::HashMap;
-use base::sync::{Arc, Mutex, RwLock, rank};
+use crate::ready::{Ready, Recycled};
+use crate::region::{LEAF_WORDS, Region};
+use base::atomic::{AtomicU32, AtomicU64, Ordering};
+use base::sync::{Mutex, rank};
 use format::Nid;
-use format::table::{MAP_REGIONS, REGION_NIDS, RESERVED_NIDS, ROOTS};
+use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_NIDS, RESERVED_NIDS, ROOTS};
+use std::sync::OnceLock;
 
 const WORDS: usize = (REGION_NIDS / 64) as usize;
 /// Regions below the ones kept for space maps.
 const REGION_LIMIT: u32 = ((ROOTS - 1) * MAP_REGIONS) as u32;
+/// Rich words that make a region worth a lease: a quarter.
+const WORTH_WORDS: u32 = WORDS as u32 / 4;
+/// Free nids that make one worth a lease of which only their number is known: a quarter, too.
+const WORTH_NIDS: u32 = REGION_NIDS as u32 / 4;
 
-/// In-memory allocation state of one region.
-#[derive(Debug)]
-struct Region {
-    index: u32,
-    bits: Bitmap,
+/// A bit for each nid of a leaf.
+pub(crate) type LeafNids = [u64; LEAF_WORDS];
+const _: () = assert!(LEAF_WORDS as u64 * 64 == LEAF_NIDS);
+
+/// Neither given out by number at mkfs nor that of a space map.
+fn is_ordinary(nid: Nid) -> bool {
+    nid.0 >= RESERVED_NIDS && nid.0 / REGION_NIDS < REGION_LIMIT as u64
 }
 
-impl Region {
-    /// `used` has a set bit for every nid in use.
-    fn new(index: u32, used: &[u64]) -> Region {
-        let mut free_words: Vec<u64> = used.iter().map(|w| !w).collect();
-        if index == 0 {
-            free_words[0] = 0;
-            const { assert!(RESERVED_NIDS == 64) };
-        }
-        let bits = Bitmap::new(free_words);
-        Region { index, bits }
-    }
-
-    /// Takes a free nid; only the lessee calls this (invariant 2).
-    fn take(&self) -> Option<u64> {
-        let within = self.bits.take()?;
-        Some(self.index as u64 * REGION_NIDS + within)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Regions {
-    loaded: HashMap<u32, Arc<Region>>,
-    leased: Vec<u32>,
-    /// Free counts of regions that exist on disk and are not loaded.
-    unloaded: HashMap<u32, u32>,
-    /// Regions ever used; the next new one has this index.
-    count: u32,
-    deferred: HashMap<u32, Box<[u64; WORDS]>>,
-}
-
-/// Where a region's bitmap comes from when it is first needed.
-pub(crate) trait RegionBitmaps {
+/// What is known of nids elsewhere.
+pub(crate) trait NidSource {
     type Error;
-    /// Set bit: in use. One word per 64 nids.
+
+    /// A region's bitmap, one word per 64 nids; set bit: the node table has a node there.
     fn used_nids(&self, region: u32) -> Result<Vec<u64>, Self::Error>;
+
+    /// The versions that nids from `first`, a leaf's, on were last used with; 0: never. Asked for
+    /// those with a bit in `wanted`, which nobody else has; takes those out that must stay out
+    /// of use.
+    fn last_versions(
+        &self,
+        first: Nid,
+        wanted: &mut LeafNids,
+    ) -> Result<Box<[u64; LEAF_NIDS as usize]>, Self::Error>;
 }
+
+/// A map page's share of the regions.
+type Regions = Box<[OnceLock<Region>]>;
 
 #[derive(Debug)]
 pub(crate) struct Nids {
-    leases: Vec<Mutex<Option<Arc<Region>>>>,
-    /// Loaded regions for the free path, which takes this shared and only for a look-up.
-    index: RwLock<Vec<Option<Arc<Region>>>>,
-    regions: Mutex<Regions>,
+    shards: Box<[Shard]>,
+    /// Regions that were leased, or that nids came back to.
+    maps: Box<[OnceLock<Regions>]>,
+    /// Regions worth a lease, by number; one that is leased may be among them.
+    worth: Bitmap,
+    /// Free nids of each region that the last checkpoint before this mount knew.
+    checkpointed: Vec<u32>,
+    /// Regions ever used; the next new one has this number.
+    count: AtomicU32,
+    /// Leases so far.
+    leases: AtomicU64,
+}
+
+/// On cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard {
+    recycled: Recycled,
+    ready: Ready,
+    /// Held by the one who fills the ring.
+    lease: Mutex<Lease>,
+    /// For other shards to look at: number of the leased region, and 1 more; 0: none.
+    region: AtomicU32,
+    /// How many leases there had been when the shard last took a leaf.
+    used: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Lease {
+    region: Option<u32>,
+    /// The leaf to go on at. Going round gives nids time to come back.
+    leaf: usize,
+    /// How many leases there had been when this one began. A shard that never had one takes part
+    /// in any.
+    since: u64,
+}
+
+impl Shard {
+    fn take(&self) -> Option<(u64, u64)> {
+        self.recycled.take().or_else(|| self.ready.take())
+    }
 }
 
 impl Nids {
     /// `free_counts[i]` is the checkpointed number of free nids in region `i`.
     pub fn new(shards: usize, free_counts: Vec<u32>) -> Nids {
-        let regions = Regions {
-            count: free_counts.len() as u32,
-            unloaded: (0..).zip(free_counts).collect(),
-            ..Regions::default()
+        let shard = |i| Shard {
+            recycled: Recycled::new(),
+            ready: Ready::new(LEAF_NIDS as usize),
+            lease: Mutex::keyed(
+                rank::NID_LEASE,
+                i as u64,
+                Lease {
+                    region: None,
+                    leaf: 0,
+                    since: u64::MAX,
+                },
+            ),
+            region: AtomicU32::new(0),
+            used: AtomicU64::new(0),
         };
+        let worth = Bitmap::new((REGION_LIMIT as usize).div_ceil(64));
+        let free = (0..REGION_LIMIT as u64).zip(&free_counts);
+        free.filter(|(_, free)| **free >= WORTH_NIDS)
+            .for_each(|(index, _)| {
+                worth.put(index);
+            });
         Nids {
-            leases: (0..shards)
-                .map(|i| Mutex::keyed(rank::NID_LEASE, i as u64, None))
-                .collect(),
-            index: RwLock::new(rank::LEAF, Vec::new()),
-            regions: Mutex::new(rank::NID_REGIONS, regions),
+            shards: (0..shards).map(shard).collect(),
+            maps: (1..ROOTS).map(|_| OnceLock::new()).collect(),
+            worth,
+            count: AtomicU32::new(free_counts.len() as u32),
+            checkpointed: free_counts,
+            leases: AtomicU64::new(0),
         }
     }
 
     /// Regions ever used.
     pub fn region_count(&self) -> u32 {
-        self.regions.lock().count
+        self.count.load(Ordering::Acquire)
     }
 
-    /// A free nid for `shard`, or `None` when nid space is exhausted.
-    pub fn take<B: RegionBitmaps>(
+    fn region(&self, index: u32) -> &Region {
+        let (map, slot) = (
+            index as usize / MAP_REGIONS as usize,
+            index as usize % MAP_REGIONS as usize,
+        );
+        let regions =
+            self.maps[map].get_or_init(|| (0..MAP_REGIONS).map(|_| OnceLock::new()).collect());
+        regions[slot].get_or_init(|| Region::new(WORDS))
+    }
+
+    /// A free nid for `shard` and the version it was last used with, or `None` when nid space is
+    /// exhausted.
+    pub fn take<S: NidSource>(
         &self,
         shard: usize,
-        bitmaps: &B,
-    ) -> Result<Option<Nid>, B::Error> {
-        let mut lease = self.leases[shard % self.leases.len()].lock();
+        source: &S,
+    ) -> Result<Option<(Nid, u64)>, S::Error> {
+        let shard = &self.shards[shard % self.shards.len()];
         loop {
-            if let Some(nid) = lease.as_ref().and_then(|region| region.take()) {
-                return Ok(Some(Nid(nid)));
+            if let Some((nid, version)) = shard.take() {
+                return Ok(Some((Nid(nid), version)));
             }
-            match self.lease(lease.take(), bitmaps)? {
-                Some(region) => *lease = Some(region),
-                None => return Ok(None),
+            let mut lease = shard.lease.lock();
+            if shard.ready.is_empty() && !self.refill(shard, &mut lease, source)? {
+                // What others have ready is the rest.
+                let rest = self.shards.iter().find_map(Shard::take);
+                return Ok(rest.map(|(nid, version)| (Nid(nid), version)));
             }
         }
     }
 
-    /// Returns the exhausted region and leases another: a loaded one with free nids, else an
-    /// unloaded one, else a new one, else (nid space full) any that a free came back to.
-    fn lease<B: RegionBitmaps>(
+    /// Fills the ring with the free nids of a leaf; false: there are none.
+    fn refill<S: NidSource>(
         &self,
-        old: Option<Arc<Region>>,
-        bitmaps: &B,
-    ) -> Result<Option<Arc<Region>>, B::Error> {
-        let mut regions = self.regions.lock();
-        if let Some(old) = old {
-            regions.leased.retain(|&r| r != old.index);
-        }
-        // A quarter free at least, so that leases do not bounce for single nids.
-        let worth = REGION_NIDS as u32 / 4;
-        let candidate = |regions: &Regions, least: u32| {
-            let free = |r: &Arc<Region>| r.bits.free();
-            regions
-                .loaded
-                .values()
-                .filter(|r| free(r) >= least && !regions.leased.contains(&r.index))
-                .min_by_key(|r| r.index)
-                .cloned()
-        };
-        if let Some(region) = candidate(&regions, worth) {
-            regions.leased.push(region.index);
-            return Ok(Some(region));
-        }
-        let unloaded = |regions: &Regions, least: u32| {
-            regions
-                .unloaded
-                .iter()
-                .filter(|(_, f)| **f >= least)
-                .map(|(r, _)| *r)
-                .min()
-        };
-        let index = match unloaded(&regions, worth) {
-            Some(index) => index,
-            None if regions.count < REGION_LIMIT => regions.count,
-            None => match (candidate(&regions, 1), unloaded(&regions, 1)) {
-                (Some(region), _) => {
-                    regions.leased.push(region.index);
-                    return Ok(Some(region));
+        shard: &Shard,
+        lease: &mut Lease,
+        source: &S,
+    ) -> Result<bool, S::Error> {
+        loop {
+            let Some(index) = lease.region else {
+                if !self.lease(shard, lease, source)? {
+                    return Ok(false);
                 }
-                (None, Some(index)) => index,
-                (None, None) => return Ok(None),
-            },
-        };
-        let region = self.load(&mut regions, index, bitmaps)?;
-        regions.leased.push(index);
-        Ok(Some(region))
+                continue;
+            };
+            let region = self.region(index);
+            let Some((leaf, mut free)) = region.take_leaf(lease.leaf) else {
+                if lease.leaf == 0 || region.rich_words() < WORTH_WORDS {
+                    lease.region = None;
+                    shard.region.store(0, Ordering::Relaxed);
+                }
+                lease.leaf = 0;
+                continue;
+            };
+            lease.leaf = leaf + 1;
+            let now = self.leases.load(Ordering::Relaxed);
+            shard.used.store(now, Ordering::Relaxed);
+            let first = index as u64 * REGION_NIDS + leaf as u64 * LEAF_NIDS;
+            let taken = free;
+            let versions = match source.last_versions(Nid(first), &mut free) {
+                Ok(versions) => versions,
+                Err(error) => {
+                    for (w, free) in taken.into_iter().enumerate() {
+                        region.add(leaf * LEAF_WORDS + w, free);
+                    }
+                    return Err(error);
+                }
+            };
+            let ready = (0..LEAF_NIDS).filter(|i| free[*i as usize / 64] >> (i % 64) & 1 == 1);
+            shard
+                .ready
+                .fill(ready.map(|i| (first + i, versions[i as usize])));
+            if free != [0; LEAF_WORDS] {
+                return Ok(true);
+            }
+        }
     }
 
-    fn load<B: RegionBitmaps>(
+    /// Leases a region to a shard that has none; false: nid space is exhausted.
+    fn lease<S: NidSource>(
         &self,
-        regions: &mut Regions,
-        index: u32,
-        bitmaps: &B,
-    ) -> Result<Arc<Region>, B::Error> {
-        let known = index < regions.count;
-        // Out of the list even if its page is unreadable, or everybody would try it again.
-        regions.unloaded.remove(&index);
-        let mut used = match known {
-            true => bitmaps.used_nids(index)?,
-            false => vec![0; WORDS],
+        shard: &Shard,
+        lease: &mut Lease,
+        source: &S,
+    ) -> Result<bool, S::Error> {
+        let Some(index) = self.find_region(shard, lease.since, source)? else {
+            return Ok(false);
         };
-        if let Some(freed) = regions.deferred.remove(&index) {
-            for (used, freed) in used.iter_mut().zip(freed.iter()) {
-                *used &= !freed;
-            }
-        }
-        let region = Arc::new(Region::new(index, &used));
-        for skipped in regions.count..index {
-            regions.unloaded.insert(skipped, REGION_NIDS as u32);
-        }
-        regions.count = regions.count.max(index + 1);
-        regions.loaded.insert(index, Arc::clone(&region));
-        let mut table = self.index.write();
-        if table.len() <= index as usize {
-            table.resize(index as usize + 1, None);
-        }
-        table[index as usize] = Some(Arc::clone(&region));
-        Ok(region)
+        *lease = Lease {
+            region: Some(index),
+            leaf: 0,
+            since: self.leases.fetch_add(1, Ordering::Relaxed) + 1,
+        };
+        shard.region.store(index + 1, Ordering::Relaxed);
+        Ok(true)
     }
 
-    /// Makes a nid free again. Reserved nids stay reserved.
-    pub fn put(&self, nid: Nid) {
-        if nid.0 < RESERVED_NIDS || nid.0 / REGION_NIDS >= REGION_LIMIT as u64 {
-            return;
-        }
-        let index = (nid.0 / REGION_NIDS) as usize;
-        let loaded = self.index.read().get(index).cloned().flatten();
-        if let Some(region) = loaded {
-            region.bits.put(nid.0 % REGION_NIDS);
-            return;
-        }
-        let mut regions = self.regions.lock();
-        if let Some(region) = regions.loaded.get(&(index as u32)) {
-            region.bits.put(nid.0 % REGION_NIDS);
-        } else {
-            let (word, bit) = ((nid.0 % REGION_NIDS) as usize / 64, 1 << (nid.0 % 64));
-            let freed = regions.deferred.entry(index as u32);
-            let freed = freed.or_insert_with(|| Box::new([0; WORDS]));
-            let new = freed[word] & bit == 0;
-            freed[word] |= bit;
-            // Enough of them make the region worth a lease.
-            if let Some(free) = regions.unloaded.get_mut(&(index as u32)).filter(|_| new) {
-                *free += 1;
+    fn find_region<S: NidSource>(
+        &self,
+        shard: &Shard,
+        since: u64,
+        source: &S,
+    ) -> Result<Option<u32>, S::Error> {
+        while let Some(index) = self.worth.take() {
+            if self.load(index as u32, source)? {
+                return Ok(Some(index as u32));
             }
         }
+        if let Some(index) = self.idle_lease(shard, since) {
+            return Ok(Some(index));
+        }
+        let next = |count: u32| (count < REGION_LIMIT).then_some(count + 1);
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        while let Ok(index) = self.count.fetch_update(set, fetch, next) {
+            if self.load(index, source)? {
+                return Ok(Some(index));
+            }
+        }
+        // Nid space is full: any region that has a free nid.
+        for index in 0..self.region_count() {
+            let checkpointed = self.checkpointed.get(index as usize);
+            let region = self.region(index);
+            let unknown = !region.is_loaded() && checkpointed.is_some_and(|free| *free > 0);
+            if (unknown || region.has_free()) && self.load(index, source)? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A region worth a lease whose lessee does not use it.
+    fn idle_lease(&self, shard: &Shard, since: u64) -> Option<u32> {
+        let others = self.shards.iter().filter(|s| !std::ptr::eq(*s, shard));
+        let idle = others.filter(|other| other.used.load(Ordering::Relaxed) < since);
+        let leased = idle.filter_map(|other| other.region.load(Ordering::Relaxed).checked_sub(1));
+        let mut worth = leased.filter(|index| {
+            let region = self.region(*index);
+            // A word may be taken for rich that is no more; a region that is empty would be
+            // found again and again.
+            region.rich_words() >= WORTH_WORDS && region.has_free()
+        });
+        worth.next()
+    }
+
+    /// Sees to it that a region's bitmap has what the node table says (invariant 2); false when
+    /// somebody else is about to, or it is unreadable. In that case it is not tried again.
+    fn load<S: NidSource>(&self, index: u32, source: &S) -> Result<bool, S::Error> {
+        let region = self.region(index);
+        if region.claim() {
+            for (w, used) in source.used_nids(index)?.into_iter().enumerate() {
+                // The first word's nids are reserved.
+                if (index, w) != (0, 0) {
+                    region.add(w, !used);
+                }
+            }
+            const { assert!(RESERVED_NIDS == 64) };
+            region.loaded();
+        }
+        Ok(region.is_loaded())
+    }
+
+    /// Makes a nid free again, which was last used with this version. Reserved nids stay
+    /// reserved.
+    pub fn put(&self, shard: usize, nid: Nid, version: u64) {
+        if !is_ordinary(nid) {
+            return;
+        }
+        let shard = &self.shards[shard % self.shards.len()];
+        let region = self.region((nid.0 / REGION_NIDS) as u32);
+        // Invariant 2: the table may call free what is in use again before it is asked.
+        if !region.is_loaded() || !shard.recycled.put(nid.0, version) {
+            self.put_bit(nid);
+        }
+    }
+
+    fn put_bit(&self, nid: Nid) {
+        let index = nid.0 / REGION_NIDS;
+        let region = self.region(index as u32);
+        if region.put(nid.0 % REGION_NIDS) && self.is_worth(index as u32, region) {
+            self.worth.put(index);
+        }
+    }
+
+    fn is_worth(&self, index: u32, region: &Region) -> bool {
+        let mut rich = region.rich_words();
+        if !region.is_loaded() {
+            // Those free on the devices are not in the bitmap.
+            let free = self.checkpointed.get(index as usize);
+            rich += free.map_or(0, |free| *free / (WORTH_NIDS / WORTH_WORDS));
+        }
+        rich >= WORTH_WORDS
     }
 
     /// Recovery found `nid` in use (or free) beyond what the checkpoint says.
-    pub fn recover<B: RegionBitmaps>(
+    pub fn recover<S: NidSource>(
         &self,
         nid: Nid,
         in_use: bool,
-        bitmaps: &B,
-    ) -> Result<(), B::Error> {
-        let index = (nid.0 / REGION_NIDS) as u32;
-        if nid.0 < RESERVED_NIDS || index >= REGION_LIMIT {
+        source: &S,
+    ) -> Result<(), S::Error> {
+        if !is_ordinary(nid) {
             return Ok(());
         }
-        let mut regions = self.regions.lock();
-        let region = match regions.loaded.get(&index) {
-            Some(region) => Arc::clone(region),
-            None => self.load(&mut regions, index, bitmaps)?,
-        };
+        let index = (nid.0 / REGION_NIDS) as u32;
+        let known = self.count.fetch_max(index + 1, Ordering::AcqRel);
+        self.load(index, source)?;
+        let region = self.region(index);
         if in_use {
-            region.bits.mark_used(nid.0 % REGION_NIDS);
+            region.take_nid(nid.0 % REGION_NIDS);
         } else {
-            region.bits.put(nid.0 % REGION_NIDS);
+            self.put_bit(nid);
+        }
+        // Regions that the checkpoint does not know are free but for such nids.
+        for new in known..=index {
+            self.worth.put(new as u64);
         }
         Ok(())
     }
@@ -252,12 +379,40 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    struct Empty;
-    impl RegionBitmaps for Empty {
+    /// A node table in which nothing, or everything, is in use.
+    struct Table {
+        used: u64,
+    }
+
+    const EMPTY: Table = Table { used: 0 };
+    const FULL: Table = Table { used: u64::MAX };
+
+    impl NidSource for Table {
         type Error = ();
         fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
-            Ok(vec![0; WORDS])
+            Ok(vec![self.used; WORDS])
         }
+        fn last_versions(
+            &self,
+            first: Nid,
+            _: &mut LeafNids,
+        ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+            let mut versions = Box::new([0; LEAF_NIDS as usize]);
+            for (nid, version) in (first.0..).zip(versions.iter_mut()) {
+                *version = nid * 3;
+            }
+            Ok(versions)
+        }
+    }
+
+    fn take(nids: &Nids, shard: usize, table: &Table) -> Nid {
+        let (nid, version) = nids.take(shard, table).unwrap().unwrap();
+        assert_eq!(version, nid.0 * 3, "a nid comes with its own version");
+        nid
+    }
+
+    fn put(nids: &Nids, shard: usize, nid: Nid) {
+        nids.put(shard, nid, nid.0 * 3);
     }
 
     #[test]
@@ -265,15 +420,15 @@ mod tests {
         let nids = Nids::new(2, vec![]);
         let mut seen = HashSet::new();
         for i in 0..REGION_NIDS as usize * 3 {
-            assert!(seen.insert(nids.take(i % 2, &Empty).unwrap().unwrap()));
+            assert!(seen.insert(take(&nids, i % 2, &EMPTY)));
         }
         assert!(seen.iter().all(|n| n.0 >= RESERVED_NIDS));
         for nid in &seen {
-            nids.put(*nid);
+            put(&nids, 0, *nid);
         }
         let regions = nids.region_count();
         for _ in 0..seen.len() - 64 {
-            nids.take(0, &Empty).unwrap().unwrap();
+            take(&nids, 0, &EMPTY);
         }
         assert!(
             nids.region_count() <= regions + 1,
@@ -283,23 +438,87 @@ mod tests {
 
     #[test]
     fn nids_freed_in_regions_of_an_earlier_mount_are_used_before_new_regions() {
-        struct Full;
-        impl RegionBitmaps for Full {
-            type Error = ();
-            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
-                Ok(vec![u64::MAX; WORDS])
-            }
-        }
         let nids = Nids::new(1, vec![0; 4]);
         for nid in REGION_NIDS..3 * REGION_NIDS {
-            nids.put(Nid(nid));
-            nids.put(Nid(nid));
+            put(&nids, 0, Nid(nid));
         }
         let mut seen = HashSet::new();
         for _ in 0..2 * REGION_NIDS {
-            assert!(seen.insert(nids.take(0, &Full).unwrap().unwrap()));
+            assert!(seen.insert(take(&nids, 0, &FULL)));
         }
         assert_eq!(nids.region_count(), 4);
+    }
+
+    /// A quarter free on the devices, a quarter more since.
+    #[test]
+    fn free_nids_on_the_devices_and_in_memory_make_a_region_worth_a_lease_together() {
+        struct Quarters;
+        impl NidSource for Quarters {
+            type Error = ();
+            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
+                Ok(vec![u64::MAX << 15; WORDS])
+            }
+            fn last_versions(
+                &self,
+                _: Nid,
+                _: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+                Ok(Box::new([0; LEAF_NIDS as usize]))
+            }
+        }
+        let nids = Nids::new(1, vec![0, 15 * WORDS as u32]);
+        for word in 0..WORDS as u64 / 2 {
+            for bit in 20..40 {
+                put(&nids, 0, Nid(REGION_NIDS + word * 64 + bit));
+            }
+        }
+        for _ in 0..(15 + 20 / 2) * WORDS {
+            let (nid, _) = nids.take(0, &Quarters).unwrap().unwrap();
+            assert_eq!(nid.0 / REGION_NIDS, 1);
+        }
+        assert_eq!(nids.region_count(), 2);
+    }
+
+    /// A nid of a region not looked at yet was deleted, the checkpoint has seen that, and then
+    /// the nid was used again. Given out before its region was loaded, it would be free once more.
+    #[test]
+    fn a_nid_used_again_is_not_free_because_the_table_has_its_deletion() {
+        const DELETED: u64 = REGION_NIDS + 5;
+        struct Behind;
+        impl NidSource for Behind {
+            type Error = ();
+            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
+                let mut used = vec![u64::MAX; WORDS];
+                match region {
+                    0 => {}
+                    1 => used[0] &= !(1 << 5),
+                    _ => used.fill(0),
+                }
+                Ok(used)
+            }
+            fn last_versions(
+                &self,
+                _: Nid,
+                _: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+                Ok(Box::new([0; LEAF_NIDS as usize]))
+            }
+        }
+        let nids = Nids::new(1, vec![0; 2]);
+        let mut live = HashSet::new();
+        nids.put(0, Nid(DELETED), 7);
+        // Enough to make the region worth a lease, in turn with creations.
+        for i in 0..REGION_NIDS - 10 {
+            nids.put(0, Nid(REGION_NIDS + 10 + i), 7);
+            if i % 3 == 0 && i > REGION_NIDS / 2 {
+                let (nid, _) = nids.take(0, &Behind).unwrap().unwrap();
+                assert!(live.insert(nid), "{nid} is given out twice");
+            }
+        }
+        while nids.region_count() == 2 {
+            let (nid, _) = nids.take(0, &Behind).unwrap().unwrap();
+            assert!(live.insert(nid), "{nid} is given out twice");
+        }
     }
 
     #[test]
@@ -308,14 +527,134 @@ mod tests {
         let taken = base::thread::parallel(2, |shard| {
             let mut mine = Vec::new();
             for i in 0..40_000u64 {
-                mine.push(nids.take(shard, &Empty).unwrap().unwrap());
+                mine.push(take(&nids, shard, &EMPTY));
                 if i % 3 == 0 {
-                    nids.put(mine.swap_remove((i as usize * 7) % mine.len()));
+                    put(
+                        &nids,
+                        shard,
+                        mine.swap_remove((i as usize * 7) % mine.len()),
+                    );
                 }
             }
             mine
         });
         let all: HashSet<Nid> = taken.iter().flatten().copied().collect();
         assert_eq!(all.len(), taken[0].len() + taken[1].len());
+    }
+
+    /// More threads than shards, so that each ring has several takers.
+    #[test]
+    fn threads_that_share_a_shard_never_share_a_nid() {
+        let nids = Nids::new(1, vec![]);
+        let taken = base::thread::parallel(4, |_| {
+            let mut mine = Vec::new();
+            for i in 0..30_000u64 {
+                mine.push(take(&nids, 0, &EMPTY));
+                if i % 2 == 0 {
+                    put(&nids, 0, mine.swap_remove((i as usize * 7) % mine.len()));
+                }
+            }
+            mine
+        });
+        let all: HashSet<Nid> = taken.iter().flatten().copied().collect();
+        assert_eq!(all.len(), 4 * 15_000);
+        assert!(nids.region_count() <= 60_000 / 9408 + 2);
+    }
+
+    /// Regions that may be in use when `live` nodes are: invariant 3.
+    fn bound(live: usize, shards: usize) -> u32 {
+        let in_use = (WORDS as u32 - WORTH_WORDS) * 49;
+        live as u32 / in_use + 1 + shards as u32
+    }
+
+    /// Shard 0 creates and shard 1 deletes; then each shard in turn creates what others delete.
+    ///
+    /// Without a lease that goes from shard to shard, each shard would keep a region that it took
+    /// hardly anything from.
+    #[test]
+    fn regions_are_bounded_by_live_nids_when_one_shard_takes_and_others_put_back() {
+        const LIVE: usize = 30_000;
+        for shards in [2, 64] {
+            let nids = Nids::new(shards, vec![]);
+            let mut rng = base::rng::Rng::new(5);
+            let mut live: Vec<Nid> = (0..LIVE).map(|_| take(&nids, 0, &EMPTY)).collect();
+            for round in 0..10 * shards {
+                for _ in 0..20_000 / shards {
+                    let i = rng.below(LIVE as u64) as usize;
+                    let new = take(&nids, round % shards, &EMPTY);
+                    let old = std::mem::replace(&mut live[i], new);
+                    put(&nids, (round + 1) % shards, old);
+                }
+            }
+            let all: HashSet<Nid> = live.iter().copied().collect();
+            assert_eq!(all.len(), LIVE);
+            // One of all shards takes at a time.
+            let regions = nids.region_count();
+            assert!(regions <= bound(LIVE, 1), "{regions} regions");
+        }
+    }
+
+    #[test]
+    fn a_shard_takes_over_the_region_of_one_that_is_idle() {
+        let nids = Nids::new(2, vec![]);
+        // Each gets a region of its own, but for the first.
+        for i in 0..2 * REGION_NIDS as usize {
+            take(&nids, i % 2, &EMPTY);
+        }
+        let regions = nids.region_count();
+        // Then one goes on alone. What it has left, a region that it opens because the other
+        // was busy just now, and at last what the other has left.
+        let half = REGION_NIDS / 2;
+        let mut others = 0;
+        while nids.region_count() <= regions + 1 {
+            take(&nids, 0, &EMPTY);
+            others += 1;
+        }
+        assert!(others > half + REGION_NIDS + half / 2, "{others}");
+    }
+
+    #[test]
+    fn nids_whose_versions_are_unreadable_are_left_out_and_a_failure_loses_none() {
+        use std::cell::Cell;
+        struct Holes(Cell<u32>);
+        impl NidSource for Holes {
+            type Error = &'static str;
+            fn used_nids(&self, _: u32) -> Result<Vec<u64>, Self::Error> {
+                Ok(vec![0; WORDS])
+            }
+            fn last_versions(
+                &self,
+                first: Nid,
+                wanted: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, Self::Error> {
+                self.0.set(self.0.get() + 1);
+                if self.0.get().is_multiple_of(3) {
+                    return Err("no memory");
+                }
+                if first.0 / LEAF_NIDS % 2 == 1 {
+                    *wanted = [0; LEAF_WORDS];
+                }
+                Ok(Box::new([0; LEAF_NIDS as usize]))
+            }
+        }
+        let nids = Nids::new(1, vec![]);
+        let source = Holes(Cell::new(0));
+        let mut seen = HashSet::new();
+        let mut failures = 0;
+        while nids.region_count() <= 1 {
+            match nids.take(0, &source) {
+                Ok(taken) => assert!(seen.insert(taken.unwrap().0.0)),
+                Err(_) => failures += 1,
+            }
+        }
+        assert!(failures > 10);
+        assert!(seen.iter().all(|nid| (nid / LEAF_NIDS).is_multiple_of(2)));
+        let taken = seen.iter().filter(|nid| **nid < REGION_NIDS).count();
+        // Half of the leaves are left out, or were given back with a failure.
+        let rest = std::iter::from_fn(|| nids.region(0).take_leaf(0));
+        let rest = rest.filter(|(leaf, _)| leaf.is_multiple_of(2));
+        let rest: u32 = rest.flat_map(|(_, free)| free.map(u64::count_ones)).sum();
+        let usable = REGION_NIDS / 2 - RESERVED_NIDS;
+        assert_eq!(taken as u64 + rest as u64, usable);
     }
 }

@@ -10,11 +10,13 @@
 
 use crate::content::Content;
 use crate::error::Error;
+use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
+use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use base::sync::{Arc, Mutex, OwnedReadGuard, Rank, RwLock, rank};
+use base::sync::{Arc, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
 use format::item::ItemKind;
-use format::table::KIND_SPACE_MAP;
+use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
 use format::{Damage, Nid};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -40,8 +42,10 @@ pub(crate) struct CellHeader {
     pub merges: AtomicBool,
 }
 
-/// Bytes of changes that a charge may lag behind: working it out looks at every entry.
+/// Bytes of changes that a charge may lag behind, and part of a larger charge that it may: working
+/// it out looks at every entry.
 const UNCHARGED_MAX: usize = 256;
+const UNCHARGED_PART: usize = 8;
 
 impl CellHeader {
     /// What becoming dirty charges: the node's memory and `overhead`.
@@ -54,7 +58,11 @@ impl CellHeader {
     /// Counts a change of this many bytes; true when the charge must be brought up to date.
     /// The caller holds the cell's lock exclusively.
     pub fn changed(&self, bytes: usize) -> bool {
-        self.uncharged.fetch_add(bytes, Ordering::Relaxed) + bytes > UNCHARGED_MAX
+        // Under that lock, so no exchange is needed.
+        let uncharged = self.uncharged.load(Ordering::Relaxed) + bytes;
+        self.uncharged.store(uncharged, Ordering::Relaxed);
+        let part = self.bytes.load(Ordering::Relaxed) / UNCHARGED_PART;
+        uncharged > part.max(UNCHARGED_MAX)
     }
 
     /// A dirty node grew by this much; true if it is dirty. The caller holds the cell's lock
@@ -182,6 +190,18 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
     ))
 }
 
+/// The version of a cell whose nid is in nobody's hands. Only the operation that deleted the node
+/// can hold the cell, and it is about to let go without waiting for anything; so this look may
+/// come in any lock order.
+pub(crate) fn last_version<C>(cell: &Cell<C>) -> u64 {
+    loop {
+        if let Some(state) = cell.try_read() {
+            return state.version;
+        }
+        base::thread::yield_now();
+    }
+}
+
 /// A reference to a node; the node stays in memory while one exists.
 #[derive(Debug)]
 pub struct Node<C>(pub(crate) Arc<Cell<C>>);
@@ -267,12 +287,21 @@ struct Shard<C> {
 }
 
 /// All nodes in memory, bounded by `limit` bytes as far as clean ones can be dropped.
+///
+/// Neighbouring nids are in one shard: a core that makes nodes of the nids it has ready uses one
+/// shard several times, and seldom one that another core uses. Few are neighbours, because the
+/// directories of many cores may be.
 #[derive(Debug)]
 pub(crate) struct NodeCache<C> {
-    shards: Vec<Mutex<Shard<C>>>,
-    bytes: AtomicI64,
+    shards: Box<[Padded<Mutex<Shard<C>>>]>,
+    bytes: Sum,
     limit: i64,
 }
+
+/// Nids that are neighbours.
+const NEIGHBOURS: usize = 4;
+/// Part of the limit by which the charges may be wrong.
+const SLACK: usize = 64;
 
 impl<C: Content> NodeCache<C> {
     pub fn new(shards: usize, limit: usize) -> Self {
@@ -281,22 +310,29 @@ impl<C: Content> NodeCache<C> {
                 cells: NidMap::default(),
                 clock: VecDeque::new(),
             };
-            Mutex::keyed(rank::NODE_SHARD, i as u64, shard)
+            Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
         };
+        let shards = shards.next_power_of_two();
         NodeCache {
-            shards: (0..shards.next_power_of_two()).map(shard).collect(),
-            bytes: AtomicI64::new(0),
+            shards: (0..shards).map(shard).collect(),
+            bytes: Sum::new(shards, (limit / SLACK) as i64),
             limit: limit as i64,
         }
     }
 
-    fn shard(&self, nid: Nid) -> &Mutex<Shard<C>> {
-        let hash = nid.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-        &self.shards[hash as usize & (self.shards.len() - 1)]
+    /// The number of a nid's shard. Unrelated to its place within the shard's table, which would
+    /// else use a part of its places only.
+    fn shard_of(&self, nid: Nid) -> usize {
+        let hash = (nid.0 / NEIGHBOURS as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
+        hash as usize & (self.shards.len() - 1)
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard<C>> {
+        self.shards[shard].lock()
     }
 
     pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
-        let shard = self.shard(nid).lock();
+        let shard = self.lock(self.shard_of(nid));
         let cell = shard.cells.get(&nid.0)?;
         if !cell.header.recent.load(Ordering::Relaxed) {
             cell.header.recent.store(true, Ordering::Relaxed);
@@ -304,20 +340,55 @@ impl<C: Content> NodeCache<C> {
         Some(Arc::clone(cell))
     }
 
+    /// Versions of cells in the cache, for nids from `first`, a leaf's, on that have a bit in
+    /// `wanted` and are in nobody's hands; returns those found.
+    pub fn versions(
+        &self,
+        first: Nid,
+        wanted: &LeafNids,
+        versions: &mut [u64; LEAF_NIDS as usize],
+    ) -> LeafNids {
+        let mut found = LeafNids::default();
+        let mut busy = Vec::new();
+        for group in (0..LEAF_NIDS as usize).step_by(NEIGHBOURS) {
+            let mut rest = wanted[group / 64] >> (group % 64) & ((1 << NEIGHBOURS) - 1);
+            if rest == 0 {
+                continue;
+            }
+            let shard = self.lock(self.shard_of(Nid(first.0 + group as u64)));
+            while rest != 0 {
+                let i = group + rest.trailing_zeros() as usize;
+                rest &= rest - 1;
+                let Some(cell) = shard.cells.get(&(first.0 + i as u64)) else {
+                    continue;
+                };
+                found[i / 64] |= 1 << (i % 64);
+                match cell.try_read() {
+                    Some(state) => versions[i] = state.version,
+                    None => busy.push((i, Arc::clone(cell))),
+                }
+            }
+        }
+        for (i, cell) in busy {
+            versions[i] = last_version(&cell);
+        }
+        found
+    }
+
     /// Puts a cell in place of whatever the nid had (invariant 1).
     pub fn insert(&self, cell: Arc<Cell<C>>) {
         let nid = cell.header.nid;
-        let mut shard = self.shard(nid).lock();
-        self.charge(&cell, 1);
-        match shard.cells.insert(nid.0, cell) {
+        let at = self.shard_of(nid);
+        let mut charge = cell.header.bytes.load(Ordering::Relaxed) as i64;
+        let mut shard = self.lock(at);
+        let old = shard.cells.insert(nid.0, cell);
+        match &old {
             // Its last capture may come later and must not charge it again.
-            Some(old) => {
-                let bytes = old.header.bytes.swap(0, Ordering::Relaxed) as i64;
-                self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            }
+            Some(old) => charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64,
             None => shard.clock.push_back(nid.0),
         }
-        self.make_room(&mut shard);
+        self.bytes.add(at, charge);
+        self.make_room(at, &mut shard);
     }
 
     /// Inserts a cell just read, unless another is there already or `still_current` says
@@ -328,23 +399,20 @@ impl<C: Content> NodeCache<C> {
         still_current: impl FnOnce() -> bool,
     ) -> Option<Arc<Cell<C>>> {
         let nid = cell.header.nid;
-        let mut shard = self.shard(nid).lock();
+        let at = self.shard_of(nid);
+        let mut shard = self.lock(at);
         if let Some(present) = shard.cells.get(&nid.0) {
             return Some(Arc::clone(present));
         }
         if !still_current() {
             return None;
         }
-        self.charge(&cell, 1);
+        let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
         shard.cells.insert(nid.0, Arc::clone(&cell));
         shard.clock.push_back(nid.0);
-        self.make_room(&mut shard);
+        self.bytes.add(at, bytes);
+        self.make_room(at, &mut shard);
         Some(cell)
-    }
-
-    fn charge(&self, cell: &Cell<C>, sign: i64) {
-        let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
-        self.bytes.fetch_add(sign * bytes, Ordering::Relaxed);
     }
 
     /// Brings the charge of a cell up to date and returns by how much it grew; the caller holds
@@ -357,7 +425,7 @@ impl<C: Content> NodeCache<C> {
         match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
             Ok(before) => {
                 let grown = now as i64 - before as i64;
-                self.bytes.fetch_add(grown, Ordering::Relaxed);
+                self.bytes.add(self.shard_of(cell.header.nid), grown);
                 grown
             }
             Err(_) => 0,
@@ -365,9 +433,9 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
-    fn make_room(&self, shard: &mut Shard<C>) {
+    fn make_room(&self, at: usize, shard: &mut Shard<C>) {
         let mut looks = 16;
-        while self.bytes.load(Ordering::Relaxed) > self.limit && looks > 0 {
+        while self.bytes.about() > self.limit && looks > 0 {
             looks -= 1;
             let Some(nid) = shard.clock.pop_front() else {
                 return;
@@ -380,7 +448,8 @@ impl<C: Content> NodeCache<C> {
                 && !header.dirty.load(Ordering::Acquire)
                 && !header.recent.swap(false, Ordering::Relaxed);
             if idle {
-                self.charge(cell, -1);
+                self.bytes
+                    .add(at, -(header.bytes.load(Ordering::Relaxed) as i64));
                 shard.cells.remove(&nid);
             } else {
                 shard.clock.push_back(nid);
@@ -429,9 +498,6 @@ mod tests {
             // The checkpoint captures the old cell last.
             cache.recharge(&cell, &Body::User(Word));
         }
-        assert_eq!(
-            cache.bytes.load(Ordering::Relaxed),
-            (cell_overhead::<Word>() + 1000) as i64
-        );
+        assert_eq!(cache.bytes.exact(), (cell_overhead::<Word>() + 1000) as i64);
     }
 }

@@ -78,7 +78,8 @@ impl<C: Content> FreshNid<'_, C> {
 impl<C: Content> Drop for FreshNid<'_, C> {
     fn drop(&mut self) {
         if !self.used {
-            self.store.nids.put(self.nid);
+            let shard = self.store.shard();
+            self.store.nids.put(shard, self.nid, self.last_version);
         }
     }
 }
@@ -204,7 +205,8 @@ pub struct Op<'s, C: Content> {
     entries: u32,
     maps: BTreeMap<Nid, MapChange<C>>,
     freed: Vec<Extent>,
-    deleted: Vec<Nid>,
+    /// With the versions that the deletions made.
+    deleted: Vec<(Nid, u64)>,
     finished: bool,
     /// Invariant 5.
     failed: bool,
@@ -500,7 +502,7 @@ impl<'s, C: Content> Op<'s, C> {
         locked.deleted = true;
         state.version += 1;
         let version = state.version;
-        self.deleted.push(nid);
+        self.deleted.push((nid, version));
         self.put_entry(nid, version, Action::Delete, kind, |_| {});
     }
 
@@ -607,8 +609,8 @@ impl<'s, C: Content> Op<'s, C> {
         if planted(Canary::BlocksReusedEarly) {
             self.store.space.release_through(epoch, false, |_| {});
         }
-        for nid in &self.deleted {
-            self.store.nids.put(*nid);
+        for (nid, version) in &self.deleted {
+            self.store.nids.put(shard, *nid, *version);
         }
         drop(pin);
         Epoch(epoch)

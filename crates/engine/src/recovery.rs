@@ -107,8 +107,8 @@ impl<C: Content> Store<C> {
         }
         report.batches = run.end.sequence - run.start.sequence;
 
-        let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
-        let table = Table::open(Arc::clone(&array), &record, leaf_limit)?;
+        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let table = Table::open(Arc::clone(&array), &record, page_limit)?;
         let space = read_space(&array, record.space_root)?;
         let mut states = space.chunks.clone();
         for chunk in space.live.keys() {

@@ -201,7 +201,7 @@ impl<C: Content> Store<C> {
             let state = cell.read();
             if nid.0 < SPACE_MAP_FIRST {
                 let in_use = !matches!(state.body, Body::Gone);
-                self.nids.recover(nid, in_use, &self.table)?;
+                self.nids.recover(nid, in_use, self)?;
                 continue;
             }
             // A chunk of this array, or the node would be damaged.

@@ -126,8 +126,8 @@ impl<C: Content> Salvage<C> {
         let mut losses = Vec::new();
         let mut base = Base::find(array, &mut losses)?;
         let record = base.record.unwrap_or_else(CheckpointRecord::zeroed);
-        let leaf_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
-        let (table, lost) = Table::open_damaged(Arc::clone(array), &record, leaf_limit)?;
+        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let (table, lost) = Table::open_damaged(Arc::clone(array), &record, page_limit)?;
         let space = base.space(array, &mut losses)?;
         let chunks = vec![ChunkState::Free; array.geometry().chunk_count as usize];
         let parts = Parts {
@@ -425,7 +425,7 @@ impl<C: Content> Salvage<C> {
         // What is in memory only, and nids that were just given up, are not given out.
         let dirty = store.dirty.iter().flat_map(|list| list.lock().clone());
         for cell in dirty.collect::<Vec<_>>() {
-            store.nids.recover(cell.header.nid, true, &store.table)?;
+            store.nids.recover(cell.header.nid, true, &*store)?;
         }
         Ok(())
     }

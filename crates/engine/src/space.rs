@@ -438,6 +438,9 @@ impl Space {
 
     /// Blocks freed in `epoch`; available once it is durable.
     pub fn freed(&self, epoch: u64, extents: &[Extent]) {
+        if extents.is_empty() {
+            return;
+        }
         let blocks: i64 = extents.iter().map(|e| e.len as i64).sum();
         self.pending_blocks.fetch_add(blocks, Ordering::Relaxed);
         self.pending

@@ -5,11 +5,12 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::items::read_node;
 use crate::journal::{Journal, Resume};
-use crate::nids::Nids;
-use crate::node::{Body, Cell, Node, NodeCache, new_cell};
+use crate::nids::{LeafNids, NidSource, Nids};
+use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
 use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
+use crate::sum::{Padded, Sum};
 use crate::table::Table;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -97,8 +98,8 @@ pub struct Store<C: Content> {
     pub(crate) journal: Journal,
     pub(crate) table: Table,
     pub(crate) segments: Segments,
-    pub(crate) dirty: Vec<Mutex<Vec<DirtyCell<C>>>>,
-    pub(crate) dirty_bytes: AtomicI64,
+    pub(crate) dirty: Vec<Padded<Mutex<Vec<DirtyCell<C>>>>>,
+    pub(crate) dirty_bytes: Sum,
     pub(crate) dirty_leaves: DirtyLeaves,
     pub(crate) dirty_limit: i64,
     /// `dirty_limit`, or less when checkpoints have little room.
@@ -210,13 +211,46 @@ pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     wanted.min(geometry.chunk_count / 4).max(2)
 }
 
+impl<C: Content> NidSource for Store<C> {
+    type Error = Error;
+
+    fn used_nids(&self, region: u32) -> Result<Vec<u64>, Error> {
+        self.table.bitmap(region as u64)
+    }
+
+    fn last_versions(
+        &self,
+        first: Nid,
+        wanted: &mut LeafNids,
+    ) -> Result<Box<[u64; LEAF_NIDS as usize]>, Error> {
+        let mut versions = Box::new([0; LEAF_NIDS as usize]);
+        // The newest version of a nid is in the cache, or else in the table; and as nobody else
+        // has these nids, none comes to the cache between the two looks.
+        let cached = self.nodes.versions(first, wanted, &mut versions);
+        let mut rest = *wanted;
+        for (rest, cached) in rest.iter_mut().zip(cached) {
+            *rest &= !cached;
+        }
+        match self.table.versions(first, &rest, &mut versions) {
+            // Its table page is damaged. They stay out of use, or everybody would be given
+            // them again and nobody could create anything.
+            Err(Error::Damaged(damage)) => {
+                tracing::warn!("free nids of {LEAF_NIDS} from {first} on are not used: {damage}");
+                *wanted = cached;
+                Ok(versions)
+            }
+            result => result.map(|()| versions),
+        }
+    }
+}
+
 impl<C: Content> Store<C> {
     pub(crate) fn assemble(parts: Parts) -> Result<Self, Error> {
         let Parts { array, options, .. } = parts;
         let geometry = array.geometry();
         let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
         let reserve = reserve_chunks(&array, &options);
-        let dirty_list = |i| Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new());
+        let dirty_list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Store {
@@ -227,7 +261,7 @@ impl<C: Content> Store<C> {
             table: parts.table,
             segments: Segments::new(geometry, parts.live),
             dirty: (0..options.shards).map(dirty_list).collect(),
-            dirty_bytes: AtomicI64::new(0),
+            dirty_bytes: Sum::new(options.shards, dirty_limit(bytes, &options) / 64),
             dirty_leaves: DirtyLeaves::new(),
             dirty_limit: dirty_limit(bytes, &options),
             growth_spare: AtomicI64::new(0),
@@ -356,56 +390,30 @@ impl<C: Content> Store<C> {
 
     /// The version the nid had when it was last used; 0 when it never was.
     pub(crate) fn last_version(&self, nid: Nid) -> Result<u64, Error> {
-        // Only the operation that deleted the node can hold the cell, and it is about to let
-        // go without waiting for anything; so this look may come in any lock order.
-        let version_of = |cell: base::sync::Arc<Cell<C>>| {
-            loop {
-                if let Some(state) = cell.try_read() {
-                    return state.version;
-                }
-                base::thread::yield_now();
-            }
-        };
         if let Some(cell) = self.nodes.get(nid) {
-            return Ok(version_of(cell));
+            return Ok(last_version(&cell));
         }
         let version = self.table.entry(nid)?.version;
         // As in `load`: the newest version is in the cache or in the table at every moment,
         // and moves from the first to the second.
         match self.nodes.get(nid) {
-            Some(cell) => Ok(version_of(cell)),
+            Some(cell) => Ok(last_version(&cell)),
             None => Ok(version),
         }
     }
 
     /// A nid for a new node.
     pub fn reserve_nid(&self) -> Result<FreshNid<'_, C>, Error> {
-        loop {
-            let nid = self
-                .nids
-                .take(self.shard(), &self.table)?
-                .ok_or(Error::NoSpace)?;
-            match self.last_version(nid) {
-                Ok(last_version) => {
-                    return Ok(FreshNid {
-                        store: self,
-                        nid,
-                        last_version: match planted(Canary::VersionReset) {
-                            true => 0,
-                            false => last_version,
-                        },
-                        used: false,
-                    });
-                }
-                // Its table page is damaged. It stays out of use, or everybody would be
-                // given it again and nobody could create anything.
-                Err(Error::Damaged(damage)) => tracing::warn!("nid {nid} is not used: {damage}"),
-                Err(error) => {
-                    self.nids.put(nid);
-                    return Err(error);
-                }
-            }
-        }
+        let (nid, last_version) = self.nids.take(self.shard(), self)?.ok_or(Error::NoSpace)?;
+        Ok(FreshNid {
+            store: self,
+            nid,
+            last_version: match planted(Canary::VersionReset) {
+                true => 0,
+                false => last_version,
+            },
+            used: false,
+        })
     }
 
     /// A nid below [`format::table::RESERVED_NIDS`], for making the file system.
@@ -462,7 +470,7 @@ impl<C: Content> Store<C> {
 
     /// What a checkpoint begun now would have to write, roughly.
     pub(crate) fn dirty_now(&self) -> i64 {
-        self.dirty_bytes.load(Ordering::Relaxed) + self.dirty_leaves.bytes()
+        self.dirty_bytes.about() + self.dirty_leaves.bytes()
     }
 
     /// Metadata can grow without coming near what checkpoints and deletions need.
@@ -639,7 +647,7 @@ impl<C: Content> Store<C> {
     pub(crate) fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
         let grown = self.nodes.recharge(cell, body);
         if cell.header.dirty_grew(grown) {
-            self.dirty_bytes.fetch_add(grown, Ordering::Relaxed);
+            self.dirty_bytes.add(self.shard(), grown);
         }
     }
 
@@ -657,7 +665,7 @@ impl<C: Content> Store<C> {
             list.push(cell.clone());
         }
         let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
-        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.dirty_bytes.add(shard, bytes);
         self.dirty_leaves.touch(cell.header.nid);
     }
 

@@ -1,7 +1,8 @@
 //! The node table: nid → place and version of the newest checkpointed image.
 //!
-//! On disk a copy-on-write radix tree (see [`format::table`]); in memory its map pages, the
-//! region pages touched so far, and a bounded number of leaf pages.
+//! On disk a copy-on-write radix tree (see [`format::table`]); in memory its map pages, and a
+//! bounded number of region pages and leaf pages, each about as large as a block: a clock hand
+//! evicts those that were not looked at since it last passed.
 //!
 //! Invariants:
 //! 1. Only the checkpoint (and recovery, before it) changes entries; everybody reads.
@@ -9,14 +10,20 @@
 //! 3. A leaf that is dirty, or given to a checkpoint that may not have written it yet, is not
 //!    evicted.
 //! 4. A region's bitmap has exactly the bits of entries with a place.
+//! 5. A region is evicted only when none of its leaves is in memory and nobody refers to it. So
+//!    while it is not in memory, the map page's pointer to its page does not change; one that was
+//!    read enters memory only if that still is the pointer it was read by, checked under the lock
+//!    of `regions`.
 
 mod salvage;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use salvage::LostPages;
 
 use crate::error::Error;
 use crate::items::read_page;
-use crate::nids::RegionBitmaps;
+use crate::nids::LeafNids;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::map::HashMap;
 use base::sync::{Arc, Mutex, rank};
@@ -75,6 +82,8 @@ struct RegionState {
     dirty: u64,
     /// Bit i: leaf i was given to the running checkpoint, which may not have written it yet.
     writing: u64,
+    /// Bit i: leaf i was looked at since the clock hand passed.
+    recent: u64,
 }
 
 impl RegionState {
@@ -85,7 +94,24 @@ impl RegionState {
             leaves: [const { None }; REGION_LEAVES as usize],
             dirty: 0,
             writing: 0,
+            recent: 0,
         }
+    }
+
+    /// Evicts a leaf if it may be and was not looked at lately.
+    fn evict(&mut self, leaf: usize) -> bool {
+        let bit = 1 << leaf;
+        let recent = self.recent & bit != 0;
+        self.recent &= !bit;
+        let evicts = !recent && (self.dirty | self.writing) & bit == 0;
+        if evicts {
+            self.leaves[leaf] = None;
+        }
+        evicts
+    }
+
+    fn is_evictable(&self) -> bool {
+        (self.dirty | self.writing) == 0 && self.leaves.iter().all(Option::is_none)
     }
 }
 
@@ -104,12 +130,24 @@ pub(crate) struct Table {
     array: std::sync::Arc<Array>,
     maps: Mutex<Maps>,
     regions: Mutex<HashMap<u64, Arc<Region>>>,
-    /// Loaded leaves in the order they came, for eviction.
-    loaded: Mutex<VecDeque<(u64, usize)>>,
-    leaf_count: AtomicUsize,
-    leaf_limit: usize,
+    /// The clock: pages in memory in the order the hand meets them.
+    loaded: Mutex<VecDeque<Page>>,
+    page_count: AtomicUsize,
+    page_limit: usize,
+    /// A repair has pages in memory that are nowhere else.
+    keeps_regions: bool,
     nodes: AtomicU64,
 }
+
+/// A page that can be evicted.
+#[derive(Clone, Copy, Debug)]
+enum Page {
+    Region(u64),
+    Leaf(u64, usize),
+}
+
+/// Pages that one that comes may push out, or that are looked at for that.
+const LOOKS: usize = 8;
 
 fn split(nid: Nid) -> (u64, usize, usize) {
     let region = nid.0 / REGION_NIDS;
@@ -141,7 +179,7 @@ fn damaged(what: String) -> Error {
 
 impl Table {
     /// An empty table.
-    pub fn new(array: std::sync::Arc<Array>, leaf_limit: usize) -> Table {
+    pub fn new(array: std::sync::Arc<Array>, page_limit: usize) -> Table {
         let maps = Maps {
             pages: BTreeMap::new(),
             roots: [ItemPointer::zeroed(); ROOTS as usize],
@@ -149,10 +187,11 @@ impl Table {
         Table {
             array,
             maps: Mutex::new(rank::TABLE_MAPS, maps),
-            regions: Mutex::new(rank::LEAF, HashMap::default()),
+            regions: Mutex::new(rank::TABLE_REGIONS, HashMap::default()),
             loaded: Mutex::new(rank::LEAF, VecDeque::new()),
-            leaf_count: AtomicUsize::new(0),
-            leaf_limit: leaf_limit.max(64),
+            page_count: AtomicUsize::new(0),
+            page_limit: page_limit.max(64),
+            keeps_regions: false,
             nodes: AtomicU64::new(0),
         }
     }
@@ -166,9 +205,9 @@ impl Table {
     pub fn open(
         array: std::sync::Arc<Array>,
         record: &CheckpointRecord,
-        leaf_limit: usize,
+        page_limit: usize,
     ) -> Result<Table, Error> {
-        let table = Table::new(array, leaf_limit);
+        let table = Table::new(array, page_limit);
         table
             .nodes
             .store(record.node_count.get(), Ordering::Relaxed);
@@ -203,22 +242,37 @@ impl Table {
     }
 
     fn region(&self, index: u64) -> Result<Arc<Region>, Error> {
-        if let Some(region) = self.regions.lock().get(&index) {
-            return Ok(Arc::clone(region));
+        loop {
+            if let Some(region) = self.regions.lock().get(&index) {
+                return Ok(Arc::clone(region));
+            }
+            let pointer = self.region_pointer(index);
+            let read = self.read_region(index, pointer);
+            let mut regions = self.regions.lock();
+            if let Some(region) = regions.get(&index) {
+                return Ok(Arc::clone(region));
+            }
+            if !same(&self.region_pointer(index), &pointer) {
+                // It was in memory, changed, and evicted again meanwhile (invariant 5).
+                continue;
+            }
+            let region = Arc::new(Region {
+                state: Mutex::keyed(rank::TABLE, index, read?),
+            });
+            regions.insert(index, Arc::clone(&region));
+            drop(regions);
+            if !self.keeps_regions {
+                self.note_loaded(Page::Region(index));
+            }
+            return Ok(region);
         }
-        let pointer = {
-            let maps = self.maps.lock();
-            let page = maps.pages.get(&(index / MAP_REGIONS));
-            page.map_or(ItemPointer::zeroed(), |p| p[(index % MAP_REGIONS) as usize])
-        };
-        // A region page changes only when its region is in memory, so this pointer holds.
-        let state = self.read_region(index, pointer)?;
-        let region = Arc::new(Region {
-            state: Mutex::keyed(rank::TABLE, index, state),
-        });
-        Ok(Arc::clone(
-            self.regions.lock().entry(index).or_insert(region),
-        ))
+    }
+
+    /// The pointer to a region's page that the next checkpoint would write.
+    fn region_pointer(&self, index: u64) -> ItemPointer {
+        let maps = self.maps.lock();
+        let page = maps.pages.get(&(index / MAP_REGIONS));
+        page.map_or(ItemPointer::zeroed(), |p| p[(index % MAP_REGIONS) as usize])
     }
 
     fn read_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionState, Error> {
@@ -257,6 +311,7 @@ impl Table {
         let region = self.region(region_index)?;
         loop {
             let mut state = region.state.lock();
+            state.recent |= 1 << leaf;
             if state.leaves[leaf].is_some() {
                 return Ok(look(&mut state));
             }
@@ -265,13 +320,13 @@ impl Table {
                 state.leaves[leaf] = Some(empty_leaf());
                 let result = look(&mut state);
                 drop(state);
-                self.note_loaded(region_index, leaf);
+                self.note_loaded(Page::Leaf(region_index, leaf));
                 return Ok(result);
             }
             drop(state);
             let read = self.read_leaf(region_index, leaf, pointer);
             let mut state = region.state.lock();
-            if state.pointers[leaf].place() != pointer.place() {
+            if !same(&state.pointers[leaf], &pointer) {
                 // A checkpoint moved the page, and its old place may hold something else.
                 continue;
             }
@@ -280,7 +335,7 @@ impl Table {
                 state.leaves[leaf] = Some(fresh);
                 let result = look(&mut state);
                 drop(state);
-                self.note_loaded(region_index, leaf);
+                self.note_loaded(Page::Leaf(region_index, leaf));
                 return Ok(result);
             }
         }
@@ -296,27 +351,41 @@ impl Table {
         Ok(Box::new(page))
     }
 
-    /// Keeps the number of leaves in memory bounded (invariant 3).
-    fn note_loaded(&self, region: u64, leaf: usize) {
-        let count = self.leaf_count.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut loaded = self.loaded.lock();
-        loaded.push_back((region, leaf));
-        let mut victims = Vec::new();
-        if count > self.leaf_limit {
-            victims.extend((0..4).filter_map(|_| loaded.pop_front()));
-        }
-        drop(loaded);
-        for (victim_region, victim) in victims {
-            let found = self.regions.lock().get(&victim_region).cloned();
-            let Some(found) = found else { continue };
-            let evicted = found.state.try_lock().is_some_and(|mut state| {
-                let clean = (state.dirty | state.writing) >> victim & 1 == 0;
-                clean && state.leaves[victim].take().is_some()
-            });
-            if evicted {
-                self.leaf_count.fetch_sub(1, Ordering::Relaxed);
+    /// Keeps the number of pages in memory bounded (invariants 3 and 5).
+    fn note_loaded(&self, page: Page) {
+        let mut count = self.page_count.fetch_add(1, Ordering::Relaxed) + 1;
+        self.loaded.lock().push_back(page);
+        for _ in 0..LOOKS {
+            if count <= self.page_limit {
+                return;
+            }
+            let Some(victim) = self.loaded.lock().pop_front() else {
+                return;
+            };
+            if self.evict(victim) {
+                count = self.page_count.fetch_sub(1, Ordering::Relaxed) - 1;
             } else {
-                self.loaded.lock().push_back((victim_region, victim));
+                self.loaded.lock().push_back(victim);
+            }
+        }
+    }
+
+    fn evict(&self, page: Page) -> bool {
+        let (Page::Region(index) | Page::Leaf(index, _)) = page;
+        let mut regions = self.regions.lock();
+        let Some(region) = regions.get(&index) else {
+            return true;
+        };
+        let Some(mut state) = region.state.try_lock() else {
+            return false;
+        };
+        match page {
+            Page::Leaf(_, leaf) => state.evict(leaf),
+            // References are given out under the lock of `regions`.
+            Page::Region(_) => {
+                let evicted = Arc::strong_count(region) == 1 && state.is_evictable();
+                drop(state);
+                evicted && regions.remove(&index).is_some()
             }
         }
     }
@@ -327,6 +396,24 @@ impl Table {
         }
         let (region, leaf, slot) = split(nid);
         self.with_leaf(region, leaf, |state| entry_of(state, leaf, slot))
+    }
+
+    /// The versions of nids from `first`, a leaf's, on that have a bit in `wanted`.
+    pub fn versions(
+        &self,
+        first: Nid,
+        wanted: &LeafNids,
+        versions: &mut [u64; LEAF_NIDS as usize],
+    ) -> Result<(), Error> {
+        let (region, leaf, _) = split(first);
+        self.with_leaf(region, leaf, |state| {
+            let page = state.leaves[leaf].as_ref().expect("with_leaf loads it");
+            for (i, version) in versions.iter_mut().enumerate() {
+                if wanted[i / 64] >> (i % 64) & 1 == 1 {
+                    *version = page[i].version.get();
+                }
+            }
+        })
     }
 
     /// Whether `entry` is still what the table says; false also when that would need a read.
@@ -471,6 +558,14 @@ impl Table {
         Ok(Some(pointer_to(written, REGION_NIDS - used)))
     }
 
+    /// Pages in memory.
+    #[cfg(test)]
+    fn pages(&self) -> usize {
+        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
+        let leaves = |region: &Arc<Region>| region.state.lock().leaves.iter().flatten().count();
+        regions.len() + regions.iter().map(leaves).sum::<usize>()
+    }
+
     /// Pointers to the region pages of the last checkpoint, with their regions.
     pub fn region_pointers(&self) -> Vec<(u64, ItemPointer)> {
         let mut all = Vec::new();
@@ -604,11 +699,8 @@ impl Table {
     }
 }
 
-impl RegionBitmaps for Table {
-    type Error = Error;
-    fn used_nids(&self, region: u32) -> Result<Vec<u64>, Error> {
-        self.bitmap(region as u64)
-    }
+fn same(a: &ItemPointer, b: &ItemPointer) -> bool {
+    a.as_bytes() == b.as_bytes()
 }
 
 fn empty_leaf() -> Leaf {

@@ -27,7 +27,7 @@ impl<C: Content> Store<C> {
         let interval = self.options.checkpoint_interval;
         let due = |control: &mut Control| std::mem::take(&mut control.checkpoint_wanted);
         self.start("sheaf-checkpoint", interval, due, |store| {
-            if store.dirty_bytes.load(Ordering::Relaxed) > 0 {
+            if store.dirty_bytes.exact() > 0 {
                 store.checkpoint_now()?;
             }
             store.release_retired();

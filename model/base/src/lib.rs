@@ -47,6 +47,26 @@ pub mod atomic {
                     after_write(order);
                 }
 
+                pub fn swap(&self, value: $int, order: Ordering) -> $int {
+                    let old = self.0.swap(value, order);
+                    after_write(order);
+                    old
+                }
+
+                pub fn compare_exchange(
+                    &self,
+                    current: $int,
+                    new: $int,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$int, $int> {
+                    let result = self.0.compare_exchange(current, new, success, failure);
+                    if result.is_ok() {
+                        after_write(success);
+                    }
+                    result
+                }
+
                 pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
                     let old = self.0.fetch_add(value, order);
                     after_write(order);

@@ -17,8 +17,9 @@ use std::sync::atomic::Ordering;
 impl<C: Content> Salvage<C> {
     /// A nid for a new node, and the version that [`Salvage::put`] will give it.
     pub fn fresh(&self) -> Result<(Nid, u64), Error> {
-        let nid = self.store.nids.take(0, &self.store.table)?;
-        let nid = nid.ok_or(Error::NoSpace)?;
+        let taken = self.store.nids.take(0, &*self.store)?;
+        let (nid, _) = taken.ok_or(Error::NoSpace)?;
+        // Here a nid can get a version while it is free.
         Ok((nid, self.store.last_version(nid)? + 1))
     }
 

@@ -3,7 +3,8 @@
 //! writes it.
 
 use super::{
-    BITMAP_WORDS, Entry, Error, Region, RegionState, Table, empty_leaf, entry_of, read_map, split,
+    BITMAP_WORDS, Entry, Error, Page, Region, RegionState, Table, empty_leaf, entry_of, read_map,
+    split,
 };
 use base::sync::{Arc, Mutex, rank};
 use device::Array;
@@ -50,9 +51,12 @@ impl Table {
     pub fn open_damaged(
         array: std::sync::Arc<Array>,
         record: &CheckpointRecord,
-        leaf_limit: usize,
+        page_limit: usize,
     ) -> Result<(Table, LostPages), Error> {
-        let table = Table::new(array, leaf_limit);
+        let table = Table {
+            keeps_regions: true,
+            ..Table::new(array, page_limit)
+        };
         table
             .nodes
             .store(record.node_count.get(), Ordering::Relaxed);
@@ -173,7 +177,7 @@ impl Table {
             state.leaves[leaf] = Some(page);
             state.dirty |= 1 << leaf;
         }
-        self.note_loaded(region, leaf);
+        self.note_loaded(Page::Leaf(region, leaf));
         Ok(())
     }
 

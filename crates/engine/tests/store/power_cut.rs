@@ -1,9 +1,10 @@
 //! The store loses power at random moments and must come back with everything it promised.
 
-use crate::world::{Change, Numbers, TestStore, World};
+use crate::world::{Change, Numbers, TestStore, World, create, delete};
 use base::rng::Rng;
 use device::Durability;
-use engine::{Epoch, Error, Extent, Need, Reservation};
+use engine::{Epoch, Error, Extent, Need, Reservation, StoreOptions};
+use format::table::REGION_NIDS;
 use format::{Block, Nid};
 use std::collections::BTreeMap;
 
@@ -397,4 +398,54 @@ fn a_ring_that_wraps_many_times_keeps_everything() {
     let store = world.open().unwrap();
     let node = store.get(nid).unwrap();
     assert_eq!(node.read().unwrap().0[999], 39_999);
+}
+
+/// Each mount reserves nids it does not use, on every shard, and ends without notice.
+#[test]
+fn nids_that_a_crash_found_reserved_are_free_again_and_keep_their_versions() {
+    let mut world = World::new(41, &[64]);
+    let mut rng = Rng::new(41);
+    let mut last: BTreeMap<Nid, u64> = BTreeMap::new();
+    let mut live = Vec::new();
+    for mount in 0..20 {
+        let options = StoreOptions {
+            shards: 8,
+            ..World::options()
+        };
+        let store = world.open_with(options).unwrap();
+        if mount == 0 {
+            // A whole region and more; half of it goes again.
+            live = (0..20_000)
+                .map(|i| create(&store, vec![i]).unwrap())
+                .collect();
+            for nid in live.split_off(10_000) {
+                delete(&store, nid).unwrap();
+            }
+            store.checkpoint().unwrap();
+        }
+        let reserved: Vec<_> = (0..2000).map(|_| store.reserve_nid().unwrap()).collect();
+        for fresh in reserved.into_iter().step_by(2) {
+            let (nid, version) = (fresh.nid(), fresh.version());
+            assert!(last.insert(nid, version).is_none_or(|last| last < version));
+            let mut op = store.begin(Need::Grow).unwrap();
+            op.create(fresh, Numbers(vec![mount]));
+            op.commit();
+            live.push(nid);
+        }
+        for _ in 0..1000 {
+            let at = rng.below(live.len() as u64) as usize;
+            delete(&store, live.swap_remove(at)).unwrap();
+        }
+        store.sync().unwrap();
+        // A reservation outlives its store only in memory that is lost.
+        let held: Vec<_> = (0..500).map(|_| store.reserve_nid().unwrap()).collect();
+        world.switch.cut_now();
+        held.into_iter().for_each(std::mem::forget);
+        drop(store);
+        world.restart(&mut rng);
+    }
+    assert_eq!(world.check("after the end").len(), live.len());
+    // Every mount left 2,500 behind, of a bit more than two regions.
+    let most = live.iter().max().unwrap().0 / REGION_NIDS;
+    assert!(most <= 2, "region {most} is in use");
 }
