@@ -37,7 +37,7 @@ use base::canary::{Canary, planted};
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
-use format::table::{REGION_LEAVES, SPACE_MAP_FIRST};
+use format::table::{LEAF_NIDS, REGION_LEAVES, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Damage, U32, U64};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -323,7 +323,10 @@ impl<C: Content> Store<C> {
         cell.header.dirty.store(false, Ordering::Release);
         let refund = cell.header.dirty_refund();
         self.dirty_bytes.add(self.shard(), -refund);
-        self.nodes.recharge(cell, &node.body);
+        if cell.header.merges.load(Ordering::Relaxed) {
+            // What is merged into a node is not counted when it is.
+            self.nodes.recharge(cell, &node.body);
+        }
         let (place, free) = match &node.body {
             Body::Gone => (Place::NONE, None),
             body => {
@@ -353,9 +356,15 @@ impl<C: Content> Store<C> {
         state: &mut CheckpointState,
         packer: &mut Packer<'_>,
     ) -> Result<(), Error> {
-        for one in captured {
+        let leaf = |one: &Captured<C>| one.cell.header.nid.0 / LEAF_NIDS;
+        let mut replaced = Vec::with_capacity(captured.len());
+        for run in captured.chunk_by(|a, b| leaf(a) == leaf(b)) {
+            let entries = run.iter().map(|one| (one.cell.header.nid, one.entry));
+            replaced.append(&mut self.table.set(&entries.collect::<Vec<_>>())?);
+        }
+        for (one, replaced) in captured.iter().zip(replaced) {
             let nid = one.cell.header.nid;
-            let Some(replaced) = self.table.set(nid, one.entry)? else {
+            let Some(replaced) = replaced else {
                 // The nid was used again and its newer node captured as well.
                 packer.discard(one.entry.place);
                 continue;

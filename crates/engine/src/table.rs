@@ -24,8 +24,8 @@ pub(crate) use salvage::LostPages;
 use crate::error::Error;
 use crate::items::read_page;
 use crate::nids::LeafNids;
+use crate::node::NidMap;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
-use base::map::HashMap;
 use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
@@ -129,7 +129,7 @@ struct Maps {
 pub(crate) struct Table {
     array: std::sync::Arc<Array>,
     maps: Mutex<Maps>,
-    regions: Mutex<HashMap<u64, Arc<Region>>>,
+    regions: Mutex<NidMap<Arc<Region>>>,
     /// The clock: pages in memory in the order the hand meets them.
     loaded: Mutex<VecDeque<Page>>,
     page_count: AtomicUsize,
@@ -187,7 +187,7 @@ impl Table {
         Table {
             array,
             maps: Mutex::new(rank::TABLE_MAPS, maps),
-            regions: Mutex::new(rank::TABLE_REGIONS, HashMap::default()),
+            regions: Mutex::new(rank::TABLE_REGIONS, NidMap::default()),
             loaded: Mutex::new(rank::LEAF, VecDeque::new()),
             page_count: AtomicUsize::new(0),
             page_limit: page_limit.max(64),
@@ -426,38 +426,56 @@ impl Table {
         state.leaves[leaf].is_some() && entry_of(&state, leaf, slot) == entry
     }
 
-    /// Records a captured image or deletion; returns the place it replaces. `None`: the entry
-    /// has a newer version, and nothing changed.
-    pub fn set(&self, nid: Nid, entry: Entry) -> Result<Option<Place>, Error> {
-        let (region, leaf, slot) = split(nid);
+    /// Records captured images and deletions of nids of one leaf; returns the places they replace.
+    /// `None`: the entry has a newer version, and did not change.
+    pub fn set(&self, entries: &[(Nid, Entry)]) -> Result<Vec<Option<Place>>, Error> {
+        let Some((first, _)) = entries.first() else {
+            return Ok(Vec::new());
+        };
+        let (region, leaf, _) = split(*first);
         self.with_leaf(region, leaf, |state| {
-            let before = entry_of(state, leaf, slot);
-            if before.version > entry.version {
-                return None;
-            }
-            match (before.place.is_none(), entry.place.is_none()) {
-                (true, false) => self.nodes.fetch_add(1, Ordering::Relaxed),
-                (false, true) => self.nodes.fetch_sub(1, Ordering::Relaxed),
-                _ => 0,
+            let one = |(nid, entry): &(Nid, Entry)| {
+                let (region_of, leaf_of, slot) = split(*nid);
+                assert_eq!((region_of, leaf_of), (region, leaf), "all are of one leaf");
+                self.set_slot(state, leaf, slot, *entry)
             };
-            let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
-            page[slot] = NodeEntry {
-                place: U64::new(if entry.place.is_none() {
-                    0
-                } else {
-                    entry.place.pack()
-                }),
-                version: U64::new(entry.version),
-            };
-            state.dirty |= 1 << leaf;
-            let bit = leaf * LEAF_NIDS as usize + slot;
-            let word = &mut state.bitmap[bit / 64];
-            match entry.place.is_none() {
-                true => *word &= !(1 << (bit % 64)),
-                false => *word |= 1 << (bit % 64),
-            }
-            Some(before.place)
+            entries.iter().map(one).collect()
         })
+    }
+
+    fn set_slot(
+        &self,
+        state: &mut RegionState,
+        leaf: usize,
+        slot: usize,
+        entry: Entry,
+    ) -> Option<Place> {
+        let before = entry_of(state, leaf, slot);
+        if before.version > entry.version {
+            return None;
+        }
+        match (before.place.is_none(), entry.place.is_none()) {
+            (true, false) => self.nodes.fetch_add(1, Ordering::Relaxed),
+            (false, true) => self.nodes.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
+        page[slot] = NodeEntry {
+            place: U64::new(if entry.place.is_none() {
+                0
+            } else {
+                entry.place.pack()
+            }),
+            version: U64::new(entry.version),
+        };
+        state.dirty |= 1 << leaf;
+        let bit = leaf * LEAF_NIDS as usize + slot;
+        let word = &mut state.bitmap[bit / 64];
+        match entry.place.is_none() {
+            true => *word &= !(1 << (bit % 64)),
+            false => *word |= 1 << (bit % 64),
+        }
+        Some(before.place)
     }
 
     /// Everything that `write_dirty` gave to the sink is on the devices' side of it now: its

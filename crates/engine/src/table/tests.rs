@@ -94,8 +94,8 @@ fn memory_is_bounded_with_many_regions_and_no_change_is_lost() {
                     place: Place { byte: 64, len: 64 },
                     version: round,
                 };
-                let replaced = table.set(nid(region), entry).unwrap();
-                assert!(replaced.is_some(), "region {region} has a newer version");
+                let replaced = table.set(&[(nid(region), entry)]).unwrap();
+                assert!(replaced[0].is_some(), "region {region} has a newer version");
                 newest[region as usize].store(round, Ordering::SeqCst);
             }
             table.write_dirty(&mut log).unwrap();
