@@ -110,8 +110,10 @@ impl RegionState {
         evicts
     }
 
+    /// The region may be evicted as far as its leaves go: those that are dirty or being written
+    /// are in memory (invariant 3).
     fn is_evictable(&self) -> bool {
-        (self.dirty | self.writing) == 0 && self.leaves.iter().all(Option::is_none)
+        self.leaves.iter().all(Option::is_none)
     }
 }
 
