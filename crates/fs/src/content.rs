@@ -164,12 +164,12 @@ impl engine::Content for FsNode {
     /// Names in leaves come and go under the directory's shared lock.
     fn merges(&self) -> bool {
         matches!(self, FsNode::Inode(inode)
-            if inode.pending.is_some() && matches!(inode.body, Body::Tree(_)))
+            if inode.pending.get().is_some() && matches!(inode.body, Body::Tree(_)))
     }
 
     fn merge(&self, delta: &Delta) -> Result<bool, Damage> {
         match (self, delta) {
-            (FsNode::Inode(inode), Delta::Tally(tally)) => match &inode.pending {
+            (FsNode::Inode(inode), Delta::Tally(tally)) => match inode.pending.get() {
                 Some(pending) => Ok(pending.add(*tally)),
                 None => Err(Damage::new("delta", "counts names of what is no directory")),
             },

@@ -46,6 +46,7 @@ pub fn clippy(suite: &mut Suite) -> Fallible<()> {
 /// `cargo test` in the development profile: optimised a little, with debug assertions, so
 /// that lock ranks are checked in every test.
 pub fn unit_tests(suite: &mut Suite) -> Fallible<()> {
+    crate::packages::install_mount_helper()?;
     tests(suite, "unit", &["test", "--workspace", "--no-fail-fast"])?;
     let recording = "test -p sheaf-base -p sheaf-bench --features trace --no-fail-fast";
     let recording: Vec<&str> = recording.split(' ').collect();

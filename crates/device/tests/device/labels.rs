@@ -4,6 +4,7 @@ use crate::fixture::{Sims, UNEQUAL, UUID, create, plan};
 use base::rng::Rng;
 use device::sim::SimDevice;
 use device::{Array, BlockDevice, Error, label_name, parse_uuid};
+use format::FORMAT_VERSION;
 use format::label::Label;
 use format::{U16, U32, U64};
 use proptest::prelude::*;
@@ -154,7 +155,7 @@ fn other_versions_and_unknown_features_are_refused_by_name() {
     });
     let error = assemble(sims.members()).unwrap_err();
     assert!(
-        matches!(&error, Error::NewerVersion { device, version: 7, known: 2 } if device == "sim2"),
+        matches!(&error, Error::NewerVersion { device, version: 7, known: FORMAT_VERSION } if device == "sim2"),
         "{error}"
     );
 
@@ -163,7 +164,7 @@ fn other_versions_and_unknown_features_are_refused_by_name() {
     edit(&sims.devices[2], |label| label.version = U32::new(1));
     let error = assemble(sims.members()).unwrap_err();
     assert!(
-        matches!(&error, Error::OlderVersion { device, version: 1, known: 2 } if device == "sim3"),
+        matches!(&error, Error::OlderVersion { device, version: 1, known: FORMAT_VERSION } if device == "sim3"),
         "{error}"
     );
 

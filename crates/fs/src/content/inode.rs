@@ -2,7 +2,7 @@
 
 use super::codec::{Reader, put};
 use super::entry::{self, Child, FileExtent, Name, Orphan, Xattr};
-use super::tally::{Pending, Tally};
+use super::tally::{Gains, Pending, Tally};
 use base::clock::Timestamp;
 use format::inode::{
     BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_ORPHANS, BODY_TREE, InodeHeader, Time,
@@ -85,7 +85,7 @@ pub struct Inode {
     pub xattr_root: Option<Root>,
     pub body: Body,
     /// Of a directory: what its image does not have yet.
-    pub(super) pending: Option<Box<Pending>>,
+    pub(super) pending: Gains,
 }
 
 impl Inode {
@@ -115,13 +115,13 @@ impl Inode {
             } else {
                 Body::Inline(Vec::new())
             },
-            pending: dir.then(|| Box::new(Pending::new())),
+            pending: Gains::new(dir),
         }
     }
 
     /// What a directory gained beyond `size`, `nlink` and its times.
     pub fn gained(&self) -> Option<Tally> {
-        self.pending.as_ref()?.sum()
+        self.pending.get()?.sum()
     }
 
     /// When it was last changed: content, and anything.
@@ -154,19 +154,19 @@ impl Inode {
 
     /// Counts what is pending.
     pub(super) fn settle(&mut self) {
-        if let Some(tally) = self.pending.as_mut().and_then(|pending| pending.take()) {
+        if let Some(tally) = self.pending.take() {
             self.count(&tally);
         }
     }
 
     /// See [`Pending::shape`]; constant for what is no directory.
     pub fn shape(&self) -> u64 {
-        self.pending.as_ref().map_or(0, |pending| pending.shape())
+        self.pending.get().map_or(0, Pending::shape)
     }
 
     /// Names of a directory moved between leaves, whose locks are held.
     pub fn reshaped(&self) {
-        if let Some(pending) = &self.pending {
+        if let Some(pending) = self.pending.get() {
             pending.reshaped();
         }
     }
@@ -294,8 +294,7 @@ impl Inode {
             xattrs,
             xattr_root,
             body,
-            pending: (header.mode.get() & libc::S_IFMT == libc::S_IFDIR)
-                .then(|| Box::new(Pending::new())),
+            pending: Gains::new(header.mode.get() & libc::S_IFMT == libc::S_IFDIR),
         })
     }
 
@@ -303,10 +302,8 @@ impl Inode {
         let root = self.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_memory(&r.children));
         let xattrs = entry::list_memory(&self.xattrs);
-        let pending = self
-            .pending
-            .as_ref()
-            .map_or(0, |_| entry::heap(size_of::<Pending>()));
+        let pending = self.pending.get();
+        let pending = pending.map_or(0, |_| entry::heap(size_of::<Pending>()));
         entry::heap(size_of::<Inode>()) + xattrs + root + pending + self.body.memory()
     }
 }

@@ -40,14 +40,16 @@ pub struct Pending {
     shape: AtomicU64,
 }
 
-impl Pending {
-    pub fn new() -> Pending {
+impl Default for Pending {
+    fn default() -> Pending {
         Pending {
             sum: Mutex::new(rank::LEAF, None),
             shape: AtomicU64::new(0),
         }
     }
+}
 
+impl Pending {
     /// Adds to what is pending; true when nothing was.
     pub fn add(&self, tally: Tally) -> bool {
         let mut sum = self.sum.lock();
@@ -60,10 +62,6 @@ impl Pending {
         *self.sum.lock()
     }
 
-    pub fn take(&mut self) -> Option<Tally> {
-        self.sum.get_mut().take()
-    }
-
     /// Changes when names move between leaves (invariant 3).
     pub fn shape(&self) -> u64 {
         self.shape.load(Ordering::Acquire)
@@ -74,25 +72,42 @@ impl Pending {
     }
 }
 
-impl Default for Pending {
-    fn default() -> Pending {
-        Pending::new()
+/// The pending changes of an inode; only directories have any. Equal if they come to the same.
+#[derive(Debug, Default)]
+pub struct Gains(Option<Box<Pending>>);
+
+impl Gains {
+    pub fn new(directory: bool) -> Gains {
+        Gains(directory.then(Box::default))
+    }
+
+    pub fn get(&self) -> Option<&Pending> {
+        self.0.as_deref()
+    }
+
+    pub fn take(&mut self) -> Option<Tally> {
+        self.0.as_mut()?.sum.get_mut().take()
+    }
+
+    fn sum(&self) -> Option<Tally> {
+        self.get()?.sum()
     }
 }
 
-impl Clone for Pending {
-    fn clone(&self) -> Pending {
-        Pending {
-            sum: Mutex::new(rank::LEAF, self.sum()),
-            shape: AtomicU64::new(self.shape()),
-        }
+impl Clone for Gains {
+    fn clone(&self) -> Gains {
+        let copy = |pending: &Pending| Pending {
+            sum: Mutex::new(rank::LEAF, pending.sum()),
+            shape: AtomicU64::new(pending.shape()),
+        };
+        Gains(self.get().map(copy).map(Box::new))
     }
 }
 
-impl PartialEq for Pending {
-    fn eq(&self, other: &Pending) -> bool {
+impl PartialEq for Gains {
+    fn eq(&self, other: &Gains) -> bool {
         self.sum() == other.sum()
     }
 }
 
-impl Eq for Pending {}
+impl Eq for Gains {}
