@@ -18,7 +18,7 @@
 //! 3. A failure at any step latches the store: the last durable record and the journal behind
 //!    it stay whole.
 //! 4. What was merged into a node up to E0 is in its image (R5): before the node is captured its
-//!    pending changes are folded. A node into which more was merged after that is captured without,
+//!    pending changes are folded. A node into which more was merged after that is captured without that,
 //!    and stays on a dirty list. So a checkpoint captures what can be merged into under the exclusive lock:
 //!    nobody is between merging and marking then.
 
