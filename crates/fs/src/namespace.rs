@@ -9,6 +9,7 @@ use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan, Tally};
 use crate::data::OpenFile;
 use crate::dir::{self, Target, check_name, is_dot};
+use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem, LINK_MAX};
 use crate::list;
 use crate::{Error, times};
@@ -43,13 +44,14 @@ impl Draft<'_> {
 
 impl FileSystem {
     /// The inode that a name in a directory refers to; "." and ".." as well.
-    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+    pub fn lookup<'d>(&self, parent: impl Into<At<'d>>, name: &[u8]) -> Result<Attr, Error> {
+        let parent = parent.into();
         if is_dot(name) {
             let up = {
-                let node = self.inode(parent)?;
+                let node = self.dir_inode(parent)?;
                 live_dir(node.inode()?)?.parent
             };
-            return self.getattr(if name == b"." { parent } else { up });
+            return self.getattr(if name == b"." { parent.ino() } else { up });
         }
         check_name(name)?;
         for _ in 0..LOOKS {
@@ -61,7 +63,7 @@ impl FileSystem {
                 Err(error) => return Err(error),
             }
         }
-        Err(self.dangling(parent))
+        Err(self.dangling(parent.ino()))
     }
 
     fn dangling(&self, dir: Ino) -> Error {
@@ -72,8 +74,8 @@ impl FileSystem {
     }
 
     /// Looks a name up without locking longer than that takes.
-    pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Name>, Error> {
-        let node = self.inode(parent)?;
+    pub(crate) fn find(&self, parent: At<'_>, name: &[u8]) -> Result<Option<Name>, Error> {
+        let node = self.dir_inode(parent)?;
         dir::find(&self.store, &self.hash, live_dir(node.inode()?)?, name)
     }
 
@@ -117,10 +119,10 @@ impl FileSystem {
     }
 
     /// Makes a file, fifo, socket or device node.
-    pub fn mknod(
+    pub fn mknod<'d>(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: impl Into<At<'d>>,
         name: &[u8],
         mode: u32,
         rdev: u32,
@@ -137,22 +139,28 @@ impl FileSystem {
             rdev,
             body: &[],
         };
-        self.make(who, parent, name, &draft, false)
+        self.make(who, parent.into(), name, &draft, false)
     }
 
-    pub fn mkdir(&self, who: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Attr, Error> {
+    pub fn mkdir<'d>(
+        &self,
+        who: &Caller,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Attr, Error> {
         let draft = Draft {
             mode: libc::S_IFDIR | (mode & 0o1777),
             rdev: 0,
             body: &[],
         };
-        self.make(who, parent, name, &draft, false)
+        self.make(who, parent.into(), name, &draft, false)
     }
 
-    pub fn symlink(
+    pub fn symlink<'d>(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: impl Into<At<'d>>,
         name: &[u8],
         target: &[u8],
     ) -> Result<Attr, Error> {
@@ -170,21 +178,21 @@ impl FileSystem {
             rdev: 0,
             body: target,
         };
-        self.make(who, parent, name, &draft, false)
+        self.make(who, parent.into(), name, &draft, false)
     }
 
     /// Makes a regular file and opens it. The name must not exist.
-    pub fn create(
+    pub fn create<'d>(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: impl Into<At<'d>>,
         name: &[u8],
         mode: u32,
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
         let draft = Draft::file(mode);
         // A reference of ours keeps the inode from going before it is open.
-        let attr = self.make(who, parent, name, &draft, true)?;
+        let attr = self.make(who, parent.into(), name, &draft, true)?;
         let file = self.files.open(attr.ino, flags & !libc::O_TRUNC);
         self.forget(attr.ino, 1);
         Ok((attr, file?))
@@ -192,15 +200,15 @@ impl FileSystem {
 
     /// Makes a regular file without a name in the file system of `parent` and opens it;
     /// `link` can give it a name, else it goes when it is closed.
-    pub fn tmpfile(
+    pub fn tmpfile<'d>(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: impl Into<At<'d>>,
         mode: u32,
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
         let draft = Draft::file(mode);
-        let dir = self.node(parent)?;
+        let dir = self.dir_node(parent.into())?;
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
         let orphans = self.orphan_node(ino)?;
@@ -230,7 +238,7 @@ impl FileSystem {
     fn make(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: At<'_>,
         name: &[u8],
         draft: &Draft<'_>,
         hold: bool,
@@ -252,13 +260,13 @@ impl FileSystem {
     fn try_make(
         &self,
         who: &Caller,
-        parent: Ino,
+        parent: At<'_>,
         name: &[u8],
         draft: &Draft<'_>,
         hold: bool,
         mode: Mode,
     ) -> Result<Option<Attr>, Error> {
-        let dir_node = self.node(parent)?;
+        let dir_node = self.dir_node(parent)?;
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
         let mut op = self.store.begin(Need::Grow)?;
@@ -266,7 +274,7 @@ impl FileSystem {
         let parent_inode = live_dir(op.peek(dir).inode()?)?;
         let (mut inode, attributes) = self.draft(who, parent_inode, draft, fresh.version())?;
         if inode.is_dir() {
-            inode.parent = parent;
+            inode.parent = parent.ino();
             if parent_inode.dir_links() >= DIR_LINK_MAX {
                 return Err(Error::TooManyLinks);
             }
@@ -325,7 +333,14 @@ impl FileSystem {
     }
 
     /// Gives an inode one more name. Directories have only one.
-    pub fn link(&self, _who: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+    pub fn link<'d>(
+        &self,
+        _who: &Caller,
+        ino: Ino,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+    ) -> Result<Attr, Error> {
+        let parent = parent.into();
         if is_dot(name) {
             return Err(Error::Exists);
         }
@@ -341,8 +356,8 @@ impl FileSystem {
         Err(Error::Busy)
     }
 
-    fn try_link(&self, ino: Ino, parent: Ino, name: &[u8], mode: Mode) -> Result<Linked, Error> {
-        let (node, dir_node) = (self.node(ino)?, self.node(parent)?);
+    fn try_link(&self, ino: Ino, parent: At<'_>, name: &[u8], mode: Mode) -> Result<Linked, Error> {
+        let (node, dir_node) = (self.node(ino)?, self.dir_node(parent)?);
         let orphans = self.orphan_node(ino)?;
         let nameless = self.inode(ino)?.inode()?.nlink == 0;
         let mut op = self.store.begin(Need::Grow)?;
@@ -394,24 +409,34 @@ impl FileSystem {
     }
 
     /// Removes a name of something that is not a directory.
-    pub fn unlink(&self, _who: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+    pub fn unlink<'d>(
+        &self,
+        _who: &Caller,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+    ) -> Result<(), Error> {
         if is_dot(name) {
             return Err(Error::IsADirectory);
         }
-        self.remove(parent, name, false)
+        self.remove(parent.into(), name, false)
     }
 
     /// Removes an empty directory.
-    pub fn rmdir(&self, _who: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+    pub fn rmdir<'d>(
+        &self,
+        _who: &Caller,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+    ) -> Result<(), Error> {
         match name {
             b"." => return Err(Error::Invalid("\".\" cannot be removed")),
             b".." => return Err(Error::NotEmpty),
             _ => {}
         }
-        self.remove(parent, name, true)
+        self.remove(parent.into(), name, true)
     }
 
-    fn remove(&self, parent: Ino, name: &[u8], directory: bool) -> Result<(), Error> {
+    fn remove(&self, parent: At<'_>, name: &[u8], directory: bool) -> Result<(), Error> {
         check_name(name)?;
         let (mut orphanage, mut mode) = (false, Mode::Merging);
         for _ in 0..LOOKS {
@@ -430,10 +455,10 @@ impl FileSystem {
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let dir_node = self.node(parent)?;
+            let dir_node = self.dir_node(parent)?;
             let orphans = self.orphan_node(found.nid)?;
             let mut op = self.store.begin(Need::Reclaim)?;
-            let mut nodes = vec![(&dir_node, mode), (&victim_node, Mode::Exclusive)];
+            let mut nodes = vec![(&*dir_node, mode), (&victim_node, Mode::Exclusive)];
             if orphanage {
                 nodes.push((&orphans, Mode::Exclusive));
             }
@@ -502,14 +527,16 @@ impl FileSystem {
     /// Lists a directory from offset `cookie` (0: the start; else an entry's `next`) until
     /// `each` returns false, which means that it did not take the entry. An entry that exists
     /// throughout is listed exactly once, whatever else changes. No lock is held in `each`.
-    pub fn readdir(
+    pub fn readdir<'d>(
         &self,
-        ino: Ino,
+        dir: impl Into<At<'d>>,
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<(), Error> {
+        let dir = dir.into();
+        let ino = dir.ino();
         let parent = {
-            let node = self.inode(ino)?;
+            let node = self.dir_inode(dir)?;
             let inode = node.inode()?;
             if !inode.is_dir() {
                 return Err(Error::NotADirectory);
@@ -540,7 +567,7 @@ impl FileSystem {
         let mut from = Some(cookie.saturating_sub(COOKIES));
         while let Some(key) = from {
             let (names, next) = {
-                let node = self.inode(ino)?;
+                let node = self.dir_inode(dir)?;
                 list::run_from::<Name>(&self.store, node.inode()?, key)?
             };
             if !names.iter().map(entry_of).all(&mut *each) {

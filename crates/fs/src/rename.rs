@@ -4,6 +4,7 @@ use crate::Error;
 use crate::api::{Caller, Ino, ROOT};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
 use crate::dir::{self, Target, check_name, is_dot};
+use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{Addition, Deletion, Spot};
 use crate::namespace::{links, live_dir};
@@ -27,8 +28,10 @@ const DEPTH_MAX: u32 = 1 << 20;
 #[derive(Clone, Copy)]
 struct Request<'a> {
     from: Ino,
+    from_dir: At<'a>,
     name: &'a [u8],
     to: Ino,
+    to_dir: At<'a>,
     new_name: &'a [u8],
     exchange: bool,
 }
@@ -76,12 +79,12 @@ impl FileSystem {
     /// Renames in one atomic step; `flags`: [`RENAME_NOREPLACE`] or [`RENAME_EXCHANGE`].
     /// A file that takes the place of another is written back first, so that no crash shows
     /// the new name with less than the old content or the new one.
-    pub fn rename(
+    pub fn rename<'d>(
         &self,
         _who: &Caller,
-        parent: Ino,
+        parent: impl Into<At<'d>>,
         name: &[u8],
-        new_parent: Ino,
+        new_parent: impl Into<At<'d>>,
         new_name: &[u8],
         flags: u32,
     ) -> Result<(), Error> {
@@ -95,10 +98,13 @@ impl FileSystem {
         }
         check_name(name)?;
         check_name(new_name)?;
+        let (parent, new_parent) = (parent.into(), new_parent.into());
         let request = Request {
-            from: parent,
+            from: parent.ino(),
+            from_dir: parent,
             name,
-            to: new_parent,
+            to: new_parent.ino(),
+            to_dir: new_parent,
             new_name,
             exchange,
         };
@@ -148,7 +154,10 @@ impl FileSystem {
             false => None,
         };
         let _held = guard.filter(|_| !planted(Canary::RenameUnlocked));
-        let mut nodes: Vec<Node<FsNode>> = vec![self.node(request.from)?, self.node(request.to)?];
+        let mut nodes: Vec<Node<FsNode>> = vec![
+            self.dir_node(request.from_dir)?.clone(),
+            self.dir_node(request.to_dir)?.clone(),
+        ];
         for name in [Some(&found.source), found.target.as_ref()]
             .into_iter()
             .flatten()

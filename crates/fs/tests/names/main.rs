@@ -4,6 +4,7 @@ mod attributes;
 mod concurrent;
 mod damage;
 mod full;
+mod handles;
 mod model;
 mod namespace;
 mod shape;

@@ -1,0 +1,233 @@
+//! Directory handles: calls relative to an open directory, in the style of `openat`.
+//!
+//! Every call that takes a directory takes its number or a handle ([`At`]). With a number each call
+//! looks the directory's node up in the node cache, which all cores share; a handle found it once.
+//!
+//! Invariants:
+//! 1. A handle's node stays in memory, and a changed node is changed in place: what a handle refers to is
+//!    the newest version of its directory for as long as that exists.
+//! 2. A handle counts as a reference to its inode from before the look at the inode that made it. So a
+//!    directory that is removed while a handle is there becomes an orphan, and neither it nor its number
+//!    goes before the last handle does.
+
+use crate::Error;
+use crate::api::{Attr, Ino};
+use crate::content::FsNode;
+use crate::data::OpenFile;
+use crate::filesystem::FileSystem;
+use crate::namespace::live_dir;
+use engine::{Node, NodeRead};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Looks at one name that may find it referring to something else each time.
+const LOOKS: u32 = 100;
+
+/// An open directory, for calls relative to it: [`FileSystem::create`], `lookup`, `unlink`, `rename` and all others
+/// that take a directory take `&Dir`. What a thread does through handles of its own, in directories that
+/// no other thread uses, meets other threads nowhere on the way to the directory.
+///
+/// A directory that is removed stays what the handle refers to, as POSIX has it: it can be stat'ed
+/// (with no links), lists no names, and whatever looks for a name in it or makes one fails with
+/// [`Error::NotFound`]. It never becomes another directory, whatever gets its number later.
+///
+/// Dropping the last handle of a removed directory deletes it, which takes locks and may wait for the journal: it
+/// must not happen within a callback of [`FileSystem::readdir`] or [`FileSystem::walk`]. A handle keeps the
+/// file system's memory; it must be dropped before [`FileSystem::close`], or what it keeps goes at the next open.
+pub struct Dir {
+    fs: Arc<FileSystem>,
+    node: Node<FsNode>,
+    generation: u64,
+}
+
+impl Dir {
+    /// Its inode number.
+    pub fn ino(&self) -> Ino {
+        self.node.nid()
+    }
+
+    /// Tells it from other inodes that had, or will have, its number.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What `stat` shows of the directory itself.
+    ///
+    /// # Errors
+    /// None but those of a damaged directory.
+    pub fn stat(&self) -> Result<Attr, Error> {
+        let node = self.node.read()?;
+        Ok(self.fs.attr_of(self.ino(), node.inode()?))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        self.fs.forget(self.ino(), 1);
+    }
+}
+
+impl fmt::Debug for Dir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dir")
+            .field("ino", &self.ino())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The directory that a call is about: by its number or by a handle.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'d> {
+    ino: Ino,
+    handle: Option<&'d Dir>,
+}
+
+impl At<'_> {
+    /// The directory's number.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+}
+
+impl From<Ino> for At<'_> {
+    fn from(ino: Ino) -> Self {
+        At { ino, handle: None }
+    }
+}
+
+impl<'d> From<&'d Dir> for At<'d> {
+    fn from(dir: &'d Dir) -> Self {
+        At {
+            ino: dir.ino(),
+            handle: Some(dir),
+        }
+    }
+}
+
+/// A directory's node, looked up now or by a handle.
+pub(crate) enum DirNode<'d> {
+    Found(Node<FsNode>),
+    Held(&'d Node<FsNode>),
+}
+
+impl Deref for DirNode<'_> {
+    type Target = Node<FsNode>;
+
+    fn deref(&self) -> &Node<FsNode> {
+        match self {
+            DirNode::Found(node) => node,
+            DirNode::Held(node) => node,
+        }
+    }
+}
+
+impl FileSystem {
+    /// Opens the directory with this number.
+    ///
+    /// # Errors
+    /// [`Error::NotADirectory`]; [`Error::NotFound`] when it was removed, or [`Error::Stale`] when nothing has the
+    /// number any more.
+    pub fn open_dir(self: &Arc<Self>, ino: Ino) -> Result<Dir, Error> {
+        // Neither waits for other nodes nor finds what is not there; and a number without an inode
+        // must not be counted.
+        let node = self.node(ino)?;
+        self.ref_inode(ino);
+        // From here on the handle gives the reference back, whatever happens.
+        let mut dir = Dir {
+            fs: Arc::clone(self),
+            node,
+            generation: 0,
+        };
+        dir.generation = {
+            let content = dir.node.read()?;
+            match &*content {
+                FsNode::Inode(inode) => live_dir(inode)?.generation,
+                _ => return Err(Error::Stale(ino)),
+            }
+        };
+        Ok(dir)
+    }
+
+    /// Opens the directory that a name refers to; "." and ".." as well.
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::lookup`]; [`Error::NotADirectory`]; [`Error::Busy`] when others rename faster than this
+    /// looks.
+    pub fn open_dir_at<'d>(
+        self: &Arc<Self>,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+    ) -> Result<Dir, Error> {
+        let parent = parent.into();
+        for _ in 0..LOOKS {
+            let attr = self.lookup(parent, name)?;
+            match self.open_dir(attr.ino) {
+                Ok(dir) if dir.generation == attr.generation => return Ok(dir),
+                // Removed, and perhaps its number reused, since the name was read.
+                Ok(_) | Err(Error::Stale(_) | Error::NotFound) => {}
+                Err(Error::NotADirectory) if !attr.is_dir() => return Err(Error::NotADirectory),
+                Err(Error::NotADirectory) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    /// Opens the regular file that a name refers to, and tells its attributes; `flags` as for
+    /// [`FileSystem::open_file`]. A symbolic link is not followed.
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::lookup`] and [`FileSystem::open_file`]; [`Error::Busy`] when others rename faster than
+    /// this looks.
+    pub fn open_at<'d>(
+        &self,
+        parent: impl Into<At<'d>>,
+        name: &[u8],
+        flags: i32,
+    ) -> Result<(Attr, Arc<OpenFile>), Error> {
+        let parent = parent.into();
+        for _ in 0..LOOKS {
+            let attr = self.lookup(parent, name)?;
+            // While we refer to it the number is not reused, and so stays what it is found to be.
+            self.ref_inode(attr.ino);
+            let opened = self.open_same(&attr, flags);
+            self.forget(attr.ino, 1);
+            match opened {
+                Ok(Some(opened)) => return Ok(opened),
+                Ok(None) | Err(Error::Stale(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    /// Opens an inode if it is still the one that a look-up found; the caller refers to the number.
+    fn open_same(&self, found: &Attr, flags: i32) -> Result<Option<(Attr, Arc<OpenFile>)>, Error> {
+        let same = |attr: &Attr| attr.generation == found.generation;
+        if !same(&self.getattr(found.ino)?) {
+            return Ok(None);
+        }
+        let file = self.open_file(found.ino, flags)?;
+        let attr = self.getattr(found.ino)?;
+        Ok(same(&attr).then_some((attr, file)))
+    }
+
+    /// The node of the directory that a call is about.
+    pub(crate) fn dir_node<'d>(&self, at: At<'d>) -> Result<DirNode<'d>, Error> {
+        match at.handle {
+            None => Ok(DirNode::Found(self.node(at.ino)?)),
+            Some(dir) if std::ptr::eq(&*dir.fs, self) => Ok(DirNode::Held(&dir.node)),
+            Some(_) => Err(Error::Invalid("a directory of another file system")),
+        }
+    }
+
+    /// The inode of the directory that a call is about, locked shared.
+    pub(crate) fn dir_inode(&self, at: At<'_>) -> Result<NodeRead<FsNode>, Error> {
+        let node = self.dir_node(at)?.read()?;
+        match &*node {
+            FsNode::Inode(_) => Ok(node),
+            _ => Err(Error::Stale(at.ino)),
+        }
+    }
+}
