@@ -166,6 +166,11 @@ pub struct PlannedAttributes<'s> {
 }
 
 impl Inherited {
+    /// The new inode gets no attributes.
+    pub fn is_empty(&self) -> bool {
+        self.attributes.is_empty()
+    }
+
     pub fn plan<'s>(self, store: &'s Store<FsNode>) -> Result<PlannedAttributes<'s>, Error> {
         let mut planned = PlannedAttributes {
             attributes: self.attributes,

@@ -15,6 +15,7 @@ mod filesystem;
 pub mod fsck;
 mod handle;
 pub mod list;
+mod many;
 mod namespace;
 mod orphan;
 mod rename;

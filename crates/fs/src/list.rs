@@ -164,6 +164,35 @@ pub fn run_from<T: Listed>(
     }
 }
 
+/// Looks for an element of each of several groups, whose lowest keys come in growing order; the inode is
+/// locked at least shared. `wanted` is told which group it is asked about.
+pub fn find_each<T: Listed>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    firsts: &[u64],
+    wanted: impl Fn(usize, &T) -> bool,
+) -> Result<Vec<Option<T>>, Error> {
+    let pick = |list: &[T], i: usize| {
+        let mut group = group(list, firsts[i]).iter();
+        group.find(|e| wanted(i, e)).cloned()
+    };
+    let mut found = Vec::with_capacity(firsts.len());
+    while let Some(&first) = firsts.get(found.len()) {
+        let Some(root) = inode.root(T::TREE) else {
+            found.push(pick(T::in_inode(inode)?, found.len()));
+            continue;
+        };
+        let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
+        let list = T::in_leaf(&node)?;
+        let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
+        let rest = firsts[found.len()..].iter();
+        for _ in rest.take_while(|first| !ends(first)) {
+            found.push(pick(list, found.len()));
+        }
+    }
+    Ok(found)
+}
+
 /// The place of one group in a list whose inode an operation holds.
 #[derive(Debug)]
 pub struct Spot<T> {
@@ -243,10 +272,56 @@ impl<T: Listed> Spot<T> {
 
     /// A key of the group that nothing has yet.
     pub fn free_key(&self, op: &Op<'_, FsNode>) -> Result<u64, Error> {
-        let used = group(self.list(op)?, self.first);
-        (self.first..self.first + (1 << T::GROUP_BITS))
+        self.free_key_of(op, self.first)
+    }
+
+    /// The same for another group that has this place, by its lowest key.
+    pub fn free_key_of(&self, op: &Op<'_, FsNode>, first: u64) -> Result<u64, Error> {
+        let used = group(self.list(op)?, first);
+        (first..first + (1 << T::GROUP_BITS))
             .find(|key| entry::find(used, *key).is_none())
             .ok_or(Error::NoSpace)
+    }
+
+    /// Whether this is the place of another group, too, whose lowest key is `first` and no lower.
+    pub fn covers(&self, first: u64) -> bool {
+        let high = self.leaf.as_ref().and_then(|(path, _)| path.leaf.high);
+        high.is_none_or(|high| first < high)
+    }
+
+    /// Looks for an element of a group that the place covers.
+    pub fn look<'a>(
+        &self,
+        op: &'a Op<'_, FsNode>,
+        first: u64,
+        wanted: impl Fn(&T) -> bool,
+    ) -> Result<Option<&'a T>, Error> {
+        Ok(group(self.list(op)?, first).iter().find(|e| wanted(e)))
+    }
+
+    /// Plans to put several elements, of groups of their own, into the place as it is.
+    pub fn fill(&self, op: &Op<'_, FsNode>) -> Result<Filling<T>, Error> {
+        let most = match &self.leaf {
+            Some(_) => limit(LEAF_TARGET, 400),
+            None if op.shares(self.inode) => 0,
+            None => T::INLINE_MAX,
+        };
+        Ok(Filling {
+            slot: self.slot(),
+            room: most.saturating_sub(list_len(self.list(op)?)),
+            full: false,
+            elements: Vec::new(),
+        })
+    }
+
+    /// How many elements may go without a leaf that goes with them.
+    pub fn spare(&self, op: &Op<'_, FsNode>) -> Result<usize, Error> {
+        let len = self.list(op)?.len();
+        match &self.leaf {
+            Some(_) => Ok(len.saturating_sub(1)),
+            None if op.shares(self.inode) => Ok(0),
+            None => Ok(len),
+        }
     }
 
     /// The element with this key, if it is in the place's leaf.
@@ -324,6 +399,39 @@ impl<T: Listed> Spot<T> {
             blocked,
             kind: std::marker::PhantomData,
         })
+    }
+}
+
+/// How several elements will be added to one place, which has room for them without a split.
+pub struct Filling<T> {
+    slot: Slot,
+    /// Bytes that are left.
+    room: usize,
+    full: bool,
+    elements: Vec<T>,
+}
+
+impl<T: Listed> Filling<T> {
+    /// Takes one more element, unless there is no room for it.
+    pub fn add(&mut self, element: T) -> bool {
+        let len = element.encoded_len();
+        self.full |= len > self.room;
+        if !self.full {
+            self.room -= len;
+            self.elements.push(element);
+        }
+        !self.full
+    }
+
+    /// There was no room for one.
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
+    pub fn finish(self, op: &mut Op<'_, FsNode>) {
+        for element in self.elements {
+            op.apply(self.slot, element.put());
+        }
     }
 }
 

@@ -26,14 +26,14 @@ const COOKIES: u64 = 2;
 const LOOKS: u32 = 100;
 
 /// A new inode in the making.
-struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     mode: u32,
     rdev: u32,
     body: &'a [u8],
 }
 
 impl Draft<'_> {
-    fn file(mode: u32) -> Self {
+    pub(crate) fn file(mode: u32) -> Self {
         Draft {
             mode: libc::S_IFREG | (mode & 0o7777),
             rdev: 0,
@@ -302,7 +302,7 @@ impl FileSystem {
     }
 
     /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
-    fn draft(
+    pub(crate) fn draft(
         &self,
         who: &Caller,
         parent: &Inode,

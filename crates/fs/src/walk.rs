@@ -302,7 +302,7 @@ impl FileSystem {
 
     /// Whether a locked inode goes with this name, and can go in a record with others; then its
     /// blocks are freed. `blocks`: how many the record frees.
-    fn can_go(
+    pub(crate) fn can_go(
         &self,
         op: &mut Op<'_, FsNode>,
         spot: &list::Spot<Name>,

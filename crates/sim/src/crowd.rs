@@ -1,5 +1,5 @@
 //! Several threads at work in one directory whose tree has small nodes, in an order that a seed
-//! decides: names come and go, leaves are split and emptied, while others look, list, and remove and
+//! decides: names come and go, one by one and many in one call, leaves are split and emptied, while others look, list, and remove and
 //! rename directories under one another.
 //!
 //! Each thread's names are its own, so at every moment it knows what it must find:
@@ -177,12 +177,14 @@ impl Crowd<'_> {
 impl Task<'_> {
     fn work(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
-            match self.rng.below(10) {
+            match self.rng.below(12) {
                 0..4 => self.create()?,
                 4..6 => self.unlink()?,
                 6 => self.rename()?,
                 7 => self.list()?,
-                8 => {
+                8 => self.create_many()?,
+                9 => self.unlink_many()?,
+                10 => {
                     let store = self.crowd.fs.store();
                     must("checkpoint", store.checkpoint().map_err(Error::from))?;
                 }
@@ -228,6 +230,52 @@ impl Task<'_> {
         must("unlink", fs.unlink(&Caller::root(), dir, &name))?;
         self.names.remove(&name);
         self.crowd.find(&name, None)
+    }
+
+    /// Makes several names in one call, among them one that is there already.
+    fn create_many(&mut self) -> Result<(), String> {
+        let (fs, who) = (self.crowd.fs, Caller::root());
+        let mut batch: Vec<Vec<u8>> = (0..self.rng.below(8)).map(|_| self.fresh()).collect();
+        batch.extend(self.pick());
+        let results = fs.create_many(&who, self.crowd.dir, &batch, 0o644);
+        for (name, result) in batch.into_iter().zip(results) {
+            match (self.names.contains_key(&name), result) {
+                (false, Ok(made)) => drop(self.names.insert(name, made.ino)),
+                (true, Err(Error::Exists)) => {}
+                (_, result) => return Err(format!("create_many: {result:?}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlinks several names in one call, among them one that is not there, and looks at all first.
+    fn unlink_many(&mut self) -> Result<(), String> {
+        let (fs, who) = (self.crowd.fs, Caller::root());
+        let all: Vec<Vec<u8>> = self.names.keys().cloned().collect();
+        let mut batch: Vec<Vec<u8>> = Vec::new();
+        for name in all {
+            if self.rng.one_in(3) {
+                batch.push(name);
+            }
+        }
+        batch.push(self.fresh());
+        for (name, found) in batch.iter().zip(fs.stat_many(self.crowd.dir, &batch)) {
+            match (self.names.get(name), found) {
+                (Some(ino), Ok(attr)) if attr.ino == *ino => {}
+                (None, Err(Error::NotFound)) => {}
+                (_, found) => return Err(format!("stat_many: {found:?}")),
+            }
+        }
+        let results = fs.unlink_many(&who, self.crowd.dir, &batch);
+        for (name, result) in batch.iter().zip(results) {
+            match (self.names.remove(name), result) {
+                (Some(_), Ok(())) => {}
+                (None, Err(Error::NotFound)) => {}
+                (_, result) => return Err(format!("unlink_many: {result:?}")),
+            }
+            self.crowd.find(name, None)?;
+        }
+        Ok(())
     }
 
     fn rename(&mut self) -> Result<(), String> {

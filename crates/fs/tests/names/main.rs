@@ -5,6 +5,7 @@ mod concurrent;
 mod damage;
 mod full;
 mod handles;
+mod many;
 mod model;
 mod namespace;
 mod shape;
