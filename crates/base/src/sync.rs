@@ -82,6 +82,7 @@ pub mod rank {
     pub const COMMIT_STATE: Rank = ranked(170, "commit state");
     pub const DEVICE_FLUSH: Rank = ranked(200, "device flush");
     pub const DEVICE_STATE: Rank = ranked(220, "device state");
+    pub const LEDGER: Rank = ranked(300, "ledger of a simulated task");
     /// A lock that is never held while another is taken.
     pub const LEAF: Rank = ranked(u16::MAX, "leaf");
 }

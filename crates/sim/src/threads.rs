@@ -16,10 +16,15 @@
 //! and a file may have lost what was written before somebody was told of a failure, by its fsync or
 //! by a sync: not before that, and not what was written and synced since.
 //!
+//! In others devices lie. Then errors are no surprise, and neither are bytes that a lie left in a
+//! file, nor a missing end of the journal that devices lied about (`deceit`): but 1 and 2 hold for
+//! what is there, and so does 3 for all other bytes.
+//!
 //! Besides, all tasks move a few directories into one another: whatever comes of that must be
 //! one tree.
 
 mod check;
+mod deceit;
 mod ledger;
 mod rounds;
 mod tasks;
@@ -76,6 +81,8 @@ pub struct Outcome {
     /// Times that one thread handed over to another.
     pub steps: u64,
     pub cuts: u64,
+    /// Cuts after devices had lied.
+    pub lied: u64,
     /// Hash of all that the devices were asked and answered.
     pub trace: u64,
     /// Hashes of what the cuts left.

@@ -163,6 +163,13 @@ struct Seen {
     /// Oldest batch first; within a batch the next to complete comes last.
     in_flight: Vec<InFlight>,
     interposed: Option<(u64, Box<dyn FnOnce() + Send>)>,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+/// Somebody who is told of every write.
+pub trait Watch: Send + Sync {
+    fn before(&self, device: usize, offset: u64, bytes: &[u8]);
+    fn after(&self);
 }
 
 impl std::fmt::Debug for Tap {
@@ -194,6 +201,15 @@ impl Tap {
     /// device, where labels and checkpoint records are, that comes after `skip` others.
     pub fn interpose_at_label(&self, skip: u64, action: Box<dyn FnOnce() + Send>) {
         self.seen.lock().interposed = Some((skip, action));
+    }
+
+    /// Tells `watch` of every write from now on.
+    pub fn watch(&self, watch: Arc<dyn Watch>) {
+        self.seen.lock().watch = Some(watch);
+    }
+
+    fn watching(&self) -> Option<Arc<dyn Watch>> {
+        self.seen.lock().watch.clone()
     }
 
     /// Called before a write or flush; `label`: it goes to an end of the device.
@@ -318,7 +334,17 @@ impl BlockDevice for Tapped {
                 let last = self.inner.bytes() / BLOCK_SIZE as u64 - TAIL_BLOCKS;
                 self.tap.before(write && !(HEAD_BLOCKS..last).contains(&at));
             }
+            let watch = match &request.operation {
+                Operation::Write { offset, buf, .. } => {
+                    let watch = self.tap.watching();
+                    watch.inspect(|watch| watch.before(self.index, *offset, buf))
+                }
+                _ => None,
+            };
             self.inner.run(std::slice::from_mut(request), None);
+            if let Some(watch) = watch {
+                watch.after();
+            }
             if write && left > 0 {
                 left -= 1;
                 self.tap.completed();

@@ -329,6 +329,11 @@ impl SimDevice {
         load(&self.state.lock().current, offset, buf);
     }
 
+    /// Reads what is durable.
+    pub fn peek_durable(&self, offset: u64, buf: &mut [u8]) {
+        load(&self.state.lock().durable, offset, buf);
+    }
+
     /// Changes contents durably.
     pub fn poke(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.state.lock();

@@ -1,6 +1,7 @@
 //! What is known of each task's work: the entries after each of its operations, the versions of
 //! its files, and how much of both is surely durable.
 
+use super::deceit::Deceit;
 use crate::content::{SECTOR, Versions, explain};
 use crate::random::Trouble;
 use base::sched;
@@ -43,6 +44,17 @@ pub(super) struct History {
     doubt: Option<Doubt>,
     /// An operation failed half-way, and what it left could not be read.
     pub unknown: bool,
+    /// Versions that are durable if the journal's tail is there.
+    promises: Vec<Promise>,
+}
+
+/// What is durable unless devices lied about all that the journal got since.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    /// As [`Deceit::mark`] said when it was given.
+    mark: usize,
+    /// So many operations, or the version of this number.
+    of: usize,
 }
 
 /// What devices may have lost although nobody says so any more: somebody was told of a failure.
@@ -75,6 +87,7 @@ impl History {
             written: 0,
             doubt: None,
             unknown: false,
+            promises: Vec::new(),
         }
     }
 
@@ -89,11 +102,20 @@ impl History {
         }
     }
 
+    /// The numbered version is durable; where devices lie, `mark` says how much of the journal was
+    /// written by now.
+    pub fn durable(&mut self, number: usize, mark: Option<usize>) {
+        match mark {
+            None => self.versions.forget_before(number),
+            Some(mark) => self.promises.push(Promise { mark, of: number }),
+        }
+    }
+
     /// The file holds this now, as its owner sees while nobody changes it.
-    pub fn observe(&mut self, found: Vec<u8>) -> Result<(), String> {
+    pub fn observe(&mut self, found: Vec<u8>, deceit: Option<&Deceit>) -> Result<(), String> {
         if found != *self.newest() {
             if !self.unknown {
-                self.allows(&found)?;
+                self.allows(&found, deceit)?;
             }
             self.versions.push(found);
         }
@@ -134,7 +156,7 @@ impl History {
     }
 
     /// Whether this may be there, after a crash or while nobody knows what devices have lost.
-    pub fn allows(&self, found: &[u8]) -> Result<(), String> {
+    pub fn allows(&self, found: &[u8], deceit: Option<&Deceit>) -> Result<(), String> {
         let durable = self.versions.first_number();
         let doubt = self.doubt.as_ref();
         let lost = |certain: &dyn Fn(&Doubt) -> bool| {
@@ -149,7 +171,15 @@ impl History {
                 (0..sector.len()).all(|j| sector[j] == version.get(at + j).copied().unwrap_or(0))
             };
             let mut lost = lost(&|doubt| doubt.of_page(at / BLOCK_SIZE, durable)).iter();
-            self.versions.iter().any(fits) || lost.any(fits)
+            let holds = |version: &Vec<u8>, j: usize, byte: u8| {
+                version.get(at + j).copied().unwrap_or(0) == byte
+            };
+            self.versions.iter().any(fits)
+                || lost.any(fits)
+                || deceit.is_some_and(|deceit| {
+                    let known = |j, byte| self.versions.iter().any(|v| holds(v, j, byte));
+                    deceit.explains(sector, known)
+                })
         })
     }
 }
@@ -175,6 +205,7 @@ pub(super) struct Ledger {
     pub touched: BTreeMap<Ino, usize>,
     /// An operation was called and has not returned.
     pub pending: bool,
+    promises: Vec<Promise>,
 }
 
 impl Ledger {
@@ -197,7 +228,36 @@ impl Ledger {
         self.before + self.states.len() - 1
     }
 
-    pub fn durable(&mut self, operations: usize) {
+    /// So many operations are durable; where devices lie, `mark` says how much of the journal was
+    /// written by now.
+    pub fn durable(&mut self, operations: usize, mark: Option<usize>) {
+        match mark {
+            None => self.forget_before(operations),
+            Some(mark) => self.promises.push(Promise {
+                mark,
+                of: operations,
+            }),
+        }
+    }
+
+    /// The power is off: what was promised counts as far as it is firm.
+    pub fn settle(&mut self, firm: impl Fn(usize) -> bool) {
+        let kept = |promises: &mut Vec<Promise>| {
+            let promises = std::mem::take(promises).into_iter();
+            let firm = promises.filter(|p| firm(p.mark)).map(|p| p.of);
+            firm.max()
+        };
+        if let Some(operations) = kept(&mut self.promises) {
+            self.forget_before(operations);
+        }
+        for history in self.files.values_mut() {
+            if let Some(number) = kept(&mut history.promises) {
+                history.versions.forget_before(number);
+            }
+        }
+    }
+
+    fn forget_before(&mut self, operations: usize) {
         let drop = operations.saturating_sub(self.before);
         self.states.drain(..drop);
         self.spans.drain(..drop);
@@ -210,6 +270,12 @@ pub(super) struct Known {
     /// Counts calls and returns.
     pub moment: AtomicU64,
     pub trouble: Trouble,
+    /// What devices lie about in this round.
+    pub deceit: Option<Arc<Deceit>>,
+    /// Devices have lied, in this round or before.
+    pub lied: bool,
+    /// Operations of a task between two faults, on average.
+    pub fault_every: u64,
     /// Syncs that are running.
     pub syncing: AtomicU64,
     /// What the tasks did, where somebody wants to read it.
@@ -255,18 +321,34 @@ impl Known {
     /// may not have been told of: then contents are left alone.
     pub fn cover(&self, covered: Vec<Covered>) {
         let alone = self.syncing.load(Ordering::Relaxed) == 1;
+        let mark = self.mark();
         for (ledger, (operations, mut versions)) in self.ledgers.iter().zip(covered) {
             let mut ledger = ledger.lock();
-            ledger.durable(operations);
-            if !alone && self.trouble == Trouble::Errors {
+            ledger.durable(operations, mark);
+            if !alone && self.may_fail() {
                 versions.clear();
             }
             for (id, number) in versions {
                 if let Some(history) = ledger.files.get_mut(&id) {
-                    history.versions.forget_before(number);
+                    history.durable(number, mark);
                 }
             }
         }
+    }
+
+    /// Whether operations may fail although there is power.
+    pub fn may_fail(&self) -> bool {
+        matches!(self.trouble, Trouble::Errors | Trouble::Lies) || self.lied
+    }
+
+    /// Whether devices have lied.
+    pub fn lied(&self) -> bool {
+        self.lied || self.deceit.as_ref().is_some_and(|d| d.ever())
+    }
+
+    /// How much of the journal is written, where devices lie.
+    pub fn mark(&self) -> Option<usize> {
+        self.deceit.as_ref().map(|deceit| deceit.mark())
     }
 
     /// A sync has failed, and with that told of all that was lost before.

@@ -1,6 +1,7 @@
 //! Rounds: an array is used by all tasks until its power goes, and looked at when it is back.
 
 use super::check::check;
+use super::deceit::Deceit;
 use super::ledger::{Entries, Known, Ledger};
 use super::tasks::Task;
 use super::{DIRS, JUGGLED, Outcome, Plan};
@@ -53,7 +54,7 @@ fn set_up(fs: &FileSystem, known: &mut Known) -> Result<Vec<Ino>, fs::Error> {
 }
 
 /// What is wrong with the devices, round by round.
-const TROUBLES: [Trouble; 8] = [
+const TROUBLES: [Trouble; 10] = [
     Trouble::None,
     Trouble::None,
     Trouble::None,
@@ -62,7 +63,14 @@ const TROUBLES: [Trouble; 8] = [
     Trouble::Errors,
     Trouble::Errors,
     Trouble::Slow,
+    Trouble::Lies,
+    Trouble::Lies,
 ];
+
+/// Operations of a task between two faults in a round that has any, on average. Lies are rarer: a
+/// few are enough for all that follows to be an error.
+const FAULT_EVERY: u64 = 25;
+const LIE_EVERY: [u64; 3] = [100, 400, 1500];
 
 /// When the power goes.
 #[derive(Clone, Copy, Debug)]
@@ -122,10 +130,13 @@ pub(super) fn run(
     let mut shape = shape(&mut rng);
     shape.tight = Rng::new(plan.seed ^ 0x0716_4117).one_in(2);
     let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
-    let ledger = || Mutex::new(rank::LEAF, Ledger::new(Entries::new()));
+    let ledger = || Mutex::new(rank::LEDGER, Ledger::new(Entries::new()));
     let mut known = Known {
         moment: AtomicU64::new(0),
         trouble: Trouble::None,
+        deceit: None,
+        lied: false,
+        fault_every: FAULT_EVERY,
         syncing: AtomicU64::new(0),
         trail,
         names: *rng.pick(&[8, 40]),
@@ -156,11 +167,19 @@ pub(super) fn run(
         if known.trouble == Trouble::Errors {
             cut = Cut::After(fortune.below(2500));
         }
+        (known.deceit, known.fault_every) = (None, FAULT_EVERY);
+        if known.trouble == Trouble::Lies {
+            known.fault_every = *fortune.pick(&LIE_EVERY);
+            known.deceit = Some(Deceit::watch(&machine));
+        }
         if let Some(trail) = &known.trail {
             trail.lock().clear();
         }
-        outcome.steps += work(plan, &machine, &dirs, &known, order, cut);
+        let worked = work(plan, &machine, &dirs, &known, order, cut);
+        outcome.steps += worked;
+        known.lied = known.lied();
         outcome.cuts += 1;
+        outcome.lied += u64::from(known.lied);
         for device in &machine.devices {
             outcome.trace = outcome.trace.rotate_left(1) ^ device.trace_hash();
         }
@@ -169,15 +188,49 @@ pub(super) fn run(
         let crashed = machine.cut(survival, &mut rng);
         outcome.states.push(crashed.hash);
         machine = Machine::after(&shape, crashed, now_ns);
-        machine.fsck()?;
-        let settled = sched::run("recovery", order, &machine.clock, || {
-            let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
-            let known = check(&fs, &dirs, known);
-            fs.close().map_err(|e| format!("close: {e}"))?;
-            Ok::<_, String>(known)
-        });
-        known = settled?;
-        machine.fsck()?;
+        let lied = known.lied;
+        let settled = settle(&machine, &dirs, known, order);
+        known = match settled {
+            Ok(Some(known)) => known,
+            Ok(None) => return Ok(()),
+            // Devices have lied, and that is noticed.
+            Err(Stop::Noticed(_)) if lied => return Ok(()),
+            Err(Stop::Noticed(what) | Stop::Violation(what)) => return Err(what),
+        };
     }
     Ok(())
+}
+
+/// Why a round ends a run.
+pub(super) enum Stop {
+    /// The file system says that something is wrong.
+    Noticed(String),
+    /// It does not say so.
+    Violation(String),
+}
+
+impl Stop {
+    pub fn noticed(what: &str, error: &dyn std::fmt::Display) -> Stop {
+        Stop::Noticed(format!("{what}: {error}"))
+    }
+}
+
+/// What is known when the power is back; `None`: nothing, the end of the journal is missing.
+fn settle(
+    machine: &Machine,
+    dirs: &[Ino],
+    known: Known,
+    order: u64,
+) -> Result<Option<Known>, Stop> {
+    machine.fsck().map_err(Stop::Noticed)?;
+    let known = sched::run("recovery", order, &machine.clock, || {
+        let fs = machine.open();
+        let fs = fs.map_err(|error| Stop::noticed("recovery", &error))?;
+        let known = check(&fs, dirs, known)?;
+        let closed = fs.close();
+        closed.map_err(|error| Stop::noticed("close", &error))?;
+        Ok(known)
+    })?;
+    machine.fsck().map_err(Stop::Noticed)?;
+    Ok(known)
 }

@@ -13,9 +13,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Operations of a task between two faults in a round that has any, on average.
-const FAULT_EVERY: u64 = 25;
-
 const ERRORS: [Fault; 9] = [
     Fault::Reads,
     Fault::Writes,
@@ -26,6 +23,14 @@ const ERRORS: [Fault; 9] = [
     Fault::Vanish,
     Fault::Heal,
     Fault::Heal,
+];
+
+const LIES: [Fault; 5] = [
+    Fault::Lose,
+    Fault::LoseJournal,
+    Fault::Misdirect,
+    Fault::Rot,
+    Fault::Rot,
 ];
 
 /// A task, while it works.
@@ -49,14 +54,15 @@ impl Task<'_> {
     }
 
     fn in_trouble(&self) -> bool {
-        self.known.trouble == Trouble::Errors
+        self.known.may_fail()
     }
 
     /// Whether the environment explains that an operation failed.
     pub fn is_excused(&self, error: &fs::Error) -> bool {
-        use fs::Error::{ReadOnly, Store, WriteFailed};
+        use fs::Error::{Damage, Damaged, ReadOnly, Store, WriteFailed};
         let failed = matches!(error, Store(_) | ReadOnly | WriteFailed { .. });
-        self.machine.switch.is_cut() || (failed && self.in_trouble())
+        let noticed = matches!(error, Damage(_) | Damaged { .. }) && self.known.lied();
+        self.machine.switch.is_cut() || (failed && self.in_trouble()) || noticed
     }
 
     fn place(&mut self) -> Place {
@@ -330,7 +336,8 @@ impl Task<'_> {
 
     fn observe(&self, file: &OpenFile, id: (Ino, u64)) -> Result<(), fs::Error> {
         let bytes = content_of(self.fs, file)?;
-        let observed = self.history(id, |history| history.observe(bytes));
+        let deceit = self.known.deceit.as_deref();
+        let observed = self.history(id, |history| history.observe(bytes, deceit));
         if let Err(what) = observed {
             panic!("task {} looks at its file {id:?}: {what}", self.me);
         }
@@ -381,11 +388,12 @@ impl Task<'_> {
             }
             Err(error) => return Err(error),
         }
+        let mark = self.known.mark();
         let mut ledger = self.ledger();
         let history = ledger.files.get_mut(&id).expect("files have content");
-        history.versions.forget_before(history.versions.number());
+        history.durable(history.versions.number(), mark);
         if let (Some(operation), false) = (ledger.touched.get(&entry.ino).copied(), data_only) {
-            ledger.durable(operation);
+            ledger.durable(operation, mark);
         }
         Ok(())
     }
@@ -457,7 +465,7 @@ impl Task<'_> {
                 bytes[..len] == **history.newest(),
                 "task {whose} reads its file {id:?}"
             );
-        } else if let Err(what) = history.allows(&bytes[..len]) {
+        } else if let Err(what) = history.allows(&bytes[..len], self.known.deceit.as_deref()) {
             panic!("task {} reads file {id:?} of task {whose}: {what}", self.me);
         }
         Ok(())
@@ -531,6 +539,10 @@ impl Task<'_> {
         let rng = &mut self.rng;
         let (fault, times) = match self.known.trouble {
             Trouble::Errors => (*rng.pick(&ERRORS), *rng.pick(&[0, 1, 1, 1, 2])),
+            Trouble::Lies => match *rng.pick(&LIES) {
+                Fault::Rot => (Fault::Rot, rng.next_u64()),
+                fault => (fault, *rng.pick(&[0, 1, 1, 1, 2])),
+            },
             Trouble::Slow if rng.one_in(3) => (Fault::Stall, *rng.pick(&[200, 40_000, 600_000])),
             Trouble::Slow => (Fault::Slow, *rng.pick(&[0, 1, 30, 700])),
             _ => return,
@@ -539,10 +551,13 @@ impl Task<'_> {
         self.known
             .note(|| format!("task {}: {fault} {device} {times}", self.me));
         fault.inject(self.machine, device, times, None);
+        if let Some(deceit) = &self.known.deceit {
+            deceit.look();
+        }
     }
 
     pub fn step(&mut self) -> Result<(), fs::Error> {
-        if self.known.trouble != Trouble::None && self.rng.one_in(FAULT_EVERY) {
+        if self.known.trouble != Trouble::None && self.rng.one_in(self.known.fault_every) {
             self.fault();
         }
         let what = self.rng.below(56);
