@@ -8,6 +8,7 @@ mod arc;
 pub mod atomic;
 pub mod canary;
 pub mod clock;
+pub mod counter;
 pub mod map;
 pub mod rng;
 #[cfg(feature = "simulate")]

@@ -11,10 +11,14 @@ pub mod files;
 pub mod fxmark;
 pub mod html;
 mod interrupt;
+pub mod list;
 mod meter;
+pub mod pool;
+pub mod remove;
 mod runner;
 pub mod scale;
 pub mod target;
 pub mod text;
+pub mod written;
 
 pub use error::Error;

@@ -80,11 +80,16 @@ impl Meter {
     fn written_bytes(&self) -> Result<Option<u64>, Error> {
         let mut sum = 0;
         for path in &self.devices {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-            sum += field(&text, 6).ok_or_else(|| no_number(path))? * SECTOR;
+            sum += account_of(path)?;
         }
         Ok((!self.devices.is_empty()).then_some(sum))
     }
+}
+
+/// Bytes written to a block device so far, by its account.
+pub fn account_of(path: &Path) -> Result<u64, Error> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    Ok(field(&text, 6).ok_or_else(|| no_number(path))? * SECTOR)
 }
 
 fn no_number(path: &Path) -> Error {

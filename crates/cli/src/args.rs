@@ -380,7 +380,11 @@ pub struct Bench {
 pub enum Suite {
     Fxmark(Fxmark),
     Files(Files),
+    List(List),
+    Pool(Pool),
+    Remove(Remove),
     Scale(Scale),
+    Written(Written),
 }
 
 /// What all suites take.
@@ -473,6 +477,88 @@ pub struct Files {
     /// Mount Sheaf with these options
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// One folder with many entries: listed and stat'ed
+///
+/// Makes empty files in one folder of a mount, and lists it with all attributes, cold: after an unmount and a mount. By
+/// readdir and stat, and by `ls -lU`, which reads two extended attributes of each file besides. Needs root.
+/// --against takes no paths here.
+#[derive(Args, Debug)]
+pub struct List {
+    /// How many files
+    #[arg(long, default_value_t = 1_000_000)]
+    pub count: u64,
+    /// Mount Sheaf with these options
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// Creates and unlinks, spread over all folders, as the number of files grows
+///
+/// Time, and instructions where the processor counts them, of a pair of an unlink and a create, by one thread of
+/// this process. Needs root unless --against is none. --against takes no paths here.
+#[derive(Args, Debug)]
+pub struct Pool {
+    /// Numbers of files there are all the time, separated by commas; up to 10000000 take some GiB
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "10000,100000,1000000"
+    )]
+    pub live: Vec<u64>,
+    /// Pairs that are measured; a tenth as many come before
+    #[arg(long, value_name = "COUNT", default_value_t = 300_000)]
+    pub pairs: u64,
+    /// Files in a folder
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    pub per_folder: u64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// A tree of many files removed: by Sheaf in this process in parallel, elsewhere by `rm -rf`
+///
+/// The files are empty, in folders of 1,000. Needs root unless --against is none. --against takes no paths
+/// here.
+#[derive(Args, Debug)]
+pub struct Remove {
+    /// How many files
+    #[arg(long, default_value_t = 1_000_000)]
+    pub count: u64,
+    /// Threads that remove at the same time
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// Bytes that reach the devices for each created file
+///
+/// Everything counts, over some checkpoints of Sheaf; a kernel file system makes as many files between two syncs.
+/// Needs root unless --against is none. --against takes no paths here.
+#[derive(Args, Debug)]
+pub struct Written {
+    /// Checkpoints of Sheaf that the window takes; it makes them when it needs them
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    pub checkpoints: u64,
+    /// Most files for that, and for the first checkpoint, which is not counted
+    #[arg(long, value_name = "COUNT", default_value_t = 3_000_000)]
+    pub most: u64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
 }

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use bench::contract::Report;
 use bench::target::{self, Storage};
-use bench::{files, fxmark, scale};
+use bench::{files, fxmark, list, pool, remove, scale, written};
 
-use crate::args::{Bench, BenchOptions, BenchOutput, Files, Fxmark, Scale, Suite};
+use crate::args::Written;
+use crate::args::{
+    Bench, BenchOptions, BenchOutput, Files, Fxmark, List, Pool, Remove, Scale, Suite,
+};
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
 
@@ -15,7 +18,11 @@ pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
         Suite::Fxmark(args) => fxmark(args),
         Suite::Files(args) => files(args),
+        Suite::List(args) => list(args),
+        Suite::Pool(args) => pool(args),
+        Suite::Remove(args) => remove(args),
         Suite::Scale(args) => scale(args),
+        Suite::Written(args) => written(args),
     }
 }
 
@@ -24,9 +31,6 @@ fn fxmark(args: &Fxmark) -> Outcome {
         true => target::default_threads(),
         false => args.threads.clone(),
     };
-    let memory = args
-        .cache_size
-        .unwrap_or_else(mount_command::default_memory);
     let options = fxmark::Options {
         workloads: fxmark::select(&args.workload)?,
         threads,
@@ -37,7 +41,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         against: target::parse_against(&args.common.against)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
-        memory: memory as usize,
+        memory: memory(args.cache_size),
     };
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
 }
@@ -55,10 +59,63 @@ fn files(args: &Files) -> Outcome {
     show(&args.common.output, |tell| Ok(files::run(&options, tell)?))
 }
 
+fn list(args: &List) -> Outcome {
+    let options = list::Options {
+        count: args.count,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        sheaf: this_program()?,
+        options: args.options.clone(),
+    };
+    show(&args.common.output, |tell| Ok(list::run(&options, tell)?))
+}
+
+fn pool(args: &Pool) -> Outcome {
+    let options = pool::Options {
+        live: args.live.clone(),
+        pairs: args.pairs,
+        per_dir: args.per_folder,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(pool::run(&options, tell)?))
+}
+
+fn remove(args: &Remove) -> Outcome {
+    let options = remove::Options {
+        count: args.count,
+        threads: args.threads,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(remove::run(&options, tell)?))
+}
+
+fn written(args: &Written) -> Outcome {
+    let options = written::Options {
+        checkpoints: args.checkpoints,
+        most: args.most,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| {
+        Ok(written::run(&options, tell)?)
+    })
+}
+
+/// Memory for Sheaf in this process, by default what a mount takes.
+fn memory(asked: Option<u64>) -> usize {
+    asked.unwrap_or_else(mount_command::default_memory) as usize
+}
+
 fn scale(args: &Scale) -> Outcome {
-    let memory = args
-        .cache_size
-        .unwrap_or_else(mount_command::default_memory);
     let options = scale::Options {
         workloads: scale::select(&args.workload)?,
         cores: match args.cores.is_empty() {
@@ -71,7 +128,7 @@ fn scale(args: &Scale) -> Outcome {
             Some(dir) => Storage::Dir(dir.clone()),
             None => Storage::Memory,
         },
-        memory: memory as usize,
+        memory: memory(args.cache_size),
     };
     show(&args.output, |tell| Ok(scale::run(&options, tell)?))
 }

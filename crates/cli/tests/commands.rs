@@ -269,6 +269,32 @@ fn a_benchmark_reports_what_the_contract_says() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
+/// Suites that need no mount when they have nobody to compare with.
+#[test]
+fn suites_in_process_report_what_the_contract_says() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let small: [(&str, &[&str], &str); 3] = [
+        ("pool", &["--live", "30,60", "--pairs", "50"], "pairs/s"),
+        ("remove", &["--count", "1000"], "files/s"),
+        ("written", &["--cache-size", "24M"], "bytes/file"),
+    ];
+    for (suite, options, unit) in small {
+        let common = ["--json", "--runs", "1", "--against", "none", "--dir", path];
+        let options = [&common[..], options].concat();
+        let ran = sheaf(&["bench", suite], &options, &[]).succeeds();
+        let report: serde_json::Value = serde_json::from_str(&ran.output()).unwrap();
+        assert_eq!(report["suite"], suite);
+        let row = &report["rows"][0];
+        assert_eq!(
+            (row["target"].as_str(), row["unit"].as_str()),
+            (Some("sheaf"), Some(unit))
+        );
+        assert!(row["median"].as_f64() > Some(0.0), "{row}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn benchmarks_refuse_what_makes_no_sense() {
     let fxmark = |options: &[&str]| sheaf(&["bench", "fxmark", "--against", "none"], options, &[]);
@@ -280,6 +306,14 @@ fn benchmarks_refuse_what_makes_no_sense() {
     sheaf(&["bench", "fxmark", "--against", "fat"], &[], &[])
         .exits(USAGE)
         .says("f2fs");
+    let refused = |suite: &str, options: &[&str]| {
+        let alone = [&["--against", "none"][..], options].concat();
+        sheaf(&["bench", suite], &alone, &[]).exits(USAGE);
+    };
+    refused("pool", &["--live", "1"]);
+    refused("remove", &["--count", "0"]);
+    refused("written", &["--checkpoints", "2"]);
+    refused("list", &["--count", "0"]);
     sheaf(&["bench"], &[], &[]).exits(USAGE);
 }
 

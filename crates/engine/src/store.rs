@@ -300,6 +300,11 @@ impl<C: Content> Store<C> {
         self.journal.stats.batches.load(Ordering::Relaxed)
     }
 
+    /// The newest checkpoint's number; each has the next one.
+    pub fn newest_checkpoint(&self) -> u64 {
+        self.journal.checkpoint_sequence.load(Ordering::Relaxed)
+    }
+
     /// The failure that turned the store read-only, if one did.
     pub fn failed(&self) -> Option<Error> {
         self.journal.failed()

@@ -64,9 +64,33 @@ impl InProcess {
         self.checkpoint()
     }
 
+    /// The newest checkpoint's number; each has the next one.
+    pub fn newest_checkpoint(&self) -> u64 {
+        self.fs.store().newest_checkpoint()
+    }
+
+    /// Bytes written to all devices so far, for whatever reason.
+    pub fn written_bytes(&self) -> u64 {
+        written(self.fs.store().array())
+    }
+
+    /// Removes a directory and all below it by up to `threads` threads; returns the files in it.
+    pub fn remove_all(&self, dir: Ino, name: &str, threads: usize) -> Result<u64, Error> {
+        let (name, progress) = (name.as_bytes(), |_| {});
+        let removed = self.fs.remove_all(&self.who, dir, name, threads, &progress);
+        Ok(removed?.files)
+    }
+
     /// How the devices are reached: by which system interface, and whether past the page cache.
     pub fn io(&self) -> String {
         self.io.clone()
+    }
+
+    /// Ends the use, and tells the bytes written to all devices until then.
+    pub fn close_counting(self) -> Result<u64, Error> {
+        let array = Arc::clone(self.fs.store().array());
+        self.close()?;
+        Ok(written(&array))
     }
 
     /// Ends the use; an error is one of writing back.
@@ -84,6 +108,12 @@ impl Drop for InProcess {
             tracing::warn!("a file system that a benchmark gives up: {error}");
         }
     }
+}
+
+fn written(array: &Array) -> u64 {
+    let stats = array.stats();
+    let bytes = stats.devices.iter().map(|device| device.written_bytes);
+    bytes.sum()
 }
 
 fn mkfs(paths: &[PathBuf]) -> Result<(), Error> {

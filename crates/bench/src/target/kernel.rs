@@ -149,6 +149,12 @@ impl KernelMount {
         &self.mnt
     }
 
+    /// Brings everything home: nothing is left in a journal alone.
+    pub fn make_read_only(&self) -> Result<(), Error> {
+        let mut mount = program::system("mount");
+        program::run(mount.args(["-o", "remount,ro"]).arg(&self.mnt))
+    }
+
     /// Brings everything to the device and forgets what was read. A tmpfs has no device.
     pub fn remount(&mut self, place: &Place) -> Result<(), Error> {
         if self.kernel == Kernel::Tmpfs {

@@ -18,6 +18,7 @@ pub use in_process::InProcess;
 pub use kernel::{Kernel, KernelMount};
 pub use place::{Place, Storage};
 pub use posix::Posix;
+pub(crate) use program::run as run_program;
 pub use sheaf_mount::SheafMount;
 
 /// What a workload does to a file system. Names are those of entries in a directory, not paths.
@@ -143,6 +144,16 @@ pub fn parse_against(names: &[String]) -> Result<Vec<Target>, Error> {
         targets.push(target);
     }
     Ok(targets)
+}
+
+/// For suites that make each side's file system themselves.
+pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
+    match against.iter().all(|t| matches!(t, Target::Kernel(_))) {
+        true => Ok(()),
+        false => Err(Error::Usage(
+            "this is compared with ext4, xfs, f2fs, btrfs and tmpfs only".to_owned(),
+        )),
+    }
 }
 
 /// One thread, and as many as there are CPUs, with the powers of two between.

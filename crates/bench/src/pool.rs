@@ -1,0 +1,371 @@
+//! What a create and an unlink cost as the number of live files grows.
+//!
+//! 1. Each run of a side has a fresh file system with so many empty files, 100 (or as many as asked for) to a
+//!    directory. A pair unlinks any of them and makes another in the directory of the one unlinked before, so that
+//!    changes are spread evenly over all directories.
+//! 2. A first tenth of the pairs is not measured: it brings the file system into the state that the rest keeps. The measured ones
+//!    begin and end with everything at the devices, in Sheaf by a checkpoint, elsewhere by syncfs(2).
+//! 3. Instructions are those of this process's threads since the file system was opened, Sheaf's background threads
+//!    among them; of a kernel file system, its own threads are missing.
+
+use base::clock::{Clock, process_cpu_ns};
+use base::counter::Instructions;
+use base::rng::Rng;
+use serde_json::{Map, Value};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::runner::Stop;
+use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::{Error, interrupt};
+
+/// What a file takes in the most generous of the file systems, with its part of directories.
+const FILE_BYTES: u64 = 1536;
+/// Directories in each of those that hold directories.
+const BRANCHES: u64 = 1000;
+/// A pair with the most live files may take this much of one with the fewest.
+const BAR: f64 = 1.1;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers of live files.
+    pub live: Vec<u64>,
+    /// Pairs that are measured.
+    pub pairs: u64,
+    /// Files in a directory.
+    pub per_dir: u64,
+    pub runs: usize,
+    /// Besides Sheaf in this process.
+    pub against: Vec<Target>,
+    pub storage: Storage,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if self.live.is_empty() || self.live.iter().any(|n| !(10..=100_000_000).contains(n)) {
+            return usage("--live takes numbers from 10 to 100000000");
+        }
+        if !(10..=1_000_000_000).contains(&self.pairs) {
+            return usage("--pairs takes a number from 10 to 1000000000");
+        }
+        if !(1..=1_000_000).contains(&self.per_dir) {
+            return usage("--per-folder takes a number from 1 to 1000000");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        crate::target::only_kernels(&self.against)
+    }
+}
+
+/// One side with one number of files.
+struct Series {
+    target: Target,
+    live: u64,
+    windows: Vec<Window>,
+}
+
+/// What one run measured, for a pair.
+#[derive(Clone, Copy)]
+struct Window {
+    ns: f64,
+    cpu_ns: f64,
+    instructions: Option<f64>,
+    /// They include the kernel's.
+    with_kernel: bool,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let most = options.live.iter().copied().max().unwrap_or(0);
+    let bytes = (most + options.pairs.min(most)) * FILE_BYTES + (1 << 30);
+    let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+    let targets = || {
+        [Target::Sheaf]
+            .into_iter()
+            .chain(options.against.iter().cloned())
+    };
+    let mut all: Vec<Series> = Vec::new();
+    for &live in &options.live {
+        let series = |target| Series {
+            target,
+            live,
+            windows: Vec::new(),
+        };
+        all.extend(targets().map(series));
+    }
+    for run in 1..=options.runs {
+        for series in &mut all {
+            let (name, live) = (series.target.name(), series.live);
+            progress(&format!(
+                "{live} files on {name}, run {run} of {}",
+                options.runs
+            ));
+            let window = one_run(options, &place, &series.target, live);
+            let window = window.map_err(|error| error.on("pool", &name))?;
+            series.windows.push(window);
+        }
+    }
+    Ok(Report::new("pool", rows(options, &all), checks(&all)))
+}
+
+/// Fills a fresh file system and measures pairs on it.
+fn one_run(options: &Options, place: &Place, target: &Target, live: u64) -> Result<Window, Error> {
+    // Before the store's threads are there, so that they count.
+    let counter = Instructions::count().ok();
+    match target {
+        Target::Kernel(kernel) => {
+            let files = live + live.div_ceil(options.per_dir) + live / 10 + 10_000;
+            let mount = KernelMount::make(*kernel, place, files)?;
+            let side = Posix::new(mount.path(), None)?;
+            let window = measure(options, &side, live, counter, &|| side.sync())?;
+            drop(side);
+            mount.close()?;
+            Ok(window)
+        }
+        _ => {
+            let devices = place.array()?;
+            let side = InProcess::make(&devices.paths, options.memory)?;
+            let window = measure(options, &side, live, counter, &|| side.settle())?;
+            side.close()?;
+            Ok(window)
+        }
+    }
+}
+
+fn measure<S: Side>(
+    options: &Options,
+    side: &S,
+    live: u64,
+    counter: Option<Instructions>,
+    settle: &dyn Fn() -> Result<(), Error>,
+) -> Result<Window, Error> {
+    let mut churn = Churn::fill(side, live, options.per_dir)?;
+    settle()?;
+    churn.run(options.pairs / 10)?;
+    settle()?;
+    let clock = Clock::real();
+    let read = || counter.as_ref().and_then(|counter| counter.read().ok());
+    let before = (clock.monotonic_ns(), process_cpu_ns(), read());
+    churn.run(options.pairs)?;
+    settle()?;
+    let after = (clock.monotonic_ns(), process_cpu_ns(), read());
+    let pair = |spent: u64| spent as f64 / options.pairs as f64;
+    let instructions = after.2.zip(before.2);
+    Ok(Window {
+        ns: pair(after.0 - before.0),
+        cpu_ns: pair(after.1 - before.1),
+        instructions: instructions.map(|(after, before)| pair(after - before)),
+        with_kernel: counter.is_some_and(|counter| counter.with_kernel()),
+    })
+}
+
+/// The live files: each place belongs to a directory, and holds a file of some number.
+struct Churn<'s, S: Side> {
+    side: &'s S,
+    directories: Vec<S::Dir>,
+    per_dir: u64,
+    places: Vec<u32>,
+    next: u32,
+    rng: Rng,
+    stop: Stop,
+}
+
+impl<'s, S: Side> Churn<'s, S> {
+    fn fill(side: &'s S, live: u64, per_dir: u64) -> Result<Self, Error> {
+        let mut churn = Churn {
+            side,
+            directories: Vec::new(),
+            per_dir,
+            places: vec![0; live as usize],
+            next: 0,
+            rng: Rng::new(1),
+            stop: Stop::default(),
+        };
+        let mut above = side.root();
+        for i in 0..live.div_ceil(per_dir) {
+            // A level between keeps the root small.
+            if i % BRANCHES == 0 {
+                above = side.make_dir(&side.root(), &format!("{}", i / BRANCHES))?;
+            }
+            let made = side.make_dir(&above, &format!("{}", i % BRANCHES))?;
+            churn.directories.push(made);
+        }
+        for place in 0..live as usize {
+            churn.create(place)?;
+        }
+        Ok(churn)
+    }
+
+    fn directory(&self, place: usize) -> &S::Dir {
+        &self.directories[place / self.per_dir as usize]
+    }
+
+    fn create(&mut self, place: usize) -> Result<(), Error> {
+        self.stop.check()?;
+        self.next += 1;
+        self.places[place] = self.next;
+        let name = format!("file-{}", self.next);
+        self.side.create(self.directory(place), &name)?;
+        Ok(())
+    }
+
+    /// Unlinks any file, and makes one where the last one was unlinked.
+    fn run(&mut self, pairs: u64) -> Result<(), Error> {
+        let mut free = None;
+        for _ in 0..pairs {
+            let mut place = self.rng.below(self.places.len() as u64) as usize;
+            if free == Some(place) {
+                place = (place + 1) % self.places.len();
+            }
+            let name = format!("file-{}", self.places[place]);
+            self.side.unlink(self.directory(place), &name)?;
+            if let Some(place) = free.replace(place) {
+                self.create(place)?;
+            }
+        }
+        match free {
+            Some(place) => self.create(place),
+            None => Ok(()),
+        }
+    }
+}
+
+fn median(series: &Series, of: impl Fn(&Window) -> Option<f64>) -> Option<Spread> {
+    let values: Option<Vec<f64>> = series.windows.iter().map(of).collect();
+    values.map(Spread::of)
+}
+
+fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
+    let row = |series: &Series, name: &str, unit, spread: Spread| {
+        let mut extra = Map::new();
+        extra.insert("pool".to_owned(), Value::from(series.live));
+        extra.insert("pairs".to_owned(), Value::from(options.pairs));
+        extra.insert("files_per_folder".to_owned(), Value::from(options.per_dir));
+        let kernel = series.windows.iter().all(|window| window.with_kernel);
+        extra.insert("kernel_instructions".to_owned(), Value::from(kernel));
+        if let Some(cpu) = median(series, |window| Some(window.cpu_ns)) {
+            extra.insert("cpu_us_per_op".to_owned(), Value::from(cpu.median / 1e3));
+        }
+        Row {
+            name: name.to_owned(),
+            target: series.target.name(),
+            threads: 1,
+            unit,
+            median: spread.median,
+            min: spread.min,
+            max: spread.max,
+            runs: options.runs,
+            extra,
+        }
+    };
+    let mut rows = Vec::new();
+    for series in all {
+        let times = median(series, |window| Some(1e9 / window.ns.max(1e-9)));
+        let instructions = median(series, |window| window.instructions);
+        rows.extend(times.map(|spread| row(series, "pairs", "pairs/s", spread)));
+        let unit = "instructions/pair";
+        rows.extend(instructions.map(|spread| row(series, "instructions", unit, spread)));
+    }
+    rows
+}
+
+/// The most live files against the fewest: by instructions, where they were counted, else by CPU time.
+fn checks(all: &[Series]) -> Vec<Check> {
+    let of = |series: &Series| {
+        let counted = median(series, |window| window.instructions);
+        let counted = counted.map(|spread| ("instructions", spread.median));
+        counted.or_else(|| Some(("CPU time", median(series, |w| Some(w.cpu_ns))?.median)))
+    };
+    let sheaf = || all.iter().filter(|series| series.target == Target::Sheaf);
+    let fewest = sheaf().min_by_key(|series| series.live);
+    let most = sheaf().max_by_key(|series| series.live);
+    let Some((fewest, most)) = fewest.zip(most).filter(|(a, b)| a.live < b.live) else {
+        return Vec::new();
+    };
+    let Some(((what, few), (_, many))) = of(fewest).zip(of(most)) else {
+        return Vec::new();
+    };
+    let name = format!(
+        "{what} of a pair, {} files against {}",
+        most.live, fewest.live
+    );
+    vec![Check::new(name, many / few, Comparison::AtMost, BAR)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_measured_and_leave_as_many_files() {
+        let home = tempfile::tempdir().unwrap();
+        let options = Options {
+            live: vec![20, 50],
+            pairs: 100,
+            per_dir: 7,
+            runs: 2,
+            against: Vec::new(),
+            storage: Storage::Dir(home.path().to_owned()),
+            memory: 256 << 20,
+        };
+        let report = run(&options, &|_| {}).unwrap();
+        let names = ["pairs", "instructions"];
+        assert!(
+            report
+                .rows
+                .iter()
+                .all(|row| names.contains(&row.name.as_str()))
+        );
+        assert!(
+            report
+                .rows
+                .iter()
+                .all(|row| row.median > 0.0 && row.runs == 2)
+        );
+        assert_eq!(report.rows[0].extra["pool"], 20);
+        assert_eq!(report.checks.len(), 1);
+        assert!(report.checks[0].value > 0.0);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn churning_keeps_the_number_of_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let side = Posix::new(dir.path(), None).unwrap();
+        let mut churn = Churn::fill(&side, 25, 10).unwrap();
+        churn.run(333).unwrap();
+        let mut files = 0;
+        for dir in &churn.directories {
+            files += std::fs::read_dir(&**dir).unwrap().count();
+        }
+        assert_eq!((churn.directories.len(), files), (3, 25));
+        let next = churn.next;
+        assert_eq!(next, 25 + 333);
+    }
+
+    #[test]
+    fn senseless_options_are_usage_errors() {
+        let options = Options {
+            live: vec![100],
+            pairs: 100,
+            per_dir: 100,
+            runs: 1,
+            against: vec![Target::SheafMount],
+            storage: Storage::Memory,
+            memory: 256 << 20,
+        };
+        assert!(matches!(options.check(), Err(Error::Usage(_))));
+        let none = Options {
+            live: Vec::new(),
+            against: Vec::new(),
+            ..options
+        };
+        assert!(matches!(none.check(), Err(Error::Usage(_))));
+    }
+}

@@ -1,0 +1,292 @@
+//! Bytes that reach the devices for each created file, in a steady state.
+//!
+//! 1. One thread makes empty files in folders of 1,000. Everything counts that the file system writes: journal, nodes or inodes,
+//!    directories, tables, allocation maps.
+//! 2. Sheaf decides itself when to commit and when to make a checkpoint. Its window begins at the end of a checkpoint and ends at
+//!    that of the last of so many later ones, so that each file's part of all of them is in it. What a file takes
+//!    does not depend on how fast files are made, but that commits are at least as frequent as their interval says.
+//! 3. A kernel file system makes as many files as Sheaf did in the same run, before the window and within it; its window
+//!    begins and ends with syncfs(2). What it then still has in its journal alone, and writes home when it becomes
+//!    read-only, is in an extra figure, as is what Sheaf's closing writes: it belongs to files of the window and of
+//!    before it in unknown parts.
+
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{major, minor};
+use serde_json::{Map, Value};
+
+use crate::contract::{Report, Row, Spread};
+use crate::meter::account_of;
+use crate::runner::Stop;
+use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::{Error, interrupt};
+
+const FILES_PER_FOLDER: u64 = 1000;
+/// What a file takes in the most generous of the file systems, with its part of directories.
+const FILE_BYTES: u64 = 1536;
+/// Files between two looks at the number of checkpoints.
+const LOOK: u64 = 50;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of Sheaf, in the window.
+    pub checkpoints: u64,
+    /// Most files that may be made; ends the run with an error.
+    pub most: u64,
+    pub runs: usize,
+    /// Besides Sheaf in this process.
+    pub against: Vec<Target>,
+    pub storage: Storage,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if !(3..=1000).contains(&self.checkpoints) {
+            return usage("--checkpoints takes a number from 3 to 1000");
+        }
+        if !(1000..=1_000_000_000).contains(&self.most) {
+            return usage("--most takes a number from 1000 to 1000000000");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
+            return usage("tmpfs writes to no device");
+        }
+        crate::target::only_kernels(&self.against)
+    }
+}
+
+struct Series {
+    target: Target,
+    /// Bytes for each file of each run.
+    bytes: Vec<f64>,
+    /// With what the end of its use wrote.
+    ended: Vec<f64>,
+    files: u64,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let bytes = options.most * FILE_BYTES + (1 << 30);
+    let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+    let targets = [Target::Sheaf]
+        .into_iter()
+        .chain(options.against.iter().cloned());
+    let series = |target| Series {
+        target,
+        bytes: Vec::new(),
+        ended: Vec::new(),
+        files: 0,
+    };
+    let mut all: Vec<Series> = targets.map(series).collect();
+    for run in 1..=options.runs {
+        let mut files = Made {
+            before: 0,
+            within: 0,
+        };
+        for series in &mut all {
+            let name = series.target.name();
+            progress(&format!("creates on {name}, run {run} of {}", options.runs));
+            let counts = match &series.target {
+                Target::Kernel(kernel) => on_kernel(&place, *kernel, &files),
+                _ => in_process(options, &place, &mut files),
+            };
+            let counts = counts.map_err(|error| error.on("written", &name))?;
+            let each = |bytes: u64| bytes as f64 / files.within as f64;
+            series.bytes.push(each(counts.synced));
+            series.ended.push(each(counts.ended));
+            series.files = files.within;
+        }
+    }
+    Ok(Report::new("written", rows(options, &all), Vec::new()))
+}
+
+/// Files of one run.
+struct Made {
+    before: u64,
+    within: u64,
+}
+
+/// Bytes from the start of a window to its end, and to the end of the use.
+struct Counts {
+    synced: u64,
+    ended: u64,
+}
+
+fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Counts, Error> {
+    let devices = place.array()?;
+    let side = InProcess::make(&devices.paths, options.memory)?;
+    let mut maker = Maker::new(&side);
+    let mut checkpoints_later = |count: u64| -> Result<u64, Error> {
+        let made = maker.made;
+        let until = side.newest_checkpoint() + count;
+        while side.newest_checkpoint() < until {
+            if maker.made + LOOK > options.most {
+                let most = options.most;
+                return Err(Error::Unable(format!(
+                    "{most} files make too few checkpoints: want more (--most), or give less memory (--cache-size)"
+                )));
+            }
+            maker.make(LOOK)?;
+        }
+        Ok(maker.made - made)
+    };
+    files.before = checkpoints_later(1)?;
+    let start = side.written_bytes();
+    files.within = checkpoints_later(options.checkpoints)?;
+    let synced = side.written_bytes() - start;
+    let ended = side.close_counting()? - start;
+    Ok(Counts { synced, ended })
+}
+
+fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Error> {
+    let all = files.before + files.within;
+    let folders = all.div_ceil(FILES_PER_FOLDER);
+    let mount = KernelMount::make(kernel, place, all + folders + 10_000)?;
+    let account = mounted_device(mount.path())?;
+    let side = Posix::new(mount.path(), None)?;
+    let mut maker = Maker::new(&side);
+    maker.make(files.before)?;
+    side.sync()?;
+    let start = account_of(&account)?;
+    maker.make(files.within)?;
+    side.sync()?;
+    let synced = account_of(&account)? - start;
+    drop(maker);
+    drop(side);
+    mount.make_read_only()?;
+    let ended = account_of(&account)? - start;
+    mount.close()?;
+    Ok(Counts { synced, ended })
+}
+
+/// The account of the block device below a mount.
+fn mounted_device(path: &Path) -> Result<PathBuf, Error> {
+    let mount = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    let (major, minor) = (major(mount.st_dev()), minor(mount.st_dev()));
+    Ok(PathBuf::from(format!(
+        "/sys/dev/block/{major}:{minor}/stat"
+    )))
+}
+
+/// Makes empty files, one after the other, in folders of 1,000.
+struct Maker<'s, S: Side> {
+    side: &'s S,
+    folder: Option<S::Dir>,
+    made: u64,
+    stop: Stop,
+}
+
+impl<'s, S: Side> Maker<'s, S> {
+    fn new(side: &'s S) -> Self {
+        Maker {
+            side,
+            folder: None,
+            made: 0,
+            stop: Stop::default(),
+        }
+    }
+
+    fn make(&mut self, count: u64) -> Result<(), Error> {
+        for _ in 0..count {
+            self.stop.check()?;
+            if self.made.is_multiple_of(FILES_PER_FOLDER) {
+                let name = format!("{:06}", self.made / FILES_PER_FOLDER);
+                self.folder = Some(self.side.make_dir(&self.side.root(), &name)?);
+            }
+            if let Some(folder) = &self.folder {
+                let name = format!("file{:03}", self.made % FILES_PER_FOLDER);
+                self.side.create(folder, &name)?;
+            }
+            self.made += 1;
+        }
+        Ok(())
+    }
+}
+
+fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
+    let row = |series: &Series| {
+        let spread = Spread::of(series.bytes.iter().copied());
+        let ended = Spread::of(series.ended.iter().copied());
+        let mut extra = Map::new();
+        extra.insert("files".to_owned(), Value::from(series.files));
+        extra.insert("checkpoints".to_owned(), Value::from(options.checkpoints));
+        extra.insert("ended_bytes_per_file".to_owned(), Value::from(ended.median));
+        Row {
+            name: "create".to_owned(),
+            target: series.target.name(),
+            threads: 1,
+            unit: "bytes/file",
+            median: spread.median,
+            min: spread.min,
+            max: spread.max,
+            runs: options.runs,
+            extra,
+        }
+    };
+    all.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(home: &Path) -> Options {
+        Options {
+            checkpoints: 3,
+            most: 200_000,
+            runs: 1,
+            against: Vec::new(),
+            storage: Storage::Dir(home.to_owned()),
+            memory: 24 << 20,
+        }
+    }
+
+    #[test]
+    fn checkpoints_come_by_themselves_and_all_bytes_count() {
+        let home = tempfile::tempdir().unwrap();
+        let report = run(&options(home.path()), &|_| {}).unwrap();
+        let [row] = &report.rows[..] else {
+            panic!("{} rows", report.rows.len());
+        };
+        // At least a record for each file, and its inode.
+        assert!(row.median > 200.0, "{row:?}");
+        assert!(row.extra["ended_bytes_per_file"].as_f64() >= Some(row.median));
+        assert!(row.extra["files"].as_u64() > Some(1000));
+    }
+
+    #[test]
+    fn too_few_files_for_the_window_are_an_error() {
+        let home = tempfile::tempdir().unwrap();
+        let few = Options {
+            most: 1000,
+            memory: 1 << 30,
+            ..options(home.path())
+        };
+        let error = run(&few, &|_| {}).unwrap_err();
+        assert!(error.to_string().contains("--most"), "{error}");
+    }
+
+    #[test]
+    fn senseless_options_are_usage_errors() {
+        let home = tempfile::tempdir().unwrap();
+        let refused = |options: Options| matches!(options.check(), Err(Error::Usage(_)));
+        assert!(!refused(options(home.path())));
+        assert!(refused(Options {
+            checkpoints: 2,
+            ..options(home.path())
+        }));
+        assert!(refused(Options {
+            against: vec![Target::Kernel(Kernel::Tmpfs)],
+            ..options(home.path())
+        }));
+    }
+}
