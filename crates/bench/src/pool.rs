@@ -342,7 +342,7 @@ mod tests {
         churn.run(333).unwrap();
         let mut files = 0;
         for dir in &churn.directories {
-            files += std::fs::read_dir(&**dir).unwrap().count();
+            files += std::fs::read_dir(dir.path()).unwrap().count();
         }
         assert_eq!((churn.directories.len(), files), (3, 25));
         let next = churn.next;

@@ -117,7 +117,7 @@ fn one_run(options: &Options, place: &Place, target: &Target) -> Result<(f64, f6
             let devices = place.array()?;
             let side = InProcess::make(&devices.paths, options.memory)?;
             let seconds = measure(options, &side, &|| {
-                let files = side.remove_all(side.root(), TREE, options.threads)?;
+                let files = side.remove_all(TREE, options.threads)?;
                 match files == options.files() {
                     true => Ok(()),
                     false => Err(Error::Unable(format!("{files} files were removed"))),

@@ -455,6 +455,9 @@ pub struct Fxmark {
     /// End a measurement when a thread has done its share of so many operations, too
     #[arg(long, value_name = "COUNT")]
     pub operations: Option<u64>,
+    /// Keep directories open, and make all calls but truncate relative to them, on all sides
+    #[arg(long)]
+    pub relative: bool,
     /// Memory that Sheaf may take in this process, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,

@@ -42,6 +42,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         storage: storage(&args.common),
         sheaf: this_program()?,
         memory: memory(args.cache_size),
+        relative: args.relative,
     };
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
 }

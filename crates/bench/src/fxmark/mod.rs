@@ -62,6 +62,8 @@ pub struct Options {
     pub sheaf: PathBuf,
     /// For all that Sheaf takes in this process, in bytes.
     pub memory: usize,
+    /// Calls are relative to open directories, on all sides.
+    pub relative: bool,
 }
 
 /// The workloads with these names, in any case; without names all.
@@ -162,7 +164,11 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             }
         }
     }
-    let rows: Vec<Row> = all.iter().map(row).collect();
+    let mut rows: Vec<Row> = all.iter().map(row).collect();
+    for row in &mut rows {
+        let relative = Value::from(options.relative);
+        row.extra.insert("relative".to_owned(), relative);
+    }
     let checks = checks(&rows);
     Ok(Report::new("fxmark", rows, checks))
 }
@@ -262,7 +268,7 @@ impl Bench<'_> {
             }
             Target::SheafMount => {
                 let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
-                let measured = subject.measure(&Posix::new(mount.path(), mount.daemon())?)?;
+                let measured = subject.measure(&self.posix(mount.path(), mount.daemon())?)?;
                 mount.close()?;
                 self.unmounted(measured)
             }
@@ -270,7 +276,7 @@ impl Bench<'_> {
             Target::Path(path) => {
                 let folder = Folder::make(path)?;
                 Ok(Outcome {
-                    measured: subject.measure(&Posix::new(&folder.0, None)?)?,
+                    measured: subject.measure(&self.posix(&folder.0, None)?)?,
                     unmounted: None,
                     io: None,
                 })
@@ -288,7 +294,10 @@ impl Bench<'_> {
 
     fn in_process(&self, subject: &Subject<'_>) -> Result<Outcome, Error> {
         let devices = self.place.array()?;
-        let fs = InProcess::make(&devices.paths, self.options.memory)?;
+        let mut fs = InProcess::make(&devices.paths, self.options.memory)?;
+        if self.options.relative {
+            fs = fs.relative()?;
+        }
         let io = fs.io();
         let measured = subject.measure(&fs)?;
         fs.close()?;
@@ -298,11 +307,19 @@ impl Bench<'_> {
         })
     }
 
+    fn posix(&self, root: &Path, daemon: Option<u32>) -> Result<Posix, Error> {
+        let side = Posix::new(root, daemon)?;
+        match self.options.relative {
+            true => side.relative(),
+            false => Ok(side),
+        }
+    }
+
     fn on_kernel(&self, kernel: Kernel, subject: &Subject<'_>) -> Result<Outcome, Error> {
         // Besides the pool there are the tree of MRPM, and directories.
         let files = subject.pool + subject.pool / 10 + 100_000;
         let mount = KernelMount::make(kernel, &self.place, files)?;
-        let measured = subject.measure(&Posix::new(mount.path(), None)?)?;
+        let measured = subject.measure(&self.posix(mount.path(), None)?)?;
         mount.close()?;
         self.unmounted(measured)
     }
@@ -484,6 +501,7 @@ mod tests {
             storage: Storage::Memory,
             sheaf: PathBuf::from("/no/such/program"),
             memory: 64 << 20,
+            relative: false,
         }
     }
 
@@ -523,6 +541,23 @@ mod tests {
             let image = dir.path().join(workload.name);
             device::create_image(&image, IMAGE).unwrap();
             InProcess::make(&[image], 64 << 20).unwrap()
+        });
+    }
+
+    /// In process and in a folder, where directories are open.
+    #[test]
+    fn every_workload_runs_relative_to_open_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        all_workloads(|workload| {
+            let image = dir.path().join(workload.name);
+            device::create_image(&image, IMAGE).unwrap();
+            let side = InProcess::make(&[image], 64 << 20).unwrap();
+            side.relative().unwrap()
+        });
+        all_workloads(|workload| {
+            let folder = dir.path().join(format!("{}-folder", workload.name));
+            std::fs::create_dir(&folder).unwrap();
+            Posix::new(&folder, None).unwrap().relative().unwrap()
         });
     }
 

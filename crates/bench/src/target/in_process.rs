@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::clock::process_cpu_ns;
 use device::{Array, OpenOptions};
 use format::geometry::{Geometry, GeometryOptions};
-use fs::{Caller, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
+use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
 
 use super::{Side, short};
 use crate::Error;
@@ -15,9 +15,26 @@ use crate::Error;
 /// Permission bits of what is made, as FxMark has them.
 const MODE: u32 = 0o700;
 
+/// A directory: by its number, and by a handle where calls are relative to open directories.
+#[derive(Clone)]
+pub struct Folder {
+    ino: Ino,
+    handle: Option<Arc<Dir>>,
+}
+
+impl Folder {
+    fn at(&self) -> At<'_> {
+        match &self.handle {
+            Some(dir) => At::from(&**dir),
+            None => At::from(self.ino),
+        }
+    }
+}
+
 /// An open file system.
 pub struct InProcess {
     fs: Arc<FileSystem>,
+    root: Folder,
     who: Caller,
     io: String,
     closed: bool,
@@ -40,12 +57,23 @@ impl InProcess {
         });
         let array = Arc::new(Array::assemble(opened, false)?);
         let fs = FileSystem::open(array, options)?;
+        let root = Folder {
+            ino: ROOT,
+            handle: None,
+        };
         Ok(InProcess {
             fs,
+            root,
             who: Caller::root(),
             io,
             closed: false,
         })
+    }
+
+    /// From now on directories are open, and calls go by their handles.
+    pub fn relative(mut self) -> Result<InProcess, Error> {
+        self.root.handle = Some(Arc::new(self.fs.open_dir(ROOT)?));
+        Ok(self)
     }
 
     /// Makes durable what was done, by a commit.
@@ -74,10 +102,12 @@ impl InProcess {
         written(self.fs.store().array())
     }
 
-    /// Removes a directory and all below it by up to `threads` threads; returns the files in it.
-    pub fn remove_all(&self, dir: Ino, name: &str, threads: usize) -> Result<u64, Error> {
+    /// Removes a directory of the root and all below it by up to `threads` threads; returns the files in it.
+    pub fn remove_all(&self, name: &str, threads: usize) -> Result<u64, Error> {
         let (name, progress) = (name.as_bytes(), |_| {});
-        let removed = self.fs.remove_all(&self.who, dir, name, threads, &progress);
+        let removed = self
+            .fs
+            .remove_all(&self.who, ROOT, name, threads, &progress);
         Ok(removed?.files)
     }
 
@@ -132,55 +162,70 @@ fn mkfs(paths: &[PathBuf]) -> Result<(), Error> {
 }
 
 impl Side for InProcess {
-    type Dir = Ino;
+    type Dir = Folder;
     type File = Arc<OpenFile>;
 
-    fn root(&self) -> Ino {
-        ROOT
+    fn root(&self) -> Folder {
+        self.root.clone()
     }
 
-    fn make_dir(&self, parent: &Ino, name: &str) -> Result<Ino, Error> {
-        let made = self.fs.mkdir(&self.who, *parent, name.as_bytes(), MODE)?;
-        Ok(made.ino)
-    }
-
-    fn create(&self, dir: &Ino, name: &str) -> Result<Arc<OpenFile>, Error> {
+    fn make_dir(&self, parent: &Folder, name: &str) -> Result<Folder, Error> {
         let name = name.as_bytes();
-        let made = self.fs.create(&self.who, *dir, name, MODE, libc::O_RDWR);
+        let ino = self.fs.mkdir(&self.who, parent.at(), name, MODE)?.ino;
+        let handle = match &self.root.handle {
+            Some(_) => Some(Arc::new(self.fs.open_dir(ino)?)),
+            None => None,
+        };
+        Ok(Folder { ino, handle })
+    }
+
+    fn create(&self, dir: &Folder, name: &str) -> Result<Arc<OpenFile>, Error> {
+        let name = name.as_bytes();
+        let made = self
+            .fs
+            .create(&self.who, dir.at(), name, MODE, libc::O_RDWR);
         Ok(made?.1)
     }
 
-    fn open(&self, dir: &Ino, name: &str) -> Result<Arc<OpenFile>, Error> {
-        let ino = self.fs.lookup(*dir, name.as_bytes())?.ino;
+    fn open(&self, dir: &Folder, name: &str) -> Result<Arc<OpenFile>, Error> {
+        let ino = self.fs.lookup(dir.at(), name.as_bytes())?.ino;
         Ok(self.fs.open_file(ino, libc::O_RDWR)?)
     }
 
-    fn unlink(&self, dir: &Ino, name: &str) -> Result<(), Error> {
-        Ok(self.fs.unlink(&self.who, *dir, name.as_bytes())?)
+    fn unlink(&self, dir: &Folder, name: &str) -> Result<(), Error> {
+        Ok(self.fs.unlink(&self.who, dir.at(), name.as_bytes())?)
     }
 
-    fn rename(&self, dir: &Ino, name: &str, new_dir: &Ino, new_name: &str) -> Result<(), Error> {
+    fn rename(
+        &self,
+        dir: &Folder,
+        name: &str,
+        new_dir: &Folder,
+        new_name: &str,
+    ) -> Result<(), Error> {
         let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
-        let renamed = self.fs.rename(&self.who, *dir, name, *new_dir, new_name, 0);
-        Ok(renamed.map(|_| ())?)
+        let renamed = self
+            .fs
+            .rename(&self.who, dir.at(), name, new_dir.at(), new_name, 0);
+        Ok(renamed?)
     }
 
-    fn stat(&self, dir: &Ino, path: &str) -> Result<u64, Error> {
-        let (mut at, mut size) = (*dir, 0);
-        for name in path.split('/') {
-            let attr = self.fs.lookup(at, name.as_bytes())?;
-            (at, size) = (attr.ino, attr.size);
+    fn stat(&self, dir: &Folder, path: &str) -> Result<u64, Error> {
+        let mut names = path.split('/').map(str::as_bytes);
+        let mut attr = self.fs.lookup(dir.at(), names.next().unwrap_or_default())?;
+        for name in names {
+            attr = self.fs.lookup(attr.ino, name)?;
         }
-        Ok(size)
+        Ok(attr.size)
     }
 
-    fn truncate(&self, dir: &Ino, name: &str, size: u64) -> Result<(), Error> {
-        let ino = self.fs.lookup(*dir, name.as_bytes())?.ino;
+    fn truncate(&self, dir: &Folder, name: &str, size: u64) -> Result<(), Error> {
+        let ino = self.fs.lookup(dir.at(), name.as_bytes())?.ino;
         Ok(self.fs.truncate(&self.who, ino, size)?)
     }
 
-    fn list(&self, dir: &Ino, each: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        Ok(self.fs.readdir(*dir, 0, &mut |_| each())?)
+    fn list(&self, dir: &Folder, each: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        Ok(self.fs.readdir(dir.at(), 0, &mut |_| each())?)
     }
 
     fn read(&self, file: &Arc<OpenFile>, offset: u64, buf: &mut [u8]) -> Result<(), Error> {

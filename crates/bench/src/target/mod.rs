@@ -25,7 +25,8 @@ pub use sheaf_mount::SheafMount;
 ///
 /// In this process a directory is an inode number, and each call is one of the file system's
 /// interface with (directory, name). On a mounted file system a directory is its path, and each
-/// call is one system call with the whole path, as FxMark makes it.
+/// call is one system call with the whole path, as FxMark makes it. Either side can be told to keep directories
+/// open, and to call relative to them: by handle, and by openat(2) and the like.
 pub trait Side: Sync {
     type Dir: Clone + Send + Sync;
     type File: Send + Sync;

@@ -1,14 +1,15 @@
-//! Any mounted file system, by the system calls that FxMark makes: with whole paths.
+//! Any mounted file system, by the system calls that FxMark makes: with whole paths; or by the same calls relative to
+//! open directories.
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
 
 use super::{Side, short};
 use crate::Error;
@@ -20,9 +21,22 @@ const LIST_BYTES: usize = 32 << 10;
 /// Clock ticks of /proc in a second; the kernel gives user space no other.
 const TICKS: u64 = 100;
 
+/// A directory: its path, and where calls are relative to open directories its descriptor.
+#[derive(Clone)]
+pub struct Folder {
+    path: Arc<str>,
+    opened: Option<Arc<OwnedFd>>,
+}
+
+impl Folder {
+    pub fn path(&self) -> &Path {
+        Path::new(&*self.path)
+    }
+}
+
 /// A folder of a mounted file system.
 pub struct Posix {
-    root: Arc<str>,
+    root: Folder,
     /// The process that serves it, whose CPU time counts.
     daemon: Option<u32>,
 }
@@ -39,16 +53,25 @@ fn join(into: &mut String, dir: &str, name: &str) {
     into.push_str(name);
 }
 
-/// Calls `body` with `dir/name`.
+/// Calls `body` with a directory and a path from there: with the open directory and the name, or with
+/// the whole path.
 fn at<T>(
-    dir: &str,
+    dir: &Folder,
     name: &str,
-    body: impl FnOnce(&str) -> rustix::io::Result<T>,
+    body: impl FnOnce(BorrowedFd<'_>, &str) -> rustix::io::Result<T>,
 ) -> Result<T, Error> {
+    if let Some(opened) = &dir.opened {
+        return Ok(body(opened.as_fd(), name)?);
+    }
     PATHS.with_borrow_mut(|(path, _)| {
-        join(path, dir, name);
-        Ok(body(path)?)
+        join(path, &dir.path, name);
+        Ok(body(CWD, path)?)
     })
+}
+
+fn open_dir(path: &str) -> Result<Arc<OwnedFd>, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(Arc::new(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
 impl Posix {
@@ -58,14 +81,25 @@ impl Posix {
             .to_str()
             .ok_or_else(|| Error::Usage(format!("{}: the path is not UTF-8", root.display())))?;
         Ok(Posix {
-            root: Arc::from(root),
+            root: Folder {
+                path: Arc::from(root),
+                opened: None,
+            },
             daemon,
         })
     }
 
-    fn open_with(&self, dir: &str, name: &str, flags: OFlags) -> Result<OwnedFd, Error> {
+    /// From now on directories are open, and calls are relative to them.
+    pub fn relative(mut self) -> Result<Posix, Error> {
+        self.root.opened = Some(open_dir(&self.root.path)?);
+        Ok(self)
+    }
+
+    fn open_with(&self, dir: &Folder, name: &str, flags: OFlags) -> Result<OwnedFd, Error> {
         let flags = flags | OFlags::RDWR | OFlags::CLOEXEC;
-        at(dir, name, |path| rustix::fs::open(path, flags, MODE))
+        at(dir, name, |dir, path| {
+            rustix::fs::openat(dir, path, flags, MODE)
+        })
     }
 }
 
@@ -83,60 +117,80 @@ fn process_ns(pid: u32) -> Result<u64, Error> {
 }
 
 impl Side for Posix {
-    type Dir = Arc<str>;
+    type Dir = Folder;
     type File = OwnedFd;
 
-    fn root(&self) -> Arc<str> {
-        Arc::clone(&self.root)
+    fn root(&self) -> Folder {
+        self.root.clone()
     }
 
-    fn make_dir(&self, parent: &Arc<str>, name: &str) -> Result<Arc<str>, Error> {
-        at(parent, name, |path| rustix::fs::mkdir(path, MODE))?;
-        Ok(Arc::from(format!("{parent}/{name}")))
+    fn make_dir(&self, parent: &Folder, name: &str) -> Result<Folder, Error> {
+        at(parent, name, |dir, path| {
+            rustix::fs::mkdirat(dir, path, MODE)
+        })?;
+        let path: Arc<str> = Arc::from(format!("{}/{name}", parent.path));
+        let opened = match &self.root.opened {
+            Some(_) => Some(open_dir(&path)?),
+            None => None,
+        };
+        Ok(Folder { path, opened })
     }
 
-    fn create(&self, dir: &Arc<str>, name: &str) -> Result<OwnedFd, Error> {
+    fn create(&self, dir: &Folder, name: &str) -> Result<OwnedFd, Error> {
         self.open_with(dir, name, OFlags::CREATE)
     }
 
-    fn open(&self, dir: &Arc<str>, name: &str) -> Result<OwnedFd, Error> {
+    fn open(&self, dir: &Folder, name: &str) -> Result<OwnedFd, Error> {
         self.open_with(dir, name, OFlags::empty())
     }
 
-    fn unlink(&self, dir: &Arc<str>, name: &str) -> Result<(), Error> {
-        at(dir, name, |path| rustix::fs::unlink(path))
+    fn unlink(&self, dir: &Folder, name: &str) -> Result<(), Error> {
+        at(dir, name, |dir, path| {
+            rustix::fs::unlinkat(dir, path, AtFlags::empty())
+        })
     }
 
     fn rename(
         &self,
-        dir: &Arc<str>,
+        dir: &Folder,
         name: &str,
-        new_dir: &Arc<str>,
+        new_dir: &Folder,
         new_name: &str,
     ) -> Result<(), Error> {
+        if let (Some(from), Some(to)) = (&dir.opened, &new_dir.opened) {
+            return Ok(rustix::fs::renameat(from, name, to, new_name)?);
+        }
         PATHS.with_borrow_mut(|(old, new)| {
-            join(old, dir, name);
-            join(new, new_dir, new_name);
+            join(old, &dir.path, name);
+            join(new, &new_dir.path, new_name);
             Ok(rustix::fs::rename(&**old, &**new)?)
         })
     }
 
-    fn stat(&self, dir: &Arc<str>, path: &str) -> Result<u64, Error> {
-        let stat = at(dir, path, |path| rustix::fs::stat(path))?;
+    fn stat(&self, dir: &Folder, path: &str) -> Result<u64, Error> {
+        let stat = at(dir, path, |dir, path| {
+            rustix::fs::statat(dir, path, AtFlags::empty())
+        })?;
         Ok(stat.st_size as u64)
     }
 
-    fn truncate(&self, dir: &Arc<str>, name: &str, size: u64) -> Result<(), Error> {
-        // rustix has truncate(2) for open files only.
-        at(dir, name, |path| {
+    fn truncate(&self, dir: &Folder, name: &str, size: u64) -> Result<(), Error> {
+        // There is no call for it relative to a directory, and rustix has truncate(2) for open files only.
+        PATHS.with_borrow_mut(|(path, _)| {
+            join(path, &dir.path, name);
             base::sys::truncate(Path::new(path), size)
                 .map_err(|e| rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO))
-        })
+        })?;
+        Ok(())
     }
 
-    fn list(&self, dir: &Arc<str>, each: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+    fn list(&self, dir: &Folder, each: &mut dyn FnMut() -> bool) -> Result<(), Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(&**dir, flags, Mode::empty())?;
+        // An open directory is opened anew, for a position of its own.
+        let opened = match &dir.opened {
+            Some(opened) => rustix::fs::openat(opened, ".", flags, Mode::empty())?,
+            None => rustix::fs::open(&*dir.path, flags, Mode::empty())?,
+        };
         let mut buffer = vec![MaybeUninit::uninit(); LIST_BYTES];
         let mut entries = RawDir::new(&opened, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -162,7 +216,7 @@ impl Side for Posix {
     }
 
     fn sync(&self) -> Result<(), Error> {
-        let root = Path::new(&*self.root);
+        let root = Path::new(&*self.root.path);
         let root = File::open(root).map_err(|e| Error::io(root, e))?;
         Ok(rustix::fs::syncfs(root)?)
     }
