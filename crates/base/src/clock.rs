@@ -55,6 +55,21 @@ impl Clock {
         }
     }
 
+    /// Wall-clock time of the last tick, as kernel file systems stamp files: 1 to 10 ms old, so
+    /// that many stamps are equal. A manual clock has no ticks.
+    pub fn now_coarse(&self) -> Timestamp {
+        match self {
+            Clock::Real(_) => {
+                let time = read(libc::CLOCK_REALTIME_COARSE);
+                Timestamp {
+                    sec: time.tv_sec.max(0),
+                    nsec: time.tv_nsec as u32,
+                }
+            }
+            Clock::Manual(_) => self.now(),
+        }
+    }
+
     /// Moves a manual clock forward. A real clock cannot be moved: this is a bug in the caller.
     pub fn advance(&self, by: Duration) {
         match self {
@@ -78,6 +93,11 @@ pub fn thread_cpu_ns() -> u64 {
 }
 
 fn cpu_ns(clock: libc::clockid_t) -> u64 {
+    let time = read(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn read(clock: libc::clockid_t) -> libc::timespec {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -86,5 +106,5 @@ fn cpu_ns(clock: libc::clockid_t) -> u64 {
     let done = unsafe { libc::clock_gettime(clock, &raw mut time) };
     // Every Linux has these clocks.
     debug_assert_eq!(done, 0);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    time
 }

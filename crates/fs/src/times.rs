@@ -1,5 +1,9 @@
 //! Timestamps. One floor for the whole file system: a stamp is never older than one handed
 //! out before, even when the machine's clock steps back.
+//!
+//! The clock is that of the machine's ticks, as kernel file systems have it, so the floor changes once a
+//! tick, and not with every operation of every core. Invariant: a stamp is handed out only when the
+//! floor has come to it.
 
 use crate::api::AtimePolicy;
 use crate::content::Inode;
@@ -10,6 +14,8 @@ const NS: i64 = 1_000_000_000;
 /// An access time older than this is renewed under the relative policy, in seconds.
 const ATIME_AGE: i64 = 24 * 60 * 60;
 
+/// On a cache line of its own.
+#[repr(align(128))]
 #[derive(Debug)]
 pub struct Times {
     clock: Clock,
@@ -27,10 +33,15 @@ impl Times {
 
     /// The time for a change that happens now.
     pub fn now(&self) -> Timestamp {
-        let now = self.clock.now();
+        let now = self.clock.now_coarse();
         let ns = now.sec.saturating_mul(NS).saturating_add(now.nsec as i64);
-        // Relaxed: the value is all that is shared; max makes it grow only.
-        let ns = self.floor.fetch_max(ns, Ordering::Relaxed).max(ns);
+        // Relaxed: the value is all that is shared, and it only grows: what was handed out before
+        // an operation began is seen by it, or something newer.
+        let floor = self.floor.load(Ordering::Relaxed);
+        let ns = match floor < ns {
+            true => self.floor.fetch_max(ns, Ordering::Relaxed).max(ns),
+            false => floor,
+        };
         Timestamp {
             sec: ns.div_euclid(NS),
             nsec: ns.rem_euclid(NS) as u32,
