@@ -6,6 +6,7 @@
 //! threads, locks and atomics. What is checked:
 //!
 //! - [`epoch`], [`staging`]: an epoch is gathered whole (journal, invariant 1);
+//! - [`sum`]: what is added to a sum is in it once;
 //! - [`ring`]: credits keep the ring from being overrun (journal, invariant 3);
 //! - [`commit`]: who waits for a commit goes on when it is durable, or has failed (invariants 4, 5);
 //! - [`totals`]: a block is promised once;
@@ -40,6 +41,9 @@ mod ring;
 #[cfg(test)]
 #[path = "../../crates/engine/src/staging.rs"]
 mod staging;
+#[cfg(test)]
+#[path = "../../crates/engine/src/sum.rs"]
+mod sum;
 #[cfg(test)]
 #[path = "../../crates/engine/src/totals.rs"]
 mod totals;

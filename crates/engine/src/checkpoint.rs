@@ -2,13 +2,17 @@
 //!
 //! One checkpoint runs at a time, beside all operations. Its steps (DESIGN §8):
 //!
-//! 1. close the epoch (E0), take all dirty lists, and fold what is pending in their nodes;
-//! 2. workers encode each dirty node under its shared lock and write packed segments;
+//! 1. close the epoch (E0), and take all dirty lists;
+//! 2. workers fold what is pending in each dirty node, encode it under its shared lock and write
+//!    packed segments;
 //! 3. make the journal durable through Ef, the newest epoch that an image can hold (R3);
 //! 4. enter the images into the node table, write changed table pages and the space tables,
 //!    flush;
 //! 5. write the record: **the commit point**;
 //! 6. free what only the old record reached, and move the journal's tail.
+//!
+//! Nodes are touched by the workers alone, in steps 2 and 6: what they are is written by the cores that
+//! use them, and one thread that fetches a line of each is slower than those cores are together.
 //!
 //! Invariants:
 //! 1. A node is on a dirty list, or being captured, from its first change until a durable record
@@ -26,19 +30,20 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
-use crate::node::{Body, State};
-use crate::op::{DirtyCell, Op};
+use crate::node::{Body, Cell, State};
+use crate::op::{Dirty, Op};
 use crate::segments::Packer;
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
 use crate::table::{Entry, PageSink};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
+use base::sync::Arc;
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
 use format::table::{LEAF_NIDS, REGION_LEAVES, SPACE_MAP_FIRST};
-use format::{BLOCK_SIZE, Damage, U32, U64};
+use format::{BLOCK_SIZE, Damage, Nid, U32, U64};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -60,8 +65,8 @@ pub(crate) struct CheckpointState {
 }
 
 /// An image, or a deletion, captured in step 2.
-struct Captured<C> {
-    cell: DirtyCell<C>,
+struct Captured {
+    nid: Nid,
     entry: Entry,
     /// Free blocks, for space maps that exist.
     free: Option<u32>,
@@ -126,20 +131,20 @@ impl<C: Content> Store<C> {
             // Nobody changes anything any more: no fold will follow the anchor.
             for list in &self.dirty {
                 let dirty = list.lock().clone();
-                self.fold(&dirty);
+                dirty.iter().for_each(|one| self.fold(&one.cell));
             }
         }
         let (e0, anchor) = self.journal.close_and_commit()?;
         let dirty = self.take_dirty();
-        self.fold(&dirty);
         report.nodes = dirty.len() as u64;
         if dirty.is_empty() && released.is_empty() && state.clean && clean {
             return Ok(());
         }
         let outcome = self.write_images(state, clean, released, report, (e0, anchor), &dirty);
-        if outcome.is_err() {
+        match outcome {
+            Ok(()) => self.release(dirty),
             // Invariant 1.
-            self.dirty[0].lock().extend(dirty);
+            Err(_) => self.dirty[0].lock().extend(dirty),
         }
         outcome
     }
@@ -152,7 +157,7 @@ impl<C: Content> Store<C> {
         released: &[u32],
         report: &mut CheckpointReport,
         (e0, anchor): (u64, Anchor),
-        dirty: &[DirtyCell<C>],
+        dirty: &[Dirty<C>],
     ) -> Result<(), Error> {
         let sequence = state.sequence + 1;
         // Step 2.
@@ -205,7 +210,6 @@ impl<C: Content> Store<C> {
         // Step 6.
         state.sequence = sequence;
         state.clean = clean;
-        drop(captured);
         self.journal.release(anchor.position, sequence);
         self.segments.find_free();
         self.space.chunks_freed(released);
@@ -229,7 +233,7 @@ impl<C: Content> Store<C> {
         record
     }
 
-    fn take_dirty(&self) -> Vec<DirtyCell<C>> {
+    fn take_dirty(&self) -> Vec<Dirty<C>> {
         let mut all = Vec::new();
         self.dirty_leaves.clear();
         for list in &self.dirty {
@@ -239,35 +243,31 @@ impl<C: Content> Store<C> {
             all.pop();
         }
         // Neighbouring nids share table pages, and are read together later.
-        all.sort_by_key(|cell| cell.header.nid);
+        all.sort_by_key(|one| one.nid);
         all
     }
 
     /// Invariant 4.
-    fn fold(&self, dirty: &[DirtyCell<C>]) {
-        for cell in dirty {
-            if cell.header.merges.load(Ordering::Relaxed) && !planted(Canary::MergesNotFolded) {
-                Op::fold(self, cell);
-            }
+    fn fold(&self, cell: &Arc<Cell<C>>) {
+        if cell.header.merges.load(Ordering::Relaxed) && !planted(Canary::MergesNotFolded) {
+            Op::fold(self, cell);
         }
     }
 
-    /// Encodes and writes the dirty nodes with N workers that share no lock but the
-    /// segment table's.
-    fn capture(
-        &self,
-        dirty: &[DirtyCell<C>],
-        sequence: u64,
-    ) -> Result<(Vec<Captured<C>>, u64), Error> {
+    /// Folds, encodes and writes the dirty nodes with N workers that share no lock but the
+    /// segment table's; what was captured comes in the order of `dirty`.
+    fn capture(&self, dirty: &[Dirty<C>], sequence: u64) -> Result<(Vec<Captured>, u64), Error> {
         let workers = self.options.workers.min(dirty.len() / 256 + 1);
         let share = dirty.len().div_ceil(workers).max(1);
-        let parts: Vec<&[DirtyCell<C>]> = dirty.chunks(share).collect();
+        let parts: Vec<&[Dirty<C>]> = dirty.chunks(share).collect();
         let results = self.fan_out(parts.len().max(1), |worker| {
             let mut packer =
                 Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
             let mut captured = Vec::new();
-            for cell in parts.get(worker).copied().unwrap_or_default() {
-                captured.push(self.capture_node(cell, &mut packer)?);
+            for one in parts.get(worker).copied().unwrap_or_default() {
+                base::trace::mark("capture");
+                self.fold(&one.cell);
+                captured.push(self.capture_node(&one.cell, &mut packer)?);
             }
             Ok::<_, Error>((captured, packer.finish()?))
         });
@@ -282,10 +282,9 @@ impl<C: Content> Store<C> {
 
     fn capture_node(
         &self,
-        cell: &DirtyCell<C>,
+        cell: &Arc<Cell<C>>,
         packer: &mut Packer<'_>,
-    ) -> Result<Captured<C>, Error> {
-        base::trace::mark("capture");
+    ) -> Result<Captured, Error> {
         let node = cell.read();
         if !cell.header.merges.load(Ordering::Relaxed) {
             // Under the shared lock no operation is between changing the node and marking it
@@ -315,10 +314,10 @@ impl<C: Content> Store<C> {
     /// Captures a node whose lock is held; `put` gets what encodes its image, if it has one.
     fn capture_state(
         &self,
-        cell: &DirtyCell<C>,
+        cell: &Arc<Cell<C>>,
         node: &State<C>,
         put: impl FnOnce(&mut dyn FnMut(&mut Vec<u8>)) -> Result<Place, Error>,
-    ) -> Result<Captured<C>, Error> {
+    ) -> Result<Captured, Error> {
         let nid = cell.header.nid;
         cell.header.dirty.store(false, Ordering::Release);
         let refund = cell.header.dirty_refund();
@@ -342,28 +341,24 @@ impl<C: Content> Store<C> {
             place,
             version: node.version,
         };
-        Ok(Captured {
-            cell: cell.clone(),
-            entry,
-            free,
-        })
+        Ok(Captured { nid, entry, free })
     }
 
     /// Enters captured images into the table; their predecessors are no longer live.
     fn enter(
         &self,
-        captured: &[Captured<C>],
+        captured: &[Captured],
         state: &mut CheckpointState,
         packer: &mut Packer<'_>,
     ) -> Result<(), Error> {
-        let leaf = |one: &Captured<C>| one.cell.header.nid.0 / LEAF_NIDS;
+        let leaf = |one: &Captured| one.nid.0 / LEAF_NIDS;
         let mut replaced = Vec::with_capacity(captured.len());
         for run in captured.chunk_by(|a, b| leaf(a) == leaf(b)) {
-            let entries = run.iter().map(|one| (one.cell.header.nid, one.entry));
+            let entries = run.iter().map(|one| (one.nid, one.entry));
             replaced.append(&mut self.table.set(&entries.collect::<Vec<_>>())?);
         }
         for (one, replaced) in captured.iter().zip(replaced) {
-            let nid = one.cell.header.nid;
+            let nid = one.nid;
             let Some(replaced) = replaced else {
                 // The nid was used again and its newer node captured as well.
                 packer.discard(one.entry.place);

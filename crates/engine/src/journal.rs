@@ -111,7 +111,8 @@ pub(crate) struct Resume {
 }
 
 impl Journal {
-    pub fn new(array: Arc<Array>, shards: usize, resume: Resume) -> Journal {
+    /// `staged_slack`: by how many bytes [`staged`](Self::staged) may be too small.
+    pub fn new(array: Arc<Array>, shards: usize, staged_slack: u64, resume: Resume) -> Journal {
         let geometry: &Geometry = array.geometry();
         let (base, size) = (geometry.journal_start.byte(), geometry.journal_bytes());
         let align = geometry.journal_align as u64;
@@ -123,7 +124,7 @@ impl Journal {
             align,
             uuid,
             mount_id: resume.mount_id,
-            staging: Staging::new(resume.epoch, shards),
+            staging: Staging::new(resume.epoch, shards, staged_slack),
             ring: Ring::new(size, resume.anchor.position, SLACK),
             commits: Commits::new(resume.epoch - 1, resume.anchor.sequence - 1),
             checkpoint_sequence: AtomicU64::new(resume.checkpoint_sequence),
@@ -198,7 +199,7 @@ impl Journal {
         self.ring.outstanding()
     }
 
-    /// Bytes of memory that records waiting for a commit take.
+    /// Bytes of memory that records waiting for a commit take, roughly.
     pub fn staged(&self) -> u64 {
         self.staging.bytes()
     }

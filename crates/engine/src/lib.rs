@@ -32,7 +32,7 @@ mod space;
 mod space_map;
 mod staging;
 mod store;
-mod sum;
+pub mod sum;
 mod table;
 mod threads;
 mod totals;

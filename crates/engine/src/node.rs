@@ -15,6 +15,7 @@ use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use base::sync::{Arc, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
+use base::thread::current_cpu;
 use format::item::ItemKind;
 use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
 use format::{Damage, Nid};
@@ -300,11 +301,14 @@ pub(crate) struct NodeCache<C> {
 
 /// Nids that are neighbours.
 const NEIGHBOURS: usize = 4;
+/// Shards for each core: so many that two cores seldom meet in one.
+const SHARDS: usize = 64;
 /// Part of the limit by which the charges may be wrong.
 const SLACK: usize = 64;
 
 impl<C: Content> NodeCache<C> {
-    pub fn new(shards: usize, limit: usize) -> Self {
+    /// A cache for so many cores.
+    pub fn new(cores: usize, limit: usize) -> Self {
         let shard = |i| {
             let shard = Shard {
                 cells: NidMap::default(),
@@ -312,10 +316,10 @@ impl<C: Content> NodeCache<C> {
             };
             Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
         };
-        let shards = shards.next_power_of_two();
+        let shards = (cores * SHARDS).next_power_of_two();
         NodeCache {
             shards: (0..shards).map(shard).collect(),
-            bytes: Sum::new(shards, (limit / SLACK) as i64),
+            bytes: Sum::new(cores, (limit / SLACK) as i64),
             limit: limit as i64,
         }
     }
@@ -387,8 +391,8 @@ impl<C: Content> NodeCache<C> {
             Some(old) => charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64,
             None => shard.clock.push_back(nid.0),
         }
-        self.bytes.add(at, charge);
-        self.make_room(at, &mut shard);
+        self.bytes.add(current_cpu(), charge);
+        self.make_room(&mut shard);
     }
 
     /// Inserts a cell just read, unless another is there already or `still_current` says
@@ -410,8 +414,8 @@ impl<C: Content> NodeCache<C> {
         let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
         shard.cells.insert(nid.0, Arc::clone(&cell));
         shard.clock.push_back(nid.0);
-        self.bytes.add(at, bytes);
-        self.make_room(at, &mut shard);
+        self.bytes.add(current_cpu(), bytes);
+        self.make_room(&mut shard);
         Some(cell)
     }
 
@@ -425,7 +429,7 @@ impl<C: Content> NodeCache<C> {
         match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
             Ok(before) => {
                 let grown = now as i64 - before as i64;
-                self.bytes.add(self.shard_of(cell.header.nid), grown);
+                self.bytes.add(current_cpu(), grown);
                 grown
             }
             Err(_) => 0,
@@ -433,7 +437,7 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
-    fn make_room(&self, at: usize, shard: &mut Shard<C>) {
+    fn make_room(&self, shard: &mut Shard<C>) {
         let mut looks = 16;
         while self.bytes.about() > self.limit && looks > 0 {
             looks -= 1;
@@ -448,8 +452,8 @@ impl<C: Content> NodeCache<C> {
                 && !header.dirty.load(Ordering::Acquire)
                 && !header.recent.swap(false, Ordering::Relaxed);
             if idle {
-                self.bytes
-                    .add(at, -(header.bytes.load(Ordering::Relaxed) as i64));
+                let bytes = header.bytes.load(Ordering::Relaxed) as i64;
+                self.bytes.add(current_cpu(), -bytes);
                 shard.cells.remove(&nid);
             } else {
                 shard.clock.push_back(nid);

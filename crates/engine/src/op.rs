@@ -677,5 +677,19 @@ impl<C: Content> Drop for Op<'_, C> {
     }
 }
 
-/// Used by the cache of dirty cells.
-pub(crate) type DirtyCell<C> = Arc<Cell<C>>;
+/// An entry of a dirty list. With the nid, so that a checkpoint sorts them and enters their images into
+/// the node table without a look at cells that other cores have written.
+#[derive(Debug)]
+pub(crate) struct Dirty<C> {
+    pub nid: Nid,
+    pub cell: Arc<Cell<C>>,
+}
+
+impl<C> Clone for Dirty<C> {
+    fn clone(&self) -> Self {
+        Dirty {
+            nid: self.nid,
+            cell: Arc::clone(&self.cell),
+        }
+    }
+}

@@ -16,6 +16,7 @@ use crate::batches::Run;
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, new_cell, suits};
+use crate::op::Dirty;
 use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
@@ -190,9 +191,8 @@ impl<C: Content> Store<C> {
 
     /// Tells the allocators of nids and of space what replay made of the nodes (invariant 3).
     fn adopt_replayed(&self, damages: &Damages, report: &mut RecoveryReport) -> Result<(), Error> {
-        let cells = self.dirty[0].lock().clone();
-        for cell in cells {
-            let nid = cell.header.nid;
+        let dirty = self.dirty[0].lock().clone();
+        for Dirty { nid, cell } in dirty {
             let newest = self.nodes.get(nid);
             if damages.contains_key(&nid.0) || !newest.is_some_and(|n| Arc::ptr_eq(&n, &cell)) {
                 continue;

@@ -424,8 +424,8 @@ impl<C: Content> Salvage<C> {
         store.nids = Nids::new(shards, free);
         // What is in memory only, and nids that were just given up, are not given out.
         let dirty = store.dirty.iter().flat_map(|list| list.lock().clone());
-        for cell in dirty.collect::<Vec<_>>() {
-            store.nids.recover(cell.header.nid, true, &*store)?;
+        for one in dirty.collect::<Vec<_>>() {
+            store.nids.recover(one.nid, true, &*store)?;
         }
         Ok(())
     }

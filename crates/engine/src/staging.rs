@@ -5,10 +5,10 @@
 //!    and its pins are gone. So a batch holds all records of its epoch, and no others.
 //! 2. Only two staging slots exist: epoch e+2 opens after e was gathered, because one caller at a
 //!    time closes and gathers.
-//! 3. `bytes` is the payload of all staging slots.
+//! 3. `bytes` is the payload of all staging slots, less what shards have added and not handed over.
 
 use crate::epoch::{EpochPin, OpenEpoch, Pins};
-use base::atomic::{AtomicU64, Ordering};
+use crate::sum::Sum;
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 
@@ -60,6 +60,7 @@ impl Records {
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     shard: &'a Shard,
+    number: usize,
     pin: EpochPin<'a>,
 }
 
@@ -73,11 +74,12 @@ impl Pin<'_> {
 pub(crate) struct Staging {
     epoch: OpenEpoch,
     shards: Vec<Shard>,
-    bytes: AtomicU64,
+    bytes: Sum,
 }
 
 impl Staging {
-    pub fn new(epoch: u64, shards: usize) -> Staging {
+    /// Staging for so many shards, with [`bytes`](Self::bytes) at most `slack` too small.
+    pub fn new(epoch: u64, shards: usize, slack: u64) -> Staging {
         let shard = |i| Shard {
             pins: Pins::new(),
             staged: Mutex::keyed(rank::STAGING, i as u64, Default::default()),
@@ -85,7 +87,7 @@ impl Staging {
         Staging {
             epoch: OpenEpoch::new(epoch),
             shards: (0..shards).map(shard).collect(),
-            bytes: AtomicU64::new(0),
+            bytes: Sum::new(shards, slack as i64),
         }
     }
 
@@ -94,38 +96,39 @@ impl Staging {
         self.epoch.get()
     }
 
-    /// Bytes of memory that staged records take.
+    /// Bytes of memory that staged records take, roughly.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.about().max(0) as u64
     }
 
     /// Pins the open epoch. Nothing may block until the pin is dropped.
     pub fn pin(&self, shard: usize) -> Pin<'_> {
-        let shard = &self.shards[shard % self.shards.len()];
+        let number = shard % self.shards.len();
+        let shard = &self.shards[number];
         let pin = self.epoch.pin(&shard.pins);
-        Pin { shard, pin }
+        Pin { shard, number, pin }
     }
 
     /// Stages a record under a pin (invariant 1).
     pub fn push(&self, pin: &Pin<'_>, record: &[u8]) {
         let mut staged = pin.shard.staged.lock();
         staged[(pin.epoch() % 2) as usize].push(record);
-        self.bytes.fetch_add(record.len() as u64, Ordering::Relaxed);
+        self.bytes.add(pin.number, record.len() as i64);
     }
 
     /// Closes the open epoch and takes its records. One caller at a time (invariant 2).
     pub fn close(&self) -> (u64, Records) {
         let epoch = self.epoch.close();
         let mut all = Records::default();
-        for shard in &self.shards {
+        for (number, shard) in self.shards.iter().enumerate() {
             if !planted(Canary::PinsIgnored) {
                 shard.pins.wait(epoch);
             }
             let staged = std::mem::take(&mut shard.staged.lock()[(epoch % 2) as usize]);
+            self.bytes.add(number, -(staged.payload() as i64));
             all.pieces.extend(staged.pieces);
             all.count += staged.count;
         }
-        self.bytes.fetch_sub(all.payload(), Ordering::Relaxed);
         (epoch, all)
     }
 }

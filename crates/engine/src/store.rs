@@ -7,7 +7,7 @@ use crate::items::read_node;
 use crate::journal::{Journal, Resume};
 use crate::nids::{LeafNids, NidSource, Nids};
 use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
-use crate::op::{DirtyCell, Epoch, FreshNid, Need, Op, Promise, Reservation};
+use crate::op::{Dirty, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
 use crate::sum::{Padded, Sum};
@@ -98,7 +98,7 @@ pub struct Store<C: Content> {
     pub(crate) journal: Journal,
     pub(crate) table: Table,
     pub(crate) segments: Segments,
-    pub(crate) dirty: Vec<Padded<Mutex<Vec<DirtyCell<C>>>>>,
+    pub(crate) dirty: Vec<Padded<Mutex<Vec<Dirty<C>>>>>,
     pub(crate) dirty_bytes: Sum,
     pub(crate) dirty_leaves: DirtyLeaves,
     pub(crate) dirty_limit: i64,
@@ -254,10 +254,15 @@ impl<C: Content> Store<C> {
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Store {
-            nodes: NodeCache::new(options.shards * 8, options.node_cache_bytes),
+            nodes: NodeCache::new(options.shards, options.node_cache_bytes),
             nids: Nids::new(options.shards, parts.free_nids),
             space: Space::new(geometry, options.shards, parts.chunks, reserve),
-            journal: Journal::new(Arc::clone(&array), options.shards, parts.resume),
+            journal: Journal::new(
+                Arc::clone(&array),
+                options.shards,
+                options.staging_bytes as u64 / 8,
+                parts.resume,
+            ),
             table: parts.table,
             segments: Segments::new(geometry, parts.live),
             dirty: (0..options.shards).map(dirty_list).collect(),
@@ -591,6 +596,24 @@ impl<C: Content> Store<C> {
         });
     }
 
+    /// Lets go of nodes that were captured, on the store's threads and the caller's: each count
+    /// of references is one that another core has written.
+    pub(crate) fn release(&self, mut dirty: Vec<Dirty<C>>) {
+        let share = dirty.len().div_ceil(self.options.workers).max(256);
+        let mut parts = Vec::new();
+        while !dirty.is_empty() {
+            parts.push(dirty.split_off(dirty.len().saturating_sub(share)));
+        }
+        let release = |part: &mut Vec<Dirty<C>>| {
+            for one in part.drain(..) {
+                base::trace::mark("release");
+                drop(one);
+            }
+        };
+        self.pool.run(&mut parts, &release, None);
+        base::trace::mark("released");
+    }
+
     /// Runs `work(i)` for `i` in `0..parts` on the store's threads and the caller's. A part waits
     /// for no other part that may not have begun: there may be one thread for all. Nothing is
     /// locked.
@@ -656,7 +679,7 @@ impl<C: Content> Store<C> {
         }
     }
 
-    pub(crate) fn mark_dirty(&self, shard: usize, cell: &DirtyCell<C>) {
+    pub(crate) fn mark_dirty(&self, shard: usize, cell: &base::sync::Arc<Cell<C>>) {
         if cell.header.dirty.load(Ordering::Acquire) {
             return;
         }
@@ -667,7 +690,10 @@ impl<C: Content> Store<C> {
             if cell.header.dirty.swap(true, Ordering::AcqRel) {
                 return;
             }
-            list.push(cell.clone());
+            list.push(Dirty {
+                nid: cell.header.nid,
+                cell: cell.clone(),
+            });
         }
         let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
         self.dirty_bytes.add(shard, bytes);

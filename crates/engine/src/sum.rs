@@ -1,4 +1,4 @@
-//! A sum that many cores add to, each in memory of its own for as long as it can.
+//! A sum that many cores add to, each in memory of its own for as long as it can. Tested in `tests/sum.rs`.
 //!
 //! Invariant: what shards have not handed over is less than `batch` each, so `about` differs from
 //! `exact` by less than the number of shards times that.
@@ -9,7 +9,7 @@ use std::ops::Deref;
 /// Something of one core's, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Padded<T>(pub T);
+pub struct Padded<T>(pub T);
 
 impl<T> Deref for Padded<T> {
     type Target = T;
@@ -18,8 +18,9 @@ impl<T> Deref for Padded<T> {
     }
 }
 
+/// A sum in parts; see the module's head.
 #[derive(Debug)]
-pub(crate) struct Sum {
+pub struct Sum {
     parts: Box<[Padded<AtomicI64>]>,
     total: AtomicI64,
     batch: i64,
@@ -29,12 +30,13 @@ impl Sum {
     /// A sum of `shards` parts, of which `about` may be `slack` away.
     pub fn new(shards: usize, slack: i64) -> Sum {
         Sum {
-            parts: (0..shards).map(|_| Padded::default()).collect(),
+            parts: (0..shards).map(|_| Padded(AtomicI64::new(0))).collect(),
             total: AtomicI64::new(0),
             batch: (slack / shards as i64).max(1),
         }
     }
 
+    /// Adds `value` to the part of a shard.
     pub fn add(&self, shard: usize, value: i64) {
         let part = &self.parts[shard % self.parts.len()];
         let now = part.fetch_add(value, Ordering::Relaxed) + value;
@@ -44,6 +46,7 @@ impl Sum {
         }
     }
 
+    /// The sum but for what the parts have not handed over.
     pub fn about(&self) -> i64 {
         self.total.load(Ordering::Relaxed)
     }
@@ -52,34 +55,5 @@ impl Sum {
     pub fn exact(&self) -> i64 {
         let parts = self.parts.iter().map(|part| part.load(Ordering::Relaxed));
         self.about() + parts.sum::<i64>()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_added_is_lost_and_the_slack_is_kept() {
-        let sum = Sum::new(4, 1000);
-        base::thread::parallel(4, |shard| {
-            let mut rng = base::rng::Rng::new(shard as u64);
-            for _ in 0..10_000 {
-                sum.add(shard + rng.below(2) as usize, rng.below(100) as i64);
-                sum.add(shard, -(rng.below(90) as i64));
-            }
-            // Takes out what it added, within the slack.
-            let mut rng = base::rng::Rng::new(shard as u64);
-            for _ in 0..10_000 {
-                rng.below(2);
-                sum.add(shard, -(rng.below(100) as i64));
-                sum.add(shard, rng.below(90) as i64);
-            }
-        });
-        assert_eq!(sum.exact(), 0);
-        assert!(sum.about().abs() < 1000, "{}", sum.about());
-        sum.add(7, 2500);
-        assert_eq!(sum.exact(), 2500);
-        assert!((sum.about() - 2500).abs() < 1000, "{}", sum.about());
     }
 }

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::finding::{Findings, Object, Severity};
 use crate::items::{node_in, read_node};
 use crate::node::Body;
-use crate::op::DirtyCell;
+use crate::op::Dirty;
 use crate::space::ChunkState;
 use crate::space_map::SpaceMap;
 use crate::store::Store;
@@ -145,7 +145,7 @@ impl<C: Content> Store<C> {
         let pages = self.table.regions_on_devices().into_iter();
         let mut regions: Vec<u64> = pages.map(|(region, _)| region).collect();
         let replayed = self.replayed();
-        regions.extend(replayed.iter().map(|cell| cell.header.nid.0 / REGION_NIDS));
+        regions.extend(replayed.iter().map(|one| one.nid.0 / REGION_NIDS));
         let unreplayed = self.unreplayed.keys();
         regions.extend(unreplayed.map(|nid| nid / REGION_NIDS));
         regions.sort_unstable();
@@ -171,7 +171,7 @@ impl<C: Content> Store<C> {
     }
 
     /// The nodes that replay changed (invariant 1).
-    fn replayed(&self) -> Vec<DirtyCell<C>> {
+    fn replayed(&self) -> Vec<Dirty<C>> {
         let lists = self.dirty.iter();
         lists.flat_map(|list| list.lock().clone()).collect()
     }
@@ -264,8 +264,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 self.visitor.unreadable(Nid(*nid));
             }
         }
-        for cell in self.store.replayed() {
-            let nid = cell.header.nid;
+        for Dirty { nid, cell } in self.store.replayed() {
             if (self.wanted)(nid) {
                 let state = cell.read();
                 self.show(nid, state.version, &state.body);

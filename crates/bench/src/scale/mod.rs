@@ -425,7 +425,11 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
         );
         put(
             &format!("{name}_parallel_ns"),
-            job.parts.iter().map(|part| computed(part)).sum(),
+            job.parts
+                .iter()
+                .chain(&job.last)
+                .map(|part| computed(part))
+                .sum(),
         );
     }
     let recorded: usize = trace.threads.iter().map(Vec::len).sum();

@@ -123,13 +123,14 @@ enum Work {
         step: usize,
     },
     Idle,
-    /// A job's serial part.
+    /// A job's serial part; `last`: that after the first parts.
     Serial {
-        after: bool,
+        last: bool,
         step: usize,
     },
-    /// Parts of a job that are this thread's.
+    /// Parts of a job that are this thread's, of the first or of the last ones.
     Parts {
+        last: bool,
         part: usize,
         end: usize,
         step: usize,
@@ -180,6 +181,14 @@ struct Run<'a> {
     from: Option<Time>,
     to: Option<Time>,
     spent: Spent,
+}
+
+/// The parts after one of a job's serial parts.
+fn parts_of(job: &Job, last: bool) -> &[Vec<Step>] {
+    match last {
+        true => &job.last,
+        false => &job.parts,
+    }
 }
 
 fn bit(core: usize) -> Cores {
@@ -300,11 +309,16 @@ impl<'a> Run<'a> {
             (Work::Operation { operation, step }, _) => {
                 self.trace.threads[thread][*operation].get(*step).copied()
             }
-            (Work::Serial { after, step }, Some(job)) => match after {
+            (Work::Serial { last, step }, Some(job)) => match last {
                 true => of(job).after.get(*step).copied(),
                 false => of(job).before.get(*step).copied(),
             },
-            (Work::Parts { part, step, .. }, Some(job)) => of(job).parts[*part].get(*step).copied(),
+            (
+                Work::Parts {
+                    last, part, step, ..
+                },
+                Some(job),
+            ) => parts_of(of(job), *last)[*part].get(*step).copied(),
             _ => None,
         }
     }
@@ -570,16 +584,19 @@ impl<'a> Run<'a> {
         match self.threads[thread].work {
             Work::Operation { .. } => self.end_operation(thread, now),
             Work::Idle => {}
-            Work::Parts { part, end, .. } if part + 1 < end => {
+            Work::Parts {
+                last, part, end, ..
+            } if part + 1 < end => {
                 self.threads[thread].work = Work::Parts {
+                    last,
                     part: part + 1,
                     end,
                     step: 0,
                 };
                 self.at(now, thread);
             }
-            Work::Parts { .. } => self.end_parts(thread, now),
-            Work::Serial { after, .. } => self.end_serial(thread, after, now),
+            Work::Parts { last, .. } => self.end_parts(thread, last, now),
+            Work::Serial { last, .. } => self.end_serial(thread, last, now),
         }
     }
 
@@ -634,24 +651,25 @@ impl<'a> Run<'a> {
         leader.running = true;
         let thread = leader.helpers[0];
         self.threads[thread].work = Work::Serial {
-            after: false,
+            last: false,
             step: 0,
         };
         self.at(now, thread);
     }
 
-    fn end_serial(&mut self, thread: usize, after: bool, now: Time) {
+    fn end_serial(&mut self, thread: usize, last: bool, now: Time) {
         let Some(job) = self.threads[thread].job else {
             return;
         };
-        let parts = self.trace.jobs[job].parts.len();
-        if !after && parts > 0 {
+        let parts = parts_of(&self.trace.jobs[job], last).len();
+        if parts > 0 {
             let helpers = self.leaders[job].helpers.clone();
             self.leaders[job].busy = helpers.len();
             for (i, helper) in helpers.iter().enumerate() {
                 let begin = parts * i / helpers.len();
                 let end = parts * (i + 1) / helpers.len();
                 self.threads[*helper].work = Work::Parts {
+                    last,
                     part: begin,
                     end,
                     step: 0,
@@ -660,9 +678,14 @@ impl<'a> Run<'a> {
             }
             return;
         }
-        if !after {
+        self.end_stage(thread, job, last, now);
+    }
+
+    /// A serial part and the parts that follow it are done.
+    fn end_stage(&mut self, thread: usize, job: usize, last: bool, now: Time) {
+        if !last {
             self.threads[thread].work = Work::Serial {
-                after: true,
+                last: true,
                 step: 0,
             };
             return self.at(now, thread);
@@ -676,7 +699,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn end_parts(&mut self, thread: usize, now: Time) {
+    fn end_parts(&mut self, thread: usize, last: bool, now: Time) {
         self.threads[thread].work = Work::Idle;
         let Some(job) = self.threads[thread].job else {
             return;
@@ -685,11 +708,7 @@ impl<'a> Run<'a> {
         leader.busy -= 1;
         if leader.busy == 0 {
             let first = leader.helpers[0];
-            self.threads[first].work = Work::Serial {
-                after: true,
-                step: 0,
-            };
-            self.at(now, first);
+            self.end_stage(first, job, last, now);
         }
     }
 }

@@ -55,6 +55,8 @@ pub struct Job {
     /// Parts that many threads do at once.
     pub parts: Vec<Vec<Step>>,
     pub after: Vec<Step>,
+    /// Parts that many threads do at once after that.
+    pub last: Vec<Vec<Step>>,
 }
 
 /// What the model replays.
@@ -425,29 +427,31 @@ fn picoseconds(ns: f64) -> Time {
     (ns * 1000.0).round() as Time
 }
 
-/// Cuts a job at its marks: each `capture` begins a part, `captured` what follows them all.
+/// Cuts a job at its marks: each `capture` begins a part, `captured` what follows them all; each `release`
+/// begins a part of the last ones, and after `released` nothing follows that takes time.
 fn job(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Job {
     let is = |raw: &Raw, part| matches!(raw, Raw::Mark(name) if *name == part);
     let cut = |from: usize, to: usize| lower(&raw[from..to], lines, locks);
-    let starts: Vec<usize> = (0..raw.len()).filter(|&i| is(&raw[i], "capture")).collect();
-    let (Some(&first), Some(end)) = (
-        starts.first(),
-        raw.iter().position(|step| is(step, "captured")),
-    ) else {
+    let all = |part| -> Vec<usize> { (0..raw.len()).filter(|&i| is(&raw[i], part)).collect() };
+    let first_of = |part| raw.iter().position(|step| is(step, part));
+    let parts = |starts: &[usize], end: usize| -> Vec<Vec<Step>> {
+        let ends = starts.iter().skip(1).copied().chain([end]);
+        let bounds = starts.iter().zip(ends);
+        bounds.map(|(&from, to)| cut(from, to)).collect()
+    };
+    let (starts, last) = (all("capture"), all("release"));
+    let (Some(&first), Some(end)) = (starts.first(), first_of("captured")) else {
         return Job {
             before: cut(0, raw.len()),
             ..Job::default()
         };
     };
-    let ends = starts.iter().skip(1).copied().chain([end]);
+    let released = first_of("released").unwrap_or(raw.len());
     Job {
         before: cut(0, first),
-        parts: starts
-            .iter()
-            .zip(ends)
-            .map(|(&from, to)| cut(from, to))
-            .collect(),
-        after: cut(end, raw.len()),
+        parts: parts(&starts, end),
+        after: cut(end, last.first().copied().unwrap_or(released)),
+        last: parts(&last, released),
     }
 }
 
@@ -575,9 +579,12 @@ mod tests {
             event(610, Mark, 0, "capture"),
             event(630, Mark, 0, "capture"),
             event(650, Mark, 0, "captured"),
+            event(680, Mark, 0, "release"),
+            event(690, Mark, 0, "release"),
+            event(710, Mark, 0, "released"),
         ];
         let mut job = span(Owner::Job(0), events);
-        job.end = 680;
+        job.end = 710;
         let trace = steps(&[job], 0, 1, PLAIN);
         let device = Step::Device {
             bytes: 4096,
@@ -587,6 +594,7 @@ mod tests {
             before: vec![Step::Compute(10_000), device, Step::Compute(10_000)],
             parts: vec![vec![Step::Compute(20_000)], vec![Step::Compute(20_000)]],
             after: vec![Step::Compute(30_000)],
+            last: vec![vec![Step::Compute(10_000)], vec![Step::Compute(20_000)]],
         };
         assert_eq!(trace.jobs, [expected]);
     }

@@ -71,7 +71,7 @@ impl<C: Content> Salvage<C> {
             // It has its place in the lock order for life: another takes over.
             for list in &self.store.dirty {
                 list.lock()
-                    .retain(|other| !base::sync::Arc::ptr_eq(other, &cell));
+                    .retain(|other| !base::sync::Arc::ptr_eq(&other.cell, &cell));
             }
         }
         self.adopt(nid, version, body);
