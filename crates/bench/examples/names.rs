@@ -1,0 +1,134 @@
+//! One kind of change of names in a file system in this process, by one thread.
+//!
+//!     names FOLDER create|unlink|rename|write COUNT [CONTROL ACKNOWLEDGE]
+//!
+//! As FxMark's MWCL, MWUL and MWRL have it: empty files are made in a directory, or unlinked from
+//! it in the order in which they were made, or one file gets a new name again and again; `write`
+//! makes files of 4 KiB. What is counted ends with a sync of the file system; CONTROL and
+//! ACKNOWLEDGE are the pipes of `perf stat --delay=-1 --control fifo:CONTROL,ACKNOWLEDGE`.
+
+use std::error::Error;
+use std::fs::{File, OpenOptions as Open};
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use device::{Array, OpenOptions};
+use format::geometry::{Geometry, GeometryOptions};
+use fs::{Caller, FileSystem, FsOptions, Ino, MkfsOptions, ROOT};
+
+const DEVICES: usize = 4;
+const MEMORY: usize = 1 << 30;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, what, count, ..] = &arguments[..] else {
+        return Err("names FOLDER create|unlink|rename|write COUNT; see its source".into());
+    };
+    let count: u64 = count.parse()?;
+    let mut gate = Gate::open(arguments.get(3), arguments.get(4))?;
+    let fs = make(folder, count, MEMORY)?;
+    let who = Caller::root();
+    let dir = fs.mkdir(&who, ROOT, b"directory", 0o755)?.ino;
+    match what.as_str() {
+        "unlink" => create(&fs, dir, count, &[])?,
+        "rename" => create(&fs, dir, 1, &[])?,
+        _ => {}
+    }
+    fs.sync()?;
+
+    gate.send("enable")?;
+    match what.as_str() {
+        "create" => create(&fs, dir, count, &[])?,
+        "write" => create(&fs, dir, count, &[7; 4096])?,
+        "unlink" => {
+            for i in 0..count {
+                fs.unlink(&who, dir, &name(i))?;
+            }
+        }
+        "rename" => {
+            for i in 0..count {
+                fs.rename(&who, dir, &name(i), dir, &name(i + 1), 0)?;
+            }
+        }
+        _ => return Err("unknown kind of change".into()),
+    }
+    fs.sync()?;
+    gate.send("disable")?;
+    fs.close()?;
+    Ok(())
+}
+
+/// A name of a fixed length, made by few instructions: what is counted is the file system.
+fn name(mut i: u64) -> [u8; 12] {
+    let mut name = *b"file-0000000";
+    for digit in name[5..].iter_mut().rev() {
+        *digit += (i % 10) as u8;
+        i /= 10;
+    }
+    name
+}
+
+fn create(fs: &FileSystem, dir: Ino, count: u64, content: &[u8]) -> Result<(), fs::Error> {
+    let who = Caller::root();
+    for i in 0..count {
+        let made = fs.create(&who, dir, &name(i), 0o644, libc::O_RDWR)?;
+        if !content.is_empty() {
+            fs.write(&made.1, 0, content)?;
+        }
+    }
+    Ok(())
+}
+
+/// Switches the counting of `perf stat --delay=-1 --control fifo:CONTROL,ACKNOWLEDGE` on and
+/// off; does nothing without the two pipes.
+struct Gate(Option<(File, File)>);
+
+impl Gate {
+    fn open(
+        control: Option<&String>,
+        acknowledge: Option<&String>,
+    ) -> Result<Gate, std::io::Error> {
+        Ok(Gate(match (control, acknowledge) {
+            (Some(control), Some(acknowledge)) => Some((
+                Open::new().write(true).open(control)?,
+                File::open(acknowledge)?,
+            )),
+            _ => None,
+        }))
+    }
+
+    fn send(&mut self, command: &str) -> Result<(), std::io::Error> {
+        let Some((control, acknowledge)) = &mut self.0 else {
+            return Ok(());
+        };
+        writeln!(control, "{command}")?;
+        // Five bytes: "ack", a newline, and a zero.
+        acknowledge.read_exact(&mut [0; 5])
+    }
+}
+
+/// A file system on image files in a folder, with room for so many files.
+fn make(folder: &str, files: u64, memory: usize) -> Result<Arc<FileSystem>, Box<dyn Error>> {
+    let bytes = (files * 1024).next_multiple_of(1 << 20) + (1 << 30);
+    let mut paths = Vec::new();
+    for i in 0..DEVICES {
+        let path = PathBuf::from(folder).join(format!("device-{i}"));
+        File::create(&path)?.set_len(bytes)?;
+        paths.push(path);
+    }
+    let devices = device::open_devices(&paths, &OpenOptions::default())?;
+    let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
+    let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
+    let array = Array::create(devices, geometry, "churn", device::new_uuid(), [7; 16])?;
+    let array = Arc::new(array);
+    FileSystem::mkfs(&array, &MkfsOptions::default())?;
+    array.write_labels()?;
+    drop(array);
+    let opened = device::open_devices(&paths, &OpenOptions::default())?;
+    let array = Arc::new(Array::assemble(opened, false)?);
+    Ok(FileSystem::open(
+        array,
+        FsOptions::default().with_memory(memory),
+    )?)
+}
