@@ -8,7 +8,7 @@
 //! 2. A count of [`MANY`] means that the true one is in `large`, and only then is it there.
 
 use crate::Ino;
-use std::collections::HashMap;
+use base::map::HashMap;
 
 /// Neighbouring nids that share a group.
 pub(super) const GROUP: u64 = 64;
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn counts_are_those_of_a_plain_map() {
         let mut rng = Rng::new(11);
-        let (mut references, mut plain) = (References::default(), HashMap::new());
+        let (mut references, mut plain) = (References::default(), HashMap::default());
         for _ in 0..200_000 {
             let ino = Nid(rng.below(3) * 1000 + rng.below(40));
             let held: &mut u64 = plain.entry(ino).or_default();
