@@ -113,7 +113,7 @@ impl Crew {
     fn visit(&self, work: &dyn Work, found: &Arc<Found>) -> Result<(), Error> {
         work.enter(found.dir, found.generation, &mut |name| {
             found.open.fetch_add(1, Ordering::Relaxed);
-            let above = (Arc::clone(found), name.name.clone());
+            let above = (Arc::clone(found), Box::from(&*name.name));
             let new = Found::new(name.nid, name.generation, Some(above));
             self.queue.lock().waiting.push(new);
             self.changed.notify_one();

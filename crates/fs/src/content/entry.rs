@@ -32,6 +32,73 @@ pub fn heap(bytes: usize) -> usize {
     }
 }
 
+/// The bytes of a name. Those of most names are here, without an allocation of their own: a
+/// directory that is read or freed has up to a hundred in each leaf.
+#[derive(Clone)]
+pub struct NameBytes(Bytes);
+
+/// Names up to this length are held in place.
+const SHORT: usize = 22;
+
+#[derive(Clone)]
+enum Bytes {
+    Short { len: u8, bytes: [u8; SHORT] },
+    Long(Box<[u8]>),
+}
+
+const _: () = assert!(size_of::<NameBytes>() == 24);
+
+impl NameBytes {
+    fn memory(&self) -> usize {
+        match &self.0 {
+            Bytes::Short { .. } => 0,
+            Bytes::Long(bytes) => heap(bytes.len()),
+        }
+    }
+}
+
+impl From<&[u8]> for NameBytes {
+    fn from(name: &[u8]) -> NameBytes {
+        if name.len() > SHORT {
+            return NameBytes(Bytes::Long(name.into()));
+        }
+        let mut bytes = [0; SHORT];
+        bytes[..name.len()].copy_from_slice(name);
+        let len = name.len() as u8;
+        NameBytes(Bytes::Short { len, bytes })
+    }
+}
+
+impl std::ops::Deref for NameBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Short { len, bytes } => &bytes[..*len as usize],
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl PartialEq for NameBytes {
+    fn eq(&self, other: &NameBytes) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for NameBytes {}
+
+impl std::hash::Hash for NameBytes {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl std::fmt::Debug for NameBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
@@ -40,7 +107,7 @@ pub struct Name {
     pub generation: u64,
     /// As in `d_type`.
     pub kind: u8,
-    pub name: Box<[u8]>,
+    pub name: NameBytes,
 }
 
 /// A run of file pages in consecutive blocks.
@@ -142,7 +209,7 @@ impl Entry for Name {
     }
 
     fn memory(&self) -> usize {
-        heap(self.name.len())
+        self.name.memory()
     }
 }
 

@@ -23,7 +23,7 @@ pub fn check_bucket(input: &[u8]) {
                     nid: Nid(nid),
                     generation: 1,
                     kind: libc::DT_REG,
-                    name: vec![b'a' + step[3] % 26; len].into(),
+                    name: vec![b'a' + step[3] % 26; len].as_slice().into(),
                 };
                 (Delta::InsertName(name), !model.contains_key(&key))
             }
@@ -117,7 +117,7 @@ fn samples() -> Vec<FsNode> {
         nid: Nid(64 + key),
         generation: 3,
         kind: libc::DT_REG,
-        name: vec![b'n'; 1 + key as usize].into(),
+        name: vec![b'n'; 1 + key as usize].as_slice().into(),
     };
     let extent = |page: u64| FileExtent {
         page: page * 4,

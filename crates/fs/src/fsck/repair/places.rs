@@ -31,7 +31,7 @@ impl<'h> Names<'h> {
     fn new(list: Vec<Name>, hash: &'h NameHash) -> Names<'h> {
         Names {
             keys: list.iter().map(|name| name.key).collect(),
-            texts: list.iter().map(|name| name.name.clone()).collect(),
+            texts: list.iter().map(|name| Box::from(&*name.name)).collect(),
             hash,
             list,
         }
