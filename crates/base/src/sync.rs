@@ -463,6 +463,16 @@ impl<T, H> RwLock<T, H> {
     }
 
     #[cfg_attr(feature = "trace", track_caller)]
+    fn own_tried(this: &Arc<Self>) -> Option<OwnedWriteGuard<T, H>> {
+        std::mem::forget(this.inner.try_write()?);
+        let lock = address(&this.inner);
+        Some(OwnedWriteGuard {
+            _held: Held::record(this.rank, this.key, lock, Mode::Exclusive),
+            lock: Arc::clone(this),
+        })
+    }
+
+    #[cfg_attr(feature = "trace", track_caller)]
     fn own_unordered(this: &Arc<Self>) -> OwnedWriteGuard<T, H> {
         let guard = this
             .inner
@@ -490,6 +500,13 @@ macro_rules! owned_guards {
         #[cfg_attr(feature = "trace", track_caller)]
         pub fn write_owned(self: $receiver) -> OwnedWriteGuard<T, H> {
             RwLock::own_exclusive(self)
+        }
+
+        /// An exclusive guard that keeps the lock alive by itself, if nobody holds the lock: it
+        /// never waits, so its rank does not matter.
+        #[cfg_attr(feature = "trace", track_caller)]
+        pub fn try_write_owned(self: $receiver) -> Option<OwnedWriteGuard<T, H>> {
+            RwLock::own_tried(self)
         }
 
         /// `write_owned` for a lock that nobody else can reach yet: it never waits, so its rank

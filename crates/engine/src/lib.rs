@@ -43,7 +43,7 @@ pub use content::Content;
 pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use node::{Node, NodeRead};
-pub use op::{Epoch, FreshNid, Mode, Need, Op, Promise, Reservation, Slot};
+pub use op::{Epoch, FreshNid, Mode, Need, Op, Promise, Reservation, Slot, Slots};
 pub use recovery::RecoveryReport;
 pub use salvage::{Loss, Salvage, SalvageError};
 pub use scrub::ScrubStep;

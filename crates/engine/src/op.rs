@@ -35,7 +35,7 @@ use base::sync::{Arc, OwnedReadGuard, OwnedWriteGuard};
 use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid, U32, U64};
-use std::collections::BTreeMap;
+use std::ops::Deref;
 use zerocopy::IntoBytes;
 
 /// An epoch; see [`Store::commit_through`].
@@ -54,6 +54,48 @@ pub enum Need {
 /// A node locked by an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(usize);
+
+/// So many slots need no allocation.
+const FEW: usize = 5;
+
+/// Slots in the order of the nodes that were given.
+#[derive(Debug)]
+pub struct Slots {
+    count: usize,
+    few: [Slot; FEW],
+    /// All of them, if they are more.
+    many: Vec<Slot>,
+}
+
+impl Slots {
+    fn new(count: usize) -> Slots {
+        Slots {
+            count,
+            few: [Slot(0); FEW],
+            many: match count <= FEW {
+                true => Vec::new(),
+                false => vec![Slot(0); count],
+            },
+        }
+    }
+
+    fn as_mut(&mut self) -> &mut [Slot] {
+        match self.count <= FEW {
+            true => &mut self.few[..self.count],
+            false => &mut self.many,
+        }
+    }
+}
+
+impl Deref for Slots {
+    type Target = [Slot];
+    fn deref(&self) -> &[Slot] {
+        match self.count <= FEW {
+            true => &self.few[..self.count],
+            false => &self.many,
+        }
+    }
+}
 
 /// A nid nobody else has. Goes back to the free nids unless an operation creates it.
 #[derive(Debug)]
@@ -203,7 +245,8 @@ pub struct Op<'s, C: Content> {
     locked: Vec<Locked<C>>,
     record: Vec<u8>,
     entries: u32,
-    maps: BTreeMap<Nid, MapChange<C>>,
+    /// One for each space map; few.
+    maps: Vec<MapChange<C>>,
     freed: Vec<Extent>,
     /// With the versions that the deletions made.
     deleted: Vec<(Nid, u64)>,
@@ -230,7 +273,7 @@ impl<'s, C: Content> Op<'s, C> {
             locked: Vec::with_capacity(4),
             record,
             entries: 0,
-            maps: BTreeMap::new(),
+            maps: Vec::new(),
             freed: Vec::new(),
             deleted: Vec::new(),
             finished: false,
@@ -275,6 +318,17 @@ impl<'s, C: Content> Op<'s, C> {
         Ok(self.hold(guard, false))
     }
 
+    /// Locks a node exclusively if that takes no waiting and it has this version still; so the
+    /// order of locks does not matter.
+    pub fn try_lock_at(&mut self, node: &Node<C>, version: u64) -> Option<Slot> {
+        if let Some(slot) = self.slot_of(node.nid()) {
+            return (self.version(slot) == version && !self.shares(slot)).then_some(slot);
+        }
+        let guard = node.0.try_write_owned()?;
+        let same = guard.version == version && matches!(guard.body, Body::User(_));
+        same.then(|| self.hold(Guard::Exclusive(guard), false))
+    }
+
     fn hold(&mut self, guard: Guard<C>, touched: bool) -> Slot {
         self.locked.push(Locked {
             guard,
@@ -288,19 +342,38 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Locks inodes exclusively in nid order, whatever order they are given in; slots come in the
     /// given one.
-    pub fn lock_sorted(&mut self, nodes: &[&Node<C>]) -> Result<Vec<Slot>, Error> {
-        let nodes: Vec<_> = nodes.iter().map(|n| (*n, Mode::Exclusive)).collect();
-        self.lock_sorted_as(&nodes)
+    pub fn lock_sorted(&mut self, nodes: &[&Node<C>]) -> Result<Slots, Error> {
+        self.lock_each(nodes.len(), |i| (nodes[i], Mode::Exclusive))
     }
 
     /// [`Op::lock_sorted`] with the mode of each; a node that is given twice is locked exclusively
     /// if one of the two asks for that.
-    pub fn lock_sorted_as(&mut self, nodes: &[(&Node<C>, Mode)]) -> Result<Vec<Slot>, Error> {
-        let mut order: Vec<usize> = (0..nodes.len()).collect();
-        order.sort_by_key(|&i| (nodes[i].0.nid(), nodes[i].1 == Mode::Merging));
-        let mut slots = vec![Slot(0); nodes.len()];
-        for i in order {
-            slots[i] = self.lock_as(nodes[i].0, nodes[i].1)?;
+    pub fn lock_sorted_as(&mut self, nodes: &[(&Node<C>, Mode)]) -> Result<Slots, Error> {
+        self.lock_each(nodes.len(), |i| nodes[i])
+    }
+
+    fn lock_each<'n>(
+        &mut self,
+        count: usize,
+        node: impl Fn(usize) -> (&'n Node<C>, Mode),
+    ) -> Result<Slots, Error> {
+        let mut slots = Slots::new(count);
+        let (mut few, mut many) = ([0; FEW], Vec::new());
+        let order = match count <= FEW {
+            true => &mut few[..count],
+            false => {
+                many.resize(count, 0);
+                &mut many[..]
+            }
+        };
+        order.iter_mut().enumerate().for_each(|(i, at)| *at = i);
+        order.sort_unstable_by_key(|&i| {
+            let (node, mode) = node(i);
+            (node.nid(), mode == Mode::Merging, i)
+        });
+        for &i in &*order {
+            let (node, mode) = node(i);
+            slots.as_mut()[i] = self.lock_as(node, mode)?;
         }
         Ok(slots)
     }
@@ -375,15 +448,15 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     fn note_map(&mut self, map: Node<C>, delta: SpaceDelta) {
-        let change = MapChange {
-            map,
-            deltas: Vec::new(),
-        };
-        self.maps
-            .entry(change.map.nid())
-            .or_insert(change)
-            .deltas
-            .push(delta);
+        // Mostly the one that was changed last.
+        let nid = map.nid();
+        match self.maps.iter_mut().rfind(|change| change.map.nid() == nid) {
+            Some(change) => change.deltas.push(delta),
+            None => self.maps.push(MapChange {
+                map,
+                deltas: vec![delta],
+            }),
+        }
     }
 
     /// Creates a node (phase 2). It is visible to others once the operation committed.
@@ -624,10 +697,13 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Locks the space maps, in nid order and after everything else, and changes them.
     fn change_maps(&mut self) {
-        for (nid, change) in std::mem::take(&mut self.maps) {
+        let mut maps = std::mem::take(&mut self.maps);
+        maps.sort_unstable_by_key(|change| change.map.nid());
+        for change in maps {
             if self.failed {
                 return;
             }
+            let nid = change.map.nid();
             let mut guard = change.map.0.write_owned();
             for delta in &change.deltas {
                 let state = &mut *guard;

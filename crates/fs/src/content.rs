@@ -7,11 +7,13 @@ pub mod delta;
 pub mod entry;
 pub mod inode;
 pub(crate) mod leaf;
+pub mod names;
 pub mod tally;
 
 pub use delta::{AttrChange, Delta};
 pub use entry::{Child, FileExtent, Name, Orphan, Value, Xattr};
 pub use inode::{Body, Inode, Root, TreeId};
+pub use names::NameList;
 pub use tally::Tally;
 
 use codec::Reader;
@@ -28,7 +30,7 @@ pub enum FsNode {
     /// Inner node of a tree.
     Index(Vec<Child>),
     /// Leaf of a directory.
-    Bucket(Vec<Name>),
+    Bucket(NameList),
     /// Leaf of a file's extents.
     Extents(Vec<FileExtent>),
     /// Leaf of an attribute tree.
@@ -99,7 +101,7 @@ impl FsNode {
         match self {
             FsNode::Inode(inode) => inode.encode(out),
             FsNode::Index(list) => entry::encode_list(list, out),
-            FsNode::Bucket(list) => entry::encode_list(list, out),
+            FsNode::Bucket(list) => list.encode(out),
             FsNode::Extents(list) => entry::encode_list(list, out),
             FsNode::Xattrs(list) => entry::encode_list(list, out),
             FsNode::Value(bytes) => out.extend_from_slice(bytes),
@@ -112,7 +114,7 @@ impl FsNode {
         Ok(match kind {
             KIND_INODE => FsNode::Inode(Box::new(Inode::decode(body)?)),
             KIND_INDEX => FsNode::Index(entry::decode_list(&mut reader)?),
-            KIND_BUCKET => FsNode::Bucket(entry::decode_list(&mut reader)?),
+            KIND_BUCKET => FsNode::Bucket(NameList::decode(&mut reader)?),
             KIND_EXTENTS => FsNode::Extents(entry::decode_list(&mut reader)?),
             KIND_XATTRS => FsNode::Xattrs(entry::decode_list(&mut reader)?),
             KIND_VALUE => FsNode::Value(body.to_vec()),
@@ -125,7 +127,7 @@ impl FsNode {
         match self {
             FsNode::Inode(inode) => inode.memory(),
             FsNode::Index(list) => entry::list_memory(list),
-            FsNode::Bucket(list) => entry::list_memory(list),
+            FsNode::Bucket(list) => list.memory(),
             FsNode::Extents(list) => entry::list_memory(list),
             FsNode::Xattrs(list) => entry::list_memory(list),
             FsNode::Value(bytes) => entry::heap(bytes.capacity()),

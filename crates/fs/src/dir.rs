@@ -8,7 +8,7 @@
 //! 3. The inode's `size` counts the names, "." and ".." not included.
 
 use crate::content::{Inode, Name};
-use crate::list::{self, Addition, Spot};
+use crate::list::{self, Addition, Seen, Spot};
 use crate::{Error, Ino, content::FsNode};
 use engine::{Op, Slot, Store};
 use format::dir::{COLLISION_BITS, HASH_BITS, NAME_MAX};
@@ -65,26 +65,50 @@ pub fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
 
+/// Bytes of a name as a caller gives them, with the first key that the name can have: worked out
+/// once, however often it is looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub text: &'a [u8],
+    pub first: u64,
+}
+
+impl<'a> Wanted<'a> {
+    /// Refuses what cannot name a file.
+    pub fn new(hash: &NameHash, text: &'a [u8]) -> Result<Wanted<'a>, Error> {
+        check_name(text)?;
+        let first = hash.first_key(text);
+        Ok(Wanted { text, first })
+    }
+}
+
 /// Looks a name up; the directory is locked at least shared.
-pub fn find(
+pub fn find(store: &Store<FsNode>, dir: &Inode, name: Wanted<'_>) -> Result<Option<Name>, Error> {
+    list::find(store, dir, name.first, |n: &Name| &*n.name == name.text)
+}
+
+/// Looks a name up, and tells where; the directory is locked at least shared.
+pub fn look(
     store: &Store<FsNode>,
-    hash: &NameHash,
     dir: &Inode,
-    name: &[u8],
-) -> Result<Option<Name>, Error> {
-    list::find(store, dir, hash.first_key(name), |n: &Name| {
-        &*n.name == name
-    })
+    name: Wanted<'_>,
+) -> Result<(Option<Name>, Seen), Error> {
+    list::look(store, dir, name.first, |n: &Name| &*n.name == name.text)
+}
+
+/// [`spot`] for a name that was looked up in the same directory before.
+pub fn spot_seen(
+    op: &mut Op<'_, FsNode>,
+    dir: Slot,
+    name: Wanted<'_>,
+    seen: &Seen,
+) -> Result<Spot<Name>, Error> {
+    list::spot_seen(op, dir, name.first, seen, |n: &Name| &*n.name == name.text)
 }
 
 /// Locks the place of a name in a directory that the operation holds.
-pub fn spot(
-    op: &mut Op<'_, FsNode>,
-    hash: &NameHash,
-    dir: Slot,
-    name: &[u8],
-) -> Result<Spot<Name>, Error> {
-    list::spot(op, dir, hash.first_key(name), |n: &Name| &*n.name == name)
+pub fn spot(op: &mut Op<'_, FsNode>, dir: Slot, name: Wanted<'_>) -> Result<Spot<Name>, Error> {
+    list::spot(op, dir, name.first, |n: &Name| &*n.name == name.text)
 }
 
 /// Plans to add a name, which `spot` did not find, for an inode.

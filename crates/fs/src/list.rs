@@ -12,8 +12,10 @@ use crate::Error;
 use crate::content::entry::{self, Entry, list_len};
 use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
 use crate::content::leaf::InLeaf;
-use crate::content::{Body, Child, Delta, FsNode, Inode, Name, Orphan, Root, TreeId, Xattr};
-use crate::tree::{self, FreshNid, Growth, Path, Removal};
+use crate::content::{
+    Body, Child, Delta, FsNode, Inode, Name, NameList, Orphan, Root, TreeId, Xattr,
+};
+use crate::tree::{self, FreshNid, Growth, Leaf, Path, Removal};
 use base::tight::limit;
 use engine::{Op, Slot, Store};
 use format::Damage;
@@ -31,6 +33,10 @@ pub trait Listed: InLeaf {
     const INLINE_MAX: usize;
     /// The list in the inode, which has no tree of this kind.
     fn in_inode(inode: &Inode) -> Result<&[Self], Damage>;
+    /// Bytes of that list, encoded.
+    fn inode_len(inode: &Inode) -> Result<usize, Damage> {
+        Ok(list_len(Self::in_inode(inode)?))
+    }
     fn put(self) -> Delta;
     fn remove(key: u64) -> Delta;
     /// Takes the list out of the inode, where setting the tree's root does not.
@@ -50,6 +56,13 @@ impl Listed for Name {
         }
     }
 
+    fn inode_len(inode: &Inode) -> Result<usize, Damage> {
+        match &inode.body {
+            Body::Entries(list) => Ok(list.encoded_len()),
+            _ => Ok(list_len(Name::in_inode(inode)?)),
+        }
+    }
+
     fn put(self) -> Delta {
         Delta::InsertName(self)
     }
@@ -63,7 +76,7 @@ impl Listed for Name {
     }
 
     fn emptied() -> Option<Body> {
-        Some(Body::Entries(Vec::new()))
+        Some(Body::Entries(NameList::default()))
     }
 }
 
@@ -126,8 +139,35 @@ impl Listed for Xattr {
 /// Elements whose keys share a group with `first`, which is the group's lowest key.
 pub fn group<T: Listed>(list: &[T], first: u64) -> &[T] {
     let from = list.partition_point(|e| e.key() < first);
-    let to = list.partition_point(|e| e.key() >> T::GROUP_BITS <= first >> T::GROUP_BITS);
-    &list[from..to.max(from)]
+    let rest = &list[from..];
+    // Mostly none or one.
+    let inside = |e: &&T| e.key() >> T::GROUP_BITS == first >> T::GROUP_BITS;
+    &rest[..rest.iter().take_while(inside).count()]
+}
+
+/// Where somebody looked for a group: the leaf that covered it, and the leaf's version then. As
+/// long as it has that version it covers it still, and all that it covered: a leaf loses keys only by a
+/// change of its own.
+#[derive(Debug, Default)]
+pub struct Seen(Option<(Leaf, u64)>);
+
+/// Looks for an element of a group, and tells where; the inode is locked at least shared.
+pub fn look<T: Listed>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    first: u64,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<(Option<T>, Seen), Error> {
+    let pick = |list: &[T]| group(list, first).iter().find(|e| wanted(e)).cloned();
+    match inode.root(T::TREE) {
+        None => Ok((pick(T::in_inode(inode)?), Seen::default())),
+        Some(root) => {
+            let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
+            let found = pick(T::in_leaf(&node)?);
+            let version = node.version();
+            Ok((found, Seen(Some((leaf, version)))))
+        }
+    }
 }
 
 /// Looks for an element of a group; the inode is locked at least shared.
@@ -137,14 +177,7 @@ pub fn find<T: Listed>(
     first: u64,
     wanted: impl Fn(&T) -> bool,
 ) -> Result<Option<T>, Error> {
-    let pick = |list: &[T]| group(list, first).iter().find(|e| wanted(e)).cloned();
-    match inode.root(T::TREE) {
-        None => Ok(pick(T::in_inode(inode)?)),
-        Some(root) => {
-            let (node, _) = tree::read_leaf(store, inode, root, first)?;
-            Ok(pick(T::in_leaf(&node)?))
-        }
-    }
+    Ok(look(store, inode, first, wanted)?.0)
 }
 
 /// Copies elements with keys from `from` on, to the end of one leaf. The second value is
@@ -198,7 +231,9 @@ pub fn find_each<T: Listed>(
 pub struct Spot<T> {
     inode: Slot,
     /// The leaf that has or would have the group; `None`: the inode itself.
-    leaf: Option<(Path, Slot)>,
+    leaf: Option<Slot>,
+    /// Keys below this are in that leaf, if they are no lower than `first`; `None`: no end.
+    high: Option<u64>,
     first: u64,
     /// The wanted element, if it is there.
     pub found: Option<T>,
@@ -212,13 +247,30 @@ pub fn spot<T: Listed>(
     first: u64,
     wanted: impl Fn(&T) -> bool,
 ) -> Result<Spot<T>, Error> {
-    let leaf = match op.peek(inode).inode()?.root(T::TREE) {
-        None => None,
-        Some(_) => Some(tree::lock_leaf(op, inode, T::TREE, first)?),
+    spot_seen(op, inode, first, &Seen::default(), wanted)
+}
+
+/// [`spot`] for a group that was looked for before, in this very inode.
+pub fn spot_seen<T: Listed>(
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    first: u64,
+    seen: &Seen,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<Spot<T>, Error> {
+    let leaf = match (op.peek(inode).inode()?.root(T::TREE), &seen.0) {
+        (None, _) => None,
+        (Some(_), None) => Some(tree::lock_leaf(op, inode, T::TREE, first)?),
+        // Tried, not waited for: in what order several are locked does not matter then.
+        (Some(_), Some((leaf, version))) => Some(match op.try_lock_at(&leaf.node, *version) {
+            Some(slot) => (slot, leaf.high),
+            None => tree::lock_leaf(op, inode, T::TREE, first)?,
+        }),
     };
     let mut spot = Spot {
         inode,
-        leaf,
+        leaf: leaf.map(|(slot, _)| slot),
+        high: leaf.and_then(|(_, high)| high),
         first,
         found: None,
     };
@@ -265,9 +317,22 @@ pub struct Deletion<T> {
 impl<T: Listed> Spot<T> {
     fn list<'a>(&self, op: &'a Op<'_, FsNode>) -> Result<&'a [T], Error> {
         Ok(match &self.leaf {
-            Some((_, slot)) => T::in_leaf(op.peek(*slot))?,
+            Some(slot) => T::in_leaf(op.peek(*slot))?,
             None => T::in_inode(op.peek(self.inode).inode()?)?,
         })
+    }
+
+    /// Bytes of the list, encoded.
+    fn len(&self, op: &Op<'_, FsNode>) -> Result<usize, Error> {
+        Ok(match self.leaf {
+            Some(slot) => T::leaf_len(op.peek(slot))?,
+            None => T::inode_len(op.peek(self.inode).inode()?)?,
+        })
+    }
+
+    /// The way to the leaf, for changes of the tree's shape.
+    fn path(&self, op: &Op<'_, FsNode>, leaf: Slot) -> Result<Path, Error> {
+        tree::path_to(op, self.inode, T::TREE, self.first, leaf)
     }
 
     /// A key of the group that nothing has yet.
@@ -285,8 +350,7 @@ impl<T: Listed> Spot<T> {
 
     /// Whether this is the place of another group, too, whose lowest key is `first` and no lower.
     pub fn covers(&self, first: u64) -> bool {
-        let high = self.leaf.as_ref().and_then(|(path, _)| path.leaf.high);
-        high.is_none_or(|high| first < high)
+        self.high.is_none_or(|high| first < high)
     }
 
     /// Looks for an element of a group that the place covers.
@@ -308,7 +372,7 @@ impl<T: Listed> Spot<T> {
         };
         Ok(Filling {
             slot: self.slot(),
-            room: most.saturating_sub(list_len(self.list(op)?)),
+            room: most.saturating_sub(self.len(op)?),
             full: false,
             elements: Vec::new(),
         })
@@ -335,8 +399,8 @@ impl<T: Listed> Spot<T> {
     pub fn clear(self, op: &mut Op<'_, FsNode>, keys: Vec<u64>) -> Result<Clearing<T>, Error> {
         let all = self.list(op)?.len() == keys.len();
         let slot = self.slot();
-        let shrink = match &self.leaf {
-            Some((path, slot)) if all => Some(path.plan_removal(op, *slot)?),
+        let shrink = match self.leaf {
+            Some(slot) if all => Some(self.path(op, slot)?.plan_removal(op, slot)?),
             _ => None,
         };
         Ok(Clearing {
@@ -349,29 +413,31 @@ impl<T: Listed> Spot<T> {
 
     /// The node that holds the group.
     pub fn slot(&self) -> Slot {
-        self.leaf.as_ref().map_or(self.inode, |(_, slot)| *slot)
+        self.leaf.unwrap_or(self.inode)
     }
 
     /// Plans to put an element of this group into the list.
     pub fn put<'s>(self, op: &mut Op<'s, FsNode>, element: T) -> Result<Addition<'s, T>, Error> {
         let store = op.store();
-        let list = self.list(op)?;
-        let old = entry::find(list, element.key()).map_or(0, Entry::encoded_len);
-        let room = list_len(list) - old + element.encoded_len();
+        let old = entry::find(group(self.list(op)?, self.first), element.key());
+        let room = self.len(op)? - old.map_or(0, Entry::encoded_len) + element.encoded_len();
         let inode = self.inode;
         let place = match self.leaf {
             None if room <= T::INLINE_MAX => Place::Inline,
             None => Place::Spill(store.reserve_nid()?),
-            Some((_, slot)) if room <= limit(LEAF_TARGET, 400) => Place::Leaf(slot),
-            Some((path, leaf)) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
+            Some(slot) if room <= limit(LEAF_TARGET, 400) => Place::Leaf(slot),
+            Some(leaf) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
                 None => Place::Leaf(leaf),
-                Some(at) => Place::Split {
-                    leaf,
-                    fresh: store.reserve_nid()?,
-                    growth: path.plan_growth(store, op, 1)?,
-                    path,
-                    at,
-                },
+                Some(at) => {
+                    let path = self.path(op, leaf)?;
+                    Place::Split {
+                        leaf,
+                        fresh: store.reserve_nid()?,
+                        growth: path.plan_growth(store, op, 1)?,
+                        path,
+                        at,
+                    }
+                }
             },
         };
         Ok(Addition {
@@ -386,10 +452,12 @@ impl<T: Listed> Spot<T> {
     pub fn remove(self, op: &mut Op<'_, FsNode>, shrink: bool) -> Result<Deletion<T>, Error> {
         let last = self.list(op)?.len() == 1;
         let slot = self.slot();
-        let key = self.found.ok_or(Error::NotFound)?.key();
+        let key = self.found.as_ref().ok_or(Error::NotFound)?.key();
         let blocked = last && shrink && op.shares(self.inode);
-        let shrink = match &self.leaf {
-            Some((path, slot)) if last && shrink && !blocked => Some(path.plan_removal(op, *slot)?),
+        let shrink = match self.leaf {
+            Some(slot) if last && shrink && !blocked => {
+                Some(self.path(op, slot)?.plan_removal(op, slot)?)
+            }
             _ => None,
         };
         Ok(Deletion {

@@ -14,7 +14,7 @@
 use crate::Error;
 use crate::api::{Attr, Caller};
 use crate::content::{FsNode, Inode, Name};
-use crate::dir::{self, NameHash, check_name, is_dot};
+use crate::dir::{self, NameHash, Wanted, check_name, is_dot};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
 use crate::list::{self, Filling, Spot};
@@ -42,6 +42,15 @@ struct Item<'n> {
     /// Its place among the names given.
     index: usize,
     name: &'n [u8],
+}
+
+impl<'n> Item<'n> {
+    fn wanted(&self) -> Wanted<'n> {
+        Wanted {
+            text: self.name,
+            first: self.key,
+        }
+    }
 }
 
 /// What an operation for many says of one of them.
@@ -260,7 +269,7 @@ impl FileSystem {
             return Ok(items.iter().map(|_| Fate::Alone).collect());
         }
         let mut fates = Vec::with_capacity(items.len());
-        let mut made: Vec<(FreshNid<'_>, Inode)> = Vec::new();
+        let mut made: Vec<(FreshNid<'_>, Box<Inode>)> = Vec::new();
         let mut filled: Vec<Filling<Name>> = Vec::new();
         let mut place: Option<Place<Filling<Name>>> = None;
         for (i, item) in items.iter().enumerate() {
@@ -278,7 +287,7 @@ impl FileSystem {
             let Place { spot, plan } = match &mut place {
                 Some(place) => place,
                 None => {
-                    let spot = dir::spot(&mut op, &self.hash, slot, item.name)?;
+                    let spot = dir::spot(&mut op, slot, item.wanted())?;
                     let plan = spot.fill(&op)?;
                     place.insert(Place { spot, plan })
                 }
@@ -322,7 +331,7 @@ impl FileSystem {
         }
         let change = grown(made.len() as i32, 0, model.btime);
         for (fresh, inode) in made {
-            op.create(fresh, FsNode::Inode(Box::new(inode)));
+            op.create(fresh, FsNode::Inode(inode));
         }
         filled.into_iter().for_each(|plan| plan.finish(&mut op));
         op.merge(slot, change);
@@ -403,7 +412,7 @@ impl FileSystem {
             let here = match &mut place {
                 Some(place) => place,
                 None => {
-                    let spot = dir::spot(&mut op, &self.hash, slots[0], item.name)?;
+                    let spot = dir::spot(&mut op, slots[0], item.wanted())?;
                     let plan = Vec::new();
                     place.insert(Place { spot, plan })
                 }

@@ -7,11 +7,11 @@
 use crate::acl::Inherited;
 use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan, Tally};
-use crate::data::OpenFile;
-use crate::dir::{self, Target, check_name, is_dot};
+use crate::data::{Entered, OpenFile};
+use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem, LINK_MAX};
-use crate::list;
+use crate::list::{self, Seen};
 use crate::{Error, times};
 use base::canary::{Canary, planted};
 use engine::{Mode, Need, Op, Slot};
@@ -53,7 +53,7 @@ impl FileSystem {
             };
             return self.getattr(if name == b"." { parent.ino() } else { up });
         }
-        check_name(name)?;
+        let name = self.wanted(name)?;
         for _ in 0..LOOKS {
             let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
             match self.getattr(found.nid) {
@@ -74,9 +74,23 @@ impl FileSystem {
     }
 
     /// Looks a name up without locking longer than that takes.
-    pub(crate) fn find(&self, parent: At<'_>, name: &[u8]) -> Result<Option<Name>, Error> {
+    pub(crate) fn find(&self, parent: At<'_>, name: Wanted<'_>) -> Result<Option<Name>, Error> {
         let node = self.dir_inode(parent)?;
-        dir::find(&self.store, &self.hash, live_dir(node.inode()?)?, name)
+        dir::find(&self.store, live_dir(node.inode()?)?, name)
+    }
+
+    /// [`find`](Self::find), with the place for an operation that follows.
+    pub(crate) fn look(
+        &self,
+        parent: At<'_>,
+        name: Wanted<'_>,
+    ) -> Result<(Option<Name>, Seen), Error> {
+        let node = self.dir_inode(parent)?;
+        dir::look(&self.store, live_dir(node.inode()?)?, name)
+    }
+
+    pub(crate) fn wanted<'a>(&self, name: &'a [u8]) -> Result<Wanted<'a>, Error> {
+        Wanted::new(&self.hash, name)
     }
 
     /// Follows a path from the root, symbolic links included, for use without a mount.
@@ -139,7 +153,7 @@ impl FileSystem {
             rdev,
             body: &[],
         };
-        self.make(who, parent.into(), name, &draft, false)
+        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
     }
 
     pub fn mkdir<'d>(
@@ -154,7 +168,7 @@ impl FileSystem {
             rdev: 0,
             body: &[],
         };
-        self.make(who, parent.into(), name, &draft, false)
+        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
     }
 
     pub fn symlink<'d>(
@@ -178,7 +192,7 @@ impl FileSystem {
             rdev: 0,
             body: target,
         };
-        self.make(who, parent.into(), name, &draft, false)
+        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
     }
 
     /// Makes a regular file and opens it. The name must not exist.
@@ -191,11 +205,10 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
         let draft = Draft::file(mode);
-        // A reference of ours keeps the inode from going before it is open.
-        let attr = self.make(who, parent.into(), name, &draft, true)?;
-        let file = self.files.open(attr.ino, flags & !libc::O_TRUNC);
-        self.forget(attr.ino, 1);
-        Ok((attr, file?))
+        let made = self.make(who, parent.into(), name, &draft, true)?;
+        let entered = made.entered.ok_or(Error::Stale(made.attr.ino))?;
+        let file = self.files.open_entered(entered, flags & !libc::O_TRUNC)?;
+        Ok((made.attr, file))
     }
 
     /// Makes a regular file without a name in the file system of `parent` and opens it;
@@ -226,7 +239,7 @@ impl FileSystem {
         self.files.ref_inode(ino);
         attributes.finish(&mut op, &mut inode);
         let attr = self.attr_of(ino, &inode);
-        op.create(fresh, FsNode::Inode(Box::new(inode)));
+        op.create(fresh, FsNode::Inode(inode));
         addition.finish(&mut op);
         self.note_orphan(ino);
         op.commit();
@@ -241,17 +254,16 @@ impl FileSystem {
         parent: At<'_>,
         name: &[u8],
         draft: &Draft<'_>,
-        hold: bool,
-    ) -> Result<Attr, Error> {
+        open: bool,
+    ) -> Result<Made, Error> {
         if is_dot(name) {
             return Err(Error::Exists);
         }
-        check_name(name)?;
-        let made = self.try_make(who, parent, name, draft, hold, Mode::Merging)?;
-        match made {
-            Some(attr) => Ok(attr),
+        let name = self.wanted(name)?;
+        match self.try_make(who, parent, name, draft, open, Mode::Merging)? {
+            Some(made) => Ok(made),
             None => self
-                .try_make(who, parent, name, draft, hold, Mode::Exclusive)?
+                .try_make(who, parent, name, draft, open, Mode::Exclusive)?
                 .ok_or(Error::Busy),
         }
     }
@@ -261,11 +273,11 @@ impl FileSystem {
         &self,
         who: &Caller,
         parent: At<'_>,
-        name: &[u8],
+        name: Wanted<'_>,
         draft: &Draft<'_>,
-        hold: bool,
+        open: bool,
         mode: Mode,
-    ) -> Result<Option<Attr>, Error> {
+    ) -> Result<Option<Made>, Error> {
         let dir_node = self.dir_node(parent)?;
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
@@ -279,26 +291,28 @@ impl FileSystem {
                 return Err(Error::TooManyLinks);
             }
         }
-        let spot = dir::spot(&mut op, &self.hash, dir, name)?;
+        let spot = dir::spot(&mut op, dir, name)?;
         if spot.found.is_some() {
             return Err(Error::Exists);
         }
-        let addition = dir::insert(&mut op, spot, name, Target::of(ino, &inode))?;
+        let addition = dir::insert(&mut op, spot, name.text, Target::of(ino, &inode))?;
         if addition.is_blocked(&op) {
             return Ok(None);
         }
         let attributes = attributes.plan(&self.store)?;
         let parent_change = grown(1, inode.is_dir() as i32, inode.btime);
-        if hold {
-            self.files.ref_inode(ino);
-        }
         attributes.finish(&mut op, &mut inode);
-        let attr = self.attr_of(ino, &inode);
-        op.create(fresh, FsNode::Inode(Box::new(inode)));
+        let (attr, generation) = (self.attr_of(ino, &inode), inode.generation);
+        let made = op.create(fresh, FsNode::Inode(inode));
         addition.finish(&mut op);
         op.merge(dir, parent_change);
+        // Open before anybody can unlink it.
+        let entered = match open {
+            true => self.files.enter_new(&op.node(made), generation),
+            false => None,
+        };
         op.commit();
-        Ok(Some(attr))
+        Ok(Some(Made { attr, entered }))
     }
 
     /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
@@ -308,7 +322,7 @@ impl FileSystem {
         parent: &Inode,
         draft: &Draft<'_>,
         generation: u64,
-    ) -> Result<(Inode, Inherited), Error> {
+    ) -> Result<(Box<Inode>, Inherited), Error> {
         let mut mode = draft.mode;
         let directory = mode & libc::S_IFMT == libc::S_IFDIR;
         let shared_group = parent.mode & libc::S_ISGID != 0;
@@ -321,7 +335,7 @@ impl FileSystem {
             mode &= !libc::S_ISGID;
         }
         let inherited = self.inherit_acl(parent, mode, who.umask)?;
-        let mut inode = Inode::new(inherited.mode, generation, self.times.now());
+        let mut inode = Box::new(Inode::new(inherited.mode, generation, self.times.now()));
         inode.uid = who.uid;
         inode.gid = if shared_group { parent.gid } else { who.gid };
         inode.rdev = draft.rdev;
@@ -344,7 +358,7 @@ impl FileSystem {
         if is_dot(name) {
             return Err(Error::Exists);
         }
-        check_name(name)?;
+        let name = self.wanted(name)?;
         let mut mode = Mode::Merging;
         for _ in 0..LOOKS {
             match self.try_link(ino, parent, name, mode)? {
@@ -356,7 +370,13 @@ impl FileSystem {
         Err(Error::Busy)
     }
 
-    fn try_link(&self, ino: Ino, parent: At<'_>, name: &[u8], mode: Mode) -> Result<Linked, Error> {
+    fn try_link(
+        &self,
+        ino: Ino,
+        parent: At<'_>,
+        name: Wanted<'_>,
+        mode: Mode,
+    ) -> Result<Linked, Error> {
         let (node, dir_node) = (self.node(ino)?, self.dir_node(parent)?);
         let orphans = self.orphan_node(ino)?;
         let nameless = self.inode(ino)?.inode()?.nlink == 0;
@@ -379,11 +399,11 @@ impl FileSystem {
         }
         let (target, nlink) = (Target::of(ino, inode), inode.nlink + 1);
         live_dir(op.peek(dir).inode()?)?;
-        let spot = dir::spot(&mut op, &self.hash, dir, name)?;
+        let spot = dir::spot(&mut op, dir, name)?;
         if spot.found.is_some() {
             return Err(Error::Exists);
         }
-        let addition = dir::insert(&mut op, spot, name, target)?;
+        let addition = dir::insert(&mut op, spot, name.text, target)?;
         if addition.is_blocked(&op) {
             return Ok(Linked::Blocked);
         }
@@ -437,10 +457,11 @@ impl FileSystem {
     }
 
     fn remove(&self, parent: At<'_>, name: &[u8], directory: bool) -> Result<(), Error> {
-        check_name(name)?;
+        let name = self.wanted(name)?;
         let (mut orphanage, mut mode) = (false, Mode::Merging);
         for _ in 0..LOOKS {
-            let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
+            let (found, seen) = self.look(parent, name)?;
+            let found = found.ok_or(Error::NotFound)?;
             let victim_node = match self.named_node(found.nid) {
                 Ok(node) => node,
                 Err(engine::Error::Gone(_)) => continue,
@@ -458,11 +479,13 @@ impl FileSystem {
             let dir_node = self.dir_node(parent)?;
             let orphans = self.orphan_node(found.nid)?;
             let mut op = self.store.begin(Need::Reclaim)?;
-            let mut nodes = vec![(&*dir_node, mode), (&victim_node, Mode::Exclusive)];
-            if orphanage {
-                nodes.push((&orphans, Mode::Exclusive));
-            }
-            let slots = match op.lock_sorted_as(&nodes) {
+            let nodes = [
+                (&*dir_node, mode),
+                (&victim_node, Mode::Exclusive),
+                (&orphans, Mode::Exclusive),
+            ];
+            let count = nodes.len() - usize::from(!orphanage);
+            let slots = match op.lock_sorted_as(&nodes[..count]) {
                 Ok(slots) => slots,
                 Err(engine::Error::Gone(nid)) if nid == found.nid => continue,
                 Err(error) => return Err(error.into()),
@@ -473,6 +496,7 @@ impl FileSystem {
                 orphans: slots.get(2).copied(),
                 name,
                 expected: &found,
+                seen: &seen,
                 directory,
             };
             match self.try_remove(op, removal)? {
@@ -483,13 +507,13 @@ impl FileSystem {
             }
         }
         // Others rename faster than this looks, or the name refers to nothing.
-        self.lookup(parent, name)?;
+        self.lookup(parent, name.text)?;
         Err(Error::Busy)
     }
 
     fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {
         live_dir(op.peek(r.dir).inode()?)?;
-        let spot = dir::spot(&mut op, &self.hash, r.dir, r.name)?;
+        let spot = dir::spot_seen(&mut op, r.dir, r.name, r.seen)?;
         let inode = op.peek(r.victim).inode()?;
         let same = |n: &Name| n.nid == r.expected.nid && n.generation == inode.generation;
         if !spot.found.as_ref().is_some_and(same) {
@@ -601,13 +625,21 @@ impl FileSystem {
     }
 }
 
+/// What was made.
+struct Made {
+    attr: Attr,
+    /// If it was to be opened.
+    entered: Option<Entered>,
+}
+
 /// A removal whose inodes are locked.
 struct Removal<'a> {
     dir: Slot,
     victim: Slot,
     orphans: Option<Slot>,
-    name: &'a [u8],
+    name: Wanted<'a>,
     expected: &'a Name,
+    seen: &'a Seen,
     directory: bool,
 }
 

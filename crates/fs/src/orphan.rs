@@ -10,7 +10,7 @@
 //!    two sees the other.
 
 use crate::api::Ino;
-use crate::content::{Body, Delta, Inode, Orphan, TreeId};
+use crate::content::{Body, Delta, Inode, NameList, Orphan, TreeId};
 use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion};
 use crate::tree;
@@ -287,7 +287,8 @@ impl FileSystem {
         if inode.nlink > 0 {
             return Ok(());
         }
-        let extents = small(inode).ok_or(format::Damage::new("inode", "does not become empty"))?;
+        let extents =
+            small(inode).ok_or_else(|| format::Damage::new("inode", "does not become empty"))?;
         for extent in extents {
             op.free(extent)?;
         }
@@ -341,7 +342,7 @@ impl FileSystem {
             }
             let (removal, _) =
                 tree::plan_tail(&self.store, &mut op, slot, TreeId::Body, LEAVES_AT_ONCE)?;
-            removal.finish(&mut op, Some(Body::Entries(Vec::new())));
+            removal.finish(&mut op, Some(Body::Entries(NameList::default())));
             op.commit();
         }
     }

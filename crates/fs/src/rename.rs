@@ -3,16 +3,16 @@
 use crate::Error;
 use crate::api::{Caller, Ino, ROOT};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
-use crate::dir::{self, Target, check_name, is_dot};
+use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
-use crate::list::{Addition, Deletion, Spot};
-use crate::namespace::{links, live_dir};
+use crate::list::{Addition, Deletion, Seen, Spot};
+use crate::namespace::{grown, links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::MutexGuard;
-use engine::{Mode, Need, Node, Op, Slot};
+use engine::{Mode, Need, Op, Slot};
 
 /// Fails when the new name exists.
 pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
@@ -29,10 +29,10 @@ const DEPTH_MAX: u32 = 1 << 20;
 struct Request<'a> {
     from: Ino,
     from_dir: At<'a>,
-    name: &'a [u8],
+    name: Wanted<'a>,
     to: Ino,
     to_dir: At<'a>,
-    new_name: &'a [u8],
+    new_name: Wanted<'a>,
     exchange: bool,
 }
 
@@ -40,6 +40,8 @@ struct Request<'a> {
 struct Found {
     source: Name,
     target: Option<Name>,
+    old_seen: Seen,
+    new_seen: Seen,
 }
 
 /// The inodes, locked.
@@ -96,8 +98,7 @@ impl FileSystem {
         if is_dot(name) || is_dot(new_name) {
             return Err(if keep { Error::Exists } else { Error::Busy });
         }
-        check_name(name)?;
-        check_name(new_name)?;
+        let (name, new_name) = (self.wanted(name)?, self.wanted(new_name)?);
         let (parent, new_parent) = (parent.into(), new_parent.into());
         let request = Request {
             from: parent.ino(),
@@ -113,8 +114,9 @@ impl FileSystem {
             orphanage: false,
         };
         for _ in 0..TRIES {
-            let source = self.find(parent, name)?.ok_or(Error::NotFound)?;
-            let target = self.find(new_parent, new_name)?;
+            let (source, old_seen) = self.look(parent, name)?;
+            let source = source.ok_or(Error::NotFound)?;
+            let (target, new_seen) = self.look(new_parent, new_name)?;
             match &target {
                 None if exchange => return Err(Error::NotFound),
                 Some(_) if keep => return Err(Error::Exists),
@@ -122,7 +124,12 @@ impl FileSystem {
                 Some(target) if target.nid == source.nid => return Ok(()),
                 _ => {}
             }
-            let found = Found { source, target };
+            let found = Found {
+                source,
+                target,
+                old_seen,
+                new_seen,
+            };
             match self.try_rename(&request, &found, this)? {
                 Outcome::Done(orphan) => {
                     if let Some(ino) = orphan {
@@ -136,7 +143,7 @@ impl FileSystem {
             }
         }
         // Others rename faster than this looks, or the name refers to nothing.
-        self.lookup(parent, name)?;
+        self.lookup(parent, name.text)?;
         Err(Error::Busy)
     }
 
@@ -154,36 +161,42 @@ impl FileSystem {
             false => None,
         };
         let _held = guard.filter(|_| !planted(Canary::RenameUnlocked));
-        let mut nodes: Vec<Node<FsNode>> = vec![
-            self.dir_node(request.from_dir)?.clone(),
-            self.dir_node(request.to_dir)?.clone(),
-        ];
-        for name in [Some(&found.source), found.target.as_ref()]
-            .into_iter()
-            .flatten()
-        {
-            match self.named_node(name.nid) {
-                Ok(node) => nodes.push(node),
-                Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let (from, to) = (
+            self.dir_node(request.from_dir)?,
+            self.dir_node(request.to_dir)?,
+        );
+        let named = |name: &Name| match self.named_node(name.nid) {
+            Ok(node) => Ok(Some(node)),
+            Err(engine::Error::Gone(_)) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let Some(source) = named(&found.source)? else {
+            return Ok(Outcome::Again);
+        };
+        let target = match &found.target {
+            Some(name) => match named(name)? {
+                Some(node) => Some(node),
+                None => return Ok(Outcome::Again),
+            },
+            None => None,
+        };
         let replaced = found.target.as_ref().filter(|_| !request.exchange);
         let mut orphaned = this.orphanage;
-        if let Some(target) = replaced {
+        let mut orphans = None;
+        if let (Some(target), Some(node)) = (replaced, &target) {
             if found.source.kind == libc::DT_REG && !planted(Canary::ReplaceBeforeData) {
                 match self.files.write_back(found.source.nid) {
                     Err(Error::Stale(_)) => return Ok(Outcome::Again),
                     other => other?,
                 }
             }
-            match nodes[3].read() {
+            match node.read() {
                 Ok(node) => orphaned |= self.needs_orphanage(target.nid, node.inode()?),
                 Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
                 Err(error) => return Err(error.into()),
             }
             if orphaned {
-                nodes.push(self.orphan_node(target.nid)?);
+                orphans = Some(self.orphan_node(target.nid)?);
             }
         }
         let need = if found.target.is_some() {
@@ -192,13 +205,20 @@ impl FileSystem {
             Need::Grow
         };
         let mut op = self.store.begin(need)?;
-        let mode = |i| if i < 2 { this.mode } else { Mode::Exclusive };
-        let nodes: Vec<_> = nodes
-            .iter()
-            .enumerate()
-            .map(|(i, n)| (n, mode(i)))
-            .collect();
-        let slots = match op.lock_sorted_as(&nodes) {
+        // A place that stays empty has the source's node: one that is given twice is locked once.
+        let nodes = [
+            (&*from, this.mode),
+            (&*to, this.mode),
+            (&source, Mode::Exclusive),
+            (target.as_ref().unwrap_or(&source), Mode::Exclusive),
+            (orphans.as_ref().unwrap_or(&source), Mode::Exclusive),
+        ];
+        let count = match (&target, &orphans) {
+            (None, _) => 3,
+            (Some(_), None) => 4,
+            (Some(_), Some(_)) => 5,
+        };
+        let slots = match op.lock_sorted_as(&nodes[..count]) {
             Ok(slots) => slots,
             Err(engine::Error::Gone(nid)) if nid != request.from && nid != request.to => {
                 return Ok(Outcome::Again);
@@ -266,7 +286,7 @@ impl FileSystem {
     ) -> Result<Outcome, Error> {
         live_dir(op.peek(slots.from).inode()?)?;
         live_dir(op.peek(slots.to).inode()?)?;
-        let (old, new) = self.rename_spots(&mut op, request, slots)?;
+        let (old, new) = self.rename_spots(&mut op, request, found, slots)?;
         let source = op.peek(slots.source).inode()?;
         let holds = old.found.as_ref() == Some(&found.source)
             && new.found == found.target
@@ -315,15 +335,18 @@ impl FileSystem {
         &self,
         op: &mut Op<'_, FsNode>,
         request: &Request<'_>,
+        found: &Found,
         slots: Slots,
     ) -> Result<(Spot<Name>, Spot<Name>), Error> {
-        let key = |name| self.hash.first_key(name);
         let (from, to) = (
-            (request.from, key(request.name)),
-            (request.to, key(request.new_name)),
+            (request.from, request.name.first),
+            (request.to, request.new_name.first),
         );
-        let old = |op: &mut Op<'_, FsNode>| dir::spot(op, &self.hash, slots.from, request.name);
-        let new = |op: &mut Op<'_, FsNode>| dir::spot(op, &self.hash, slots.to, request.new_name);
+        let old =
+            |op: &mut Op<'_, FsNode>| dir::spot_seen(op, slots.from, request.name, &found.old_seen);
+        let new = |op: &mut Op<'_, FsNode>| {
+            dir::spot_seen(op, slots.to, request.new_name, &found.new_seen)
+        };
         if from <= to {
             let old = old(op)?;
             return Ok((old, new(op)?));
@@ -369,7 +392,7 @@ impl FileSystem {
                 }
             }
             _ => {
-                let addition = dir::insert(op, new, request.new_name, moved)?;
+                let addition = dir::insert(op, new, request.new_name.text, moved)?;
                 let old = old.remove(op, request.crosses())?;
                 Step::Move { old, addition }
             }
@@ -504,31 +527,29 @@ impl Tally {
 
     /// Changes the counts and times of the directories and of what moved (phase 2).
     fn apply(&self, op: &mut Op<'_, FsNode>, slots: Slots, request: &Request<'_>, now: Timestamp) {
-        let counted = match request.crosses() {
-            true => vec![
-                (slots.from, self.from_names, self.from_dirs),
-                (slots.to, self.to_names, self.to_dirs),
-            ],
-            false => vec![(
+        let mut count = |slot, names, dirs| op.merge(slot, grown(names, dirs, now));
+        match request.crosses() {
+            true => {
+                count(slots.from, self.from_names, self.from_dirs);
+                count(slots.to, self.to_names, self.to_dirs);
+            }
+            false => count(
                 slots.from,
                 self.from_names + self.to_names,
                 self.from_dirs + self.to_dirs,
-            )],
-        };
-        for (slot, names, dirs) in counted {
-            op.merge(slot, crate::namespace::grown(names, dirs, now));
+            ),
         }
-        let mut moved = vec![(slots.source, self.source_moves.then_some(request.to))];
-        if let (Some(slot), true) = (slots.target, request.exchange) {
-            moved.push((slot, self.target_moves.then_some(request.from)));
-        }
-        for (slot, parent) in moved {
+        let mut moves = |slot, parent| {
             let change = AttrChange {
                 parent,
                 ctime: Some(now),
                 ..AttrChange::default()
             };
             op.apply(slot, Delta::Attrs(change));
+        };
+        moves(slots.source, self.source_moves.then_some(request.to));
+        if let (Some(slot), true) = (slots.target, request.exchange) {
+            moves(slot, self.target_moves.then_some(request.from));
         }
     }
 }

@@ -44,6 +44,13 @@ pub struct Leaf {
     pub high: Option<u64>,
 }
 
+impl Leaf {
+    fn lock(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
+        op.lock(&self.node)
+            .map_err(|error| owned_error(self.node.nid(), error))
+    }
+}
+
 /// Where a leaf hangs, in an operation that holds the inode exclusively. Leaf and index
 /// nodes are not locked yet.
 #[derive(Debug)]
@@ -183,7 +190,8 @@ impl Descent {
     }
 
     fn step(self, children: &[Child], key: u64) -> Result<Descent, Error> {
-        let at = child_for(children, key).ok_or(Damage::new("tree", "a node without children"))?;
+        let at = child_for(children, key)
+            .ok_or_else(|| Damage::new("tree", "a node without children"))?;
         let low = children[at].key;
         let high = children.get(at + 1).map(|c| c.key).or(self.high);
         // Bounds that do not nest would make a walk run backwards.
@@ -212,25 +220,50 @@ fn inode_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot) -> Result<&'a Inode, Error> 
 
 fn root_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot, tree: TreeId) -> Result<&'a Root, Error> {
     let root = inode_of(op, slot)?.root(tree);
-    Ok(root.ok_or(Damage::new("inode", "has no tree"))?)
+    Ok(root.ok_or_else(|| Damage::new("inode", "has no tree"))?)
 }
 
-/// Locks the leaf that covers `key`, and tells the way to it. The operation holds the inode, shared
-/// with others or not.
+/// Locks the leaf that covers `key`, and tells where its keys end. The operation holds the inode,
+/// shared with others or not.
 pub fn lock_leaf(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
     tree: TreeId,
     key: u64,
-) -> Result<(Path, Slot), Error> {
+) -> Result<(Slot, Option<u64>), Error> {
     loop {
         let shape = inode_of(op, inode)?.shape();
-        let found = path(op.store(), op, inode, tree, key);
-        let found = found.and_then(|path| Ok((path.lock_leaf(op)?, path)));
+        let found = find(op.store(), root_of(op, inode, tree)?, key);
+        let found = found.and_then(|leaf| Ok((leaf.lock(op)?, leaf.high)));
         // A leaf that was locked in vain stays locked: its keys are lower than those wanted, as
         // a split moves the upper ones, and leaves are locked in that order.
         if inode_of(op, inode)?.shape() == shape || planted(Canary::ShapeIgnored) {
-            return found.map(|(slot, path)| (path, slot));
+            return found;
+        }
+    }
+}
+
+/// The way to the leaf that covers `key`, which the operation has locked: others may split the
+/// index nodes above it meanwhile, but not move `key` to another leaf.
+pub fn path_to(
+    op: &Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    key: u64,
+    leaf: Slot,
+) -> Result<Path, Error> {
+    loop {
+        let shape = inode_of(op, inode)?.shape();
+        let found = path(op.store(), op, inode, tree, key);
+        if found
+            .as_ref()
+            .is_ok_and(|path| path.leaf.node.nid() == op.nid(leaf))
+        {
+            return found;
+        }
+        if inode_of(op, inode)?.shape() == shape {
+            found?;
+            return Err(Damage::new("tree", "a key leads to two leaves").into());
         }
     }
 }
@@ -249,9 +282,13 @@ pub fn path(
     for _ in 0..root.depth {
         let node = load(store, at.nid)?;
         let low = at.low;
-        at = {
-            let content = node.read().map_err(|e| owned_error(node.nid(), e))?;
-            at.step(content.index()?, key)?
+        at = match op.slot_of(node.nid()) {
+            // Locked by a plan of this operation.
+            Some(slot) => at.step(op.peek(slot).index()?, key)?,
+            None => {
+                let content = node.read().map_err(|e| owned_error(node.nid(), e))?;
+                at.step(content.index()?, key)?
+            }
         };
         index.push((node, low));
     }
@@ -266,8 +303,7 @@ pub fn path(
 impl Path {
     /// Locks the leaf.
     pub fn lock_leaf(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
-        op.lock(&self.leaf.node)
-            .map_err(|error| owned_error(self.leaf.node.nid(), error))
+        self.leaf.lock(op)
     }
 
     fn lock_index(&self, op: &mut Op<'_, FsNode>, level: usize) -> Result<Slot, Error> {

@@ -191,7 +191,7 @@ fn step(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<(), Err
             let mut op = store.begin(Need::Grow)?;
             let slots = op.lock_sorted(&[&nodes[0], &nodes[1]])?;
             let number = rng.next_u64();
-            for slot in &slots {
+            for slot in slots.iter() {
                 let numbers = &op.peek(*slot).0;
                 let len = numbers.len();
                 let change = match len {

@@ -6,6 +6,7 @@ use super::FsNode;
 use super::codec::{Reader, put, put_u32, put_u64};
 use super::entry::{self, Child, Entry, FileExtent, Name, Orphan, Xattr};
 use super::inode::{self, Body, Inode, Root, TreeId};
+use super::names::NameList;
 use super::tally::Tally;
 use base::clock::Timestamp;
 use format::delta as tag;
@@ -390,21 +391,14 @@ impl FsNode {
                 }
                 self.inline_mut()?.resize(len, 0);
             }
-            Delta::InsertName(name) => entry::insert(self.names_mut()?, name.clone())?,
-            Delta::RemoveName(key) => {
-                entry::remove(self.names_mut()?, *key)?;
-            }
+            Delta::InsertName(name) => self.names_mut()?.insert(name.clone())?,
+            Delta::RemoveName(key) => self.names_mut()?.remove(*key)?,
             Delta::Retarget {
                 key,
                 nid,
                 generation,
                 kind,
-            } => {
-                let names = self.names_mut()?;
-                let at = names.binary_search_by_key(key, |n| n.key);
-                let name = &mut names[at.map_err(|_| mismatch())?];
-                (name.nid, name.generation, name.kind) = (*nid, *generation, *kind);
-            }
+            } => self.names_mut()?.retarget(*key, *nid, *generation, *kind)?,
             Delta::Extents { start, end, with } => {
                 entry::replace_extents(self.extents_mut()?, *start, *end, with)?;
             }
@@ -468,7 +462,7 @@ impl FsNode {
     fn drop_from(&mut self, key: u64) -> Result<(), Damage> {
         match self {
             FsNode::Index(list) => entry::drop_from(list, key),
-            FsNode::Bucket(list) => entry::drop_from(list, key),
+            FsNode::Bucket(list) => list.drop_from(key),
             FsNode::Extents(list) => entry::drop_from(list, key),
             FsNode::Xattrs(list) => entry::drop_from(list, key),
             FsNode::Orphans(list) => entry::drop_from(list, key),
@@ -491,7 +485,7 @@ impl FsNode {
         }
     }
 
-    fn names_mut(&mut self) -> Result<&mut Vec<Name>, Damage> {
+    fn names_mut(&mut self) -> Result<&mut NameList, Damage> {
         match self {
             FsNode::Bucket(list) => Ok(list),
             FsNode::Inode(inode) => match &mut inode.body {

@@ -1,7 +1,8 @@
 //! An inode in memory, and its image.
 
 use super::codec::{Reader, put};
-use super::entry::{self, Child, FileExtent, Name, Orphan, Xattr};
+use super::entry::{self, Child, FileExtent, Orphan, Xattr};
+use super::names::NameList;
 use super::tally::{Gains, Pending, Tally};
 use base::clock::Timestamp;
 use format::inode::{
@@ -43,7 +44,7 @@ pub enum Body {
     /// Data of a small file, target of a symbolic link, nothing for special files.
     Inline(Vec<u8>),
     Extents(Vec<FileExtent>),
-    Entries(Vec<Name>),
+    Entries(NameList),
     Orphans(Vec<Orphan>),
     /// A large file's extents, a large directory's entries, many orphans.
     Tree(Root),
@@ -111,7 +112,7 @@ impl Inode {
             xattrs: Vec::new(),
             xattr_root: None,
             body: if dir {
-                Body::Entries(Vec::new())
+                Body::Entries(NameList::default())
             } else {
                 Body::Inline(Vec::new())
             },
@@ -321,7 +322,7 @@ impl Body {
                 (BODY_EXTENTS, 0)
             }
             Body::Entries(list) => {
-                entry::encode_list(list, out);
+                list.encode(out);
                 (BODY_ENTRIES, 0)
             }
             Body::Orphans(list) => {
@@ -342,7 +343,7 @@ impl Body {
         Ok(match kind {
             BODY_INLINE => Body::Inline(reader.rest().to_vec()),
             BODY_EXTENTS => Body::Extents(entry::decode_list(reader)?),
-            BODY_ENTRIES => Body::Entries(entry::decode_list(reader)?),
+            BODY_ENTRIES => Body::Entries(NameList::decode(reader)?),
             BODY_ORPHANS => Body::Orphans(entry::decode_list(reader)?),
             BODY_TREE => Body::Tree(decode_root(depth, reader)?),
             _ => return Err(reader.damage("unknown body")),
@@ -353,7 +354,7 @@ impl Body {
         match self {
             Body::Inline(bytes) => entry::heap(bytes.capacity()),
             Body::Extents(list) => entry::list_memory(list),
-            Body::Entries(list) => entry::list_memory(list),
+            Body::Entries(list) => list.memory(),
             Body::Orphans(list) => entry::list_memory(list),
             Body::Tree(root) => entry::list_memory(&root.children),
         }

@@ -1,6 +1,6 @@
 //! Which elements fill which leaves of trees.
 
-use super::entry::Entry;
+use super::entry::{Entry, list_len};
 use super::{FileExtent, FsNode, Name, Orphan, Xattr};
 use format::Damage;
 use format::dir::COLLISION_BITS;
@@ -12,6 +12,10 @@ pub trait InLeaf: Entry + Clone + PartialEq {
     /// Damage when the node is no leaf of such a tree.
     fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
     fn leaf(list: Vec<Self>) -> FsNode;
+    /// Bytes of all elements of a leaf, encoded.
+    fn leaf_len(node: &FsNode) -> Result<usize, Damage> {
+        Ok(list_len(Self::in_leaf(node)?))
+    }
 }
 
 impl InLeaf for Name {
@@ -22,7 +26,14 @@ impl InLeaf for Name {
     }
 
     fn leaf(list: Vec<Name>) -> FsNode {
-        FsNode::Bucket(list)
+        FsNode::Bucket(list.into())
+    }
+
+    fn leaf_len(node: &FsNode) -> Result<usize, Damage> {
+        match node {
+            FsNode::Bucket(list) => Ok(list.encoded_len()),
+            _ => Ok(list_len(Self::in_leaf(node)?)),
+        }
     }
 }
 

@@ -112,7 +112,7 @@ fn deltas() -> Vec<Delta> {
 
 fn nodes() -> Vec<FsNode> {
     let mut dir = Inode::new(libc::S_IFDIR | 0o755, 1, now());
-    dir.body = Body::Entries(vec![name(1, "one"), name(2, "two")]);
+    dir.body = Body::Entries(vec![name(1, "one"), name(2, "two")].into());
     let mut file = Inode::new(libc::S_IFREG | 0o644, 1, now());
     file.body = Body::Extents(vec![extent(0, 50, 2), extent(7, 60, 1)]);
     file.pending_truncate = Some(99);
@@ -134,7 +134,7 @@ fn nodes() -> Vec<FsNode> {
             key: 3,
             nid: Nid(4),
         }]),
-        FsNode::Bucket(vec![name(1, "one")]),
+        FsNode::Bucket(vec![name(1, "one")].into()),
         FsNode::Extents(vec![extent(0, 50, 2)]),
         FsNode::Xattrs(vec![]),
         FsNode::Value(b"bytes".to_vec()),

@@ -475,6 +475,11 @@ impl Drop for StateUse<'_> {
     }
 }
 
+/// A file whose open is counted, and that must be opened or the count stays.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Entered(Arc<FileState>);
+
 /// An open file. Dropping the last handle releases it: an unlinked file is deleted then.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -533,10 +538,23 @@ impl Files {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
         let entered = self.table.enter(&node, generation, true);
-        let state = entered.ok_or(Error::Stale(ino))?;
+        self.open_entered(Entered(entered.ok_or(Error::Stale(ino))?), flags)
+    }
+
+    /// Counts an open of a file that an operation is making, before it commits.
+    pub(crate) fn enter_new(&self, node: &Node<FsNode>, generation: u64) -> Option<Entered> {
+        self.table.enter(node, generation, true).map(Entered)
+    }
+
+    /// Opens a file whose open is counted. No operation is under way.
+    pub(crate) fn open_entered(
+        self: &std::sync::Arc<Self>,
+        Entered(state): Entered,
+        flags: i32,
+    ) -> Result<std::sync::Arc<OpenFile>, Error> {
         if let Err(error) = self.load_state(&state) {
             if self.table.leave(&state, true, &self.pages) {
-                self.last_reference_gone(ino);
+                self.last_reference_gone(state.ino());
             }
             return Err(error);
         }

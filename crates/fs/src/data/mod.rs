@@ -32,6 +32,7 @@ mod writeback;
 
 pub(crate) use crate::content::inode::SIZE_MAX;
 pub(crate) use extents::FREE_MAX;
+pub(crate) use file::Entered;
 pub use file::OpenFile;
 
 use crate::content::FsNode;

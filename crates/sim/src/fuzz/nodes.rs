@@ -5,12 +5,12 @@ use engine::Content;
 use format::item::PAYLOAD_MAX;
 use format::{Block, Nid};
 use fs::content::entry::Value;
-use fs::content::{Body, Child, Delta, FileExtent, FsNode, Inode, Name, Orphan, Xattr};
+use fs::content::{Body, Child, Delta, FileExtent, FsNode, Inode, Name, NameList, Orphan, Xattr};
 use std::collections::BTreeMap;
 
 /// Each four bytes are one change of a bucket.
 pub fn check_bucket(input: &[u8]) {
-    let mut bucket = FsNode::Bucket(Vec::new());
+    let mut bucket = FsNode::Bucket(NameList::default());
     let mut model: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for step in input.chunks_exact(4).take(2000) {
         let key = (step[1] as u64) << 7 | (step[2] & 3) as u64;
@@ -156,13 +156,13 @@ fn samples() -> Vec<FsNode> {
         inode(libc::S_IFDIR, None),
         inode(
             libc::S_IFDIR,
-            Some(Body::Entries((0..5).map(name).collect())),
+            Some(Body::Entries((0..5).map(name).collect::<Vec<_>>().into())),
         ),
         inode(
             libc::S_IFDIR,
             Some(Body::Orphans((0..5).map(orphan).collect())),
         ),
-        FsNode::Bucket((0..20).map(name).collect()),
+        FsNode::Bucket((0..20).map(name).collect::<Vec<_>>().into()),
         FsNode::Extents((0..20).map(extent).collect()),
         FsNode::Xattrs((0..6).map(xattr).collect()),
         FsNode::Index((0..6).map(child).collect()),

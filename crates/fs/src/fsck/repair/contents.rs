@@ -10,7 +10,7 @@ use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::api::ROOT;
 use crate::content::entry::list_len;
 use crate::content::inode::{INLINE_EXTENTS_MAX, SYMLINK_MAX};
-use crate::content::{Body, FileExtent, FsNode, Inode, Root, Value, Xattr};
+use crate::content::{Body, FileExtent, FsNode, Inode, NameList, Root, Value, Xattr};
 use crate::data::SIZE_MAX;
 use crate::dir::NameHash;
 use engine::Extent;
@@ -176,7 +176,7 @@ impl Round<'_> {
         };
         if !fits {
             inode.body = match proper {
-                libc::S_IFDIR => Body::Entries(Vec::new()),
+                libc::S_IFDIR => Body::Entries(NameList::default()),
                 _ => Body::Inline(Vec::new()),
             };
             self.act(

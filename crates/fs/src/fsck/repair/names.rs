@@ -21,7 +21,7 @@ impl Round<'_> {
     /// Gathers a directory's names, removes those that name nothing, and puts them in order.
     pub fn mend_directory(&mut self, dir: Nid, inode: &mut Inode) -> Result<(), Error> {
         let found: Collected<Name> = match &inode.body {
-            Body::Entries(list) => Collected::of_list(list.clone()),
+            Body::Entries(list) => Collected::of_list(list.to_vec()),
             Body::Tree(root) => self.collect(dir, root, true)?,
             _ => return Ok(()),
         };
@@ -83,7 +83,7 @@ impl Round<'_> {
     /// A directory's body with these names, which are in order.
     fn names_body(&mut self, names: &[Name]) -> Result<Body, Error> {
         Ok(match list_len(names) <= INLINE_ENTRIES_MAX {
-            true => Body::Entries(names.to_vec()),
+            true => Body::Entries(names.to_vec().into()),
             false => Body::Tree(self.build(names)?),
         })
     }
@@ -196,7 +196,7 @@ impl Round<'_> {
     /// The names of a directory, as far as they are there.
     pub fn names_of(&self, dir: Nid, inode: &Inode) -> Result<Vec<Name>, Error> {
         Ok(match &inode.body {
-            Body::Entries(list) => list.clone(),
+            Body::Entries(list) => list.to_vec(),
             Body::Tree(root) => self.collect::<Name>(dir, root, true)?.items,
             _ => Vec::new(),
         })

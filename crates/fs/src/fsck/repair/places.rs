@@ -10,7 +10,7 @@ use crate::Error;
 use crate::api::ROOT;
 use crate::content::entry::list_len;
 use crate::content::inode::INLINE_ORPHANS_MAX;
-use crate::content::{Body, FsNode, Inode, Name, Orphan};
+use crate::content::{Body, FsNode, Inode, Name, NameList, Orphan};
 use crate::dir::NameHash;
 use format::Nid;
 use format::dir::COLLISION_BITS;
@@ -80,7 +80,7 @@ impl Round<'_> {
             }
             let generation = self.salvage.next_version(nid)?;
             let (mode, body) = match nid {
-                ROOT => (0o755, Body::Entries(Vec::new())),
+                ROOT => (0o755, Body::Entries(NameList::default())),
                 _ => (0, Body::Orphans(Vec::new())),
             };
             let mut inode = Inode::new(libc::S_IFDIR | mode, generation, self.now);
