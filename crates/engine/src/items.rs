@@ -1,10 +1,11 @@
 //! Reading items from the array.
 
 use crate::error::Error;
-use device::{AlignedBuf, Array};
+use device::{AlignedBuf, Array, Io};
 use format::BLOCK_SIZE;
 use format::item::{self, ItemHeader, ItemKind, Place};
 use format::{Damage, Nid};
+use std::ops::Range;
 
 /// The bytes of an item and where its payload lies in them.
 pub(crate) struct ReadItem {
@@ -49,6 +50,53 @@ pub(crate) fn read_item(array: &Array, place: Place) -> Result<Result<ReadItem, 
         len,
         header,
     }))
+}
+
+/// Bytes between two items that are read along with them rather than split a read.
+const GAP_MAX: u64 = 16 << 10;
+/// A read of several items goes on to the next only below this length, in bytes.
+const RUN_MAX: u64 = 256 << 10;
+
+/// Reads the bytes at several places, all at once, and calls `each` with the number of every place and
+/// what lies there. The places are in their order on the array, and those that point outside
+/// of it are left out.
+pub(crate) fn read_places(
+    array: &Array,
+    places: &[Place],
+    mut each: impl FnMut(usize, &[u8]),
+) -> Result<(), Error> {
+    let block = BLOCK_SIZE as u64;
+    let limit = array.geometry().total_blocks() * block;
+    let mut runs: Vec<(Range<u64>, Vec<usize>)> = Vec::new();
+    for (i, place) in places.iter().enumerate() {
+        let first = place.byte / block * block;
+        let end = (place.byte + place.len as u64).next_multiple_of(block);
+        if place.is_none() || end > limit || place.len as usize > item::ITEM_MAX {
+            continue;
+        }
+        match runs.last_mut() {
+            Some((run, items)) if first <= run.end + GAP_MAX && end - run.start <= RUN_MAX => {
+                run.end = run.end.max(end);
+                items.push(i);
+            }
+            _ => runs.push((first..end, vec![i])),
+        }
+    }
+    let len = |run: &Range<u64>| (run.end - run.start) as usize;
+    let buffers = runs.iter().map(|(run, _)| AlignedBuf::zeroed(len(run)));
+    let mut buffers: Vec<AlignedBuf> = buffers.collect();
+    let reads = runs.iter().zip(&mut buffers).map(|((run, _), buf)| {
+        let byte = run.start;
+        Io::Read { byte, buf }
+    });
+    array.execute(&mut reads.collect::<Vec<_>>())?;
+    for ((run, items), bytes) in runs.iter().zip(&buffers) {
+        for &i in items {
+            let at = (places[i].byte - run.start) as usize;
+            each(i, &bytes[at..at + places[i].len as usize]);
+        }
+    }
+    Ok(())
 }
 
 /// Reads a table or space page and checks that it is the one asked for.

@@ -344,6 +344,10 @@ impl<C: Content> NodeCache<C> {
         Some(Arc::clone(cell))
     }
 
+    pub fn contains(&self, nid: Nid) -> bool {
+        self.lock(self.shard_of(nid)).cells.contains_key(&nid.0)
+    }
+
     /// Versions of cells in the cache, for nids from `first`, a leaf's, on that have a bit in
     /// `wanted` and are in nobody's hands; returns those found.
     pub fn versions(

@@ -3,7 +3,7 @@
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::error::Error;
-use crate::items::read_node;
+use crate::items::{self, read_node};
 use crate::journal::{Journal, Resume};
 use crate::nids::{LeafNids, NidSource, Nids};
 use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
@@ -11,13 +11,14 @@ use crate::op::{Dirty, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
 use crate::sum::{Padded, Sum};
-use crate::table::Table;
+use crate::table::{Entry, Table};
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
 use base::thread::Pool;
 use device::Array;
+use format::item::Place;
 use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
 use std::collections::BTreeMap;
@@ -372,6 +373,40 @@ impl<C: Content> Store<C> {
                 Err(_) if self.table.entry(nid)? != entry => {}
                 Err(damage) => return Err(Error::node(nid, damage)),
             }
+        }
+    }
+
+    /// Brings nodes into memory that are not there, by reads that are made all at once: for who is about
+    /// to [`get`](Self::get) one after the other. A node that cannot be read is left to `get`, which tells why.
+    pub fn read_ahead(&self, nids: impl IntoIterator<Item = Nid>) {
+        let mut wanted: Vec<(Nid, Entry)> = Vec::new();
+        for nid in nids {
+            let readable = nid.0 < SPACE_MAP_FIRST && !self.unreplayed.contains_key(&nid.0);
+            if readable
+                && !self.nodes.contains(nid)
+                && let Ok(entry) = self.table.entry(nid)
+                && !entry.place.is_none()
+            {
+                wanted.push((nid, entry));
+            }
+        }
+        if wanted.len() < 2 {
+            return;
+        }
+        wanted.sort_unstable_by_key(|(_, entry)| entry.place.byte);
+        let places: Vec<Place> = wanted.iter().map(|(_, entry)| entry.place).collect();
+        let read = items::read_places(&self.array, &places, |i, image| {
+            let (nid, entry) = wanted[i];
+            let body = items::node_in(image, nid, entry.version)
+                .and_then(|(kind, payload)| Body::<C>::decode(kind, payload));
+            if let Ok(body) = body {
+                let cell = new_cell(nid, entry.version, body);
+                self.nodes
+                    .insert_read(cell, || self.table.still(nid, entry));
+            }
+        });
+        if let Err(error) = read {
+            tracing::debug!("reading ahead: {error}");
         }
     }
 

@@ -339,14 +339,19 @@ impl FileSystem {
         Ok(fates)
     }
 
-    /// The names in the directory, as one look at it finds them.
+    /// The names in the directory, as one look at it finds them; their inodes are in memory then.
     fn find_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Option<Name>>, Error> {
         let keys: Vec<u64> = items.iter().map(|item| item.key).collect();
-        let node = self.dir_inode(dir)?;
-        let inode = live_dir(node.inode()?)?;
-        list::find_each(&self.store, inode, &keys, |i, name: &Name| {
-            &*name.name == items[i].name
-        })
+        let found = {
+            let node = self.dir_inode(dir)?;
+            let inode = live_dir(node.inode()?)?;
+            list::find_each(&self.store, inode, &keys, |i, name: &Name| {
+                &*name.name == items[i].name
+            })?
+        };
+        self.store
+            .read_ahead(found.iter().flatten().map(|name| name.nid));
+        Ok(found)
     }
 
     fn stat_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Fate<Attr>>, Error> {

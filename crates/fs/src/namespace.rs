@@ -22,6 +22,8 @@ use std::sync::Arc;
 const LINKS_FOLLOWED: u32 = 40;
 /// readdir offsets below this belong to "." and "..".
 const COOKIES: u64 = 2;
+/// Inodes that a listing with attributes reads at once.
+const INODES_AHEAD: usize = 64;
 /// Looks at one name that may find it pointing at an inode just gone.
 const LOOKS: u32 = 100;
 
@@ -557,7 +559,30 @@ impl FileSystem {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<(), Error> {
-        let dir = dir.into();
+        self.list(dir.into(), cookie, false, each)
+    }
+
+    /// The same for who asks for the attributes of each entry as it is listed: their inodes are read
+    /// into memory several at once.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::readdir`]; what is wrong with an entry's inode [`FileSystem::getattr`] tells.
+    pub fn readdir_plus<'d>(
+        &self,
+        dir: impl Into<At<'d>>,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<(), Error> {
+        self.list(dir.into(), cookie, true, each)
+    }
+
+    fn list(
+        &self,
+        dir: At<'_>,
+        cookie: u64,
+        read_ahead: bool,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<(), Error> {
         let ino = dir.ino();
         let parent = {
             let node = self.dir_inode(dir)?;
@@ -594,8 +619,13 @@ impl FileSystem {
                 let node = self.dir_inode(dir)?;
                 list::run_from::<Name>(&self.store, node.inode()?, key)?
             };
-            if !names.iter().map(entry_of).all(&mut *each) {
-                return Ok(());
+            for names in names.chunks(INODES_AHEAD) {
+                if read_ahead {
+                    self.store.read_ahead(names.iter().map(|name| name.nid));
+                }
+                if !names.iter().map(entry_of).all(&mut *each) {
+                    return Ok(());
+                }
             }
             from = next;
         }

@@ -247,6 +247,7 @@ impl FileSystem {
         names: &'n [Name],
     ) -> Result<Vec<&'n Name>, Error> {
         let (mut left, mut victims) = (Vec::new(), Vec::new());
+        self.store.read_ahead(names.iter().map(|name| name.nid));
         for name in names {
             match self.named_node(name.nid) {
                 Ok(node) => victims.push((name, node)),

@@ -661,7 +661,7 @@ impl SheafOps {
         reply: &mut DirectoryReply<'_>,
     ) -> Result<()> {
         self.fs
-            .readdir(ino(node), offset, &mut |e| {
+            .readdir_plus(ino(node), offset, &mut |e| {
                 // Asked first: no reference is to be taken in vain.
                 if !reply.has_room(e.name.len()) {
                     return false;

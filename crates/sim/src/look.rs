@@ -35,7 +35,7 @@ pub struct Found {
 /// All names of a directory but those that begin with a dot.
 pub fn list(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>, fs::Error> {
     let mut names = Vec::new();
-    fs.readdir(dir, 0, &mut |entry| {
+    fs.readdir_plus(dir, 0, &mut |entry| {
         // Names that begin with a dot are not part of any model.
         if !entry.name.starts_with(b".") {
             names.push((entry.name.to_vec(), entry.ino));

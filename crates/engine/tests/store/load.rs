@@ -2,6 +2,7 @@
 
 use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
 use base::rng::Rng;
+use device::sim::Times;
 use engine::{Need, StoreOptions};
 use format::Nid;
 use std::collections::BTreeMap;
@@ -193,6 +194,10 @@ fn readers_find_every_node_while_checkpoints_move_table_pages() {
         for i in 0..8_000 {
             let nid = nids[rng.below(nids.len() as u64) as usize];
             if worker > 1 {
+                if i % 64 == 0 {
+                    let some = (0..64).map(|_| *rng.pick(&nids));
+                    store.read_ahead(some.collect::<Vec<_>>());
+                }
                 let node = store.get(nid).unwrap();
                 assert_eq!(node.read().unwrap().0.len(), 2);
             } else {
@@ -201,4 +206,52 @@ fn readers_find_every_node_while_checkpoints_move_table_pages() {
         }
     });
     store.close().unwrap();
+}
+
+#[test]
+fn nodes_that_were_read_ahead_take_no_reads_of_their_own() {
+    let world = World::new(17, &[64, 64]);
+    let options = StoreOptions {
+        node_cache_bytes: 16 << 20,
+        ..World::options()
+    };
+    let store = world.open_with(options.clone()).unwrap();
+    let mut nids: Vec<Nid> = (0..3_000)
+        .map(|i| create(&store, vec![i; 1 + i as usize % 40]).unwrap())
+        .collect();
+    let gone = nids.pop().unwrap();
+    delete(&store, gone).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let store = world.open_with(options).unwrap();
+    let reads = || {
+        store
+            .array()
+            .stats()
+            .devices
+            .iter()
+            .map(|d| d.reads)
+            .sum::<u64>()
+    };
+    // Devices that fail are met by those who get the nodes.
+    let fail = |times| world.devices.iter().for_each(|d| d.fail_reads(times, None));
+    let first = nids[..2].iter().copied();
+    store.get(nids[2]).unwrap();
+    fail(Times::Always);
+    store.read_ahead(first.clone());
+    assert!(store.get(nids[0]).is_err());
+    world.devices.iter().for_each(|d| d.heal());
+    store.read_ahead(nids.iter().copied().chain([gone, Nid(1 << 40)]));
+    let before = reads();
+    for (i, nid) in (0..).zip(&nids) {
+        let state = vec![i; 1 + i as usize % 40];
+        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, state);
+    }
+    assert_eq!(reads(), before);
+    assert!(store.get(gone).is_err());
+    // What is there already costs nothing, and what changed is not read back old.
+    change(&store, nids[7], Need::Grow, Change::Push(7)).unwrap();
+    store.read_ahead(nids.iter().copied());
+    assert_eq!(reads(), before);
+    assert_eq!(store.get(nids[7]).unwrap().read().unwrap().0, [7; 9]);
 }
