@@ -203,9 +203,14 @@ impl Files {
     }
 
     /// Forgets pages and returns the blocks promised for them.
-    fn drop_pages(&self, state: &base::sync::Arc<FileState>, pages: std::ops::Range<u64>) {
-        self.pages.invalidate(state.key, pages);
+    fn drop_pages(
+        &self,
+        state: &base::sync::Arc<FileState>,
+        pages: std::ops::Range<u64>,
+    ) -> engine::cache::Dropped {
+        let dropped = self.pages.invalidate(state.key, pages);
         self.trim_promise(state);
+        dropped
     }
 }
 

@@ -20,6 +20,8 @@ use engine::{Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 
+const CUT_FAILED: &str = "it was beyond the end of a truncation that failed";
+
 /// The orphan directory that lists an inode.
 fn orphan_directory(ino: Ino) -> Nid {
     Nid(FIRST_ORPHANS + ino.0 % ORPHAN_DIRECTORIES)
@@ -57,26 +59,44 @@ impl Files {
         Ok(())
     }
 
+    /// Makes a file shorter. If that fails and nothing of it was logged, the file keeps its size: a smaller one
+    /// is logged here or never, so that memory must not show what no later fsync makes durable.
     fn shrink(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
-        let old = state.size();
+        let (old, logged) = {
+            let meta = state.meta.lock();
+            (meta.size, meta.logged_size)
+        };
         let cut = size.div_ceil(PAGE);
-        self.drop_pages(state, cut..old.div_ceil(PAGE).max(cut));
+        let dropped = self.drop_pages(state, cut..old.div_ceil(PAGE).max(cut));
+        // Pages beyond are gone: the promise of a smaller size may not be kept otherwise.
+        state.meta.lock().size = size;
+        let outcome = self.shrink_to(state, size, logged);
+        let mut meta = state.meta.lock();
+        if outcome.is_err() && size < logged && meta.logged_size == logged && !meta.replaced {
+            meta.size = old;
+            if dropped.dirty > 0 {
+                self.lost(state, &mut meta, CUT_FAILED);
+            }
+            return outcome;
+        }
+        drop(meta);
+        // Only now: where the file keeps its size these bytes are its own.
         if !size.is_multiple_of(PAGE) {
             let from = (size % PAGE) as usize;
             self.pages.zero(state.key, size / PAGE, from..PAGE as usize);
         }
-        let (logged, replaced) = {
-            let mut meta = state.meta.lock();
-            // Pages beyond are gone: the promise of a smaller size may not be kept otherwise.
-            meta.size = size;
-            (meta.logged_size, meta.replaced)
-        };
+        outcome
+    }
+
+    /// Logs a smaller size, if that must be, and frees what lies beyond.
+    fn shrink_to(&self, state: &Arc<FileState>, size: u64, logged: u64) -> Result<(), Error> {
+        let replaced = state.meta.lock().replaced;
         if replaced || (size == 0 && self.replace(state)?) {
             return Ok(());
         }
         let beyond = {
             let content = state.node.read()?;
-            let range = cut..extents::PAGE_LIMIT;
+            let range = size.div_ceil(PAGE)..extents::PAGE_LIMIT;
             !extents::lookup(&self.store, content.inode()?, range, 1)?.is_empty()
         };
         if size < logged || beyond {

@@ -226,8 +226,10 @@ fn settle(
     let known = sched::run("recovery", order, &machine.clock, || {
         let fs = machine.open();
         let fs = fs.map_err(|error| Stop::noticed("recovery", &error))?;
-        let known = check(&fs, dirs, known)?;
+        let checked = check(&fs, dirs, known);
+        // Whatever was found: its threads end with the file system.
         let closed = fs.close();
+        let known = checked?;
         closed.map_err(|error| Stop::noticed("close", &error))?;
         Ok(known)
     })?;

@@ -228,3 +228,54 @@ fn a_file_with_a_damaged_tree_is_read_as_far_as_possible_and_can_be_deleted() {
     m.delete(ino);
     m.close();
 }
+
+#[test]
+fn a_file_that_could_not_be_cut_keeps_its_size() {
+    // The smaller size was shown but not logged: a sync that succeeded did not make it durable, and a
+    // crash brought the larger one back.
+    let mut world = World::new(27, 256, 4096);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let pages = 6_000;
+    for page in (0..pages).step_by(2) {
+        m.write(&file, page * PAGE, &pattern(page, 100));
+    }
+    m.files.fsync(&file, false).unwrap();
+    let whole = m.contents(ino);
+    drop(file);
+    m.close();
+    let m = world.mount();
+    let file = m.open(ino);
+    // The page that the cut would end in is in memory.
+    assert_eq!(m.files.read(&file, 6 * PAGE, &mut [0; 100]).unwrap(), 100);
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    m.files.truncate(ino, 6 * PAGE + 9).unwrap_err();
+    for device in &world.devices {
+        device.heal();
+    }
+    assert_eq!(m.contents(ino), whole);
+    m.files.fsync(&file, false).unwrap();
+    // What was written and not synced is gone with the pages, and its writer is told.
+    m.write(&file, 0, &pattern(0, 100));
+    m.write(&file, 8 * PAGE, &pattern(9, 100));
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    m.store.checkpoint().unwrap();
+    m.files.truncate(ino, 7 * PAGE + 9).unwrap_err();
+    for device in &world.devices {
+        device.heal();
+    }
+    assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    assert_eq!(m.contents(ino), whole);
+    drop((file, m));
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    assert_eq!(m.contents(ino), whole);
+    m.files.truncate(ino, 7 * PAGE + 9).unwrap();
+    m.close();
+    world.mount().check(ino);
+}
