@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
 use crate::content::{Body, FsNode, Inode};
-use crate::data::{DataOptions, Files, LastReference};
+use crate::data::{DataOptions, Files, LastReference, Owners};
 use crate::dir::NameHash;
 use crate::orphan::OrphanSet;
 use crate::times::Times;
@@ -99,6 +99,7 @@ impl Default for MkfsOptions {
 pub struct FileSystem {
     pub(crate) store: Arc<Store<FsNode>>,
     pub(crate) files: Arc<Files>,
+    pub(crate) owners: Owners,
     pub(crate) hash: NameHash,
     pub(crate) times: Arc<Times>,
     /// Held by a rename that moves a directory to another parent (R13).
@@ -152,6 +153,7 @@ impl FileSystem {
         let fs = Arc::new(FileSystem {
             store,
             times,
+            owners: Owners::new(&files),
             files,
             hash,
             renames: Mutex::new(rank::RENAME, ()),

@@ -13,7 +13,7 @@ impl FileSystem {
         if self.read_only() && flags & libc::O_ACCMODE != libc::O_RDONLY {
             return Err(Error::ReadOnly);
         }
-        let file = self.files.open(ino, flags)?;
+        let file = self.files.open(&self.owners, ino, flags)?;
         if flags & libc::O_TRUNC != 0 {
             self.truncate(&Caller::root(), ino, 0)?;
             self.kill_privileges(ino)?;

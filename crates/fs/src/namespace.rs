@@ -209,7 +209,8 @@ impl FileSystem {
         let draft = Draft::file(mode);
         let made = self.make(who, parent.into(), name, &draft, true)?;
         let entered = made.entered.ok_or(Error::Stale(made.attr.ino))?;
-        let file = self.files.open_entered(entered, flags & !libc::O_TRUNC)?;
+        let flags = flags & !libc::O_TRUNC;
+        let file = self.files.open_entered(&self.owners, entered, flags)?;
         Ok((made.attr, file))
     }
 
@@ -245,7 +246,7 @@ impl FileSystem {
         addition.finish(&mut op);
         self.note_orphan(ino);
         op.commit();
-        let file = self.files.open(ino, flags & !libc::O_TRUNC);
+        let file = self.files.open(&self.owners, ino, flags & !libc::O_TRUNC);
         self.forget(ino, 1);
         Ok((attr, file?))
     }

@@ -15,6 +15,7 @@ use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion};
 use crate::tree;
 use crate::{Error, content::FsNode, xattr};
+use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashSet;
 use base::sync::{Mutex, rank};
@@ -25,26 +26,58 @@ use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 /// Leaves that one operation frees.
 const LEAVES_AT_ONCE: usize = 16;
 
-/// The orphans that this mount knows of: as many as are unlinked and in use.
+/// The orphans that this mount knows of: as many as are unlinked and in use. In parts, and each with
+/// a count that is read without its lock: nearly every inode whose last reference goes is none.
 #[derive(Debug)]
-pub struct OrphanSet(Mutex<HashSet<Ino>>);
+pub struct OrphanSet(Box<[Part]>);
+
+/// On a cache line of its own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Part {
+    /// Members. Changes under the lock; who reads 0 without it has looked before any later `add`.
+    count: AtomicUsize,
+    members: Mutex<HashSet<Ino>>,
+}
+
+const PARTS: usize = 64;
 
 impl OrphanSet {
     pub fn new() -> OrphanSet {
-        OrphanSet(Mutex::new(rank::LEAF, HashSet::default()))
+        let part = |_| Part {
+            count: AtomicUsize::new(0),
+            members: Mutex::new(rank::LEAF, HashSet::default()),
+        };
+        OrphanSet((0..PARTS).map(part).collect())
+    }
+
+    fn part(&self, ino: Ino) -> &Part {
+        &self.0[ino.0 as usize % PARTS]
     }
 
     fn add(&self, ino: Ino) {
-        self.0.lock().insert(ino);
+        let part = self.part(ino);
+        let mut members = part.members.lock();
+        members.insert(ino);
+        part.count.store(members.len(), Ordering::Release);
     }
 
     /// True for the one caller that took it out.
     fn take(&self, ino: Ino) -> bool {
-        self.0.lock().remove(&ino)
+        let part = self.part(ino);
+        // Invariant 2 holds as with the lock: of `add` and the last reference's end the second to
+        // take the file table's lock sees what came before the first took it.
+        if part.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut members = part.members.lock();
+        let taken = members.remove(&ino);
+        part.count.store(members.len(), Ordering::Release);
+        taken
     }
 
     fn has(&self, ino: Ino) -> bool {
-        self.0.lock().contains(&ino)
+        self.part(ino).members.lock().contains(&ino)
     }
 }
 

@@ -22,7 +22,7 @@ mod frames;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
-use base::sync::{Mutex, rank};
+use base::sync::{Mutex, MutexGuard, rank};
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
 use std::collections::BTreeSet;
@@ -198,13 +198,33 @@ struct DirtyIndex {
     since_ns: u64,
 }
 
-type DirtyShard = HashMap<FileKey, DirtyIndex>;
+type DirtyFiles = HashMap<FileKey, DirtyIndex>;
+
+/// On cache lines of its own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct DirtyShard {
+    /// Files that have a dirty page. Changes under the lock.
+    count: AtomicUsize,
+    files: Mutex<DirtyFiles>,
+}
+
+impl DirtyShard {
+    fn lock(&self) -> MutexGuard<'_, DirtyFiles> {
+        self.files.lock()
+    }
+
+    /// After every change of which files there are.
+    fn count(&self, files: &DirtyFiles) {
+        self.count.store(files.len(), Ordering::Release);
+    }
+}
 
 #[derive(Debug)]
 pub struct PageCache {
     sets: Box<[Mutex<Set>]>,
     frames: Frames,
-    index: Box<[Mutex<DirtyShard>]>,
+    index: Box<[DirtyShard]>,
     dirty: AtomicUsize,
     counters: Counters,
 }
@@ -228,7 +248,10 @@ impl PageCache {
             };
             Mutex::keyed(rank::PAGE_SET, i as u64, set)
         };
-        let shard = |i| Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyShard::default());
+        let shard = |i| DirtyShard {
+            count: AtomicUsize::new(0),
+            files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
+        };
         PageCache {
             sets: (0..sets).map(set).collect(),
             frames: Frames::new(sets * WAYS),
@@ -269,7 +292,7 @@ impl PageCache {
         (run.wrapping_add(page) % self.sets.len() as u64) as usize
     }
 
-    fn shard(&self, key: FileKey) -> &Mutex<DirtyShard> {
+    fn shard(&self, key: FileKey) -> &DirtyShard {
         &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
     }
 
@@ -376,8 +399,9 @@ impl PageCache {
 
     fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
         self.dirty.fetch_add(1, Ordering::Relaxed);
-        let mut shard = self.shard(key).lock();
-        let file = shard.entry(key).or_insert_with(|| DirtyIndex {
+        let shard = self.shard(key);
+        let mut files = shard.lock();
+        let file = files.entry(key).or_insert_with(|| DirtyIndex {
             pages: BTreeSet::new(),
             promised: 0,
             since_ns: now_ns,
@@ -385,12 +409,16 @@ impl PageCache {
         let fresh = file.pages.insert(page);
         debug_assert!(fresh, "invariant 3");
         file.promised += (backing == Backing::Promised) as u64;
+        if file.pages.len() == 1 {
+            shard.count(&files);
+        }
     }
 
     fn not_dirty(&self, key: FileKey, page: u64, backing: Backing) {
         self.dirty.fetch_sub(1, Ordering::Relaxed);
-        let mut shard = self.shard(key).lock();
-        let Some(file) = shard.get_mut(&key) else {
+        let shard = self.shard(key);
+        let mut files = shard.lock();
+        let Some(file) = files.get_mut(&key) else {
             debug_assert!(false, "invariant 3");
             return;
         };
@@ -398,7 +426,8 @@ impl PageCache {
         debug_assert!(was, "invariant 3");
         file.promised -= (backing == Backing::Promised) as u64;
         if file.pages.is_empty() {
-            shard.remove(&key);
+            files.remove(&key);
+            shard.count(&files);
         }
     }
 
@@ -438,9 +467,11 @@ impl PageCache {
         file.pages.range(pages).take(most).copied().collect()
     }
 
-    /// Whether a file has any dirty page.
+    /// Whether a file has any dirty page. Takes no lock where none has: whatever was done before the
+    /// call counts, what is done meanwhile may.
     pub fn is_dirty(&self, key: FileKey) -> bool {
-        self.shard(key).lock().contains_key(&key)
+        let shard = self.shard(key);
+        shard.count.load(Ordering::Acquire) > 0 && shard.lock().contains_key(&key)
     }
 
     /// Promised blocks behind a file's dirty pages.

@@ -20,15 +20,19 @@ use super::Files;
 use super::references::{GROUP, References};
 use crate::content::FsNode;
 use crate::{Error, Ino};
-use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use base::atomic::{AtomicU64, Ordering};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
+use base::thread::current_cpu;
 use engine::cache::{FileKey, PageCache};
+use engine::sum::{Padded, Sum};
 use engine::{Epoch, Node};
 
-/// Shards of the table.
-const SHARDS: usize = 64;
+/// Shards of the table for each core.
+const SHARDS: usize = 16;
+/// By how much the number of states may be wrong.
+const STATES_SLACK: i64 = 1024;
 
 /// Times that are newer than those in the inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -274,28 +278,31 @@ impl Entry {
 /// All files in use.
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    shards: Vec<Mutex<Shard>>,
+    shards: Box<[Padded<Mutex<Shard>>]>,
     /// States in all shards; a rough figure.
-    states: AtomicUsize,
+    states: Sum,
 }
 
 impl FileTable {
-    pub fn new() -> Self {
-        let shard = |i| Mutex::keyed(rank::FILE_TABLE, i as u64, Shard::default());
+    /// A table for so many cores.
+    pub fn new(cores: usize) -> Self {
+        let shard = |i| Padded(Mutex::keyed(rank::FILE_TABLE, i as u64, Shard::default()));
         FileTable {
-            shards: (0..SHARDS).map(shard).collect(),
-            states: AtomicUsize::new(0),
+            shards: (0..(cores * SHARDS).next_power_of_two())
+                .map(shard)
+                .collect(),
+            states: Sum::new(cores, STATES_SLACK),
         }
     }
 
-    /// States there are, roughly.
+    /// States there are, give or take [`STATES_SLACK`].
     pub fn len(&self) -> usize {
-        self.states.load(Ordering::Relaxed)
+        self.states.about().max(0) as usize
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
-        let hash = (ino.0 / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
-        &self.shards[hash as usize % SHARDS]
+        let hash = (ino.0 / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44;
+        &self.shards[hash as usize & (self.shards.len() - 1)]
     }
 
     /// The state of a file if it has one.
@@ -328,7 +335,7 @@ impl FileTable {
             _ => {
                 let state = Arc::new(FileState::new(key, node.clone()));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
-                    self.states.fetch_add(1, Ordering::Relaxed);
+                    self.states.add(current_cpu(), 1);
                 }
                 Some(state)
             }
@@ -379,7 +386,7 @@ impl FileTable {
             && idle
         {
             if entry.state.take().is_some() {
-                self.states.fetch_sub(1, Ordering::Relaxed);
+                self.states.add(current_cpu(), -1);
             }
             shard.entries.remove(&ino);
         }
@@ -480,10 +487,28 @@ impl Drop for StateUse<'_> {
 #[derive(Debug)]
 pub(crate) struct Entered(Arc<FileState>);
 
+/// What an open file keeps [`Files`] alive by: a count of references for each core.
+#[derive(Debug)]
+pub(crate) struct Owners(Box<[Owner]>);
+
+/// Padded, so that no two counts are on one line.
+type Owner = Arc<Padded<std::sync::Arc<Files>>>;
+
+impl Owners {
+    pub fn new(files: &std::sync::Arc<Files>) -> Owners {
+        let owner = |_| Arc::new(Padded(std::sync::Arc::clone(files)));
+        Owners((0..files.store.options().shards).map(owner).collect())
+    }
+
+    fn mine(&self) -> &Owner {
+        &self.0[current_cpu() % self.0.len()]
+    }
+}
+
 /// An open file. Dropping the last handle releases it: an unlinked file is deleted then.
 #[derive(Debug)]
 pub struct OpenFile {
-    files: std::sync::Arc<Files>,
+    files: Owner,
     pub(super) state: Arc<FileState>,
     flags: i32,
     /// Failures of the file that this handle does not report: they were reported before.
@@ -520,7 +545,6 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        base::trace::unshared(&self.files);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
@@ -531,14 +555,16 @@ impl Drop for OpenFile {
 impl Files {
     /// Opens a regular file. `O_TRUNC` is the caller's to do.
     pub(crate) fn open(
-        self: &std::sync::Arc<Self>,
+        &self,
+        owners: &Owners,
         ino: Ino,
         flags: i32,
     ) -> Result<std::sync::Arc<OpenFile>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
         let entered = self.table.enter(&node, generation, true);
-        self.open_entered(Entered(entered.ok_or(Error::Stale(ino))?), flags)
+        let entered = Entered(entered.ok_or(Error::Stale(ino))?);
+        self.open_entered(owners, entered, flags)
     }
 
     /// Counts an open of a file that an operation is making, before it commits.
@@ -548,7 +574,8 @@ impl Files {
 
     /// Opens a file whose open is counted. No operation is under way.
     pub(crate) fn open_entered(
-        self: &std::sync::Arc<Self>,
+        &self,
+        owners: &Owners,
         Entered(state): Entered,
         flags: i32,
     ) -> Result<std::sync::Arc<OpenFile>, Error> {
@@ -560,9 +587,8 @@ impl Files {
         }
         // A failure nobody was told of yet is this handle's to report.
         let forgiven = state.forgiven();
-        base::trace::shared(self);
         Ok(std::sync::Arc::new(OpenFile {
-            files: std::sync::Arc::clone(self),
+            files: Arc::clone(owners.mine()),
             state,
             flags,
             forgiven,

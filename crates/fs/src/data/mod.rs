@@ -34,6 +34,7 @@ pub(crate) use crate::content::inode::SIZE_MAX;
 pub(crate) use extents::FREE_MAX;
 pub(crate) use file::Entered;
 pub use file::OpenFile;
+pub(crate) use file::Owners;
 
 use crate::content::FsNode;
 use crate::times::Times;
@@ -127,9 +128,9 @@ impl Files {
     pub fn new(store: Arc<Store<FsNode>>, times: Arc<Times>, options: DataOptions) -> Arc<Files> {
         Arc::new(Files {
             pages: PageCache::new(options.cache_bytes),
+            table: FileTable::new(store.options().shards),
             store,
             times,
-            table: FileTable::new(),
             options,
             orphans: OnceLock::new(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),

@@ -30,7 +30,7 @@ fn what_was_synced_survives_a_power_cut() {
         let mut synced: Vec<u8> = Vec::new();
         let mut current: Vec<u8> = Vec::new();
         let m = crash(&mut world, &mut rng.clone(), 60, |m| {
-            let Ok(file) = m.files.open(ino, libc::O_RDWR) else {
+            let Ok(file) = m.files.open(&m.owners, ino, libc::O_RDWR) else {
                 return;
             };
             for round in 0..30u64 {
@@ -86,7 +86,7 @@ fn a_rewritten_file_is_old_or_new_after_a_power_cut() {
         };
         let clock = world.clock.clone();
         let m = crash(&mut world, &mut rng, 12, |m| {
-            if let Ok(file) = m.files.open(ino, libc::O_RDWR) {
+            if let Ok(file) = m.files.open(&m.owners, ino, libc::O_RDWR) {
                 let _ = m.files.truncate(ino, 0);
                 for (i, part) in second.chunks(10_000).enumerate() {
                     let _ = m.files.write(&file, i as u64 * 10_000, part);
@@ -176,7 +176,7 @@ fn churn(m: &Mounted, rng: &mut Rng, inos: &mut Vec<Ino>) -> Result<(), Error> {
         let index = rng.below(inos.len() as u64) as usize;
         let ino = inos[index];
         let direct = if rng.one_in(3) { libc::O_DIRECT } else { 0 };
-        let file = m.files.open(ino, libc::O_RDWR | direct)?;
+        let file = m.files.open(&m.owners, ino, libc::O_RDWR | direct)?;
         let generation = file.state.key.generation;
         let (mut at, mut len) = (rng.below(120_000), rng.below(60_000) + 1);
         if rng.one_in(2) {

@@ -28,6 +28,7 @@ pub(super) struct World {
 pub(super) struct Mounted {
     pub store: Arc<Store<FsNode>>,
     pub files: Arc<Files>,
+    pub owners: Owners,
 }
 
 impl World {
@@ -87,7 +88,12 @@ impl World {
         let (store, _) = Store::open(Arc::new(array), self.store_options()).unwrap();
         let times = Arc::new(Times::new(self.clock.clone()));
         let files = Files::new(Arc::clone(&store), times, self.options.clone());
-        Mounted { store, files }
+        let owners = Owners::new(&files);
+        Mounted {
+            store,
+            files,
+            owners,
+        }
     }
 
     /// The power comes back; what was not flushed survives or not, by `rng`.
@@ -110,7 +116,7 @@ impl Mounted {
     }
 
     pub fn open(&self, ino: Ino) -> Arc<OpenFile> {
-        self.files.open(ino, libc::O_RDWR).unwrap()
+        self.files.open(&self.owners, ino, libc::O_RDWR).unwrap()
     }
 
     /// Deletes a file as unlink does, blocks and all.

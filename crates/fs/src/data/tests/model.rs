@@ -28,7 +28,7 @@ fn step(m: &Mounted, rng: &mut Rng, ino: Ino, bytes: &mut Vec<u8>) {
         0 => libc::O_RDWR | libc::O_DIRECT,
         _ => libc::O_RDWR,
     };
-    let file = m.files.open(ino, flags).unwrap();
+    let file = m.files.open(&m.owners, ino, flags).unwrap();
     let small = rng.one_in(2);
     let span = if small { 6_000 } else { SPAN };
     let (mut at, mut len) = (rng.below(span), rng.below(span / 4) + 1);

@@ -215,7 +215,10 @@ fn appends_of_many_threads_do_not_overlap() {
     let m = world.mount();
     let ino = m.make();
     base::thread::parallel(4, |t| {
-        let file = m.files.open(ino, libc::O_WRONLY | libc::O_APPEND).unwrap();
+        let file = m
+            .files
+            .open(&m.owners, ino, libc::O_WRONLY | libc::O_APPEND)
+            .unwrap();
         for _ in 0..200 {
             m.write(&file, 0, &[t as u8 + 1; 100]);
         }
