@@ -1,10 +1,11 @@
 //! One kind of change of names in a file system in this process, by one thread.
 //!
-//!     names FOLDER create|unlink|rename|write COUNT [CONTROL ACKNOWLEDGE]
+//!     names FOLDER create|stat|unlink|rename|write COUNT [CONTROL ACKNOWLEDGE]
+//!     names FOLDER create-many|stat-many|unlink-many COUNT [CONTROL ACKNOWLEDGE]
 //!
 //! As FxMark's MWCL, MWUL and MWRL have it: empty files are made in a directory, or unlinked from
 //! it in the order in which they were made, or one file gets a new name again and again; `write`
-//! makes files of 4 KiB. What is counted ends with a sync of the file system; CONTROL and
+//! makes files of 4 KiB, and those with `-many` take 128 names in one call. What is counted ends with a sync of the file system; CONTROL and
 //! ACKNOWLEDGE are the pipes of `perf stat --delay=-1 --control fifo:CONTROL,ACKNOWLEDGE`.
 
 use std::error::Error;
@@ -17,13 +18,16 @@ use device::{Array, OpenOptions};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{Caller, FileSystem, FsOptions, Ino, MkfsOptions, ROOT};
 
+/// Names of one call for many.
+const MANY: usize = 128;
+
 const DEVICES: usize = 4;
 const MEMORY: usize = 1 << 30;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, what, count, ..] = &arguments[..] else {
-        return Err("names FOLDER create|unlink|rename|write COUNT; see its source".into());
+        return Err("names FOLDER CHANGE COUNT; see its source".into());
     };
     let count: u64 = count.parse()?;
     let mut gate = Gate::open(arguments.get(3), arguments.get(4))?;
@@ -31,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let who = Caller::root();
     let dir = fs.mkdir(&who, ROOT, b"directory", 0o755)?.ino;
     match what.as_str() {
-        "unlink" => create(&fs, dir, count, &[])?,
+        "stat" | "stat-many" | "unlink" | "unlink-many" => create(&fs, dir, count, &[])?,
         "rename" => create(&fs, dir, 1, &[])?,
         _ => {}
     }
@@ -46,6 +50,14 @@ fn main() -> Result<(), Box<dyn Error>> {
                 fs.unlink(&who, dir, &name(i))?;
             }
         }
+        "stat" => {
+            for i in 0..count {
+                fs.lookup(dir, &name(i))?;
+            }
+        }
+        "create-many" => each_many(count, |names| fs.create_many(&who, dir, names, 0o644))?,
+        "stat-many" => each_many(count, |names| fs.stat_many(dir, names))?,
+        "unlink-many" => each_many(count, |names| fs.unlink_many(&who, dir, names))?,
         "rename" => {
             for i in 0..count {
                 fs.rename(&who, dir, &name(i), dir, &name(i + 1), 0)?;
@@ -67,6 +79,20 @@ fn name(mut i: u64) -> [u8; 12] {
         i /= 10;
     }
     name
+}
+
+/// Hands all names to `call`, [`MANY`] at a time.
+fn each_many<T>(
+    count: u64,
+    call: impl Fn(&[[u8; 12]]) -> Vec<Result<T, fs::Error>>,
+) -> Result<(), fs::Error> {
+    let names: Vec<[u8; 12]> = (0..count).map(name).collect();
+    for names in names.chunks(MANY) {
+        call(names)
+            .into_iter()
+            .try_for_each(|done| done.map(drop))?;
+    }
+    Ok(())
 }
 
 fn create(fs: &FileSystem, dir: Ino, count: u64, content: &[u8]) -> Result<(), fs::Error> {
