@@ -29,6 +29,10 @@ use std::collections::VecDeque;
 /// Names that one operation handles, at most.
 const TOGETHER: usize = 128;
 
+/// Names that a directory has for each one given, from which on few of those share a leaf, so that one
+/// operation for several costs more than one for each.
+const APART: u64 = 16;
+
 /// What a new name takes in a record: the creation of an inode without content, and the name.
 const NAME_BYTES: usize =
     2 * EntryHeader::SIZE + InodeHeader::SIZE + DirEntryHeader::SIZE + NAME_MAX;
@@ -169,7 +173,8 @@ struct Place<P> {
 impl FileSystem {
     /// Makes regular files, empty and not open, in one directory; returns for each name, in the order given, the new
     /// file's attributes or why it was not made. `mode` and `who` count as for [`FileSystem::mknod`].
-    /// It takes a small part of the time of as many calls of that, and fewer locks: up to 128 names are one record.
+    /// It takes fewer instructions and locks than as many calls of that, the more of the names share leaves of the
+    /// directory (`docs/performance.md`): up to 128 names are one record.
     ///
     /// Each name is made, or not, atomically with its file. The call as a whole is not atomic: others may see
     /// some of the names before the rest, and a crash may leave any of them without the others. All are durable after a
@@ -224,8 +229,8 @@ impl FileSystem {
     }
 
     /// Unlinks names of one directory, none of them a directory's; returns for each name, in the order given,
-    /// whether it went. It takes a small part of the time of as many calls of [`FileSystem::unlink`]; up to 128 names
-    /// are one record.
+    /// whether it went. It takes fewer instructions than as many calls of [`FileSystem::unlink`] where the names share
+    /// leaves of the directory, of which up to 128 go in one record; where they do not, each goes alone.
     ///
     /// Each name goes, or stays, atomically with what that means for its file. The call as a whole is not atomic:
     /// others may see some names gone and others there, and a crash may bring any of them back without the
@@ -375,6 +380,9 @@ impl FileSystem {
 
     /// Unlinks what can go in a record with others.
     fn unlink_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Fate<()>>, Error> {
+        if self.dir_inode(dir)?.inode()?.names() > items.len() as u64 * APART {
+            return Ok(items.iter().map(|_| Fate::Alone).collect());
+        }
         let dir_node = self.dir_node(dir)?;
         let mut fates: Vec<Fate<()>> = Vec::with_capacity(items.len());
         let (mut victims, mut nodes) = (Vec::new(), Vec::new());
