@@ -6,11 +6,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKDISCARD: libc::c_ulong = 0x1277;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+/// The loop device is let go when the last descriptor of it is closed.
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// Free loop devices that others may take before us.
+const LOOP_TRIES: u32 = 64;
 
 /// Writes at `offset` with data-sync semantics (`RWF_DSYNC`): when it returns, the bytes
 /// written are durable. May write less than asked.
@@ -67,6 +73,56 @@ pub fn direct_io_offset_align(file: &File) -> Option<u32> {
         )
     };
     (done == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(stat.stx_dio_offset_align)
+}
+
+/// What `LOOP_CONFIGURE` reads (linux/loop.h).
+#[repr(C)]
+struct LoopConfig {
+    descriptor: u32,
+    block_size: u32,
+    /// Numbers of devices and inodes, and the offset and limit within the file: all unset.
+    numbers: [u64; 5],
+    number: u32,
+    encryption: [u32; 2],
+    flags: u32,
+    names: [u8; 64 + 64 + 32],
+    initial: [u64; 2],
+    reserved: [u64; 8],
+}
+
+/// A free loop device over `image`, with its default block size: its path, and a descriptor of
+/// it. It is let go when that and all others of it are closed, however the process ends.
+pub fn attach_loop(image: &File) -> io::Result<(PathBuf, File)> {
+    let open = |path: &Path| File::options().read(true).write(true).open(path);
+    let control = open(Path::new("/dev/loop-control"))?;
+    let config = LoopConfig {
+        descriptor: image.as_raw_fd() as u32,
+        block_size: 0,
+        numbers: [0; 5],
+        number: 0,
+        encryption: [0; 2],
+        flags: LO_FLAGS_AUTOCLEAR,
+        names: [0; 160],
+        initial: [0; 2],
+        reserved: [0; 8],
+    };
+    for _ in 0..LOOP_TRIES {
+        // SAFETY: no memory is passed.
+        let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
+        check(number.min(0))?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = open(&path)?;
+        // SAFETY: LOOP_CONFIGURE reads one such structure, which outlives the call.
+        let done =
+            unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) };
+        match check(done) {
+            Ok(()) => return Ok((path, device)),
+            // Somebody else took it first.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EBUSY))
 }
 
 /// Makes `target`'s descriptor number refer to `replacement`'s open file, at once; what it

@@ -4,7 +4,8 @@
 //! ```text
 //! Array ── geometry ──► per-device batches ──► BlockDevice::run
 //!   │                                            ├─ FileDevice ── uring | threads
-//!   └─ FlushGate (one per device)                └─ sim::SimDevice
+//!   └─ FlushGate (one per device)                ├─ LatencyDevice, over one of these
+//!                                                └─ sim::SimDevice
 //! ```
 
 mod array;
@@ -14,6 +15,7 @@ mod error;
 mod file;
 mod flush;
 mod labels;
+mod latency;
 mod probe;
 mod reap;
 mod scan;
@@ -28,6 +30,7 @@ pub use buf::AlignedBuf;
 pub use error::Error;
 pub use file::{Backend, OpenOptions, create_image, open_devices};
 pub use labels::{LabelRepair, feature_text, label_features, label_name};
+pub use latency::{Latency, LatencyDevice};
 pub use probe::{Signature, probe, signatures};
 pub use scan::{ArrayId, Member, candidates, find_members, scan};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};

@@ -1,0 +1,218 @@
+//! A device that takes a set time for each request, over another one that is faster: for measuring what many
+//! devices, or slow ones, do on a machine that has none.
+//!
+//! 1. A device works on at most `depth` units at a time, and takes `service` for each; a request is as many units as
+//!    it has pieces of 128 KiB, one at least. What finds no place waits for the first that becomes free, in order of arrival.
+//! 2. The request itself is performed when it is submitted, so that its data is there at the end of its time, and
+//!    never after. Its time begins when that is done.
+//! 3. A caller sleeps in the kernel until its last request's time is over: its wake-up is a real one, and costs
+//!    what one costs.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::sync::{Mutex, rank};
+
+use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
+
+/// Bytes that take a device's service time once.
+const UNIT: usize = 128 << 10;
+
+/// How slow a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// Of a read or write of up to 128 KiB.
+    pub service: Duration,
+    /// Of a flush, which a durable write takes besides.
+    pub flush: Duration,
+    /// Units in service at a time; at least 1.
+    pub depth: usize,
+}
+
+/// A device with a service time; see the module's head.
+pub struct LatencyDevice {
+    below: Arc<dyn BlockDevice>,
+    latency: Latency,
+    clock: Clock,
+    /// When each place becomes free, in nanoseconds of the clock; the first on top.
+    places: Mutex<BinaryHeap<Reverse<u64>>>,
+}
+
+impl LatencyDevice {
+    /// `below` made as slow as that. With a manual clock a request moves it forward instead of sleeping.
+    pub fn new(below: Arc<dyn BlockDevice>, latency: Latency, clock: Clock) -> LatencyDevice {
+        let places = (0..latency.depth.max(1)).map(|_| Reverse(0)).collect();
+        LatencyDevice {
+            below,
+            latency,
+            clock,
+            places: Mutex::new(rank::LEAF, places),
+        }
+    }
+
+    /// When all of the requests' times are over.
+    fn admit(&self, requests: &[Request<'_>]) -> u64 {
+        let now = self.clock.monotonic_ns();
+        let mut places = self.places.lock();
+        let mut serve = |from: u64, time: Duration| {
+            // There is at least one place.
+            let Reverse(free) = places.pop().unwrap_or_default();
+            let over = free.max(from) + time.as_nanos() as u64;
+            places.push(Reverse(over));
+            over
+        };
+        let mut end = now;
+        for request in requests {
+            let mut over = now;
+            for _ in 0..request.operation.bytes().div_ceil(UNIT) {
+                over = over.max(serve(now, self.latency.service));
+            }
+            if flushes(&request.operation) {
+                over = serve(over, self.latency.flush);
+            }
+            end = end.max(over);
+        }
+        end
+    }
+}
+
+/// Whether a flush is it, or is in it.
+fn flushes(operation: &Operation<'_>) -> bool {
+    match operation {
+        Operation::Flush => true,
+        Operation::Write { durability, .. } => *durability == Durability::Durable,
+        Operation::Read { .. } => false,
+    }
+}
+
+impl BlockDevice for LatencyDevice {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.below.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.below.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.below.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.below.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        if requests.is_empty() {
+            return self.below.run(requests, meanwhile);
+        }
+        self.below.run(requests, None);
+        let end = self.admit(requests);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        self.clock.sleep_until(end);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+
+    fn release_claim(&self) -> io::Result<()> {
+        self.below.release_claim()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OpenOptions, create_image, open_devices};
+
+    const SERVICE: u64 = 100_000;
+    const FLUSH: u64 = 250_000;
+
+    fn device(depth: usize) -> (tempfile::TempDir, LatencyDevice, Clock) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        create_image(&path, 1 << 20).unwrap();
+        let below = open_devices(&[path], &OpenOptions::default())
+            .unwrap()
+            .remove(0);
+        let clock = Clock::manual(1_000);
+        let latency = Latency {
+            service: Duration::from_nanos(SERVICE),
+            flush: Duration::from_nanos(FLUSH),
+            depth,
+        };
+        let device = LatencyDevice::new(below, latency, clock.clone());
+        (dir, device, clock)
+    }
+
+    fn write<'a>(offset: u64, buf: &'a [u8]) -> Request<'a> {
+        let durability = Durability::Volatile;
+        let operation = Operation::Write {
+            offset,
+            buf,
+            durability,
+        };
+        Request::new(operation, 0)
+    }
+
+    #[test]
+    fn a_request_takes_its_service_time_and_a_flush_its_own() {
+        let (_dir, device, clock) = device(4);
+        let block = crate::AlignedBuf::from_slice(&[7; 4096]);
+        let start = clock.monotonic_ns();
+        device.write(4096, &block, Durability::Volatile).unwrap();
+        assert_eq!(clock.monotonic_ns() - start, SERVICE);
+        device.flush().unwrap();
+        assert_eq!(clock.monotonic_ns() - start, SERVICE + FLUSH);
+        device.write(0, &block, Durability::Durable).unwrap();
+        assert_eq!(clock.monotonic_ns() - start, 2 * (SERVICE + FLUSH));
+        let mut back = crate::AlignedBuf::zeroed(4096);
+        device.read(4096, &mut back).unwrap();
+        assert_eq!(&back[..], &block[..]);
+        assert_eq!(clock.monotonic_ns() - start, 3 * SERVICE + 2 * FLUSH);
+    }
+
+    #[test]
+    fn as_many_requests_as_its_depth_are_served_at_once() {
+        let (_dir, device, clock) = device(4);
+        let block = crate::AlignedBuf::zeroed(4096);
+        let start = clock.monotonic_ns();
+        let mut four: Vec<Request<'_>> = (0..4).map(|i| write(i * 4096, &block)).collect();
+        device.run(&mut four, None);
+        assert_eq!(clock.monotonic_ns() - start, SERVICE);
+        let mut nine: Vec<Request<'_>> = (0..9).map(|i| write(i * 4096, &block)).collect();
+        device.run(&mut nine, None);
+        assert_eq!(clock.monotonic_ns() - start, 4 * SERVICE);
+    }
+
+    #[test]
+    fn large_requests_take_the_time_of_their_pieces() {
+        let (_dir, device, clock) = device(2);
+        let large = crate::AlignedBuf::zeroed(3 * UNIT + 4096);
+        let start = clock.monotonic_ns();
+        device.write(0, &large, Durability::Volatile).unwrap();
+        assert_eq!(clock.monotonic_ns() - start, 2 * SERVICE);
+    }
+
+    #[test]
+    fn other_devices_are_started_before_the_wait() {
+        let (_dir, device, clock) = device(1);
+        let block = crate::AlignedBuf::zeroed(4096);
+        let (start, mut seen) = (clock.monotonic_ns(), 0);
+        let mut look = || seen = clock.monotonic_ns();
+        device.run(&mut [write(0, &block)], Some(&mut look));
+        assert_eq!(seen, start);
+        assert_eq!(clock.monotonic_ns() - start, SERVICE);
+    }
+}
