@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use crate::contract::{Check, Report, Row};
-use crate::text::{number, pool};
+use crate::text::{columns, extra, number, pool};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#d0d7de;--soft:#656d76}\
@@ -117,15 +117,23 @@ fn checks(page: &mut String, checks: &[Check]) {
 }
 
 fn rows(page: &mut String, rows: &[Row]) {
-    page.push_str(
+    let columns = columns(rows);
+    let headings: String = columns
+        .iter()
+        .map(|(_, text)| format!("<th class=n>{text}"))
+        .collect();
+    let _ = writeln!(
+        page,
         "<h2>Figures</h2><table><tr><th>workload<th class=n>threads<th>target<th>unit\
-         <th class=n>median<th class=n>min<th class=n>max<th class=n>runs<th>pool\n",
+         <th class=n>median<th class=n>min<th class=n>max{headings}<th class=n>runs<th>pool"
     );
     for row in rows {
+        let cell = |(key, _): &(&str, &str)| format!("<td class=n>{}", extra(row, key));
+        let extras: String = columns.iter().map(cell).collect();
         let _ = writeln!(
             page,
             "<tr><td>{}<td class=n>{}<td>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}\
-             <td class=n>{}<td>{}",
+             {extras}<td class=n>{}<td>{}",
             escape(&row.name),
             row.threads,
             escape(&row.target),

@@ -5,9 +5,11 @@
 //! users run it, with journal, checksums and checkpoints. Deliberately absent: command-line
 //! parsing, which is `cli`'s, and anything that only a benchmark could call in the layers below.
 
+pub mod checkpoint;
 pub mod contract;
 mod error;
 pub mod files;
+pub mod fsync;
 pub mod fxmark;
 pub mod html;
 mod interrupt;
@@ -19,6 +21,7 @@ mod runner;
 pub mod scale;
 pub mod target;
 pub mod text;
+mod timing;
 pub mod written;
 
 pub use error::Error;

@@ -1,5 +1,5 @@
 //! What the whole machine does from one moment to another: time that passes, time in which
-//! its CPUs run something, bytes written to devices.
+//! its CPUs run something, bytes written to devices, and flushes of them.
 //!
 //! Unlike the CPU time of a process this has what kernel threads do for a file system; it also
 //! has whatever else runs, and so means something on a machine that does nothing else.
@@ -29,7 +29,14 @@ pub struct Meter {
 pub struct Mark {
     ns: u64,
     busy_ns: Option<u64>,
-    written_bytes: Option<u64>,
+    written: Option<Account>,
+}
+
+/// What a block device has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Account {
+    pub written_bytes: u64,
+    pub flushes: u64,
 }
 
 /// From one moment to another.
@@ -40,6 +47,8 @@ pub struct Span {
     pub busy_seconds: Option<f64>,
     /// To the devices that are watched; `None` without any.
     pub written_bytes: Option<u64>,
+    /// Of these devices.
+    pub flushes: Option<u64>,
 }
 
 impl Meter {
@@ -61,7 +70,7 @@ impl Meter {
     pub fn mark(&self) -> Result<Mark, Error> {
         Ok(Mark {
             busy_ns: busy_ns(),
-            written_bytes: self.written_bytes()?,
+            written: self.written()?,
             ns: self.clock.monotonic_ns(),
         })
     }
@@ -70,26 +79,35 @@ impl Meter {
         let ns = self.clock.monotonic_ns();
         let since = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));
         let busy = since(busy_ns(), start.busy_ns);
+        let (now, then) = (self.written()?, start.written);
+        let of = |get: fn(Account) -> u64| since(now.map(get), then.map(get));
         Ok(Span {
             seconds: (ns - start.ns) as f64 / 1e9,
             busy_seconds: busy.map(|ns| ns as f64 / 1e9),
-            written_bytes: since(self.written_bytes()?, start.written_bytes),
+            written_bytes: of(|account| account.written_bytes),
+            flushes: of(|account| account.flushes),
         })
     }
 
-    fn written_bytes(&self) -> Result<Option<u64>, Error> {
-        let mut sum = 0;
+    fn written(&self) -> Result<Option<Account>, Error> {
+        let mut sum = Account::default();
         for path in &self.devices {
-            sum += account_of(path)?;
+            let one = account_of(path)?;
+            sum.written_bytes += one.written_bytes;
+            sum.flushes += one.flushes;
         }
         Ok((!self.devices.is_empty()).then_some(sum))
     }
 }
 
-/// Bytes written to a block device so far, by its account.
-pub fn account_of(path: &Path) -> Result<u64, Error> {
+/// What a block device has done so far, by its account.
+pub fn account_of(path: &Path) -> Result<Account, Error> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    Ok(field(&text, 6).ok_or_else(|| no_number(path))? * SECTOR)
+    let number = |index| field(&text, index).ok_or_else(|| no_number(path));
+    Ok(Account {
+        written_bytes: number(6)? * SECTOR,
+        flushes: number(15)?,
+    })
 }
 
 fn no_number(path: &Path) -> Error {

@@ -73,6 +73,8 @@ pub struct Measured {
     pub used_up: bool,
     /// When it started.
     pub start: Mark,
+    /// From the start until the last thread was done.
+    pub ended: Span,
     /// From the start until everything was at the devices.
     pub synced: Span,
 }
@@ -142,6 +144,7 @@ struct Share {
 struct Whole {
     cpu_ns: u64,
     start: Mark,
+    ended: Span,
     synced: Span,
 }
 
@@ -178,6 +181,7 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
         cpu_seconds: whole.cpu_ns as f64 / 1e9,
         used_up,
         start: whole.start,
+        ended: whole.ended,
         synced: whole.synced,
     })
 }
@@ -263,10 +267,12 @@ impl Gate<'_> {
         self.wait_until(None, |state| state.ended >= threads);
         interrupt::check()?;
         let cpu_ns = load.cpu_ns()?.saturating_sub(before);
+        let ended = self.meter.since(start)?;
         load.settle()?;
         Ok(Whole {
             cpu_ns,
             start,
+            ended,
             synced: self.meter.since(start)?,
         })
     }

@@ -11,15 +11,29 @@ pub fn render(report: &Report) -> String {
         "{}; {}, {} CPUs, Linux {}\n\n",
         report.suite, machine.cpu, machine.cores, machine.kernel
     );
-    text.push_str(
-        "| workload | threads | target | unit | median | min | max | CPU µs/op | µs/op with sync | pool |\n",
+    let columns = columns(&report.rows);
+    let headings: String = columns
+        .iter()
+        .map(|(_, heading)| format!(" {heading} |"))
+        .collect();
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "| workload | threads | target | unit | median | min | max |{headings} pool |"
     );
-    text.push_str("|---|---:|---|---|---:|---:|---:|---:|---:|---|\n");
+    let _ = writeln!(
+        text,
+        "|---|---:|---|---|---:|---:|---:|{}---|",
+        "---:|".repeat(columns.len())
+    );
     for row in &report.rows {
-        // Writing to a string does not fail.
+        let extras: String = columns
+            .iter()
+            .map(|(key, _)| format!(" {} |", extra(row, key)))
+            .collect();
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} |{extras} {} |",
             row.name,
             row.threads,
             row.target,
@@ -27,8 +41,6 @@ pub fn render(report: &Report) -> String {
             number(row.median),
             number(row.min),
             number(row.max),
-            extra(row, "cpu_us_per_op"),
-            extra(row, "synced_us_per_op"),
             pool(row),
         );
     }
@@ -50,6 +62,22 @@ pub fn render(report: &Report) -> String {
         lines(&mut text, row);
     }
     text
+}
+
+/// What rows may have besides that makes a column, and its heading.
+const COLUMNS: [(&str, &str); 6] = [
+    ("written_bytes_per_op", "bytes/op"),
+    ("flushes_per_op", "flushes/op"),
+    ("p50_us", "p50 µs"),
+    ("p99_us", "p99 µs"),
+    ("cpu_us_per_op", "CPU µs/op"),
+    ("synced_us_per_op", "µs/op with sync"),
+];
+
+/// Those that any of the rows has.
+pub(crate) fn columns(rows: &[Row]) -> Vec<(&'static str, &'static str)> {
+    let any = |key: &str| rows.iter().any(|row| row.extra.contains_key(key));
+    COLUMNS.into_iter().filter(|(key, _)| any(key)).collect()
 }
 
 /// What a modelled row says of the lines that its operations share: what costs most comes first.
@@ -82,9 +110,10 @@ fn lines(text: &mut String, row: &Row) {
     }
 }
 
-fn extra(row: &Row, key: &str) -> String {
-    let value = row.extra.get(key);
-    value.map_or(String::new(), |value| value.to_string())
+/// One of these as a cell.
+pub(crate) fn extra(row: &Row, key: &str) -> String {
+    let value = row.extra.get(key).and_then(|value| value.as_f64());
+    value.map_or(String::new(), number)
 }
 
 /// The size of the row's pool, with its unit.

@@ -156,14 +156,15 @@ fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Erro
     let mut maker = Maker::new(&side);
     maker.make(files.before)?;
     side.sync()?;
-    let start = account_of(&account)?;
+    let written = || Ok::<_, Error>(account_of(&account)?.written_bytes);
+    let start = written()?;
     maker.make(files.within)?;
     side.sync()?;
-    let synced = account_of(&account)? - start;
+    let synced = written()? - start;
     drop(maker);
     drop(side);
     mount.make_read_only()?;
-    let ended = account_of(&account)? - start;
+    let ended = written()? - start;
     mount.close()?;
     Ok(Counts { synced, ended })
 }

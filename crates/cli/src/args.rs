@@ -379,7 +379,9 @@ pub struct Bench {
 #[derive(Subcommand, Debug)]
 pub enum Suite {
     Fxmark(Fxmark),
+    Checkpoint(Checkpoint),
     Files(Files),
+    Fsync(Fsync),
     List(List),
     Pool(Pool),
     Remove(Remove),
@@ -465,6 +467,48 @@ pub struct Fxmark {
     pub common: BenchOptions,
 }
 
+/// Whether operations notice checkpoints, and what many checkpoint threads do for them
+///
+/// Files made until ten times as much is logged as the journal holds, by Sheaf in this process on slow devices in memory,
+/// beside a journal that holds all of it. Needs no root.
+#[derive(Args, Debug)]
+pub struct Checkpoint {
+    /// Numbers of checkpoint threads, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2,4,8"
+    )]
+    pub workers: Vec<usize>,
+    /// Threads that make files
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    pub threads: usize,
+    /// Size of the journal
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "8M")]
+    pub journal_size: u64,
+    /// Number of devices
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    pub devices: usize,
+    /// Microseconds that a device takes to read or write up to 128 KiB
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
+    pub latency: u64,
+    /// Microseconds that a flush takes
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
+    pub flush: u64,
+    /// Requests that a device serves at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 32)]
+    pub depth: usize,
+    /// How often each runs; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Memory that Sheaf may take
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
+    pub cache_size: u64,
+    #[command(flatten)]
+    pub output: BenchOutput,
+}
+
 /// Many small files on a mount of Sheaf, beside kernel file systems
 ///
 /// Creates, lists, stats, reads and removes files of 1 KiB in folders of 1,000, with an unmount
@@ -480,6 +524,35 @@ pub struct Files {
     /// Mount Sheaf with these options
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// Small writes made durable, beside what the device charges for a write and a flush
+///
+/// Overwrites with and without a look at the file's times, appends of 100 bytes, new files, and overwrites beside a large
+/// writer, each synced; by Sheaf in this process, by kernel file systems and on the device itself, in turn on one
+/// loop device over a file on a disk. Needs root. --against takes ext4-lazytime and ext4-fast_commit too, and no
+/// paths here.
+#[derive(Args, Debug)]
+pub struct Fsync {
+    /// Workloads, separated by commas, instead of all: overwrite, overwrite-stat, append, create, competing
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub workload: Vec<String>,
+    /// Numbers of threads that create, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2,8,32"
+    )]
+    pub threads: Vec<usize>,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
 }

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use bench::contract::Report;
 use bench::target::{self, Storage};
-use bench::{files, fxmark, list, pool, remove, scale, written};
+use bench::{checkpoint, files, fsync, fxmark, list, pool, remove, scale, written};
+use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchOptions, BenchOutput, Files, Fxmark, List, Pool, Remove, Scale, Suite,
+    Bench, BenchOptions, BenchOutput, Checkpoint, Files, Fsync, Fxmark, List, Pool, Remove, Scale,
+    Suite,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -17,7 +19,9 @@ use crate::{mount_command, output, progress};
 pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
         Suite::Fxmark(args) => fxmark(args),
+        Suite::Checkpoint(args) => checkpoint(args),
         Suite::Files(args) => files(args),
+        Suite::Fsync(args) => fsync(args),
         Suite::List(args) => list(args),
         Suite::Pool(args) => pool(args),
         Suite::Remove(args) => remove(args),
@@ -47,6 +51,24 @@ fn fxmark(args: &Fxmark) -> Outcome {
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
 }
 
+fn checkpoint(args: &Checkpoint) -> Outcome {
+    let options = checkpoint::Options {
+        workers: args.workers.clone(),
+        threads: args.threads,
+        journal: args.journal_size,
+        devices: args.devices,
+        latency: Latency {
+            service: Duration::from_micros(args.latency),
+            flush: Duration::from_micros(args.flush),
+            depth: args.depth,
+        },
+        runs: args.runs,
+        memory: args.cache_size as usize,
+    };
+    let suite = |tell: &dyn Fn(&str)| Ok(checkpoint::run(&options, tell)?);
+    show(&args.output, suite)
+}
+
 fn files(args: &Files) -> Outcome {
     let options = files::Options {
         count: args.count,
@@ -58,6 +80,19 @@ fn files(args: &Files) -> Outcome {
         options: args.options.clone(),
     };
     show(&args.common.output, |tell| Ok(files::run(&options, tell)?))
+}
+
+fn fsync(args: &Fsync) -> Outcome {
+    let options = fsync::Options {
+        kinds: fsync::select(&args.workload)?,
+        threads: args.threads.clone(),
+        time: seconds(args.seconds)?,
+        runs: args.common.runs,
+        against: target::parse_against(&args.common.against)?,
+        storage: storage(&args.common),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(fsync::run(&options, tell)?))
 }
 
 fn list(args: &List) -> Outcome {

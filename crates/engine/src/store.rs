@@ -306,6 +306,11 @@ impl<C: Content> Store<C> {
         self.journal.stats.batches.load(Ordering::Relaxed)
     }
 
+    /// Bytes of these batches, with their headers and padding.
+    pub fn journal_bytes(&self) -> u64 {
+        self.journal.stats.batch_bytes.load(Ordering::Relaxed)
+    }
+
     /// The newest checkpoint's number; each has the next one.
     pub fn newest_checkpoint(&self) -> u64 {
         self.journal.checkpoint_sequence.load(Ordering::Relaxed)

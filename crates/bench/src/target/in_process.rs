@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::clock::process_cpu_ns;
-use device::{Array, OpenOptions};
+use base::clock::{Clock, process_cpu_ns};
+use device::{Array, Latency, LatencyDevice, OpenOptions};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
 
@@ -31,6 +31,15 @@ impl Folder {
     }
 }
 
+/// How a file system is made where not as by default.
+#[derive(Clone, Debug, Default)]
+pub struct Arrangement {
+    /// Size of the journal in bytes.
+    pub journal: Option<u64>,
+    /// Devices are as slow as that.
+    pub latency: Option<Latency>,
+}
+
 /// An open file system.
 pub struct InProcess {
     fs: Arc<FileSystem>,
@@ -48,8 +57,23 @@ impl InProcess {
 
     /// Makes a file system on the devices and opens it so.
     pub fn with(devices: &[PathBuf], options: FsOptions) -> Result<InProcess, Error> {
-        mkfs(devices)?;
-        let opened = device::open_devices(devices, &OpenOptions::default())?;
+        Self::arranged(devices, options, &Arrangement::default())
+    }
+
+    /// Makes a file system as it shall be arranged, and opens it so.
+    pub fn arranged(
+        devices: &[PathBuf],
+        options: FsOptions,
+        arrangement: &Arrangement,
+    ) -> Result<InProcess, Error> {
+        mkfs(devices, arrangement)?;
+        let mut opened = device::open_devices(devices, &OpenOptions::default())?;
+        if let Some(latency) = arrangement.latency {
+            for device in &mut opened {
+                let below = Arc::clone(device);
+                *device = Arc::new(LatencyDevice::new(below, latency, Clock::real()));
+            }
+        }
         let io = opened.first().map_or(String::new(), |device| {
             let info = device.info();
             let direct = if info.direct { "direct" } else { "buffered" };
@@ -95,6 +119,11 @@ impl InProcess {
     /// The newest checkpoint's number; each has the next one.
     pub fn newest_checkpoint(&self) -> u64 {
         self.fs.store().newest_checkpoint()
+    }
+
+    /// Bytes logged in the journal since it was opened.
+    pub fn logged_bytes(&self) -> u64 {
+        self.fs.store().journal_bytes()
     }
 
     /// Bytes written to all devices so far, for whatever reason.
@@ -146,10 +175,11 @@ fn written(array: &Array) -> u64 {
     bytes.sum()
 }
 
-fn mkfs(paths: &[PathBuf]) -> Result<(), Error> {
+fn mkfs(paths: &[PathBuf], arrangement: &Arrangement) -> Result<(), Error> {
     let devices = device::open_devices(paths, &OpenOptions::default())?;
     let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
     let options = GeometryOptions {
+        journal_bytes: arrangement.journal,
         journal_align: devices.iter().map(|d| d.logical_block()).max(),
         ..GeometryOptions::default()
     };
@@ -238,6 +268,14 @@ impl Side for InProcess {
 
     fn fsync(&self, file: &Arc<OpenFile>) -> Result<(), Error> {
         Ok(self.fs.fsync(file, false)?)
+    }
+
+    fn fdatasync(&self, file: &Arc<OpenFile>) -> Result<(), Error> {
+        Ok(self.fs.fsync(file, true)?)
+    }
+
+    fn fstat(&self, file: &Arc<OpenFile>) -> Result<u64, Error> {
+        Ok(self.fs.getattr(file.ino())?.size)
     }
 
     fn sync(&self) -> Result<(), Error> {

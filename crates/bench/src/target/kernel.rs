@@ -14,6 +14,10 @@ use crate::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     Ext4,
+    /// Times of inodes that changed in nothing else stay in memory for up to a day.
+    Ext4Lazytime,
+    /// With a second journal of small records.
+    Ext4FastCommit,
     Xfs,
     F2fs,
     Btrfs,
@@ -24,6 +28,8 @@ impl Kernel {
     pub fn parse(name: &str) -> Option<Kernel> {
         let all = [
             Kernel::Ext4,
+            Kernel::Ext4Lazytime,
+            Kernel::Ext4FastCommit,
             Kernel::Xfs,
             Kernel::F2fs,
             Kernel::Btrfs,
@@ -35,6 +41,8 @@ impl Kernel {
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Ext4 => "ext4",
+            Kernel::Ext4Lazytime => "ext4-lazytime",
+            Kernel::Ext4FastCommit => "ext4-fast_commit",
             Kernel::Xfs => "xfs",
             Kernel::F2fs => "f2fs",
             Kernel::Btrfs => "btrfs",
@@ -42,10 +50,18 @@ impl Kernel {
         }
     }
 
+    /// As mount(8) and mkfs(8) have it.
+    fn file_system(self) -> &'static str {
+        match self {
+            Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => "ext4",
+            kernel => kernel.name(),
+        }
+    }
+
     /// The Debian package its mkfs is in.
     fn package(self) -> &'static str {
         match self {
-            Kernel::Ext4 => "e2fsprogs",
+            Kernel::Ext4 | Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => "e2fsprogs",
             Kernel::Xfs => "xfsprogs",
             Kernel::F2fs => "f2fs-tools",
             Kernel::Btrfs => "btrfs-progs",
@@ -56,7 +72,7 @@ impl Kernel {
     fn program(self) -> String {
         match self {
             Kernel::Tmpfs => "mount".to_owned(),
-            kernel => format!("mkfs.{}", kernel.name()),
+            kernel => format!("mkfs.{}", kernel.file_system()),
         }
     }
 
@@ -73,18 +89,23 @@ impl Kernel {
         }
     }
 
+    /// Without discarding, as Sheaf is made here.
     fn mkfs(self, device: &Path, files: u64) -> Option<Command> {
         let mut mkfs = program::system(&self.program());
         match self {
             Kernel::Tmpfs => return None,
-            Kernel::Ext4 => {
+            Kernel::Ext4 | Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => {
                 // Inodes for all files, and no work left for after the mount.
                 let inodes = files.to_string();
-                let options = "lazy_itable_init=0,lazy_journal_init=0";
+                let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
                 mkfs.args(["-q", "-F", "-N", &inodes, "-E", options])
             }
-            Kernel::Xfs | Kernel::F2fs | Kernel::Btrfs => mkfs.args(["-q", "-f"]),
+            Kernel::Xfs | Kernel::Btrfs => mkfs.args(["-q", "-f", "-K"]),
+            Kernel::F2fs => mkfs.args(["-q", "-f", "-t", "0"]),
         };
+        if self == Kernel::Ext4FastCommit {
+            mkfs.args(["-O", "fast_commit"]);
+        }
         mkfs.arg(device);
         Some(mkfs)
     }
@@ -126,7 +147,10 @@ impl KernelMount {
 
     fn mount(&mut self, bytes: u64) -> Result<(), Error> {
         let mut mount = program::system("mount");
-        mount.args(["-t", self.kernel.name()]);
+        mount.args(["-t", self.kernel.file_system()]);
+        if self.kernel == Kernel::Ext4Lazytime {
+            mount.args(["-o", "lazytime"]);
+        }
         match self.kernel {
             Kernel::Tmpfs => {
                 mount.arg("-o").arg(format!("size={bytes}")).arg("tmpfs");

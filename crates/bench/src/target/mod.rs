@@ -1,6 +1,7 @@
 //! The sides of a comparison: the calls that workloads make ([`Side`]), by Sheaf in this
 //! process and by the system calls on any mounted file system; and how each side is set up.
 
+mod disk;
 mod in_process;
 mod kernel;
 mod place;
@@ -14,7 +15,8 @@ use base::thread::cpu_count;
 
 use crate::Error;
 
-pub use in_process::InProcess;
+pub use disk::Disk;
+pub use in_process::{Arrangement, InProcess};
 pub use kernel::{Kernel, KernelMount};
 pub use place::{Place, Storage};
 pub use posix::Posix;
@@ -57,6 +59,10 @@ pub trait Side: Sync {
     /// Writes all of `data`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Error>;
     fn fsync(&self, file: &Self::File) -> Result<(), Error>;
+    /// Makes durable what it takes to read the file's data back.
+    fn fdatasync(&self, file: &Self::File) -> Result<(), Error>;
+    /// The attributes of an open file; the size.
+    fn fstat(&self, file: &Self::File) -> Result<u64, Error>;
     /// Brings everything done so far to the devices.
     fn sync(&self) -> Result<(), Error>;
     /// CPU time used so far by this process and, where there is one, the daemon; nanoseconds.
@@ -95,8 +101,8 @@ impl Target {
             "sheaf-mount" => Ok(Target::SheafMount),
             path if path.contains('/') => Ok(Target::Path(PathBuf::from(path))),
             _ => Err(Error::Usage(format!(
-                "'{name}' is no file system to compare with: give ext4, xfs, f2fs, btrfs, \
-                 tmpfs, sheaf-mount, or the path of a folder"
+                "'{name}' is no file system to compare with: give ext4, ext4-lazytime, \
+                 ext4-fast_commit, xfs, f2fs, btrfs, tmpfs, sheaf-mount, or the path of a folder"
             ))),
         }
     }
@@ -152,7 +158,8 @@ pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
     match against.iter().all(|t| matches!(t, Target::Kernel(_))) {
         true => Ok(()),
         false => Err(Error::Usage(
-            "this is compared with ext4, xfs, f2fs, btrfs and tmpfs only".to_owned(),
+            "this is compared with ext4 (-lazytime, -fast_commit), xfs, f2fs, btrfs and tmpfs only"
+                .to_owned(),
         )),
     }
 }

@@ -105,6 +105,13 @@ impl Place {
         Ok(place)
     }
 
+    /// A place for one side's sparse storage of `bytes` bytes, of which at most `written` are ever written.
+    pub fn sparse(storage: &Storage, bytes: u64, written: u64) -> Result<Place, Error> {
+        let mut place = Place::new(storage, written, false)?;
+        place.bytes = bytes;
+        Ok(place)
+    }
+
     /// A folder in it that does not exist, to mount on.
     pub fn mount_point(&self) -> Result<PathBuf, Error> {
         let dir = self.dir.join("mnt");
@@ -143,7 +150,8 @@ impl Place {
         }
     }
 
-    fn images(&self, count: u64, name: &str) -> Result<Devices, Error> {
+    /// Fresh image files of equal size.
+    pub fn images(&self, count: u64, name: &str) -> Result<Devices, Error> {
         let mut images = Devices {
             paths: Vec::new(),
             images: true,

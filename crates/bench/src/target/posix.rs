@@ -215,6 +215,14 @@ impl Side for Posix {
         Ok(rustix::fs::fsync(file)?)
     }
 
+    fn fdatasync(&self, file: &OwnedFd) -> Result<(), Error> {
+        Ok(rustix::fs::fdatasync(file)?)
+    }
+
+    fn fstat(&self, file: &OwnedFd) -> Result<u64, Error> {
+        Ok(rustix::fs::fstat(file)?.st_size as u64)
+    }
+
     fn sync(&self) -> Result<(), Error> {
         let root = Path::new(&*self.root.path);
         let root = File::open(root).map_err(|e| Error::io(root, e))?;

@@ -1,0 +1,515 @@
+//! What it costs to make small writes durable, beside what the device charges for a write and a flush.
+//!
+//! 1. All sides are on one block device, in turn, each with a fresh file system for each window: a loop device over a file
+//!    on a disk, or one that is given. The floor is the device itself, by three ways of writing and flushing; the best counts.
+//! 2. An operation is timed from its first call to the return of fsync(2) or fdatasync(2). Bytes and flushes are the device's own
+//!    count: bytes from the first operation to the end of the sync after the last, flushes to the end of the last operation.
+//! 3. `overwrite` writes 4 KiB anywhere in a file of 64 MiB and syncs it; `overwrite-stat` looks at the file's times between write
+//!    and sync; `append` adds 100 bytes to a file and syncs its data; `create` makes a file of 4 KiB in the thread's own folder and syncs
+//!    it; `competing` is `overwrite` beside a thread that writes 1 GiB to another file, over and over.
+
+mod load;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::meter::Meter;
+use crate::runner::{self, Window};
+use crate::target::{Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::timing::Latencies;
+use crate::{Error, interrupt};
+use load::{ENTRY, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
+
+/// A kind of write that is synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Overwrite,
+    OverwriteStat,
+    Append,
+    Create,
+    Competing,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 5] = [
+        Kind::Overwrite,
+        Kind::OverwriteStat,
+        Kind::Append,
+        Kind::Create,
+        Kind::Competing,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Overwrite => "overwrite",
+            Kind::OverwriteStat => "overwrite-stat",
+            Kind::Append => "append",
+            Kind::Create => "create",
+            Kind::Competing => "competing",
+        }
+    }
+
+    /// What the user writes in an operation.
+    fn bytes(self) -> u64 {
+        match self {
+            Kind::Append => ENTRY as u64,
+            _ => PAGE as u64,
+        }
+    }
+}
+
+/// The kinds with these names; without names all.
+pub fn select(names: &[String]) -> Result<Vec<Kind>, Error> {
+    if names.is_empty() {
+        return Ok(Kind::ALL.to_vec());
+    }
+    let find = |name: &String| {
+        let found = Kind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name.trim());
+        found.ok_or_else(|| {
+            let all = Kind::ALL.map(Kind::name).join(", ");
+            Error::Usage(format!("there is no workload '{name}', but {all}"))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub kinds: Vec<Kind>,
+    /// Of `create`; the others have one, and `competing` the writer besides.
+    pub threads: Vec<usize>,
+    /// Of one window.
+    pub time: Duration,
+    pub runs: usize,
+    /// Besides Sheaf in this process and the device.
+    pub against: Vec<Target>,
+    /// A folder for the file below the loop device, or a device.
+    pub storage: Storage,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
+            return usage("--threads takes numbers from 1 to 128");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
+        if self.time < least || self.time > most {
+            return usage("--seconds takes a number from 0.001 to 3600");
+        }
+        if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
+            return usage("one device is measured: give one (--device)");
+        }
+        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
+            return usage("tmpfs makes nothing durable");
+        }
+        crate::target::only_kernels(&self.against)
+    }
+
+    /// Of the device.
+    fn bytes(&self) -> u64 {
+        match self.kinds.contains(&Kind::Competing) {
+            true => 2 * STREAM_BYTES + (1 << 30),
+            false => 2 << 30,
+        }
+    }
+}
+
+/// Who writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Who {
+    Raw(Method),
+    FileSystem(Target),
+}
+
+impl Who {
+    fn name(&self) -> String {
+        match self {
+            Who::Raw(method) => method.name().to_owned(),
+            Who::FileSystem(target) => target.name(),
+        }
+    }
+}
+
+/// The windows of one side in one workload.
+struct Series {
+    who: Who,
+    kind: Kind,
+    threads: usize,
+    windows: Vec<Outcome>,
+}
+
+/// What one window gave, for each operation.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    rate: f64,
+    bytes: f64,
+    flushes: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    cpu_us: f64,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let disk = match &options.storage {
+        Storage::Devices(devices) => Disk::given(&devices[0]),
+        storage => {
+            progress("a file for the loop device");
+            Disk::make(&folder(storage), options.bytes())?
+        }
+    };
+    let storage = Storage::Devices(vec![disk.path().to_owned()]);
+    let bench = Bench {
+        options,
+        meter: Meter::new(&[disk.path().to_owned()])?,
+        place: Place::new(&storage, options.bytes(), true)?,
+        disk,
+    };
+    let mut all = Vec::new();
+    for &kind in &options.kinds {
+        let threads = match kind {
+            Kind::Create => &options.threads[..],
+            _ => &[1],
+        };
+        for &threads in threads {
+            all.extend(bench.series(kind, threads, progress)?);
+        }
+    }
+    let rows: Vec<Row> = all.iter().map(row).collect();
+    let checks = checks(&rows);
+    Ok(Report::new("fsync", rows, checks))
+}
+
+/// Where the file below the loop device is.
+fn folder(storage: &Storage) -> PathBuf {
+    match storage {
+        Storage::Dir(dir) => dir.clone(),
+        // On a disk, as a rule, which /tmp need not be.
+        _ => PathBuf::from("/var/tmp"),
+    }
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    meter: Meter,
+    place: Place,
+    disk: Disk,
+}
+
+impl Bench<'_> {
+    /// All sides in one workload, taking turns.
+    fn series(
+        &self,
+        kind: Kind,
+        threads: usize,
+        progress: &dyn Fn(&str),
+    ) -> Result<Vec<Series>, Error> {
+        let raw = Method::ALL.map(Who::Raw).into_iter();
+        let others = [Target::Sheaf]
+            .into_iter()
+            .chain(self.options.against.iter().cloned());
+        let series = |who| Series {
+            who,
+            kind,
+            threads,
+            windows: Vec::new(),
+        };
+        let all = raw.chain(others.map(Who::FileSystem));
+        let mut all: Vec<Series> = all.map(series).collect();
+        for run in 1..=self.options.runs {
+            for series in &mut all {
+                interrupt::check()?;
+                let (name, who) = (kind.name(), series.who.name());
+                let of = self.options.runs;
+                progress(&format!("{name}/{threads} on {who}, run {run} of {of}"));
+                let outcome = self.window(series).map_err(|error| error.on(name, &who))?;
+                series.windows.push(outcome);
+            }
+        }
+        Ok(all)
+    }
+
+    /// One window, on a fresh file system.
+    fn window(&self, series: &Series) -> Result<Outcome, Error> {
+        let latencies = Latencies::new();
+        match &series.who {
+            Who::Raw(method) => {
+                let load = OnDevice::open(self.disk.path(), series.kind, *method, &latencies)?;
+                self.measure(series, &load)?
+            }
+            Who::FileSystem(Target::Kernel(kernel)) => {
+                let mount = KernelMount::make(*kernel, &self.place, 1_000_000)?;
+                let measured =
+                    self.on_files(series, &Posix::new(mount.path(), None)?, &latencies)?;
+                mount.close()?;
+                measured
+            }
+            Who::FileSystem(_) => {
+                let devices = self.place.array()?;
+                let side = InProcess::make(&devices.paths, self.options.memory)?;
+                let measured = self.on_files(series, &side, &latencies)?;
+                side.close()?;
+                measured
+            }
+        }
+        .of(latencies)
+    }
+
+    fn on_files<S: Side>(
+        &self,
+        series: &Series,
+        side: &S,
+        latencies: &Latencies,
+    ) -> Result<Measured, Error> {
+        let load = OnFiles {
+            side,
+            kind: series.kind,
+            latencies,
+        };
+        self.measure(series, &load)
+    }
+
+    fn measure(&self, series: &Series, load: &dyn runner::Load) -> Result<Measured, Error> {
+        let competing = usize::from(series.kind == Kind::Competing);
+        let window = Window {
+            time: self.options.time,
+            threads: series.threads + competing,
+            operations: u64::MAX,
+            cpus: Vec::new(),
+        };
+        Ok(Measured(runner::measure(&window, load, &self.meter)?))
+    }
+}
+
+/// What the runner measured.
+struct Measured(runner::Measured);
+
+impl Measured {
+    /// What that is for each operation that was timed.
+    fn of(self, latencies: Latencies) -> Result<Outcome, Error> {
+        let Measured(window) = self;
+        let times = latencies.summary();
+        let operations = times.operations.max(1) as f64;
+        let each = |count: Option<u64>| count.map_or(f64::NAN, |count| count as f64 / operations);
+        Ok(Outcome {
+            rate: operations / window.seconds.max(1e-9),
+            bytes: each(window.synced.written_bytes),
+            flushes: each(window.ended.flushes),
+            p50_us: times.p50_us,
+            p99_us: times.p99_us,
+            p999_us: times.p999_us,
+            cpu_us: window.cpu_seconds * 1e6 / operations,
+        })
+    }
+}
+
+fn row(series: &Series) -> Row {
+    let of = |get: fn(&Outcome) -> f64| Spread::of(series.windows.iter().map(get));
+    let rates = of(|outcome| outcome.rate);
+    let mut extra = Map::new();
+    let mut put = |key: &str, get: fn(&Outcome) -> f64| {
+        extra.insert(key.to_owned(), Value::from(of(get).median));
+    };
+    put("written_bytes_per_op", |outcome| outcome.bytes);
+    put("flushes_per_op", |outcome| outcome.flushes);
+    put("p50_us", |outcome| outcome.p50_us);
+    put("p99_us", |outcome| outcome.p99_us);
+    put("p999_us", |outcome| outcome.p999_us);
+    put("cpu_us_per_op", |outcome| outcome.cpu_us);
+    extra.insert(
+        "user_bytes_per_op".to_owned(),
+        Value::from(series.kind.bytes()),
+    );
+    Row {
+        name: series.kind.name().to_owned(),
+        target: series.who.name(),
+        threads: series.threads,
+        unit: "ops/s",
+        median: rates.median,
+        min: rates.min,
+        max: rates.max,
+        runs: series.windows.len(),
+        extra,
+    }
+}
+
+/// The rows of one workload with so many threads.
+struct Cell<'a> {
+    rows: &'a [Row],
+    kind: Kind,
+    threads: usize,
+}
+
+impl Cell<'_> {
+    fn row(&self, target: &str) -> Option<&Row> {
+        let same = |row: &&Row| {
+            row.name == self.kind.name() && row.threads == self.threads && row.target == target
+        };
+        self.rows.iter().find(same)
+    }
+
+    fn rate(&self, target: &str) -> Option<f64> {
+        self.row(target).map(|row| row.median)
+    }
+
+    fn extra(&self, target: &str, key: &str) -> Option<f64> {
+        self.row(target)?.extra.get(key)?.as_f64()
+    }
+
+    /// The fastest of these that took part.
+    fn best(&self, targets: &[&str]) -> Option<f64> {
+        let rates = targets.iter().filter_map(|target| self.rate(target));
+        rates.reduce(f64::max)
+    }
+
+    fn raw(&self) -> Option<f64> {
+        self.best(&Method::ALL.map(Method::name))
+    }
+
+    /// The smallest of the device's latencies under this key.
+    fn raw_least(&self, key: &str) -> Option<f64> {
+        let all = Method::ALL.map(Method::name);
+        let all = all.iter().filter_map(|target| self.extra(target, key));
+        all.reduce(f64::min)
+    }
+
+    /// A ratio that must be at least the bar; nothing where a side is missing.
+    fn at_least(&self, what: &str, of: Option<f64>, to: Option<f64>, bar: f64) -> Option<Check> {
+        let name = format!("{}/{} {what}", self.kind.name(), self.threads);
+        Some(Check::new(name, of? / to?, Comparison::AtLeast, bar))
+    }
+
+    fn at_most(&self, what: &str, of: Option<f64>, to: Option<f64>, bar: f64) -> Option<Check> {
+        let name = format!("{}/{} {what}", self.kind.name(), self.threads);
+        Some(Check::new(name, of? / to?, Comparison::AtMost, bar))
+    }
+}
+
+/// What an append and a create are measured by.
+const LOGS: [&str; 3] = ["ext4", "ext4-fast_commit", "xfs"];
+
+fn checks(rows: &[Row]) -> Vec<Check> {
+    let cell = |kind, threads| Cell {
+        rows,
+        kind,
+        threads,
+    };
+    let bytes = |cell: &Cell<'_>| cell.extra("sheaf", "written_bytes_per_op");
+    let flushes = |cell: &Cell<'_>| cell.extra("sheaf", "flushes_per_op");
+    let mut checks = Vec::new();
+    for kind in [Kind::Overwrite, Kind::OverwriteStat] {
+        let cell = cell(kind, 1);
+        let sheaf = cell.rate("sheaf");
+        let written = Some(PAGE as f64);
+        checks.push(cell.at_least("vs raw", sheaf, cell.raw(), 0.95));
+        checks.push(cell.at_most("device bytes vs user's", bytes(&cell), written, 1.01));
+        checks.push(cell.at_most("flushes", flushes(&cell), Some(1.0), 1.0));
+    }
+    let stat = cell(Kind::OverwriteStat, 1);
+    checks.push(stat.at_least("vs ext4", stat.rate("sheaf"), stat.rate("ext4"), 3.1));
+    checks.push(stat.at_least("vs xfs", stat.rate("sheaf"), stat.rate("xfs"), 2.0));
+    let append = cell(Kind::Append, 1);
+    let sheaf = append.rate("sheaf");
+    checks.push(append.at_least("vs raw", sheaf, append.raw(), 0.9));
+    checks.push(append.at_least("vs the best kernel", sheaf, append.best(&LOGS), 1.8));
+    checks.push(append.at_most("device bytes", bytes(&append), Some(1.0), 1100.0));
+    let create = cell(Kind::Create, 1);
+    let sheaf = create.rate("sheaf");
+    checks.push(create.at_least("vs the best kernel", sheaf, create.best(&LOGS), 1.8));
+    checks.push(create.at_most("device bytes", bytes(&create), Some(1.0), 10_000.0));
+    let many = cell(Kind::Create, 32);
+    checks.push(many.at_least("vs ext4", many.rate("sheaf"), many.rate("ext4"), 2.2));
+    let competing = cell(Kind::Competing, 1);
+    let (own, raw) = (
+        competing.extra("sheaf", "p99_us"),
+        competing.raw_least("p99_us"),
+    );
+    checks.push(competing.at_most("p99 vs raw's", own, raw, 1.2));
+    checks.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(kind: Kind, target: &str, median: f64, bytes: f64) -> Row {
+        let mut extra = Map::new();
+        extra.insert("written_bytes_per_op".to_owned(), Value::from(bytes));
+        extra.insert("flushes_per_op".to_owned(), Value::from(1.0));
+        extra.insert("p99_us".to_owned(), Value::from(100.0));
+        Row {
+            name: kind.name().to_owned(),
+            target: target.to_owned(),
+            threads: 1,
+            unit: "ops/s",
+            median,
+            min: median,
+            max: median,
+            runs: 5,
+            extra,
+        }
+    }
+
+    #[test]
+    fn the_best_way_of_writing_raw_is_the_floor() {
+        let rows = [
+            row(Kind::Overwrite, "raw-dsync", 900.0, 4096.0),
+            row(Kind::Overwrite, "raw-io_uring", 1000.0, 4096.0),
+            row(Kind::Overwrite, "sheaf", 940.0, 4200.0),
+        ];
+        let checks = checks(&rows);
+        let check = |name: &str| checks.iter().find(|c| c.name == name).unwrap();
+        assert!(!check("overwrite/1 vs raw").ok);
+        assert!(!check("overwrite/1 device bytes vs user's").ok);
+        assert!(check("overwrite/1 flushes").ok);
+        assert!(!checks.iter().any(|check| check.name.starts_with("append")));
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
+        assert_eq!(select(&[]).unwrap().len(), 5);
+        assert_eq!(select(&names(&["append"])).unwrap(), [Kind::Append]);
+        assert!(matches!(select(&names(&["apend"])), Err(Error::Usage(_))));
+    }
+
+    #[test]
+    fn one_device_is_measured() {
+        let options = Options {
+            kinds: vec![Kind::Append],
+            threads: vec![1],
+            time: Duration::from_secs(1),
+            runs: 1,
+            against: Vec::new(),
+            storage: Storage::Memory,
+            memory: 64 << 20,
+        };
+        assert!(options.check().is_ok());
+        let two = Storage::Devices(vec!["/dev/a".into(), "/dev/b".into()]);
+        let two = Options {
+            storage: two,
+            ..options.clone()
+        };
+        assert!(matches!(two.check(), Err(Error::Usage(_))));
+        let none = Options {
+            threads: Vec::new(),
+            ..options
+        };
+        assert!(matches!(none.check(), Err(Error::Usage(_))));
+    }
+}
