@@ -139,11 +139,27 @@ impl<C: Content> Reservation<'_, C> {
     pub fn extent(&self) -> Extent {
         self.extent
     }
+
+    /// Takes the first `blocks` of them away as a reservation of their own.
+    pub fn split_off(&mut self, blocks: u32) -> Self {
+        let Extent { block, len } = self.extent;
+        assert!(blocks <= len, "{blocks} blocks of {len}");
+        self.extent = Extent {
+            block: Block(block.0 + blocks as u64),
+            len: len - blocks,
+        };
+        Reservation {
+            store: self.store,
+            extent: Extent { block, len: blocks },
+            map: self.map.clone(),
+            taken: false,
+        }
+    }
 }
 
 impl<C: Content> Drop for Reservation<'_, C> {
     fn drop(&mut self) {
-        if !self.taken {
+        if !self.taken && self.extent.len > 0 {
             self.store.space.give(self.extent);
         }
     }
@@ -243,6 +259,8 @@ struct Locked<C> {
 pub struct Op<'s, C: Content> {
     store: &'s Store<C>,
     locked: Vec<Locked<C>>,
+    /// The greatest nid among them: who locks in the order of nids meets none that is locked.
+    greatest: Nid,
     record: Vec<u8>,
     entries: u32,
     /// One for each space map; few.
@@ -271,6 +289,7 @@ impl<'s, C: Content> Op<'s, C> {
         Op {
             store,
             locked: Vec::with_capacity(4),
+            greatest: Nid(0),
             record,
             entries: 0,
             maps: Vec::new(),
@@ -330,6 +349,7 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     fn hold(&mut self, guard: Guard<C>, touched: bool) -> Slot {
+        self.greatest = self.greatest.max(guard.cell().header.nid);
         self.locked.push(Locked {
             guard,
             touched,
@@ -379,6 +399,9 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     pub fn slot_of(&self, nid: Nid) -> Option<Slot> {
+        if nid > self.greatest {
+            return None;
+        }
         self.locked
             .iter()
             .position(|l| l.guard.cell().header.nid == nid)
@@ -427,14 +450,12 @@ impl<'s, C: Content> Op<'s, C> {
             })?;
             let len = left.len.min(geometry.chunk_blocks - start);
             let map = self.store.load_map(chunk)?;
-            self.note_map(
-                map,
-                SpaceDelta {
-                    allocate: false,
-                    start,
-                    len,
-                },
-            );
+            let delta = SpaceDelta {
+                allocate: false,
+                start,
+                len,
+            };
+            self.note_map(&map, delta);
             self.freed.push(Extent {
                 block: left.block,
                 len,
@@ -447,13 +468,16 @@ impl<'s, C: Content> Op<'s, C> {
         Ok(())
     }
 
-    fn note_map(&mut self, map: Node<C>, delta: SpaceDelta) {
-        // Mostly the one that was changed last.
+    fn note_map(&mut self, map: &Node<C>, delta: SpaceDelta) {
+        // Mostly the one that was changed last, and often where that change ended.
         let nid = map.nid();
         match self.maps.iter_mut().rfind(|change| change.map.nid() == nid) {
-            Some(change) => change.deltas.push(delta),
+            Some(change) => match change.deltas.last_mut().filter(|last| last.ends_at(&delta)) {
+                Some(last) => last.len += delta.len,
+                None => change.deltas.push(delta),
+            },
             None => self.maps.push(MapChange {
-                map,
+                map: map.clone(),
                 deltas: vec![delta],
             }),
         }
@@ -599,7 +623,7 @@ impl<'s, C: Content> Op<'s, C> {
             start,
             len: extent.len,
         };
-        self.note_map(reservation.map.clone(), delta);
+        self.note_map(&reservation.map, delta);
         extent
     }
 

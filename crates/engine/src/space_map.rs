@@ -123,6 +123,11 @@ impl SpaceMap {
 }
 
 impl SpaceDelta {
+    /// Whether `next` does the same to the blocks right behind.
+    pub(crate) fn ends_at(&self, next: &SpaceDelta) -> bool {
+        self.allocate == next.allocate && self.start + self.len == next.start
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.allocate as u8);
         out.extend_from_slice(&self.start.to_le_bytes());

@@ -47,7 +47,7 @@ impl Frames {
     ///
     /// # Safety
     /// The caller holds the lock of the frame's set for as long as the reference lives, and
-    /// the frame was filled by `fill` before.
+    /// the frame was filled before, by `fill` or by a `copy_in` of all of it.
     pub unsafe fn frame(&self, index: usize) -> &[u8] {
         // SAFETY: in range by `pointer`; initialised and not written meanwhile by the
         // caller's promise.

@@ -13,19 +13,21 @@
 //!    lock of its set.
 //! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
 //!    that hold a promised block.
+//! 5. The print of a frame is that of its page, and 0 exactly when it is empty.
 //!
 //! Transitions: absent → clean (`insert`), absent or clean → dirty (`write`), dirty → clean
 //! (`complete`), clean → absent (eviction), any → absent (`invalidate`).
 
+mod dirty;
 mod frames;
 
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Mutex, MutexGuard, rank};
+use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Frames in a set.
@@ -170,18 +172,43 @@ const EMPTY: Tag = Tag {
     frequency: 0,
 };
 
+/// The tags of one set lie in many cache lines, of which a look-up touches those whose prints match.
 #[derive(Debug)]
 struct Set {
-    tags: [Tag; WAYS],
-    hand: usize,
+    /// A byte of the hash of what each frame holds, 0 of an empty one (invariant 5).
+    prints: [u8; WAYS],
+    hand: u32,
     next_stamp: u64,
+    tags: [Tag; WAYS],
 }
 
 impl Set {
-    fn find(&self, key: FileKey, page: u64) -> Option<usize> {
-        self.tags
-            .iter()
-            .position(|t| t.page == page && t.key.same(key) && t.state != TagState::Empty)
+    /// The frames with this print, one bit each.
+    fn printed(&self, print: u8) -> u16 {
+        let bits = self.prints.iter().enumerate();
+        bits.fold(0, |all, (way, &p)| all | u16::from(p == print) << way)
+    }
+
+    fn find(&self, place: Place, key: FileKey, page: u64) -> Option<usize> {
+        let mut candidates = self.printed(place.print);
+        while candidates != 0 {
+            let way = candidates.trailing_zeros() as usize;
+            let tag = &self.tags[way];
+            if tag.page == page && tag.key.same(key) {
+                return Some(way);
+            }
+            candidates &= candidates - 1;
+        }
+        None
+    }
+
+    fn fill(&mut self, way: usize, print: u8, tag: Tag) {
+        self.prints[way] = print;
+        self.tags[way] = tag;
+    }
+
+    fn empty(&mut self, way: usize) {
+        self.fill(way, 0, EMPTY);
     }
 
     fn stamp(&mut self) -> u64 {
@@ -193,7 +220,7 @@ impl Set {
 /// Dirty pages of one file (invariant 3).
 #[derive(Debug)]
 struct DirtyIndex {
-    pages: BTreeSet<u64>,
+    pages: PageSet,
     promised: u64,
     since_ns: u64,
 }
@@ -220,6 +247,13 @@ impl DirtyShard {
     }
 }
 
+/// Where a page is, if it is cached: its set, and its print there.
+#[derive(Clone, Copy)]
+struct Place {
+    set: usize,
+    print: u8,
+}
+
 #[derive(Debug)]
 pub struct PageCache {
     sets: Box<[Mutex<Set>]>,
@@ -242,9 +276,10 @@ impl PageCache {
         let sets = (bytes / BLOCK_SIZE / WAYS).max(1);
         let set = |i| {
             let set = Set {
-                tags: [EMPTY; WAYS],
+                prints: [0; WAYS],
                 hand: 0,
                 next_stamp: 0,
+                tags: [EMPTY; WAYS],
             };
             Mutex::keyed(rank::PAGE_SET, i as u64, set)
         };
@@ -287,9 +322,13 @@ impl PageCache {
 
     /// Pages of one run of 64 go to sets next to each other, so that a sequential file
     /// fills all sets evenly; runs are scattered.
-    fn set_of(&self, key: FileKey, page: u64) -> usize {
+    fn place(&self, key: FileKey, page: u64) -> Place {
         let run = mix(key.hash() ^ (page >> RUN_SHIFT));
-        (run.wrapping_add(page) % self.sets.len() as u64) as usize
+        Place {
+            set: (run.wrapping_add(page) % self.sets.len() as u64) as usize,
+            // Of bits that have little to do with the choice of the set.
+            print: (run >> 57) as u8 + 1,
+        }
     }
 
     fn shard(&self, key: FileKey) -> &DirtyShard {
@@ -298,9 +337,10 @@ impl PageCache {
 
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
     pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let mut set = self.sets[at].lock();
-        let Some(way) = set.find(key, page) else {
+        let Some(way) = set.find(place, key, page) else {
             count(&self.counters.misses);
             return false;
         };
@@ -315,8 +355,9 @@ impl PageCache {
 
     /// What the cache knows of a page; not a use of it.
     pub fn state(&self, key: FileKey, page: u64) -> Option<PageState> {
-        let set = self.sets[self.set_of(key, page)].lock();
-        match set.tags[set.find(key, page)?].state {
+        let place = self.place(key, page);
+        let set = self.sets[place.set].lock();
+        match set.tags[set.find(place, key, page)?].state {
             TagState::Empty => None,
             TagState::Clean => Some(PageState::Clean),
             TagState::Dirty(backing) => Some(PageState::Dirty(backing)),
@@ -326,9 +367,10 @@ impl PageCache {
     /// Keeps a page just read from its device; zeros follow a short slice. A page that is
     /// cached already stays as it is: it may be newer. False when no frame could be had.
     pub fn insert(&self, key: FileKey, page: u64, content: &[u8]) -> bool {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let mut set = self.sets[at].lock();
-        if set.find(key, page).is_some() {
+        if set.find(place, key, page).is_some() {
             return true;
         }
         let Some(way) = self.victim(&mut set) else {
@@ -336,13 +378,13 @@ impl PageCache {
         };
         // SAFETY: the set is locked and no reference to its frames exists.
         unsafe { self.frames.fill(at * WAYS + way, content) };
-        set.tags[way] = Tag {
+        let tag = Tag {
             key,
             page,
-            stamp: 0,
             state: TagState::Clean,
-            frequency: 0,
+            ..EMPTY
         };
+        set.fill(way, place.print, tag);
         count(&self.counters.inserted);
         true
     }
@@ -358,9 +400,10 @@ impl PageCache {
         backing: Backing,
         now_ns: u64,
     ) -> Wrote {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let mut set = self.sets[at].lock();
-        let way = match set.find(key, page) {
+        let way = match set.find(place, key, page) {
             Some(way) => way,
             None => {
                 let around = match rest {
@@ -372,17 +415,21 @@ impl PageCache {
                     count(&self.counters.no_room);
                     return Wrote::NoRoom;
                 };
-                // SAFETY: the set is locked and no reference to its frames exists.
-                unsafe { self.frames.fill(at * WAYS + way, around) };
-                set.tags[way] = Tag {
+                if data.len() < BLOCK_SIZE {
+                    // SAFETY: the set is locked and no reference to its frames exists.
+                    unsafe { self.frames.fill(at * WAYS + way, around) };
+                }
+                let tag = Tag {
                     key,
                     page,
                     state: TagState::Clean,
                     ..EMPTY
                 };
+                set.fill(way, place.print, tag);
                 way
             }
         };
+        // What is not filled above is covered by this: data of a page's length has no offset.
         // SAFETY: the set is locked and no reference to its frames exists.
         unsafe { self.frames.copy_in(at * WAYS + way, offset, data) };
         let stamp = set.stamp();
@@ -402,7 +449,7 @@ impl PageCache {
         let shard = self.shard(key);
         let mut files = shard.lock();
         let file = files.entry(key).or_insert_with(|| DirtyIndex {
-            pages: BTreeSet::new(),
+            pages: PageSet::new(),
             promised: 0,
             since_ns: now_ns,
         });
@@ -422,7 +469,7 @@ impl PageCache {
             debug_assert!(false, "invariant 3");
             return;
         };
-        let was = file.pages.remove(&page);
+        let was = file.pages.remove(page);
         debug_assert!(was, "invariant 3");
         file.promised -= (backing == Backing::Promised) as u64;
         if file.pages.is_empty() {
@@ -434,19 +481,20 @@ impl PageCache {
     /// A frame for a new page: an empty one, else a clean one that was used least; none when
     /// all are dirty (invariant 2). The tag is empty on return.
     fn victim(&self, set: &mut Set) -> Option<usize> {
-        if let Some(way) = set.tags.iter().position(|t| t.state == TagState::Empty) {
-            return Some(way);
+        let empty = set.printed(0);
+        if empty != 0 {
+            return Some(empty.trailing_zeros() as usize);
         }
         // After FREQUENCY_MAX full turns every clean frame has lost all its uses.
         for _ in 0..WAYS * (FREQUENCY_MAX as usize + 1) {
-            let way = set.hand;
-            set.hand = (set.hand + 1) % WAYS;
+            let way = set.hand as usize;
+            set.hand = (set.hand + 1) % WAYS as u32;
             let tag = &mut set.tags[way];
             match tag.state {
                 TagState::Dirty(_) => {}
                 _ if tag.frequency > 0 => tag.frequency -= 1,
                 _ => {
-                    *tag = EMPTY;
+                    set.empty(way);
                     count(&self.counters.evicted);
                     return Some(way);
                 }
@@ -457,14 +505,21 @@ impl PageCache {
 
     /// Up to `most` dirty pages of a file at or after `from`, ascending.
     pub fn dirty_pages(&self, key: FileKey, pages: Range<u64>, most: usize) -> Vec<u64> {
-        if pages.is_empty() {
-            return Vec::new();
+        let mut found = Vec::new();
+        self.append_dirty(key, pages, most, &mut found);
+        found
+    }
+
+    /// As [`dirty_pages`](Self::dirty_pages), appended to a list.
+    pub fn append_dirty(&self, key: FileKey, pages: Range<u64>, most: usize, out: &mut Vec<u64>) {
+        if let Some(file) = self
+            .shard(key)
+            .lock()
+            .get(&key)
+            .filter(|_| !pages.is_empty())
+        {
+            file.pages.append(pages, most, out);
         }
-        let shard = self.shard(key).lock();
-        let Some(file) = shard.get(&key) else {
-            return Vec::new();
-        };
-        file.pages.range(pages).take(most).copied().collect()
     }
 
     /// Whether a file has any dirty page. Takes no lock where none has: whatever was done before the
@@ -472,6 +527,15 @@ impl PageCache {
     pub fn is_dirty(&self, key: FileKey) -> bool {
         let shard = self.shard(key);
         shard.count.load(Ordering::Acquire) > 0 && shard.lock().contains_key(&key)
+    }
+
+    /// Since when a file has had dirty pages, if it has any: a monotonic time.
+    pub fn dirty_since(&self, key: FileKey) -> Option<u64> {
+        let shard = self.shard(key);
+        match shard.count.load(Ordering::Acquire) {
+            0 => None,
+            _ => shard.lock().get(&key).map(|file| file.since_ns),
+        }
     }
 
     /// Promised blocks behind a file's dirty pages.
@@ -494,9 +558,10 @@ impl PageCache {
 
     /// Copies a dirty page (`out` is one page) for writing it to its device.
     pub fn copy_dirty(&self, key: FileKey, page: u64, out: &mut [u8]) -> Option<(Stamp, Backing)> {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let set = self.sets[at].lock();
-        let way = set.find(key, page)?;
+        let way = set.find(place, key, page)?;
         let TagState::Dirty(backing) = set.tags[way].state else {
             return None;
         };
@@ -508,9 +573,10 @@ impl PageCache {
     /// The page as copied with `stamp` is on its device, in a block of its own. False when it was
     /// written again since (it stays dirty, with a block now) or is gone.
     pub fn complete(&self, key: FileKey, page: u64, stamp: Stamp) -> bool {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let mut set = self.sets[at].lock();
-        let Some(way) = set.find(key, page) else {
+        let Some(way) = set.find(place, key, page) else {
             return false;
         };
         let tag = &mut set.tags[way];
@@ -542,38 +608,45 @@ impl PageCache {
         let wanted = |t: &Tag| t.key == key && pages.contains(&t.page);
         if pages.end - pages.start > self.sets.len() as u64 {
             for set in &self.sets {
-                self.drop_from(&mut set.lock(), wanted, &mut dropped);
+                let mut set = set.lock();
+                for way in 0..WAYS {
+                    if set.prints[way] != 0 && wanted(&set.tags[way]) {
+                        self.drop_from(&mut set, way, &mut dropped);
+                    }
+                }
             }
         } else {
             for page in pages.clone() {
-                let mut set = self.sets[self.set_of(key, page)].lock();
-                self.drop_from(&mut set, |t| t.key == key && t.page == page, &mut dropped);
+                let place = self.place(key, page);
+                let mut set = self.sets[place.set].lock();
+                if let Some(way) = set.find(place, key, page) {
+                    self.drop_from(&mut set, way, &mut dropped);
+                }
             }
         }
         dropped
     }
 
-    fn drop_from(&self, set: &mut Set, wanted: impl Fn(&Tag) -> bool, dropped: &mut Dropped) {
-        for tag in &mut set.tags {
-            if tag.state == TagState::Empty || !wanted(tag) {
-                continue;
-            }
-            dropped.pages += 1;
-            if let TagState::Dirty(backing) = tag.state {
-                dropped.dirty += 1;
-                dropped.promised += (backing == Backing::Promised) as u64;
-                self.not_dirty(tag.key, tag.page, backing);
-            }
-            *tag = EMPTY;
+    fn drop_from(&self, set: &mut Set, way: usize, dropped: &mut Dropped) {
+        let Tag {
+            key, page, state, ..
+        } = set.tags[way];
+        dropped.pages += 1;
+        if let TagState::Dirty(backing) = state {
+            dropped.dirty += 1;
+            dropped.promised += (backing == Backing::Promised) as u64;
+            self.not_dirty(key, page, backing);
         }
+        set.empty(way);
     }
 
     /// Zeroes part of a page if it is cached, leaving it clean or dirty as it was; for bytes
     /// beyond the end of the file, which every load zeroes anyway.
     pub fn zero(&self, key: FileKey, page: u64, bytes: Range<usize>) -> bool {
-        let at = self.set_of(key, page);
+        let place = self.place(key, page);
+        let at = place.set;
         let mut set = self.sets[at].lock();
-        let Some(way) = set.find(key, page) else {
+        let Some(way) = set.find(place, key, page) else {
             return false;
         };
         // SAFETY: the set is locked and no reference to its frames exists.

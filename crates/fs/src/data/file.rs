@@ -18,7 +18,7 @@
 
 use super::Files;
 use super::references::{GROUP, References};
-use crate::content::FsNode;
+use crate::content::{AttrChange, FsNode};
 use crate::{Error, Ino};
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::Timestamp;
@@ -45,6 +45,14 @@ pub(crate) struct NewTimes {
 impl NewTimes {
     pub fn any(&self) -> bool {
         self.atime.is_some() || self.mtime.is_some() || self.ctime.is_some()
+    }
+
+    /// A change of attributes with these times.
+    pub(super) fn on(self, mut attrs: AttrChange) -> AttrChange {
+        attrs.atime = self.atime.or(attrs.atime);
+        attrs.mtime = self.mtime.or(attrs.mtime);
+        attrs.ctime = self.ctime.or(attrs.ctime);
+        attrs
     }
 }
 
@@ -437,6 +445,17 @@ impl FileTable {
                     .values()
                     .filter_map(|e| e.state.clone()),
             );
+        }
+        all
+    }
+
+    /// The files that have a state.
+    pub fn inos(&self) -> Vec<Ino> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let with_state = |(&ino, entry): (&Ino, &Entry)| entry.state.is_some().then_some(ino);
+            all.extend(shard.entries.iter().filter_map(with_state));
         }
         all
     }

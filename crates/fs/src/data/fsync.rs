@@ -1,13 +1,12 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
 use super::file::{FileState, Meta, OpenFile};
-use super::together::TOGETHER;
+use super::together::{Room, TOGETHER};
 use super::{Files, PAGE};
 use crate::content::AttrChange;
 use crate::content::Delta;
 use crate::{Error, Ino};
 use base::canary::{Canary, planted};
-use base::map::HashMap;
 use base::sync::Arc;
 use engine::Need;
 use std::time::Duration;
@@ -209,19 +208,9 @@ impl Files {
                 outcome = done;
             }
         };
-        for states in self.table.states().chunks(TOGETHER) {
-            let mut held = Vec::with_capacity(states.len());
-            for state in states {
-                match self.use_active(state.ino()) {
-                    Ok(Some(state)) => held.push(state),
-                    // Deleted meanwhile, or nothing was left to write.
-                    Ok(None) => {}
-                    Err(error) => note(Err(error)),
-                }
-            }
-            self.flush_together(&held);
-            held.iter().for_each(|state| note(self.settle(state)));
-        }
+        let mut inos = self.table.inos();
+        inos.sort_unstable();
+        self.write_back_each(&inos, &|state| self.settle(state), &mut note);
         let unflushed = !self.unflushed.lock().is_empty();
         if unflushed {
             let done = self.flush_devices();
@@ -262,14 +251,19 @@ impl Files {
         }
         let mut files = self.pages.dirty_files();
         files.sort_unstable_by_key(|f| f.since_ns);
-        for file in files {
+        let inos: Vec<Ino> = files.iter().map(|f| f.key.nid).collect();
+        let mut room = Room::new();
+        for inos in inos.chunks(TOGETHER) {
             if self.pages.dirty() <= capacity / 8 * 3 {
                 break;
             }
-            if let Err(error) = self.write_back(file.key.nid) {
-                // Latched on that file, and reported to whoever syncs it.
-                tracing::warn!("write-back of inode {}: {error}", file.key.nid);
-            }
+            let alone = |state: &Arc<FileState>| self.flush_file(state);
+            self.write_back_some(inos, &mut room, &alone, &mut |done| {
+                if let Err(error) = done {
+                    // Latched on that file, and reported to whoever syncs it.
+                    tracing::warn!("write-back: {error}");
+                }
+            });
         }
         drop(turn);
         Ok(())
@@ -298,20 +292,14 @@ impl Files {
             }
         };
         let crowded = self.pages.dirty() > self.pages.capacity() / 4;
-        let dirty: HashMap<Ino, u64> = self
-            .pages
-            .dirty_files()
-            .iter()
-            .map(|f| (f.key.nid, f.since_ns))
-            .collect();
         let states = self.table.states();
         let due = |state: &&Arc<FileState>| {
-            let since = dirty.get(&state.ino()).copied();
+            let since = self.pages.dirty_since(state.key);
             self.write_back_due(state, since, crowded, now_ns)
         };
-        let due: Vec<Ino> = states.iter().filter(due).map(|state| state.ino()).collect();
-        due.chunks(TOGETHER)
-            .for_each(|inos| self.write_back_some(inos, &mut note));
+        let mut due: Vec<Ino> = states.iter().filter(due).map(|state| state.ino()).collect();
+        due.sort_unstable();
+        self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
         for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
             note(self.persist_state_times(state.ino()));
         }
@@ -327,19 +315,39 @@ impl Files {
         outcome
     }
 
-    /// Writes back a few files, the small ones among them as one device batch.
-    fn write_back_some(&self, inos: &[Ino], note: &mut dyn FnMut(Result<(), Error>)) {
+    /// Writes back files, small ones in groups: neighbours, if they come in the order of their numbers. `alone` is for
+    /// those that do not go with others, and those that had nothing to write.
+    fn write_back_each(
+        &self,
+        inos: &[Ino],
+        alone: &dyn Fn(&Arc<FileState>) -> Result<(), Error>,
+        note: &mut dyn FnMut(Result<(), Error>),
+    ) {
+        let mut room = Room::new();
+        for inos in inos.chunks(TOGETHER) {
+            self.write_back_some(inos, &mut room, alone, note);
+        }
+    }
+
+    fn write_back_some(
+        &self,
+        inos: &[Ino],
+        room: &mut Room,
+        alone: &dyn Fn(&Arc<FileState>) -> Result<(), Error>,
+        note: &mut dyn FnMut(Result<(), Error>),
+    ) {
         let mut held = Vec::with_capacity(inos.len());
         for &ino in inos {
             match self.use_active(ino) {
                 Ok(Some(state)) => held.push(state),
-                // Deleted meanwhile, its pages with it.
+                // Deleted meanwhile, its pages with it; or nothing was left to write.
                 Ok(None) | Err(Error::Stale(_)) => {}
                 Err(error) => note(Err(error)),
             }
         }
-        self.flush_together(&held);
-        held.iter().for_each(|state| note(self.flush_file(state)));
+        for state in self.flush_together(&held, room) {
+            note(alone(state));
+        }
     }
 
     /// Whether what open files wrote in place has been in the devices' caches for as long as

@@ -1,110 +1,478 @@
-//! Many small files written back at once: one device batch for all of them, so that syncing a
-//! tree of small files runs at the devices' queue depth and not one file at a time.
+//! Many small files written back at once, in groups: one device batch, and one record, for all of a group.
 //!
-//! The locks of several files are held together. They are tried, never waited for, so holding
-//! them cannot close a circle; a file that is busy, large, or not the simple case is left to
-//! `flush_file`, and so is one whose batch failed, which then finds out by itself and latches.
+//! The pages of a group are copied next to each other. Files that have no block yet get theirs from one
+//! run, in the order of their numbers, as far as there is such a run; so the devices get few large writes
+//! where there were many small ones, and the record changes the space map once.
+//!
+//! Invariants:
+//! 1. The locks of several files are held together. They are tried, never waited for, so holding them
+//!    cannot close a circle. A file that is busy, large, or not the simple case is left to `flush_file`.
+//! 2. From the copy of its pages to the end of its record nobody changes a file's content, size or
+//!    mapping: its write-back turn is held, and its I/O lock, shared.
+//! 3. The record is begun after all writes of the group have completed. If one of them failed nothing is
+//!    logged of those that share it: `flush_file` then finds out whose bytes cannot be written, and
+//!    latches that on these files alone.
+//! 4. Promised blocks that a file brought along are reserved for it, or are in its promise again.
 
 use super::Files;
 use super::extents::PAGE_LIMIT;
-use super::file::{FileState, StateUse};
-use super::writeback::{Copies, Layout, collect_writes};
+use super::file::{FileState, NewTimes, StateUse};
+use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes};
 use crate::Error;
-use crate::content::inode::INLINE_DATA_MAX;
+use crate::content::inode::{INLINE_DATA_MAX, INLINE_EXTENTS_MAX};
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, Inode};
 use base::sync::Arc;
 use base::sync::{MutexGuard, ReadGuard};
-use device::Io;
+use device::AlignedBuf;
+use engine::cache::Stamp;
+use engine::{Extent, Need, Op, Promise, Reservation, Slot};
+use format::BLOCK_SIZE;
+use format::journal::RECORD_MAX;
+use std::ops::Range;
 
-/// Files in one batch.
+/// Files in one group.
 pub(super) const TOGETHER: usize = 64;
 /// Dirty pages of a file that still goes with others.
 const PAGES_MAX: usize = 64;
+/// Pages of a group at most: who syncs one of its files waits for all of them.
+const GROUP_PAGES: usize = 256;
 
-/// A file's dirty pages, ready to be written.
-struct Ready<'a> {
+/// Bytes of a file in a group's record, and of a run of blocks: more than they take.
+const FILE_BYTES: usize = 256 + 32 * INLINE_EXTENTS_MAX;
+const RUN_BYTES: usize = 64;
+const _: () = assert!(TOGETHER * FILE_BYTES + GROUP_PAGES * RUN_BYTES < RECORD_MAX / 2);
+
+/// Room for the copies of one group after the other.
+pub(super) struct Room {
+    pages: Vec<u64>,
+    stamps: Vec<Stamp>,
+    /// Empty until it is used.
+    data: AlignedBuf,
+}
+
+impl Room {
+    pub fn new() -> Room {
+        Room {
+            pages: Vec::new(),
+            stamps: Vec::new(),
+            data: AlignedBuf::zeroed(0),
+        }
+    }
+
+    fn truncate(&mut self, pages: usize) {
+        self.pages.truncate(pages);
+        self.stamps.truncate(pages);
+    }
+}
+
+/// A file whose dirty pages are copied.
+struct Member<'a> {
+    /// Its place among the files given.
+    index: usize,
     state: &'a Arc<FileState>,
-    copies: Copies,
-    layout: Layout<'a>,
+    /// The places of its pages in the room.
+    pages: Range<usize>,
+    /// To be logged once they are written.
     size: u64,
+    target: Target<'a>,
     _turn: MutexGuard<'a, ()>,
     _shared: ReadGuard<'a, ()>,
 }
 
+enum Target<'a> {
+    /// It had no block: all its pages need some, and these are those reserved so far.
+    New(Vec<FileExtent>),
+    Mapped(Layout<'a>),
+    /// All is in the record.
+    Logged,
+    /// It is left to `flush_file`.
+    None,
+}
+
+enum Joined<'a> {
+    Member(Member<'a>),
+    /// It has nothing to write, or must be written by itself.
+    Alone,
+    /// It is for the next group.
+    Full,
+}
+
+/// Files that are written together. In the order of their numbers, once they are all there.
+struct Group<'a> {
+    files: &'a Files,
+    members: Vec<Member<'a>>,
+    /// Blocks of those that had none: with the member, in their order.
+    reserved: Vec<(usize, Reservation<'a, FsNode>)>,
+    /// Failed flushes of the array before anything was written.
+    flush_failures: u64,
+}
+
 impl Files {
-    /// Writes back the small files among `states`, as far as that works at once. Failures are
-    /// latched or met again by `flush_file`.
-    pub(super) fn flush_together(&self, states: &[StateUse<'_>]) {
-        let mut ready: Vec<Ready<'_>> = Vec::new();
-        let mut pages = 0;
-        for state in states {
-            if pages >= self.batch_pages() {
-                break;
-            }
-            if let Some(one) = self.make_ready(state) {
-                pages += one.copies.pages.len();
-                ready.push(one);
+    /// Writes back the small files among `states`, as far as that works at once. Returns the others: what
+    /// failed is latched, or met again by `flush_file`.
+    pub(super) fn flush_together<'s, 'f>(
+        &'s self,
+        states: &'s [StateUse<'f>],
+        room: &mut Room,
+    ) -> Vec<&'s StateUse<'f>> {
+        let mut done = vec![false; states.len()];
+        let mut next = 0;
+        while next < states.len() {
+            let mut group = Group {
+                files: self,
+                members: Vec::with_capacity(TOGETHER),
+                reserved: Vec::new(),
+                flush_failures: self.store.array().flush_failures(),
+            };
+            next = group.gather(states, next, room);
+            if !group.members.is_empty() {
+                group.flush(room, &mut done);
             }
         }
-        if ready.is_empty() {
-            return;
-        }
-        let mut ios: Vec<Io<'_>> = Vec::new();
-        for one in &ready {
-            let pages = &one.copies.pages[..one.layout.covered];
-            collect_writes(&one.layout.segments, &one.copies.data, pages, &mut ios);
-        }
-        let written = self.store.array().execute(&mut ios);
-        drop(ios);
-        for one in ready {
-            if written.is_err() {
-                self.unreserve(one.state, one.layout);
-                continue;
+        let left = states.iter().zip(done).filter(|(_, done)| !done);
+        left.map(|(state, _)| state).collect()
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Takes in files from the one at `next` on; returns the first that is for the next group.
+    fn gather(&mut self, states: &'a [StateUse<'_>], next: usize, room: &mut Room) -> usize {
+        room.truncate(0);
+        let mut at = next;
+        while at < states.len() && self.members.len() < TOGETHER {
+            match self.join(at, &states[at], room) {
+                Joined::Member(member) => self.members.push(member),
+                Joined::Alone => {}
+                Joined::Full => break,
             }
-            let covered = one.layout.covered;
-            match self.log_stored(one.state, one.layout, one.size) {
-                Ok(()) => self.complete(one.state, &one.copies, covered),
-                Err(error) => one.state.meta.lock().fail(error.to_string()),
-            }
-            self.trim_promise(one.state);
+            at += 1;
         }
+        self.members.sort_unstable_by_key(|m| m.state.ino());
+        at
     }
 
-    /// `None`: the file has nothing to write, or must be written by itself.
-    fn make_ready<'a>(&'a self, state: &'a Arc<FileState>) -> Option<Ready<'a>> {
-        let turn = state.flusher.try_lock()?;
-        let shared = state.io.try_read()?;
+    /// Locks a file and copies its pages (invariants 1 and 2).
+    fn join(&self, index: usize, state: &'a Arc<FileState>, room: &mut Room) -> Joined<'a> {
+        let (Some(turn), Some(shared)) = (state.flusher.try_lock(), state.io.try_read()) else {
+            return Joined::Alone;
+        };
         let (size, logged_size, simple) = {
             let meta = state.meta.lock();
             let simple = !meta.dead && !meta.replaced && meta.loaded && meta.failure.count == 0;
             (meta.size, meta.logged_size, simple)
         };
         if !simple || size <= INLINE_DATA_MAX as u64 {
-            return None;
+            return Joined::Alone;
         }
-        let pages = self
-            .pages
-            .dirty_pages(state.key, 0..PAGE_LIMIT, PAGES_MAX + 1);
-        if pages.is_empty() || pages.len() > PAGES_MAX {
-            return None;
-        }
-        let prepare = || -> Result<Option<(Copies, Layout<'a>)>, Error> {
-            let Some(copies) = self.copy_pages(state, pages)? else {
-                return Ok(None);
-            };
-            let layout = self.lay_out(state, &copies.pages, false)?;
-            Ok(Some((copies, layout)))
+        let from = room.pages.len();
+        let cache = &self.files.pages;
+        cache.append_dirty(state.key, 0..PAGE_LIMIT, PAGES_MAX + 1, &mut room.pages);
+        let pages = from..room.pages.len();
+        let (most, all) = (self.files.batch_pages().min(GROUP_PAGES), pages.len());
+        let joined = match all {
+            0 => Joined::Alone,
+            _ if all > PAGES_MAX => Joined::Alone,
+            _ if pages.end > most => Joined::Full,
+            // A failure here is met again, and latched, by `flush_file`.
+            _ => match self.target(state, pages.clone(), most, room) {
+                None => Joined::Alone,
+                Some(target) => {
+                    let size = match &target {
+                        // No page is dirty but those that are written.
+                        Target::Mapped(layout) if layout.covered < all => {
+                            let done = &room.pages[pages.start..pages.start + layout.covered];
+                            self.files.size_limit(state, size, done)
+                        }
+                        _ => size,
+                    };
+                    Joined::Member(Member {
+                        index,
+                        state,
+                        pages,
+                        size: size.max(logged_size),
+                        target,
+                        _turn: turn,
+                        _shared: shared,
+                    })
+                }
+            },
         };
-        // A failure here is met again, and latched, by `flush_file`.
-        let (copies, layout) = prepare().ok()??;
-        let done = &copies.pages[..layout.covered];
-        let size = self.size_limit(state, size, done).max(logged_size);
-        Some(Ready {
-            state,
-            copies,
-            layout,
-            size,
-            _turn: turn,
-            _shared: shared,
-        })
+        if !matches!(joined, Joined::Member(_)) {
+            room.truncate(from);
+        }
+        joined
     }
+
+    /// Copies the pages at `places` and says where they go. A file without a block brings its promise along.
+    fn target(
+        &self,
+        state: &'a Arc<FileState>,
+        places: Range<usize>,
+        most: usize,
+        room: &mut Room,
+    ) -> Option<Target<'a>> {
+        if room.data.is_empty() {
+            room.data = AlignedBuf::zeroed(most * BLOCK_SIZE);
+        }
+        for at in places.clone() {
+            let out = &mut room.data[at * BLOCK_SIZE..(at + 1) * BLOCK_SIZE];
+            let (stamp, _) = self
+                .files
+                .pages
+                .copy_dirty(state.key, room.pages[at], out)?;
+            room.stamps.push(stamp);
+        }
+        if !has_no_block(state.node.read().ok()?.inode().ok()?) {
+            let layout = self.files.lay_out(state, &room.pages[places], false);
+            return Some(Target::Mapped(layout.ok()?));
+        }
+        let mut meta = state.meta.lock();
+        meta.promised = meta.promised.checked_sub(places.len() as u64)?;
+        Some(Target::New(Vec::new()))
+    }
+
+    fn flush(mut self, room: &Room, done: &mut [bool]) {
+        self.give_blocks(room);
+        if self.write(room).is_err() {
+            (0..self.members.len()).for_each(|at| self.fall_out(at));
+        }
+        self.log_new();
+        for Member {
+            index,
+            state,
+            pages,
+            size,
+            target,
+            ..
+        } in self.members
+        {
+            let (logged, covered) = match target {
+                Target::New(_) | Target::None => continue,
+                Target::Logged => (Ok(()), pages.len()),
+                Target::Mapped(layout) => {
+                    let covered = layout.covered;
+                    (self.files.log_stored(state, layout, size), covered)
+                }
+            };
+            match logged {
+                Ok(()) => {
+                    let written = pages.start..pages.start + covered;
+                    let stamps = &room.stamps[written.clone()];
+                    self.files
+                        .complete_pages(state, &room.pages[written], stamps);
+                    done[index] = covered == pages.len();
+                }
+                Err(error) => state.meta.lock().fail(error.to_string()),
+            }
+            if state.meta.lock().promised > 0 {
+                self.files.trim_promise(state);
+            }
+        }
+    }
+
+    /// Reserves blocks for the files that have none, out of what they brought along: one run, if there is
+    /// one. A file that does not get enough falls out.
+    fn give_blocks(&mut self, room: &Room) {
+        let is_new = |m: &&Member<'_>| matches!(m.target, Target::New(_));
+        let wanted: usize = self
+            .members
+            .iter()
+            .filter(is_new)
+            .map(|m| m.pages.len())
+            .sum();
+        let mut source = Source {
+            files: self.files,
+            promise: self.files.store.adopt_promise(wanted as u64),
+            run: None,
+        };
+        for (at, member) in self.members.iter_mut().enumerate() {
+            let Target::New(extents) = &mut member.target else {
+                continue;
+            };
+            for run in room.pages[member.pages.clone()].chunk_by(|a, b| a + 1 == *b) {
+                let (mut page, end) = (run[0], run[0] + run.len() as u64);
+                while page < end
+                    && let Some(blocks) = source.take((end - page) as u32)
+                {
+                    let Extent { block, len } = blocks.extent();
+                    extents.push(FileExtent {
+                        page,
+                        block,
+                        len,
+                        written: true,
+                    });
+                    page += len as u64;
+                    self.reserved.push((at, blocks));
+                }
+            }
+        }
+        // What is left of it goes back to those that fall out.
+        source.promise.into_blocks();
+        for at in 0..self.members.len() {
+            let Member { target, pages, .. } = &self.members[at];
+            if let Target::New(extents) = target
+                && (blocks_of(extents) < pages.len() || extents.len() > INLINE_EXTENTS_MAX)
+            {
+                self.fall_out(at);
+            }
+        }
+    }
+
+    /// Leaves a file to `flush_file`: its blocks go back (invariant 4).
+    fn fall_out(&mut self, at: usize) {
+        let Member {
+            state,
+            pages,
+            target,
+            ..
+        } = &mut self.members[at];
+        match std::mem::replace(target, Target::None) {
+            Target::New(extents) => {
+                let blocks = blocks_of(&extents);
+                self.reserved.retain(|(member, _)| *member != at);
+                state.meta.lock().promised += (pages.len() - blocks) as u64;
+                self.files.promise_again(state, blocks as u64);
+            }
+            Target::Mapped(layout) => self.files.unreserve(state, layout),
+            Target::Logged | Target::None => {}
+        }
+    }
+
+    /// One device batch.
+    fn write(&self, room: &Room) -> Result<(), Error> {
+        let mut writes = Writes::new(&room.data);
+        for Member { pages, target, .. } in &self.members {
+            let at = pages.start * BLOCK_SIZE;
+            match target {
+                Target::New(extents) => {
+                    writes.add(at, extents.iter().map(|e| (e.block, e.len.into())));
+                }
+                Target::Mapped(layout) => writes.add_segments(at, &layout.segments),
+                Target::Logged | Target::None => {}
+            }
+        }
+        self.files.write_out(writes)
+    }
+
+    /// One record for all files that had no block (invariant 3).
+    fn log_new(&mut self) {
+        if !self.members.iter().any(Member::is_new) {
+            return;
+        }
+        let op = match self.files.store.begin(Need::Reclaim) {
+            Ok(op) => op,
+            Err(error) => return self.fail_new(&error.to_string()),
+        };
+        // The operation has begun: a flush that fails from here on finds it.
+        if self.files.flush_failed_since(self.flush_failures) {
+            drop(op);
+            return self.fail_new(FLUSH_FAILED_MEANWHILE);
+        }
+        self.log_locked(op);
+        for at in 0..self.members.len() {
+            if self.members[at].is_new() {
+                self.fall_out(at);
+            }
+        }
+    }
+
+    /// Logs those that are still what they were when they joined; all are, but one that turns out to be damaged.
+    fn log_locked(&mut self, mut op: Op<'a, FsNode>) {
+        let mut slots: Vec<Option<Slot>> = Vec::with_capacity(self.members.len());
+        for member in &self.members {
+            let slot = match member.is_new() {
+                true => op.lock(&member.state.node).ok(),
+                false => None,
+            };
+            let fits = |slot: &Slot| {
+                op.peek(*slot).inode().is_ok_and(|inode| {
+                    has_no_block(inode) && inode.generation == member.state.key.generation
+                })
+            };
+            slots.push(slot.filter(fits));
+        }
+        for (at, blocks) in std::mem::take(&mut self.reserved) {
+            match slots[at] {
+                Some(_) => drop(op.take(blocks)),
+                None => self.reserved.push((at, blocks)),
+            }
+        }
+        let persisted_ns = self.files.now_ns();
+        let mut times = [NewTimes::default(); TOGETHER];
+        for ((member, times), slot) in self.members.iter_mut().zip(&mut times).zip(&slots) {
+            let (Some(slot), Target::New(extents)) = (slot, &mut member.target) else {
+                continue;
+            };
+            let extents = std::mem::take(extents);
+            *times = member.state.meta.lock().times;
+            let blocks = op.peek(*slot).inode().map_or(0, |inode| inode.blocks);
+            let attrs = AttrChange {
+                size: Some(member.size),
+                blocks: Some(blocks + blocks_of(&extents) as u64),
+                ..AttrChange::default()
+            };
+            op.apply(*slot, Delta::Body(Body::Extents(extents)));
+            op.apply(*slot, Delta::Attrs(times.on(attrs)));
+            member.target = Target::Logged;
+        }
+        let epoch = op.commit();
+        for ((member, times), slot) in self.members.iter().zip(times).zip(slots) {
+            if slot.is_some() {
+                let size = Some(member.size);
+                self.files
+                    .note_logged(member.state, epoch, size, times, persisted_ns);
+            }
+        }
+    }
+
+    /// Latches a failure on all files that had no block; `flush_file` tries them again.
+    fn fail_new(&mut self, why: &str) {
+        for at in 0..self.members.len() {
+            if self.members[at].is_new() {
+                self.members[at].state.meta.lock().fail(why.to_owned());
+                self.fall_out(at);
+            }
+        }
+    }
+}
+
+impl Member<'_> {
+    fn is_new(&self) -> bool {
+        matches!(self.target, Target::New(_))
+    }
+}
+
+/// Where the blocks of a group come from.
+struct Source<'a> {
+    files: &'a Files,
+    promise: Promise<'a, FsNode>,
+    run: Option<Reservation<'a, FsNode>>,
+}
+
+impl<'a> Source<'a> {
+    /// Up to `most` contiguous blocks; none when a reservation has failed.
+    fn take(&mut self, most: u32) -> Option<Reservation<'a, FsNode>> {
+        if self.run.as_ref().is_none_or(|run| run.extent().len == 0) {
+            // Not more than a group has pages.
+            let all = self.promise.blocks() as u32;
+            self.run = self.files.store.reserve(&mut self.promise, all, None).ok();
+        }
+        let run = self.run.as_mut()?;
+        let len = run.extent().len.min(most);
+        Some(run.split_off(len))
+    }
+}
+
+/// Nothing is mapped in the inode, and no chain of operations frees what was.
+fn has_no_block(inode: &Inode) -> bool {
+    let empty = match &inode.body {
+        Body::Inline(_) => true,
+        Body::Extents(list) => list.is_empty(),
+        _ => false,
+    };
+    empty && inode.pending_truncate.is_none()
+}
+
+fn blocks_of(extents: &[FileExtent]) -> usize {
+    extents.iter().map(|e| e.len as usize).sum()
 }

@@ -17,13 +17,14 @@ use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
 use engine::cache::Stamp;
-use engine::{Extent, Need, Op, Reservation, Slot};
+use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
 const BATCH_MAX: usize = 1024;
 const BATCH_MIN: usize = 64;
+pub(super) const FLUSH_FAILED_MEANWHILE: &str = "a flush failed while it was written";
 /// Pages of a rewritten file that replace the old content in one record: 64 MiB.
 pub(super) const REPLACE_MAX: usize = 16 << 10;
 
@@ -144,7 +145,7 @@ impl Files {
         let covered = layout.covered;
         let done = &copies.pages[..covered];
         let limit = self.size_limit(state, size, done).max(logged_size);
-        self.store(state, layout, &copies.data, done, limit)?;
+        self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
         let last = done.last().map_or(from, |p| p + 1);
         let more = !self
@@ -171,11 +172,7 @@ impl Files {
         Ok(matches!(content.inode()?.body, Body::Inline(_)))
     }
 
-    pub(super) fn copy_pages(
-        &self,
-        state: &Arc<FileState>,
-        pages: Vec<u64>,
-    ) -> Result<Option<Copies>, Error> {
+    fn copy_pages(&self, state: &Arc<FileState>, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -195,11 +192,11 @@ impl Files {
         }))
     }
 
-    pub(super) fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
+    fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
         self.complete_pages(state, &copies.pages[..covered], &copies.stamps[..covered]);
     }
 
-    fn complete_pages(&self, state: &Arc<FileState>, pages: &[u64], stamps: &[Stamp]) {
+    pub(super) fn complete_pages(&self, state: &Arc<FileState>, pages: &[u64], stamps: &[Stamp]) {
         for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
         }
@@ -316,10 +313,9 @@ impl Files {
         state: &Arc<FileState>,
         layout: Layout<'_>,
         data: &[u8],
-        pages: &[u64],
         size: u64,
     ) -> Result<(), Error> {
-        match self.write_segments(&layout.segments, data, pages) {
+        match self.write_segments(&layout.segments, data) {
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
                 self.unreserve(state, layout);
@@ -370,33 +366,39 @@ impl Files {
     /// Fails when a flush failed since `before`: what was written since then may be lost, even
     /// if a later flush succeeds (R17).
     fn check_flushes(&self, state: &Arc<FileState>, before: u64) -> Result<(), Error> {
-        if self.store.array().flush_failures() == before || planted(Canary::FailedFlushForgotten) {
-            return Ok(());
+        match self.flush_failed_since(before) {
+            false => Ok(()),
+            true => Err(Error::WriteFailed {
+                ino: state.ino(),
+                why: FLUSH_FAILED_MEANWHILE.into(),
+            }),
         }
-        Err(Error::WriteFailed {
-            ino: state.ino(),
-            why: "a flush failed while it was written".into(),
-        })
+    }
+
+    pub(super) fn flush_failed_since(&self, before: u64) -> bool {
+        self.store.array().flush_failures() != before && !planted(Canary::FailedFlushForgotten)
     }
 
     /// Reserved blocks went back unused: the pages they were for need a promise again. If the
     /// space is gone meanwhile, the next reservation finds out.
-    fn promise_again(&self, state: &Arc<FileState>, blocks: u64) {
+    pub(super) fn promise_again(&self, state: &Arc<FileState>, blocks: u64) {
         if let Ok(mut promise) = self.promise(blocks) {
             state.meta.lock().promised += promise.give(blocks);
         }
     }
 
     /// One device batch.
-    fn write_segments(
-        &self,
-        segments: &[Segment],
-        data: &[u8],
-        pages: &[u64],
-    ) -> Result<(), Error> {
-        let mut ios: Vec<Io<'_>> = Vec::with_capacity(segments.len());
-        collect_writes(segments, data, pages, &mut ios);
-        match self.store.array().execute(&mut ios) {
+    fn write_segments(&self, segments: &[Segment], data: &[u8]) -> Result<(), Error> {
+        let mut writes = Writes::new(data);
+        writes.add_segments(0, segments);
+        self.write_out(writes)
+    }
+
+    /// One device batch.
+    pub(super) fn write_out(&self, mut writes: Writes<'_>) -> Result<(), Error> {
+        let last = writes.last.take();
+        writes.push(last);
+        match self.store.array().execute(&mut writes.ios) {
             Err(_) if planted(Canary::FailedWriteIgnored) => Ok(()),
             done => Ok(done.map_err(engine::Error::from)?),
         }
@@ -474,14 +476,22 @@ impl Files {
         mut attrs: AttrChange,
         size: Option<u64>,
     ) {
-        let (times, persisted) = {
-            let meta = state.meta.lock();
-            (meta.times, self.now_ns())
-        };
+        let (times, persisted_ns) = (state.meta.lock().times, self.now_ns());
         attrs.size = size;
-        set_times(&mut attrs, times);
-        op.apply(slot, Delta::Attrs(attrs));
+        op.apply(slot, Delta::Attrs(times.on(attrs)));
         let epoch = op.commit();
+        self.note_logged(state, epoch, size, times, persisted_ns);
+    }
+
+    /// The record of this epoch has these times of a file and, if any, this size.
+    pub(super) fn note_logged(
+        &self,
+        state: &Arc<FileState>,
+        epoch: Epoch,
+        size: Option<u64>,
+        times: NewTimes,
+        persisted_ns: u64,
+    ) {
         let mut meta = state.meta.lock();
         if let Some(size) = size {
             meta.logged_size = size;
@@ -496,7 +506,7 @@ impl Files {
             }
             self.forget_unflushed(state);
         }
-        meta.persisted_ns = persisted;
+        meta.persisted_ns = persisted_ns;
         meta.logged_times(times);
     }
 
@@ -591,7 +601,7 @@ impl Files {
             if let Some(copies) = self.copy_pages(state, part.to_vec())? {
                 let at = stamps.len()..stamps.len() + part.len();
                 let segments = part_of(&layout.segments, at);
-                self.write_segments(&segments, &copies.data, part)?;
+                self.write_segments(&segments, &copies.data)?;
                 stamps.extend(copies.stamps);
             }
         }
@@ -634,7 +644,7 @@ impl Files {
                 false => state.meta.lock().logged_size,
             };
             let bytes = &data[done * BLOCK_SIZE..(done + covered) * BLOCK_SIZE];
-            self.store(state, layout, bytes, &rest[..covered], logged)?;
+            self.store(state, layout, bytes, logged)?;
             done += covered;
         }
         let mut meta = state.meta.lock();
@@ -684,44 +694,51 @@ fn changes_of(segments: &[Segment]) -> Vec<Change> {
     changed.map(change).collect()
 }
 
-fn set_times(attrs: &mut AttrChange, times: NewTimes) {
-    attrs.atime = times.atime.or(attrs.atime);
-    attrs.mtime = times.mtime.or(attrs.mtime);
-    attrs.ctime = times.ctime.or(attrs.ctime);
+/// Writes of pages that lie next to each other in `data`: those that continue the one before become one
+/// with it.
+pub(super) struct Writes<'a> {
+    data: &'a [u8],
+    ios: Vec<Io<'a>>,
+    /// Where the last one goes, and what it writes.
+    last: Option<(u64, Range<usize>)>,
 }
 
-/// The writes of laid-out pages, contiguous ones as one. `pages` and `data` go together, page by
-/// page; segments cover `pages`.
-pub(super) fn collect_writes<'a>(
-    segments: &[Segment],
-    data: &'a [u8],
-    pages: &[u64],
-    ios: &mut Vec<Io<'a>>,
-) {
-    let mut last: Option<(u64, Range<usize>)> = None;
-    let mut at = 0;
-    let mut push = |(byte, bytes): (u64, Range<usize>)| {
-        ios.push(Io::Write {
-            byte,
-            buf: &data[bytes],
-            durability: Durability::Volatile,
-        });
-    };
-    for segment in segments {
-        debug_assert_eq!(pages[at / BLOCK_SIZE], segment.pages.start);
-        let len = (segment.pages.end - segment.pages.start) as usize * BLOCK_SIZE;
-        let byte = segment.block.byte();
-        match &mut last {
-            Some((first, bytes)) if *first + bytes.len() as u64 == byte => bytes.end += len,
-            _ => {
-                if let Some(done) = last.replace((byte, at..at + len)) {
-                    push(done);
+impl<'a> Writes<'a> {
+    pub fn new(data: &'a [u8]) -> Self {
+        Writes {
+            data,
+            ios: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// Adds runs of blocks that take what lies from `at` on.
+    pub fn add(&mut self, mut at: usize, runs: impl IntoIterator<Item = (Block, u64)>) {
+        for (block, blocks) in runs {
+            let (byte, end) = (block.byte(), at + blocks as usize * BLOCK_SIZE);
+            match &mut self.last {
+                Some((first, bytes)) if bytes.end == at && *first + bytes.len() as u64 == byte => {
+                    bytes.end = end;
+                }
+                _ => {
+                    let done = self.last.replace((byte, at..end));
+                    self.push(done);
                 }
             }
+            at = end;
         }
-        at += len;
     }
-    if let Some(done) = last {
-        push(done);
+
+    pub fn add_segments(&mut self, at: usize, segments: &[Segment]) {
+        let run = |s: &Segment| (s.block, s.pages.end - s.pages.start);
+        self.add(at, segments.iter().map(run));
+    }
+
+    fn push(&mut self, write: Option<(u64, Range<usize>)>) {
+        self.ios.extend(write.map(|(byte, bytes)| Io::Write {
+            byte,
+            buf: &self.data[bytes],
+            durability: Durability::Volatile,
+        }));
     }
 }

@@ -2,6 +2,7 @@
 
 mod crash;
 mod failures;
+mod groups;
 mod model;
 mod stories;
 
