@@ -98,6 +98,13 @@ impl Meta {
         !self.dead && (self.size != self.logged_size || self.times.any() || self.replaced)
     }
 
+    /// Nothing is left of a file that nobody uses: its state may go.
+    fn is_idle(&self, key: FileKey, pages: &PageCache) -> bool {
+        let told = self.failure.count == 0 || self.failure.reported;
+        let ahead = self.is_ahead() || self.promised > 0 || self.unflushed > 0;
+        self.dead || (!ahead && told && !pages.is_dirty(key))
+    }
+
     /// Notes that something is ahead of the inode from now on.
     pub fn ahead(&mut self, now_ns: u64) {
         self.ahead_since_ns.get_or_insert(now_ns);
@@ -364,7 +371,8 @@ impl FileTable {
     fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
         let ino = state.ino();
         let (uses, last, present) = {
-            let shard = &mut *self.shard(ino).lock();
+            let mut guard = self.shard(ino).lock();
+            let shard = &mut *guard;
             let Some(entry) = shard.entries.get_mut(&ino) else {
                 return false;
             };
@@ -378,14 +386,21 @@ impl FileTable {
                 return last;
             }
             // Not always the caller's: that may have given way to one of a later use of the nid.
-            (entry.uses, last, entry.state.clone())
+            let present = entry.state.as_ref();
+            // Its lock comes before the table's: here it may be tried, and not waited for.
+            match present.map(|s| s.meta.try_lock().map(|meta| meta.is_idle(s.key, pages))) {
+                None | Some(Some(true)) => {
+                    let gone = self.remove(shard, ino);
+                    drop(guard);
+                    drop(gone);
+                    return last;
+                }
+                Some(Some(false)) => return last,
+                Some(None) => (entry.uses, last, present.cloned()),
+            }
         };
-        let idle = present.as_ref().is_none_or(|state| {
-            let meta = state.meta.lock();
-            let told = meta.failure.count == 0 || meta.failure.reported;
-            let ahead = meta.is_ahead() || pages.is_dirty(state.key);
-            meta.dead || (!ahead && meta.promised == 0 && meta.unflushed == 0 && told)
-        });
+        let idle = |state: &Arc<FileState>| state.meta.lock().is_idle(state.key, pages);
+        let idle = present.as_ref().is_none_or(idle);
         let mut shard = self.shard(ino).lock();
         if let Some(entry) = shard.entries.get_mut(&ino)
             && entry.unused()
@@ -393,12 +408,17 @@ impl FileTable {
             && entry.state.as_ref().map(Arc::as_ptr) == present.as_ref().map(Arc::as_ptr)
             && idle
         {
-            if entry.state.take().is_some() {
-                self.states.add(current_cpu(), -1);
-            }
-            shard.entries.remove(&ino);
+            self.remove(&mut shard, ino);
         }
         last
+    }
+
+    fn remove(&self, shard: &mut Shard, ino: Ino) -> Option<Entry> {
+        let entry = shard.entries.remove(&ino)?;
+        if entry.state.is_some() {
+            self.states.add(current_cpu(), -1);
+        }
+        Some(entry)
     }
 
     /// Whether a program or the kernel still refers to the inode.

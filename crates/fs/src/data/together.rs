@@ -284,11 +284,13 @@ impl<'a> Group<'a> {
             files: self.files,
             promise: self.files.store.adopt_promise(wanted as u64),
             run: None,
+            dry: false,
         };
         for (at, member) in self.members.iter_mut().enumerate() {
             let Target::New(extents) = &mut member.target else {
                 continue;
             };
+            extents.reserve_exact(1);
             for run in room.pages[member.pages.clone()].chunk_by(|a, b| a + 1 == *b) {
                 let (mut page, end) = (run[0], run[0] + run.len() as u64);
                 while page < end
@@ -447,6 +449,8 @@ struct Source<'a> {
     files: &'a Files,
     promise: Promise<'a, FsNode>,
     run: Option<Reservation<'a, FsNode>>,
+    /// A reservation has failed.
+    dry: bool,
 }
 
 impl<'a> Source<'a> {
@@ -455,7 +459,9 @@ impl<'a> Source<'a> {
         if self.run.as_ref().is_none_or(|run| run.extent().len == 0) {
             // Not more than a group has pages.
             let all = self.promise.blocks() as u32;
-            self.run = self.files.store.reserve(&mut self.promise, all, None).ok();
+            let reserve = || self.files.store.reserve(&mut self.promise, all, None).ok();
+            self.run = (!self.dry && all > 0).then(reserve).flatten();
+            self.dry = self.run.is_none();
         }
         let run = self.run.as_mut()?;
         let len = run.extent().len.min(most);

@@ -17,6 +17,39 @@ use std::ops::Range;
 /// promised at once.
 const STEP: u64 = 1 << 20;
 
+/// Pages without a block, ascending. The first run, mostly the only one, is kept in place.
+#[derive(Debug, Default)]
+pub(super) struct Holes {
+    first: Range<u64>,
+    more: Vec<Range<u64>>,
+}
+
+impl Holes {
+    fn add(&mut self, page: u64) {
+        let last = self.more.last_mut().unwrap_or(&mut self.first);
+        if last.is_empty() {
+            *last = page..page + 1;
+        } else if last.end == page {
+            last.end += 1;
+        } else {
+            self.more.push(page..page + 1);
+        }
+    }
+
+    fn runs(&self) -> impl Iterator<Item = &Range<u64>> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    fn contains(&self, page: u64) -> bool {
+        self.runs().any(|run| run.contains(&page))
+    }
+
+    /// How many.
+    pub fn pages(&self) -> u64 {
+        self.runs().map(|run| run.end - run.start).sum()
+    }
+}
+
 impl Files {
     /// Writes `data` at `offset`, or at the end with `O_APPEND`; returns the bytes written, fewer
     /// only when space ran out in the middle. Other writers and readers see all of it or
@@ -67,16 +100,16 @@ impl Files {
         if end <= offset {
             return Err(Error::FileTooLarge);
         }
-        self.touch(state);
+        let now_ns = self.touch(state);
         let mut at = offset;
         let outcome = self.extend_tail(state, offset).and_then(|()| {
             while at < end {
                 // Steps end at multiples of the step, so that the next ones are whole pages.
                 let stop = (at / STEP * STEP).saturating_add(STEP).min(end);
                 let part = &data[(at - offset) as usize..(stop - offset) as usize];
-                match self.write_step(state, at, part) {
+                match self.write_step(state, at, part, now_ns) {
                     Ok(()) => at = stop,
-                    Err(Error::NoSpace) => return self.write_pages(state, &mut at, part),
+                    Err(Error::NoSpace) => return self.write_pages(state, &mut at, part, now_ns),
                     Err(error) => return Err(error),
                 }
             }
@@ -93,44 +126,55 @@ impl Files {
     }
 
     /// The content is about to change. Records of the change itself carry the new times: a crash
-    /// must not leave a new size under an old time.
-    pub(super) fn touch(&self, state: &Arc<FileState>) {
+    /// must not leave a new size under an old time. Returns the monotonic time.
+    pub(super) fn touch(&self, state: &Arc<FileState>) -> u64 {
         let (now, now_ns) = (self.now(), self.now_ns());
         state.meta.lock().touch(now, now_ns);
+        now_ns
     }
 
     /// The content has changed. What was logged meanwhile may have ended what `touch` began.
     pub(super) fn note_ahead(&self, state: &Arc<FileState>) {
-        let now_ns = self.now_ns();
         let mut meta = state.meta.lock();
-        if meta.is_ahead() {
-            meta.ahead(now_ns);
+        if meta.ahead_since_ns.is_none() && meta.is_ahead() {
+            meta.ahead(self.now_ns());
         }
     }
 
     /// Writes page by page where a whole step found no space, as far as it goes.
-    fn write_pages(&self, state: &Arc<FileState>, at: &mut u64, part: &[u8]) -> Result<(), Error> {
+    fn write_pages(
+        &self,
+        state: &Arc<FileState>,
+        at: &mut u64,
+        part: &[u8],
+        now_ns: u64,
+    ) -> Result<(), Error> {
         let (start, end) = (*at, *at + part.len() as u64);
         while *at < end {
             let stop = ((*at / PAGE + 1) * PAGE).min(end);
             let bytes = &part[(*at - start) as usize..(stop - start) as usize];
-            self.write_step(state, *at, bytes)?;
+            self.write_step(state, *at, bytes, now_ns)?;
             *at = stop;
         }
         Ok(())
     }
 
     /// Writes bytes within one step: promises what is needed, then fills pages.
-    fn write_step(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn write_step(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+        now_ns: u64,
+    ) -> Result<(), Error> {
         let end = offset + data.len() as u64;
         let pages = pages_of(offset..end);
         self.leave_inline(state, end)?;
         let holes = self.holes(state, pages.clone())?;
-        let wanted = holes.iter().map(|h| h.end - h.start).sum();
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.
-        let mut promise = self.promise_or_settle(state, wanted)?;
-        self.fill_pages(state, offset, data, &holes, &mut promise)
+        let mut promise = self.promise_or_settle(state, holes.pages())?;
+        self.fill_pages(state, offset, data, (&holes, &mut promise), now_ns)
     }
 
     fn fill_pages(
@@ -138,8 +182,8 @@ impl Files {
         state: &Arc<FileState>,
         offset: u64,
         data: &[u8],
-        holes: &[Range<u64>],
-        promise: &mut Promised<'_>,
+        (holes, promise): (&Holes, &mut Promised<'_>),
+        now_ns: u64,
     ) -> Result<(), Error> {
         let end = offset + data.len() as u64;
         let mut at = offset;
@@ -147,9 +191,9 @@ impl Files {
             let page = at / PAGE;
             let stop = ((page + 1) * PAGE).min(end);
             let bytes = &data[(at - offset) as usize..(stop - offset) as usize];
-            let hole = holes.iter().any(|h| h.contains(&page));
             let part = ((at % PAGE) as usize, bytes);
-            self.write_page(state, page, part, hole.then_some(&mut *promise))?;
+            let promise = holes.contains(page).then_some(&mut *promise);
+            self.write_page(state, page, part, promise, now_ns)?;
             at = stop;
         }
         Ok(())
@@ -164,8 +208,8 @@ impl Files {
         page: u64,
         part: (usize, &[u8]),
         promise: Option<&mut Promised<'_>>,
+        now_ns: u64,
     ) -> Result<(), Error> {
-        let now_ns = self.now_ns();
         let (key, backing) = match promise {
             Some(_) => (state.key, Backing::Promised),
             None => (state.key, Backing::Allocated),
@@ -206,12 +250,8 @@ impl Files {
     }
 
     /// Pages of a range that are neither dirty nor mapped: each needs a promised block.
-    fn holes(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
-        let mut holes: Vec<Range<u64>> = Vec::new();
-        let mut add = |page: u64| match holes.last_mut() {
-            Some(last) if last.end == page => last.end += 1,
-            _ => holes.push(page..page + 1),
-        };
+    fn holes(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<Holes, Error> {
+        let mut holes = Holes::default();
         let dirty = |page| {
             let state = self.pages.state(state.key, page);
             matches!(state, Some(PageState::Dirty(_)))
@@ -227,7 +267,7 @@ impl Files {
             }
             let has_block = extents.peek().is_some_and(|e| e.page <= page);
             if !has_block && (page == first || !dirty(page)) {
-                add(page);
+                holes.add(page);
             }
         }
         Ok(holes)
@@ -283,9 +323,9 @@ impl Files {
             return Ok(());
         }
         let holes = self.holes(state, page..page + 1)?;
-        let mut promise = self.promise_or_settle(state, holes.len() as u64)?;
-        let promise = (!holes.is_empty()).then_some(&mut promise);
-        self.write_page(state, page, (0, &[]), promise)
+        let mut promise = self.promise_or_settle(state, holes.pages())?;
+        let promise = holes.contains(page).then_some(&mut promise);
+        self.write_page(state, page, (0, &[]), promise, self.now_ns())
     }
 
     /// Before the file grows beyond `from`: the rest of its last page on the device may hold
@@ -344,7 +384,7 @@ impl Files {
     fn direct_step(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> Result<(), Error> {
         let pages = page..page + data.len() as u64 / PAGE;
         let holes = self.holes(state, pages.clone())?;
-        let mut promise = self.promise(holes.iter().map(|h| h.end - h.start).sum())?;
+        let mut promise = self.promise(holes.pages())?;
         let size = {
             let mut meta = state.meta.lock();
             meta.promised += promise.give(u64::MAX);
