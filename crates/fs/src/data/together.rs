@@ -260,7 +260,8 @@ impl<'a> Group<'a> {
                     let stamps = &room.stamps[written.clone()];
                     self.files
                         .complete_pages(state, &room.pages[written], stamps);
-                    done[index] = covered == pages.len();
+                    // What was written in place has no record, and its times are ahead still.
+                    done[index] = covered == pages.len() && !state.meta.lock().is_ahead();
                 }
                 Err(error) => state.meta.lock().fail(error.to_string()),
             }

@@ -241,6 +241,27 @@ fn a_group_is_not_logged_over_a_flush_that_failed_meanwhile() {
     }
 }
 
+/// A group that overwrites blocks in place has no record of that, which a sync took for all there is to
+/// do: the new times were gone after a remount.
+#[test]
+fn times_of_files_overwritten_in_a_group_are_synced() {
+    let world = World::new(49, 64, 256);
+    let m = world.mount();
+    let inos = written(&m);
+    m.files.write_back_all().unwrap();
+    world.clock.advance(Duration::from_secs(3));
+    let overwritten = m.files.now();
+    for &ino in &inos {
+        m.write(&m.open(ino), 0, b"new");
+    }
+    m.files.write_back_all().unwrap();
+    for &ino in &inos {
+        let inode = m.inode(ino);
+        assert!(inode.mtime >= overwritten && inode.ctime >= overwritten);
+    }
+    m.close();
+}
+
 /// Overwritten, continued, cut, deleted and synced while the group is on its way.
 #[test]
 fn files_of_a_group_are_changed_while_it_is_on_its_way() {
