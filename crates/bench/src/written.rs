@@ -9,10 +9,13 @@
 //!    begins and ends with syncfs(2). What it then still has in its journal alone, and writes home when it becomes
 //!    read-only, is in an extra figure, as is what Sheaf's closing writes: it belongs to files of the window and of
 //!    before it in unknown parts.
+//! 4. Of Sheaf's bytes an extra says what they are for.
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use engine::BytesWritten;
+use format::inode::{KIND_BUCKET, KIND_INDEX, KIND_INODE};
 use rustix::fs::{major, minor};
 use serde_json::{Map, Value};
 
@@ -69,6 +72,8 @@ struct Series {
     /// With what the end of its use wrote.
     ended: Vec<f64>,
     files: u64,
+    /// Of the last run: bytes for each file by cause; of Sheaf only.
+    causes: Vec<(&'static str, f64)>,
 }
 
 /// Measures. `progress` is told what comes next.
@@ -85,6 +90,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         bytes: Vec::new(),
         ended: Vec::new(),
         files: 0,
+        causes: Vec::new(),
     };
     let mut all: Vec<Series> = targets.map(series).collect();
     for run in 1..=options.runs {
@@ -104,6 +110,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.bytes.push(each(counts.synced));
             series.ended.push(each(counts.ended));
             series.files = files.within;
+            let causes = counts.causes.into_iter();
+            series.causes = causes.map(|(cause, bytes)| (cause, each(bytes))).collect();
         }
     }
     Ok(Report::new("written", rows(options, &all), Vec::new()))
@@ -119,6 +127,8 @@ struct Made {
 struct Counts {
     synced: u64,
     ended: u64,
+    /// What the first are for; of Sheaf only.
+    causes: Vec<(&'static str, u64)>,
 }
 
 fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Counts, Error> {
@@ -140,11 +150,40 @@ fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Coun
         Ok(maker.made - made)
     };
     files.before = checkpoints_later(1)?;
-    let start = side.written_bytes();
+    let (start, before) = (side.written_bytes(), side.written_by_cause());
     files.within = checkpoints_later(options.checkpoints)?;
     let synced = side.written_bytes() - start;
+    let causes = causes(&before, &side.written_by_cause(), synced);
     let ended = side.close_counting()? - start;
-    Ok(Counts { synced, ended })
+    Ok(Counts {
+        synced,
+        ended,
+        causes,
+    })
+}
+
+/// What `all` bytes between two counts were for. The counts were not taken at the same moment as
+/// theirs, so what is left over may be a little more or less than nothing.
+fn causes(before: &BytesWritten, after: &BytesWritten, all: u64) -> Vec<(&'static str, u64)> {
+    let nodes = |written: &BytesWritten, kinds: &[u8]| -> u64 {
+        kinds.iter().map(|kind| written.nodes[*kind as usize]).sum()
+    };
+    let of = |count: &dyn Fn(&BytesWritten) -> u64| count(after) - count(before);
+    let named = of(&|w| nodes(w, &[KIND_INODE, KIND_BUCKET, KIND_INDEX]));
+    vec![
+        ("journal_records", of(&|w| w.records)),
+        ("journal_batches", of(&|w| w.batches)),
+        ("inodes", of(&|w| nodes(w, &[KIND_INODE]))),
+        ("directory_leaves", of(&|w| nodes(w, &[KIND_BUCKET]))),
+        ("tree_indexes", of(&|w| nodes(w, &[KIND_INDEX]))),
+        ("other_nodes", of(&|w| w.nodes.iter().sum()) - named),
+        ("table_leaves", of(&|w| w.table_leaves)),
+        ("table_inner", of(&|w| w.table_inner)),
+        ("space_tables", of(&|w| w.space)),
+        ("checkpoint_padding", of(&|w| w.padding)),
+        ("checkpoint_records", of(&|w| w.slots)),
+        ("rest", all.saturating_sub(of(&|w| w.total()))),
+    ]
 }
 
 fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Error> {
@@ -166,7 +205,11 @@ fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Erro
     mount.make_read_only()?;
     let ended = written()? - start;
     mount.close()?;
-    Ok(Counts { synced, ended })
+    Ok(Counts {
+        synced,
+        ended,
+        causes: Vec::new(),
+    })
 }
 
 /// The account of the block device below a mount.
@@ -221,6 +264,11 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         extra.insert("files".to_owned(), Value::from(series.files));
         extra.insert("checkpoints".to_owned(), Value::from(options.checkpoints));
         extra.insert("ended_bytes_per_file".to_owned(), Value::from(ended.median));
+        if !series.causes.is_empty() {
+            let causes = series.causes.iter();
+            let causes = causes.map(|(cause, bytes)| ((*cause).to_owned(), Value::from(*bytes)));
+            extra.insert("bytes_per_file_by_cause".to_owned(), causes.collect());
+        }
         Row {
             name: "create".to_owned(),
             target: series.target.name(),
@@ -262,6 +310,14 @@ mod tests {
         assert!(row.median > 200.0, "{row:?}");
         assert!(row.extra["ended_bytes_per_file"].as_f64() >= Some(row.median));
         assert!(row.extra["files"].as_u64() > Some(1000));
+        let causes = row.extra["bytes_per_file_by_cause"].as_object().unwrap();
+        let of = |cause: &str| causes[cause].as_f64().unwrap();
+        assert!(of("inodes") > 0.0 && of("directory_leaves") > 0.0, "{row:?}");
+        assert!(of("journal_records") > 0.0 && of("table_leaves") > 0.0, "{row:?}");
+        let all: f64 = causes.keys().map(|cause| of(cause)).sum();
+        // Nothing is counted twice, and little without a cause.
+        assert!((all - row.median).abs() < row.median / 50.0, "{row:?}");
+        assert!(of("rest") < row.median / 50.0, "{row:?}");
     }
 
     #[test]

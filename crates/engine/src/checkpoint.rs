@@ -36,6 +36,7 @@ use crate::segments::Packer;
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
 use crate::table::{Entry, PageSink};
+use crate::written::BytesWritten;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
@@ -207,6 +208,10 @@ impl<C: Content> Store<C> {
         }
         self.array
             .write_slot((sequence % 2) as usize, record.as_bytes())?;
+        self.segments.written.add(&BytesWritten {
+            slots: 2 * BLOCK_SIZE as u64,
+            ..BytesWritten::default()
+        });
         // Step 6.
         state.sequence = sequence;
         state.clean = clean;

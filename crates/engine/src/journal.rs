@@ -79,8 +79,10 @@ struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct JournalStats {
     pub batches: AtomicU64,
-    pub batch_bytes: AtomicU64,
     pub records: AtomicU64,
+    /// Bytes of all records, and of all batches with them.
+    pub record_bytes: AtomicU64,
+    pub batch_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -287,6 +289,9 @@ impl Journal {
         };
         self.stats.batches.fetch_add(1, Ordering::Relaxed);
         self.stats.batch_bytes.fetch_add(padded, Ordering::Relaxed);
+        self.stats
+            .record_bytes
+            .fetch_add(payload as u64, Ordering::Relaxed);
         self.stats
             .records
             .fetch_add(records.count as u64, Ordering::Relaxed);

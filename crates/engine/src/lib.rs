@@ -37,6 +37,7 @@ mod table;
 mod threads;
 mod totals;
 mod verify;
+mod written;
 
 pub use checkpoint::CheckpointReport;
 pub use content::Content;
@@ -51,3 +52,4 @@ pub use space::{ChunkState, Extent};
 pub use space_map::SpaceMap;
 pub use store::{SpaceInfo, Store, StoreOptions};
 pub use verify::{Unread, Verified, Visitor, check_copies};
+pub use written::BytesWritten;

@@ -13,6 +13,7 @@
 use crate::error::Error;
 use crate::space::Space;
 use crate::table::{PageSink, Written};
+use crate::written::{BytesWritten, Counters};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability};
@@ -49,6 +50,8 @@ pub(crate) struct Segments {
     live_bytes: AtomicU64,
     /// How many segments are free, for operations, which look before they begin.
     free: AtomicUsize,
+    /// What packers wrote.
+    pub written: Counters,
 }
 
 impl Segments {
@@ -67,6 +70,7 @@ impl Segments {
             total_bytes: AtomicU64::new(total_bytes),
             live_bytes: AtomicU64::new(live_bytes),
             free: AtomicUsize::new(0),
+            written: Counters::default(),
         };
         segments.find_free();
         segments
@@ -274,6 +278,7 @@ pub(crate) struct Packer<'a> {
     buf: Vec<u8>,
     sequence: u64,
     pub bytes: u64,
+    written: BytesWritten,
     /// First error of `discard`, which has no way to return it.
     pub damage: Option<Error>,
 }
@@ -297,6 +302,7 @@ impl<'a> Packer<'a> {
             buf,
             sequence,
             bytes,
+            written: BytesWritten::default(),
             damage,
         }
     }
@@ -327,10 +333,11 @@ impl<'a> Packer<'a> {
         };
         self.segments.account(place, true)?;
         self.bytes += len as u64;
+        self.written.add_item(&self.buf[self.buf.len() - len..]);
         Ok(place)
     }
 
-    /// Whole blocks for `len` bytes that the caller writes itself.
+    /// Whole blocks for `len` bytes of space tables, which the caller writes itself.
     pub fn allocate(&mut self, len: usize) -> Result<Place, Error> {
         self.flush()?;
         let blocks = len.next_multiple_of(BLOCK_SIZE);
@@ -350,6 +357,7 @@ impl<'a> Packer<'a> {
         };
         self.segments.account(place, true)?;
         self.bytes += blocks as u64;
+        self.written.space += blocks as u64;
         Ok(place)
     }
 
@@ -365,6 +373,7 @@ impl<'a> Packer<'a> {
         let byte = self.segments.first_block(open.segment).byte() + open.used as u64;
         self.array.write(byte, &out, Durability::Volatile)?;
         open.used += padded;
+        self.written.padding += (padded - self.buf.len()) as u64;
         self.buf.clear();
         Ok(())
     }
@@ -373,6 +382,7 @@ impl<'a> Packer<'a> {
     pub fn finish(mut self) -> Result<u64, Error> {
         self.flush()?;
         self.segments.put_open(self.worker, self.open);
+        self.segments.written.add(&self.written);
         match self.damage.take() {
             Some(error) => Err(error),
             None => Ok(self.bytes),

@@ -12,6 +12,7 @@ use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
 use crate::sum::{Padded, Sum};
 use crate::table::{Entry, Table};
+use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
@@ -309,6 +310,16 @@ impl<C: Content> Store<C> {
     /// Bytes of these batches, with their headers and padding.
     pub fn journal_bytes(&self) -> u64 {
         self.journal.stats.batch_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of metadata written to the devices since the store was opened, by cause.
+    pub fn bytes_written(&self) -> BytesWritten {
+        let records = self.journal.stats.record_bytes.load(Ordering::Relaxed);
+        BytesWritten {
+            records,
+            batches: self.journal_bytes().saturating_sub(records),
+            ..self.segments.written.get()
+        }
     }
 
     /// The newest checkpoint's number; each has the next one.

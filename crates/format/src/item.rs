@@ -122,6 +122,12 @@ pub fn encode(
     crc
 }
 
+/// What an encoded item is: its kind and node kind.
+pub fn kinds(bytes: &[u8]) -> Option<(ItemKind, u8)> {
+    let (header, _) = ItemHeader::ref_from_prefix(bytes).ok()?;
+    Some((ItemKind::from_byte(header.kind)?, header.node_kind))
+}
+
 /// Checks and splits the item at the start of `bytes`.
 pub fn decode(bytes: &[u8]) -> Result<(ItemHeader, &[u8]), Damage> {
     let damage = |what: &str| Damage::new("item", what);

@@ -32,6 +32,8 @@ pub const RESERVED_NIDS: u64 = 64;
 /// The node kind of a space map; file-system kinds start at [`FIRST_FS_KIND`].
 pub const KIND_SPACE_MAP: u8 = 1;
 pub const FIRST_FS_KIND: u8 = 16;
+/// Node kinds are below this.
+pub const KIND_LIMIT: u8 = 32;
 
 pub fn space_map_nid(chunk: u32) -> Nid {
     Nid(SPACE_MAP_FIRST + chunk as u64)

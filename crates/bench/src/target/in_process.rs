@@ -131,6 +131,11 @@ impl InProcess {
         written(self.fs.store().array())
     }
 
+    /// Bytes of metadata written so far, by cause.
+    pub fn written_by_cause(&self) -> engine::BytesWritten {
+        self.fs.store().bytes_written()
+    }
+
     /// Removes a directory of the root and all below it by up to `threads` threads; returns the files in it.
     pub fn remove_all(&self, name: &str, threads: usize) -> Result<u64, Error> {
         let (name, progress) = (name.as_bytes(), |_| {});
