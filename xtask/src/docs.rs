@@ -56,8 +56,28 @@ fn tables() -> String {
         }
         out.push('\n');
     }
+    out.push_str(PACKED);
+    for table in format::packed_tables() {
+        let _ = writeln!(out, "### {} (packed)\n\n{}\n", table.name, prose(table.doc));
+        out.push_str("| type | field | meaning |\n|---|---|---|\n");
+        for field in table.fields {
+            let doc = prose(field.doc).replace('|', "\\|").replace('\n', " ");
+            let _ = writeln!(out, "| {} | `{}` | {doc} |", field.form, field.name);
+        }
+        out.push('\n');
+    }
     out
 }
+
+const PACKED: &str = "\
+## Packed structures
+
+Their fields follow each other without gaps. A *number* has seven bits in each byte, the lowest first; all bytes
+but the last have their highest bit set. A *time* is one 64-bit word, seconds since 1970 above 30 bits of nanoseconds, if it is
+one from 1970 to 2514; else that word has all bits set, and a `Time` follows. Only the shortest form is read. A number n with a
+sign is the number 2n, or -2n - 1 if it is below 0.
+
+";
 
 /// A doc comment as text: the space after `///` and empty ends removed.
 fn prose(doc: &str) -> String {

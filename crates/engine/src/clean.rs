@@ -118,7 +118,8 @@ impl<C: Content> Store<C> {
         self.array.read(start, &mut bytes)?;
         let mut items = Vec::new();
         let mut at = 0;
-        while at < bytes.len() {
+        while let Some(next) = item::next(&bytes, at) {
+            at = next;
             // Dead items may be of any age, and the gap to the next block is zeros: whatever
             // does not decode is skipped, because a live item always does (or is reported
             // when it is read).

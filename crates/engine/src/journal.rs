@@ -31,15 +31,15 @@ use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array, Durability, Io};
 use format::geometry::Geometry;
-use format::journal::{BATCH_MAGIC, BatchHeader, EntryHeader, RECORD_MAX, RecordHeader};
+use format::journal::{BATCH_MAGIC, BatchHeader, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Header and padding of one batch.
 const BATCH_SLACK: u64 = 2 * BLOCK_SIZE as u64;
-/// The record that folds what was merged into a node.
-const FOLD: u64 = (RecordHeader::SIZE + EntryHeader::SIZE) as u64;
+/// The longest record that folds what was merged into a node.
+const FOLD: u64 = (RECORD_HEAD_MAX + ENTRY_HEAD_MAX) as u64;
 /// Nodes that one operation merges changes into, at most.
 pub(crate) const MERGES_MAX: usize = 4;
 /// Credit of one operation: no record is longer, the batch that takes it may be its own, and it
@@ -191,9 +191,11 @@ impl Journal {
 
     /// Stages a fold under a pin; it was owed.
     pub fn stage_fold(&self, pin: &Pin<'_>, record: &[u8]) {
-        debug_assert_eq!(record.len() as u64, FOLD);
+        let len = record.len() as u64;
+        debug_assert!(len <= FOLD);
         self.staging.push(pin, record);
-        self.ring.staged_owed(FOLD);
+        self.ring.release_owed(FOLD - len);
+        self.ring.staged_owed(len);
     }
 
     /// Bytes that wait for a commit, credits in use included.

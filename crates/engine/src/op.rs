@@ -32,11 +32,10 @@ use crate::store::Store;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, OwnedReadGuard, OwnedWriteGuard};
-use format::journal::{Action, EntryHeader, RECORD_MAX, RecordHeader};
+use format::journal::{Action, RECORD_HEAD_MAX, RECORD_MAX, seal_record};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
-use format::{Block, Damage, Nid, U32, U64};
+use format::{Block, Damage, Nid};
 use std::ops::Deref;
-use zerocopy::IntoBytes;
 
 /// An epoch; see [`Store::commit_through`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -261,6 +260,7 @@ pub struct Op<'s, C: Content> {
     locked: Vec<Locked<C>>,
     /// The greatest nid among them: who locks in the order of nids meets none that is locked.
     greatest: Nid,
+    /// Entries, behind room for the record's length.
     record: Vec<u8>,
     entries: u32,
     /// One for each space map; few.
@@ -285,7 +285,7 @@ impl<'s, C: Content> Op<'s, C> {
     /// The caller has taken the operation's journal credit.
     pub(crate) fn new(store: &'s Store<C>) -> Self {
         let mut record = Vec::with_capacity(512);
-        record.extend_from_slice(&[0; RecordHeader::SIZE]);
+        record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
         Op {
             store,
             locked: Vec::with_capacity(4),
@@ -635,16 +635,7 @@ impl<'s, C: Content> Op<'s, C> {
         kind: u8,
         body: impl FnOnce(&mut Vec<u8>),
     ) {
-        let at = self.record.len();
-        self.record.extend_from_slice(&[0; EntryHeader::SIZE]);
-        body(&mut self.record);
-        let mut header = EntryHeader::zeroed();
-        header.nid = U64::new(nid.0);
-        header.version = U64::new(version);
-        header.len = U32::new((self.record.len() - at - EntryHeader::SIZE) as u32);
-        header.action = action as u8;
-        header.kind = kind;
-        self.record[at..at + EntryHeader::SIZE].copy_from_slice(header.as_bytes());
+        format::journal::put_entry(&mut self.record, nid.0, version, action, kind, body);
         self.entries += 1;
     }
 
@@ -665,10 +656,8 @@ impl<'s, C: Content> Op<'s, C> {
             len <= RECORD_MAX,
             "a record of {len} bytes is over the bound"
         );
-        let mut header = RecordHeader::zeroed();
-        header.len = U32::new((len - RecordHeader::SIZE) as u32);
-        header.entries = U32::new(self.entries);
-        self.record[..RecordHeader::SIZE].copy_from_slice(header.as_bytes());
+        let mut record = std::mem::take(&mut self.record);
+        let record = seal_record(&mut record);
 
         let merged = |l: &&Locked<C>| l.touched && matches!(l.guard, Guard::Shared(_));
         debug_assert!(self.locked.iter().filter(merged).count() <= MERGES_MAX);
@@ -698,8 +687,8 @@ impl<'s, C: Content> Op<'s, C> {
             self.store.mark_dirty(shard, locked.guard.cell());
         }
         match self.owed {
-            true => self.store.journal.stage_fold(&pin, &self.record),
-            false => self.store.journal.stage(&pin, &self.record),
+            true => self.store.journal.stage_fold(&pin, record),
+            false => self.store.journal.stage(&pin, record),
         }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);

@@ -31,15 +31,15 @@ use device::Array;
 use format::checkpoint::CheckpointRecord;
 use format::item::{ItemKind, ItemPointer, Place};
 use format::table::{
-    LEAF_NIDS, MAP_REGIONS, NID_LIMIT, NodeEntry, REGION_BITMAP_BYTES, REGION_LEAVES, REGION_NIDS,
-    REGION_PAGE_BYTES, ROOTS,
+    LEAF_NIDS, LeafEntries, MAP_REGIONS, NID_LIMIT, NodeEntry, REGION_BITMAP_BYTES, REGION_LEAVES,
+    REGION_NIDS, REGION_PAGE_BYTES, ROOTS, decode_leaf, encode_leaf,
 };
 use format::{Damage, Nid, U64};
 use std::collections::{BTreeMap, VecDeque};
 use zerocopy::{FromBytes, IntoBytes};
 
 const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
-type Leaf = Box<[NodeEntry; LEAF_NIDS as usize]>;
+type Leaf = Box<LeafEntries>;
 
 /// What the table says of a nid. Version 0: never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -348,9 +348,7 @@ impl Table {
         let crc = pointer.stamp.get() as u32;
         let read = read_page(&self.array, pointer.place(), ItemKind::TableLeaf, id, crc)?;
         let read = read.map_err(|d| damaged(format!("leaf page {id}: {d}")))?;
-        let page = <[NodeEntry; LEAF_NIDS as usize]>::read_from_bytes(read.payload())
-            .map_err(|_| damaged(format!("leaf page {id} has the wrong size")))?;
-        Ok(Box::new(page))
+        decode_leaf(read.payload()).map_err(|d| damaged(format!("leaf page {id}: {d}")))
     }
 
     /// Keeps the number of pages in memory bounded (invariants 3 and 5).
@@ -412,7 +410,7 @@ impl Table {
             let page = state.leaves[leaf].as_ref().expect("with_leaf loads it");
             for (i, version) in versions.iter_mut().enumerate() {
                 if wanted[i / 64] >> (i % 64) & 1 == 1 {
-                    *version = page[i].version.get();
+                    *version = page[i].version;
                 }
             }
         })
@@ -463,12 +461,11 @@ impl Table {
         };
         let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
         page[slot] = NodeEntry {
-            place: U64::new(if entry.place.is_none() {
-                0
-            } else {
-                entry.place.pack()
-            }),
-            version: U64::new(entry.version),
+            place: match entry.place.is_none() {
+                true => 0,
+                false => entry.place.pack(),
+            },
+            version: entry.version,
         };
         state.dirty |= 1 << leaf;
         let bit = leaf * LEAF_NIDS as usize + slot;
@@ -551,7 +548,9 @@ impl Table {
             let copy = region.state.lock().leaves[leaf].clone();
             let page = copy.expect("a dirty leaf is in memory");
             let id = index * REGION_LEAVES + leaf as u64;
-            let written = sink.write(ItemKind::TableLeaf, id, page.as_bytes())?;
+            let mut payload = Vec::new();
+            encode_leaf(&page, &mut payload);
+            let written = sink.write(ItemKind::TableLeaf, id, &payload)?;
             let mut state = region.state.lock();
             sink.discard(state.pointers[leaf].place());
             state.pointers[leaf] = pointer_to(written, 0);
@@ -647,11 +646,7 @@ impl Table {
         pointer: ItemPointer,
     ) -> Result<Vec<Entry>, Error> {
         let page = self.read_leaf(region, leaf, pointer)?;
-        let entry = |raw: &NodeEntry| Entry {
-            place: Place::unpack(raw.place.get()),
-            version: raw.version.get(),
-        };
-        Ok(page.iter().map(entry).collect())
+        Ok(page.iter().map(entry_from).collect())
     }
 
     fn map_pages(&self) -> Vec<(u64, MapPage)> {
@@ -724,7 +719,7 @@ fn same(a: &ItemPointer, b: &ItemPointer) -> bool {
 }
 
 fn empty_leaf() -> Leaf {
-    Box::new([NodeEntry::zeroed(); LEAF_NIDS as usize])
+    Box::new([NodeEntry::default(); LEAF_NIDS as usize])
 }
 
 fn pointer_to(written: Written, free: u64) -> ItemPointer {
@@ -735,10 +730,12 @@ fn pointer_to(written: Written, free: u64) -> ItemPointer {
 }
 
 fn entry_of(state: &RegionState, leaf: usize, slot: usize) -> Entry {
-    let raw = &state.leaves[leaf].as_ref().expect("the caller loaded it")[slot];
-    let place = Place::unpack(raw.place.get());
+    entry_from(&state.leaves[leaf].as_ref().expect("the caller loaded it")[slot])
+}
+
+fn entry_from(raw: &NodeEntry) -> Entry {
     Entry {
-        place,
-        version: raw.version.get(),
+        place: Place::unpack(raw.place),
+        version: raw.version,
     }
 }

@@ -7,7 +7,7 @@
 //!    and the nodes that replay changed are the dirty ones of the node cache.
 //! 2. Accounting is about the checkpoint, the visitor about the state after replay: a node
 //!    that replay changed is read and accounted for where the table says, but shown from memory.
-//! 3. Memory is bounded by what the devices can hold of metadata: one bit for each 64 bytes of
+//! 3. Memory is bounded by what the devices can hold of metadata: one bit for each 8 bytes of
 //!    segments, one read buffer for each worker, [`FINDINGS_MAX`](crate::FINDINGS_MAX) findings.
 
 use crate::content::Content;
@@ -541,10 +541,13 @@ impl<'a> Audit<'a> {
         live.fetch_add(place.len, Ordering::Relaxed);
         let mut overlaps = false;
         let unit = ITEM_ALIGN as u64;
-        for unit in offset / unit..(offset + len) / unit {
-            let bit = 1 << (unit % 64);
-            let before = chunk.units[unit as usize / 64].fetch_or(bit, Ordering::Relaxed);
-            overlaps |= before & bit != 0;
+        let (mut next, end) = (offset / unit, (offset + len) / unit);
+        while next < end {
+            let count = (64 - next % 64).min(end - next);
+            let bits = u64::MAX >> (64 - count) << (next % 64);
+            let before = chunk.units[next as usize / 64].fetch_or(bits, Ordering::Relaxed);
+            overlaps |= before & bits != 0;
+            next += count;
         }
         if overlaps {
             let what = format!("at byte {} overlaps another item", place.byte);

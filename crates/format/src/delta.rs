@@ -1,19 +1,19 @@
 //! Deltas of file-system nodes on disk: one tag byte, then what the tag says.
-//! Integers are little-endian; lists run to the end of the delta.
+//! Integers are little-endian; numbers and times are those of `packed.rs`; lists run to the end of the delta.
 
-/// `u32` mask of `ATTR_*`, then the fields in the order of their bits.
+/// `u16` mask of `ATTR_*`, then the fields in the order of their bits: numbers and times.
 pub const ATTRS: u8 = 1;
 /// Body kind (`BODY_*`), depth, then the body: replaces an inode's body.
 pub const BODY: u8 = 2;
-/// `u32` offset, bytes: overwrites or extends an inline body, a gap reads as zeros.
+/// Offset (a number), bytes: overwrites or extends an inline body, a gap reads as zeros.
 pub const INLINE_WRITE: u8 = 3;
-/// `u32` length: cuts an inline body or extends it with zeros.
+/// Length (a number): cuts an inline body or extends it with zeros.
 pub const INLINE_LEN: u8 = 4;
 /// A directory entry: inserted.
 pub const ENTRY_INSERT: u8 = 5;
 /// `u64` key: that directory entry is removed.
 pub const ENTRY_REMOVE: u8 = 6;
-/// `u64` key, nid, generation, `u8` kind: the entry of that key refers to this inode now.
+/// `u64` key, nid and generation (numbers), `u8` kind: the entry of that key refers to this inode now.
 pub const ENTRY_RETARGET: u8 = 7;
 /// `u64` first page, `u64` end page, extents: they replace whatever maps that range.
 pub const EXTENTS: u8 = 8;
@@ -36,23 +36,25 @@ pub const CHILD_REMOVE: u8 = 15;
 pub const ROOT_SET: u8 = 16;
 /// Inline attributes, as in an inode: replace all of them.
 pub const XATTRS_INLINE: u8 = 17;
-/// `i32` names, `i32` subdirectories, time: a directory gains so many names and links, and was
+/// Names, subdirectories (numbers with a sign), time: a directory gains so many names and links, and was
 /// changed then.
 pub const TALLY: u8 = 18;
 /// `u64` key: the first child of an index node, and so the node, covers the keys from this lower one on.
 pub const CHILD_LOWER: u8 = 19;
 
-pub const ATTR_MODE: u32 = 1 << 0;
-pub const ATTR_UID: u32 = 1 << 1;
-pub const ATTR_GID: u32 = 1 << 2;
-pub const ATTR_NLINK: u32 = 1 << 3;
-pub const ATTR_FLAGS: u32 = 1 << 4;
-pub const ATTR_SIZE: u32 = 1 << 5;
-pub const ATTR_BLOCKS: u32 = 1 << 6;
-pub const ATTR_ATIME: u32 = 1 << 7;
-pub const ATTR_MTIME: u32 = 1 << 8;
-pub const ATTR_CTIME: u32 = 1 << 9;
-pub const ATTR_PARENT: u32 = 1 << 10;
+pub const ATTR_MODE: u16 = 1 << 0;
+pub const ATTR_UID: u16 = 1 << 1;
+pub const ATTR_GID: u16 = 1 << 2;
+pub const ATTR_NLINK: u16 = 1 << 3;
+pub const ATTR_FLAGS: u16 = 1 << 4;
+pub const ATTR_SIZE: u16 = 1 << 5;
+pub const ATTR_BLOCKS: u16 = 1 << 6;
+pub const ATTR_PARENT: u16 = 1 << 7;
 /// All bits set ends the pending truncate.
-pub const ATTR_PENDING_TRUNCATE: u32 = 1 << 11;
-pub const ATTR_KNOWN: u32 = (1 << 12) - 1;
+pub const ATTR_PENDING_TRUNCATE: u16 = 1 << 8;
+pub const ATTR_ATIME: u16 = 1 << 9;
+pub const ATTR_MTIME: u16 = 1 << 10;
+pub const ATTR_CTIME: u16 = 1 << 11;
+/// The change sets ctime to the mtime that it sets.
+pub const ATTR_CTIME_AS_MTIME: u16 = 1 << 12;
+pub const ATTR_KNOWN: u16 = (1 << 13) - 1;

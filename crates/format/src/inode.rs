@@ -1,7 +1,8 @@
-//! Inodes on disk: a fixed header, the inline attributes, the attribute tree's root, the body.
+//! Inodes on disk: what differs from the usual, the inline attributes, the attribute tree's root, the body.
 
+use crate::packed::{NUMBER_MAX, TIME_MAX};
 use crate::table::FIRST_FS_KIND;
-use crate::{I64, U16, U32, U64};
+use crate::{I64, U32, U64};
 
 /// Node kind of an inode.
 pub const KIND_INODE: u8 = FIRST_FS_KIND;
@@ -36,63 +37,81 @@ pub const ROOT_INO: u64 = 1;
 pub const FIRST_ORPHANS: u64 = 2;
 pub const ORPHAN_DIRECTORIES: u64 = 16;
 
+packed! {
+    /// An inode. Fields after `generation` are there if their bit in `has` is set, and only if they are not what they are
+    /// without.
+    PackedInode {
+        /// Which of the fields below are there; see `HAS_*`.
+        has: "u16",
+        /// What the body is in the lowest four bits (see `BODY_*`), in the others the index levels below its root, if
+        /// it is a tree.
+        body_kind: "u8",
+        /// File type and permission bits, as in `st_mode`.
+        mode: "number",
+        /// Creation.
+        btime: "time",
+        /// Version at which this use of the nid began.
+        generation: "number",
+        /// Owner; else 0.
+        uid: "number",
+        /// Group; else 0.
+        gid: "number",
+        /// Names that refer to it; a directory has 2 and one per subdirectory. Else 1.
+        nlink: "number",
+        /// Device number of a device node, as Linux encodes it in 32 bits; else 0.
+        rdev: "number",
+        /// Room for per-inode flags; else 0.
+        flags: "number",
+        /// Bytes of a file or a symbolic link's target; entries of a directory. Else 0.
+        size: "number",
+        /// 4 KiB blocks of data that belong to it; else 0.
+        blocks: "number",
+        /// Last access; else as `btime`.
+        atime: "time",
+        /// Last change of the content; else as `btime`.
+        mtime: "time",
+        /// Last change of the inode; else as `mtime`.
+        ctime: "time",
+        /// Parent of a directory; else 0.
+        parent: "number",
+        /// Bytes from here on are being freed and read as holes; else none are.
+        pending_truncate: "number",
+        /// Inline extended attributes, behind the number of their bytes; else none.
+        xattrs: "number, Xattr, …",
+        /// Root of the attribute tree: index levels below it, the number of its children, the children. Else there is none.
+        xattr_root: "u8, number, TreeEntry, …",
+        /// The body, to the end.
+        body: "bytes",
+    }
+}
+
+pub const HAS_UID: u16 = 1 << 0;
+pub const HAS_GID: u16 = 1 << 1;
+pub const HAS_NLINK: u16 = 1 << 2;
+pub const HAS_RDEV: u16 = 1 << 3;
+pub const HAS_FLAGS: u16 = 1 << 4;
+pub const HAS_SIZE: u16 = 1 << 5;
+pub const HAS_BLOCKS: u16 = 1 << 6;
+pub const HAS_ATIME: u16 = 1 << 7;
+pub const HAS_MTIME: u16 = 1 << 8;
+pub const HAS_CTIME: u16 = 1 << 9;
+pub const HAS_PARENT: u16 = 1 << 10;
+pub const HAS_PENDING_TRUNCATE: u16 = 1 << 11;
+pub const HAS_XATTRS: u16 = 1 << 12;
+pub const HAS_XATTR_ROOT: u16 = 1 << 13;
+pub const HAS_KNOWN: u16 = (1 << 14) - 1;
+/// Bits of `body_kind` below the depth.
+pub const BODY_KIND_BITS: u32 = 4;
+/// Bytes of an inode without attributes and body, at most.
+pub const INODE_HEAD_MAX: usize = 3 + 12 * NUMBER_MAX + 4 * TIME_MAX;
+
 layout! {
-    /// A point in time.
+    /// A point in time before 1970 or after 2514; see the section on packed structures.
     pub struct Time: 12 {
         /// Seconds since 1970-01-01 00:00:00 UTC; may be negative.
         pub sec: I64,
         /// Nanoseconds, below 1,000,000,000.
         pub nsec: U32,
-    }
-
-    /// Header of an inode.
-    pub struct InodeHeader: 128 {
-        /// File type and permission bits, as in `st_mode`.
-        pub mode: U32,
-        /// Owner.
-        pub uid: U32,
-        /// Group.
-        pub gid: U32,
-        /// Names that refer to it; a directory has 2 and one per subdirectory.
-        pub nlink: U32,
-        /// Device number of a device node, as Linux encodes it in 32 bits.
-        pub rdev: U32,
-        /// Zero; room for per-inode flags.
-        pub flags: U32,
-        /// Bytes of a file or a symbolic link's target; entries of a directory.
-        pub size: U64,
-        /// 4 KiB blocks of data that belong to it.
-        pub blocks: U64,
-        /// Last access.
-        pub atime: Time,
-        /// Last change of the content.
-        pub mtime: Time,
-        /// Last change of the inode.
-        pub ctime: Time,
-        /// Creation.
-        pub btime: Time,
-        /// Version at which this use of the nid began.
-        pub generation: U64,
-        /// Parent of a directory; else 0.
-        pub parent: U64,
-        /// Bytes from here on are being freed and read as holes; all bits set: none are.
-        pub pending_truncate: U64,
-        /// What the body is; see `BODY_*`.
-        pub body: u8,
-        /// Index levels below the root in the body, if that is a tree.
-        pub body_depth: u8,
-        /// Index levels below the attribute root.
-        pub xattr_depth: u8,
-        /// Zero.
-        pub reserved: u8,
-        /// Bytes of inline extended attributes.
-        pub xattr_len: U16,
-        /// Entries of the attribute tree's root, which follows them; 0: no tree.
-        pub xattr_children: U16,
-        /// Bytes of the body, which comes last.
-        pub body_len: U32,
-        /// Zero.
-        pub reserved2: U32,
     }
 
     /// A child in a tree's root or index node. It covers keys from its own up to the next

@@ -1,20 +1,21 @@
-//! Items: checksummed, self-describing byte strings packed 64-byte aligned into segments.
+//! Items: checksummed, self-describing byte strings packed 8-byte aligned into segments.
 //! Node images, node-table pages and space-table pages are items.
 
-use crate::{Damage, U32, U64, checksum};
+use crate::{Damage, U16, U32, U64, checksum};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Items start at multiples of this many bytes.
-pub const ITEM_ALIGN: usize = 64;
+pub const ITEM_ALIGN: usize = 8;
 /// The largest item with its header, in bytes: the bound on a node image.
 pub const ITEM_MAX: usize = 16 << 10;
 /// The largest item payload.
 pub const PAYLOAD_MAX: usize = ITEM_MAX - ItemHeader::SIZE;
+const _: () = assert!(ITEM_MAX / ITEM_ALIGN < 1 << 12 && PAYLOAD_MAX <= u16::MAX as usize);
 
 layout! {
     /// Where an item is: 16 bytes, used in the node table and in every table page.
     pub struct ItemPointer: 16 {
-        /// Byte address / 64 in the high 52 bits, padded length / 64 in the low 12; 0: none.
+        /// Byte address / 8 in the high 52 bits, padded length / 8 in the low 12; 0: none.
         pub place: U64,
         /// For nodes the version; for table pages the CRC-32C in the low 32 bits and the
         /// number of free nids below in the high 32.
@@ -22,19 +23,15 @@ layout! {
     }
 
     /// Header of an item.
-    pub struct ItemHeader: 32 {
+    pub struct ItemHeader: 24 {
         /// CRC-32C of the rest of the header and the payload.
         pub crc: U32,
         /// What the payload is; see `ItemKind`.
         pub kind: u8,
         /// Node kind, for node images; else 0.
         pub node_kind: u8,
-        /// Zero.
-        pub reserved: [u8; 2],
         /// Payload bytes.
-        pub len: U32,
-        /// Zero.
-        pub reserved2: U32,
+        pub len: U16,
         /// Nid, or table page index.
         pub id: U64,
         /// Node version, or the checkpoint's sequence number.
@@ -77,14 +74,15 @@ impl Place {
     }
 
     pub fn pack(self) -> u64 {
-        debug_assert!(self.byte.is_multiple_of(64) && self.len.is_multiple_of(64));
-        (self.byte / 64) << 12 | (self.len as u64 / 64)
+        let unit = ITEM_ALIGN as u64;
+        debug_assert!(self.byte.is_multiple_of(unit) && self.len.is_multiple_of(unit as u32));
+        (self.byte / unit) << 12 | (self.len as u64 / unit)
     }
 
     pub fn unpack(raw: u64) -> Place {
         Place {
-            byte: (raw >> 12) * 64,
-            len: ((raw & 0xFFF) * 64) as u32,
+            byte: (raw >> 12) * ITEM_ALIGN as u64,
+            len: (raw & 0xFFF) as u32 * ITEM_ALIGN as u32,
         }
     }
 }
@@ -112,7 +110,7 @@ pub fn encode(
     let mut header = ItemHeader::zeroed();
     header.kind = kind as u8;
     header.node_kind = node_kind;
-    header.len = U32::new(len as u32);
+    header.len = U16::new(len as u16);
     header.id = U64::new(id);
     header.version = U64::new(version);
     out[start..start + ItemHeader::SIZE].copy_from_slice(header.as_bytes());
@@ -126,6 +124,18 @@ pub fn encode(
 pub fn kinds(bytes: &[u8]) -> Option<(ItemKind, u8)> {
     let (header, _) = ItemHeader::ref_from_prefix(bytes).ok()?;
     Some((ItemKind::from_byte(header.kind)?, header.node_kind))
+}
+
+/// Where at or after `at` an item can begin, so that a search need not decode what is none; `None`: nowhere.
+pub fn next(bytes: &[u8], at: usize) -> Option<usize> {
+    let offset = core::mem::offset_of!(ItemHeader, kind);
+    let rest = bytes.get(at..)?;
+    let places = rest.chunks_exact(ITEM_ALIGN);
+    // A header is longer than the alignment, and the kind in its first part.
+    let found = places
+        .map(|place| place[offset])
+        .position(|kind| ItemKind::from_byte(kind).is_some());
+    found.map(|i| at + i * ITEM_ALIGN)
 }
 
 /// Checks and splits the item at the start of `bytes`.
@@ -159,7 +169,7 @@ mod tests {
         encode(&mut out, ItemKind::Node, 3, 77, 9, |o| {
             o.extend_from_slice(b"payload")
         });
-        assert_eq!(out.len(), 64);
+        assert_eq!(out.len(), 32);
         let (header, payload) = decode(&out).unwrap();
         assert_eq!(
             (header.id.get(), header.version.get(), payload),
@@ -173,9 +183,31 @@ mod tests {
     }
 
     #[test]
+    fn a_search_finds_every_item_and_stops_at_little_else() {
+        let mut out = vec![0; 4096];
+        let mut wanted = Vec::new();
+        for (i, len) in [0, 1, 100, 3000].into_iter().enumerate() {
+            out.resize(out.len() + i * ITEM_ALIGN, 0);
+            wanted.push(out.len());
+            encode(&mut out, ItemKind::Node, 3, 77, 9, |o| {
+                o.resize(o.len() + len, 0)
+            });
+        }
+        out.resize(out.len() + 800, 0);
+        let (mut at, mut found) = (0, Vec::new());
+        while let Some(place) = next(&out, at) {
+            let (_, payload) = decode(&out[place..]).unwrap();
+            found.push(place);
+            at = place + padded_len(payload.len());
+        }
+        assert_eq!(found, wanted);
+        assert_eq!(next(&out[..out.len() - 1], out.len()), None);
+    }
+
+    #[test]
     fn a_place_packs() {
         let place = Place {
-            byte: (1 << 50) + 64,
+            byte: (1 << 54) + 8,
             len: 16 << 10,
         };
         assert_eq!(Place::unpack(place.pack()), place);

@@ -1,7 +1,8 @@
 //! The journal on disk: batches of records, each a list of node changes.
 
+use crate::packed::{NUMBER_MAX, number, number_len, put_number, write_number};
+use crate::table::KIND_LIMIT;
 use crate::{COUNTER_MAX, Damage, U32, U64};
-use zerocopy::FromBytes;
 
 pub const BATCH_MAGIC: u32 = 0x4A46_4853;
 
@@ -39,32 +40,78 @@ layout! {
         /// Zero.
         pub reserved: [u8; 12],
     }
+}
 
-    /// Header of a record: one operation, all or nothing.
-    pub struct RecordHeader: 8 {
+packed! {
+    /// A record: one operation, all or nothing.
+    Record {
         /// Bytes of entries that follow.
-        pub len: U32,
-        /// Number of entries.
-        pub entries: U32,
+        len: "number",
+        /// Node changes, one after the other.
+        entries: "RecordEntry, …",
     }
 
-    /// Header of one node change in a record.
-    pub struct EntryHeader: 24 {
-        /// The node.
-        pub nid: U64,
-        /// Its version after the change; of a merge, the version it belongs to.
-        pub version: U64,
-        /// Bytes of the change that follow.
-        pub len: U32,
-        /// 1 create (the change is the image), 2 apply (a delta), 3 delete (empty), 4 merge (a
+    /// One node change in a record.
+    RecordEntry {
+        /// In the lowest three bits: 1 create (the change is the image), 2 apply (a delta), 3 delete (empty), 4 merge (a
         /// delta; comes after what made its version and before what makes the next, in any
-        /// order among the merges of that version), 5 fold (empty: changes nothing but the version).
-        pub action: u8,
-        /// Node kind.
-        pub kind: u8,
-        /// Zero.
-        pub reserved: [u8; 2],
+        /// order among the merges of that version), 5 fold (empty: changes nothing but the version). In
+        /// the others the node kind.
+        action: "u8",
+        /// The node.
+        nid: "number",
+        /// Its version after the change; of a merge, the version it belongs to.
+        version: "number",
+        /// Bytes of the change.
+        len: "number",
+        /// The change: an image or a delta.
+        change: "bytes",
     }
+}
+
+/// Bytes of what comes before a record's entries, at most.
+pub const RECORD_HEAD_MAX: usize = 3;
+/// Bytes of an entry without its change, at most.
+pub const ENTRY_HEAD_MAX: usize = 1 + 2 * NUMBER_MAX + RECORD_HEAD_MAX;
+const _: () = assert!(RECORD_MAX < 1 << (7 * RECORD_HEAD_MAX));
+
+const ACTION_BITS: u32 = 3;
+const _: () = assert!((KIND_LIMIT as u32) << ACTION_BITS <= 1 << u8::BITS);
+
+/// Appends an entry whose change `encode` appends.
+pub fn put_entry(
+    record: &mut Vec<u8>,
+    nid: u64,
+    version: u64,
+    action: Action,
+    kind: u8,
+    encode: impl FnOnce(&mut Vec<u8>),
+) {
+    debug_assert!(kind < KIND_LIMIT);
+    record.push(action as u8 | kind << ACTION_BITS);
+    put_number(record, nid);
+    put_number(record, version);
+    // Most changes are short: one byte is left for the length.
+    record.push(0);
+    let start = record.len();
+    encode(record);
+    let len = record.len() - start;
+    if len < 0x80 {
+        record[start - 1] = len as u8;
+        return;
+    }
+    let more = number_len(len as u64) - 1;
+    record.resize(start + more + len, 0);
+    record.copy_within(start..start + len, start + more);
+    write_number(&mut record[start - 1..start + more], len as u64);
+}
+
+/// A record is made behind room for its length, which comes last: puts it there, and returns the record.
+pub fn seal_record(bytes: &mut [u8]) -> &[u8] {
+    let len = bytes.len() - RECORD_HEAD_MAX;
+    let start = RECORD_HEAD_MAX - number_len(len as u64);
+    write_number(&mut bytes[start..RECORD_HEAD_MAX], len as u64);
+    &bytes[start..]
 }
 
 impl BatchHeader {
@@ -108,44 +155,109 @@ pub fn parse_records<'a>(
     let damage = |what: &str| Damage::new("journal record", what);
     let mut count = 0;
     while !bytes.is_empty() {
-        let (header, rest) =
-            RecordHeader::read_from_prefix(bytes).map_err(|_| damage("shorter than its header"))?;
-        let len = header.len.get() as usize;
-        if len > rest.len() || len > RECORD_MAX {
+        let (len, rest) = number(bytes).ok_or_else(|| damage("without a length"))?;
+        if len > RECORD_MAX as u64 || len > rest.len() as u64 {
             return Err(damage("length out of range"));
         }
-        let (mut body, after) = rest.split_at(len);
-        let mut entries = Vec::with_capacity((header.entries.get() as usize).min(len / 24));
+        let (mut body, after) = rest.split_at(len as usize);
+        // Most have a few.
+        let mut entries = Vec::with_capacity(4);
         while !body.is_empty() {
-            let (entry, tail) =
-                EntryHeader::read_from_prefix(body).map_err(|_| damage("entry cut short"))?;
-            let size = entry.len.get() as usize;
-            if size > tail.len() {
-                return Err(damage("entry length out of range"));
-            }
-            let action = match entry.action {
-                1 => Action::Create,
-                2 => Action::Apply,
-                3 => Action::Delete,
-                4 => Action::Merge,
-                5 => Action::Fold,
-                _ => return Err(damage("unknown action")),
-            };
-            entries.push(Entry {
-                nid: entry.nid.get(),
-                version: entry.version.get(),
-                action,
-                kind: entry.kind,
-                body: &tail[..size],
-            });
-            body = &tail[size..];
-        }
-        if entries.len() != header.entries.get() as usize {
-            return Err(damage("entry count does not match"));
+            let (entry, tail) = parse_entry(body)?;
+            entries.push(entry);
+            body = tail;
         }
         each(entries)?;
         count += 1;
         bytes = after;
     }
     Ok(count)
+}
+
+fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
+    let damage = |what: &str| Damage::new("journal record", what);
+    let cut = || damage("entry cut short");
+    let (&first, rest) = bytes.split_first().ok_or_else(cut)?;
+    let (nid, rest) = number(rest).ok_or_else(cut)?;
+    let (version, rest) = number(rest).ok_or_else(cut)?;
+    let (len, rest) = number(rest).ok_or_else(cut)?;
+    if len > rest.len() as u64 {
+        return Err(damage("entry length out of range"));
+    }
+    let action = match first & ((1 << ACTION_BITS) - 1) {
+        1 => Action::Create,
+        2 => Action::Apply,
+        3 => Action::Delete,
+        4 => Action::Merge,
+        5 => Action::Fold,
+        _ => return Err(damage("unknown action")),
+    };
+    let (body, rest) = rest.split_at(len as usize);
+    let entry = Entry {
+        nid,
+        version,
+        action,
+        kind: first >> ACTION_BITS,
+        body,
+    };
+    Ok((entry, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Owned = (u64, u64, Action, u8, Vec<u8>);
+
+    fn entries_of(bytes: &[u8]) -> Result<Vec<Vec<Owned>>, Damage> {
+        let mut found = Vec::new();
+        parse_records(bytes, |entries| {
+            let each = entries.iter();
+            let each = each.map(|e| (e.nid, e.version, e.action, e.kind, e.body.to_vec()));
+            found.push(each.collect());
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    #[test]
+    fn records_of_any_length_survive_a_round_trip() {
+        let (mut batch, mut wanted) = (Vec::new(), Vec::new());
+        for len in [0, 1, 100, 127, 128, 129, 5000, 16_383, 16_384, 200_000] {
+            let mut record = vec![0; RECORD_HEAD_MAX];
+            let body = vec![7; len];
+            let last = KIND_LIMIT - 1;
+            put_entry(&mut record, 1 << 28, 3, Action::Create, last, |o| {
+                o.extend(&body)
+            });
+            put_entry(&mut record, 4, u64::MAX, Action::Delete, 1, |_| {});
+            assert!(record.len() <= RECORD_HEAD_MAX + len + 2 * ENTRY_HEAD_MAX);
+            batch.extend_from_slice(seal_record(&mut record));
+            wanted.push(vec![
+                (1 << 28, 3, Action::Create, last, body),
+                (4, u64::MAX, Action::Delete, 1, Vec::new()),
+            ]);
+        }
+        assert_eq!(entries_of(&batch).unwrap(), wanted);
+        for cut in [1, 3, 60, batch.len() - 1] {
+            assert!(entries_of(&batch[..cut]).is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn nonsense_in_a_record_is_damage() {
+        let mut record = vec![0; RECORD_HEAD_MAX];
+        put_entry(&mut record, 9, 1, Action::Apply, 16, |o| o.push(1));
+        let good = seal_record(&mut record).to_vec();
+        assert!(entries_of(&good).is_ok());
+        let with = |at: usize, byte: u8| {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            entries_of(&bad).is_err()
+        };
+        assert!(with(0, 4) && with(0, 6), "the record's length");
+        assert!(with(1, 16 << ACTION_BITS) && with(1, 6), "the action");
+        assert!(with(4, 2) && with(4, 0), "the entry's length");
+        assert!(entries_of(&[0xFF; 20]).is_err());
+    }
 }

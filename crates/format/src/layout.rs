@@ -64,6 +64,62 @@ macro_rules! layout {
     )+ };
 }
 
+/// One field of a packed structure.
+#[derive(Debug)]
+pub struct PackedFieldDoc {
+    pub name: &'static str,
+    /// How it is stored; see `packed.rs`.
+    pub form: &'static str,
+    pub doc: &'static str,
+}
+
+/// A structure whose fields vary in length and follow each other without gaps.
+#[derive(Debug)]
+pub struct PackedDoc {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub fields: &'static [PackedFieldDoc],
+}
+
+/// `packed! { /// doc \n Name { /// doc \n field: "form", ... } }` describes a packed structure; who encodes and
+/// decodes it is checked by round trips.
+macro_rules! packed {
+    ($(
+        $(#[doc = $doc:expr])+
+        $name:ident {
+            $( $(#[doc = $fdoc:expr])+ $field:ident: $form:literal, )+
+        }
+    )+) => { $(
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+
+        impl $name {
+            /// This structure as `docs/format.md` shows it.
+            pub const DOC: $crate::PackedDoc = $crate::PackedDoc {
+                name: stringify!($name),
+                doc: concat!($($doc, "\n"),+),
+                fields: &[ $( $crate::PackedFieldDoc {
+                    name: stringify!($field),
+                    form: $form,
+                    doc: concat!($($fdoc, "\n"),+),
+                }, )+ ],
+            };
+        }
+    )+ };
+}
+
+/// Every packed structure, in the order of `docs/format.md`.
+pub fn packed_tables() -> Vec<&'static PackedDoc> {
+    vec![
+        &crate::table::LeafEntry::DOC,
+        &crate::journal::Record::DOC,
+        &crate::journal::RecordEntry::DOC,
+        &crate::inode::PackedInode::DOC,
+        &crate::dir::DirEntry::DOC,
+    ]
+}
+
 /// Every on-disk structure, in the order of `docs/format.md`.
 pub fn tables() -> Vec<&'static StructDoc> {
     vec![
@@ -72,15 +128,10 @@ pub fn tables() -> Vec<&'static StructDoc> {
         &crate::checkpoint::CheckpointRecord::DOC,
         &crate::item::ItemPointer::DOC,
         &crate::item::ItemHeader::DOC,
-        &crate::table::NodeEntry::DOC,
         &crate::journal::BatchHeader::DOC,
-        &crate::journal::RecordHeader::DOC,
-        &crate::journal::EntryHeader::DOC,
-        &crate::inode::InodeHeader::DOC,
         &crate::inode::Time::DOC,
         &crate::inode::TreeEntry::DOC,
         &crate::inode::OrphanEntry::DOC,
-        &crate::dir::DirEntryHeader::DOC,
         &crate::extent::ExtentEntry::DOC,
         &crate::xattr::XattrHeader::DOC,
     ]

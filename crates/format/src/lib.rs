@@ -16,10 +16,11 @@ pub mod inode;
 pub mod item;
 pub mod journal;
 pub mod label;
+pub mod packed;
 pub mod table;
 pub mod xattr;
 
-pub use layout::{FieldDoc, StructDoc, tables};
+pub use layout::{FieldDoc, PackedDoc, PackedFieldDoc, StructDoc, packed_tables, tables};
 pub use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 
 /// The unit of addressing and of data allocation, in bytes.
@@ -27,8 +28,9 @@ pub const BLOCK_SIZE: usize = 4096;
 pub const BLOCK_SHIFT: u32 = 12;
 
 /// The version this code writes, and the only one it reads: a label with another is refused.
-/// Version 2 keys the checksums of journal batches by the array's label.
-pub const FORMAT_VERSION: u32 = 3;
+/// Version 2 keys the checksums of journal batches by the array's label; version 4 packs inodes, names
+/// and records.
+pub const FORMAT_VERSION: u32 = 4;
 
 /// The most devices one array can have.
 pub const MAX_DEVICES: usize = 16;

@@ -19,18 +19,21 @@ use crate::tree::{self, FreshNid, Growth, Leaf, Path, Removal};
 use base::tight::limit;
 use engine::{Op, Slot, Store};
 use format::Damage;
+use format::dir::{ENTRY_MAX, ENTRY_MIN};
 use format::inode::OrphanEntry;
 use format::item::PAYLOAD_MAX;
 use format::xattr::XATTR_INLINE_MAX;
 
-/// A leaf is split when it would grow beyond this many bytes.
-const LEAF_TARGET: usize = 4 << 10;
+// Names that refer to other inodes than before keep their leaf within a node.
+const _: () = assert!(<Name as Listed>::LEAF_MAX / ENTRY_MIN * ENTRY_MAX <= PAYLOAD_MAX);
 
 /// What such a list can hold.
 pub trait Listed: InLeaf {
     const TREE: TreeId;
     /// Bytes that the inode holds itself.
     const INLINE_MAX: usize;
+    /// A leaf is split when it would grow beyond this many bytes.
+    const LEAF_MAX: usize = 4 << 10;
     /// The list in the inode, which has no tree of this kind.
     fn in_inode(inode: &Inode) -> Result<&[Self], Damage>;
     /// Bytes of that list, encoded.
@@ -48,6 +51,8 @@ pub trait Listed: InLeaf {
 impl Listed for Name {
     const TREE: TreeId = TreeId::Body;
     const INLINE_MAX: usize = INLINE_ENTRIES_MAX;
+    /// Up to some 120 names: more are slower to put in order, fewer make more leaves.
+    const LEAF_MAX: usize = 2560;
 
     fn in_inode(inode: &Inode) -> Result<&[Name], Damage> {
         match &inode.body {
@@ -366,7 +371,7 @@ impl<T: Listed> Spot<T> {
     /// Plans to put several elements, of groups of their own, into the place as it is.
     pub fn fill(&self, op: &Op<'_, FsNode>) -> Result<Filling<T>, Error> {
         let most = match &self.leaf {
-            Some(_) => limit(LEAF_TARGET, 400),
+            Some(_) => limit(T::LEAF_MAX, 400),
             None if op.shares(self.inode) => 0,
             None => T::INLINE_MAX,
         };
@@ -425,7 +430,7 @@ impl<T: Listed> Spot<T> {
         let place = match self.leaf {
             None if room <= T::INLINE_MAX => Place::Inline,
             None => Place::Spill(store.reserve_nid()?),
-            Some(slot) if room <= limit(LEAF_TARGET, 400) => Place::Leaf(slot),
+            Some(slot) if room <= limit(T::LEAF_MAX, 400) => Place::Leaf(slot),
             Some(leaf) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
                 None => Place::Leaf(leaf),
                 Some(at) => {
@@ -619,7 +624,7 @@ fn split_key<T: Listed>(list: &[T], new: &T) -> Result<Option<u64>, Error> {
         .iter()
         .filter(|e| e.key() != new.key())
         .chain([new])
-        .map(|e| (e.key() >> T::GROUP_BITS, e.encoded_len()))
+        .map(|e| (e.key() >> T::GROUP_BITS, e.encoded_len() + T::GROWS))
         .collect();
     sizes.sort_unstable();
     let total: usize = sizes.iter().map(|(_, len)| len).sum();

@@ -21,9 +21,9 @@ use crate::list::{self, Filling, Spot};
 use crate::namespace::{Draft, grown, live_dir};
 use crate::tree::FreshNid;
 use engine::{Mode, Need, Op, Slot};
-use format::dir::{DirEntryHeader, NAME_MAX};
-use format::inode::InodeHeader;
-use format::journal::{EntryHeader, RECORD_MAX};
+use format::dir::{ENTRY_MAX, NAME_MAX};
+use format::inode::INODE_HEAD_MAX;
+use format::journal::{ENTRY_HEAD_MAX, RECORD_MAX};
 use std::collections::VecDeque;
 
 /// Names that one operation handles, at most.
@@ -34,8 +34,7 @@ const TOGETHER: usize = 128;
 const APART: u64 = 16;
 
 /// What a new name takes in a record: the creation of an inode without content, and the name.
-const NAME_BYTES: usize =
-    2 * EntryHeader::SIZE + InodeHeader::SIZE + DirEntryHeader::SIZE + NAME_MAX;
+const NAME_BYTES: usize = 2 * ENTRY_HEAD_MAX + INODE_HEAD_MAX + ENTRY_MAX + NAME_MAX;
 // The rest is the directory's count and what an inode may begin with.
 const _: () = assert!(TOGETHER * NAME_BYTES < RECORD_MAX / 2);
 

@@ -142,6 +142,11 @@ impl Day {
     fn truncate(&mut self, name: &'static str, size: usize) {
         let mut content = self.entry(name).now().cloned().unwrap_or_default();
         content.resize(size, 0);
+        // What is cut may also be what was there before a write that failed.
+        let entry = self.entry(name);
+        let mut cut: Vec<_> = entry.states.iter().flatten().cloned().collect();
+        cut.iter_mut().for_each(|state| state.resize(size, 0));
+        entry.states.extend(cut.into_iter().map(Some));
         self.change(name, Some(content), |fs| {
             let set = SetAttr {
                 size: Some(size as u64),

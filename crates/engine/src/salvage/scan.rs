@@ -86,7 +86,8 @@ impl Scan {
     ) -> bool {
         let mut at = 0;
         let mut any = false;
-        while at < bytes.len() {
+        while let Some(next) = item::next(bytes, at) {
+            at = next;
             let Ok((header, payload)) = item::decode(&bytes[at..]) else {
                 at += ITEM_ALIGN;
                 continue;

@@ -3,20 +3,19 @@
 //! writes it.
 
 use super::{
-    BITMAP_WORDS, Entry, Error, Page, Region, RegionState, Table, empty_leaf, entry_of, read_map,
-    split,
+    BITMAP_WORDS, Entry, Error, Page, Region, RegionState, Table, empty_leaf, entry_from, entry_of,
+    read_map, split,
 };
 use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
 use format::item::{ItemPointer, Place};
 use format::table::{
-    LEAF_NIDS, MAP_REGIONS, NodeEntry, REGION_LEAVES, REGION_NIDS, SPACE_MAP_FIRST,
+    LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, REGION_NIDS, SPACE_MAP_FIRST, decode_leaf,
 };
-use format::{Damage, Nid, U64};
+use format::{Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use zerocopy::FromBytes;
 
 /// Pages that the table names and that are not there, with the reasons.
 #[derive(Debug, Default)]
@@ -166,9 +165,9 @@ impl Table {
         let mut page = empty_leaf();
         for (slot, entry) in page.iter_mut().zip(entries) {
             if !entry.place.is_none() {
-                slot.place = U64::new(entry.place.pack());
+                slot.place = entry.place.pack();
             }
-            slot.version = U64::new(entry.version);
+            slot.version = entry.version;
         }
         let found = self.region(region)?;
         {
@@ -214,7 +213,7 @@ impl Table {
         let (region, leaf, slot) = split(nid);
         self.with_leaf(region, leaf, |state| {
             let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
-            page[slot].place = U64::new(0);
+            page[slot].place = 0;
             state.dirty |= 1 << leaf;
         })
     }
@@ -282,11 +281,7 @@ impl Table {
 
     /// Entries of a stale copy of a leaf page.
     pub fn parse_leaf(payload: &[u8]) -> Option<Vec<Entry>> {
-        let page = <[NodeEntry; LEAF_NIDS as usize]>::read_from_bytes(payload).ok()?;
-        let entry = |raw: &NodeEntry| Entry {
-            place: Place::unpack(raw.place.get()),
-            version: raw.version.get(),
-        };
-        Some(page.iter().map(entry).collect())
+        let page = decode_leaf(payload).ok()?;
+        Some(page.iter().map(entry_from).collect())
     }
 }

@@ -1,6 +1,7 @@
 //! Reading on-disk structures from byte strings that may hold anything.
 
-use format::Damage;
+use base::clock::Timestamp;
+use format::{Damage, packed};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A cursor over the bytes of one structure; running out of them is damage.
@@ -66,6 +67,26 @@ impl<'a> Reader<'a> {
         Ok(self.get::<format::U64>()?.get())
     }
 
+    /// A number of variable length.
+    pub fn number(&mut self) -> Result<u64, Damage> {
+        let (number, rest) = packed::number(self.rest).ok_or_else(|| self.damage("no number"))?;
+        self.rest = rest;
+        Ok(number)
+    }
+
+    /// The same, below 2^32.
+    pub fn small_number(&mut self) -> Result<u32, Damage> {
+        let number = self.number()?;
+        u32::try_from(number).map_err(|_| self.damage("number out of range"))
+    }
+
+    /// A packed time.
+    pub fn time(&mut self) -> Result<Timestamp, Damage> {
+        let ((sec, nsec), rest) = packed::time(self.rest)?;
+        self.rest = rest;
+        Ok(Timestamp { sec, nsec })
+    }
+
     /// Damage when anything is left over.
     pub fn finish(self) -> Result<(), Damage> {
         if self.rest.is_empty() {
@@ -79,6 +100,10 @@ impl<'a> Reader<'a> {
 /// Appends a structure's bytes.
 pub fn put<T: IntoBytes + Immutable>(out: &mut Vec<u8>, value: &T) {
     out.extend_from_slice(value.as_bytes());
+}
+
+pub fn put_time(out: &mut Vec<u8>, time: Timestamp) {
+    packed::put_time(out, time.sec, time.nsec);
 }
 
 pub fn put_u32(out: &mut Vec<u8>, value: u32) {

@@ -3,15 +3,17 @@
 //! runs it on what a device returned.
 
 use super::FsNode;
-use super::codec::{Reader, put, put_u32, put_u64};
+use super::codec::{Reader, put_time, put_u64};
 use super::entry::{self, Child, Entry, FileExtent, Name, Orphan, Xattr};
 use super::inode::{self, Body, Inode, Root, TreeId};
 use super::names::NameList;
 use super::tally::Tally;
 use base::clock::Timestamp;
 use format::delta as tag;
+use format::dir::ENTRY_TYPE;
 use format::item::PAYLOAD_MAX;
-use format::{Damage, Nid};
+use format::packed::{self, put_number};
+use format::{Damage, Nid, U16};
 
 /// Fields of an inode to set; `None` leaves one as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,12 +118,12 @@ impl Delta {
             }
             Delta::InlineWrite { offset, data } => {
                 out.push(tag::INLINE_WRITE);
-                put_u32(out, *offset);
+                put_number(out, (*offset).into());
                 out.extend_from_slice(data);
             }
             Delta::InlineLen(len) => {
                 out.push(tag::INLINE_LEN);
-                put_u32(out, *len);
+                put_number(out, (*len).into());
             }
             Delta::InsertName(name) => tagged(out, tag::ENTRY_INSERT, name),
             Delta::RemoveName(key) => keyed(out, tag::ENTRY_REMOVE, *key),
@@ -132,8 +134,8 @@ impl Delta {
                 kind,
             } => {
                 keyed(out, tag::ENTRY_RETARGET, *key);
-                put_u64(out, nid.0);
-                put_u64(out, *generation);
+                put_number(out, nid.0);
+                put_number(out, *generation);
                 out.push(*kind);
             }
             Delta::Extents { start, end, with } => {
@@ -165,9 +167,9 @@ impl Delta {
             Delta::Lower(key) => keyed(out, tag::CHILD_LOWER, *key),
             Delta::Tally(tally) => {
                 out.push(tag::TALLY);
-                put_u32(out, tally.names as u32);
-                put_u32(out, tally.subdirs as u32);
-                put(out, &inode::time_to_disk(tally.time));
+                put_number(out, packed::unsigned(tally.names.into()));
+                put_number(out, packed::unsigned(tally.subdirs.into()));
+                put_time(out, tally.time);
             }
         }
     }
@@ -181,17 +183,17 @@ impl Delta {
                 Delta::Body(Body::decode(kind, depth, &mut r)?)
             }
             tag::INLINE_WRITE => Delta::InlineWrite {
-                offset: r.u32()?,
+                offset: r.small_number()?,
                 data: r.rest().to_vec(),
             },
-            tag::INLINE_LEN => Delta::InlineLen(r.u32()?),
+            tag::INLINE_LEN => Delta::InlineLen(r.small_number()?),
             tag::ENTRY_INSERT => Delta::InsertName(Name::decode(&mut r)?),
             tag::ENTRY_REMOVE => Delta::RemoveName(r.u64()?),
             tag::ENTRY_RETARGET => Delta::Retarget {
                 key: r.u64()?,
-                nid: Nid(r.u64()?),
-                generation: r.u64()?,
-                kind: r.u8()?,
+                nid: Nid(r.number()?),
+                generation: r.number()?,
+                kind: file_type(&mut r)?,
             },
             tag::EXTENTS => Delta::Extents {
                 start: r.u64()?,
@@ -224,15 +226,28 @@ impl Delta {
             tag::XATTRS_INLINE => Delta::InlineXattrs(entry::decode_list(&mut r)?),
             tag::CHILD_LOWER => Delta::Lower(r.u64()?),
             tag::TALLY => Delta::Tally(Tally {
-                names: r.u32()? as i32,
-                subdirs: r.u32()? as i32,
-                time: inode::time_from_disk(r.get()?)?,
+                names: difference(&mut r)?,
+                subdirs: difference(&mut r)?,
+                time: r.time()?,
             }),
             _ => return Err(r.damage("unknown tag")),
         };
         r.finish()?;
         Ok(delta)
     }
+}
+
+/// What a name's image can hold.
+fn file_type(r: &mut Reader<'_>) -> Result<u8, Damage> {
+    match r.u8()? {
+        kind if kind <= ENTRY_TYPE => Ok(kind),
+        _ => Err(r.damage("unknown file type")),
+    }
+}
+
+fn difference(r: &mut Reader<'_>) -> Result<i32, Damage> {
+    let number = packed::signed(r.number()?);
+    i32::try_from(number).map_err(|_| r.damage("number out of range"))
 }
 
 fn tagged(out: &mut Vec<u8>, tag: u8, entry: &impl Entry) {
@@ -263,66 +278,50 @@ fn tree_from(r: &mut Reader<'_>) -> Result<TreeId, Damage> {
 impl AttrChange {
     fn encode(&self, out: &mut Vec<u8>) {
         let at = out.len();
-        put_u32(out, 0);
+        out.extend_from_slice(&[0, 0]);
         let mut mask = 0;
-        let words = [
-            (tag::ATTR_MODE, self.mode),
-            (tag::ATTR_UID, self.uid),
-            (tag::ATTR_GID, self.gid),
-            (tag::ATTR_NLINK, self.nlink),
-            (tag::ATTR_FLAGS, self.flags),
-        ];
-        for (bit, word) in words {
-            if let Some(word) = word {
+        let mut number = |bit, number: Option<u64>| {
+            if let Some(number) = number {
                 mask |= bit;
-                put_u32(out, word);
+                put_number(out, number);
             }
-        }
-        for (bit, long) in [(tag::ATTR_SIZE, self.size), (tag::ATTR_BLOCKS, self.blocks)] {
-            if let Some(long) = long {
-                mask |= bit;
-                put_u64(out, long);
-            }
-        }
-        let times = [
-            (tag::ATTR_ATIME, self.atime),
-            (tag::ATTR_MTIME, self.mtime),
-            (tag::ATTR_CTIME, self.ctime),
-        ];
-        for (bit, time) in times {
+        };
+        number(tag::ATTR_MODE, self.mode.map(u64::from));
+        number(tag::ATTR_UID, self.uid.map(u64::from));
+        number(tag::ATTR_GID, self.gid.map(u64::from));
+        number(tag::ATTR_NLINK, self.nlink.map(u64::from));
+        number(tag::ATTR_FLAGS, self.flags.map(u64::from));
+        number(tag::ATTR_SIZE, self.size);
+        number(tag::ATTR_BLOCKS, self.blocks);
+        number(tag::ATTR_PARENT, self.parent.map(|nid| nid.0));
+        let pending = self.pending_truncate.map(|p| p.unwrap_or(u64::MAX));
+        number(tag::ATTR_PENDING_TRUNCATE, pending);
+        let mut time = |bit, time: Option<Timestamp>| {
             if let Some(time) = time {
                 mask |= bit;
-                put(out, &inode::time_to_disk(time));
+                put_time(out, time);
             }
+        };
+        time(tag::ATTR_ATIME, self.atime);
+        time(tag::ATTR_MTIME, self.mtime);
+        match self.mtime.is_some() && self.mtime == self.ctime {
+            true => mask |= tag::ATTR_CTIME_AS_MTIME,
+            false => time(tag::ATTR_CTIME, self.ctime),
         }
-        let pending = self.pending_truncate.map(|p| p.unwrap_or(u64::MAX));
-        let last = [
-            (tag::ATTR_PARENT, self.parent.map(|nid| nid.0)),
-            (tag::ATTR_PENDING_TRUNCATE, pending),
-        ];
-        for (bit, long) in last {
-            if let Some(long) = long {
-                mask |= bit;
-                put_u64(out, long);
-            }
-        }
-        out[at..at + 4].copy_from_slice(&mask.to_le_bytes());
+        out[at..at + 2].copy_from_slice(&mask.to_le_bytes());
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<AttrChange, Damage> {
-        let mask = r.u32()?;
-        if mask & !tag::ATTR_KNOWN != 0 {
+        let mask = r.get::<U16>()?.get();
+        let has = |bit: u16| mask & bit != 0;
+        let once = has(tag::ATTR_CTIME_AS_MTIME);
+        if mask & !tag::ATTR_KNOWN != 0 || once && (has(tag::ATTR_CTIME) || !has(tag::ATTR_MTIME)) {
             return Err(r.damage("unknown attribute"));
         }
-        let has = |bit: u32| mask & bit != 0;
-        let word = |r: &mut Reader<'_>, bit| has(bit).then(|| r.u32()).transpose();
-        let long = |r: &mut Reader<'_>, bit| has(bit).then(|| r.u64()).transpose();
-        let time = |r: &mut Reader<'_>, bit| {
-            has(bit)
-                .then(|| inode::time_from_disk(r.get()?))
-                .transpose()
-        };
-        let change = AttrChange {
+        let word = |r: &mut Reader<'_>, bit| has(bit).then(|| r.small_number()).transpose();
+        let long = |r: &mut Reader<'_>, bit| has(bit).then(|| r.number()).transpose();
+        let time = |r: &mut Reader<'_>, bit| has(bit).then(|| r.time()).transpose();
+        let mut change = AttrChange {
             mode: word(r, tag::ATTR_MODE)?,
             uid: word(r, tag::ATTR_UID)?,
             gid: word(r, tag::ATTR_GID)?,
@@ -330,13 +329,16 @@ impl AttrChange {
             flags: word(r, tag::ATTR_FLAGS)?,
             size: long(r, tag::ATTR_SIZE)?,
             blocks: long(r, tag::ATTR_BLOCKS)?,
-            atime: time(r, tag::ATTR_ATIME)?,
-            mtime: time(r, tag::ATTR_MTIME)?,
-            ctime: time(r, tag::ATTR_CTIME)?,
             parent: long(r, tag::ATTR_PARENT)?.map(Nid),
             pending_truncate: long(r, tag::ATTR_PENDING_TRUNCATE)?
                 .map(|p| (p != u64::MAX).then_some(p)),
+            atime: time(r, tag::ATTR_ATIME)?,
+            mtime: time(r, tag::ATTR_MTIME)?,
+            ctime: time(r, tag::ATTR_CTIME)?,
         };
+        if once {
+            change.ctime = change.mtime;
+        }
         let (size, blocks) = (change.size.unwrap_or(0), change.blocks.unwrap_or(0));
         if size > inode::SIZE_MAX || blocks > inode::BLOCKS_MAX {
             return Err(r.damage("size or blocks out of range"));

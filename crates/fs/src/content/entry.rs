@@ -2,9 +2,12 @@
 //! kept in lists sorted by a unique 64-bit key.
 
 use super::codec::{Reader, put, put_u64};
-use format::dir::DirEntryHeader;
+use format::dir::{
+    COLLISION_BITS, ENTRY_GENERATION, ENTRY_TIE, ENTRY_TYPE, HASH_BITS, HASH_BYTES, KEY_LIMIT,
+};
 use format::extent::{EXTENT_UNWRITTEN, ExtentEntry};
 use format::inode::{OrphanEntry, TreeEntry};
+use format::packed::{number_len, put_number};
 use format::xattr::{VALUE_INLINE_MAX, VALUE_MAX, VALUE_PIECE, XattrHeader};
 use format::{Block, Damage, Nid, U32, U64};
 
@@ -102,10 +105,11 @@ impl std::fmt::Debug for NameBytes {
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
+    /// Below [`KEY_LIMIT`].
     pub key: u64,
     pub nid: Nid,
     pub generation: u64,
-    /// As in `d_type`.
+    /// As in `d_type`, below 16.
     pub kind: u8,
     pub name: NameBytes,
 }
@@ -172,38 +176,77 @@ impl Value {
     }
 }
 
+impl Name {
+    /// The last part of its key.
+    fn tie(&self) -> u8 {
+        self.key as u8 & ((1 << COLLISION_BITS) - 1)
+    }
+}
+
 impl Entry for Name {
     fn key(&self) -> u64 {
         self.key
     }
 
     fn encoded_len(&self) -> usize {
-        DirEntryHeader::SIZE + self.name.len()
+        let generation = match self.generation {
+            1 => 0,
+            generation => number_len(generation),
+        };
+        let numbers = number_len(self.nid.0) + generation;
+        2 + HASH_BYTES + (self.tie() != 0) as usize + numbers + self.name.len()
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
-        let header = DirEntryHeader {
-            key: U64::new(self.key),
-            nid: U64::new(self.nid.0),
-            generation: U64::new(self.generation),
-            kind: self.kind,
-            name_len: self.name.len() as u8,
-        };
-        put(out, &header);
+        debug_assert!(self.key < KEY_LIMIT && self.kind <= ENTRY_TYPE);
+        let tie = (self.tie() != 0) as u8 * ENTRY_TIE;
+        let generation = (self.generation != 1) as u8 * ENTRY_GENERATION;
+        let mut head = [0; 2 + HASH_BYTES];
+        head[0] = self.name.len() as u8;
+        head[1] = self.kind | tie | generation;
+        head[2..].copy_from_slice(&(self.key >> COLLISION_BITS).to_le_bytes()[..HASH_BYTES]);
+        out.extend_from_slice(&head);
+        if tie != 0 {
+            out.push(self.tie());
+        }
+        put_number(out, self.nid.0);
+        if generation != 0 {
+            put_number(out, self.generation);
+        }
         out.extend_from_slice(&self.name);
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
-        let header: DirEntryHeader = reader.get()?;
-        let name = reader.take(header.name_len as usize)?;
+        let [len, kind, hash @ ..]: [u8; 2 + HASH_BYTES] = reader.get()?;
+        let mut word = [0; 8];
+        word[..HASH_BYTES].copy_from_slice(&hash);
+        let hash = u64::from_le_bytes(word);
+        if kind & !(ENTRY_TYPE | ENTRY_TIE | ENTRY_GENERATION) != 0 || hash >= 1 << HASH_BITS {
+            return Err(reader.damage("directory entry with an impossible kind or hash"));
+        }
+        let tie = match kind & ENTRY_TIE {
+            0 => 0,
+            _ => reader.u8()?,
+        };
+        let nid = Nid(reader.number()?);
+        let generation = match kind & ENTRY_GENERATION {
+            0 => 1,
+            _ => reader.number()?,
+        };
+        let said = (kind & ENTRY_TIE == 0 || tie != 0)
+            && (kind & ENTRY_GENERATION == 0 || generation != 1);
+        if !said || tie >= 1 << COLLISION_BITS {
+            return Err(reader.damage("directory entry that is not in its shortest form"));
+        }
+        let name = reader.take(len as usize)?;
         if name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
             return Err(reader.damage("directory entry with an impossible name"));
         }
         Ok(Name {
-            key: header.key.get(),
-            nid: Nid(header.nid.get()),
-            generation: header.generation.get(),
-            kind: header.kind,
+            key: hash << COLLISION_BITS | tie as u64,
+            nid,
+            generation,
+            kind: kind & ENTRY_TYPE,
             name: name.into(),
         })
     }

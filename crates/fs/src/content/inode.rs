@@ -1,20 +1,23 @@
 //! An inode in memory, and its image.
 
-use super::codec::{Reader, put};
+use super::codec::{Reader, put_time};
 use super::entry::{self, Child, FileExtent, Orphan, Xattr};
 use super::names::NameList;
 use super::tally::{Gains, Pending, Tally};
 use base::clock::Timestamp;
 use format::inode::{
-    BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_ORPHANS, BODY_TREE, InodeHeader, Time,
+    BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_KIND_BITS, BODY_ORPHANS, BODY_TREE, HAS_ATIME,
+    HAS_BLOCKS, HAS_CTIME, HAS_FLAGS, HAS_GID, HAS_KNOWN, HAS_MTIME, HAS_NLINK, HAS_PARENT,
+    HAS_PENDING_TRUNCATE, HAS_RDEV, HAS_SIZE, HAS_UID, HAS_XATTR_ROOT, HAS_XATTRS, TreeEntry,
 };
+use format::packed::put_number;
 use format::xattr::XATTR_INLINE_MAX;
-use format::{Damage, I64, Nid, U16, U32, U64};
+use format::{Damage, Nid, U16};
 
 /// Bytes of file data that an inode holds itself.
 pub const INLINE_DATA_MAX: usize = 2 << 10;
-/// Bytes of encoded directory entries that an inode holds itself.
-pub const INLINE_ENTRIES_MAX: usize = 2 << 10;
+/// Bytes of encoded directory entries that an inode holds itself: some 60 names.
+pub const INLINE_ENTRIES_MAX: usize = 1280;
 /// Extents that an inode holds itself.
 pub const INLINE_EXTENTS_MAX: usize = 16;
 /// Orphans that an orphan directory's inode holds itself.
@@ -29,6 +32,7 @@ pub const SYMLINK_MAX: usize = 4095;
 pub const ROOT_MAX: usize = 96;
 /// Index levels that a tree can have; more would not fit 2^64 keys.
 pub const DEPTH_MAX: u8 = 12;
+const _: () = assert!(DEPTH_MAX < 1 << (u8::BITS - BODY_KIND_BITS));
 
 /// The top of a tree: its children are leaves at depth 0, else index nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,88 +218,130 @@ impl Inode {
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        put(out, &InodeHeader::zeroed());
-        entry::encode_list(&self.xattrs, out);
-        let xattr_len = out.len() - start - InodeHeader::SIZE;
-        if let Some(root) = &self.xattr_root {
+        out.extend_from_slice(&[0; 3]);
+        put_number(out, self.mode.into());
+        put_time(out, self.btime);
+        put_number(out, self.generation);
+        let mut has = 0;
+        let mut number = |bit, number: u64, usual: u64| {
+            if number != usual {
+                has |= bit;
+                put_number(out, number);
+            }
+        };
+        number(HAS_UID, self.uid.into(), 0);
+        number(HAS_GID, self.gid.into(), 0);
+        number(HAS_NLINK, self.nlink.into(), 1);
+        number(HAS_RDEV, self.rdev.into(), 0);
+        number(HAS_FLAGS, self.flags.into(), 0);
+        number(HAS_SIZE, self.size, 0);
+        number(HAS_BLOCKS, self.blocks, 0);
+        let mut time = |bit, time: Timestamp, usual: Timestamp| {
+            if time != usual {
+                has |= bit;
+                put_time(out, time);
+            }
+        };
+        time(HAS_ATIME, self.atime, self.btime);
+        time(HAS_MTIME, self.mtime, self.btime);
+        time(HAS_CTIME, self.ctime, self.mtime);
+        if self.parent != Nid(0) {
+            has |= HAS_PARENT;
+            put_number(out, self.parent.0);
+        }
+        if let Some(pending) = self.pending_truncate {
+            has |= HAS_PENDING_TRUNCATE;
+            put_number(out, pending);
+        }
+        if !self.xattrs.is_empty() {
+            has |= HAS_XATTRS;
+            put_number(out, entry::list_len(&self.xattrs) as u64);
+            entry::encode_list(&self.xattrs, out);
+        }
+        if let Some(root) = &self.xattr_root
+            && !root.children.is_empty()
+        {
+            has |= HAS_XATTR_ROOT;
+            out.push(root.depth);
+            put_number(out, root.children.len() as u64);
             entry::encode_list(&root.children, out);
         }
-        let body_start = out.len();
-        let (body, body_depth) = self.body.encode(out);
-        let header = InodeHeader {
-            mode: U32::new(self.mode),
-            uid: U32::new(self.uid),
-            gid: U32::new(self.gid),
-            nlink: U32::new(self.nlink),
-            rdev: U32::new(self.rdev),
-            flags: U32::new(self.flags),
-            size: U64::new(self.size),
-            blocks: U64::new(self.blocks),
-            atime: time_to_disk(self.atime),
-            mtime: time_to_disk(self.mtime),
-            ctime: time_to_disk(self.ctime),
-            btime: time_to_disk(self.btime),
-            generation: U64::new(self.generation),
-            parent: U64::new(self.parent.0),
-            pending_truncate: U64::new(self.pending_truncate.unwrap_or(u64::MAX)),
-            body,
-            body_depth,
-            xattr_depth: self.xattr_root.as_ref().map_or(0, |r| r.depth),
-            reserved: 0,
-            xattr_len: U16::new(xattr_len as u16),
-            xattr_children: U16::new(
-                self.xattr_root.as_ref().map_or(0, |r| r.children.len()) as u16
-            ),
-            body_len: U32::new((out.len() - body_start) as u32),
-            reserved2: U32::new(0),
-        };
-        out[start..start + InodeHeader::SIZE]
-            .copy_from_slice(zerocopy::IntoBytes::as_bytes(&header));
+        let (kind, depth) = self.body.encode(out);
+        let [low, high] = has.to_le_bytes();
+        out[start..start + 3].copy_from_slice(&[low, high, kind | depth << BODY_KIND_BITS]);
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Inode, Damage> {
-        let mut reader = Reader::new("inode", bytes);
-        let header: InodeHeader = reader.get()?;
-        let xattr_len = header.xattr_len.get() as usize;
-        if xattr_len > XATTR_INLINE_MAX {
-            return Err(reader.damage("inline attributes too long"));
+        let mut r = Reader::new("inode", bytes);
+        let has = r.get::<U16>()?.get();
+        if has & !HAS_KNOWN != 0 {
+            return Err(r.damage("unknown fields"));
         }
-        let xattrs = entry::decode_list(&mut reader.part(xattr_len)?)?;
-        let children = header.xattr_children.get() as usize;
-        let xattr_root = if children > 0 {
-            let mut part = reader.part(children * format::inode::TreeEntry::SIZE)?;
-            Some(decode_root(header.xattr_depth, &mut part)?)
-        } else {
-            None
+        let body = r.u8()?;
+        let mode = r.small_number()?;
+        let btime = r.time()?;
+        let generation = r.number()?;
+        let numbers = [
+            (HAS_UID, 0),
+            (HAS_GID, 0),
+            (HAS_NLINK, 1),
+            (HAS_RDEV, 0),
+            (HAS_FLAGS, 0),
+        ];
+        let mut small = [0; 5];
+        for (field, (bit, usual)) in small.iter_mut().zip(numbers) {
+            *field = unusual(&mut r, has & bit != 0, usual, Reader::small_number)?;
+        }
+        let [uid, gid, nlink, rdev, flags] = small;
+        let size = unusual(&mut r, has & HAS_SIZE != 0, 0, Reader::number)?;
+        let blocks = unusual(&mut r, has & HAS_BLOCKS != 0, 0, Reader::number)?;
+        let atime = unusual(&mut r, has & HAS_ATIME != 0, btime, Reader::time)?;
+        let mtime = unusual(&mut r, has & HAS_MTIME != 0, btime, Reader::time)?;
+        let ctime = unusual(&mut r, has & HAS_CTIME != 0, mtime, Reader::time)?;
+        let parent = Nid(unusual(&mut r, has & HAS_PARENT != 0, 0, Reader::number)?);
+        let pending_truncate = match has & HAS_PENDING_TRUNCATE {
+            0 => None,
+            _ => Some(r.number()?),
         };
-        if header.body_len.get() as usize != reader.left() {
-            return Err(reader.damage("body length does not match"));
+        if size > SIZE_MAX || blocks > BLOCKS_MAX {
+            return Err(r.damage("size or blocks out of range"));
         }
-        let body = Body::decode(header.body, header.body_depth, &mut reader)?;
-        let pending = header.pending_truncate.get();
-        if header.size.get() > SIZE_MAX || header.blocks.get() > BLOCKS_MAX {
-            return Err(Damage::new("inode", "size or blocks out of range"));
+        let xattr_len = unusual(&mut r, has & HAS_XATTRS != 0, 0, Reader::small_number)? as usize;
+        if xattr_len > XATTR_INLINE_MAX {
+            return Err(r.damage("inline attributes too long"));
         }
+        let xattrs = entry::decode_list(&mut r.part(xattr_len)?)?;
+        let xattr_root = match has & HAS_XATTR_ROOT {
+            0 => None,
+            _ => {
+                let (depth, children) = (r.u8()?, r.number()?);
+                let len = children.saturating_mul(TreeEntry::SIZE as u64);
+                let len = usize::try_from(len).map_err(|_| r.damage("cut short"))?;
+                Some(decode_root(depth, &mut r.part(len)?)?)
+            }
+        };
+        let (kind, depth) = (body & ((1 << BODY_KIND_BITS) - 1), body >> BODY_KIND_BITS);
+        let body = Body::decode(kind, depth, &mut r)?;
         Ok(Inode {
-            mode: header.mode.get(),
-            uid: header.uid.get(),
-            gid: header.gid.get(),
-            nlink: header.nlink.get(),
-            rdev: header.rdev.get(),
-            flags: header.flags.get(),
-            size: header.size.get(),
-            blocks: header.blocks.get(),
-            atime: time_from_disk(header.atime)?,
-            mtime: time_from_disk(header.mtime)?,
-            ctime: time_from_disk(header.ctime)?,
-            btime: time_from_disk(header.btime)?,
-            generation: header.generation.get(),
-            parent: Nid(header.parent.get()),
-            pending_truncate: (pending != u64::MAX).then_some(pending),
+            mode,
+            uid,
+            gid,
+            nlink,
+            rdev,
+            flags,
+            size,
+            blocks,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            generation,
+            parent,
+            pending_truncate,
             xattrs,
             xattr_root,
             body,
-            pending: Gains::new(header.mode.get() & libc::S_IFMT == libc::S_IFDIR),
+            pending: Gains::new(mode & libc::S_IFMT == libc::S_IFDIR),
         })
     }
 
@@ -380,17 +426,18 @@ pub(super) fn decode_root(depth: u8, reader: &mut Reader<'_>) -> Result<Root, Da
     Ok(Root { depth, children })
 }
 
-pub(super) fn time_to_disk(time: Timestamp) -> Time {
-    Time {
-        sec: I64::new(time.sec),
-        nsec: U32::new(time.nsec),
+/// A field that is there only if it is not what is usual.
+fn unusual<'a, T: Copy + PartialEq>(
+    reader: &mut Reader<'a>,
+    there: bool,
+    usual: T,
+    read: impl FnOnce(&mut Reader<'a>) -> Result<T, Damage>,
+) -> Result<T, Damage> {
+    if !there {
+        return Ok(usual);
     }
-}
-
-pub(super) fn time_from_disk(time: Time) -> Result<Timestamp, Damage> {
-    let (sec, nsec) = (time.sec.get(), time.nsec.get());
-    if nsec >= 1_000_000_000 {
-        return Err(Damage::new("inode", "nanoseconds out of range"));
+    match read(reader)? {
+        value if value == usual => Err(reader.damage("a field that says nothing")),
+        value => Ok(value),
     }
-    Ok(Timestamp { sec, nsec })
 }

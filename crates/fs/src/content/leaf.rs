@@ -3,12 +3,14 @@
 use super::entry::{Entry, list_len};
 use super::{FileExtent, FsNode, Name, Orphan, Xattr};
 use format::Damage;
-use format::dir::COLLISION_BITS;
+use format::dir::{COLLISION_BITS, ENTRY_MAX, ENTRY_MIN};
 
 /// What the leaves of a tree hold.
 pub trait InLeaf: Entry + Clone + PartialEq {
     /// Elements whose keys differ in so many lowest bits only are in one leaf.
     const GROUP_BITS: u32;
+    /// Bytes by which an element can grow where it is.
+    const GROWS: usize = 0;
     /// Damage when the node is no leaf of such a tree.
     fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
     fn leaf(list: Vec<Self>) -> FsNode;
@@ -20,6 +22,8 @@ pub trait InLeaf: Entry + Clone + PartialEq {
 
 impl InLeaf for Name {
     const GROUP_BITS: u32 = COLLISION_BITS;
+    /// When it refers to another inode.
+    const GROWS: usize = ENTRY_MAX - ENTRY_MIN;
 
     fn in_leaf(node: &FsNode) -> Result<&[Name], Damage> {
         node.bucket()

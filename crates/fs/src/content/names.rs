@@ -82,7 +82,9 @@ impl NameList {
         let at = self.list.binary_search_by_key(&key, |name| name.key);
         let at = at.map_err(|_| Damage::new("delta", "retargets a key that is not there"))?;
         let name = &mut self.list[at];
+        self.bytes -= name.encoded_len();
         (name.nid, name.generation, name.kind) = (nid, generation, kind);
+        self.bytes += name.encoded_len();
         Ok(())
     }
 
@@ -123,8 +125,13 @@ mod tests {
                 name: vec![b'x'; len].as_slice().into(),
             };
             let there = names.iter().any(|name| name.key == key);
-            match rng.below(20) {
+            let number = rng.next_u64() >> rng.below(64);
+            match rng.below(24) {
                 0 => names.drop_from(key),
+                20.. => {
+                    let changed = names.retarget(key, Nid(number), number, 4);
+                    assert_eq!(changed.is_ok(), there);
+                }
                 1..8 => assert_eq!(names.remove(key).is_ok(), there),
                 _ => assert_eq!(names.insert(name).is_ok(), !there),
             }

@@ -125,7 +125,34 @@ fn nodes() -> Vec<FsNode> {
         }],
     });
     let small = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    // Nothing is as usual.
+    let at = |sec| Timestamp { sec, nsec: 1 };
+    let mut odd = Inode::new(libc::S_IFCHR | 0o7777, 1 << 40, at(1 << 40));
+    (odd.uid, odd.gid, odd.nlink) = (1000, u32::MAX, 0);
+    (odd.rdev, odd.flags, odd.size) = (7, 9, inode::SIZE_MAX);
+    (odd.blocks, odd.parent) = (inode::BLOCKS_MAX, Nid(u64::MAX));
+    (odd.atime, odd.mtime, odd.ctime) = (at(1), at(-1), at(i64::MAX));
+    odd.pending_truncate = Some(u64::MAX);
+    odd.xattrs = vec![Xattr {
+        key: 8,
+        name: b"user.x".as_slice().into(),
+        value: Value::Here(b"value".as_slice().into()),
+    }];
+    let far = Name {
+        key: format::dir::KEY_LIMIT - 1,
+        nid: Nid(u64::MAX),
+        generation: u64::MAX,
+        kind: format::dir::ENTRY_TYPE,
+        name: vec![b'n'; 255].as_slice().into(),
+    };
+    let near = Name {
+        key: 1 << format::dir::COLLISION_BITS,
+        generation: 1,
+        ..name(0, "n")
+    };
     vec![
+        FsNode::Inode(Box::new(odd)),
+        FsNode::Bucket(vec![near, far].into()),
         FsNode::Inode(Box::new(dir)),
         FsNode::Inode(Box::new(file)),
         FsNode::Inode(Box::new(large)),
@@ -197,10 +224,64 @@ fn deltas_make_nothing_that_an_image_cannot_hold() {
 
 #[test]
 fn an_empty_file_takes_little_space() {
-    let inode = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    let inode = Inode::new(
+        libc::S_IFREG | 0o644,
+        1,
+        Timestamp {
+            sec: 1_763_000_000,
+            nsec: 9,
+        },
+    );
     let mut bytes = Vec::new();
     FsNode::Inode(Box::new(inode)).encode(&mut bytes);
-    assert!(format::item::padded_len(bytes.len()) <= 192);
+    assert_eq!(bytes.len(), 15);
+    assert_eq!(format::item::padded_len(bytes.len()), 40);
+}
+
+/// Who says how an inode or a name is stored has said it here as well.
+#[test]
+fn images_are_as_long_as_they_are_said_to_be() {
+    let mut head = 0;
+    for node in nodes() {
+        let mut bytes = Vec::new();
+        node.encode(&mut bytes);
+        match &node {
+            FsNode::Inode(inode) if inode.xattrs.is_empty() && inode.xattr_root.is_none() => {
+                let mut body = Vec::new();
+                inode.body.encode(&mut body);
+                head = head.max(bytes.len() - body.len());
+            }
+            FsNode::Bucket(names) => {
+                assert_eq!(bytes.len(), names.encoded_len());
+                let sum = |most: usize| names.iter().map(|n| n.name.len() + most).sum::<usize>();
+                let bounds = sum(format::dir::ENTRY_MIN)..=sum(format::dir::ENTRY_MAX);
+                assert!(bounds.contains(&bytes.len()));
+            }
+            _ => {}
+        }
+    }
+    assert!((1..=format::inode::INODE_HEAD_MAX).contains(&head));
+}
+
+/// What says nothing, or says it at greater length, is refused: equal nodes have equal images.
+#[test]
+fn an_image_has_one_form() {
+    let mut rng = Rng::new(12);
+    for node in nodes() {
+        let mut image = Vec::new();
+        node.encode(&mut image);
+        for _ in 0..4000 {
+            let mut bytes = image.clone();
+            if let Some(len) = (bytes.len() as u64).checked_sub(1) {
+                bytes[rng.below(len + 1) as usize] = rng.next_u64() as u8;
+            }
+            if let Ok(other) = FsNode::decode(node.kind(), &bytes) {
+                let mut again = Vec::new();
+                other.encode(&mut again);
+                assert_eq!(again, bytes, "{other:?}");
+            }
+        }
+    }
 }
 
 #[test]

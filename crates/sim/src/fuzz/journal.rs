@@ -5,7 +5,8 @@ use device::Durability;
 use engine::Content;
 use format::checkpoint::CheckpointRecord;
 use format::geometry::Geometry;
-use format::journal::{Action, BATCH_MAGIC, BatchHeader, EntryHeader, RecordHeader};
+use format::inode::KIND_INODE;
+use format::journal::{Action, BATCH_MAGIC, BatchHeader, RECORD_HEAD_MAX, put_entry, seal_record};
 use format::{BLOCK_SIZE, U32, U64, checksum};
 use fs::content::{AttrChange, Delta, FsNode};
 use fs::{Error, FileSystem, Ino, ROOT};
@@ -124,21 +125,16 @@ fn entry(ino: Ino, version: u64, mode: u32) -> Vec<u8> {
         mode: Some(mode),
         ..AttrChange::default()
     };
-    let mut body = Vec::new();
-    FsNode::encode_delta(&Delta::Attrs(change), &mut body);
-    let mut header = EntryHeader::zeroed();
-    header.nid = U64::new(ino.0);
-    header.version = U64::new(version);
-    header.len = U32::new(body.len() as u32);
-    header.action = Action::Apply as u8;
-    header.kind = format::inode::KIND_INODE;
-    let mut record = RecordHeader::zeroed();
-    record.len = U32::new((EntryHeader::SIZE + body.len()) as u32);
-    record.entries = U32::new(1);
-    let mut bytes = record.as_bytes().to_vec();
-    bytes.extend_from_slice(header.as_bytes());
-    bytes.extend(body);
-    bytes
+    let mut record = vec![0; RECORD_HEAD_MAX];
+    put_entry(
+        &mut record,
+        ino.0,
+        version,
+        Action::Apply,
+        KIND_INODE,
+        |out| FsNode::encode_delta(&Delta::Attrs(change), out),
+    );
+    seal_record(&mut record).to_vec()
 }
 
 /// What the image's file is before any journal: its number, version and mode.
@@ -220,22 +216,14 @@ mod tests {
 
     /// A record that creates one node, and with it, if wanted, deletes it again.
     fn creation(nid: u64, kind: u8, body: &[u8], deleted: bool) -> Vec<u8> {
-        let mut entries = Vec::new();
+        let mut record = vec![0; RECORD_HEAD_MAX];
         let actions = [(Action::Create, body), (Action::Delete, &[][..])];
         for (version, (action, body)) in (1..).zip(&actions[..1 + deleted as usize]) {
-            let mut header = EntryHeader::zeroed();
-            header.nid = U64::new(nid);
-            header.version = U64::new(version);
-            header.len = U32::new(body.len() as u32);
-            header.action = *action as u8;
-            header.kind = kind;
-            entries.extend_from_slice(header.as_bytes());
-            entries.extend_from_slice(body);
+            put_entry(&mut record, nid, version, *action, kind, |out| {
+                out.extend_from_slice(body)
+            });
         }
-        let mut record = RecordHeader::zeroed();
-        record.len = U32::new(entries.len() as u32);
-        record.entries = U32::new(1 + deleted as u32);
-        [record.as_bytes(), &entries].concat()
+        seal_record(&mut record).to_vec()
     }
 
     /// The image of a space map of so many blocks, all free.

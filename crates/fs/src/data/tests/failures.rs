@@ -174,19 +174,20 @@ fn a_deleted_file_takes_no_other_off_the_list_of_those_to_flush() {
 
 /// Flips a byte in every image of an extent leaf that the devices hold.
 fn damage_extent_leaves(world: &World) -> usize {
-    use format::item::{ItemHeader, ItemKind};
+    use format::item::{ITEM_ALIGN, ItemHeader, ItemKind};
     use zerocopy::FromBytes;
     let mut damaged = 0;
     for device in &world.devices {
         let mut buf = vec![0; 32 << 20];
         device.peek(0, &mut buf);
-        for at in (0..buf.len() - 64).step_by(64) {
+        for at in (0..buf.len() - ItemHeader::SIZE).step_by(ITEM_ALIGN) {
             let (header, _) = ItemHeader::read_from_prefix(&buf[at..]).unwrap();
             let leaf = header.kind == ItemKind::Node as u8
                 && header.node_kind == format::inode::KIND_EXTENTS
                 && format::item::decode(&buf[at..]).is_ok();
             if leaf {
-                device.poke(at as u64 + 40, &[!buf[at + 40]]);
+                let byte = at + ItemHeader::SIZE + 8;
+                device.poke(byte as u64, &[!buf[byte]]);
                 damaged += 1;
             }
         }

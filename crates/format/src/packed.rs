@@ -1,0 +1,198 @@
+//! Numbers and times of variable length.
+//!
+//! A number has seven bits in each byte, the lowest first; all bytes but the last have their highest
+//! bit set. A time is one word, seconds above nanoseconds, if it is one from 1970 to 2514; else that
+//! word has all bits set, and a `Time` follows. Only the shortest form is read, so what is equal has
+//! equal bytes.
+
+use crate::inode::Time;
+use crate::{Damage, I64, U32};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes of the longest number.
+pub const NUMBER_MAX: usize = 10;
+/// Bytes of the longest time.
+pub const TIME_MAX: usize = 8 + Time::SIZE;
+
+const NSEC_BITS: u32 = 30;
+const NSEC_MASK: u64 = (1 << NSEC_BITS) - 1;
+const NSECS: u32 = 1_000_000_000;
+/// Says that a `Time` follows; its nanoseconds would be out of range.
+const WIDE: u64 = u64::MAX;
+
+/// Bytes that a number takes.
+#[inline]
+pub fn number_len(number: u64) -> usize {
+    (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+#[inline]
+pub fn put_number(out: &mut Vec<u8>, number: u64) {
+    if number < 0x80 {
+        return out.push(number as u8);
+    }
+    let (start, len) = (out.len(), number_len(number));
+    // As many bytes as are always enough: one look at the capacity, and no call to copy them.
+    if number < 1 << 28 {
+        let bits = number as u32;
+        let low = bits & 0x7F | (bits & 0x3F80) << 1;
+        let spread = low | (bits & 0x1F_C000) << 2 | (bits & 0xFE0_0000) << 3;
+        let more = 0x80_8080 & ((1 << (8 * (len - 1))) - 1);
+        out.extend_from_slice(&(spread | more).to_le_bytes());
+    } else {
+        out.extend_from_slice(&[0; 16]);
+        write_number(&mut out[start..start + len], number);
+    }
+    out.truncate(start + len);
+}
+
+/// Fills `bytes` with a number of that length.
+#[inline]
+pub fn write_number(bytes: &mut [u8], mut number: u64) {
+    debug_assert_eq!(bytes.len(), number_len(number));
+    let Some((last, first)) = bytes.split_last_mut() else {
+        return;
+    };
+    for byte in first {
+        *byte = number as u8 | 0x80;
+        number >>= 7;
+    }
+    *last = number as u8;
+}
+
+/// The number at the start of `bytes`, and what follows; `None` when there is none in its shortest form.
+#[inline]
+pub fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut number = 0;
+    for (i, &byte) in bytes.iter().take(NUMBER_MAX).enumerate() {
+        let bits = (byte & 0x7F) as u64;
+        if (i == NUMBER_MAX - 1 && byte > 1) || (i > 0 && byte == 0) {
+            return None;
+        }
+        number |= bits << (7 * i);
+        if byte & 0x80 == 0 {
+            return Some((number, &bytes[i + 1..]));
+        }
+    }
+    None
+}
+
+/// A signed number as one without a sign: small when it is near 0.
+pub fn unsigned(number: i64) -> u64 {
+    (number << 1 ^ number >> 63) as u64
+}
+
+pub fn signed(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
+/// Appends a time; `nsec` is below 1,000,000,000.
+#[inline]
+pub fn put_time(out: &mut Vec<u8>, sec: i64, nsec: u32) {
+    if (0..1 << (64 - NSEC_BITS)).contains(&sec) {
+        let word = (sec as u64) << NSEC_BITS | nsec as u64;
+        return out.extend_from_slice(&word.to_le_bytes());
+    }
+    out.extend_from_slice(&WIDE.to_le_bytes());
+    let (sec, nsec) = (I64::new(sec), U32::new(nsec));
+    out.extend_from_slice(Time { sec, nsec }.as_bytes());
+}
+
+/// The time at the start of `bytes`, in seconds and nanoseconds, and what follows.
+pub fn time(bytes: &[u8]) -> Result<((i64, u32), &[u8]), Damage> {
+    let damage = |what: &str| Damage::new("time", what);
+    let (word, rest) = bytes
+        .split_first_chunk()
+        .ok_or_else(|| damage("cut short"))?;
+    let word = u64::from_le_bytes(*word);
+    let (time, rest) = match word {
+        WIDE => {
+            let (time, rest) = Time::read_from_prefix(rest).map_err(|_| damage("cut short"))?;
+            let sec = time.sec.get();
+            if (0..1 << (64 - NSEC_BITS)).contains(&sec) {
+                return Err(damage("not in its shortest form"));
+            }
+            ((sec, time.nsec.get()), rest)
+        }
+        _ => {
+            let (sec, nsec) = (word >> NSEC_BITS, word & NSEC_MASK);
+            ((sec as i64, nsec as u32), rest)
+        }
+    };
+    if time.1 >= NSECS {
+        return Err(damage("nanoseconds out of range"));
+    }
+    Ok((time, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_survive_a_round_trip_in_as_many_bytes_as_said() {
+        let near = |bits: u32| [(1u64 << bits) - 1, 1 << bits, (1 << bits) + 1];
+        let all = (0..64).flat_map(near).chain([u64::MAX]);
+        for wanted in all {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, wanted);
+            assert_eq!(bytes.len(), number_len(wanted), "{wanted}");
+            assert!(bytes.len() <= NUMBER_MAX);
+            bytes.push(7);
+            assert_eq!(number(&bytes), Some((wanted, &[7][..])));
+            for cut in 0..bytes.len() - 1 {
+                assert_eq!(number(&bytes[..cut]), None);
+            }
+            assert_eq!(unsigned(signed(wanted)), wanted);
+        }
+        assert_eq!([0, -1, 1, -2].map(unsigned), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_number_has_one_form() {
+        assert_eq!(number(&[0x81, 0]), None);
+        assert_eq!(number(&[0x80, 0]), None);
+        assert_eq!(number(&[0xFF; 11]), None);
+        let mut most = [0xFF; 10];
+        most[9] = 1;
+        assert_eq!(number(&most), Some((u64::MAX, &[][..])));
+        most[9] = 2;
+        assert_eq!(number(&most), None);
+    }
+
+    #[test]
+    fn times_survive_a_round_trip_and_have_one_form() {
+        let seconds = [
+            0,
+            1,
+            1_763_000_000,
+            (1 << 34) - 1,
+            1 << 34,
+            -1,
+            i64::MIN,
+            i64::MAX,
+        ];
+        for sec in seconds {
+            for nsec in [0, 5, NSECS - 1] {
+                let mut bytes = Vec::new();
+                put_time(&mut bytes, sec, nsec);
+                let small = (0..1 << 34).contains(&sec);
+                assert_eq!(bytes.len(), if small { 8 } else { TIME_MAX });
+                assert_eq!(time(&bytes).unwrap(), ((sec, nsec), &[][..]));
+                assert!(time(&bytes[..bytes.len() - 1]).is_err());
+            }
+        }
+        let word = |nsec: u64| (5u64 << 30 | nsec).to_le_bytes();
+        assert!(time(&word(NSECS as u64 - 1)).is_ok());
+        assert!(time(&word(NSECS as u64)).is_err());
+        let wide = |sec, nsec| {
+            let mut bytes = vec![0xFF; 8];
+            let (sec, nsec) = (I64::new(sec), U32::new(nsec));
+            bytes.extend_from_slice(Time { sec, nsec }.as_bytes());
+            time(&bytes).is_ok()
+        };
+        assert!(wide(-3, 1));
+        assert!(!wide(-3, NSECS), "nanoseconds");
+        assert!(!wide(3, 1), "fits the short form");
+    }
+}
