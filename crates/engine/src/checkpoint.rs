@@ -12,7 +12,9 @@
 //! 6. free what only the old record reached, and move the journal's tail.
 //!
 //! Nodes are touched by the workers alone, in steps 2 and 6: what they are is written by the cores that
-//! use them, and one thread that fetches a line of each is slower than those cores are together.
+//! use them, and one thread that fetches a line of each is slower than those cores are together. For the same
+//! reason workers sort the dirty lists, enter images into the table and write its pages: what one thread does
+//! alone takes as long however many nodes there are, but for a sample of them.
 //!
 //! Invariants:
 //! 1. A node is on a dirty list, or being captured, from its first change until a durable record
@@ -32,18 +34,20 @@ use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
 use crate::node::{Body, Cell, State};
 use crate::op::{Dirty, Op};
-use crate::segments::Packer;
+use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
 use crate::store::{LEAF_COST, Store, reserve_chunks};
-use crate::table::{Entry, PageSink};
+use crate::sum::Padded;
+use crate::table::{Entry, PageSink, write_region};
 use crate::written::BytesWritten;
-use base::atomic::Ordering;
+use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::sync::Arc;
+use base::sync::{Arc, Mutex};
+use base::tight;
 use device::{Array, Durability};
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
-use format::table::{LEAF_NIDS, REGION_LEAVES, SPACE_MAP_FIRST};
+use format::table::{LEAF_NIDS, REGION_LEAVES, ROOTS, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Damage, Nid, U32, U64};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -63,6 +67,71 @@ pub(crate) struct CheckpointState {
     pub space_places: Vec<Place>,
     /// The last record said that the journal was empty.
     pub clean: bool,
+}
+
+/// Nodes of one part of a checkpoint, about; and parts, at most.
+fn part_nodes() -> usize {
+    tight::limit(64, 4)
+}
+const PARTS_MAX: usize = 256;
+/// Parts for one worker, about.
+const PARTS_EACH: usize = 4;
+/// Nodes of each part that are looked at to find where the parts begin.
+const SAMPLES: usize = 8;
+/// Changed leaf pages of the node table for one worker, about.
+fn part_leaves() -> usize {
+    tight::limit(64, 1)
+}
+/// Bytes of images after which a worker says that they are on the devices' side and in no dirty memory.
+const SETTLED: i64 = 64 << 10;
+
+/// What changed since the last checkpoint, in parts.
+///
+/// Lists are as operations left them, each sorted by nid. A part is all nids from its first to the next part's,
+/// which are of other leaves of the node table; in whatever lists they are.
+struct Changed<C> {
+    lists: Vec<Vec<Dirty<C>>>,
+    /// The first nid of each part, in order.
+    parts: Vec<u64>,
+}
+
+impl<C> Changed<C> {
+    /// Of sorted lists.
+    fn new(lists: Vec<Vec<Dirty<C>>>) -> Self {
+        let nodes: usize = lists.iter().map(Vec::len).sum();
+        let wanted = (nodes / part_nodes()).clamp(1, PARTS_MAX);
+        let step = (nodes / (wanted * SAMPLES)).max(1);
+        let samples = lists.iter().flat_map(|list| list.iter().step_by(step));
+        let mut samples: Vec<u64> = samples.map(|one| one.nid.0).collect();
+        samples.sort_unstable();
+        let share = samples.len().div_ceil(wanted).max(1);
+        let bounds = samples.iter().step_by(share).skip(1);
+        let mut parts = vec![0];
+        parts.extend(bounds.map(|nid| nid / LEAF_NIDS * LEAF_NIDS));
+        parts.dedup();
+        Changed { lists, parts }
+    }
+
+    fn nodes(&self) -> usize {
+        self.lists.iter().map(Vec::len).sum()
+    }
+
+    /// The nodes of a part in the order of their nids: neighbours share table pages, and are read together later.
+    fn part(&self, part: usize) -> Vec<&Dirty<C>> {
+        let below = |bound: u64| move |one: &Dirty<C>| one.nid.0 < bound;
+        let mut nodes = Vec::new();
+        for list in &self.lists {
+            let from = list.partition_point(below(self.parts[part]));
+            let to = match self.parts.get(part + 1) {
+                Some(next) => list.partition_point(below(*next)),
+                None => list.len(),
+            };
+            nodes.extend(&list[from..to]);
+        }
+        // Sorted runs are merged.
+        nodes.sort_by_key(|one| one.nid);
+        nodes
+    }
 }
 
 /// An image, or a deletion, captured in step 2.
@@ -137,15 +206,17 @@ impl<C: Content> Store<C> {
         }
         let (e0, anchor) = self.journal.close_and_commit()?;
         let dirty = self.take_dirty();
-        report.nodes = dirty.len() as u64;
-        if dirty.is_empty() && released.is_empty() && state.clean && clean {
+        report.nodes = dirty.nodes() as u64;
+        if dirty.nodes() == 0 && released.is_empty() && state.clean && clean {
             return Ok(());
         }
         let outcome = self.write_images(state, clean, released, report, (e0, anchor), &dirty);
         match outcome {
-            Ok(()) => self.release(dirty),
+            Ok(()) => self.release(dirty.lists),
             // Invariant 1.
-            Err(_) => self.dirty[0].lock().extend(dirty),
+            Err(_) => self.dirty[0]
+                .lock()
+                .extend(dirty.lists.into_iter().flatten()),
         }
         outcome
     }
@@ -158,13 +229,12 @@ impl<C: Content> Store<C> {
         released: &[u32],
         report: &mut CheckpointReport,
         (e0, anchor): (u64, Anchor),
-        dirty: &[Dirty<C>],
+        dirty: &Changed<C>,
     ) -> Result<(), Error> {
         let sequence = state.sequence + 1;
         // Step 2.
         let flush_failures = self.array.flush_failures();
         let (captured, bytes) = self.capture(dirty, sequence)?;
-        base::trace::mark("captured");
         report.bytes = bytes;
         // Step 3: nothing captured so far is newer than the epoch open now.
         let (image_epoch, reach) = match planted(Canary::ImagesAheadOfLog) {
@@ -172,15 +242,9 @@ impl<C: Content> Store<C> {
             false => self.journal.close_and_commit()?,
         };
         // Step 4.
-        // Table pages live shorter than nodes. In segments of their own they leave whole
-        // segments behind.
-        let worker = self.options.workers;
-        let mut packer = Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
-        self.enter(&captured, state, &mut packer)?;
-        let roots = self.table.write_dirty(&mut packer)?;
-        let space_root = self.write_space(state, &mut packer)?;
-        report.bytes += packer.finish()?;
-        self.table.written();
+        self.enter(&captured, state)?;
+        let (roots, space_root, bytes) = self.write_tables(state, sequence)?;
+        report.bytes += bytes;
         let mut record = self.record(sequence, anchor);
         record.clean = U32::new(clean as u32);
         record.epoch = U64::new(e0);
@@ -238,18 +302,21 @@ impl<C: Content> Store<C> {
         record
     }
 
-    fn take_dirty(&self) -> Vec<Dirty<C>> {
-        let mut all = Vec::new();
+    fn take_dirty(&self) -> Changed<C> {
         self.dirty_leaves.clear();
-        for list in &self.dirty {
-            all.append(&mut list.lock());
-        }
+        let take = |list: &Padded<Mutex<Vec<_>>>| std::mem::take(&mut *list.lock());
+        let mut lists: Vec<Vec<Dirty<C>>> = self.dirty.iter().map(take).collect();
         if planted(Canary::DirtyNodeForgotten) {
-            all.pop();
+            lists.iter_mut().find_map(Vec::pop);
         }
-        // Neighbouring nids share table pages, and are read together later.
-        all.sort_by_key(|one| one.nid);
-        all
+        lists.retain(|list| !list.is_empty());
+        let sort = |list: &mut Vec<Dirty<C>>| {
+            base::trace::mark("sort");
+            // Mostly sorted already: runs are merged.
+            list.sort_by_key(|one| one.nid);
+        };
+        self.run_parts(&mut lists, &sort);
+        Changed::new(lists)
     }
 
     /// Invariant 4.
@@ -260,48 +327,86 @@ impl<C: Content> Store<C> {
     }
 
     /// Folds, encodes and writes the dirty nodes with N workers that share no lock but the
-    /// segment table's; what was captured comes in the order of `dirty`.
-    fn capture(&self, dirty: &[Dirty<C>], sequence: u64) -> Result<(Vec<Captured>, u64), Error> {
-        let workers = self.options.workers.min(dirty.len() / 256 + 1);
-        let share = dirty.len().div_ceil(workers).max(1);
-        let parts: Vec<&[Dirty<C>]> = dirty.chunks(share).collect();
-        let results = self.fan_out(parts.len().max(1), |worker| {
+    /// segment table's; returns what was captured of each part.
+    fn capture(
+        &self,
+        dirty: &Changed<C>,
+        sequence: u64,
+    ) -> Result<(Vec<Vec<Captured>>, u64), Error> {
+        let parts = dirty.parts.len();
+        let next = AtomicUsize::new(0);
+        // Each writes whole blocks, and leaves a segment open.
+        let useful = parts.div_ceil(PARTS_EACH);
+        let workers = self.options.workers.min(useful);
+        let results = self.fan_out(workers, |worker| {
             let mut packer =
                 Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
             let mut captured = Vec::new();
-            for one in parts.get(worker).copied().unwrap_or_default() {
-                base::trace::mark("capture");
-                self.fold(&one.cell);
-                captured.push(self.capture_node(&one.cell, &mut packer)?);
+            while let Some(part) = claim(&next, parts) {
+                captured.push((part, self.capture_part(dirty, part, &mut packer)?));
             }
             Ok::<_, Error>((captured, packer.finish()?))
         });
-        let (mut all, mut bytes) = (Vec::with_capacity(dirty.len()), 0);
+        base::trace::joined();
+        let (mut all, mut bytes) = (Vec::with_capacity(parts), 0);
         for result in results {
             let (mut captured, written) = result?;
             all.append(&mut captured);
             bytes += written;
         }
+        all.sort_unstable_by_key(|(part, _)| *part);
+        let all: Vec<_> = all.into_iter().map(|(_, captured)| captured).collect();
+        debug_assert_eq!(all.iter().map(Vec::len).sum::<usize>(), dirty.nodes());
         Ok((all, bytes))
+    }
+
+    fn capture_part(
+        &self,
+        dirty: &Changed<C>,
+        part: usize,
+        packer: &mut Packer<'_>,
+    ) -> Result<Vec<Captured>, Error> {
+        base::trace::mark("capture");
+        let nodes = dirty.part(part);
+        let mut captured = Vec::with_capacity(nodes.len());
+        let enough = SETTLED.min(self.dirty_limit / 16) as u64;
+        let mut refunds = 0;
+        for one in nodes {
+            self.fold(&one.cell);
+            captured.push(self.capture_node(&one.cell, packer, &mut refunds)?);
+            if packer.unsettled() >= enough {
+                self.settle(packer, &mut refunds)?;
+            }
+        }
+        self.settle(packer, &mut refunds)?;
+        Ok(captured)
+    }
+
+    /// Images count as live before their nodes no longer count as dirty: whoever adds both up finds enough.
+    fn settle(&self, packer: &mut Packer<'_>, refunds: &mut i64) -> Result<(), Error> {
+        packer.settle()?;
+        self.dirty_bytes.add(self.shard(), -std::mem::take(refunds));
+        Ok(())
     }
 
     fn capture_node(
         &self,
         cell: &Arc<Cell<C>>,
         packer: &mut Packer<'_>,
+        refunds: &mut i64,
     ) -> Result<Captured, Error> {
         let node = cell.read();
         if !cell.header.merges.load(Ordering::Relaxed) {
             // Under the shared lock no operation is between changing the node and marking it
             // dirty, so a change after this capture puts it on a list again.
-            return self.capture_state(cell, &node, |image| packer.append(image));
+            return self.capture_state(cell, &node, refunds, |image| packer.append(image));
         }
         drop(node);
         // Invariant 4. The lock is held while the image is made, not while it is written.
         let mut image = Vec::new();
         let mut captured = {
             let node = cell.write();
-            let captured = self.capture_state(cell, &node, |encode| {
+            let captured = self.capture_state(cell, &node, refunds, |encode| {
                 encode(&mut image);
                 Ok(Place::NONE)
             })?;
@@ -321,12 +426,12 @@ impl<C: Content> Store<C> {
         &self,
         cell: &Arc<Cell<C>>,
         node: &State<C>,
+        refunds: &mut i64,
         put: impl FnOnce(&mut dyn FnMut(&mut Vec<u8>)) -> Result<Place, Error>,
     ) -> Result<Captured, Error> {
         let nid = cell.header.nid;
         cell.header.dirty.store(false, Ordering::Release);
-        let refund = cell.header.dirty_refund();
-        self.dirty_bytes.add(self.shard(), -refund);
+        *refunds += cell.header.dirty_refund();
         if cell.header.merges.load(Ordering::Relaxed) {
             // What is merged into a node is not counted when it is.
             self.nodes.recharge(cell, &node.body);
@@ -350,35 +455,99 @@ impl<C: Content> Store<C> {
     }
 
     /// Enters captured images into the table; their predecessors are no longer live.
-    fn enter(
-        &self,
-        captured: &[Captured],
-        state: &mut CheckpointState,
-        packer: &mut Packer<'_>,
-    ) -> Result<(), Error> {
-        let leaf = |one: &Captured| one.nid.0 / LEAF_NIDS;
-        let mut replaced = Vec::with_capacity(captured.len());
-        for run in captured.chunk_by(|a, b| leaf(a) == leaf(b)) {
-            let entries = run.iter().map(|one| (one.nid, one.entry));
-            replaced.append(&mut self.table.set(&entries.collect::<Vec<_>>())?);
-        }
-        for (one, replaced) in captured.iter().zip(replaced) {
-            let nid = one.nid;
-            let Some(replaced) = replaced else {
-                // The nid was used again and its newer node captured as well.
-                packer.discard(one.entry.place);
-                continue;
-            };
-            packer.discard(replaced);
-            if nid.0 >= SPACE_MAP_FIRST && !planted(Canary::ChunkStateStale) {
-                let chunk = (nid.0 - SPACE_MAP_FIRST) as usize;
-                state.chunks[chunk] = match one.free {
-                    Some(free) => ChunkState::Data(free),
-                    None => ChunkState::Free,
-                };
+    fn enter(&self, captured: &[Vec<Captured>], state: &mut CheckpointState) -> Result<(), Error> {
+        let next = AtomicUsize::new(0);
+        let workers = self
+            .options
+            .workers
+            .min(captured.len().div_ceil(PARTS_EACH));
+        let results = self.fan_out(workers, |_| {
+            let mut changes = Changes::default();
+            let mut chunks = Vec::new();
+            while let Some(part) = claim(&next, captured.len()) {
+                self.enter_part(&captured[part], &mut changes, &mut chunks)?;
+            }
+            self.segments.settle(&mut changes)?;
+            Ok::<_, Error>(chunks)
+        });
+        base::trace::joined();
+        for result in results {
+            for (chunk, now) in result? {
+                if !planted(Canary::ChunkStateStale) {
+                    state.chunks[chunk] = now;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Enters one part; `chunks` learns what became of data chunks.
+    fn enter_part(
+        &self,
+        captured: &[Captured],
+        changes: &mut Changes,
+        chunks: &mut Vec<(usize, ChunkState)>,
+    ) -> Result<(), Error> {
+        base::trace::mark("enter");
+        let leaf = |one: &Captured| one.nid.0 / LEAF_NIDS;
+        for run in captured.chunk_by(|a, b| leaf(a) == leaf(b)) {
+            let entries: Vec<_> = run.iter().map(|one| (one.nid, one.entry)).collect();
+            for (one, replaced) in run.iter().zip(self.table.set(&entries)?) {
+                let Some(replaced) = replaced else {
+                    // The nid was used again and its newer node captured as well.
+                    changes.remove(&self.segments, one.entry.place);
+                    continue;
+                };
+                changes.remove(&self.segments, replaced);
+                if one.nid.0 >= SPACE_MAP_FIRST {
+                    let chunk = (one.nid.0 - SPACE_MAP_FIRST) as usize;
+                    let now = one.free.map_or(ChunkState::Free, ChunkState::Data);
+                    chunks.push((chunk, now));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes changed pages of the node table, and the space tables; returns what the record says of them, and
+    /// the bytes written.
+    ///
+    /// Table pages live shorter than nodes. In segments of their own they leave whole segments behind.
+    fn write_tables(
+        &self,
+        state: &mut CheckpointState,
+        sequence: u64,
+    ) -> Result<([ItemPointer; ROOTS as usize], ItemPointer, u64), Error> {
+        let first = self.options.workers;
+        let packer =
+            |worker| Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
+        let regions = self.table.dirty_regions();
+        let leaves: usize = regions.iter().map(|one| one.leaves).sum();
+        let next = AtomicUsize::new(0);
+        let workers = (leaves / part_leaves()).clamp(1, self.options.workers);
+        let results = self.fan_out(workers, |worker| {
+            let mut packer = packer(first + worker);
+            let mut written = Vec::new();
+            while let Some(i) = claim(&next, regions.len()) {
+                base::trace::mark("table");
+                written.push(write_region(&regions[i], &mut packer)?);
+            }
+            Ok::<_, Error>((written, packer.finish()?))
+        });
+        base::trace::joined();
+        let (mut written, mut bytes) = (Vec::with_capacity(regions.len()), 0);
+        for result in results {
+            let (mut pointers, more) = result?;
+            written.append(&mut pointers);
+            bytes += more;
+        }
+        written.sort_unstable_by_key(|(region, _)| *region);
+        let mut packer = packer(first);
+        let roots = self.table.write_maps(written, &mut packer)?;
+        let space_root = self.write_space(state, &mut packer)?;
+        bytes += packer.finish()?;
+        self.table.written(&regions);
+        Ok((roots, space_root, bytes))
     }
 
     /// Writes the space tables: chunk states, then the live bytes of each meta chunk's
@@ -391,6 +560,7 @@ impl<C: Content> Store<C> {
         for old in state.space_places.drain(..) {
             packer.discard(old);
         }
+        packer.settle()?;
         if planted(Canary::SegmentReusedEarly) {
             self.segments.find_free();
         }
@@ -407,6 +577,7 @@ impl<C: Content> Store<C> {
             let what = "the array has more chunks than the space tables can describe";
             return Err(Error::Damaged(Damage::new("space tables", what)));
         }
+        packer.settle()?;
         let words = space_words(&state.chunks, &self.segments.live());
         let bytes = words.as_bytes();
         let mut pointers = Vec::new();
@@ -477,11 +648,17 @@ impl<C: Content> Store<C> {
     /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
     pub(crate) fn growth_limit(&self) -> u64 {
         let chunk = self.array.geometry().chunk_blocks as u64 * BLOCK_SIZE as u64;
-        let (total, _) = self.segments.usage();
+        let total = self.segments.total_bytes();
         let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty_limit;
         (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
     }
+}
+
+/// The next of so many parts, for whichever worker is free.
+fn claim(next: &AtomicUsize, parts: usize) -> Option<usize> {
+    let part = next.fetch_add(1, Ordering::Relaxed);
+    (part < parts).then_some(part)
 }
 
 fn write_at(

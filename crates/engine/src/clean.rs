@@ -170,7 +170,8 @@ impl<C: Content> Store<C> {
         if item.kind != ItemKind::Node {
             self.table.touch_page(item.kind, item.id, item.place)?;
             if item.kind == ItemKind::TableLeaf {
-                self.dirty_leaves.touch(Nid(item.id * LEAF_NIDS));
+                self.dirty_leaves
+                    .touch(self.shard(), Nid(item.id * LEAF_NIDS));
             }
             return Ok(());
         }

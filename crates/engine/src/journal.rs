@@ -24,15 +24,18 @@
 
 use crate::commit::{Commits, PIPELINE, Ticket};
 use crate::error::Error;
-use crate::ring::{Ring, Slack};
+use crate::ring::{Credit, Ring, Slack};
 use crate::staging::{Pin, Records, Staging};
+use crate::store::StoreOptions;
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
+use base::thread::Pool;
+use base::tight;
 use device::{AlignedBuf, Array, Durability, Io};
 use format::geometry::Geometry;
 use format::journal::{BATCH_MAGIC, BatchHeader, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX};
-use format::{BLOCK_SIZE, U32, U64, checksum};
+use format::{BLOCK_SIZE, U32, U64, checksum, checksum_joined};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -68,6 +71,37 @@ struct Gather {
     next: Anchor,
 }
 
+/// Pieces of a batch and where they belong, filled in by one thread.
+#[derive(Default)]
+struct Part<'b> {
+    copies: Vec<(Vec<u8>, &'b mut [u8])>,
+    /// Bytes of all of them, and their checksum.
+    len: u64,
+    crc: u32,
+}
+
+/// Bytes of a part, at least, unless it is the last.
+fn part_bytes() -> usize {
+    tight::limit(64 << 10, 256)
+}
+
+/// Parts for one thread, at least.
+fn parts_each() -> usize {
+    tight::limit(4, 1)
+}
+
+impl Part<'_> {
+    fn fill(&mut self) {
+        base::trace::mark("fill");
+        // Each piece is freed as soon as it is copied.
+        for (piece, to) in self.copies.drain(..) {
+            to.copy_from_slice(&piece);
+            self.crc = checksum(self.crc, to);
+            self.len += to.len() as u64;
+        }
+    }
+}
+
 /// A batch that was gathered and must now be written.
 struct Batch {
     epoch: u64,
@@ -100,6 +134,9 @@ pub(crate) struct Journal {
     /// Sequence of the newest checkpoint, for batch headers (R9).
     pub checkpoint_sequence: AtomicU64,
     gather: Mutex<Gather>,
+    /// Threads that fill batches, and how many they are with the leader.
+    pool: Arc<Pool>,
+    workers: usize,
     pub stats: JournalStats,
 }
 
@@ -113,8 +150,15 @@ pub(crate) struct Resume {
 }
 
 impl Journal {
-    /// `staged_slack`: by how many bytes [`staged`](Self::staged) may be too small.
-    pub fn new(array: Arc<Array>, shards: usize, staged_slack: u64, resume: Resume) -> Journal {
+    pub fn new(
+        array: Arc<Array>,
+        pool: Arc<Pool>,
+        options: &StoreOptions,
+        resume: Resume,
+    ) -> Journal {
+        let shards = options.shards;
+        // By how much `staged` may be too small.
+        let staged_slack = options.staging_bytes as u64 / 8;
         let geometry: &Geometry = array.geometry();
         let (base, size) = (geometry.journal_start.byte(), geometry.journal_bytes());
         let align = geometry.journal_align as u64;
@@ -127,7 +171,7 @@ impl Journal {
             uuid,
             mount_id: resume.mount_id,
             staging: Staging::new(resume.epoch, shards, staged_slack),
-            ring: Ring::new(size, resume.anchor.position, SLACK),
+            ring: Ring::new(size, resume.anchor.position, SLACK, shards),
             commits: Commits::new(resume.epoch - 1, resume.anchor.sequence - 1),
             checkpoint_sequence: AtomicU64::new(resume.checkpoint_sequence),
             gather: Mutex::new(
@@ -136,6 +180,8 @@ impl Journal {
                     next: resume.anchor,
                 },
             ),
+            pool,
+            workers: options.workers,
             stats: JournalStats::default(),
         }
     }
@@ -153,18 +199,18 @@ impl Journal {
         self.commits.failed()
     }
 
-    /// Share of the ring in use, 0 to 1000.
-    pub fn fill_permille(&self) -> u64 {
-        self.ring.fill_permille()
+    /// Share of the ring in use, 0 to 1000, as the shard knows it.
+    pub fn fill_permille(&self, shard: usize) -> u64 {
+        self.ring.fill_permille(shard)
     }
 
-    /// Takes the credit of one operation; false when the ring has no room (invariant 3).
-    pub fn try_credit(&self) -> bool {
-        self.ring.try_credit()
+    /// Takes the credit of one operation; `None` when the ring has no room (invariant 3).
+    pub fn try_credit(&self, shard: usize) -> Option<Credit> {
+        self.ring.try_credit(shard)
     }
 
-    pub fn return_credit(&self) {
-        self.ring.return_credit();
+    pub fn return_credit(&self, credit: Credit) {
+        self.ring.return_credit(credit);
     }
 
     /// Pins the open epoch. Nothing may block until the pin is dropped.
@@ -172,35 +218,41 @@ impl Journal {
         self.staging.pin(shard)
     }
 
-    /// Stages a record under a pin; its credit shrinks to its size.
-    pub fn stage(&self, pin: &Pin<'_>, record: &[u8]) {
+    /// Stages a record under a pin; what it leaves of its credit goes back.
+    pub fn stage(&self, pin: &Pin<'_>, record: &[u8], credit: Credit) {
         debug_assert!(record.len() <= RECORD_MAX);
-        self.staging.push(pin, record);
-        self.ring.staged(record.len() as u64);
+        let batch = match self.staging.push(pin, record, true) {
+            true => BATCH_SLACK,
+            false => 0,
+        };
+        self.ring.staged(credit, record.len() as u64 + batch);
     }
 
-    /// A checkpoint will have to fold one more node; the caller holds a credit.
-    pub fn owe_fold(&self) {
-        self.ring.owe(FOLD);
+    /// A checkpoint will have to fold one more node. Who merges has a credit.
+    pub fn owe_fold(&self, credit: Option<&mut Credit>) {
+        debug_assert!(credit.is_some());
+        credit.into_iter().for_each(|credit| credit.owe(FOLD));
     }
 
-    /// A change of the node made that fold unnecessary.
-    pub fn fold_done(&self) {
-        self.ring.release_owed(FOLD);
+    /// A change of the node made that fold unnecessary. Who changes it so has a credit.
+    pub fn fold_done(&self, credit: Option<&mut Credit>) {
+        debug_assert!(credit.is_some());
+        credit
+            .into_iter()
+            .for_each(|credit| credit.release_owed(FOLD));
     }
 
     /// Stages a fold under a pin; it was owed.
     pub fn stage_fold(&self, pin: &Pin<'_>, record: &[u8]) {
         let len = record.len() as u64;
         debug_assert!(len <= FOLD);
-        self.staging.push(pin, record);
-        self.ring.release_owed(FOLD - len);
-        self.ring.staged_owed(len);
+        self.staging.push(pin, record, false);
+        self.ring.staged_owed(FOLD, len);
     }
 
-    /// Bytes that wait for a commit, credits in use included.
-    pub fn outstanding(&self) -> u64 {
-        self.ring.outstanding()
+    /// Whether anything waits to be gathered for a commit, or may come to, as operations hold credits.
+    pub fn outstanding(&self) -> bool {
+        self.ring.outstanding(|| self.staging.has_records())
     }
 
     /// Bytes of memory that records waiting for a commit take, roughly.
@@ -242,9 +294,9 @@ impl Journal {
         let (epoch, records) = self.staging.close();
         let (position, sequence) = (gather.next.position, gather.next.sequence);
         let bytes = (records.count > 0).then(|| {
-            let payload = records.payload();
+            let reserved = records.payload() + records.paid as u64 * BATCH_SLACK;
             let sealed = self.seal(&mut gather.next, epoch, records);
-            self.ring.gathered(payload, sealed.len() as u64);
+            self.ring.gathered(reserved, sealed.len() as u64);
             sealed
         });
         Batch {
@@ -275,15 +327,11 @@ impl Journal {
         let used = BatchHeader::SIZE + payload;
         let padded = (used as u64).next_multiple_of(self.align);
         let mut buf = AlignedBuf::zeroed(padded as usize);
-        buf[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
-        let mut at = BatchHeader::SIZE;
-        // Each piece is freed as soon as it is copied.
-        for piece in records.pieces {
-            buf[at..at + piece.len()].copy_from_slice(&piece);
-            at += piece.len();
-        }
-        let crc = checksum(self.array.journal_seed(), &buf[8..used]);
-        buf[4..8].copy_from_slice(&crc.to_le_bytes());
+        let (head, body) = buf[..used].split_at_mut(BatchHeader::SIZE);
+        head.copy_from_slice(header.as_bytes());
+        let crc = checksum(self.array.journal_seed(), &head[8..]);
+        let crc = self.fill(crc, records.pieces, body);
+        head[4..8].copy_from_slice(&crc.to_le_bytes());
         *next = Anchor {
             position: next.position + padded,
             sequence: next.sequence + 1,
@@ -298,6 +346,36 @@ impl Journal {
             .records
             .fetch_add(records.count as u64, Ordering::Relaxed);
         buf
+    }
+
+    /// Copies pieces into the body of a batch, and continues a checksum over them. Of a long one several threads
+    /// do so at once: the commits of all cores have one leader.
+    fn fill(&self, crc: u32, pieces: Vec<Vec<u8>>, mut body: &mut [u8]) -> u32 {
+        let mut parts: Vec<Part<'_>> = Vec::new();
+        let enough = part_bytes();
+        let mut last = enough;
+        for piece in pieces {
+            let (to, rest) = body.split_at_mut(piece.len());
+            body = rest;
+            if last >= enough {
+                parts.push(Part::default());
+                last = 0;
+            }
+            last += piece.len();
+            if let Some(part) = parts.last_mut() {
+                part.copies.push((piece, to));
+            }
+        }
+        let share = parts.len().div_ceil(self.workers).max(parts_each());
+        let fill = |share: &mut &mut [Part<'_>]| share.iter_mut().for_each(Part::fill);
+        let mut shares: Vec<&mut [Part<'_>]> = parts.chunks_mut(share).collect();
+        match &mut shares[..] {
+            [one] => fill(one),
+            many => self.pool.run(many, &fill, None),
+        }
+        base::trace::joined();
+        let join = |crc, part: &Part<'_>| checksum_joined(crc, part.crc, part.len);
+        parts.iter().fold(crc, join)
     }
 
     /// Writes a gathered batch and completes it in order (invariant 4).
@@ -351,7 +429,7 @@ impl Journal {
     pub fn forgive_flush(&self) -> bool {
         // Under `gather` no batch is between being staged and being counted as issued.
         let _gather = self.gather.lock();
-        if self.ring.outstanding() > 0 || !self.commits.idle() {
+        if self.outstanding() || !self.commits.idle() {
             return false;
         }
         let failures = self.array.flush_failures();

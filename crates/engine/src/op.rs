@@ -26,6 +26,7 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::journal::MERGES_MAX;
 use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
+use crate::ring::Credit;
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
@@ -271,8 +272,8 @@ pub struct Op<'s, C: Content> {
     finished: bool,
     /// Invariant 5.
     failed: bool,
-    /// It is a checkpoint's fold, for which there is room without a credit.
-    owed: bool,
+    /// Room in the journal; a checkpoint's fold has some without a credit.
+    credit: Option<Credit>,
 }
 
 #[derive(Debug)]
@@ -282,8 +283,11 @@ struct MapChange<C> {
 }
 
 impl<'s, C: Content> Op<'s, C> {
-    /// The caller has taken the operation's journal credit.
-    pub(crate) fn new(store: &'s Store<C>) -> Self {
+    pub(crate) fn new(store: &'s Store<C>, credit: Credit) -> Self {
+        Self::begin(store, Some(credit))
+    }
+
+    fn begin(store: &'s Store<C>, credit: Option<Credit>) -> Self {
         let mut record = Vec::with_capacity(512);
         record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
         Op {
@@ -297,15 +301,14 @@ impl<'s, C: Content> Op<'s, C> {
             deleted: Vec::new(),
             finished: false,
             failed: false,
-            owed: false,
+            credit,
         }
     }
 
     /// Makes the pending changes of a node part of its image by a version of its own
     /// (invariant 6). It waits for no room, so that a checkpoint can call it.
     pub(crate) fn fold(store: &'s Store<C>, cell: &Arc<Cell<C>>) {
-        let mut op = Op::new(store);
-        op.owed = true;
+        let mut op = Op::begin(store, None);
         let mut guard = cell.write_owned();
         let state = &mut *guard;
         let pending = state.body.pending();
@@ -524,7 +527,7 @@ impl<'s, C: Content> Op<'s, C> {
             Body::User(content) if !locked.deleted => {
                 if content.pending() {
                     content.settle();
-                    journal.fold_done();
+                    journal.fold_done(self.credit.as_mut());
                 }
                 content.apply(&delta)
             }
@@ -562,7 +565,7 @@ impl<'s, C: Content> Op<'s, C> {
             _ => Err(Damage::new("node", "is changed after it was deleted")),
         };
         match merged {
-            Ok(true) => self.store.journal.owe_fold(),
+            Ok(true) => self.store.journal.owe_fold(self.credit.as_mut()),
             Ok(false) => {}
             Err(damage) => return self.fail(nid, &damage),
         }
@@ -593,7 +596,7 @@ impl<'s, C: Content> Op<'s, C> {
             && content.pending()
         {
             content.settle();
-            self.store.journal.fold_done();
+            self.store.journal.fold_done(self.credit.as_mut());
         }
         let kind = state.body.kind();
         locked.deleted = true;
@@ -686,9 +689,9 @@ impl<'s, C: Content> Op<'s, C> {
             }
             self.store.mark_dirty(shard, locked.guard.cell());
         }
-        match self.owed {
-            true => self.store.journal.stage_fold(&pin, record),
-            false => self.store.journal.stage(&pin, record),
+        match self.credit.take() {
+            Some(credit) => self.store.journal.stage(&pin, record, credit),
+            None => self.store.journal.stage_fold(&pin, record),
         }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);
@@ -702,9 +705,9 @@ impl<'s, C: Content> Op<'s, C> {
         Epoch(epoch)
     }
 
-    fn return_credit(&self) {
-        if !self.owed {
-            self.store.journal.return_credit();
+    fn return_credit(&mut self) {
+        if let Some(credit) = self.credit.take() {
+            self.store.journal.return_credit(credit);
         }
     }
 

@@ -420,7 +420,7 @@ impl<C: Content> Salvage<C> {
         let (free, _) = self.store.table.recount()?;
         let shards = self.store.options.shards;
         let store = Arc::get_mut(&mut self.store).expect("nobody else has it yet");
-        store.segments = Segments::new(&geometry, live);
+        store.segments = Segments::new(&geometry, live, 0);
         store.nids = Nids::new(shards, free);
         // What is in memory only, and nids that were just given up, are not given out.
         let dirty = store.dirty.iter().flat_map(|list| list.lock().clone());

@@ -9,9 +9,12 @@
 //!    block, so blocks that a durable record reaches are not written again.
 //! 4. Meta chunks come from durably free chunks, and go back after the commit point of the
 //!    checkpoint that no longer lists them (R4).
+//! 5. Workers count what they put down and what that replaces apart ([`Changes`]), and settle it now and then; all of
+//!    it is settled before the space tables are written.
 
 use crate::error::Error;
 use crate::space::Space;
+use crate::sum::{Padded, Sum};
 use crate::table::{PageSink, Written};
 use crate::written::{BytesWritten, Counters};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -41,37 +44,75 @@ struct State {
     open: Vec<Option<Open>>,
 }
 
+/// What operations look at before they begin: on lines of its own.
+#[derive(Debug)]
+struct Counts {
+    /// Bytes of all segments.
+    total_bytes: AtomicU64,
+    /// How many segments are free.
+    free: AtomicUsize,
+}
+
 #[derive(Debug)]
 pub(crate) struct Segments {
     geometry: Geometry,
-    state: Mutex<State>,
-    /// Bytes of all segments, and live bytes in them.
-    total_bytes: AtomicU64,
-    live_bytes: AtomicU64,
-    /// How many segments are free, for operations, which look before they begin.
-    free: AtomicUsize,
+    state: Padded<Mutex<State>>,
+    counts: Padded<Counts>,
+    live_bytes: Sum,
     /// What packers wrote.
     pub written: Counters,
 }
 
+/// Changes of live bytes that are in no count yet (invariant 5).
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Added and removed, by segment; `None`: in no segment.
+    segments: BTreeMap<Option<SegmentId>, (u64, u64)>,
+    added: u64,
+}
+
+impl Changes {
+    fn of(&mut self, segments: &Segments, place: Place) -> &mut (u64, u64) {
+        let segment = segments.segment_of(place.byte);
+        self.segments.entry(segment).or_default()
+    }
+
+    /// An item is pointed at.
+    fn add(&mut self, segments: &Segments, place: Place) {
+        self.of(segments, place).0 += place.len as u64;
+        self.added += place.len as u64;
+    }
+
+    /// An item is no longer pointed at, if there was one.
+    pub fn remove(&mut self, segments: &Segments, place: Place) {
+        if !place.is_none() {
+            self.of(segments, place).1 += place.len as u64;
+        }
+    }
+}
+
 impl Segments {
-    /// `live` holds the live bytes of every segment of every meta chunk.
-    pub fn new(geometry: &Geometry, live: BTreeMap<u32, Vec<u32>>) -> Self {
+    /// `live` holds the live bytes of every segment of every meta chunk. Operations may find the sum of these
+    /// wrong by `slack`.
+    pub fn new(geometry: &Geometry, live: BTreeMap<u32, Vec<u32>>, slack: i64) -> Self {
         let state = State {
             live,
             free: Vec::new(),
             open: Vec::new(),
         };
-        let live_bytes = state.live.values().flatten().map(|l| *l as u64).sum();
+        let live_bytes: u64 = state.live.values().flatten().map(|l| *l as u64).sum();
         let total_bytes = (state.live.len() * geometry.chunk_blocks as usize * BLOCK_SIZE) as u64;
         let segments = Segments {
             geometry: geometry.clone(),
-            state: Mutex::new(rank::SEGMENTS, state),
-            total_bytes: AtomicU64::new(total_bytes),
-            live_bytes: AtomicU64::new(live_bytes),
-            free: AtomicUsize::new(0),
+            state: Padded(Mutex::new(rank::SEGMENTS, state)),
+            counts: Padded(Counts {
+                total_bytes: AtomicU64::new(total_bytes),
+                free: AtomicUsize::new(0),
+            }),
+            live_bytes: Sum::new(1, slack),
             written: Counters::default(),
         };
+        segments.live_bytes.add(0, live_bytes as i64);
         segments.find_free();
         segments
     }
@@ -94,12 +135,12 @@ impl Segments {
     }
 
     pub fn free_segments(&self) -> usize {
-        self.free.load(Ordering::Relaxed)
+        self.counts.free.load(Ordering::Relaxed)
     }
 
     /// After every change of the list of free segments.
     fn count_free(&self, state: &State) {
-        self.free.store(state.free.len(), Ordering::Relaxed);
+        self.counts.free.store(state.free.len(), Ordering::Relaxed);
     }
 
     /// Meta chunks with the live bytes of their segments, as the space tables store them.
@@ -156,10 +197,19 @@ impl Segments {
         found
     }
 
+    pub fn total_bytes(&self) -> u64 {
+        self.counts.total_bytes.load(Ordering::Relaxed)
+    }
+
     /// Total bytes of all segments and live bytes in them.
     pub fn usage(&self) -> (u64, u64) {
-        let total = self.total_bytes.load(Ordering::Relaxed);
-        (total, self.live_bytes.load(Ordering::Relaxed))
+        let total = self.total_bytes();
+        (total, self.live_bytes.exact().max(0) as u64)
+    }
+
+    /// Live bytes in all segments, roughly; for operations.
+    pub fn live_about(&self) -> u64 {
+        self.live_bytes.about().max(0) as u64
     }
 
     fn chunk_bytes(&self) -> u64 {
@@ -190,7 +240,8 @@ impl Segments {
             }
             state.free.retain(|s| s.0 / per_chunk != chunk as u64);
             state.live.remove(&chunk);
-            self.total_bytes
+            self.counts
+                .total_bytes
                 .fetch_sub(self.chunk_bytes(), Ordering::Relaxed);
             released.push(chunk);
         }
@@ -222,7 +273,8 @@ impl Segments {
         let mut state = self.state.lock();
         for chunk in chunks {
             let per_chunk = self.per_chunk();
-            self.total_bytes
+            self.counts
+                .total_bytes
                 .fetch_add(self.chunk_bytes(), Ordering::Relaxed);
             state.live.insert(chunk, vec![0; per_chunk as usize]);
             let first = chunk as u64 * per_chunk;
@@ -235,34 +287,30 @@ impl Segments {
         segment.ok_or(Error::NoSpace)
     }
 
-    /// Accounts for an item that is pointed at (or no longer).
-    fn account(&self, place: Place, live: bool) -> Result<(), Error> {
-        if place.is_none() {
-            return Ok(());
-        }
+    /// Enters changes into the table.
+    pub fn settle(&self, changes: &mut Changes) -> Result<(), Error> {
         let damage = |what: String| Error::Damaged(Damage::new("segment table", what));
-        let segment = self.segment_of(place.byte);
-        let mut state = self.state.lock();
         let per_chunk = self.per_chunk();
-        let count = segment
-            .and_then(|s| {
-                let chunk = state.live.get_mut(&((s.0 / per_chunk) as u32))?;
-                chunk.get_mut((s.0 % per_chunk) as usize)
-            })
-            .ok_or_else(|| damage(format!("{place:?} lies in no segment")))?;
-        let changed = match live {
-            true => count.checked_add(place.len),
-            false => count.checked_sub(place.len),
-        };
-        *count = changed.ok_or_else(|| damage(format!("live bytes of {place:?} do not add up")))?;
-        match live {
-            true => self
-                .live_bytes
-                .fetch_add(place.len as u64, Ordering::Relaxed),
-            false => self
-                .live_bytes
-                .fetch_sub(place.len as u64, Ordering::Relaxed),
-        };
+        let mut sum = 0;
+        let mut state = self.state.lock();
+        for (segment, (added, removed)) in std::mem::take(&mut changes.segments) {
+            let count = segment
+                .and_then(|s| {
+                    let chunk = state.live.get_mut(&((s.0 / per_chunk) as u32))?;
+                    chunk.get_mut((s.0 % per_chunk) as usize)
+                })
+                .ok_or_else(|| damage("an item lies in no segment".to_owned()))?;
+            let now = (*count as u64 + added).checked_sub(removed);
+            *count = now
+                .and_then(|now| u32::try_from(now).ok())
+                .ok_or_else(|| damage(format!("live bytes of {segment:?} do not add up")))?;
+            sum += added as i64 - removed as i64;
+        }
+        drop(state);
+        changes.added = 0;
+        if sum != 0 {
+            self.live_bytes.add(0, sum);
+        }
         Ok(())
     }
 }
@@ -276,11 +324,12 @@ pub(crate) struct Packer<'a> {
     open: Option<Open>,
     /// Items not written yet; they start at `open.used`.
     buf: Vec<u8>,
+    /// What `buf` is written from. Both are kept: fresh memory for each segment costs more than encoding it.
+    out: AlignedBuf,
     sequence: u64,
     pub bytes: u64,
     written: BytesWritten,
-    /// First error of `discard`, which has no way to return it.
-    pub damage: Option<Error>,
+    pub changes: Changes,
 }
 
 impl<'a> Packer<'a> {
@@ -292,7 +341,7 @@ impl<'a> Packer<'a> {
         sequence: u64,
     ) -> Self {
         let open = segments.take_open(worker);
-        let (buf, bytes, damage) = (Vec::new(), 0, None);
+        let (buf, bytes, changes) = (Vec::new(), 0, Changes::default());
         Packer {
             segments,
             space,
@@ -300,10 +349,11 @@ impl<'a> Packer<'a> {
             worker,
             open,
             buf,
+            out: AlignedBuf::zeroed(0),
             sequence,
             bytes,
             written: BytesWritten::default(),
-            damage,
+            changes,
         }
     }
 
@@ -316,13 +366,11 @@ impl<'a> Packer<'a> {
             .open
             .is_some_and(|o| o.used + self.buf.len() <= self.segments.geometry.segment_bytes());
         if !fits {
-            let item = self.buf.split_off(before);
-            self.flush()?;
+            self.write_out(before)?;
             self.open = Some(Open {
                 segment: self.segments.take_free(self.space)?,
                 used: 0,
             });
-            self.buf = item;
         }
         let open = self.open.as_ref().expect("opened above");
         let offset = open.used + self.buf.len() - len;
@@ -331,7 +379,7 @@ impl<'a> Packer<'a> {
             byte,
             len: len as u32,
         };
-        self.segments.account(place, true)?;
+        self.changes.add(self.segments, place);
         self.bytes += len as u64;
         self.written.add_item(&self.buf[self.buf.len() - len..]);
         Ok(place)
@@ -355,7 +403,7 @@ impl<'a> Packer<'a> {
             byte,
             len: len as u32,
         };
-        self.segments.account(place, true)?;
+        self.changes.add(self.segments, place);
         self.bytes += blocks as u64;
         self.written.space += blocks as u64;
         Ok(place)
@@ -363,30 +411,47 @@ impl<'a> Packer<'a> {
 
     /// Writes what is packed, to the next whole block.
     pub fn flush(&mut self) -> Result<(), Error> {
-        if self.buf.is_empty() {
+        self.write_out(self.buf.len())
+    }
+
+    /// Writes the first `len` bytes of what is packed.
+    fn write_out(&mut self, len: usize) -> Result<(), Error> {
+        if len == 0 {
             return Ok(());
         }
         let open = self.open.as_mut().expect("items lie in an open segment");
-        let padded = self.buf.len().next_multiple_of(BLOCK_SIZE);
-        let mut out = AlignedBuf::zeroed(padded);
-        out[..self.buf.len()].copy_from_slice(&self.buf);
+        let padded = len.next_multiple_of(BLOCK_SIZE);
+        if self.out.len() < padded {
+            self.out = AlignedBuf::zeroed(padded);
+        }
+        let (items, rest) = self.out[..padded].split_at_mut(len);
+        items.copy_from_slice(&self.buf[..len]);
+        rest.fill(0);
         let byte = self.segments.first_block(open.segment).byte() + open.used as u64;
-        self.array.write(byte, &out, Durability::Volatile)?;
+        self.array
+            .write(byte, &self.out[..padded], Durability::Volatile)?;
         open.used += padded;
-        self.written.padding += (padded - self.buf.len()) as u64;
-        self.buf.clear();
+        self.written.padding += (padded - len) as u64;
+        self.buf.drain(..len);
         Ok(())
+    }
+
+    /// Bytes of items appended that are not settled.
+    pub fn unsettled(&self) -> u64 {
+        self.changes.added
+    }
+
+    pub fn settle(&mut self) -> Result<(), Error> {
+        self.segments.settle(&mut self.changes)
     }
 
     /// Writes the rest and leaves the segment open for the worker's next checkpoint.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.flush()?;
+        self.settle()?;
         self.segments.put_open(self.worker, self.open);
         self.segments.written.add(&self.written);
-        match self.damage.take() {
-            Some(error) => Err(error),
-            None => Ok(self.bytes),
-        }
+        Ok(self.bytes)
     }
 }
 
@@ -401,10 +466,6 @@ impl PageSink for Packer<'_> {
     }
 
     fn discard(&mut self, old: Place) {
-        if let Err(error) = self.segments.account(old, false)
-            && self.damage.is_none()
-        {
-            self.damage = Some(error);
-        }
+        self.changes.remove(self.segments, old);
     }
 }

@@ -6,6 +6,8 @@
 //! 2. Only two staging slots exist: epoch e+2 opens after e was gathered, because one caller at a
 //!    time closes and gathers.
 //! 3. `bytes` is the payload of all staging slots, less what shards have added and not handed over.
+//! 4. In each shard and epoch the first record that comes with a credit pays for header and padding of the batch: so
+//!    every batch is paid for at least once, whichever records get into it.
 
 use crate::epoch::{EpochPin, OpenEpoch, Pins};
 use crate::sum::Sum;
@@ -25,6 +27,8 @@ struct Shard {
 pub(crate) struct Records {
     pub pieces: Vec<Vec<u8>>,
     pub count: u32,
+    /// Shards that have paid for header and padding of the batch (invariant 4).
+    pub paid: u32,
 }
 
 /// Capacity of a piece that takes several records.
@@ -109,11 +113,21 @@ impl Staging {
         Pin { shard, number, pin }
     }
 
-    /// Stages a record under a pin (invariant 1).
-    pub fn push(&self, pin: &Pin<'_>, record: &[u8]) {
+    /// Stages a record under a pin (invariant 1). Returns whether it pays for the batch, if it can (invariant 4).
+    pub fn push(&self, pin: &Pin<'_>, record: &[u8], can_pay: bool) -> bool {
         let mut staged = pin.shard.staged.lock();
-        staged[(pin.epoch() % 2) as usize].push(record);
+        let slot = &mut staged[(pin.epoch() % 2) as usize];
+        slot.push(record);
+        let pays = can_pay && slot.paid == 0;
+        slot.paid += pays as u32;
         self.bytes.add(pin.number, record.len() as i64);
+        pays
+    }
+
+    /// Whether records are staged that nobody has gathered.
+    pub fn has_records(&self) -> bool {
+        let staged = |shard: &Shard| shard.staged.lock().iter().any(|records| records.count > 0);
+        self.shards.iter().any(staged)
     }
 
     /// Closes the open epoch and takes its records. One caller at a time (invariant 2).
@@ -128,6 +142,7 @@ impl Staging {
             self.bytes.add(number, -(staged.payload() as i64));
             all.pieces.extend(staged.pieces);
             all.count += staged.count;
+            all.paid += staged.paid;
         }
         (epoch, all)
     }

@@ -119,7 +119,7 @@ pub struct Store<C: Content> {
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
     /// damaged to whoever asks: what the table has of them is old.
     pub(crate) unreplayed: BTreeMap<u64, Damage>,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 /// What a store begins with: nothing, what a checkpoint record says, or what salvage found.
@@ -149,15 +149,16 @@ const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
 #[derive(Debug)]
 pub(crate) struct DirtyLeaves {
     bits: Box<[AtomicU64]>,
-    count: AtomicI64,
+    count: Sum,
 }
 
 impl DirtyLeaves {
-    fn new() -> Self {
+    /// For so many shards; [`bytes`](Self::bytes) may be `slack` wrong.
+    fn new(shards: usize, slack: i64) -> Self {
         let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
         DirtyLeaves {
             bits,
-            count: AtomicI64::new(0),
+            count: Sum::new(shards, slack / LEAF_COST),
         }
     }
 
@@ -170,18 +171,18 @@ impl DirtyLeaves {
         leaves.iter().filter(clean).count() as i64 * LEAF_COST
     }
 
-    pub fn touch(&self, nid: Nid) {
+    pub fn touch(&self, shard: usize, nid: Nid) {
         let leaf = nid.0 / LEAF_NIDS;
         let (word, bit) = (&self.bits[leaf as usize / 64], 1 << (leaf % 64));
         if word.load(Ordering::Relaxed) & bit == 0
             && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
-            self.count.fetch_add(1, Ordering::Relaxed);
+            self.count.add(shard, 1);
         }
     }
 
     fn bytes(&self) -> i64 {
-        self.count.load(Ordering::Relaxed) * LEAF_COST
+        self.count.about() * LEAF_COST
     }
 
     /// A checkpoint takes the dirty nodes and their leaves.
@@ -189,7 +190,7 @@ impl DirtyLeaves {
         for word in &self.bits {
             if word.load(Ordering::Relaxed) != 0 {
                 let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
-                self.count.fetch_sub(cleared, Ordering::Relaxed);
+                self.count.add(0, -cleared);
             }
         }
     }
@@ -255,21 +256,22 @@ impl<C: Content> Store<C> {
         let dirty_list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
+        let pool = Arc::new(pool);
         Ok(Store {
             nodes: NodeCache::new(options.shards, options.node_cache_bytes),
             nids: Nids::new(options.shards, parts.free_nids),
             space: Space::new(geometry, options.shards, parts.chunks, reserve),
             journal: Journal::new(
                 Arc::clone(&array),
-                options.shards,
-                options.staging_bytes as u64 / 8,
+                Arc::clone(&pool),
+                &options,
                 parts.resume,
             ),
             table: parts.table,
-            segments: Segments::new(geometry, parts.live),
+            segments: Segments::new(geometry, parts.live, dirty_limit(bytes, &options) / 64),
             dirty: (0..options.shards).map(dirty_list).collect(),
             dirty_bytes: Sum::new(options.shards, dirty_limit(bytes, &options) / 64),
-            dirty_leaves: DirtyLeaves::new(),
+            dirty_leaves: DirtyLeaves::new(options.shards, dirty_limit(bytes, &options) / 64),
             dirty_limit: dirty_limit(bytes, &options),
             growth_spare: AtomicI64::new(0),
             stalled_room: AtomicI64::new(0),
@@ -515,15 +517,16 @@ impl<C: Content> Store<C> {
             self.bound_staging()?;
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
             let dirty = self.dirty_now();
+            let shard = self.shard();
             if dirty <= 2 * self.dirty_limit_now.load(Ordering::Relaxed)
-                && self.journal.try_credit()
+                && let Some(credit) = self.journal.try_credit(shard)
             {
                 if let Some(error) = self.journal.failed() {
-                    self.journal.return_credit();
+                    self.journal.return_credit(credit);
                     return Err(error);
                 }
-                self.pace(dirty);
-                return Ok(Op::new(self));
+                self.pace(shard, dirty);
+                return Ok(Op::new(self, credit));
             }
             self.make_room(checkpoint)?;
         }
@@ -536,7 +539,7 @@ impl<C: Content> Store<C> {
 
     /// Metadata can grow without coming near what checkpoints and deletions need.
     fn room_to_grow(&self) -> bool {
-        let (_, live) = self.segments.usage();
+        let live = self.segments.live_about();
         live + self.dirty_now().max(0) as u64 <= self.growth_limit()
     }
 
@@ -558,8 +561,8 @@ impl<C: Content> Store<C> {
     }
 
     /// Asks for a checkpoint before one is urgent, and slows the caller down the closer it is.
-    fn pace(&self, dirty: i64) {
-        let fill = self.journal.fill_permille() as i64;
+    fn pace(&self, shard: usize, dirty: i64) {
+        let fill = self.journal.fill_permille(shard) as i64;
         let limit = 2 * self.dirty_limit_now.load(Ordering::Relaxed);
         let pressure = fill.max(dirty * 1000 / limit);
         if pressure < 500 || !self.options.background {
@@ -649,11 +652,15 @@ impl<C: Content> Store<C> {
 
     /// Lets go of nodes that were captured, on the store's threads and the caller's: each count
     /// of references is one that another core has written.
-    pub(crate) fn release(&self, mut dirty: Vec<Dirty<C>>) {
-        let share = dirty.len().div_ceil(self.options.workers).max(256);
+    pub(crate) fn release(&self, lists: Vec<Vec<Dirty<C>>>) {
+        let nodes: usize = lists.iter().map(Vec::len).sum();
+        let share = nodes.div_ceil(self.options.workers).max(256);
         let mut parts = Vec::new();
-        while !dirty.is_empty() {
-            parts.push(dirty.split_off(dirty.len().saturating_sub(share)));
+        for mut list in lists {
+            while list.len() > share {
+                parts.push(list.split_off(list.len() - share));
+            }
+            parts.push(list);
         }
         let release = |part: &mut Vec<Dirty<C>>| {
             for one in part.drain(..) {
@@ -661,8 +668,13 @@ impl<C: Content> Store<C> {
                 drop(one);
             }
         };
-        self.pool.run(&mut parts, &release, None);
-        base::trace::mark("released");
+        self.run_parts(&mut parts, &release);
+    }
+
+    /// Runs `work` on each part on the store's threads and the caller's. Nothing is locked.
+    pub(crate) fn run_parts<T: Send>(&self, parts: &mut [T], work: &(dyn Fn(&mut T) + Sync)) {
+        self.pool.run(parts, work, None);
+        base::trace::joined();
     }
 
     /// Runs `work(i)` for `i` in `0..parts` on the store's threads and the caller's. A part waits
@@ -748,7 +760,7 @@ impl<C: Content> Store<C> {
         }
         let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
         self.dirty_bytes.add(shard, bytes);
-        self.dirty_leaves.touch(cell.header.nid);
+        self.dirty_leaves.touch(shard, cell.header.nid);
     }
 
     /// Sets space aside for data to be allocated later.
@@ -760,7 +772,7 @@ impl<C: Content> Store<C> {
             return Err(Error::ReadOnly);
         }
         if !self.space.try_promise(blocks) {
-            if self.space.pending_blocks() > 0 || self.journal.outstanding() > 0 {
+            if self.space.pending_blocks() > 0 || self.journal.outstanding() {
                 self.sync()?;
                 self.release_freed(true);
             }
@@ -882,10 +894,13 @@ impl<C: Content> Store<C> {
     /// that makes room may be what calls this, so it must not wait for one.
     fn retire_chunk(&self, chunk: u32) -> Result<bool, Error> {
         let map = self.load_map(chunk)?;
-        if self.journal.failed().is_some() || !self.journal.try_credit() {
+        if self.journal.failed().is_some() {
             return Ok(false);
         }
-        let mut op = Op::new(self);
+        let Some(credit) = self.journal.try_credit(self.shard()) else {
+            return Ok(false);
+        };
+        let mut op = Op::new(self, credit);
         if !op.delete_map(&map) {
             return Ok(false);
         }

@@ -1,7 +1,13 @@
-//! A sum that many cores add to, each in memory of its own for as long as it can. Tested in `tests/sum.rs`.
+//! A sum that many cores add to, each in memory of its own for as long as it can, and that many look at.
+//! Checked by `model/`.
 //!
-//! Invariant: what shards have not handed over is less than `batch` each, so `about` differs from
-//! `exact` by less than the number of shards times that.
+//! A part hands what it has over to `total` when that is much; `seen`, on a line of its own, follows `total` in
+//! steps. So who looks fetches a line once a step and not whenever one of many parts hands over.
+//!
+//! Invariants:
+//! 1. What shards have not handed over is less than `batch` each.
+//! 2. `seen` is less than `step` away from `total` when nobody adds. So `about` differs from `exact` by less
+//!    than the number of shards times `batch`, and `step`.
 
 use base::atomic::{AtomicI64, Ordering};
 use std::ops::Deref;
@@ -22,8 +28,10 @@ impl<T> Deref for Padded<T> {
 #[derive(Debug)]
 pub struct Sum {
     parts: Box<[Padded<AtomicI64>]>,
-    total: AtomicI64,
+    total: Padded<AtomicI64>,
+    seen: Padded<AtomicI64>,
     batch: i64,
+    step: i64,
 }
 
 impl Sum {
@@ -31,8 +39,10 @@ impl Sum {
     pub fn new(shards: usize, slack: i64) -> Sum {
         Sum {
             parts: (0..shards).map(|_| Padded(AtomicI64::new(0))).collect(),
-            total: AtomicI64::new(0),
-            batch: (slack / shards as i64).max(1),
+            total: Padded(AtomicI64::new(0)),
+            seen: Padded(AtomicI64::new(0)),
+            batch: (slack / 2 / shards as i64).max(1),
+            step: (slack / 2).max(1),
         }
     }
 
@@ -42,18 +52,27 @@ impl Sum {
         let now = part.fetch_add(value, Ordering::Relaxed) + value;
         if now.abs() >= self.batch {
             let moved = part.swap(0, Ordering::Relaxed);
-            self.total.fetch_add(moved, Ordering::Relaxed);
+            let total = self.total.fetch_add(moved, Ordering::SeqCst) + moved;
+            self.show(total);
         }
     }
 
-    /// The sum but for what the parts have not handed over.
+    /// Invariant 2: whoever stores last looks at the total after that.
+    fn show(&self, mut total: i64) {
+        while (total - self.seen.load(Ordering::SeqCst)).abs() >= self.step {
+            self.seen.store(total, Ordering::SeqCst);
+            total = self.total.load(Ordering::SeqCst);
+        }
+    }
+
+    /// The sum but for what the parts have not handed over, and less than a step of that.
     pub fn about(&self) -> i64 {
-        self.total.load(Ordering::Relaxed)
+        self.seen.load(Ordering::Relaxed)
     }
 
     /// The sum when nobody adds.
     pub fn exact(&self) -> i64 {
         let parts = self.parts.iter().map(|part| part.load(Ordering::Relaxed));
-        self.about() + parts.sum::<i64>()
+        self.total.load(Ordering::Relaxed) + parts.sum::<i64>()
     }
 }

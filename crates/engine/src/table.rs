@@ -73,6 +73,15 @@ struct Region {
     state: Mutex<RegionState>,
 }
 
+/// A region with changed pages, which keeps it in memory.
+#[derive(Debug)]
+pub(crate) struct DirtyRegion {
+    index: u64,
+    region: Arc<Region>,
+    /// How many of its leaves have changed.
+    pub leaves: usize,
+}
+
 #[derive(Debug)]
 struct RegionState {
     pointers: [ItemPointer; REGION_LEAVES as usize],
@@ -433,82 +442,61 @@ impl Table {
             return Ok(Vec::new());
         };
         let (region, leaf, _) = split(*first);
-        self.with_leaf(region, leaf, |state| {
+        let mut more = 0;
+        let replaced = self.with_leaf(region, leaf, |state| {
             let one = |(nid, entry): &(Nid, Entry)| {
                 let (region_of, leaf_of, slot) = split(*nid);
                 assert_eq!((region_of, leaf_of), (region, leaf), "all are of one leaf");
-                self.set_slot(state, leaf, slot, *entry)
+                let before = set_slot(state, leaf, slot, *entry)?;
+                more += !entry.place.is_none() as i64 - !before.is_none() as i64;
+                Some(before)
             };
             entries.iter().map(one).collect()
-        })
+        })?;
+        if more != 0 {
+            // Wraps as a subtraction does.
+            self.nodes.fetch_add(more as u64, Ordering::Relaxed);
+        }
+        Ok(replaced)
     }
 
-    fn set_slot(
-        &self,
-        state: &mut RegionState,
-        leaf: usize,
-        slot: usize,
-        entry: Entry,
-    ) -> Option<Place> {
-        let before = entry_of(state, leaf, slot);
-        if before.version > entry.version {
-            return None;
-        }
-        match (before.place.is_none(), entry.place.is_none()) {
-            (true, false) => self.nodes.fetch_add(1, Ordering::Relaxed),
-            (false, true) => self.nodes.fetch_sub(1, Ordering::Relaxed),
-            _ => 0,
+    /// Regions with changed pages, in order; for one checkpoint at a time.
+    pub fn dirty_regions(&self) -> Vec<DirtyRegion> {
+        let regions: Vec<(u64, Arc<Region>)> = {
+            let regions = self.regions.lock();
+            regions.iter().map(|(i, r)| (*i, Arc::clone(r))).collect()
         };
-        let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
-        page[slot] = NodeEntry {
-            place: match entry.place.is_none() {
-                true => 0,
-                false => entry.place.pack(),
-            },
-            version: entry.version,
+        let dirty = |(index, region): (u64, Arc<Region>)| {
+            let leaves = region.state.lock().dirty.count_ones();
+            (leaves > 0).then_some(DirtyRegion {
+                index,
+                region,
+                leaves: leaves as usize,
+            })
         };
-        state.dirty |= 1 << leaf;
-        let bit = leaf * LEAF_NIDS as usize + slot;
-        let word = &mut state.bitmap[bit / 64];
-        match entry.place.is_none() {
-            true => *word &= !(1 << (bit % 64)),
-            false => *word |= 1 << (bit % 64),
-        }
-        Some(before.place)
+        let mut dirty: Vec<DirtyRegion> = regions.into_iter().filter_map(dirty).collect();
+        dirty.sort_unstable_by_key(|one| one.index);
+        dirty
     }
 
-    /// Everything that `write_dirty` gave to the sink is on the devices' side of it now: its
+    /// What [`write_region`] gave to sinks for these is on the devices' side of them now: their
     /// leaves may be evicted and read again.
-    pub fn written(&self) {
-        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
-        for region in regions {
-            region.state.lock().writing = 0;
+    pub fn written(&self, regions: &[DirtyRegion]) {
+        for one in regions {
+            one.region.state.lock().writing = 0;
         }
     }
 
-    /// Writes every changed page, leaves first, and returns the new roots. The sink may keep
-    /// pages back; [`Table::written`] says when it has written them.
-    pub fn write_dirty(
+    /// Enters the pages that [`write_region`] wrote, writes the map pages above, and returns the new roots.
+    pub fn write_maps(
         &self,
+        written: Vec<(u64, ItemPointer)>,
         sink: &mut dyn PageSink,
     ) -> Result<[ItemPointer; ROOTS as usize], Error> {
-        let mut regions: Vec<(u64, Arc<Region>)> = self
-            .regions
-            .lock()
-            .iter()
-            .map(|(i, r)| (*i, Arc::clone(r)))
-            .collect();
-        regions.sort_unstable_by_key(|(index, _)| *index);
-        let mut changed = BTreeMap::new();
-        for (index, region) in regions {
-            if let Some(pointer) = self.write_region(index, &region, sink)? {
-                changed.insert(index, pointer);
-            }
-        }
         let mut dirty_maps = Vec::new();
         {
             let mut maps = self.maps.lock();
-            for (index, pointer) in changed {
+            for (index, pointer) in written {
                 let map = index / MAP_REGIONS;
                 let page = maps
                     .pages
@@ -531,50 +519,6 @@ impl Table {
             *root = pointer_to(written, 0);
         }
         Ok(self.maps.lock().roots)
-    }
-
-    fn write_region(
-        &self,
-        index: u64,
-        region: &Region,
-        sink: &mut dyn PageSink,
-    ) -> Result<Option<ItemPointer>, Error> {
-        let dirty = region.state.lock().dirty;
-        if dirty == 0 {
-            return Ok(None);
-        }
-        for leaf in (0..REGION_LEAVES as usize).filter(|l| dirty >> l & 1 == 1) {
-            // Only the checkpoint changes entries, so the copy stays true while it is written.
-            let copy = region.state.lock().leaves[leaf].clone();
-            let page = copy.expect("a dirty leaf is in memory");
-            let id = index * REGION_LEAVES + leaf as u64;
-            let mut payload = Vec::new();
-            encode_leaf(&page, &mut payload);
-            let written = sink.write(ItemKind::TableLeaf, id, &payload)?;
-            let mut state = region.state.lock();
-            sink.discard(state.pointers[leaf].place());
-            state.pointers[leaf] = pointer_to(written, 0);
-            state.dirty &= !(1 << leaf);
-            state.writing |= 1 << leaf;
-        }
-        let (payload, used) = {
-            let state = region.state.lock();
-            let mut payload = Vec::with_capacity(REGION_PAGE_BYTES);
-            payload.extend_from_slice(state.pointers.as_bytes());
-            for word in state.bitmap.iter() {
-                payload.extend_from_slice(&word.to_le_bytes());
-            }
-            (
-                payload,
-                state
-                    .bitmap
-                    .iter()
-                    .map(|w| w.count_ones() as u64)
-                    .sum::<u64>(),
-            )
-        };
-        let written = sink.write(ItemKind::TableRegion, index, &payload)?;
-        Ok(Some(pointer_to(written, REGION_NIDS - used)))
     }
 
     /// Pages in memory.
@@ -712,6 +656,68 @@ impl Table {
     pub fn bitmap(&self, region: u64) -> Result<Vec<u64>, Error> {
         Ok(self.region(region)?.state.lock().bitmap.to_vec())
     }
+}
+
+/// Sets an entry of a leaf that is in memory; returns the place that it replaces. `None`: it has a newer version.
+fn set_slot(state: &mut RegionState, leaf: usize, slot: usize, entry: Entry) -> Option<Place> {
+    let before = entry_of(state, leaf, slot);
+    if before.version > entry.version {
+        return None;
+    }
+    let page = state.leaves[leaf].as_mut().expect("with_leaf loads it");
+    page[slot] = NodeEntry {
+        place: match entry.place.is_none() {
+            true => 0,
+            false => entry.place.pack(),
+        },
+        version: entry.version,
+    };
+    state.dirty |= 1 << leaf;
+    let bit = leaf * LEAF_NIDS as usize + slot;
+    let word = &mut state.bitmap[bit / 64];
+    match entry.place.is_none() {
+        true => *word &= !(1 << (bit % 64)),
+        false => *word |= 1 << (bit % 64),
+    }
+    Some(before.place)
+}
+
+/// Writes the changed pages of one region, leaves first; returns the pointer to its page. The sink may keep pages
+/// back; [`Table::written`] says when it has written them.
+pub(crate) fn write_region(
+    one: &DirtyRegion,
+    sink: &mut dyn PageSink,
+) -> Result<(u64, ItemPointer), Error> {
+    let (index, region) = (one.index, &one.region);
+    let dirty = region.state.lock().dirty;
+    let mut payload = Vec::new();
+    for leaf in (0..REGION_LEAVES as usize).filter(|l| dirty >> l & 1 == 1) {
+        // Only the checkpoint changes entries, so the copy stays true while it is written.
+        let copy = region.state.lock().leaves[leaf].clone();
+        let page = copy.expect("a dirty leaf is in memory");
+        let id = index * REGION_LEAVES + leaf as u64;
+        payload.clear();
+        encode_leaf(&page, &mut payload);
+        let written = sink.write(ItemKind::TableLeaf, id, &payload)?;
+        let mut state = region.state.lock();
+        sink.discard(state.pointers[leaf].place());
+        state.pointers[leaf] = pointer_to(written, 0);
+        state.dirty &= !(1 << leaf);
+        state.writing |= 1 << leaf;
+    }
+    payload.clear();
+    payload.reserve(REGION_PAGE_BYTES);
+    let used = {
+        let state = region.state.lock();
+        payload.extend_from_slice(state.pointers.as_bytes());
+        for word in state.bitmap.iter() {
+            payload.extend_from_slice(&word.to_le_bytes());
+        }
+        let used = state.bitmap.iter().map(|w| w.count_ones() as u64);
+        used.sum::<u64>()
+    };
+    let written = sink.write(ItemKind::TableRegion, index, &payload)?;
+    Ok((index, pointer_to(written, REGION_NIDS - used)))
 }
 
 fn same(a: &ItemPointer, b: &ItemPointer) -> bool {

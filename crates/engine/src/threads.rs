@@ -18,7 +18,7 @@ impl<C: Content> Store<C> {
             interval,
             |control| std::mem::take(&mut control.commit_wanted),
             |store| {
-                if store.journal.outstanding() > 0 || store.space.pending_blocks() > 0 {
+                if store.journal.outstanding() || store.space.pending_blocks() > 0 {
                     store.commit_through(store.epoch())?;
                 }
                 Ok(())

@@ -89,3 +89,66 @@ pub const COUNTER_MAX: u64 = 1 << 62;
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
 }
+
+/// The checksum of bytes that follow each other, of which the first have the checksum `first` and the others, `len` of
+/// them, the checksum `then` from seed 0. Takes a microsecond.
+///
+/// A checksum is a polynomial over GF(2) modulo that of CRC-32C, its highest bit the coefficient of x⁰. `len` bytes
+/// more multiply it by x to the power of 8 · `len`.
+pub fn checksum_joined(first: u32, then: u32, len: u64) -> u32 {
+    let mut shifted = first;
+    for (bit, power) in BYTE_POWERS.iter().enumerate() {
+        if len >> bit & 1 == 1 {
+            shifted = multiply(shifted, *power);
+        }
+    }
+    shifted ^ then
+}
+
+/// x⁸ to the powers of two.
+const BYTE_POWERS: [u32; 64] = {
+    let mut powers = [1 << (31 - 8); 64];
+    let mut i = 1;
+    while i < powers.len() {
+        powers[i] = multiply(powers[i - 1], powers[i - 1]);
+        i += 1;
+    }
+    powers
+};
+
+/// The product of two polynomials modulo that of CRC-32C.
+const fn multiply(a: u32, b: u32) -> u32 {
+    // x³² modulo the polynomial.
+    const REST: u32 = 0x82F6_3B78;
+    // `power` is b · xⁱ.
+    let (mut product, mut power, mut i) = (0, b, 0);
+    while i < 32 {
+        if a >> (31 - i) & 1 == 1 {
+            product ^= power;
+        }
+        power = (power >> 1) ^ (REST & (power & 1).wrapping_neg());
+        i += 1;
+    }
+    product
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_of_pieces_join_to_that_of_the_whole() {
+        let bytes: Vec<u8> = (0..70_000u32)
+            .map(|i| (i.wrapping_mul(i) >> 7) as u8)
+            .collect();
+        for (seed, len) in [(0, 0), (7, 1), (u32::MAX, 300), (0x1234_5678, bytes.len())] {
+            let whole = checksum(seed, &bytes[..len]);
+            for cut in [0, 1, len / 3, len / 2, len.saturating_sub(1), len] {
+                let cut = cut.min(len);
+                let first = checksum(seed, &bytes[..cut]);
+                let then = checksum(0, &bytes[cut..len]);
+                assert_eq!(checksum_joined(first, then, (len - cut) as u64), whole);
+            }
+        }
+    }
+}

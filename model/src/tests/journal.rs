@@ -5,6 +5,7 @@ use crate::commit::{Commits, Ticket};
 use crate::ring::{Ring, Slack};
 use crate::staging::Staging;
 use crate::sum::Sum;
+use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Mutex, rank};
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ fn an_epoch_is_gathered_whole() {
                 let staging = Arc::clone(&staging);
                 loom::thread::spawn(move || {
                     let pin = staging.pin(shard);
-                    staging.push(&pin, &[pin.epoch() as u8]);
+                    staging.push(&pin, &[pin.epoch() as u8], true);
                     pin.epoch()
                 })
             })
@@ -40,6 +41,7 @@ fn an_epoch_is_gathered_whole() {
             assert_eq!(bytes.len() as u64, records.payload());
             assert_eq!(bytes.len(), staged[epoch as usize - 6]);
             assert_eq!(bytes.len(), records.count as usize);
+            assert_eq!(records.paid > 0, records.count > 0);
         }
         assert_eq!(staging.close().1.count as usize, left);
         assert_eq!(staging.bytes(), 0);
@@ -50,7 +52,8 @@ fn an_epoch_is_gathered_whole() {
 /// Two threads add to the same part of a sum, which hands over what it has: nothing is lost, and nothing is
 /// counted twice.
 ///
-/// Found when broken: `add` that hands over what it saw and not what it took.
+/// Found when broken: `add` that hands over what it saw and not what it took; `show` that does not look at the
+/// total again.
 #[test]
 fn what_is_added_to_a_sum_is_in_it_once() {
     check(3, || {
@@ -60,10 +63,10 @@ fn what_is_added_to_a_sum_is_in_it_once() {
             loom::thread::spawn(move || (0..2).for_each(|_| sum.add(0, 1)))
         };
         sum.add(0, 1);
-        sum.add(1, -3);
+        sum.add(1, -4);
         other.join().unwrap();
-        assert_eq!(sum.exact(), 0);
-        assert!(sum.about().abs() < 2);
+        assert_eq!(sum.exact(), -1);
+        assert_eq!(sum.about(), -1);
     });
 }
 
@@ -86,9 +89,10 @@ struct Log {
 
 impl Log {
     fn operate(&self) {
-        if self.ring.try_credit() {
+        if let Some(credit) = self.ring.try_credit(0) {
+            // Each pays for a batch of its own.
             *self.staged.lock() += RECORD;
-            self.ring.staged(RECORD);
+            self.ring.staged(credit, RECORD + HEADER);
         }
     }
 
@@ -97,9 +101,13 @@ impl Log {
         let payload = std::mem::take(&mut *self.staged.lock());
         if payload > 0 {
             end.0 += payload + HEADER;
-            self.ring.gathered(payload, payload + HEADER);
+            let paid = payload / RECORD * HEADER;
+            self.ring.gathered(payload + paid, payload + HEADER);
         }
-        assert!(end.0 - end.1 <= SIZE, "a batch overruns what is needed");
+        assert!(
+            end.0 - end.1 <= self.ring.size(),
+            "a batch overruns what is needed"
+        );
     }
 
     fn checkpoint(&self) {
@@ -119,7 +127,7 @@ impl Log {
 fn the_ring_is_not_overrun_and_loses_no_room() {
     check(3, || {
         let log = Arc::new(Log {
-            ring: Ring::new(SIZE, 0, SLACK),
+            ring: Ring::new(SIZE, 0, SLACK, 1),
             staged: Mutex::new(rank::STAGING, 0),
             end: Mutex::new(rank::GATHER, (0, 0)),
         });
@@ -139,9 +147,8 @@ fn the_ring_is_not_overrun_and_loses_no_room() {
         }
         log.gather();
         log.checkpoint();
-        assert_eq!(log.ring.outstanding(), 0);
-        let all = log.ring.size();
-        assert_eq!(log.ring.fill_permille(), HEADER * 1000 / all);
+        assert!(!log.ring.outstanding(|| false));
+        assert_eq!(log.ring.fill(), HEADER * 1000 / log.ring.size());
     });
 }
 
@@ -162,18 +169,18 @@ const OWING_SIZE: u64 = 2 * (RECORD + HEADER) + OWED + 2 * HEADER;
 #[test]
 fn a_checkpoint_has_room_for_what_is_owed() {
     check(3, || {
-        let ring = Arc::new(Ring::new(OWING_SIZE, 0, OWING));
+        let ring = Arc::new(Ring::new(OWING_SIZE, 0, OWING, 1));
         // Payload staged, and how much is owed.
         let staged = Arc::new(Mutex::new(rank::STAGING, (0, 0)));
         let operations: Vec<_> = (0..2)
             .map(|_| {
                 let (ring, staged) = (Arc::clone(&ring), Arc::clone(&staged));
                 loom::thread::spawn(move || {
-                    if ring.try_credit() {
-                        ring.owe(OWED);
+                    if let Some(mut credit) = ring.try_credit(0) {
+                        credit.owe(OWED);
                         let mut staged = staged.lock();
                         *staged = (staged.0 + RECORD, staged.1 + OWED);
-                        ring.staged(RECORD);
+                        ring.staged(credit, RECORD);
                     }
                 })
             })
@@ -191,10 +198,7 @@ fn a_checkpoint_has_room_for_what_is_owed() {
         let fold = |staged: &Mutex<(u64, u64)>| {
             let mut staged = staged.lock();
             let owed = std::mem::take(&mut staged.1);
-            if owed > 0 {
-                staged.0 += owed;
-                ring.staged_owed(owed);
-            }
+            staged.0 += owed;
         };
         fold(&staged);
         gather(&staged);
@@ -204,14 +208,175 @@ fn a_checkpoint_has_room_for_what_is_owed() {
         gather(&staged);
         fold(&staged);
         gather(&staged);
-        ring.owe(OWED);
-        ring.release_owed(OWED);
-        assert_eq!(ring.outstanding(), 0);
+        assert!(!ring.outstanding(|| false));
+        assert_eq!(ring.fill(), (end + OWING.batches) * 1000 / OWING_SIZE);
+        ring.release(end);
+        let mut credit = ring.try_credit(0).expect("the ring is empty");
+        assert_eq!(ring.fill_permille(0), ring.fill());
+        credit.owe(OWED);
+        credit.release_owed(OWED);
+        ring.return_credit(credit);
+        assert_eq!(ring.used(), OWING.batches);
+    });
+}
+
+/// A ring of which each of two shards may keep a credit and a little more.
+const KEEPING_SIZE: u64 = 8 * (SLACK.credit + 1);
+
+/// A ring of two shards that is full: two records are in its only batch, and the first shard keeps a credit.
+fn full_ring() -> Ring {
+    let ring = Ring::new(KEEPING_SIZE, 0, SLACK, 2);
+    for _ in 0..2 {
+        let credit = ring.try_credit(0).unwrap();
+        ring.staged(credit, RECORD);
+    }
+    let batch = KEEPING_SIZE - SLACK.credit - SLACK.batches;
+    ring.gathered(2 * RECORD, batch);
+    assert!(!ring.outstanding(|| false));
+    ring
+}
+
+/// The ring is full but for what one shard keeps. An operation there and one of another shard want it: one of
+/// them may have it, and whoever comes later finds it where the other has left it.
+///
+/// Found when broken: `take_back` that takes nothing from `reserved`, or takes it before it has taken the budget, or reads the
+/// budget and stores 0; `give` that keeps everything, or what is beyond `keep`; `take` by a load and a store;
+/// `try_credit` that does not take budgets back, or gives out a credit without a reservation.
+#[test]
+fn what_a_shard_keeps_is_given_out_once_and_can_be_taken_back() {
+    check(3, || {
+        let ring = Arc::new(full_ring());
+        let others = {
+            let ring = Arc::clone(&ring);
+            loom::thread::spawn(move || ring.try_credit(1))
+        };
+        let mine = ring.try_credit(0);
+        let others = others.join().unwrap();
+        let given = mine.iter().chain(&others).count();
+        assert!(given <= 1, "a credit was given out twice");
+        for credit in mine.into_iter().chain(others) {
+            ring.return_credit(credit);
+        }
+        for shard in [1, 0, 1] {
+            let credit = ring.try_credit(shard).expect("there is room for one");
+            assert!(ring.try_credit(1 - shard).is_none());
+            ring.return_credit(credit);
+        }
+        // All that is left: one record.
+        let credit = ring.try_credit(0).unwrap();
+        ring.staged(credit, RECORD);
+        ring.gathered(RECORD, RECORD + HEADER);
+        assert!(ring.try_credit(0).is_none() && ring.try_credit(1).is_none());
+        ring.release(KEEPING_SIZE - SLACK.batches);
+        ring.take_back();
+        assert!(!ring.outstanding(|| false));
+        assert_eq!(ring.used(), SLACK.batches);
+    });
+}
+
+/// Operations of two shards, each committed by itself, until there is no room: the ring is not overrun, though most
+/// take their credits out of a budget.
+///
+/// Found when broken: records that do not pay for their batches.
+#[test]
+fn batches_are_paid_for_out_of_budgets() {
+    check(2, || {
+        let log = Log {
+            ring: Ring::new(KEEPING_SIZE, 0, SLACK, 2),
+            staged: Mutex::new(rank::STAGING, 0),
+            end: Mutex::new(rank::GATHER, (0, 0)),
+        };
+        for _ in 0..KEEPING_SIZE / SLACK.credit + 2 {
+            log.operate();
+            log.gather();
+        }
+        let room = KEEPING_SIZE - log.end.lock().0;
+        assert!(room < 2 * SLACK.credit, "{room} bytes are not given out");
+        log.checkpoint();
+        log.ring.take_back();
+        assert_eq!(log.ring.used(), SLACK.batches);
+    });
+}
+
+/// Two operations of a shard, in room that it keeps or asks for, while the other shard finds none and takes back:
+/// no room is lost, and none is made.
+///
+/// Found when broken: `give` that forgets what it could not exchange; a piece that is put into the budget and not reserved;
+/// `take_back` that loses credits in use.
+#[test]
+fn a_shard_loses_no_room_to_one_that_takes_it_back() {
+    check(2, || {
+        let ring = Arc::new(full_ring());
+        // Room for a credit, and for the piece beyond it while the ring is not three quarters full.
+        ring.release(KEEPING_SIZE / 2);
+        let staged = Arc::new(Mutex::new(rank::STAGING, 0));
+        let operate = |shard| {
+            let (ring, staged) = (Arc::clone(&ring), Arc::clone(&staged));
+            loom::thread::spawn(move || {
+                if let Some(credit) = ring.try_credit(shard) {
+                    *staged.lock() += RECORD;
+                    ring.staged(credit, RECORD);
+                }
+            })
+        };
+        let operations = [operate(0), operate(0)];
+        ring.take_back();
+        for operation in operations {
+            operation.join().unwrap();
+        }
+        assert!(!ring.outstanding(|| false));
+        ring.take_back();
+        let staged = *staged.lock();
+        let batch = KEEPING_SIZE - SLACK.credit - SLACK.batches;
         assert_eq!(
-            ring.fill_permille(),
-            (end + OWING.batches) * 1000 / OWING_SIZE
+            ring.used(),
+            batch - KEEPING_SIZE / 2 + staged + SLACK.batches
         );
     });
+}
+
+/// An operation takes a credit, looks at the count of failures and stages its record, of another shard than the credit's;
+/// meanwhile a failure is counted and somebody looks whether anything is outstanding. If nothing is, the operation sees
+/// the failure.
+///
+/// Found when broken: `outstanding` looking at staged records first, or not at all shards; credits in use counted
+/// after they are taken, or not counted when they come from the budget or when they do not; any of the accesses with acquire and
+/// release only.
+#[test]
+fn who_finds_nothing_outstanding_is_seen_by_whoever_begins_later() {
+    for kept in [true, false] {
+        check(4, move || {
+            let ring = match kept {
+                true => full_ring(),
+                false => Ring::new(SIZE, 0, SLACK, 2),
+            };
+            let staging = Staging::new(6, 2, 1 << 20);
+            let shared = Arc::new((ring, staging, AtomicU64::new(0)));
+            let operation = {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || {
+                    let (ring, staging, failures) = &*shared;
+                    let credit = ring.try_credit(0).unwrap();
+                    let sees = failures.load(Ordering::SeqCst) > 0;
+                    match sees {
+                        true => ring.return_credit(credit),
+                        false => {
+                            let pin = staging.pin(1);
+                            staging.push(&pin, &[1], true);
+                            ring.staged(credit, 1);
+                        }
+                    }
+                    sees
+                })
+            };
+            let (ring, staging, failures) = &*shared;
+            failures.fetch_add(1, Ordering::SeqCst);
+            let outstanding = ring.outstanding(|| staging.has_records());
+            let sees = operation.join().unwrap();
+            assert!(outstanding || sees, "what has failed is forgiven");
+            assert_eq!(ring.outstanding(|| staging.has_records()), !sees);
+        });
+    }
 }
 
 struct Batch {
@@ -270,7 +435,7 @@ impl Journal {
     fn sync(&self, record: u8) -> Result<(), &'static str> {
         let epoch = {
             let pin = self.staging.pin(0);
-            self.staging.push(&pin, &[record]);
+            self.staging.push(&pin, &[record], true);
             pin.epoch()
         };
         self.commits.through(

@@ -85,9 +85,14 @@ impl Drop for Waiting {
     }
 }
 
-/// The caller begins this part of its work.
-pub fn mark(part: &'static str) {
-    record(Kind::Mark, 0, part, 0);
+/// The caller begins a part of its work that several threads can share; parts of one stage have one name.
+pub fn mark(stage: &'static str) {
+    record(Kind::Mark, 0, stage, 0);
+}
+
+/// All parts of a stage are done.
+pub fn joined() {
+    record(Kind::Joined, 0, "", 0);
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //! which is how users build, the functions here are empty and those types are the library's own.
 //!
 //! What the types cannot see is told by hand: [`shared`] and [`unshared`] for a count of the
-//! standard library's `Arc`, [`device`] for time that a device takes, [`mark`] for a part of a
-//! longer job.
+//! standard library's `Arc`, [`device`] for time that a device takes, [`mark`] and
+//! [`joined`] for parts of a longer job that several threads can share.
 
 #[cfg(feature = "trace")]
 mod hooks;
@@ -16,7 +16,7 @@ mod recorder;
 #[cfg(feature = "trace")]
 pub(crate) use hooks::{atomic, born, locked, unlocked};
 #[cfg(feature = "trace")]
-pub use hooks::{device, mark, shared, unshared};
+pub use hooks::{device, joined, mark, shared, unshared};
 pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};
 
 /// In this build there is something to record.
@@ -44,7 +44,12 @@ pub fn device(_bytes: impl FnOnce() -> u64) -> Waiting {
     Waiting(())
 }
 
-/// The caller begins this part of its work.
+/// The caller begins a part of its work that several threads can share; parts of one stage have one name.
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
-pub fn mark(_part: &'static str) {}
+pub fn mark(_stage: &'static str) {}
+
+/// All parts of a stage are done.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn joined() {}

@@ -26,6 +26,8 @@ pub enum Kind {
     DeviceEnd,
     /// A part of a longer job begins.
     Mark,
+    /// The parts are done; one thread goes on.
+    Joined,
     /// Of whoever records.
     Note,
 }

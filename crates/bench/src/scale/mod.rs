@@ -34,7 +34,7 @@ use costs::Costs;
 use global_lock::{GlobalLock, NUMBERS};
 use record::{Bad, Plan};
 use simulate::{CORES_MAX, Devices, Machine, Outcome};
-use steps::{Scale, Step, Trace};
+use steps::{Scale, Stage, Step, Trace};
 
 /// Bytes of all image files together.
 const BYTES: u64 = 3 << 30;
@@ -411,6 +411,7 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
     let cpu = each(spent.compute + lines + spent.background_all);
     put("cpu_us_per_op", cpu / 1000.0);
     put("device_busy", outcome.device_busy);
+    let mut stages_of = Vec::new();
     for (job, name) in trace.jobs.iter().zip(["commit", "checkpoint"]) {
         let computed = |steps: &[Step]| -> f64 {
             let time = steps.iter().map(|step| match step {
@@ -419,22 +420,24 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
             });
             time.sum::<u64>() as f64 / 1000.0 / trace.cycle as f64
         };
+        let serial = |stage: &Stage| computed(&stage.serial);
+        let parallel = |stage: &Stage| stage.parts.iter().map(|part| computed(part)).sum::<f64>();
         put(
             &format!("{name}_serial_ns"),
-            computed(&job.before) + computed(&job.after),
+            job.stages.iter().map(serial).sum(),
         );
         put(
             &format!("{name}_parallel_ns"),
-            job.parts
-                .iter()
-                .chain(&job.last)
-                .map(|part| computed(part))
-                .sum(),
+            job.stages.iter().map(parallel).sum(),
         );
+        let stage = |stage: &Stage| json!([stage.name, serial(stage), parallel(stage)]);
+        let stages: Value = job.stages.iter().map(stage).collect();
+        stages_of.push((format!("{name}_stages"), stages));
     }
     let recorded: usize = trace.threads.iter().map(Vec::len).sum();
     let writes: u64 = trace.lines.iter().map(|line| line.writes).sum();
     put("shared_writes", writes as f64 / recorded.max(1) as f64);
+    extra.extend(stages_of);
     extra.insert("interruptions".to_owned(), trace.interruptions.into());
     extra
 }
@@ -601,9 +604,11 @@ mod tests {
             assert!(trace.threads.iter().all(|thread| thread.len() == 50));
             assert_eq!(trace.jobs.len(), 2);
             // Each file and each directory at least is captured.
-            assert!(trace.jobs[1].parts.len() as u64 > trace.cycle);
+            let mut stages = trace.jobs[1].stages.iter();
+            let capture = stages.find(|stage| stage.name == "capture").unwrap();
+            assert!(capture.parts.len() as u64 > trace.cycle);
             let device = |job: &steps::Job| {
-                let all = job.before.iter().chain(&job.after);
+                let all = job.stages.iter().flat_map(|stage| &stage.serial);
                 let bytes = all.map(|step| match step {
                     steps::Step::Device { bytes, .. } => *bytes,
                     _ => 0,

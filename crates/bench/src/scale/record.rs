@@ -202,7 +202,7 @@ pub fn sheaf(
         record_operations(plan, thread, operation, &mut spans)?;
     }
     let count = plan.threads * (plan.operations + WARM_UP) as usize;
-    let commit = record_job(0, count * 4, || side.commit())?;
+    let commit = record_job(0, count * 4, || side.commit_operations())?;
     let writes = |event: &Event| event.kind == Kind::DeviceBegin && event.address > 0;
     // Operations that change nothing make neither.
     if commit

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::costs::{Costs, Time};
-use super::steps::{Job, PRIVATE, Step, Trace};
+use super::steps::{PRIVATE, Step, Trace};
 
 /// Cycles that a run simulates, and those at its beginning that are not counted.
 const CYCLES: u64 = 6;
@@ -123,16 +123,15 @@ enum Work {
         step: usize,
     },
     Idle,
-    /// A job's serial part; `last`: that after the first parts.
+    /// What one thread does in a stage of a job.
     Serial {
-        last: bool,
+        stage: usize,
         step: usize,
     },
-    /// Parts of a job that are this thread's, of the first or of the last ones.
-    Parts {
-        last: bool,
+    /// A part of a stage.
+    Part {
+        stage: usize,
         part: usize,
-        end: usize,
         step: usize,
     },
 }
@@ -153,8 +152,9 @@ struct Thread {
 /// A thread in the background that leads a job, and how far it is.
 struct Leader {
     done: u64,
-    /// Helpers that still work on parts.
+    /// Helpers that still work on parts, and the part that the next free one begins.
     busy: usize,
+    next: usize,
     helpers: Vec<usize>,
     running: bool,
 }
@@ -181,14 +181,6 @@ struct Run<'a> {
     from: Option<Time>,
     to: Option<Time>,
     spent: Spent,
-}
-
-/// The parts after one of a job's serial parts.
-fn parts_of(job: &Job, last: bool) -> &[Vec<Step>] {
-    match last {
-        true => &job.last,
-        false => &job.parts,
-    }
 }
 
 fn bit(core: usize) -> Cores {
@@ -223,14 +215,13 @@ impl<'a> Run<'a> {
             };
             // The leader does parts too.
             let leader = threads.len();
-            let helpers = match job.parts.is_empty() {
-                true => 1,
-                false => machine.cpus.min(job.parts.len()),
-            };
+            let parts = job.stages.iter().map(|stage| stage.parts.len()).max();
+            let helpers = machine.cpus.min(parts.unwrap_or(0)).max(1);
             threads.extend((0..helpers).map(|i| background(i % machine.cpus)));
             leaders.push(Leader {
                 done: 0,
                 busy: 0,
+                next: 0,
                 helpers: (leader..leader + helpers).collect(),
                 running: false,
             });
@@ -303,29 +294,23 @@ impl<'a> Run<'a> {
 
     /// The step that a thread is at.
     fn step(&self, thread: usize) -> Option<Step> {
-        let of = |job: usize| -> &Job { &self.trace.jobs[job] };
+        let of = |job: usize, stage: usize| &self.trace.jobs[job].stages[stage];
         let at = &self.threads[thread];
         match (&at.work, at.job) {
             (Work::Operation { operation, step }, _) => {
                 self.trace.threads[thread][*operation].get(*step).copied()
             }
-            (Work::Serial { last, step }, Some(job)) => match last {
-                true => of(job).after.get(*step).copied(),
-                false => of(job).before.get(*step).copied(),
-            },
-            (
-                Work::Parts {
-                    last, part, step, ..
-                },
-                Some(job),
-            ) => parts_of(of(job), *last)[*part].get(*step).copied(),
+            (Work::Serial { stage, step }, Some(job)) => of(job, *stage).serial.get(*step).copied(),
+            (Work::Part { stage, part, step }, Some(job)) => {
+                of(job, *stage).parts[*part].get(*step).copied()
+            }
             _ => None,
         }
     }
 
     fn advance(&mut self, thread: usize) {
         match &mut self.threads[thread].work {
-            Work::Operation { step, .. } | Work::Serial { step, .. } | Work::Parts { step, .. } => {
+            Work::Operation { step, .. } | Work::Serial { step, .. } | Work::Part { step, .. } => {
                 *step += 1
             }
             Work::Idle => {}
@@ -584,19 +569,8 @@ impl<'a> Run<'a> {
         match self.threads[thread].work {
             Work::Operation { .. } => self.end_operation(thread, now),
             Work::Idle => {}
-            Work::Parts {
-                last, part, end, ..
-            } if part + 1 < end => {
-                self.threads[thread].work = Work::Parts {
-                    last,
-                    part: part + 1,
-                    end,
-                    step: 0,
-                };
-                self.at(now, thread);
-            }
-            Work::Parts { last, .. } => self.end_parts(thread, last, now),
-            Work::Serial { last, .. } => self.end_serial(thread, last, now),
+            Work::Part { stage, .. } => self.next_part(thread, stage, now),
+            Work::Serial { stage, .. } => self.end_serial(thread, stage, now),
         }
     }
 
@@ -650,42 +624,55 @@ impl<'a> Run<'a> {
         }
         leader.running = true;
         let thread = leader.helpers[0];
-        self.threads[thread].work = Work::Serial {
-            last: false,
-            step: 0,
-        };
+        self.threads[thread].work = Work::Serial { stage: 0, step: 0 };
         self.at(now, thread);
     }
 
-    fn end_serial(&mut self, thread: usize, last: bool, now: Time) {
+    fn end_serial(&mut self, thread: usize, stage: usize, now: Time) {
         let Some(job) = self.threads[thread].job else {
             return;
         };
-        let parts = parts_of(&self.trace.jobs[job], last).len();
-        if parts > 0 {
-            let helpers = self.leaders[job].helpers.clone();
-            self.leaders[job].busy = helpers.len();
-            for (i, helper) in helpers.iter().enumerate() {
-                let begin = parts * i / helpers.len();
-                let end = parts * (i + 1) / helpers.len();
-                self.threads[*helper].work = Work::Parts {
-                    last,
-                    part: begin,
-                    end,
-                    step: 0,
-                };
-                self.at(now, *helper);
-            }
-            return;
+        let parts = self.trace.jobs[job].stages[stage].parts.len();
+        if parts == 0 {
+            return self.end_stage(thread, job, stage, now);
         }
-        self.end_stage(thread, job, last, now);
+        let helpers = self.leaders[job].helpers.clone();
+        self.leaders[job].busy = helpers.len();
+        self.leaders[job].next = 0;
+        for helper in helpers {
+            self.next_part(helper, stage, now);
+        }
     }
 
-    /// A serial part and the parts that follow it are done.
-    fn end_stage(&mut self, thread: usize, job: usize, last: bool, now: Time) {
-        if !last {
+    /// A helper takes the next part, or has none any more.
+    fn next_part(&mut self, thread: usize, stage: usize, now: Time) {
+        let Some(job) = self.threads[thread].job else {
+            return;
+        };
+        let leader = &mut self.leaders[job];
+        if leader.next < self.trace.jobs[job].stages[stage].parts.len() {
+            let part = leader.next;
+            leader.next += 1;
+            self.threads[thread].work = Work::Part {
+                stage,
+                part,
+                step: 0,
+            };
+            return self.at(now, thread);
+        }
+        self.threads[thread].work = Work::Idle;
+        leader.busy -= 1;
+        if leader.busy == 0 {
+            let first = leader.helpers[0];
+            self.end_stage(first, job, stage, now);
+        }
+    }
+
+    /// What one thread did in a stage and the parts that followed are done.
+    fn end_stage(&mut self, thread: usize, job: usize, stage: usize, now: Time) {
+        if stage + 1 < self.trace.jobs[job].stages.len() {
             self.threads[thread].work = Work::Serial {
-                last: true,
+                stage: stage + 1,
                 step: 0,
             };
             return self.at(now, thread);
@@ -698,25 +685,12 @@ impl<'a> Run<'a> {
             self.at(now, waiting);
         }
     }
-
-    fn end_parts(&mut self, thread: usize, last: bool, now: Time) {
-        self.threads[thread].work = Work::Idle;
-        let Some(job) = self.threads[thread].job else {
-            return;
-        };
-        let leader = &mut self.leaders[job];
-        leader.busy -= 1;
-        if leader.busy == 0 {
-            let first = leader.helpers[0];
-            self.end_stage(first, job, last, now);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::costs::ns;
-    use super::super::steps::Named;
+    use super::super::steps::{Job, Named, Stage};
     use super::*;
 
     /// Costs that are easy to reckon with: one socket, nobody sleeps, nothing is protected.
@@ -849,10 +823,14 @@ mod tests {
         // 100 operations of 1 µs make 100 µs of work that one thread does.
         let mut busy = trace(1, &[Step::Compute(ns(1000))], 0, 0);
         busy.cycle = 100;
-        let work = |ns_all| Job {
-            before: vec![Step::Compute(ns(ns_all))],
-            ..Job::default()
+        let job = |serial, parts| Job {
+            stages: vec![Stage {
+                serial,
+                parts,
+                ..Stage::default()
+            }],
         };
+        let work = |ns_all| job(vec![Step::Compute(ns(ns_all))], Vec::new());
         busy.jobs = vec![work(100_000)];
         // On one core both take turns; with another core neither waits.
         close(rate(&busy, &machine(1)), 0.5e6);
@@ -864,10 +842,13 @@ mod tests {
         close(rate(&many, &machine(8)), 1e6);
         // In parts it is spread, and only takes its share.
         let parts = vec![vec![Step::Compute(ns(1000))]; 800];
-        many.jobs = vec![Job {
-            parts,
-            ..Job::default()
-        }];
+        many.jobs = vec![job(Vec::new(), parts.clone())];
+        close(rate(&many, &machine(8)), 4e6);
+        // The same in stages, one of which has work for three threads only.
+        let few = parts[..3].to_vec();
+        let stage = |parts: &[Vec<Step>]| job(Vec::new(), parts.to_vec()).stages;
+        let stages = [stage(&parts[..400]), stage(&few), stage(&parts[403..])].concat();
+        many.jobs = vec![Job { stages }];
         close(rate(&many, &machine(8)), 4e6);
     }
 
@@ -881,8 +862,10 @@ mod tests {
             here: 0,
         };
         writing.jobs = vec![Job {
-            before: vec![device],
-            ..Job::default()
+            stages: vec![Stage {
+                serial: vec![device],
+                ..Stage::default()
+            }],
         }];
         let outcome = simulate(&writing, &machine(16));
         close(outcome.rate, 1e6);

@@ -51,12 +51,17 @@ pub const PRIVATE: u32 = u32::MAX;
 /// Work in the background that a number of operations make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    pub before: Vec<Step>,
-    /// Parts that many threads do at once.
+    /// At least one, done one after the other.
+    pub stages: Vec<Stage>,
+}
+
+/// What one thread does, and then many do at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// Of its parts.
+    pub name: &'static str,
+    pub serial: Vec<Step>,
     pub parts: Vec<Vec<Step>>,
-    pub after: Vec<Step>,
-    /// Parts that many threads do at once after that.
-    pub last: Vec<Vec<Step>>,
 }
 
 /// What the model replays.
@@ -132,6 +137,7 @@ enum Raw {
         ns: f64,
     },
     Mark(&'static str),
+    Joined,
 }
 
 /// What is known of a line or a lock.
@@ -340,6 +346,7 @@ fn raw_steps(
                 }
             }
             Kind::Mark => raw.push(Raw::Mark(event.name)),
+            Kind::Joined => raw.push(Raw::Joined),
             Kind::Note => {}
         }
     }
@@ -380,7 +387,7 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                 compute += ns;
                 continue;
             }
-            Raw::Mark(_) => continue,
+            Raw::Mark(_) | Raw::Joined => continue,
             Raw::Touch { line, write } => match (lines[line as usize], write) {
                 (PRIVATE, _) => continue,
                 (line, true) => Step::Write(line),
@@ -427,31 +434,45 @@ fn picoseconds(ns: f64) -> Time {
     (ns * 1000.0).round() as Time
 }
 
-/// Cuts a job at its marks: each `capture` begins a part, `captured` what follows them all; each `release`
-/// begins a part of the last ones, and after `released` nothing follows that takes time.
+/// Cuts a job into stages: each mark begins a part, and one thread goes on when they are joined.
 fn job(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Job {
-    let is = |raw: &Raw, part| matches!(raw, Raw::Mark(name) if *name == part);
-    let cut = |from: usize, to: usize| lower(&raw[from..to], lines, locks);
-    let all = |part| -> Vec<usize> { (0..raw.len()).filter(|&i| is(&raw[i], part)).collect() };
-    let first_of = |part| raw.iter().position(|step| is(step, part));
-    let parts = |starts: &[usize], end: usize| -> Vec<Vec<Step>> {
-        let ends = starts.iter().skip(1).copied().chain([end]);
-        let bounds = starts.iter().zip(ends);
-        bounds.map(|(&from, to)| cut(from, to)).collect()
-    };
-    let (starts, last) = (all("capture"), all("release"));
-    let (Some(&first), Some(end)) = (starts.first(), first_of("captured")) else {
-        return Job {
-            before: cut(0, raw.len()),
-            ..Job::default()
+    let mut stages = vec![Stage::default()];
+    // Where the steps begin that are not cut yet, and whether they are a part.
+    let (mut from, mut in_part) = (0, false);
+    for (at, step) in raw.iter().enumerate() {
+        let name = match step {
+            Raw::Mark(name) => Some(*name),
+            Raw::Joined => None,
+            _ => continue,
         };
-    };
-    let released = first_of("released").unwrap_or(raw.len());
-    Job {
-        before: cut(0, first),
-        parts: parts(&starts, end),
-        after: cut(end, last.first().copied().unwrap_or(released)),
-        last: parts(&last, released),
+        // A stage begins where parts are joined, and where others follow them at once.
+        let last = stages.len() - 1;
+        end_piece(
+            &mut stages[last],
+            lower(&raw[from..at], lines, locks),
+            in_part,
+        );
+        if in_part && name != Some(stages[last].name) {
+            stages.push(Stage::default());
+        }
+        if let (Some(name), Some(stage)) = (name, stages.last_mut()) {
+            stage.name = name;
+        }
+        (from, in_part) = (at, name.is_some());
+    }
+    let last = stages.len() - 1;
+    end_piece(
+        &mut stages[last],
+        lower(&raw[from..], lines, locks),
+        in_part,
+    );
+    Job { stages }
+}
+
+fn end_piece(stage: &mut Stage, steps: Vec<Step>, in_part: bool) {
+    match in_part {
+        true => stage.parts.push(steps),
+        false => stage.serial.extend(steps),
     }
 }
 
@@ -578,32 +599,43 @@ mod tests {
             event(600, DeviceEnd, 0, ""),
             event(610, Mark, 0, "capture"),
             event(630, Mark, 0, "capture"),
-            event(650, Mark, 0, "captured"),
-            event(680, Mark, 0, "release"),
+            event(650, Joined, 0, ""),
+            event(680, Mark, 0, "enter"),
             event(690, Mark, 0, "release"),
-            event(710, Mark, 0, "released"),
+            event(700, Mark, 0, "release"),
+            event(720, Joined, 0, ""),
         ];
         let mut job = span(Owner::Job(0), events);
-        job.end = 710;
+        job.end = 760;
         let trace = steps(&[job], 0, 1, PLAIN);
         let device = Step::Device {
             bytes: 4096,
             here: 500_000,
         };
-        let expected = Job {
-            before: vec![Step::Compute(10_000), device, Step::Compute(10_000)],
-            parts: vec![vec![Step::Compute(20_000)], vec![Step::Compute(20_000)]],
-            after: vec![Step::Compute(30_000)],
-            last: vec![vec![Step::Compute(10_000)], vec![Step::Compute(20_000)]],
+        let compute = |times: &[u64]| -> Vec<Vec<Step>> {
+            let part = |time: &u64| vec![Step::Compute(time * 1000)];
+            times.iter().map(part).collect()
         };
-        assert_eq!(trace.jobs, [expected]);
+        let stage = |name, serial: &[u64], parts| Stage {
+            name,
+            serial: compute(serial).concat(),
+            parts: compute(parts),
+        };
+        let mut stages = vec![
+            stage("capture", &[10, 10], &[20, 20]),
+            stage("enter", &[30], &[10]),
+            stage("release", &[], &[10, 20]),
+            stage("", &[40], &[]),
+        ];
+        stages[0].serial.insert(1, device);
+        assert_eq!(trace.jobs, [Job { stages }]);
     }
 
     #[test]
     fn a_job_takes_no_longer_than_the_processor_worked() {
-        let mut job = span(Owner::Job(0), vec![event(100, Kind::Mark, 0, "x")]);
+        let mut job = span(Owner::Job(0), vec![event(100, Kind::Born, 0, "")]);
         (job.end, job.cpu_ns) = (1090, Some(100.0));
         let trace = steps(&[job], 0, 1, PLAIN);
-        assert_eq!(trace.jobs[0].before, [Step::Compute(100_000)]);
+        assert_eq!(trace.jobs[0].stages[0].serial, [Step::Compute(100_000)]);
     }
 }

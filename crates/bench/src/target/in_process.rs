@@ -105,6 +105,11 @@ impl InProcess {
         Ok(self.fs.sync()?)
     }
 
+    /// Makes all operations so far durable, and not the data of files: what the store does by itself.
+    pub fn commit_operations(&self) -> Result<(), Error> {
+        Ok(self.fs.store().sync().map_err(fs::Error::from)?)
+    }
+
     /// Makes a checkpoint.
     pub fn checkpoint(&self) -> Result<(), Error> {
         Ok(self.fs.store().checkpoint().map_err(fs::Error::from)?)

@@ -98,9 +98,14 @@ fn memory_is_bounded_with_many_regions_and_no_change_is_lost() {
                 assert!(replaced[0].is_some(), "region {region} has a newer version");
                 newest[region as usize].store(round, Ordering::SeqCst);
             }
-            table.write_dirty(&mut log).unwrap();
+            let regions = table.dirty_regions();
+            let written = regions
+                .iter()
+                .map(|one| write_region(one, &mut log).unwrap());
+            let written = written.collect();
+            table.write_maps(written, &mut log).unwrap();
             log.finish();
-            table.written();
+            table.written(&regions);
             // What is dirty is not evicted, nor what the others are looking at.
             let most = LIMIT + 2 * CHANGES as usize + 3 * LOOKS;
             assert!(table.pages() <= most, "{} pages", table.pages());

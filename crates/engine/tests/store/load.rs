@@ -78,6 +78,67 @@ fn threads_create_change_delete_and_sync_while_checkpoints_run() {
 }
 
 #[test]
+fn batches_and_checkpoints_that_several_threads_make_hold_everything() {
+    let mut world = World::new(17, &[512]);
+    let options = StoreOptions {
+        workers: 3,
+        shards: 4,
+        node_cache_bytes: 256 << 20,
+        dirty_bytes: None,
+        staging_bytes: 64 << 20,
+        ..World::options()
+    };
+    let store = world.open_with(options.clone()).unwrap();
+    let mut nodes: BTreeMap<Nid, u64> = BTreeMap::new();
+    for round in 0..3 {
+        // Every other node goes, and others take their nids.
+        let gone: Vec<Nid> = nodes.keys().copied().step_by(2).collect();
+        for nid in gone {
+            delete(&store, nid).unwrap();
+            nodes.remove(&nid);
+        }
+        let made = base::thread::parallel(4, |_| {
+            let make = |i| (create(&store, vec![i; 2]).unwrap(), i);
+            (0..8_000).map(make).collect::<Vec<_>>()
+        });
+        nodes.extend(made.into_iter().flatten());
+        match round {
+            0 => store.checkpoint().unwrap(),
+            _ => store.sync().unwrap(),
+        }
+    }
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(1));
+    let store = world.open_with(options).unwrap();
+    store.close().unwrap();
+    let found = world.check("after the end");
+    let found: BTreeMap<Nid, u64> = found.into_iter().map(|(nid, n)| (nid, n.0[0])).collect();
+    assert_eq!(found, nodes);
+}
+
+#[test]
+fn many_small_batches_do_not_overrun_the_ring() {
+    // Operations took their credits out of what earlier ones had left, which had not paid for the padding of
+    // their batches.
+    let mut world = World::new(18, &[64]);
+    let store = world.open().unwrap();
+    let nid = create(&store, vec![0]).unwrap();
+    // The ring has room for two thirds of these batches, of a sector each.
+    for i in 1..=12_000 {
+        change(&store, nid, Need::Reclaim, Change::Set(0, i)).unwrap();
+        store.sync().unwrap();
+    }
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(1));
+    let store = world.open().unwrap();
+    assert_eq!(store.get(nid).unwrap().read().unwrap().0, [12_000]);
+    store.close().unwrap();
+    world.check("after the end");
+}
+
+#[test]
 fn a_full_array_refuses_growth_and_still_deletes() {
     let world = World::new(12, &[64]);
     let store = world.open().unwrap();
