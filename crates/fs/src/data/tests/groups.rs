@@ -1,6 +1,7 @@
 //! Small files written back in groups.
 
 use super::*;
+use base::atomic::{AtomicBool, Ordering};
 use device::sim::Times as Strikes;
 use extents::PAGE_LIMIT;
 
@@ -280,17 +281,20 @@ fn files_of_a_group_are_changed_while_it_is_on_its_way() {
             _ => m.files.fsync(&m.open(ino), false).unwrap(),
         }
     };
+    // Whoever looks at the devices itself may look when they have been released already.
+    let on_its_way = AtomicBool::new(false);
     base::thread::parallel(12, |t| match t {
         0 => m.files.write_back_all().unwrap(),
         1 => {
             while world.devices.iter().all(|d| d.waiting() == 0) {
                 base::thread::yield_now();
             }
+            on_its_way.store(true, Ordering::SeqCst);
             (0..2000).for_each(|_| base::thread::yield_now());
             world.devices.iter().for_each(|d| d.release());
         }
         _ => {
-            while world.devices.iter().all(|d| d.waiting() == 0) {
+            while !on_its_way.load(Ordering::SeqCst) {
                 base::thread::yield_now();
             }
             change(t - 2);
