@@ -12,6 +12,7 @@
 //! - [`totals`]: a block is promised once;
 //! - [`bitmap`], [`region`], [`ready`]: a nid is given out once, with its own version, and none is
 //!   lost; a region with many free nids is found;
+//! - [`readers`]: no writer meets a reader that entered a lock without taking it;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
@@ -29,6 +30,9 @@ mod epoch;
 #[cfg(test)]
 #[path = "../../crates/device/src/flush.rs"]
 mod flush;
+#[cfg(test)]
+#[path = "../../crates/base/src/readers.rs"]
+mod readers;
 #[cfg(test)]
 #[path = "../../crates/engine/src/ready.rs"]
 mod ready;

@@ -2,6 +2,7 @@
 
 mod device;
 mod journal;
+mod readers;
 mod space;
 
 /// Checks a model under all schedules with at most this many interruptions of threads that could

@@ -175,6 +175,14 @@ canaries! {
     /// A rename believes what it found before it had the locks (R15): a name that was changed
     /// meanwhile is overwritten.
     NameNotRechecked => "name-not-rechecked", Threads,
+    /// A writer does not wait for readers that entered its lock without taking it: they see half a
+    /// change.
+    ReadersNotAwaited => "readers-not-awaited", Threads,
+    /// What one core added to a crowded directory's counts is not in them.
+    TallyPartForgotten => "tally-part-forgotten", Threads,
+    /// A core gives out what it holds for a nid although that node is gone (R11): the number's next owner
+    /// is not found by this core.
+    GoneNodeHeld => "gone-node-held", Threads,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

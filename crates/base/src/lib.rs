@@ -3,6 +3,9 @@
 //! `std::time`, `std::thread`, a lock type or a random number generator, so that
 //! a simulator can replace each of them in one place. It knows nothing of storage.
 
+// Parts that `model/` compiles against a crate of its own name this one.
+extern crate self as base;
+
 #[cfg(feature = "trace")]
 mod arc;
 pub mod atomic;
@@ -10,6 +13,7 @@ pub mod canary;
 pub mod clock;
 pub mod counter;
 pub mod map;
+pub mod readers;
 pub mod rng;
 #[cfg(feature = "simulate")]
 pub mod sched;

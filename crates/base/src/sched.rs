@@ -412,7 +412,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{Condvar, Mutex, RwLock, rank};
+    use crate::sync::{Condvar, Handle, Mutex, RwLock, rank};
     use crate::thread;
 
     /// The order in which three threads append to a list, and the time it took.
@@ -457,12 +457,13 @@ mod tests {
     fn readers_and_writers_exclude_each_other() {
         for seed in 0..50 {
             let lock = Arc::new(RwLock::new(rank::INODE, (0u64, 0u64)));
+            let lock = Handle::Common(lock);
             run("test", seed, &Clock::manual(0), || {
                 let failures = thread::parallel(4, |i| {
                     let mut wrong = 0;
                     for _ in 0..10 {
                         if i == 0 {
-                            let mut pair = lock.write_owned();
+                            let mut pair = lock.clone().write_owned();
                             pair.0 += 1;
                             point();
                             pair.1 += 1;
@@ -478,6 +479,48 @@ mod tests {
             });
             assert_eq!(*lock.read(), (10, 10));
         }
+    }
+
+    /// Rounds of three readers and a writer, by a seed: half changes seen, and looks that found the lock crowded.
+    fn crowd(seed: u64) -> (u32, u32) {
+        let lock = RwLock::new(rank::INODE, (0u64, 0u64));
+        let rounds = |i: u64| {
+            let (mut wrong, mut crowded) = (0, 0);
+            for round in 0..20 {
+                if i == 0 && round % 5 == 0 {
+                    let mut pair = lock.write();
+                    pair.0 += 1;
+                    point();
+                    pair.1 += 1;
+                } else {
+                    let pair = lock.read();
+                    point();
+                    wrong += u32::from(pair.0 != pair.1);
+                    crowded += u32::from(lock.is_crowded());
+                }
+            }
+            (wrong, crowded)
+        };
+        crate::tight::set(true);
+        let results = run("test", seed, &Clock::manual(0), || {
+            thread::parallel(4, |i| rounds(i as u64))
+        });
+        crate::tight::set(false);
+        let sum = |a: (u32, u32), b: (u32, u32)| (a.0 + b.0, a.1 + b.1);
+        results.into_iter().fold((0, 0), sum)
+    }
+
+    #[test]
+    fn readers_that_enter_and_writers_exclude_each_other() {
+        use crate::canary::{Canary, plant};
+        let results: Vec<_> = (0..50).map(crowd).collect();
+        assert!(results.iter().all(|(wrong, _)| *wrong == 0));
+        let crowded = results.iter().filter(|(_, crowded)| *crowded > 0).count();
+        assert!(crowded > 25, "readers entered by {crowded} of 50 seeds");
+        plant(Some(Canary::ReadersNotAwaited));
+        let broken = (0..50).filter(|&seed| crowd(seed).0 > 0).count();
+        plant(None);
+        assert!(broken > 0, "a writer that does not wait is seen");
     }
 
     #[test]

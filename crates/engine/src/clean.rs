@@ -177,7 +177,7 @@ impl<C: Content> Store<C> {
         }
         // A damaged node stays where it is; it is reported to whoever reads it.
         match self.load(Nid(item.id)) {
-            Ok(node) => self.mark_dirty(self.shard(), &node.0),
+            Ok(node) => self.mark_dirty(self.shard(), node.0.common()),
             Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
             Err(error) => return Err(error),
         }

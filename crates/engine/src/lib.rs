@@ -15,6 +15,7 @@ mod content;
 mod epoch;
 mod error;
 mod finding;
+mod held;
 mod items;
 mod journal;
 mod nids;

@@ -4,18 +4,20 @@
 //! 1. At most one cell per nid is in the cache, and it holds the newest version. A reused nid
 //!    gets a fresh cell; holders of the old one find it gone.
 //! 2. A dirty cell (its newest version is in no image that the table names) is not evicted,
-//!    and neither is one that anybody else refers to.
+//!    and neither is one that anybody else refers to. Cores that hold it without using it let go then (`held.rs`).
 //! 3. A cell read from a device enters the cache only if the table still names the image it
 //!    was read from, checked under the shard's lock.
 
 use crate::content::Content;
 use crate::error::Error;
+use crate::held::HeldNodes;
 use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
-use base::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use base::sync::{Arc, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
-use base::thread::current_cpu;
+use base::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use base::sync::{Arc, Handle, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
+use base::thread::{current_cpu, lane};
+use base::tight::limit;
 use format::item::ItemKind;
 use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
 use format::{Damage, Nid};
@@ -33,6 +35,11 @@ pub(crate) struct CellHeader {
     pub dirty: AtomicBool,
     /// Looked up since the clock hand last passed.
     recent: AtomicBool,
+    /// Its node was deleted, and its nid may have another cell.
+    gone: AtomicBool,
+    /// The core that looked it up last, and above it how often that was another than before, up to
+    /// [`COMMON`]. Changed under the shard's lock.
+    seekers: AtomicU32,
     /// Bytes charged to the cache; 0 once another cell took the place.
     bytes: AtomicUsize,
     /// Bytes charged to the store's dirty memory while dirty.
@@ -48,7 +55,50 @@ pub(crate) struct CellHeader {
 const UNCHARGED_MAX: usize = 256;
 const UNCHARGED_PART: usize = 8;
 
+/// Look-ups by another core than the one before after which each core holds a node by itself.
+const COMMON: usize = 16;
+const SEEKER_BITS: u32 = 16;
+
 impl CellHeader {
+    /// See [`Node::is_owned`].
+    pub fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// The caller holds the cell's lock exclusively, or has replaced it.
+    pub fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub fn note_use(&self) {
+        if !self.recent.load(Ordering::Relaxed) {
+            self.recent.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a look-up; true if cores are to hold it by themselves.
+    fn is_sought(&self, core: usize) -> bool {
+        let most = limit(COMMON, 2) as u32;
+        let seekers = self.seekers.load(Ordering::Relaxed);
+        let (last, mut others) = (seekers & ((1 << SEEKER_BITS) - 1), seekers >> SEEKER_BITS);
+        let core = core as u32 & ((1 << SEEKER_BITS) - 1);
+        if last != core && others < most {
+            others += 1;
+            self.seekers
+                .store(others << SEEKER_BITS | core, Ordering::Relaxed);
+        }
+        others >= most
+    }
+
+    /// Some core may hold it by itself.
+    fn is_common(&self) -> bool {
+        self.seekers.load(Ordering::Relaxed) >> SEEKER_BITS >= limit(COMMON, 2) as u32
+    }
+
     /// What becoming dirty charges: the node's memory and `overhead`.
     pub fn dirty_charge(&self, overhead: i64) -> i64 {
         let charge = self.bytes.load(Ordering::Relaxed) as i64 + overhead;
@@ -178,6 +228,8 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
         owned,
         dirty: AtomicBool::new(false),
         recent: AtomicBool::new(true),
+        gone: AtomicBool::new(false),
+        seekers: AtomicU32::new(lane() as u32 & ((1 << SEEKER_BITS) - 1)),
         bytes: AtomicUsize::new(cell_overhead::<C>() + body.memory()),
         dirty_bytes: AtomicI64::new(0),
         uncharged: AtomicUsize::new(0),
@@ -205,11 +257,11 @@ pub(crate) fn last_version<C>(cell: &Cell<C>) -> u64 {
 
 /// A reference to a node; the node stays in memory while one exists.
 #[derive(Debug)]
-pub struct Node<C>(pub(crate) Arc<Cell<C>>);
+pub struct Node<C>(pub(crate) Handle<Cell<C>>);
 
 impl<C> Clone for Node<C> {
     fn clone(&self) -> Self {
-        Node(Arc::clone(&self.0))
+        Node(self.0.clone())
     }
 }
 
@@ -226,10 +278,15 @@ impl<C: Content> Node<C> {
 
     /// Locks the node shared. [`Error::Gone`] when it was deleted meanwhile.
     pub fn read(&self) -> Result<NodeRead<C>, Error> {
+        self.clone().into_read()
+    }
+
+    /// [`Node::read`] for who needs the reference no more.
+    pub fn into_read(self) -> Result<NodeRead<C>, Error> {
         let guard = self.0.read_owned();
         match guard.body {
             Body::User(_) => Ok(NodeRead(guard)),
-            _ => Err(Error::Gone(self.nid())),
+            _ => Err(Error::Gone(guard.lock().header.nid)),
         }
     }
 }
@@ -295,6 +352,7 @@ struct Shard<C> {
 #[derive(Debug)]
 pub(crate) struct NodeCache<C> {
     shards: Box<[Padded<Mutex<Shard<C>>>]>,
+    held: HeldNodes<C>,
     bytes: Sum,
     limit: i64,
 }
@@ -319,6 +377,7 @@ impl<C: Content> NodeCache<C> {
         let shards = (cores * SHARDS).next_power_of_two();
         NodeCache {
             shards: (0..shards).map(shard).collect(),
+            held: HeldNodes::new(cores),
             bytes: Sum::new(cores, (limit / SLACK) as i64),
             limit: limit as i64,
         }
@@ -338,10 +397,25 @@ impl<C: Content> NodeCache<C> {
     pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
         let shard = self.lock(self.shard_of(nid));
         let cell = shard.cells.get(&nid.0)?;
-        if !cell.header.recent.load(Ordering::Relaxed) {
-            cell.header.recent.store(true, Ordering::Relaxed);
-        }
+        cell.header.note_use();
         Some(Arc::clone(cell))
+    }
+
+    /// [`get`](Self::get) for what many cores may look up: then each finds it by itself from then on.
+    pub fn get_held(&self, core: usize, nid: Nid) -> Option<Handle<Cell<C>>> {
+        if let Some(held) = self.held.get(core, nid) {
+            return Some(held);
+        }
+        let (cell, sought) = {
+            let shard = self.lock(self.shard_of(nid));
+            let cell = shard.cells.get(&nid.0)?;
+            cell.header.note_use();
+            (Arc::clone(cell), cell.header.is_sought(core))
+        };
+        match sought && !cell.header.is_gone() {
+            true => Some(self.held.put(core, cell)),
+            false => Some(Handle::Common(cell)),
+        }
     }
 
     pub fn contains(&self, nid: Nid) -> bool {
@@ -392,7 +466,10 @@ impl<C: Content> NodeCache<C> {
         let old = shard.cells.insert(nid.0, cell);
         match &old {
             // Its last capture may come later and must not charge it again.
-            Some(old) => charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64,
+            Some(old) => {
+                charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64;
+                old.header.set_gone();
+            }
             None => shard.clock.push_back(nid.0),
         }
         self.bytes.add(current_cpu(), charge);
@@ -452,10 +529,14 @@ impl<C: Content> NodeCache<C> {
                 continue;
             };
             let header = &cell.header;
-            let idle = Arc::strong_count(cell) == 1
+            let idle = (header.is_common() || Arc::strong_count(cell) == 1)
                 && !header.dirty.load(Ordering::Acquire)
                 && !header.recent.swap(false, Ordering::Relaxed);
-            if idle {
+            if idle && header.is_common() {
+                self.held.let_go(Nid(nid));
+            }
+            // No core takes it up meanwhile: that begins with a look under this shard's lock.
+            if idle && Arc::strong_count(cell) == 1 {
                 let bytes = header.bytes.load(Ordering::Relaxed) as i64;
                 self.bytes.add(current_cpu(), -bytes);
                 shard.cells.remove(&nid);
@@ -492,6 +573,60 @@ mod tests {
         }
         fn memory(&self) -> usize {
             1000
+        }
+    }
+
+    /// A cache with a node that two cores hold by themselves.
+    fn sought(limit: usize) -> NodeCache<Word> {
+        let cache = NodeCache::new(2, limit);
+        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        let found = |core| cache.get_held(core, Nid(70)).unwrap();
+        let held = |core| matches!(found(core), Handle::OfCore(_));
+        assert!(!held(0) && !held(0) && !held(1));
+        (0..2 * COMMON).for_each(|i| drop(found(i % 2)));
+        assert!(held(0) && held(1));
+        cache
+    }
+
+    #[test]
+    fn a_core_that_holds_a_node_writes_no_count_of_others() {
+        let cache = sought(1 << 20);
+        let cell = cache.get(Nid(70)).unwrap();
+        let before = Arc::strong_count(&cell);
+        let _more: Vec<_> = (0..10).map(|i| cache.get_held(i % 2, Nid(70))).collect();
+        assert_eq!(Arc::strong_count(&cell), before);
+    }
+
+    #[test]
+    fn a_node_that_cores_only_hold_is_evicted() {
+        let cache = sought(64 * (cell_overhead::<Word>() + 1000));
+        let in_use = cache.get_held(1, Nid(70));
+        let fill = |from: u64| {
+            for nid in (from..from + 10_000).step_by(NEIGHBOURS) {
+                cache.insert(new_cell(Nid(nid), 1, Body::User(Word)));
+            }
+        };
+        fill(1000);
+        assert!(cache.contains(Nid(70)), "it is in use");
+        drop(in_use);
+        fill(20_000);
+        assert!(!cache.contains(Nid(70)));
+        assert!(cache.get_held(0, Nid(70)).is_none() && cache.get_held(1, Nid(70)).is_none());
+        assert!(cache.bytes.exact() <= 2 * cache.limit);
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_given_to_no_core() {
+        let cache = sought(1 << 20);
+        cache.get(Nid(70)).unwrap().header.set_gone();
+        // Its nid has no other cell yet: whoever asks finds it gone.
+        assert!(matches!(
+            cache.get_held(0, Nid(70)),
+            Some(Handle::Common(_))
+        ));
+        cache.insert(new_cell(Nid(70), 9, Body::User(Word)));
+        for core in [1, 0, 1] {
+            assert_eq!(cache.get_held(core, Nid(70)).unwrap().read().version, 9);
         }
     }
 

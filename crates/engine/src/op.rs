@@ -32,7 +32,7 @@ use crate::space_map::SpaceDelta;
 use crate::store::Store;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
-use base::sync::{Arc, OwnedReadGuard, OwnedWriteGuard};
+use base::sync::{Arc, Handle, OwnedReadGuard, OwnedWriteGuard};
 use format::journal::{Action, RECORD_HEAD_MAX, RECORD_MAX, seal_record};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid};
@@ -210,18 +210,18 @@ enum Guard<C> {
 }
 
 impl<C: Content> Guard<C> {
-    fn take(cell: &Arc<Cell<C>>, mode: Mode) -> Guard<C> {
+    fn take(cell: &Handle<Cell<C>>, mode: Mode) -> Guard<C> {
         if mode == Mode::Merging && cell.header.merges.load(Ordering::Relaxed) {
-            let guard = cell.read_owned();
+            let guard = cell.clone().read_owned();
             // What was said without the lock may be old.
             if guard.body.merges() {
                 return Guard::Shared(guard);
             }
         }
-        Guard::Exclusive(cell.write_owned())
+        Guard::Exclusive(cell.clone().write_owned())
     }
 
-    fn cell(&self) -> &Arc<Cell<C>> {
+    fn cell(&self) -> &Handle<Cell<C>> {
         match self {
             Guard::Exclusive(guard) => guard.lock(),
             Guard::Shared(guard) => guard.lock(),
@@ -309,7 +309,7 @@ impl<'s, C: Content> Op<'s, C> {
     /// (invariant 6). It waits for no room, so that a checkpoint can call it.
     pub(crate) fn fold(store: &'s Store<C>, cell: &Arc<Cell<C>>) {
         let mut op = Op::begin(store, None);
-        let mut guard = cell.write_owned();
+        let mut guard = Handle::Common(Arc::clone(cell)).write_owned();
         let state = &mut *guard;
         let pending = state.body.pending();
         if let (Body::User(content), true) = (&mut state.body, pending) {
@@ -346,9 +346,19 @@ impl<'s, C: Content> Op<'s, C> {
         if let Some(slot) = self.slot_of(node.nid()) {
             return (self.version(slot) == version && !self.shares(slot)).then_some(slot);
         }
-        let guard = node.0.try_write_owned()?;
+        let guard = node.0.clone().try_write_owned()?;
         let same = guard.version == version && matches!(guard.body, Body::User(_));
         same.then(|| self.hold(Guard::Exclusive(guard), false))
+    }
+
+    /// Locks a node exclusively if that takes no waiting; so the order of locks does not matter.
+    pub fn try_lock(&mut self, node: &Node<C>) -> Option<Slot> {
+        if let Some(slot) = self.slot_of(node.nid()) {
+            return (!self.shares(slot)).then_some(slot);
+        }
+        let guard = node.0.clone().try_write_owned()?;
+        let is_there = matches!(guard.body, Body::User(_));
+        is_there.then(|| self.hold(Guard::Exclusive(guard), false))
     }
 
     fn hold(&mut self, guard: Guard<C>, touched: bool) -> Slot {
@@ -434,7 +444,7 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// A locked node as a reference.
     pub fn node(&self, slot: Slot) -> Node<C> {
-        Node(Arc::clone(self.locked[slot.0].guard.cell()))
+        Node(self.locked[slot.0].guard.cell().clone())
     }
 
     pub fn store(&self) -> &'s Store<C> {
@@ -502,7 +512,7 @@ impl<'s, C: Content> Op<'s, C> {
         let kind = body.kind();
         let cell = new_cell(nid, version, body);
         // Nobody else can reach the cell yet, so this lock never waits, whatever its rank.
-        let guard = cell.write_owned_unordered();
+        let guard = Handle::Common(cell).write_owned_unordered();
         self.put_entry(nid, version, Action::Create, kind, |out| {
             guard.body.encode(out)
         });
@@ -677,8 +687,11 @@ impl<'s, C: Content> Op<'s, C> {
                 }
                 let merges = state.body.merges();
                 let cell = locked.guard.cell();
+                if locked.deleted {
+                    cell.header.set_gone();
+                }
                 if locked.created {
-                    self.store.nodes.insert(Arc::clone(cell));
+                    self.store.nodes.insert(Arc::clone(cell.common()));
                 }
                 if cell.header.merges.load(Ordering::Relaxed) != merges {
                     cell.header.merges.store(merges, Ordering::Relaxed);
@@ -687,7 +700,7 @@ impl<'s, C: Content> Op<'s, C> {
                     self.store.recharge(cell, &locked.guard.state().body);
                 }
             }
-            self.store.mark_dirty(shard, locked.guard.cell());
+            self.store.mark_dirty(shard, locked.guard.cell().common());
         }
         match self.credit.take() {
             Some(credit) => self.store.journal.stage(&pin, record, credit),
@@ -745,7 +758,7 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Deletes the empty space map of a chunk; see [`Store::retire_chunks`].
     pub(crate) fn delete_map(&mut self, map: &Node<C>) -> bool {
-        let guard = map.0.write_owned();
+        let guard = map.0.clone().write_owned();
         let empty = matches!(&guard.body, Body::Space(map) if map.free() == map.blocks());
         if !empty {
             return false;

@@ -16,8 +16,8 @@ use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
-use base::sync::{Condvar, Mutex, rank};
-use base::thread::Pool;
+use base::sync::{Condvar, Handle, Mutex, rank};
+use base::thread::{Pool, lane};
 use device::Array;
 use format::item::Place;
 use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
@@ -356,19 +356,31 @@ impl<C: Content> Store<C> {
         self.load(nid)
     }
 
+    /// [`get`](Self::get) for a node that one core at a time has to do with, as whoever asks changes it mostly:
+    /// nothing is kept for the caller's core.
+    pub fn get_once(&self, nid: Nid) -> Result<Node<C>, Error> {
+        if nid.0 >= SPACE_MAP_FIRST {
+            return Err(Error::Gone(nid));
+        }
+        match self.nodes.get(nid) {
+            Some(cell) if self.unreplayed.is_empty() => Ok(Node(Handle::Common(cell))),
+            _ => self.load(nid),
+        }
+    }
+
     pub(crate) fn load(&self, nid: Nid) -> Result<Node<C>, Error> {
         if let Some(damage) = self.unreplayed.get(&nid.0) {
             return Err(Error::node(nid, damage.clone()));
         }
         loop {
-            if let Some(cell) = self.nodes.get(nid) {
+            if let Some(cell) = self.nodes.get_held(lane(), nid) {
                 return Ok(Node(cell));
             }
             let entry = self.table.entry(nid)?;
             if entry.place.is_none() {
                 // A cell may have come between the two looks; then the nid is not gone.
                 match self.nodes.get(nid) {
-                    Some(cell) => return Ok(Node(cell)),
+                    Some(cell) => return Ok(Node(Handle::Common(cell))),
                     None => return Err(Error::Gone(nid)),
                 }
             }
@@ -384,7 +396,7 @@ impl<C: Content> Store<C> {
                 Ok(cell) => {
                     let current = || self.table.still(nid, entry);
                     if let Some(cell) = self.nodes.insert_read(cell, current) {
-                        return Ok(Node(cell));
+                        return Ok(Node(Handle::Common(cell)));
                     }
                 }
                 // The checkpoint may have moved the image and reused its place (R11).

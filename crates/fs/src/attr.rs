@@ -49,10 +49,11 @@ impl FileSystem {
             btime: inode.btime,
         };
         if inode.is_dir() {
-            attr.nlink = inode.dir_links();
-            (attr.mtime, attr.ctime) = inode.changed();
+            let counts = inode.counts();
+            attr.nlink = counts.links;
+            (attr.mtime, attr.ctime) = (counts.mtime, counts.ctime);
             // A damaged count must not overflow what stat shows.
-            let bytes = inode.names().saturating_mul(ENTRY_BYTES).min(1 << 62);
+            let bytes = counts.names.saturating_mul(ENTRY_BYTES).min(1 << 62);
             attr.size = bytes.next_multiple_of(BLOCK_SIZE as u64);
             attr.size = attr.size.max(BLOCK_SIZE as u64);
             attr.blocks = attr.size / 512;

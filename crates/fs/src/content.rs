@@ -181,7 +181,7 @@ impl engine::Content for FsNode {
 
     fn pending(&self) -> bool {
         match self {
-            FsNode::Inode(inode) => inode.gained().is_some(),
+            FsNode::Inode(inode) => inode.is_pending(),
             _ => false,
         }
     }

@@ -122,6 +122,14 @@ impl Deref for DirNode<'_> {
     }
 }
 
+/// What a directory's number or handle leads to is an inode.
+pub(crate) fn dir_of(node: NodeRead<FsNode>) -> Result<NodeRead<FsNode>, Error> {
+    match &*node {
+        FsNode::Inode(_) => Ok(node),
+        _ => Err(Error::Stale(node.nid())),
+    }
+}
+
 impl FileSystem {
     /// Opens the directory with this number.
     ///
@@ -224,10 +232,9 @@ impl FileSystem {
 
     /// The inode of the directory that a call is about, locked shared.
     pub(crate) fn dir_inode(&self, at: At<'_>) -> Result<NodeRead<FsNode>, Error> {
-        let node = self.dir_node(at)?.read()?;
-        match &*node {
-            FsNode::Inode(_) => Ok(node),
-            _ => Err(Error::Stale(at.ino)),
+        match self.dir_node(at)? {
+            DirNode::Found(node) => dir_of(node.into_read()?),
+            DirNode::Held(node) => dir_of(node.read()?),
         }
     }
 }

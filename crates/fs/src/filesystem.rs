@@ -265,7 +265,7 @@ impl FileSystem {
     /// The node of an inode that a name refers to. Gone is also one whose number belongs to
     /// another kind of node by now: unlinked, and the number reused, since the name was read.
     pub(crate) fn named_node(&self, nid: Nid) -> Result<Node<FsNode>, engine::Error> {
-        let node = self.store.get(nid)?;
+        let node = self.store.get_once(nid)?;
         match node.is_owned() {
             true => Err(engine::Error::Gone(nid)),
             false => Ok(node),
@@ -274,7 +274,7 @@ impl FileSystem {
 
     /// The inode that a caller names, locked shared.
     pub(crate) fn inode(&self, ino: Ino) -> Result<engine::NodeRead<FsNode>, Error> {
-        let node = self.node(ino)?.read()?;
+        let node = self.node(ino)?.into_read()?;
         match &*node {
             FsNode::Inode(_) => Ok(node),
             _ => Err(Error::Stale(ino)),

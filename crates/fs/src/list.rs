@@ -4,9 +4,11 @@
 //! Invariants:
 //! 1. Keys that differ only in the lowest `GROUP_BITS` bits are in one leaf: leaves are split
 //!    between such groups only.
-//! 2. A leaf may be empty. A list that shrinks goes back into the inode when its last leaf goes.
+//! 2. A leaf may be empty. A list that shrinks goes back into the inode when its last leaf goes. What is removed from a
+//!    list that many cores change at once may leave empty leaves behind, which go when they are next
+//!    emptied without such a crowd, or with the list.
 //! 3. Plans ([`Addition`], [`Deletion`]) hold nodes and keys, not copies of lists: a deletion
-//!    without `shrink` may be carried out before an addition planned beside it.
+//!    that leaves an emptied leaf may be carried out before an addition planned beside it.
 
 use crate::Error;
 use crate::content::entry::{self, Entry, list_len};
@@ -286,6 +288,16 @@ pub fn spot_seen<T: Listed>(
     Ok(spot)
 }
 
+/// What becomes of a leaf that a removal empties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Emptied {
+    Stays,
+    Goes,
+    /// It goes, and if the inode is shared, nothing is waited for: the operation plans a change of another list besides,
+    /// and others may do the same the other way round.
+    GoesUnlessBusy,
+}
+
 /// How an element will be added, or take the place of one with its key.
 pub struct Addition<'s, T> {
     inode: Slot,
@@ -452,23 +464,29 @@ impl<T: Listed> Spot<T> {
         })
     }
 
-    /// Plans to remove the element that was found. With `shrink` an emptied leaf goes too;
-    /// without, an addition to the same list may share the operation.
-    pub fn remove(self, op: &mut Op<'_, FsNode>, shrink: bool) -> Result<Deletion<T>, Error> {
+    /// Plans to remove the element that was found. If an emptied leaf stays, an addition to the same list may share
+    /// the operation.
+    pub fn remove(self, op: &mut Op<'_, FsNode>, emptied: Emptied) -> Result<Deletion<T>, Error> {
         let last = self.list(op)?.len() == 1;
         let slot = self.slot();
         let key = self.found.as_ref().ok_or(Error::NotFound)?.key();
-        let blocked = last && shrink && op.shares(self.inode);
-        let shrink = match self.leaf {
-            Some(slot) if last && shrink && !blocked => {
-                Some(self.path(op, slot)?.plan_removal(op, slot)?)
+        let shrink = last && emptied != Emptied::Stays;
+        let wait = emptied == Emptied::Goes;
+        let shared = op.shares(self.inode);
+        let removal = match self.leaf {
+            Some(slot) if shrink && shared => {
+                self.path(op, slot)?.plan_shared_removal(op, slot, wait)?
             }
+            Some(slot) if shrink => Some(self.path(op, slot)?.plan_removal(op, slot)?),
             _ => None,
         };
+        // Where many cores are at work an empty leaf stays: to take it out keeps all of them out.
+        let crowded = op.peek(self.inode).inode()?.is_crowded();
+        let blocked = shrink && shared && removal.is_none() && !crowded;
         Ok(Deletion {
             slot,
             key,
-            shrink,
+            shrink: removal,
             blocked,
             kind: std::marker::PhantomData,
         })

@@ -9,12 +9,12 @@ use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan, Tally};
 use crate::data::{Entered, OpenFile};
 use crate::dir::{self, Target, Wanted, is_dot};
-use crate::directory::At;
-use crate::filesystem::{DIR_LINK_MAX, FileSystem, LINK_MAX};
-use crate::list::{self, Seen};
+use crate::directory::{At, dir_of};
+use crate::filesystem::{FileSystem, LINK_MAX};
+use crate::list::{self, Emptied, Seen};
 use crate::{Error, times};
 use base::canary::{Canary, planted};
-use engine::{Mode, Need, Op, Slot};
+use engine::{Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
@@ -87,7 +87,11 @@ impl FileSystem {
         parent: At<'_>,
         name: Wanted<'_>,
     ) -> Result<(Option<Name>, Seen), Error> {
-        let node = self.dir_inode(parent)?;
+        self.look_in(&*self.dir_node(parent)?, name)
+    }
+
+    fn look_in(&self, dir: &Node<FsNode>, name: Wanted<'_>) -> Result<(Option<Name>, Seen), Error> {
+        let node = dir_of(dir.read()?)?;
         dir::look(&self.store, live_dir(node.inode()?)?, name)
     }
 
@@ -290,7 +294,7 @@ impl FileSystem {
         let (mut inode, attributes) = self.draft(who, parent_inode, draft, fresh.version())?;
         if inode.is_dir() {
             inode.parent = parent.ino();
-            if parent_inode.dir_links() >= DIR_LINK_MAX {
+            if !parent_inode.takes_subdir() {
                 return Err(Error::TooManyLinks);
             }
         }
@@ -463,7 +467,8 @@ impl FileSystem {
         let name = self.wanted(name)?;
         let (mut orphanage, mut mode) = (false, Mode::Merging);
         for _ in 0..LOOKS {
-            let (found, seen) = self.look(parent, name)?;
+            let dir_node = self.dir_node(parent)?;
+            let (found, seen) = self.look_in(&dir_node, name)?;
             let found = found.ok_or(Error::NotFound)?;
             let victim_node = match self.named_node(found.nid) {
                 Ok(node) => node,
@@ -479,16 +484,17 @@ impl FileSystem {
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let dir_node = self.dir_node(parent)?;
-            let orphans = self.orphan_node(found.nid)?;
+            let orphans = match orphanage {
+                true => Some(self.orphan_node(found.nid)?),
+                false => None,
+            };
             let mut op = self.store.begin(Need::Reclaim)?;
-            let nodes = [
-                (&*dir_node, mode),
-                (&victim_node, Mode::Exclusive),
-                (&orphans, Mode::Exclusive),
-            ];
-            let count = nodes.len() - usize::from(!orphanage);
-            let slots = match op.lock_sorted_as(&nodes[..count]) {
+            let (victim, dir) = ((&victim_node, Mode::Exclusive), (&*dir_node, mode));
+            let locked = match &orphans {
+                Some(orphans) => op.lock_sorted_as(&[dir, victim, (orphans, Mode::Exclusive)]),
+                None => op.lock_sorted_as(&[dir, victim]),
+            };
+            let slots = match locked {
                 Ok(slots) => slots,
                 Err(engine::Error::Gone(nid)) if nid == found.nid => continue,
                 Err(error) => return Err(error.into()),
@@ -534,7 +540,7 @@ impl FileSystem {
         let Some(disposal) = self.plan_disposal(&mut op, r.victim, nlink, r.orphans)? else {
             return Ok(Outcome::NeedsOrphanage);
         };
-        let deletion = spot.remove(&mut op, true)?;
+        let deletion = spot.remove(&mut op, Emptied::Goes)?;
         if deletion.is_blocked() {
             return Ok(Outcome::Blocked);
         }

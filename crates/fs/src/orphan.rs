@@ -12,7 +12,7 @@
 use crate::api::Ino;
 use crate::content::{Body, Delta, Inode, NameList, Orphan, TreeId};
 use crate::filesystem::FileSystem;
-use crate::list::{self, Addition, Deletion};
+use crate::list::{self, Addition, Deletion, Emptied};
 use crate::tree;
 use crate::{Error, content::FsNode, xattr};
 use base::atomic::{AtomicUsize, Ordering};
@@ -230,7 +230,7 @@ impl FileSystem {
             return Ok(None);
         }
         let spot = orphan_spot(op, dir, ino)?;
-        Ok(Some(spot.remove(op, true)?))
+        Ok(Some(spot.remove(op, Emptied::Goes)?))
     }
 
     /// The inode has a name again; its record is about to be appended.
@@ -325,7 +325,7 @@ impl FileSystem {
         for extent in extents {
             op.free(extent)?;
         }
-        let removal = orphan_spot(&mut op, slots[1], ino)?.remove(&mut op, true)?;
+        let removal = orphan_spot(&mut op, slots[1], ino)?.remove(&mut op, Emptied::Goes)?;
         removal.finish(&mut op);
         op.delete(slots[0]);
         op.commit();

@@ -6,7 +6,7 @@ use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
-use crate::list::{Addition, Deletion, Seen, Spot};
+use crate::list::{Addition, Deletion, Emptied, Seen, Spot};
 use crate::namespace::{grown, links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
@@ -74,6 +74,14 @@ struct Try {
 impl Request<'_> {
     fn crosses(&self) -> bool {
         self.from != self.to
+    }
+
+    /// Of the place that loses a name.
+    fn emptied(&self) -> Emptied {
+        match self.crosses() {
+            true => Emptied::GoesUnlessBusy,
+            false => Emptied::Stays,
+        }
     }
 }
 
@@ -385,7 +393,7 @@ impl FileSystem {
                 };
                 Step::Replace {
                     new: (new.slot(), name.key, moved),
-                    old: old.remove(op, request.crosses())?,
+                    old: old.remove(op, request.emptied())?,
                     victim,
                     disposal,
                     nlink,
@@ -393,7 +401,7 @@ impl FileSystem {
             }
             _ => {
                 let addition = dir::insert(op, new, request.new_name.text, moved)?;
-                let old = old.remove(op, request.crosses())?;
+                let old = old.remove(op, request.emptied())?;
                 Step::Move { old, addition }
             }
         };

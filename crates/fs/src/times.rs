@@ -55,8 +55,11 @@ pub fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
         AtimePolicy::Never => false,
         AtimePolicy::Always => inode.atime < now,
         AtimePolicy::Relative => {
-            let (mtime, ctime) = inode.changed();
-            inode.atime <= mtime.max(ctime) || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
+            let changed = match inode.is_dir() {
+                true => inode.counts().mtime.max(inode.counts().ctime),
+                false => inode.mtime.max(inode.ctime),
+            };
+            inode.atime <= changed || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
         }
     }
 }

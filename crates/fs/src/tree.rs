@@ -7,7 +7,9 @@
 //!    operations that share a directory change its leaves, each under the leaf's own lock, and split
 //!    them as long as that changes index nodes only. So under the shared lock a leaf is locked before
 //!    index nodes are, these from the bottom up, and whoever has locked one looks whether the shape
-//!    changed on the way (`content/tally.rs`, invariant 3). No node goes under the shared lock.
+//!    changed on the way (`content/tally.rs`, invariant 3). They take leaves out as well, but no index node: so
+//!    between finding a leaf and locking it they look, too, for its nid may be another node's by now, for which
+//!    nobody must wait.
 //! 2. A child covers the keys from its own key up to its right neighbour's. The first child's
 //!    key is the lower bound of its parent, so that every key has exactly one leaf.
 //! 3. All leaves are at one depth. No index node is empty, and no tree's root is.
@@ -24,6 +26,9 @@ use format::{Damage, Nid};
 
 /// Children of an index node.
 pub const INDEX_MAX: usize = 250;
+
+/// Leaves right below the root of a tree that many cores change: whatever changes the root keeps all of them out.
+const CROWDED_ROOT: usize = 4;
 
 fn index_max() -> usize {
     limit(INDEX_MAX, 4)
@@ -95,7 +100,16 @@ pub struct Removal {
 
 /// Loads a node that something owned refers to: that it is missing is damage.
 pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
-    let node = store.get(nid).map_err(|error| owned_error(nid, error))?;
+    owned(nid, store.get(nid))
+}
+
+/// The same for a leaf, which cores take turns to change.
+fn load_leaf(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
+    owned(nid, store.get_once(nid))
+}
+
+fn owned(nid: Nid, node: Result<Node<FsNode>, engine::Error>) -> Result<Node<FsNode>, Error> {
+    let node = node.map_err(|error| owned_error(nid, error))?;
     if !node.is_owned() {
         let damage = Damage::new("tree", format!("node {nid} is no part of a tree"));
         return Err(Error::Damaged { ino: nid, damage });
@@ -105,7 +119,7 @@ pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
 
 pub fn read(store: &Store<FsNode>, nid: Nid) -> Result<NodeRead<FsNode>, Error> {
     load(store, nid)?
-        .read()
+        .into_read()
         .map_err(|error| owned_error(nid, error))
 }
 
@@ -139,11 +153,16 @@ pub fn read_leaf(
 ) -> Result<(NodeRead<FsNode>, Leaf), Error> {
     loop {
         let shape = inode.shape();
-        let found = find(store, root, key).and_then(|leaf| {
+        let same = || inode.shape() == shape || planted(Canary::ShapeIgnored);
+        let leaf = find(store, root, key);
+        if !same() {
+            continue;
+        }
+        let found = leaf.and_then(|leaf| {
             let content = leaf.node.read();
             Ok((content.map_err(|e| owned_error(leaf.node.nid(), e))?, leaf))
         });
-        if inode.shape() == shape || planted(Canary::ShapeIgnored) {
+        if same() {
             return found;
         }
     }
@@ -207,7 +226,7 @@ impl Descent {
 
     fn leaf(self, store: &Store<FsNode>) -> Result<Leaf, Error> {
         Ok(Leaf {
-            node: load(store, self.nid)?,
+            node: load_leaf(store, self.nid)?,
             low: self.low,
             high: self.high,
         })
@@ -232,12 +251,18 @@ pub fn lock_leaf(
     key: u64,
 ) -> Result<(Slot, Option<u64>), Error> {
     loop {
-        let shape = inode_of(op, inode)?.shape();
-        let found = find(op.store(), root_of(op, inode, tree)?, key);
-        let found = found.and_then(|leaf| Ok((leaf.lock(op)?, leaf.high)));
+        let before = inode_of(op, inode)?;
+        let shape = before.shape();
+        let same = |inode: &Inode| inode.shape() == shape || planted(Canary::ShapeIgnored);
+        let leaf = find(op.store(), root_of(op, inode, tree)?, key);
+        if !same(before) {
+            continue;
+        }
+        let found = leaf.and_then(|leaf| Ok((leaf.lock(op)?, leaf.high)));
         // A leaf that was locked in vain stays locked: its keys are lower than those wanted, as
-        // a split moves the upper ones, and leaves are locked in that order.
-        if inode_of(op, inode)?.shape() == shape || planted(Canary::ShapeIgnored) {
+        // a split moves the upper ones, and leaves are locked in that order. One that went while this
+        // waited was not locked.
+        if same(inode_of(op, inode)?) {
             return found;
         }
     }
@@ -344,7 +369,12 @@ impl Path {
             more = 1;
         }
         growth.reaches_root = true;
-        if root_of(op, self.inode, self.tree)?.children.len() + more > root_max() {
+        let inode = inode_of(op, self.inode)?;
+        let most = match self.index.is_empty() && inode.is_crowded() {
+            true => CROWDED_ROOT.min(root_max()),
+            false => root_max(),
+        };
+        if root_of(op, self.inode, self.tree)?.children.len() + more > most {
             growth.deepens = true;
             growth.fresh.push(store.reserve_nid()?);
         }
@@ -384,6 +414,43 @@ impl Path {
     /// Plans to take this leaf, which `lock_leaf` locked, out of the tree.
     pub fn plan_removal(&self, op: &mut Op<'_, FsNode>, leaf: Slot) -> Result<Removal, Error> {
         self.plan_removals(op, vec![leaf], vec![self.leaf.low])
+    }
+
+    /// Plans to take this leaf, which is locked, out of a tree whose inode is shared: `None` if that is more than a change
+    /// of the index node right above it, or if that would have to be waited for and `wait` says that it must not.
+    pub fn plan_shared_removal(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        leaf: Slot,
+        wait: bool,
+    ) -> Result<Option<Removal>, Error> {
+        let Some(level) = self.index.len().checked_sub(1) else {
+            return Ok(None);
+        };
+        let slot = match wait {
+            true => self.lock_index(op, level)?,
+            false => match op.try_lock(&self.index[level].0) {
+                Some(slot) => slot,
+                None => return Ok(None),
+            },
+        };
+        let nid = op.nid(leaf);
+        let children = op.peek(slot).index()?;
+        // The first one's keys go to no neighbour; and others may have moved it to another index node.
+        let key = match children.iter().position(|child| child.nid == nid) {
+            None | Some(0) => return Ok(None),
+            Some(at) => children[at].key,
+        };
+        Ok(Some(Removal {
+            inode: self.inode,
+            tree: self.tree,
+            delete: vec![leaf],
+            at: Some(slot),
+            keys: vec![key],
+            lower: Vec::new(),
+            empties: false,
+            collapse: false,
+        }))
     }
 
     fn plan_removals(
@@ -495,6 +562,11 @@ impl Removal {
         let (inode, tree) = (self.inode, self.tree);
         for slot in self.delete {
             op.delete(slot);
+        }
+        if op.shares(inode)
+            && let Ok(inode) = op.peek(inode).inode()
+        {
+            inode.reshaped();
         }
         if self.empties {
             match (tree, empty_body) {

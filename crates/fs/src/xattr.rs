@@ -6,7 +6,7 @@ use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::api::{Caller, Ino};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Value, Xattr};
 use crate::filesystem::FileSystem;
-use crate::list::{self, Addition, Deletion};
+use crate::list::{self, Addition, Deletion, Emptied};
 use crate::tree::{self, FreshNid};
 use engine::{Need, Op, Slot, Store};
 use format::Damage;
@@ -190,7 +190,7 @@ impl FileSystem {
         let spot = self.attribute_spot(op, inode, name)?;
         let old_values = lock_values(op, spot.found.as_slice())?;
         let change = match spot.found {
-            Some(_) => Change::Remove(spot.remove(op, true)?),
+            Some(_) => Change::Remove(spot.remove(op, Emptied::Goes)?),
             None => Change::Nothing,
         };
         Ok(Plan {

@@ -103,6 +103,7 @@ pub mod atomic {
     atomic!(AtomicI64, i64);
     atomic!(AtomicU32, u32);
     atomic!(AtomicU64, u64);
+    atomic!(AtomicUsize, usize);
 
     #[derive(Debug)]
     pub struct AtomicBool(loom::sync::atomic::AtomicBool);
@@ -234,6 +235,13 @@ pub mod thread {
     /// The checker must know that a loop waits for another thread.
     pub fn spin(_: &mut u32) {
         loom::thread::yield_now();
+    }
+}
+
+pub mod tight {
+    /// Nothing is made small.
+    pub fn limit(usual: usize, _: usize) -> usize {
+        usual
     }
 }
 

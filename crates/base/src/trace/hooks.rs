@@ -7,11 +7,7 @@ use std::sync::Arc;
 
 /// A lock was taken.
 #[inline]
-pub fn locked(exclusive: bool, address: usize, rank: &'static str, at: &Location<'static>) {
-    let kind = match exclusive {
-        true => Kind::LockExclusive,
-        false => Kind::LockShared,
-    };
+pub fn locked(kind: Kind, address: usize, rank: &'static str, at: &Location<'static>) {
     match rank {
         // Its rank says nothing of it.
         "leaf" => record(kind, address, at.file(), at.line()),
@@ -99,7 +95,7 @@ pub fn joined() {
 mod tests {
     use super::*;
     use crate::atomic::{AtomicU64, Ordering};
-    use crate::sync::{Mutex, RwLock, rank};
+    use crate::sync::{Handle, Mutex, RwLock, rank};
     use crate::trace::{Event, start, stop};
 
     fn kinds(events: &[Event]) -> Vec<Kind> {
@@ -149,8 +145,9 @@ mod tests {
         let lock = crate::sync::Arc::new(RwLock::new(rank::INODE, 1));
         drop(lock.read());
         drop(lock.write());
-        drop(lock.read_owned());
-        drop(lock.write_owned());
+        let handle = Handle::Common(lock);
+        drop(handle.clone().read_owned());
+        drop(handle.write_owned());
         drop(leaf.try_lock());
         let events = stop();
         let expected = [

@@ -14,6 +14,8 @@ pub enum Kind {
     /// A lock was taken exclusively.
     LockExclusive,
     LockShared,
+    /// The same without a word of the lock written.
+    LockEntered,
     Unlock,
     /// An atomic was looked at.
     Read,

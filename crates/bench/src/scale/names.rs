@@ -22,7 +22,10 @@ impl Site {
                 Kind::Born => 0,
                 _ => event.line,
             },
-            lock: matches!(event.kind, Kind::LockExclusive | Kind::LockShared),
+            lock: matches!(
+                event.kind,
+                Kind::LockExclusive | Kind::LockShared | Kind::LockEntered
+            ),
         }
     }
 

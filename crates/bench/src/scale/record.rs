@@ -6,6 +6,8 @@
 //!    what the operations left, and recorded as jobs.
 //! 3. Operations are recorded after others of the same thread, so that its caches are as warm as
 //!    they are on a core of its own.
+//! 4. Before each thread's turn all of them do one operation each, and before the first turn many: what the code
+//!    makes of several cores that come one after the other, it has made.
 
 use base::clock::{Clock, thread_cpu_ns};
 use base::trace::{self, Event, Kind};
@@ -35,7 +37,7 @@ pub struct Plan {
 impl Plan {
     /// Operations of a thread, recorded or not.
     pub fn share(&self) -> u64 {
-        self.before + WARM_UP + self.operations
+        self.before + self.threads as u64 + WARM_UP + self.operations
     }
 }
 
@@ -93,6 +95,16 @@ fn repeat(operation: &mut Operation<'_>, count: u64) -> Result<(), Error> {
         if operation()? == 0 {
             return Err(Error::Unable("a recording ran out of files".to_owned()));
         }
+    }
+    Ok(())
+}
+
+/// One operation of each thread.
+fn round(operations: &mut [Operation<'_>]) -> Result<(), Error> {
+    interrupt::check()?;
+    for (thread, operation) in operations.iter_mut().enumerate() {
+        let _playing = Playing::thread(thread);
+        repeat(operation, 1)?;
     }
     Ok(())
 }
@@ -190,18 +202,16 @@ pub fn sheaf(
         let _playing = Playing::thread(thread);
         operations.push(run.prepare(thread, &stop)?);
     }
-    for (thread, operation) in operations.iter_mut().enumerate() {
-        interrupt::check()?;
-        let _playing = Playing::thread(thread);
-        repeat(operation, plan.before)?;
+    for _ in 0..plan.before {
+        round(&mut operations)?;
     }
     side.settle()?;
     let mut spans = Vec::new();
-    for (thread, operation) in operations.iter_mut().enumerate() {
-        interrupt::check()?;
-        record_operations(plan, thread, operation, &mut spans)?;
+    for thread in 0..plan.threads {
+        round(&mut operations)?;
+        record_operations(plan, thread, &mut operations[thread], &mut spans)?;
     }
-    let count = plan.threads * (plan.operations + WARM_UP) as usize;
+    let count = plan.threads * (plan.operations + WARM_UP) as usize + plan.threads.pow(2);
     let commit = record_job(0, count * 4, || side.commit_operations())?;
     let writes = |event: &Event| event.kind == Kind::DeviceBegin && event.address > 0;
     // Operations that change nothing make neither.

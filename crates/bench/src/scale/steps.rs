@@ -12,7 +12,7 @@
 //!    device took. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
 //!    counts as much as what usually passes there.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use base::trace::{Event, Kind};
 
@@ -123,14 +123,15 @@ enum Raw {
         line: u32,
         write: bool,
     },
+    /// `None`: it writes no line of the lock's.
     Lock {
         lock: u32,
-        line: u32,
+        line: Option<u32>,
         exclusive: bool,
     },
     Unlock {
         lock: u32,
-        line: u32,
+        line: Option<u32>,
     },
     Device {
         bytes: u64,
@@ -298,7 +299,8 @@ fn raw_steps(
     let mut raw = Vec::with_capacity(span.events.len() * 2);
     let (mut last, mut waiting) = (span.begin, None);
     let operation = matches!(span.owner, Owner::Thread(_));
-    let mut taken: HashSet<u32> = HashSet::new();
+    // The lines that their holders wrote, if they did.
+    let mut taken: HashMap<u32, Option<u32>> = HashMap::new();
     for event in &span.events {
         let mut passed = (event.tick - last) as f64 * scale.ns_per_tick;
         last = event.tick;
@@ -324,17 +326,28 @@ fn raw_steps(
                 let (line, lock) = (places.line(event.address), places.lock(event.address));
                 places.known_lines[line as usize].touch(span.owner, true, site);
                 places.known_locks[lock as usize].touch(span.owner, true, site);
-                taken.insert(lock);
+                taken.insert(lock, Some(line));
                 raw.push(Raw::Lock {
                     lock,
-                    line,
+                    line: Some(line),
                     exclusive,
                 });
             }
+            Kind::LockEntered => {
+                // What that wrote comes by itself.
+                let lock = places.lock(event.address);
+                places.known_locks[lock as usize].touch(span.owner, true, site);
+                taken.insert(lock, None);
+                raw.push(Raw::Lock {
+                    lock,
+                    line: None,
+                    exclusive: false,
+                });
+            }
             Kind::Unlock => {
-                let (line, lock) = (places.line(event.address), places.lock(event.address));
-                // One that was taken before the recording began.
-                if taken.remove(&lock) {
+                let lock = places.lock(event.address);
+                // Not one that was taken before the recording began.
+                if let Some(line) = taken.remove(&lock) {
                     raw.push(Raw::Unlock { lock, line });
                 }
             }
@@ -381,6 +394,7 @@ fn shrink(raw: &mut [Raw], cpu_ns: f64) {
 fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut compute = 0.0;
+    let of = |line: Option<u32>| line.map_or(PRIVATE, |line| lines[line as usize]);
     for step in raw {
         let step = match *step {
             Raw::Compute(ns) => {
@@ -397,7 +411,7 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                 lock,
                 line,
                 exclusive,
-            } => match (locks[lock as usize], lines[line as usize]) {
+            } => match (locks[lock as usize], of(line)) {
                 (PRIVATE, PRIVATE) => continue,
                 (PRIVATE, line) => Step::Write(line),
                 (lock, line) => Step::Lock {
@@ -406,7 +420,7 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                     exclusive,
                 },
             },
-            Raw::Unlock { lock, line } => match (locks[lock as usize], lines[line as usize]) {
+            Raw::Unlock { lock, line } => match (locks[lock as usize], of(line)) {
                 (PRIVATE, PRIVATE) => continue,
                 (PRIVATE, line) => Step::Write(line),
                 (lock, line) => Step::Unlock { lock, line },

@@ -5,7 +5,7 @@ use crate::checkpoint::CheckpointReport;
 use crate::content::Content;
 use crate::error::Error;
 use crate::finding::Object;
-use crate::node::{Body, Node};
+use crate::node::Body;
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
 use format::item::PAYLOAD_MAX;
@@ -59,7 +59,7 @@ impl<C: Content> Salvage<C> {
         if let Some(cell) = dirty {
             let same_lock = match &body {
                 Body::Gone | Body::Space(_) => true,
-                Body::User(content) => Node(cell.clone()).is_owned() == C::owned(content.kind()),
+                Body::User(content) => cell.header.is_owned() == C::owned(content.kind()),
             };
             if same_lock {
                 let mut state = cell.write();

@@ -4,6 +4,7 @@ use super::codec::{Reader, put_time};
 use super::entry::{self, Child, FileExtent, Orphan, Xattr};
 use super::names::NameList;
 use super::tally::{Gains, Pending, Tally};
+use crate::filesystem::DIR_LINK_MAX;
 use base::clock::Timestamp;
 use format::inode::{
     BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_KIND_BITS, BODY_ORPHANS, BODY_TREE, HAS_ATIME,
@@ -93,6 +94,15 @@ pub struct Inode {
     pub(super) pending: Gains,
 }
 
+/// A directory's counts, and when it was last changed: content, and anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub names: u64,
+    pub links: u32,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+}
+
 impl Inode {
     /// A new inode with one link, no owner and nothing in it; a directory has two links.
     pub fn new(mode: u32, generation: u64, now: Timestamp) -> Inode {
@@ -129,24 +139,37 @@ impl Inode {
         self.pending.get()?.sum()
     }
 
-    /// When it was last changed: content, and anything.
-    pub fn changed(&self) -> (Timestamp, Timestamp) {
-        match self.gained() {
-            Some(tally) => (tally.time, tally.time),
-            None => (self.mtime, self.ctime),
+    /// Whether it gained anything, under its exclusive lock.
+    pub fn is_pending(&self) -> bool {
+        self.pending.get().is_some_and(Pending::is_owed)
+    }
+
+    /// What a directory is with all that it gained, under its shared or exclusive lock.
+    pub fn counts(&self) -> Counts {
+        let gained = self.gained();
+        let (names, subdirs) = gained.map_or((0, 0), |tally| (tally.names, tally.subdirs));
+        Counts {
+            names: self.size.saturating_add_signed(names.into()),
+            links: self.nlink.saturating_add_signed(subdirs),
+            mtime: gained.map_or(self.mtime, |tally| tally.time),
+            ctime: gained.map_or(self.ctime, |tally| tally.time),
         }
     }
 
     /// Names in a directory, under its shared or exclusive lock.
     pub fn names(&self) -> u64 {
-        let gained = self.gained().map_or(0, |tally| tally.names);
-        self.size.saturating_add_signed(gained.into())
+        self.counts().names
     }
 
     /// Links of a directory, under its shared or exclusive lock.
     pub fn dir_links(&self) -> u32 {
-        let gained = self.gained().map_or(0, |tally| tally.subdirs);
-        self.nlink.saturating_add_signed(gained)
+        self.counts().links
+    }
+
+    /// Whether a directory may have one more subdirectory, under its shared or exclusive lock.
+    pub fn takes_subdir(&self) -> bool {
+        // What it gained is in the journal, which has no room for so many: no need to add it up.
+        self.nlink < DIR_LINK_MAX / 2 || self.dir_links() < DIR_LINK_MAX
     }
 
     /// Counts names that came and went.
@@ -162,6 +185,11 @@ impl Inode {
         if let Some(tally) = self.pending.take() {
             self.count(&tally);
         }
+    }
+
+    /// Whether several cores change a directory's names at once.
+    pub fn is_crowded(&self) -> bool {
+        self.pending.get().is_some_and(Pending::is_crowded)
     }
 
     /// See [`Pending::shape`]; constant for what is no directory.

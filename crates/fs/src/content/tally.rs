@@ -6,12 +6,18 @@
 //! 2. All were made after the last change of the inode itself, with clocks read under the lock. So
 //!    the newest time replaces the inode's, whatever that is.
 //! 3. `shape` grows under the locks of all nodes of the directory's tree that change with it, when names
-//!    move between leaves under the shared lock. Who finds it unchanged after it has locked a leaf
+//!    move between leaves under the shared lock, or a leaf goes. Who finds it unchanged after it has locked a leaf
 //!    came to the right one.
+//! 4. In a directory that several cores change, each adds to a part of its own; who looks locks all of them, in
+//!    order. So a look has an operation if, and only if, it has all that ended before that one began.
 
-use base::atomic::{AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use base::sync::{Mutex, rank};
+use base::sync::{Mutex, OnceLock, rank};
+use base::thread::lane;
+use base::tight::limit;
+use engine::sum::Padded;
 
 /// A directory's change by names that come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,33 +39,140 @@ impl Tally {
     }
 }
 
+/// Parts that a crowded directory's sum can have; cores beyond that share them.
+const PARTS: usize = 64;
+/// Additions by another core than the one before after which cores add apart.
+const CROWDED: usize = 16;
+
+/// What some core added, on lines of its own.
+type Part = Padded<Mutex<Option<Tally>>>;
+
 /// Pending changes of a directory; see the module's head.
 #[derive(Debug)]
 pub struct Pending {
-    sum: Mutex<Option<Tally>>,
+    /// Anything was added.
+    owed: AtomicBool,
+    together: Mutex<Together>,
+    /// Of each core that has added since the directory was crowded.
+    parts: OnceLock<Box<[OnceLock<Box<Part>>]>>,
     shape: AtomicU64,
+}
+
+/// What was added before cores added apart.
+#[derive(Debug, Default)]
+struct Together {
+    sum: Option<Tally>,
+    last_core: usize,
+    /// Additions by another core than the one before.
+    others: usize,
 }
 
 impl Default for Pending {
     fn default() -> Pending {
-        Pending {
-            sum: Mutex::new(rank::LEAF, None),
-            shape: AtomicU64::new(0),
-        }
+        Pending::new(None, 0)
     }
 }
 
 impl Pending {
-    /// Adds to what is pending; true when nothing was.
-    pub fn add(&self, tally: Tally) -> bool {
-        let mut sum = self.sum.lock();
-        let first = sum.is_none();
-        *sum = Some(sum.map_or(tally, |sum| sum.and(tally)));
-        first
+    fn new(sum: Option<Tally>, shape: u64) -> Pending {
+        let together = Together {
+            sum,
+            ..Together::default()
+        };
+        Pending {
+            owed: AtomicBool::new(sum.is_some()),
+            together: Mutex::new(rank::TALLY, together),
+            parts: OnceLock::new(),
+            shape: AtomicU64::new(shape),
+        }
     }
 
+    /// Adds to what is pending; true when nothing was.
+    pub fn add(&self, tally: Tally) -> bool {
+        self.add_by(lane(), tally)
+    }
+
+    fn add_by(&self, core: usize, tally: Tally) -> bool {
+        match self.parts.get() {
+            Some(parts) => self.add_apart(parts, core, tally),
+            None => self.add_together(core, tally),
+        }
+        // Of several that find nothing, one is the first.
+        !self.owed.load(Ordering::Relaxed) && !self.owed.swap(true, Ordering::AcqRel)
+    }
+
+    fn add_together(&self, core: usize, tally: Tally) {
+        let mut together = self.together.lock();
+        if together.last_core != core {
+            together.last_core = core;
+            together.others += 1;
+            if together.others > limit(CROWDED, 2) {
+                self.parts
+                    .get_or_init(|| (0..PARTS).map(|_| OnceLock::new()).collect());
+            }
+        }
+        add_to(&mut together.sum, tally);
+    }
+
+    fn add_apart(&self, parts: &[OnceLock<Box<Part>>], core: usize, tally: Tally) {
+        let core = core % parts.len();
+        let part = parts[core].get().unwrap_or_else(|| {
+            // No look is under way (invariant 4).
+            let _together = self.together.lock();
+            let new = || Box::new(Padded(Mutex::keyed(rank::TALLY, core as u64 + 1, None)));
+            parts[core].get_or_init(new)
+        });
+        add_to(&mut part.lock(), tally);
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        let parts = self.parts.get().into_iter().flatten();
+        parts.filter_map(|part| part.get().map(Box::as_ref))
+    }
+
+    /// All that was added by operations that have ended, and nothing of later ones (invariant 4).
     pub fn sum(&self) -> Option<Tally> {
-        *self.sum.lock()
+        if !self.is_owed() {
+            return None;
+        }
+        let together = self.together.lock();
+        let parts: Vec<_> = self.parts().map(|part| part.lock()).collect();
+        let mut sum = together.sum;
+        for part in parts.iter().filter_map(|part| **part) {
+            add_to(&mut sum, part);
+        }
+        sum
+    }
+
+    pub fn is_owed(&self) -> bool {
+        self.owed.load(Ordering::Acquire)
+    }
+
+    /// Takes what is pending. Cores that no longer add apart from others add together again.
+    fn take(&mut self) -> Option<Tally> {
+        *self.owed.get_mut() = false;
+        let mut sum = self.together.get_mut().sum.take();
+        let mut adders = 0;
+        let parts = self.parts.get_mut().into_iter().flatten();
+        for part in parts.filter_map(|part| part.get_mut()) {
+            if let Some(part) = part.0.get_mut().take() {
+                if planted(Canary::TallyPartForgotten) && adders > 0 {
+                    continue;
+                }
+                add_to(&mut sum, part);
+                adders += 1;
+            }
+        }
+        if adders < 2 {
+            self.parts = OnceLock::new();
+            self.together.get_mut().others = 0;
+        }
+        sum
+    }
+
+    /// Cores add apart.
+    pub fn is_crowded(&self) -> bool {
+        self.parts.get().is_some()
     }
 
     /// Changes when names move between leaves (invariant 3).
@@ -70,6 +183,10 @@ impl Pending {
     pub fn reshaped(&self) {
         self.shape.fetch_add(1, Ordering::Release);
     }
+}
+
+fn add_to(sum: &mut Option<Tally>, tally: Tally) {
+    *sum = Some(sum.map_or(tally, |sum| sum.and(tally)));
 }
 
 /// The pending changes of an inode; only directories have any. Equal if they come to the same.
@@ -86,7 +203,7 @@ impl Gains {
     }
 
     pub fn take(&mut self) -> Option<Tally> {
-        self.0.as_mut()?.sum.get_mut().take()
+        self.0.as_mut()?.take()
     }
 
     fn sum(&self) -> Option<Tally> {
@@ -96,10 +213,7 @@ impl Gains {
 
 impl Clone for Gains {
     fn clone(&self) -> Gains {
-        let copy = |pending: &Pending| Pending {
-            sum: Mutex::new(rank::LEAF, pending.sum()),
-            shape: AtomicU64::new(pending.shape()),
-        };
+        let copy = |pending: &Pending| Pending::new(pending.sum(), pending.shape());
         Gains(self.get().map(copy).map(Box::new))
     }
 }
@@ -111,3 +225,68 @@ impl PartialEq for Gains {
 }
 
 impl Eq for Gains {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(names: i32, sec: i64) -> Tally {
+        Tally {
+            names,
+            subdirs: 1,
+            time: Timestamp { sec, nsec: 0 },
+        }
+    }
+
+    #[test]
+    fn what_cores_add_apart_is_one_sum() {
+        let mut pending = Pending::default();
+        assert_eq!(pending.sum(), None);
+        for round in 0..3 {
+            let firsts = (0..200).filter(|&i| pending.add_by(i as usize % 5, one(i, i as i64)));
+            assert_eq!(firsts.count(), 1, "round {round}");
+            assert!(pending.is_crowded());
+            let all = Tally {
+                subdirs: 200,
+                ..one(199 * 100, 199)
+            };
+            assert_eq!(pending.sum(), Some(all));
+            assert_eq!(pending.take(), Some(all));
+            assert_eq!((pending.sum(), pending.is_owed()), (None, false));
+            assert!(pending.is_crowded(), "five cores added apart");
+        }
+        assert!(pending.add_by(3, one(1, 1)));
+        assert_eq!(pending.take(), Some(one(1, 1)));
+        assert!(!pending.is_crowded());
+    }
+
+    #[test]
+    fn a_core_alone_adds_to_no_part() {
+        let pending = Pending::default();
+        (0..1000).for_each(|i| _ = pending.add_by(i / 100, one(1, 0)));
+        assert!(!pending.is_crowded());
+        assert_eq!(pending.sum().map(|sum| sum.names), Some(1000));
+    }
+
+    #[test]
+    fn a_look_has_what_ended_before_what_it_has() {
+        let pending = Pending::default();
+        (0..100).for_each(|i| _ = pending.add_by(i, one(0, 0)));
+        // Each thread adds a name by one core and takes one away by another: at no moment fewer
+        // names than none, or more than threads.
+        let looks = base::thread::parallel(3, |thread| {
+            let mut wrong = 0;
+            for i in 0..2000 {
+                if thread == 2 {
+                    let names = pending.sum().map_or(0, |sum| sum.names);
+                    wrong += u32::from(!(0..=2).contains(&names));
+                    continue;
+                }
+                pending.add_by(thread * 7 + i, one(1, 0));
+                pending.add_by(i * 13, one(-1, 0));
+            }
+            wrong
+        });
+        assert_eq!(looks, [0; 3]);
+    }
+}

@@ -13,6 +13,7 @@ use super::extents;
 use super::file::FileState;
 use super::{Files, PAGE, SIZE_MAX};
 use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
+use crate::list::Emptied;
 use crate::{Error, Ino, list};
 use base::sync::Arc;
 use base::sync::WriteGuard;
@@ -216,7 +217,7 @@ impl Files {
                 true => {
                     let spot = list::spot::<Orphan>(&mut op, directory, ino.0, |o| o.nid == ino)?;
                     match spot.found.is_some() {
-                        true => Some(spot.remove(&mut op, true)?),
+                        true => Some(spot.remove(&mut op, Emptied::Goes)?),
                         false => None,
                     }
                 }

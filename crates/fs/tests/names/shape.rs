@@ -159,3 +159,45 @@ fn a_deep_tree_grows_and_shrinks_in_any_order() {
         assert_eq!(nodes(fs.store()), before, "{order}");
     }
 }
+
+/// A directory that loses nearly all its names loses their leaves, too, by changes that share it: its inode, which every
+/// exclusive hold gives a new version, hardly changes.
+#[test]
+fn leaves_go_under_the_shared_lock() {
+    let world = World::new(1, 128 << 20, 1);
+    let fs = world.open();
+    let who = fs::Caller::root();
+    let dir = fs.mkdir(&who, fs::ROOT, b"d", 0o755).unwrap().ino;
+    let name = |i: u32| format!("a-name-that-is-not-short-{i}").into_bytes();
+    let version = || fs.store().get(dir).unwrap().read().unwrap().version();
+    let before = nodes(fs.store());
+    let (count, stay) = (9000, 10);
+    for i in 0..count {
+        fs.mknod(&who, dir, &name(i), libc::S_IFREG, 0).unwrap();
+    }
+    let leaves = nodes(fs.store()) - before - u64::from(count);
+    assert!(leaves > 120, "{leaves} leaves");
+    let full = version();
+    for i in stay..count {
+        fs.unlink(&who, dir, &name(i)).unwrap();
+    }
+    // The last fifty or so hang right below the root.
+    let changes = version() - full;
+    assert!(
+        changes < leaves / 2,
+        "{changes} changes of the inode for {leaves} leaves"
+    );
+    let left = nodes(fs.store()) - before - u64::from(stay);
+    assert!(
+        left <= u64::from(stay) + 8,
+        "{left} nodes are left of the tree"
+    );
+    for i in 0..count {
+        assert_eq!(fs.lookup(dir, &name(i)).is_ok(), i < stay);
+    }
+    (0..stay).for_each(|i| fs.unlink(&who, dir, &name(i)).unwrap());
+    fs.rmdir(&who, fs::ROOT, b"d").unwrap();
+    assert_eq!(nodes(fs.store()), before - 1);
+    fs.close().unwrap();
+    world.check();
+}

@@ -1,0 +1,189 @@
+//! Readers of a lock that write no line of memory that another core writes: each says in a line of its
+//! core's that it reads, and a writer looks into the lines of all cores. After BRAVO (Dice and Kogan,
+//! *BRAVO: Biased Locking for Reader-Writer Locks*, USENIX ATC 2019), which puts the same in front of any
+//! lock. Checked by `model/`.
+//!
+//! A core is a number that the caller gives: `base::thread::lane`, which each running thread has for itself.
+//!
+//! A lock has an underlying lock and a [`Bias`]. As long as the bias is on, a reader *enters*: it names
+//! the bias in a place of its core's, and looks whether it is on still. Else it takes the underlying lock
+//! shared, and counts.
+//!
+//! Invariants:
+//! 1. The bias goes on under the underlying lock, and goes off under its exclusive hold alone. So who holds it
+//!    exclusively and finds, or makes, the bias off, finds it off until it lets go.
+//! 2. Whoever turns the bias off waits until no place names it. An entry made after that look finds the
+//!    bias off (both sides write first and look afterwards), and is taken back.
+//! 3. The bias goes on when readers of other cores than the last have come, without a writer between them,
+//!    [`READS_PER_CORE`] times for each core that has ever entered anything. Each of those reads cost
+//!    as much as a revocation costs for each core: a line from elsewhere, or two. So revocations never take more than
+//!    a fraction of what reading took, and an inode that is read and written in turn has no bias.
+
+use base::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use base::tight::limit;
+
+/// Locks that the threads of one core can have entered at once; for more there is the underlying lock.
+const PLACES: usize = 8;
+/// Reads of other cores than the last that a core is worth (invariant 3).
+pub const READS_PER_CORE: usize = 4;
+/// As if there were so many cores at least.
+const CORES_LEAST: usize = 4;
+/// Above the count, the core that read last and one.
+const CORE_SHIFT: u32 = 16;
+
+/// What a core's threads have entered; 0: nothing. On a line of its own, and the next one, which
+/// processors fetch with it.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Places([AtomicUsize; PLACES]);
+
+/// The places of all cores, for all locks of the process.
+#[derive(Debug)]
+pub struct Readers {
+    cores: Box<[Places]>,
+    /// Places of this many cores have ever been used.
+    used: AtomicU32,
+}
+
+/// One place that names a lock, until it is dropped: then the reader is done.
+#[derive(Debug)]
+pub struct Entry<'r>(&'r AtomicUsize);
+
+impl Readers {
+    /// Places for so many cores; others share them.
+    pub fn new(cores: usize) -> Readers {
+        let places = |_| Places(std::array::from_fn(|_| AtomicUsize::new(0)));
+        Readers {
+            cores: (0..cores).map(places).collect(),
+            used: AtomicU32::new(0),
+        }
+    }
+
+    fn used(&self) -> usize {
+        self.used.load(Ordering::SeqCst) as usize
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Whether readers enter; see the module's head. It does not move while anybody has entered.
+#[derive(Debug)]
+pub struct Bias {
+    on: AtomicBool,
+    /// The core that read last, and how often that was another than before.
+    reads: AtomicU32,
+}
+
+impl Bias {
+    pub fn new() -> Bias {
+        Bias {
+            on: AtomicBool::new(false),
+            reads: AtomicU32::new(0),
+        }
+    }
+
+    /// A hint.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// The caller reads until the entry is dropped; `None`: it has to take the underlying lock.
+    pub fn enter<'r>(&self, readers: &'r Readers, core: usize) -> Option<Entry<'r>> {
+        let core = core % readers.cores.len();
+        // Before the place is used, so that whoever turns the bias off looks there.
+        if core >= readers.used.load(Ordering::Acquire) as usize {
+            readers.used.fetch_max(core as u32 + 1, Ordering::SeqCst);
+        }
+        let free = |place: &&AtomicUsize| {
+            place.load(Ordering::Relaxed) == 0
+                && place
+                    .compare_exchange(0, self.name(), Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+        };
+        let entry = Entry(readers.cores[core].0.iter().find(free)?);
+        // Invariant 2.
+        self.on.load(Ordering::SeqCst).then_some(entry)
+    }
+
+    /// Counts a reader that holds the underlying lock shared (invariant 3).
+    #[inline]
+    pub fn count<'r>(&self, core: usize, readers: impl FnOnce() -> &'r Readers) {
+        let core = (core as u32 + 1) & ((1 << CORE_SHIFT) - 1);
+        let reads = self.reads.load(Ordering::Relaxed);
+        // What two of them store at once is one of the two: a count that is too low.
+        if reads >> CORE_SHIFT != core {
+            self.count_other(readers(), core, reads);
+        }
+    }
+
+    #[cold]
+    fn count_other(&self, readers: &Readers, core: u32, reads: u32) {
+        let count = (reads & ((1 << CORE_SHIFT) - 1)) + 1;
+        let cores = readers.used().max(limit(CORES_LEAST, 1));
+        let most = cores * limit(READS_PER_CORE, 1);
+        let counted = match (count as usize) < most {
+            true => count,
+            false => {
+                self.on.store(true, Ordering::SeqCst);
+                0
+            }
+        };
+        self.reads
+            .store(core << CORE_SHIFT | counted, Ordering::Relaxed);
+    }
+
+    /// A writer has got the underlying lock exclusively (invariant 3); true if it must turn the bias off before it writes.
+    #[inline]
+    pub fn is_written(&self) -> bool {
+        let reads = self.reads.load(Ordering::Relaxed);
+        if reads & ((1 << CORE_SHIFT) - 1) != 0 {
+            self.reads
+                .store(reads >> CORE_SHIFT << CORE_SHIFT, Ordering::Relaxed);
+        }
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Turns the bias off, and returns when nobody reads who has entered; `wait` is called again and again until then.
+    #[cold]
+    pub fn turn_off(&self, readers: &Readers, mut wait: impl FnMut()) {
+        self.on.store(false, Ordering::SeqCst);
+        for place in self.places(readers) {
+            while place.load(Ordering::SeqCst) == self.name() {
+                wait();
+            }
+        }
+    }
+
+    /// [`Bias::turn_off`] without waiting: false when somebody reads; then nothing has changed.
+    #[cold]
+    pub fn try_turn_off(&self, readers: &Readers) -> bool {
+        self.on.store(false, Ordering::SeqCst);
+        let named = |place: &AtomicUsize| place.load(Ordering::SeqCst) == self.name();
+        let free = !self.places(readers).any(named);
+        if !free {
+            // Whoever entered before is in, and the caller changes nothing.
+            self.on.store(true, Ordering::SeqCst);
+        }
+        free
+    }
+
+    fn places<'r>(&self, readers: &'r Readers) -> impl Iterator<Item = &'r AtomicUsize> {
+        let cores = readers.cores[..readers.used()].iter();
+        cores.flat_map(|places| places.0.iter())
+    }
+}
+
+impl Default for Bias {
+    fn default() -> Bias {
+        Bias::new()
+    }
+}
