@@ -100,7 +100,7 @@ impl Bias {
     pub fn enter<'r>(&self, readers: &'r Readers, core: usize) -> Option<Entry<'r>> {
         let core = core % readers.cores.len();
         // Before the place is used, so that whoever turns the bias off looks there.
-        if core >= readers.used.load(Ordering::Acquire) as usize {
+        if core >= readers.used() {
             readers.used.fetch_max(core as u32 + 1, Ordering::SeqCst);
         }
         let free = |place: &&AtomicUsize| {

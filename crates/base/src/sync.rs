@@ -497,9 +497,14 @@ impl<T, H> RwLock<T, H> {
     /// Shared without the underlying lock, if many cores read.
     #[inline]
     fn enter(&self) -> Option<Entry<'static>> {
-        if !self.bias.is_on() {
-            return None;
+        match self.bias.is_on() {
+            true => self.enter_biased(),
+            false => None,
         }
+    }
+
+    #[inline(never)]
+    fn enter_biased(&self) -> Option<Entry<'static>> {
         #[cfg(feature = "simulate")]
         crate::sched::point();
         self.bias.enter(&READERS, lane())
@@ -508,7 +513,14 @@ impl<T, H> RwLock<T, H> {
     /// Waits for those who entered; the caller has the underlying lock exclusively.
     #[inline]
     fn revoke(&self) {
-        if self.bias.is_written() && !planted(Canary::ReadersNotAwaited) {
+        if self.bias.is_written() {
+            self.await_readers();
+        }
+    }
+
+    #[cold]
+    fn await_readers(&self) {
+        if !planted(Canary::ReadersNotAwaited) {
             let mut patience = Patience::new(address(&self.inner));
             self.bias.turn_off(&READERS, || patience.wait());
         }
@@ -570,6 +582,7 @@ impl<L> Handle<L> {
     }
 
     /// The reference of all.
+    #[inline]
     pub fn common(&self) -> &Arc<L> {
         match self {
             Handle::Common(all) => all,
@@ -605,41 +618,41 @@ impl<L> Deref for Handle<L> {
 
 impl<T, H> Handle<RwLock<T, H>> {
     /// A shared guard that keeps the lock alive by itself.
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn read_owned(self) -> OwnedReadGuard<T, H> {
-        let lock = address(&self.inner);
-        Held::check(self.rank, self.key);
-        let entry = self.enter();
+        let all: &RwLock<T, H> = &self;
+        let lock = address(&all.inner);
+        Held::check(all.rank, all.key);
+        let entry = all.enter();
         let mode = match &entry {
             Some(_) => Mode::Entered,
             None => {
-                std::mem::forget(acquire(
-                    lock,
-                    || self.inner.try_read(),
-                    || self.inner.read(),
-                ));
-                self.bias.count(lane(), || &READERS);
+                std::mem::forget(acquire(lock, || all.inner.try_read(), || all.inner.read()));
+                all.bias.count(lane(), || &READERS);
                 Mode::Shared
             }
         };
         OwnedReadGuard {
             entry,
-            _held: Held::record(self.rank, self.key, lock, mode),
+            _held: Held::record(all.rank, all.key, lock, mode),
             lock: self,
         }
     }
 
     /// An exclusive guard that keeps the lock alive by itself.
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn write_owned(self) -> OwnedWriteGuard<T, H> {
-        let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock, Mode::Exclusive);
+        let all: &RwLock<T, H> = &self;
+        let lock = address(&all.inner);
+        let held = Held::take(all.rank, all.key, lock, Mode::Exclusive);
         std::mem::forget(acquire(
             lock,
-            || self.inner.try_write(),
-            || self.inner.write(),
+            || all.inner.try_write(),
+            || all.inner.write(),
         ));
-        self.revoke();
+        all.revoke();
         OwnedWriteGuard {
             _held: held,
             lock: self,
@@ -648,6 +661,7 @@ impl<T, H> Handle<RwLock<T, H>> {
 
     /// An exclusive guard that keeps the lock alive by itself, if nobody holds the lock: it
     /// never waits, so its rank does not matter.
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_write_owned(self) -> Option<OwnedWriteGuard<T, H>> {
         let guard = self.inner.try_write()?;
@@ -726,6 +740,7 @@ impl<T, H> OwnedWriteGuard<T, H> {
 
 impl<T, H> Deref for OwnedReadGuard<T, H> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this guard owns one shared hold of the lock or an entry into it, got in `read_owned`
         // and given up only in `drop`, so no writer exists while the reference lives.
@@ -735,6 +750,7 @@ impl<T, H> Deref for OwnedReadGuard<T, H> {
 
 impl<T, H> Deref for OwnedWriteGuard<T, H> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this guard owns the exclusive hold taken in `write_owned`.
         unsafe { &*self.lock.inner.data_ptr() }
@@ -742,6 +758,7 @@ impl<T, H> Deref for OwnedWriteGuard<T, H> {
 }
 
 impl<T, H> DerefMut for OwnedWriteGuard<T, H> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard owns the exclusive hold taken in `write_owned`, and `&mut self`
         // makes this the only reference derived from it.
@@ -750,6 +767,7 @@ impl<T, H> DerefMut for OwnedWriteGuard<T, H> {
 }
 
 impl<T, H> Drop for OwnedReadGuard<T, H> {
+    #[inline]
     fn drop(&mut self) {
         if self.entry.take().is_none() {
             // SAFETY: `read_owned` took this shared hold and forgot its borrowed guard.
@@ -759,6 +777,7 @@ impl<T, H> Drop for OwnedReadGuard<T, H> {
 }
 
 impl<T, H> Drop for OwnedWriteGuard<T, H> {
+    #[inline]
     fn drop(&mut self) {
         // SAFETY: `write_owned` took this exclusive hold and forgot its borrowed guard.
         unsafe { self.lock.inner.force_unlock_write() }

@@ -55,6 +55,7 @@ impl<C> Core<C> {
         }
     }
 
+    #[inline]
     fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
@@ -130,6 +131,7 @@ impl<C> HeldNodes<C> {
 }
 
 impl<C> Core<C> {
+    #[inline(never)]
     fn find(&self, nid: Nid) -> Option<Handle<Cell<C>>> {
         let mut table = self.table.lock();
         let place = &mut table[place_of(nid)];

@@ -74,6 +74,7 @@ impl CellHeader {
         self.gone.store(true, Ordering::Release);
     }
 
+    #[inline]
     pub fn note_use(&self) {
         if !self.recent.load(Ordering::Relaxed) {
             self.recent.store(true, Ordering::Relaxed);
@@ -81,7 +82,14 @@ impl CellHeader {
     }
 
     /// Counts a look-up; true if cores are to hold it by themselves.
+    #[inline]
     fn is_sought(&self, core: usize) -> bool {
+        // One core alone, so far.
+        self.seekers.load(Ordering::Relaxed) != core as u32 && self.is_sought_by_others(core)
+    }
+
+    #[inline(never)]
+    fn is_sought_by_others(&self, core: usize) -> bool {
         let most = limit(COMMON, 2) as u32;
         let seekers = self.seekers.load(Ordering::Relaxed);
         let (last, mut others) = (seekers & ((1 << SEEKER_BITS) - 1), seekers >> SEEKER_BITS);
@@ -277,11 +285,13 @@ impl<C: Content> Node<C> {
     }
 
     /// Locks the node shared. [`Error::Gone`] when it was deleted meanwhile.
+    #[inline]
     pub fn read(&self) -> Result<NodeRead<C>, Error> {
         self.clone().into_read()
     }
 
     /// [`Node::read`] for who needs the reference no more.
+    #[inline]
     pub fn into_read(self) -> Result<NodeRead<C>, Error> {
         let guard = self.0.read_owned();
         match guard.body {
@@ -402,19 +412,32 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// [`get`](Self::get) for what many cores may look up: then each finds it by itself from then on.
+    #[inline]
     pub fn get_held(&self, core: usize, nid: Nid) -> Option<Handle<Cell<C>>> {
         if let Some(held) = self.held.get(core, nid) {
             return Some(held);
         }
-        let (cell, sought) = {
-            let shard = self.lock(self.shard_of(nid));
-            let cell = shard.cells.get(&nid.0)?;
-            cell.header.note_use();
-            (Arc::clone(cell), cell.header.is_sought(core))
-        };
-        match sought && !cell.header.is_gone() {
-            true => Some(self.held.put(core, cell)),
+        let shard = self.lock(self.shard_of(nid));
+        let cell = shard.cells.get(&nid.0)?;
+        cell.header.note_use();
+        let cell = Arc::clone(cell);
+        match cell.header.is_sought(core) {
+            true => Some(self.hold(shard, core, cell)),
             false => Some(Handle::Common(cell)),
+        }
+    }
+
+    #[inline(never)]
+    fn hold(
+        &self,
+        shard: MutexGuard<'_, Shard<C>>,
+        core: usize,
+        cell: Arc<Cell<C>>,
+    ) -> Handle<Cell<C>> {
+        drop(shard);
+        match cell.header.is_gone() {
+            true => Handle::Common(cell),
+            false => self.held.put(core, cell),
         }
     }
 

@@ -351,16 +351,6 @@ impl<'s, C: Content> Op<'s, C> {
         same.then(|| self.hold(Guard::Exclusive(guard), false))
     }
 
-    /// Locks a node exclusively if that takes no waiting; so the order of locks does not matter.
-    pub fn try_lock(&mut self, node: &Node<C>) -> Option<Slot> {
-        if let Some(slot) = self.slot_of(node.nid()) {
-            return (!self.shares(slot)).then_some(slot);
-        }
-        let guard = node.0.clone().try_write_owned()?;
-        let is_there = matches!(guard.body, Body::User(_));
-        is_there.then(|| self.hold(Guard::Exclusive(guard), false))
-    }
-
     fn hold(&mut self, guard: Guard<C>, touched: bool) -> Slot {
         self.greatest = self.greatest.max(guard.cell().header.nid);
         self.locked.push(Locked {

@@ -358,6 +358,7 @@ impl<C: Content> Store<C> {
 
     /// [`get`](Self::get) for a node that one core at a time has to do with, as whoever asks changes it mostly:
     /// nothing is kept for the caller's core.
+    #[inline]
     pub fn get_once(&self, nid: Nid) -> Result<Node<C>, Error> {
         if nid.0 >= SPACE_MAP_FIRST {
             return Err(Error::Gone(nid));

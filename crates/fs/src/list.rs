@@ -293,9 +293,9 @@ pub fn spot_seen<T: Listed>(
 pub enum Emptied {
     Stays,
     Goes,
-    /// It goes, and if the inode is shared, nothing is waited for: the operation plans a change of another list besides,
-    /// and others may do the same the other way round.
-    GoesUnlessBusy,
+    /// It goes if the inode is not shared. The operation plans a change of another list besides, whose index nodes it
+    /// has: who waits for this list's then, and others the other way round, waits for ever.
+    GoesAlone,
 }
 
 /// How an element will be added, or take the place of one with its key.
@@ -471,12 +471,10 @@ impl<T: Listed> Spot<T> {
         let slot = self.slot();
         let key = self.found.as_ref().ok_or(Error::NotFound)?.key();
         let shrink = last && emptied != Emptied::Stays;
-        let wait = emptied == Emptied::Goes;
         let shared = op.shares(self.inode);
         let removal = match self.leaf {
-            Some(slot) if shrink && shared => {
-                self.path(op, slot)?.plan_shared_removal(op, slot, wait)?
-            }
+            Some(_) if shrink && shared && emptied == Emptied::GoesAlone => None,
+            Some(slot) if shrink && shared => self.path(op, slot)?.plan_shared_removal(op, slot)?,
             Some(slot) if shrink => Some(self.path(op, slot)?.plan_removal(op, slot)?),
             _ => None,
         };

@@ -169,6 +169,30 @@ struct Place<P> {
     plan: P,
 }
 
+/// The place of the next name, unless it is the one where the operation is. It is that one also if it has come to
+/// cover more since it was locked, as the leaf beside it went: then its plan, which knows what it has taken, goes on.
+fn next_spot<P>(
+    op: &mut Op<'_, FsNode>,
+    dir: Slot,
+    item: &Item<'_>,
+    place: &mut Option<Place<P>>,
+) -> Result<Option<Spot<Name>>, Error> {
+    if place
+        .as_ref()
+        .is_some_and(|place| place.spot.covers(item.key))
+    {
+        return Ok(None);
+    }
+    let spot = dir::spot(op, dir, item.wanted())?;
+    match place {
+        Some(place) if place.spot.slot() == spot.slot() => {
+            place.spot = spot;
+            Ok(None)
+        }
+        _ => Ok(Some(spot)),
+    }
+}
+
 impl FileSystem {
     /// Makes regular files, empty and not open, in one directory; returns for each name, in the order given, the new
     /// file's attributes or why it was not made. `mode` and `who` count as for [`FileSystem::mknod`].
@@ -285,16 +309,13 @@ impl FileSystem {
                 });
                 continue;
             }
-            if let Some(done) = place.take_if(|place| !place.spot.covers(item.key)) {
-                filled.push(done.plan);
+            let spot = next_spot(&mut op, slot, item, &mut place)?;
+            if let Some(spot) = spot {
+                let plan = spot.fill(&op)?;
+                filled.extend(place.replace(Place { spot, plan }).map(|done| done.plan));
             }
-            let Place { spot, plan } = match &mut place {
-                Some(place) => place,
-                None => {
-                    let spot = dir::spot(&mut op, slot, item.wanted())?;
-                    let plan = spot.fill(&op)?;
-                    place.insert(Place { spot, plan })
-                }
+            let Some(Place { spot, plan }) = &mut place else {
+                unreachable!("there is a place for each name");
             };
             if spot
                 .look(&op, item.key, |n| &*n.name == item.name)?
@@ -418,16 +439,14 @@ impl FileSystem {
         let mut place: Option<Place<Vec<u64>>> = None;
         for ((i, name), slot) in victims.iter().zip(&slots[1..]) {
             let item = &items[*i];
-            if let Some(done) = place.take_if(|place| !place.spot.covers(item.key)) {
-                removal.leave(&mut op, done)?;
-            }
-            let here = match &mut place {
-                Some(place) => place,
-                None => {
-                    let spot = dir::spot(&mut op, slots[0], item.wanted())?;
-                    let plan = Vec::new();
-                    place.insert(Place { spot, plan })
+            if let Some(spot) = next_spot(&mut op, slots[0], item, &mut place)? {
+                let plan = Vec::new();
+                if let Some(done) = place.replace(Place { spot, plan }) {
+                    removal.leave(&mut op, done)?;
                 }
+            }
+            let Some(here) = &mut place else {
+                unreachable!("there is a place for each name");
             };
             // Damage may have given an inode two names and one link.
             let twice = removal.taken.iter().any(|(_, other)| other == slot);

@@ -79,7 +79,7 @@ impl Request<'_> {
     /// Of the place that loses a name.
     fn emptied(&self) -> Emptied {
         match self.crosses() {
-            true => Emptied::GoesUnlessBusy,
+            true => Emptied::GoesAlone,
             false => Emptied::Stays,
         }
     }

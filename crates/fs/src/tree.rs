@@ -417,23 +417,16 @@ impl Path {
     }
 
     /// Plans to take this leaf, which is locked, out of a tree whose inode is shared: `None` if that is more than a change
-    /// of the index node right above it, or if that would have to be waited for and `wait` says that it must not.
+    /// of the index node right above it.
     pub fn plan_shared_removal(
         &self,
         op: &mut Op<'_, FsNode>,
         leaf: Slot,
-        wait: bool,
     ) -> Result<Option<Removal>, Error> {
         let Some(level) = self.index.len().checked_sub(1) else {
             return Ok(None);
         };
-        let slot = match wait {
-            true => self.lock_index(op, level)?,
-            false => match op.try_lock(&self.index[level].0) {
-                Some(slot) => slot,
-                None => return Ok(None),
-            },
-        };
+        let slot = self.lock_index(op, level)?;
         let nid = op.nid(leaf);
         let children = op.peek(slot).index()?;
         // The first one's keys go to no neighbour; and others may have moved it to another index node.

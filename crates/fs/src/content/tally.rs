@@ -114,6 +114,7 @@ impl Pending {
         add_to(&mut together.sum, tally);
     }
 
+    #[inline(never)]
     fn add_apart(&self, parts: &[OnceLock<Box<Part>>], core: usize, tally: Tally) {
         let core = core % parts.len();
         let part = parts[core].get().unwrap_or_else(|| {
