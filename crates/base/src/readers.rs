@@ -86,6 +86,14 @@ impl Bias {
         }
     }
 
+    /// As if this core had read already: whoever makes a lock mostly is the first to take it.
+    pub fn of(core: usize) -> Bias {
+        Bias {
+            on: AtomicBool::new(false),
+            reads: AtomicU32::new((core as u32 + 1) << CORE_SHIFT),
+        }
+    }
+
     /// A hint.
     #[inline]
     pub fn is_on(&self) -> bool {
@@ -126,9 +134,11 @@ impl Bias {
     }
 
     #[cold]
+    #[inline(never)]
     fn count_other(&self, readers: &Readers, core: u32, reads: u32) {
         let count = (reads & ((1 << CORE_SHIFT) - 1)) + 1;
-        let cores = readers.used().max(limit(CORES_LEAST, 1));
+        // What is small depends on nothing that others in the process do: a seed decides all.
+        let cores = limit(readers.used().max(CORES_LEAST), 2);
         let most = cores * limit(READS_PER_CORE, 1);
         let counted = match (count as usize) < most {
             true => count,
@@ -167,13 +177,18 @@ impl Bias {
     #[cold]
     pub fn try_turn_off(&self, readers: &Readers) -> bool {
         self.on.store(false, Ordering::SeqCst);
-        let named = |place: &AtomicUsize| place.load(Ordering::SeqCst) == self.name();
-        let free = !self.places(readers).any(named);
+        let free = !self.is_entered(readers);
         if !free {
             // Whoever entered before is in, and the caller changes nothing.
             self.on.store(true, Ordering::SeqCst);
         }
         free
+    }
+
+    /// Whether a place names it, if only for a moment.
+    pub fn is_entered(&self, readers: &Readers) -> bool {
+        let named = |place: &AtomicUsize| place.load(Ordering::SeqCst) == self.name();
+        self.places(readers).any(named)
     }
 
     fn places<'r>(&self, readers: &'r Readers) -> impl Iterator<Item = &'r AtomicUsize> {

@@ -452,7 +452,7 @@ impl<T, H> RwLock<T, H> {
             header,
             rank,
             key,
-            bias: Bias::new(),
+            bias: Bias::of(lane()),
             inner: parking_lot::RwLock::new(value),
         }
     }
@@ -516,6 +516,21 @@ impl<T, H> RwLock<T, H> {
         if self.bias.is_written() {
             self.await_readers();
         }
+        self.assert_alone();
+    }
+
+    /// A writer is alone. Tasks take turns between whole steps, so none is seen that takes its entry back.
+    #[inline(always)]
+    fn assert_alone(&self) {
+        #[cfg(feature = "simulate")]
+        if crate::sched::active() {
+            let alone = !self.bias.is_entered(&READERS);
+            assert!(
+                alone,
+                "{} {} is written while somebody reads",
+                self.rank.name, self.key
+            );
+        }
     }
 
     #[cold]
@@ -529,7 +544,11 @@ impl<T, H> RwLock<T, H> {
     /// The same without waiting; false if somebody has entered.
     #[inline]
     fn try_revoke(&self) -> bool {
-        !self.bias.is_written() || self.bias.try_turn_off(&READERS)
+        let alone = !self.bias.is_written() || self.bias.try_turn_off(&READERS);
+        if alone {
+            self.assert_alone();
+        }
+        alone
     }
 
     #[cfg_attr(feature = "trace", track_caller)]
