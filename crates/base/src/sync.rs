@@ -671,11 +671,12 @@ impl<T, H> Handle<RwLock<T, H>> {
             || all.inner.try_write(),
             || all.inner.write(),
         ));
-        all.revoke();
-        OwnedWriteGuard {
+        let guard = OwnedWriteGuard {
             _held: held,
             lock: self,
-        }
+        };
+        guard.lock.revoke();
+        guard
     }
 
     /// An exclusive guard that keeps the lock alive by itself, if nobody holds the lock: it
