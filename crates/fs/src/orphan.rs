@@ -88,7 +88,7 @@ pub(crate) enum Disposal<'s> {
     /// Nobody uses it and it is small: it goes in this record. Its blocks are freed already.
     Delete,
     /// It goes to its orphan directory, unless it is listed there for a pending truncate.
-    Orphan(Option<Addition<'s, Orphan>>),
+    Orphan(Option<Box<Addition<'s, Orphan>>>),
 }
 
 /// The nid of the orphan directory for an inode.
@@ -169,7 +169,7 @@ impl FileSystem {
             Some(_) => None,
             None => Some(spot.put(op, orphan)?),
         };
-        Ok(Some(Disposal::Orphan(addition)))
+        Ok(Some(Disposal::Orphan(addition.map(Box::new))))
     }
 
     /// Carries a disposal out (phase 2); `change` is the victim's new link count and ctime.
