@@ -15,11 +15,9 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
-use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target, file_bytes};
 use crate::{Error, interrupt};
 
-/// What a file takes in the most generous of the file systems, with its part of directories.
-const FILE_BYTES: u64 = 1536;
 /// Directories in each of those that hold directories.
 const BRANCHES: u64 = 1000;
 /// A pair with the most live files may take this much of one with the fewest.
@@ -83,7 +81,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let most = options.live.iter().copied().max().unwrap_or(0);
-    let bytes = (most + options.pairs.min(most)) * FILE_BYTES + (1 << 30);
+    let bytes = (most + options.pairs.min(most)) * file_bytes(&options.against) + (1 << 30);
     let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
     let targets = || {
         [Target::Sheaf]

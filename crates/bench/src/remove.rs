@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Report, Row, Spread};
 use crate::runner::Stop;
-use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target, run_program};
+use crate::target::{
+    InProcess, KernelMount, Place, Posix, Side, Storage, Target, file_bytes, run_program,
+};
 use crate::{Error, interrupt};
 
 const FILES_PER_FOLDER: u64 = 1000;
-/// What a file takes in the most generous of the file systems, with its part of directories.
-const FILE_BYTES: u64 = 1536;
 const TREE: &str = "tree";
 
 /// What to measure.
@@ -70,7 +70,7 @@ struct Series {
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
-    let bytes = options.files() * FILE_BYTES + (1 << 30);
+    let bytes = options.files() * file_bytes(&options.against) + (1 << 30);
     let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
     let targets = [Target::Sheaf]
         .into_iter()

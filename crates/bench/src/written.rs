@@ -22,12 +22,12 @@ use serde_json::{Map, Value};
 use crate::contract::{Report, Row, Spread};
 use crate::meter::account_of;
 use crate::runner::Stop;
-use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::target::{
+    InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target, file_bytes,
+};
 use crate::{Error, interrupt};
 
 const FILES_PER_FOLDER: u64 = 1000;
-/// What a file takes in the most generous of the file systems, with its part of directories.
-const FILE_BYTES: u64 = 1536;
 /// Files between two looks at the number of checkpoints.
 const LOOK: u64 = 50;
 
@@ -80,7 +80,7 @@ struct Series {
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
-    let bytes = options.most * FILE_BYTES + (1 << 30);
+    let bytes = options.most * file_bytes(&options.against) + (1 << 30);
     let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
     let targets = [Target::Sheaf]
         .into_iter()

@@ -153,6 +153,15 @@ pub fn parse_against(names: &[String]) -> Result<Vec<Target>, Error> {
     Ok(targets)
 }
 
+/// What an empty file takes at most, in bytes, with its part of directories, of the journal and of room for cleaning: in Sheaf,
+/// or in the most generous of those it is compared with.
+pub(crate) fn file_bytes(against: &[Target]) -> u64 {
+    match against.is_empty() {
+        true => 512,
+        false => 1536,
+    }
+}
+
 /// For suites that make each side's file system themselves.
 pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
     match against.iter().all(|t| matches!(t, Target::Kernel(_))) {
