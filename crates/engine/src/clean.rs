@@ -21,6 +21,9 @@ const LOOKS_MAX: usize = 64;
 /// Segments cleaned per checkpoint while free chunks are left.
 const UNHURRIED_MAX: usize = 16;
 
+/// The part of the array, as one over this, up to which metadata may be spread widely.
+const LAVISH_PART: u64 = 4;
+
 /// Rounds of cleaning that an operation waits for.
 const ROUNDS_MAX: usize = 16;
 
@@ -36,8 +39,9 @@ impl<C: Content> Store<C> {
     /// Marks the live contents of the emptiest segments dirty when free segments run short.
     /// Returns the number of segments chosen.
     ///
-    /// With free chunks left, only segments that are at least half dead are worth it; without,
-    /// any that gain something.
+    /// With free chunks left, only segments that are at least half dead are worth it, and as long as metadata takes up
+    /// little of the array only those that are three quarters dead: the emptier, the less is written again for each byte
+    /// gained. Without free chunks, any that gain something.
     pub(crate) fn clean_segments(&self) -> Result<u64, Error> {
         let segment = self.array.geometry().segment_bytes() as i64;
         let tight = self.space.free_chunks() <= 2 * self.space.reserve_chunks();
@@ -51,9 +55,11 @@ impl<C: Content> Store<C> {
             return Ok(0);
         }
         let (total, live) = self.segments.usage();
+        let lavish = total < self.array.bytes() / LAVISH_PART;
         let (share, most) = match tight {
             true => (95, LOOKS_MAX),
-            false if live * 2 < total => (50, UNHURRIED_MAX),
+            false if lavish && live * 4 < total => (25, UNHURRIED_MAX),
+            false if !lavish && live * 2 < total => (50, UNHURRIED_MAX),
             false => return Ok(0),
         };
         let slack = (self.options.workers as i64 + 3) * segment;
