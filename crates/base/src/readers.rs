@@ -79,14 +79,7 @@ pub struct Bias {
 }
 
 impl Bias {
-    pub fn new() -> Bias {
-        Bias {
-            on: AtomicBool::new(false),
-            reads: AtomicU32::new(0),
-        }
-    }
-
-    /// As if this core had read already: whoever makes a lock mostly is the first to take it.
+    /// Off, as if this core had read already: whoever makes a lock mostly is the first to take it.
     pub fn of(core: usize) -> Bias {
         Bias {
             on: AtomicBool::new(false),
@@ -194,11 +187,5 @@ impl Bias {
     fn places<'r>(&self, readers: &'r Readers) -> impl Iterator<Item = &'r AtomicUsize> {
         let cores = readers.cores[..readers.used()].iter();
         cores.flat_map(|places| places.0.iter())
-    }
-}
-
-impl Default for Bias {
-    fn default() -> Bias {
-        Bias::new()
     }
 }

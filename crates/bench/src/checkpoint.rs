@@ -1,11 +1,13 @@
 //! Whether operations notice that checkpoints are made, and what many checkpoint threads do for them.
 //!
 //! 1. Sheaf in this process, on devices in memory that take a set time for each request. Threads make empty files, each in
-//!    folders of its own of 1,000, until ten times as much has been logged as the journal holds.
+//!    folders of its own of 1,000, and unlink the oldest once there are 20 folders, until ten times as much has been logged as the
+//!    journal holds. So what there is stays the same, and a checkpoint has most of what was made since the last to write.
 //! 2. So does a file system whose journal holds all of that and which makes no checkpoint: the rate that
 //!    checkpoints are measured by. A run of it that made one all the same is an error.
 //! 3. There is no counterpart of a kernel file system's: none can be put on these devices.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,6 +25,8 @@ use crate::{Error, interrupt};
 /// Logged in a run, in journals.
 const JOURNALS: u64 = 10;
 const FILES_PER_FOLDER: u64 = 1000;
+/// Of all threads together, with files in them.
+const FOLDERS: u64 = 20;
 /// Of the array, so that not its size limits what may be dirty: a 64th may. Blocks take no memory until they are
 /// written.
 const ARRAY_BYTES: u64 = 128 << 30;
@@ -185,7 +189,7 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
     })
 }
 
-/// Threads that make empty files until enough is logged.
+/// Threads that make and unlink empty files until enough is logged.
 struct Creates<'a> {
     side: &'a InProcess,
     threads: u64,
@@ -198,26 +202,32 @@ struct Creates<'a> {
 impl Load for Creates<'_> {
     fn prepare(&self, _thread: usize, _stop: &Stop) -> Result<Operation<'_>, Error> {
         let mut own = self.latencies.own();
-        let (mut made, mut folder) = (0, None);
+        let most = (FOLDERS / self.threads).max(1) as usize;
+        let (mut made, mut folders) = (0, VecDeque::new());
         Ok(Box::new(move || {
-            if made % FILES_PER_FOLDER == 0 {
+            let place = made % FILES_PER_FOLDER;
+            if place == 0 {
                 let number = self.folders.fetch_add(1, Ordering::Relaxed);
                 let name = format!("folder{number:06}");
-                folder = Some(self.side.make_dir(&self.side.root(), &name)?);
+                if folders.len() > most {
+                    folders.pop_front();
+                }
+                folders.push_back(self.side.make_dir(&self.side.root(), &name)?);
             }
             // What others log meanwhile is seen a little late.
             if made % (64 / self.threads).max(1) == 0 && self.side.logged_bytes() >= self.until {
                 return Ok(0);
             }
             made += 1;
-            let Some(folder) = &folder else {
+            let (Some(newest), Some(oldest)) = (folders.back(), folders.front()) else {
                 return Ok(0);
             };
-            own.time(|| {
-                self.side
-                    .create(folder, &format!("file{made:09}"))
-                    .map(drop)
-            })
+            let name = format!("file{place:03}");
+            let created = own.time(|| self.side.create(newest, &name).map(drop))?;
+            match folders.len() > most {
+                true => Ok(created + own.time(|| self.side.unlink(oldest, &name))?),
+                false => Ok(created),
+            }
         }))
     }
 

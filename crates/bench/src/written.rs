@@ -3,8 +3,9 @@
 //! 1. One thread makes empty files in folders of 1,000. Everything counts that the file system writes: journal, nodes or inodes,
 //!    directories, tables, allocation maps.
 //! 2. Sheaf decides itself when to commit and when to make a checkpoint. Its window begins at the end of a checkpoint and ends at
-//!    that of the last of so many later ones, so that each file's part of all of them is in it. What a file takes
-//!    does not depend on how fast files are made, but that commits are at least as frequent as their interval says.
+//!    that of the last of so many later ones, so that each file's part of all of them is in it; both wait for what is
+//!    being written. What a file takes does not depend on how fast files are made, but that commits are at least as
+//!    frequent as their interval says.
 //! 3. A kernel file system makes as many files as Sheaf did in the same run, before the window and within it; its window
 //!    begins and ends with syncfs(2). What it then still has in its journal alone, and writes home when it becomes
 //!    read-only, is in an extra figure, as is what Sheaf's closing writes: it belongs to files of the window and of
@@ -13,7 +14,9 @@
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use base::clock::Clock;
 use engine::BytesWritten;
 use format::inode::{KIND_BUCKET, KIND_INDEX, KIND_INODE};
 use rustix::fs::{major, minor};
@@ -30,6 +33,9 @@ use crate::{Error, interrupt};
 const FILES_PER_FOLDER: u64 = 1000;
 /// Files between two looks at the number of checkpoints.
 const LOOK: u64 = 50;
+/// Without a write, so that there is none to come.
+const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_LOOKS: usize = 300;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -150,10 +156,11 @@ fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Coun
         Ok(maker.made - made)
     };
     files.before = checkpoints_later(1)?;
-    let (start, before) = (side.written_bytes(), side.written_by_cause());
+    let (start, before) = settled(&side)?;
     files.within = checkpoints_later(options.checkpoints)?;
-    let synced = side.written_bytes() - start;
-    let causes = causes(&before, &side.written_by_cause(), synced);
+    let (end, after) = settled(&side)?;
+    let synced = end - start;
+    let causes = causes(&before, &after, synced);
     let ended = side.close_counting()? - start;
     Ok(Counts {
         synced,
@@ -162,8 +169,25 @@ fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Coun
     })
 }
 
-/// What `all` bytes between two counts were for. The counts were not taken at the same moment as
-/// theirs, so what is left over may be a little more or less than nothing.
+/// Bytes written, all and by cause, once nothing is being written: a checkpoint's causes are counted at its end.
+fn settled(side: &InProcess) -> Result<(u64, BytesWritten), Error> {
+    let (stop, clock) = (Stop::default(), Clock::real());
+    let mut last = (side.written_bytes(), side.written_by_cause());
+    for _ in 0..SETTLE_LOOKS {
+        stop.check()?;
+        clock.sleep_until(clock.monotonic_ns() + SETTLE.as_nanos() as u64);
+        let now = (side.written_bytes(), side.written_by_cause());
+        if now == last {
+            return Ok(now);
+        }
+        last = now;
+    }
+    Err(Error::Unable(
+        "writing does not end though nothing is changed".to_owned(),
+    ))
+}
+
+/// What `all` bytes between two counts were for.
 fn causes(before: &BytesWritten, after: &BytesWritten, all: u64) -> Vec<(&'static str, u64)> {
     let nodes = |written: &BytesWritten, kinds: &[u8]| -> u64 {
         kinds.iter().map(|kind| written.nodes[*kind as usize]).sum()

@@ -12,7 +12,7 @@ fn short(seed: u64) -> Plan {
 #[test]
 fn threads_in_any_order_leave_what_each_was_promised() {
     let (mut cuts, mut lied) = (0, 0);
-    for seed in 1..12 {
+    for seed in 1..24 {
         match run(&short(seed), false) {
             Ok(outcome) => (cuts, lied) = (cuts + outcome.cuts, lied + outcome.lied),
             Err(failure) => panic!("{}\n{failure}", short(seed).replay()),

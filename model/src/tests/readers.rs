@@ -14,6 +14,9 @@ struct Lock {
     halves: [AtomicU32; 2],
 }
 
+/// A core that no thread of a model is.
+const NOBODY: usize = 99;
+
 /// How a reader holds it.
 enum Share<'l> {
     Entered(#[expect(dead_code, reason = "held")] Entry<'l>),
@@ -26,7 +29,7 @@ impl Lock {
     fn new() -> Lock {
         Lock {
             readers: Readers::new(2),
-            bias: Bias::new(),
+            bias: Bias::of(NOBODY),
             under: RwLock::new(()),
             halves: [AtomicU32::new(0), AtomicU32::new(0)],
         }
