@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use base::clock::Clock;
 use engine::BytesWritten;
-use format::inode::{KIND_BUCKET, KIND_INDEX, KIND_INODE};
 use rustix::fs::{major, minor};
 use serde_json::{Map, Value};
 
@@ -189,25 +188,13 @@ fn settled(side: &InProcess) -> Result<(u64, BytesWritten), Error> {
 
 /// What `all` bytes between two counts were for.
 fn causes(before: &BytesWritten, after: &BytesWritten, all: u64) -> Vec<(&'static str, u64)> {
-    let nodes = |written: &BytesWritten, kinds: &[u8]| -> u64 {
-        kinds.iter().map(|kind| written.nodes[*kind as usize]).sum()
-    };
-    let of = |count: &dyn Fn(&BytesWritten) -> u64| count(after) - count(before);
-    let named = of(&|w| nodes(w, &[KIND_INODE, KIND_BUCKET, KIND_INDEX]));
-    vec![
-        ("journal_records", of(&|w| w.records)),
-        ("journal_batches", of(&|w| w.batches)),
-        ("inodes", of(&|w| nodes(w, &[KIND_INODE]))),
-        ("directory_leaves", of(&|w| nodes(w, &[KIND_BUCKET]))),
-        ("tree_indexes", of(&|w| nodes(w, &[KIND_INDEX]))),
-        ("other_nodes", of(&|w| w.nodes.iter().sum()) - named),
-        ("table_leaves", of(&|w| w.table_leaves)),
-        ("table_inner", of(&|w| w.table_inner)),
-        ("space_tables", of(&|w| w.space)),
-        ("checkpoint_padding", of(&|w| w.padding)),
-        ("checkpoint_records", of(&|w| w.slots)),
-        ("rest", all.saturating_sub(of(&|w| w.total()))),
-    ]
+    let both = fs::causes(before).into_iter().zip(fs::causes(after));
+    let mut causes: Vec<_> = both
+        .map(|((cause, before), (_, after))| (cause, after - before))
+        .collect();
+    let known: u64 = causes.iter().map(|(_, bytes)| bytes).sum();
+    causes.push(("rest", all.saturating_sub(known)));
+    causes
 }
 
 fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Error> {

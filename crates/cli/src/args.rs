@@ -38,6 +38,7 @@ pub enum Command {
     Cp(Cp),
     Rm(Rm),
     Trim(Trim),
+    Checkpoint(Checkpoint),
     Scrub(Scrub),
     Demo(Demo),
     Torture(Torture),
@@ -97,7 +98,7 @@ pub struct Mount {
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
     /// write_back=SECONDS, mtime_persist_interval=SECONDS, workers=N, io=auto|uring|threads,
-    /// max_read=BYTES, fsname=NAME
+    /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',
         long = "options",
@@ -177,6 +178,12 @@ pub struct Info {
     /// Print keys for a udev rule
     #[arg(long, requires = "devices", conflicts_with = "json")]
     pub udev: bool,
+    /// Show what the daemon of a mount has done since it was mounted
+    ///
+    /// Bytes and flushes by cause, operations, commits, checkpoints, delays, latencies of fsync, the
+    /// cache and the devices. Needs root or the daemon's own user.
+    #[arg(long, value_name = "MOUNTPOINT", conflicts_with_all = ["devices", "udev"])]
+    pub live: Option<PathBuf>,
 }
 
 /// List a folder of a file system that is not mounted
@@ -264,6 +271,19 @@ pub struct Source {
 /// Discard (TRIM) the free space of a mounted file system
 #[derive(Args, Debug)]
 pub struct Trim {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write home all that a mounted file system has written and changed
+///
+/// Returns when the journal holds nothing that was done before: a mount after a crash has none of it to
+/// replay. Work goes on meanwhile. Needs root or the daemon's own user.
+#[derive(Args, Debug)]
+pub struct Checkpoint {
     /// The mount point
     pub mountpoint: PathBuf,
     /// Print one JSON object
@@ -379,7 +399,7 @@ pub struct Bench {
 #[derive(Subcommand, Debug)]
 pub enum Suite {
     Fxmark(Fxmark),
-    Checkpoint(Checkpoint),
+    Checkpoint(BenchCheckpoint),
     Files(Files),
     Fsync(Fsync),
     List(List),
@@ -472,7 +492,7 @@ pub struct Fxmark {
 /// Files made until ten times as much is logged as the journal holds, by Sheaf in this process on slow devices in memory,
 /// beside a journal that holds all of it. Needs no root.
 #[derive(Args, Debug)]
-pub struct Checkpoint {
+pub struct BenchCheckpoint {
     /// Numbers of checkpoint threads, separated by commas
     #[arg(
         long,

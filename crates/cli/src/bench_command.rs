@@ -10,8 +10,8 @@ use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchOptions, BenchOutput, Checkpoint, Files, Fsync, Fxmark, List, Pool, Remove, Scale,
-    Suite,
+    Bench, BenchCheckpoint, BenchOptions, BenchOutput, Files, Fsync, Fxmark, List, Pool, Remove,
+    Scale, Suite,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -51,7 +51,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
 }
 
-fn checkpoint(args: &Checkpoint) -> Outcome {
+fn checkpoint(args: &BenchCheckpoint) -> Outcome {
     let options = checkpoint::Options {
         workers: args.workers.clone(),
         threads: args.threads,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::args::Info;
 use crate::devices::{self, Access};
 use crate::failure::Outcome;
-use crate::{output, size};
+use crate::{live, output, size};
 
 /// One file system, sizes in bytes.
 #[derive(Serialize)]
@@ -56,6 +56,9 @@ struct Found {
 }
 
 pub fn run(args: &Info) -> Outcome {
+    if let Some(mountpoint) = &args.live {
+        return live::info(mountpoint, args.json);
+    }
     match (args.udev, args.devices.is_empty()) {
         (true, _) => for_udev(args),
         (false, true) => list_all(args),

@@ -16,6 +16,7 @@ mod failure;
 mod fsck;
 mod helper;
 mod info;
+mod live;
 mod logging;
 mod ls;
 mod mkfs;
@@ -66,6 +67,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Cp(args) => cp::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Trim(args) => trim::run(&args),
+        Command::Checkpoint(args) => live::checkpoint(&args),
         Command::Scrub(args) => scrub::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),

@@ -14,6 +14,7 @@ use std::time::Duration;
 use base::clock::Clock;
 use device::{Array, Backend};
 use fs::{FileSystem, FsOptions};
+use mount::metrics::{Endpoint, MetricsServer};
 use mount::{DeviceClaim, MountOptions};
 
 use crate::args::Mount;
@@ -45,18 +46,21 @@ struct Settings {
     mount: MountOptions,
     fs: FsOptions,
     backend: Backend,
+    metrics: Option<Endpoint>,
 }
 
 impl Settings {
     fn parse(args: &Mount) -> Result<Self, Failure> {
         let mut fs = FsOptions::default();
         let mut backend = Backend::Auto;
+        let mut metrics = None;
         let mut caches = Caches::default();
         let mut problem = None;
         let text = args.options.join(",");
         let mut mount = MountOptions::parse_with(&text, &mut |name, value| {
             let known = caches.take(name, value).and_then(|known| match known {
                 true => Ok(true),
+                false if name == "metrics" => take_metrics(&mut metrics, value),
                 false => take_option(&mut fs, &mut backend, name, value),
             });
             Ok(known.unwrap_or_else(|failure| {
@@ -80,7 +84,12 @@ impl Settings {
         if mount.read_only {
             fs = fs.read_only();
         }
-        Ok(Settings { mount, fs, backend })
+        Ok(Settings {
+            mount,
+            fs,
+            backend,
+            metrics,
+        })
     }
 }
 
@@ -127,6 +136,17 @@ pub fn default_memory() -> u64 {
 fn memory() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram as u64 * u64::from(info.mem_unit.max(1))
+}
+
+fn take_metrics(metrics: &mut Option<Endpoint>, value: Option<&str>) -> Result<bool, Failure> {
+    let endpoint = value.and_then(Endpoint::parse).ok_or_else(|| {
+        let value = value.unwrap_or_default();
+        Failure::usage(format!(
+            "metrics={value}: give a path from the root for a socket, or a loopback address with a port, as 127.0.0.1:9100"
+        ))
+    })?;
+    *metrics = Some(endpoint);
+    Ok(true)
 }
 
 /// Options that are neither the kernel's nor about caches.
@@ -192,6 +212,13 @@ fn serve(args: &Mount) -> Outcome {
     let array = devices::open(&paths, access)?;
     let title = devices::title(&array);
     let fs = open(&array, settings.fs)?;
+    let metrics = match &settings.metrics {
+        Some(endpoint) => {
+            let fs = Arc::clone(&fs);
+            Some(MetricsServer::start(endpoint, move || fs.metrics())?)
+        }
+        None => None,
+    };
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
     let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
@@ -209,6 +236,7 @@ fn serve(args: &Mount) -> Outcome {
             usable = true;
         },
     );
+    drop(metrics);
     let closed = fs.close();
     if let Some(pid_file) = &args.pid_file
         && let Err(error) = std::fs::remove_file(pid_file)

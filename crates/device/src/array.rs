@@ -35,7 +35,7 @@ pub enum Io<'a> {
 }
 
 impl Io<'_> {
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         match self {
             Io::Read { buf, .. } => buf.len() as u64,
             Io::Write { buf, .. } => buf.len() as u64,

@@ -170,7 +170,19 @@ impl<C: Content> Store<C> {
         if let Some(error) = self.journal.failed() {
             return Err(error);
         }
+        let began = self.clock().monotonic_ns();
         let result = self.run(&mut state, clean);
+        if let Ok(report) = &result {
+            let counts = &self.counts;
+            counts.checkpoints.record(self.since(began));
+            counts
+                .checkpoint_nodes
+                .fetch_add(report.nodes, Ordering::Relaxed);
+            let cleaned = report.cleaned_segments;
+            counts
+                .cleaned_segments
+                .fetch_add(cleaned, Ordering::Relaxed);
+        }
         if let Err(error) = &result {
             self.latch(&format!("checkpoint: {error}"));
         }
@@ -259,6 +271,9 @@ impl<C: Content> Store<C> {
             }
         }
         if !planted(Canary::CheckpointUnflushed) {
+            self.counts
+                .checkpoint_flushes
+                .fetch_add(1, Ordering::Relaxed);
             self.array.flush()?;
         }
         if self.array.flush_failures() != flush_failures {

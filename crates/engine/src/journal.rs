@@ -23,12 +23,14 @@
 //!    for the batch being gathered, and the batches being written.
 
 use crate::commit::{Commits, PIPELINE, Ticket};
+use crate::counters::{Distribution, StoreCounters};
 use crate::error::Error;
 use crate::ring::{Credit, Ring, Slack};
 use crate::staging::{Pin, Records, Staging};
 use crate::store::StoreOptions;
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
+use base::clock::Clock;
 use base::sync::{Mutex, rank};
 use base::thread::Pool;
 use base::tight;
@@ -117,6 +119,31 @@ pub(crate) struct JournalStats {
     /// Bytes of all records, and of all batches with them.
     pub record_bytes: AtomicU64,
     pub batch_bytes: AtomicU64,
+    flushes: AtomicU64,
+    /// Nanoseconds, records and bytes of each batch.
+    each_ns: Distribution,
+    each_records: Distribution,
+    each_bytes: Distribution,
+}
+
+impl JournalStats {
+    fn sealed(&self, records: u64, payload: u64, bytes: u64) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.records.fetch_add(records, Ordering::Relaxed);
+        self.record_bytes.fetch_add(payload, Ordering::Relaxed);
+        self.batch_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.each_records.record(records);
+        self.each_bytes.record(bytes);
+    }
+
+    /// Adds what the journal knows.
+    pub fn add_to(&self, counters: &mut StoreCounters) {
+        counters.records = self.records.load(Ordering::Relaxed);
+        counters.journal_flushes = self.flushes.load(Ordering::Relaxed);
+        counters.batches = self.each_ns.summary();
+        counters.batch_records = self.each_records.summary();
+        counters.batch_bytes = self.each_bytes.summary();
+    }
 }
 
 #[derive(Debug)]
@@ -137,6 +164,7 @@ pub(crate) struct Journal {
     /// Threads that fill batches, and how many they are with the leader.
     pool: Arc<Pool>,
     workers: usize,
+    clock: Clock,
     pub stats: JournalStats,
 }
 
@@ -182,6 +210,7 @@ impl Journal {
             ),
             pool,
             workers: options.workers,
+            clock: options.clock.clone(),
             stats: JournalStats::default(),
         }
     }
@@ -337,14 +366,8 @@ impl Journal {
             sequence: next.sequence + 1,
             previous_crc: crc,
         };
-        self.stats.batches.fetch_add(1, Ordering::Relaxed);
-        self.stats.batch_bytes.fetch_add(padded, Ordering::Relaxed);
         self.stats
-            .record_bytes
-            .fetch_add(payload as u64, Ordering::Relaxed);
-        self.stats
-            .records
-            .fetch_add(records.count as u64, Ordering::Relaxed);
+            .sealed(records.count as u64, payload as u64, padded);
         buf
     }
 
@@ -381,7 +404,13 @@ impl Journal {
     /// Writes a gathered batch and completes it in order (invariant 4).
     fn write_batch(&self, batch: Batch) -> Result<(), Error> {
         let result = match &batch.bytes {
-            Some(bytes) => self.write_ring(batch.position, bytes),
+            Some(bytes) => {
+                let began = self.clock.monotonic_ns();
+                let written = self.write_ring(batch.position, bytes);
+                let passed = self.clock.monotonic_ns().saturating_sub(began);
+                self.stats.each_ns.record(passed);
+                written
+            }
             None => Ok(()),
         };
         self.commits.complete(
@@ -394,6 +423,7 @@ impl Journal {
         // R14: the records' data was written before they were staged; it must be durable
         // before the batch that names it can be.
         if !planted(Canary::SkipPreflush) {
+            self.stats.flushes.fetch_add(1, Ordering::Relaxed);
             self.array.flush()?;
         }
         if self.array.flush_failures() != self.forgiven.load(Ordering::SeqCst) {

@@ -12,6 +12,7 @@ mod checkpoint;
 mod clean;
 mod commit;
 mod content;
+mod counters;
 mod epoch;
 mod error;
 mod finding;
@@ -42,6 +43,7 @@ mod written;
 
 pub use checkpoint::CheckpointReport;
 pub use content::Content;
+pub use counters::{Distribution, StoreCounters, Summary, Waits};
 pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use node::{Node, NodeRead};

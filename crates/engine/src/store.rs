@@ -2,6 +2,7 @@
 
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
+use crate::counters::{StoreCounters, StoreCounts};
 use crate::error::Error;
 use crate::items::{self, read_node};
 use crate::journal::{Journal, Resume};
@@ -119,6 +120,7 @@ pub struct Store<C: Content> {
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
     /// damaged to whoever asks: what the table has of them is old.
     pub(crate) unreplayed: BTreeMap<u64, Damage>,
+    pub(crate) counts: StoreCounts,
     pool: Arc<Pool>,
 }
 
@@ -282,6 +284,7 @@ impl<C: Content> Store<C> {
             threads: Mutex::new(rank::LEAF, Vec::new()),
             closed: AtomicBool::new(false),
             unreplayed: BTreeMap::new(),
+            counts: StoreCounts::default(),
             pool,
             array,
             options,
@@ -312,6 +315,14 @@ impl<C: Content> Store<C> {
     /// Bytes of these batches, with their headers and padding.
     pub fn journal_bytes(&self) -> u64 {
         self.journal.stats.batch_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What this store has done since it was opened.
+    pub fn counters(&self) -> StoreCounters {
+        let mut counters = self.counts.get();
+        self.journal.stats.add_to(&mut counters);
+        counters.written = self.bytes_written();
+        counters
     }
 
     /// Bytes of metadata written to the devices since the store was opened, by cause.
@@ -545,6 +556,11 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// Bytes of changed metadata that wait for a checkpoint, roughly.
+    pub fn dirty_metadata_bytes(&self) -> u64 {
+        self.dirty_now().max(0) as u64
+    }
+
     /// What a checkpoint begun now would have to write, roughly.
     pub(crate) fn dirty_now(&self) -> i64 {
         self.dirty_bytes.about() + self.dirty_leaves.bytes()
@@ -589,20 +605,30 @@ impl<C: Content> Store<C> {
         }
         if pressure > 750 {
             let delay = Duration::from_micros((pressure - 750) as u64 * 4);
+            let began = self.clock().monotonic_ns();
             wake.wait_for(&mut control, delay);
+            self.counts.paced.add(self.since(began));
         }
     }
 
     /// Returns after a checkpoint later than `seen`: another thread's, or one made here.
     pub(crate) fn make_room(&self, seen: u64) -> Result<(), Error> {
+        let began = self.clock().monotonic_ns();
         let state = self.checkpoint_state.lock();
         let newest = state.sequence;
         drop(state);
-        match self.journal.failed() {
+        let outcome = match self.journal.failed() {
             Some(error) => Err(error),
             None if newest > seen => Ok(()),
             None => self.checkpoint_now(),
-        }
+        };
+        self.counts.stalled.add(self.since(began));
+        outcome
+    }
+
+    /// Nanoseconds since a time of the clock.
+    pub(crate) fn since(&self, began: u64) -> u64 {
+        self.clock().monotonic_ns().saturating_sub(began)
     }
 
     /// Makes freed blocks available and empty chunks free, for callers that found none.
@@ -645,6 +671,7 @@ impl<C: Content> Store<C> {
     /// that wrote in place remember that, and if a record that waits for its commit may name such
     /// data, the store turns read-only.
     pub fn flush(&self) -> Result<(), Error> {
+        self.counts.data_flushes.fetch_add(1, Ordering::Relaxed);
         let Err(error) = self.array.flush() else {
             return Ok(());
         };

@@ -226,6 +226,14 @@ impl FileSystem {
         synced.and(self.files.check_losses(told))
     }
 
+    /// Writes home all that was written and changed before the call, while work goes on: the journal holds nothing of it
+    /// afterwards. Returns the newest checkpoint's number.
+    pub fn checkpoint(&self) -> Result<u64, Error> {
+        self.sync()?;
+        self.store.checkpoint()?;
+        Ok(self.store.newest_checkpoint())
+    }
+
     /// One step of background work: write-back that is due, coarse times.
     pub fn tick(&self) -> Result<(), Error> {
         if self.store.read_only() {

@@ -4,6 +4,7 @@
 //! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
 //! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
 //! - [`sheaf_ops`], [`handles`]: those operations on a [`FileSystem`](fs::FileSystem).
+//! - [`live`], [`metrics`], [`scrub`]: what can be asked of the daemon while it serves.
 //! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree;
 //!   [`outcome`]: how the daemon tells `umount` whether all was written.
 //!
@@ -16,6 +17,8 @@ pub mod dirent;
 pub mod dispatch;
 pub mod encode;
 pub mod handles;
+pub mod live;
+pub mod metrics;
 pub mod mount_table;
 pub mod mounting;
 pub mod ops;
@@ -32,6 +35,7 @@ mod trim;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use live::Live;
 pub use mounting::{DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount};
 pub use options::{AtimePolicy, MountOptions};
 pub use outcome::Outcome;
@@ -82,6 +86,16 @@ pub enum Error {
     #[error("cannot scrub {mountpoint:?}: {error}")]
     Scrub {
         mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("cannot ask the daemon of {mountpoint:?}: {error}")]
+    Ask {
+        mountpoint: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("cannot serve metrics at {endpoint}: {error}")]
+    Metrics {
+        endpoint: String,
         error: std::io::Error,
     },
     #[error("cannot unmount {mountpoint:?}: {error}")]

@@ -42,6 +42,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::abi::fopen;
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
+use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
+use crate::metrics::exposition;
 use crate::ops::{
     Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
     SetAttributes, SetTime, Span, Statistics,
@@ -592,6 +594,8 @@ impl Operations for SheafOps {
         match command {
             FITRIM => self.trim(context, input, output),
             IOC_SCRUB => self.scrub(context, input, output),
+            IOC_METRICS => self.metrics(context, input, output),
+            IOC_CHECKPOINT => self.checkpoint(context, output),
             IOC_OUTCOME => self.outcome(output),
             _ => Err(Errno::NOTTY),
         }
@@ -613,6 +617,14 @@ struct TrimRange {
     min_len: u64,
 }
 
+/// Refuses all but root and the daemon's own user.
+fn own_user(context: &Context) -> Result<()> {
+    match context.uid != 0 && context.uid != crate::sys::effective_ids().0 {
+        true => Err(Errno(libc::EPERM)),
+        false => Ok(()),
+    }
+}
+
 impl SheafOps {
     /// Answers [`IOC_OUTCOME`].
     fn outcome(&self, output: &mut [u8]) -> Result<usize> {
@@ -624,11 +636,27 @@ impl SheafOps {
         Ok(output.len())
     }
 
+    /// Answers [`IOC_METRICS`].
+    fn metrics(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
+        own_user(context)?;
+        let position = MetricsMessage::asked(input).ok_or(Errno::INVAL)?;
+        let text = exposition(&self.fs.metrics());
+        let reply = MetricsMessage::reply(&text, position);
+        reply.write_to(output).map_err(|_| Errno::INVAL)?;
+        Ok(output.len())
+    }
+
+    /// Answers [`IOC_CHECKPOINT`].
+    fn checkpoint(&self, context: &Context, output: &mut [u8]) -> Result<usize> {
+        own_user(context)?;
+        let number = self.fs.checkpoint().map_err(errno)?;
+        number.write_to(output).map_err(|_| Errno::INVAL)?;
+        Ok(output.len())
+    }
+
     /// One step of a scrub.
     fn scrub(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
-        if context.uid != 0 && context.uid != crate::sys::effective_ids().0 {
-            return Err(Errno(libc::EPERM));
-        }
+        own_user(context)?;
         let (position, bytes) = ScrubMessage::asked(input).ok_or(Errno::INVAL)?;
         let step = self.fs.scrub(position, bytes.min(SCRUB_MAX));
         let step = step.map_err(errno)?;

@@ -1,6 +1,6 @@
 //! Every way into a mount and out of it: as a user through fusermount3, on block devices,
 //! through mount(8), fstab and the helper names, when the last write-back fails, and over and
-//! over under load; a scrub of a mount; a benchmark on a block device; and an interrupted mkfs, which
+//! over under load; a scrub of a mount, and its metrics; a benchmark on a block device; and an interrupted mkfs, which
 //! must leave nothing that mounts.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -267,6 +267,40 @@ test "$(cat mnt/f78)" = "text 78 of the scrub suite"
 "$SHEAF" umount mnt
 "#;
 
+/// What a daemon counts while it serves, and a checkpoint of it: after that a crash leaves nothing to replay.
+const LIVE: &str = r#"
+"$SHEAF" mkfs -q --size 64M a.img b.img
+mkdir mnt
+refused "loopback" "$SHEAF" mount a.img mnt -o metrics=0.0.0.0:9100
+touch taken
+refused "cannot serve metrics" "$SHEAF" mount a.img mnt -o metrics="$DIR/taken"
+! mounted mnt
+"$SHEAF" mount a.img mnt --pid-file pid --log log -o checkpoint=3600,metrics="$DIR/metrics"
+test "$(stat -c %a metrics)" = 600
+for i in $(seq 20); do
+    dd if=/dev/zero of=mnt/file bs=4k count=1 conv=notrunc,fsync status=none
+done
+value() { "$SHEAF" info --live mnt | awk -v name="$1" '$1 == name { print $NF }'; }
+test "$(value fsync_seconds_count)" = 20
+"$SHEAF" info --live mnt | grep "^written_bytes_total cause=data .*KiB"
+"$SHEAF" info --live mnt | grep "^fsync_seconds quantile=0.99 .*s$"
+"$SHEAF" info --live mnt --json | grep -A 1 '"name": "sheaf_fsync_seconds_count"' | grep '"value": 20'
+perl -MIO::Socket::UNIX -e '
+    my $socket = IO::Socket::UNIX->new(Peer => shift) or die "$!";
+    print $socket "GET /metrics HTTP/1.0\r\n\r\n";
+    print <$socket>;' "$DIR/metrics" | grep "^sheaf_fsync_seconds_count 20"
+before=$(value checkpoint_seconds_count)
+"$SHEAF" checkpoint mnt --json | grep '"checkpoint": [0-9]'
+test "$(value checkpoint_seconds_count)" = $((before + 1))
+kill -9 "$(cat pid)"
+"$SHEAF" mount a.img mnt --log log2
+grep "recovered .*: 0 batches, 0 records" log2
+"$SHEAF" umount mnt
+mkdir plain
+refused "no Sheaf file system" "$SHEAF" checkpoint plain
+refused "no Sheaf file system" "$SHEAF" info --live plain
+"#;
+
 pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
     if world.is_external() {
         suite.exclude("all", "is about Sheaf's own mounts");
@@ -286,6 +320,7 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     let last = as_root(world, "last-write", LAST_WRITE, &[]);
     suite.check("a failed last write-back is reported", last);
     suite.check("scrub", as_root(world, "scrub", SCRUB, &[]));
+    suite.check("live", as_root(world, "live", LIVE, &[]));
     let rounds = context.args.mounts.to_string();
     let again = as_root(world, "again", AGAIN, &[("ROUNDS", &rounds)]);
     suite.check(&format!("{rounds} mounts"), again);

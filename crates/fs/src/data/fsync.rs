@@ -6,6 +6,7 @@ use super::{Files, PAGE};
 use crate::content::AttrChange;
 use crate::content::Delta;
 use crate::{Error, Ino};
+use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use engine::Need;
@@ -59,8 +60,17 @@ impl Files {
         if self.store.read_only() && self.store.failed().is_none() {
             return Ok(());
         }
+        let began = self.now_ns();
+        let done = self.make_durable(state, data_only);
+        let passed = self.now_ns().saturating_sub(began);
+        self.counts.fsyncs.record(passed);
+        done
+    }
+
+    fn make_durable(&self, state: &Arc<FileState>, data_only: bool) -> Result<(), Error> {
         self.flush_file(state)?;
-        if !data_only && self.times_due(state) {
+        let times_due = !data_only && self.times_due(state);
+        if times_due {
             self.persist_times(state)?;
             self.store.commit_through(self.store.epoch())?;
         }
@@ -68,12 +78,20 @@ impl Files {
             let meta = state.meta.lock();
             (meta.changed, meta.unflushed)
         };
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         // R7: the last change of anything but coarse times must be durable.
-        if changed > self.store.durable_epoch() && !planted(Canary::FsyncUncommitted) {
+        let commit = changed > self.store.durable_epoch();
+        if commit && !planted(Canary::FsyncUncommitted) {
             self.store.commit_through(changed)?;
+        }
+        if commit || times_due {
+            count(&self.counts.committed);
+        } else if !data_only && self.times_coarse(state) {
+            count(&self.counts.times_kept);
         }
         // Data written in place after that change, which no commit needs to have flushed.
         if unflushed > 0 && !planted(Canary::OverwriteUnflushed) {
+            count(&self.counts.flushed);
             self.flush_devices()?;
         }
         // What failed may have concerned this file, and nothing is written any more.
@@ -85,9 +103,14 @@ impl Files {
 
     fn times_due(&self, state: &Arc<FileState>) -> bool {
         let interval = self.options.mtime_persist_interval.as_nanos() as u64;
+        let persisted_ns = state.meta.lock().persisted_ns;
+        self.times_coarse(state) && self.now_ns().saturating_sub(persisted_ns) >= interval
+    }
+
+    /// Times in memory are ahead of the inode's.
+    fn times_coarse(&self, state: &Arc<FileState>) -> bool {
         let meta = state.meta.lock();
-        let coarse = meta.times.mtime.is_some() || meta.times.ctime.is_some();
-        coarse && self.now_ns().saturating_sub(meta.persisted_ns) >= interval
+        meta.times.mtime.is_some() || meta.times.ctime.is_some()
     }
 
     /// Flushes the devices for all files that wrote in place. A failure is latched on each of

@@ -37,13 +37,14 @@ pub use file::OpenFile;
 pub(crate) use file::Owners;
 
 use crate::content::FsNode;
+use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use base::clock::Timestamp;
 use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
 use engine::Store;
-use engine::cache::PageCache;
+use engine::cache::{CacheCounters, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use std::sync::{Arc, OnceLock, Weak};
@@ -106,6 +107,7 @@ pub(crate) struct Files {
     table: FileTable,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
+    counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
     losses: Mutex<Losses>,
@@ -133,6 +135,7 @@ impl Files {
             times,
             options,
             orphans: OnceLock::new(),
+            counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
@@ -157,6 +160,18 @@ impl Files {
 
     pub fn options(&self) -> &DataOptions {
         &self.options
+    }
+
+    pub fn counts(&self) -> &FileCounts {
+        &self.counts
+    }
+
+    pub fn page_counters(&self) -> CacheCounters {
+        self.pages.counters()
+    }
+
+    pub fn dirty_pages(&self) -> usize {
+        self.pages.dirty()
     }
 
     fn now(&self) -> Timestamp {

@@ -13,6 +13,7 @@ use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
@@ -398,6 +399,8 @@ impl Files {
     pub(super) fn write_out(&self, mut writes: Writes<'_>) -> Result<(), Error> {
         let last = writes.last.take();
         writes.push(last);
+        let bytes = writes.ios.iter().map(Io::bytes).sum::<u64>();
+        self.counts.data_bytes.fetch_add(bytes, Ordering::Relaxed);
         match self.store.array().execute(&mut writes.ios) {
             Err(_) if planted(Canary::FailedWriteIgnored) => Ok(()),
             done => Ok(done.map_err(engine::Error::from)?),
