@@ -19,7 +19,7 @@
 //!    as much as a revocation costs for each core: a line from elsewhere, or two. So revocations never take more than
 //!    a fraction of what reading took, and an inode that is read and written in turn has no bias.
 
-use base::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use base::atomic::{AtomicU32, AtomicUsize, Ordering};
 use base::tight::limit;
 
 /// Locks that the threads of one core can have entered at once; for more there is the underlying lock.
@@ -28,8 +28,12 @@ const PLACES: usize = 8;
 pub const READS_PER_CORE: usize = 4;
 /// As if there were so many cores at least.
 const CORES_LEAST: usize = 4;
-/// Above the count, the core that read last and one.
+// The word of a bias: whether it is on; how often another core than before has read; above both, the core that read
+// last, and one.
+const ON: u32 = 1;
+const READ: u32 = 2;
 const CORE_SHIFT: u32 = 16;
+const CORE: u32 = u32::MAX << CORE_SHIFT;
 
 /// What a core's threads have entered; 0: nothing. On a line of its own, and the next one, which
 /// processors fetch with it.
@@ -70,27 +74,32 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// Whether readers enter; see the module's head. It does not move while anybody has entered.
+/// Whether readers enter, and what decides that, in one word; see the module's head. It does not move while anybody
+/// has entered.
 #[derive(Debug)]
-pub struct Bias {
-    on: AtomicBool,
-    /// The core that read last, and how often that was another than before.
-    reads: AtomicU32,
+pub struct Bias(AtomicU32);
+
+#[inline]
+fn mark(core: usize) -> u32 {
+    (core as u32).wrapping_add(1) << CORE_SHIFT
 }
 
 impl Bias {
     /// Off, as if this core had read already: whoever makes a lock mostly is the first to take it.
     pub fn of(core: usize) -> Bias {
-        Bias {
-            on: AtomicBool::new(false),
-            reads: AtomicU32::new((core as u32 + 1) << CORE_SHIFT),
-        }
+        Bias(AtomicU32::new(mark(core)))
     }
 
     /// A hint.
     #[inline]
     pub fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) & ON != 0
+    }
+
+    /// The bias is off and this core read last: it takes the underlying lock, and counts nothing. A hint.
+    #[inline]
+    pub fn is_left_to(&self, core: usize) -> bool {
+        (self.0.load(Ordering::Relaxed) ^ mark(core)) & (CORE | ON) == 0
     }
 
     fn name(&self) -> usize {
@@ -112,53 +121,50 @@ impl Bias {
         };
         let entry = Entry(readers.cores[core].0.iter().find(free)?);
         // Invariant 2.
-        self.on.load(Ordering::SeqCst).then_some(entry)
+        (self.0.load(Ordering::SeqCst) & ON != 0).then_some(entry)
     }
 
     /// Counts a reader that holds the underlying lock shared (invariant 3).
-    #[inline]
-    pub fn count<'r>(&self, core: usize, readers: impl FnOnce() -> &'r Readers) {
-        let core = (core as u32 + 1) & ((1 << CORE_SHIFT) - 1);
-        let reads = self.reads.load(Ordering::Relaxed);
-        // What two of them store at once is one of the two: a count that is too low.
-        if reads >> CORE_SHIFT != core {
-            self.count_other(readers(), core, reads);
+    pub fn count(&self, core: usize, readers: &Readers) {
+        let seen = self.0.load(Ordering::Relaxed);
+        if (seen ^ mark(core)) & CORE == 0 {
+            return;
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn count_other(&self, readers: &Readers, core: u32, reads: u32) {
-        let count = (reads & ((1 << CORE_SHIFT) - 1)) + 1;
+        let reads = (seen & !CORE) / READ + 1;
         // What is small depends on nothing that others in the process do: a seed decides all.
         let cores = limit(readers.used().max(CORES_LEAST), 2);
-        let most = cores * limit(READS_PER_CORE, 1);
-        let counted = match (count as usize) < most {
-            true => count,
-            false => {
-                self.on.store(true, Ordering::SeqCst);
-                0
-            }
+        let counted = match reads as usize >= cores * limit(READS_PER_CORE, 1) {
+            true => ON,
+            false => reads * READ + (seen & ON),
         };
-        self.reads
-            .store(core << CORE_SHIFT | counted, Ordering::Relaxed);
+        // Of two that count at once one is not counted. A bias goes off for no count, nor on twice (invariant 1).
+        let next = mark(core) | counted;
+        let _ = self
+            .0
+            .compare_exchange(seen, next, Ordering::SeqCst, Ordering::Relaxed);
     }
 
     /// A writer has got the underlying lock exclusively (invariant 3); true if it must turn the bias off before it writes.
+    /// Nobody else changes the word until it lets go.
     #[inline]
     pub fn is_written(&self) -> bool {
-        let reads = self.reads.load(Ordering::Relaxed);
-        if reads & ((1 << CORE_SHIFT) - 1) != 0 {
-            self.reads
-                .store(reads >> CORE_SHIFT << CORE_SHIFT, Ordering::Relaxed);
+        let word = self.0.load(Ordering::Relaxed);
+        if word & !(CORE | ON) != 0 {
+            self.0.store(word & (CORE | ON), Ordering::Relaxed);
         }
-        self.on.load(Ordering::Relaxed)
+        word & ON != 0
+    }
+
+    fn set(&self, on: bool) {
+        let word = self.0.load(Ordering::Relaxed);
+        let word = if on { word | ON } else { word & !ON };
+        self.0.store(word, Ordering::SeqCst);
     }
 
     /// Turns the bias off, and returns when nobody reads who has entered; `wait` is called again and again until then.
     #[cold]
     pub fn turn_off(&self, readers: &Readers, mut wait: impl FnMut()) {
-        self.on.store(false, Ordering::SeqCst);
+        self.set(false);
         for place in self.places(readers) {
             while place.load(Ordering::SeqCst) == self.name() {
                 wait();
@@ -169,11 +175,11 @@ impl Bias {
     /// [`Bias::turn_off`] without waiting: false when somebody reads; then nothing has changed.
     #[cold]
     pub fn try_turn_off(&self, readers: &Readers) -> bool {
-        self.on.store(false, Ordering::SeqCst);
+        self.set(false);
         let free = !self.is_entered(readers);
         if !free {
             // Whoever entered before is in, and the caller changes nothing.
-            self.on.store(true, Ordering::SeqCst);
+            self.set(true);
         }
         free
     }

@@ -457,7 +457,7 @@ mod tests {
     fn readers_and_writers_exclude_each_other() {
         for seed in 0..50 {
             let lock = Arc::new(RwLock::new(rank::INODE, (0u64, 0u64)));
-            let lock = Handle::Common(lock);
+            let lock = Handle::common(lock);
             run("test", seed, &Clock::manual(0), || {
                 let failures = thread::parallel(4, |i| {
                     let mut wrong = 0;

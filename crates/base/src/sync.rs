@@ -17,6 +17,7 @@ use crate::readers::{Bias, Entry, Readers};
 #[cfg(feature = "simulate")]
 use crate::sched::On;
 use crate::thread::lane;
+use std::mem::{ManuallyDrop, forget};
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -345,7 +346,7 @@ impl Condvar {
         let timed_out = crate::sched::block(On::Condition(address(self)), timeout);
         loop {
             if let Some(again) = mutex.try_lock() {
-                std::mem::forget(again);
+                forget(again);
                 return timed_out;
             }
             crate::sched::block(On::Lock(lock), None);
@@ -474,40 +475,62 @@ impl<T, H> RwLock<T, H> {
     pub fn read(&self) -> ReadGuard<'_, T> {
         let lock = address(&self.inner);
         Held::check(self.rank, self.key);
-        if let Some(entry) = self.enter() {
-            // SAFETY: while the entry lives no writer gets the value (invariants 1 and 2 of `readers`),
-            // and the guard drops it last.
-            let value = unsafe { &*self.inner.data_ptr() };
-            return ReadGuard {
-                share: Share::Entered {
+        let (share, mode) = match self.share() {
+            Some(entry) => {
+                // SAFETY: while the entry lives no writer gets the value (invariants 1 and 2 of `readers`),
+                // and the guard drops it last.
+                let value = unsafe { &*self.inner.data_ptr() };
+                let share = Share::Entered {
                     value,
                     _entry: entry,
-                },
-                _held: Held::record(self.rank, self.key, lock, Mode::Entered),
-            };
-        }
-        let inner = acquire(lock, || self.inner.try_read(), || self.inner.read());
-        self.bias.count(lane(), || &READERS);
+                };
+                (share, Mode::Entered)
+            }
+            None => {
+                // SAFETY: `share` has taken a shared hold and left it to the caller.
+                let taken = unsafe { self.inner.make_read_guard_unchecked() };
+                (Share::Taken(taken), Mode::Shared)
+            }
+        };
         ReadGuard {
-            share: Share::Taken(inner),
-            _held: Held::record(self.rank, self.key, lock, Mode::Shared),
+            share,
+            _held: Held::record(self.rank, self.key, lock, mode),
         }
     }
 
-    /// Shared without the underlying lock, if many cores read.
+    /// Enters, if many cores read; else takes the underlying lock shared and leaves that hold to the caller.
     #[inline]
-    fn enter(&self) -> Option<Entry<'static>> {
-        match self.bias.is_on() {
-            true => self.enter_biased(),
-            false => None,
+    fn share(&self) -> Option<Entry<'static>> {
+        let core = lane();
+        if self.bias.is_left_to(core) {
+            self.take_shared();
+            return None;
         }
+        self.share_among(core)
+    }
+
+    #[inline]
+    fn take_shared(&self) {
+        let lock = address(&self.inner);
+        forget(acquire(
+            lock,
+            || self.inner.try_read(),
+            || self.inner.read(),
+        ));
     }
 
     #[inline(never)]
-    fn enter_biased(&self) -> Option<Entry<'static>> {
-        #[cfg(feature = "simulate")]
-        crate::sched::point();
-        self.bias.enter(&READERS, lane())
+    fn share_among(&self, core: usize) -> Option<Entry<'static>> {
+        if self.bias.is_on() {
+            #[cfg(feature = "simulate")]
+            crate::sched::point();
+            if let Some(entry) = self.bias.enter(&READERS, core) {
+                return Some(entry);
+            }
+        }
+        self.take_shared();
+        self.bias.count(core, &READERS);
+        None
     }
 
     /// Waits for those who entered; the caller has the underlying lock exclusively.
@@ -589,9 +612,11 @@ pub struct OfCore<L>(Arc<L>);
 
 /// A counted reference: one of all, or one that is counted where one core alone does so.
 #[derive(Debug)]
-pub enum Handle<L> {
-    Common(Arc<L>),
-    OfCore(Arc<OfCore<L>>),
+pub struct Handle<L> {
+    /// Counted here if there is no `own`; else the one that `own` has, so that nobody asks which of the two it is but who
+    /// copies or drops it.
+    all: ManuallyDrop<Arc<L>>,
+    own: ManuallyDrop<Option<Arc<OfCore<L>>>>,
 }
 
 impl<L> Handle<L> {
@@ -600,19 +625,51 @@ impl<L> Handle<L> {
         Arc::new(OfCore(Arc::clone(this)))
     }
 
+    /// One of all.
+    #[inline]
+    pub fn common(all: Arc<L>) -> Handle<L> {
+        Handle {
+            all: ManuallyDrop::new(all),
+            own: ManuallyDrop::new(None),
+        }
+    }
+
+    /// One of a core's own.
+    pub fn own(own: Arc<OfCore<L>>) -> Handle<L> {
+        // SAFETY: the copy lives as long as `own`, beside it, and is never dropped.
+        let all = unsafe { std::ptr::read(&own.0) };
+        Handle {
+            all: ManuallyDrop::new(all),
+            own: ManuallyDrop::new(Some(own)),
+        }
+    }
+
+    /// Whether it is one of a core's own.
+    pub fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
     /// The reference of all.
     #[inline]
-    pub fn common(&self) -> &Arc<L> {
-        match self {
-            Handle::Common(all) => all,
-            Handle::OfCore(own) => &own.0,
-        }
+    pub fn all(&self) -> &Arc<L> {
+        &self.all
+    }
+
+    #[inline(never)]
+    fn clone_own(own: &Arc<OfCore<L>>) -> Handle<L> {
+        Handle::own(Arc::clone(own))
+    }
+
+    #[inline(never)]
+    fn drop_own(own: &mut ManuallyDrop<Option<Arc<OfCore<L>>>>) {
+        // SAFETY: called by `drop` alone, once.
+        unsafe { ManuallyDrop::drop(own) }
     }
 }
 
 impl<L> OfCore<L> {
     /// The reference of all.
-    pub fn common(&self) -> &Arc<L> {
+    pub fn all(&self) -> &Arc<L> {
         &self.0
     }
 }
@@ -620,9 +677,20 @@ impl<L> OfCore<L> {
 impl<L> Clone for Handle<L> {
     #[inline]
     fn clone(&self) -> Self {
-        match self {
-            Handle::Common(all) => Handle::Common(Arc::clone(all)),
-            Handle::OfCore(own) => Handle::OfCore(Arc::clone(own)),
+        match &*self.own {
+            None => Handle::common(Arc::clone(&self.all)),
+            Some(own) => Handle::clone_own(own),
+        }
+    }
+}
+
+impl<L> Drop for Handle<L> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.own.is_some() {
+            // SAFETY: it is counted here, and not used afterwards.
+            false => unsafe { ManuallyDrop::drop(&mut self.all) },
+            true => Handle::drop_own(&mut self.own),
         }
     }
 }
@@ -631,7 +699,7 @@ impl<L> Deref for Handle<L> {
     type Target = L;
     #[inline]
     fn deref(&self) -> &L {
-        self.common()
+        &self.all
     }
 }
 
@@ -643,14 +711,10 @@ impl<T, H> Handle<RwLock<T, H>> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
         Held::check(all.rank, all.key);
-        let entry = all.enter();
+        let entry = all.share();
         let mode = match &entry {
             Some(_) => Mode::Entered,
-            None => {
-                std::mem::forget(acquire(lock, || all.inner.try_read(), || all.inner.read()));
-                all.bias.count(lane(), || &READERS);
-                Mode::Shared
-            }
+            None => Mode::Shared,
         };
         OwnedReadGuard {
             entry,
@@ -666,7 +730,7 @@ impl<T, H> Handle<RwLock<T, H>> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
         let held = Held::take(all.rank, all.key, lock, Mode::Exclusive);
-        std::mem::forget(acquire(
+        forget(acquire(
             lock,
             || all.inner.try_write(),
             || all.inner.write(),
@@ -688,7 +752,7 @@ impl<T, H> Handle<RwLock<T, H>> {
         if !self.try_revoke() {
             return None;
         }
-        std::mem::forget(guard);
+        forget(guard);
         let lock = address(&self.inner);
         Some(OwnedWriteGuard {
             _held: Held::record(self.rank, self.key, lock, Mode::Exclusive),
@@ -842,7 +906,7 @@ mod tests {
     fn crowded(key: u64) -> RwLock<u32> {
         let lock = RwLock::with_header(rank::INODE, key, (), 0);
         for core in 0..CORES * (READS_PER_CORE + 1) {
-            lock.bias.count(core % 2, || &READERS);
+            lock.bias.count(core % 2, &READERS);
         }
         assert!(lock.is_crowded());
         lock
@@ -870,8 +934,8 @@ mod tests {
         let lock = RwLock::new(rank::INODE, 0);
         for round in 0..10_000 {
             // Each core reads twice before it writes.
-            lock.bias.count(round, || &READERS);
-            lock.bias.count(round + 1, || &READERS);
+            lock.bias.count(round, &READERS);
+            lock.bias.count(round + 1, &READERS);
             match round % 2 {
                 0 => *lock.write() += 1,
                 _ => *lock.try_write().unwrap() += 1,
@@ -894,12 +958,12 @@ mod tests {
 
     #[test]
     fn readers_and_writers_of_many_threads_exclude_each_other() {
-        let lock = Handle::Common(Arc::new(RwLock::new(rank::INODE, (0u64, 0u64))));
+        let lock = Handle::common(Arc::new(RwLock::new(rank::INODE, (0u64, 0u64))));
         let seen_crowded = crate::thread::parallel(4, |i| {
             let mut crowded = 0;
             for round in 0..20_000 {
                 // A core's view changes with where the machine runs the thread; here it need not.
-                lock.bias.count(i, || &READERS);
+                lock.bias.count(i, &READERS);
                 if i == 0 && round % 50 == 0 {
                     let mut pair = lock.clone().write_owned();
                     pair.0 += 1;
@@ -918,7 +982,7 @@ mod tests {
 
     #[test]
     fn an_owned_guard_releases_on_drop() {
-        let lock = Handle::Common(Arc::new(RwLock::new(rank::INODE, 7)));
+        let lock = Handle::common(Arc::new(RwLock::new(rank::INODE, 7)));
         {
             let mut guard = lock.clone().write_owned();
             *guard += 1;

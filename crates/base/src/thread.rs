@@ -32,7 +32,8 @@ pub fn cpu_count() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// The CPU the caller runs on now; a hint, for choosing per-core structures.
+/// The CPU the caller runs on, or did a moment ago; a hint, for choosing per-core structures.
+#[inline]
 pub fn current_cpu() -> usize {
     #[cfg(feature = "simulate")]
     if let Some(task) = crate::sched::task() {
@@ -42,12 +43,30 @@ pub fn current_cpu() -> usize {
     if let Some(cpu) = crate::trace::cpu() {
         return cpu;
     }
+    let (cpu, good_for) = CPU.get();
+    match good_for {
+        0 => ask_cpu(),
+        _ => {
+            CPU.set((cpu, good_for - 1));
+            cpu as usize
+        }
+    }
+}
+
+/// So often it is told again before the system is asked again: threads move seldom.
+const CPU_GOOD_FOR: u32 = 31;
+
+#[cold]
+fn ask_cpu() -> usize {
     // SAFETY: sched_getcpu takes no arguments and touches no memory of ours.
-    let cpu = unsafe { libc::sched_getcpu() };
-    cpu.max(0) as usize
+    let cpu = unsafe { libc::sched_getcpu() }.max(0);
+    CPU.set((cpu as u32, CPU_GOOD_FOR));
+    cpu as usize
 }
 
 thread_local! {
+    /// The CPU that the thread was found on, and how often that is told still.
+    static CPU: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     /// The thread's lane and one; 0: it has none yet.
     static LANE: Cell<u32> = const { Cell::new(0) };
     static LEASE: Lease = Lease::take();

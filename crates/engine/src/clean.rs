@@ -183,7 +183,7 @@ impl<C: Content> Store<C> {
         }
         // A damaged node stays where it is; it is reported to whoever reads it.
         match self.load(Nid(item.id)) {
-            Ok(node) => self.mark_dirty(self.shard(), node.0.common()),
+            Ok(node) => self.mark_dirty(self.shard(), node.0.all()),
             Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
             Err(error) => return Err(error),
         }

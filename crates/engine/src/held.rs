@@ -74,8 +74,12 @@ impl<C> HeldNodes<C> {
         }
     }
 
+    #[inline]
     fn core(&self, core: usize) -> &Core<C> {
-        &self.cores[core % self.cores.len()]
+        match self.cores.get(core) {
+            Some(core) => core,
+            None => &self.cores[core % self.cores.len()],
+        }
     }
 
     /// The node, if this core holds it.
@@ -97,7 +101,7 @@ impl<C> HeldNodes<C> {
         match place {
             Some(held) if held.wanted && held.nid != nid => {
                 held.wanted = false;
-                return Handle::Common(cell);
+                return Handle::common(cell);
             }
             Some(_) => {}
             None => {
@@ -110,7 +114,7 @@ impl<C> HeldNodes<C> {
             cell: Arc::clone(&own),
             wanted: true,
         });
-        Handle::OfCore(own)
+        Handle::own(own)
     }
 
     /// Invariant 2: no core holds the node any more unless somebody uses it there. The caller has locked the
@@ -137,12 +141,12 @@ impl<C> Core<C> {
         let place = &mut table[place_of(nid)];
         let held = place.as_mut().filter(|held| held.nid == nid)?;
         // Invariant 1.
-        if held.cell.common().header.is_gone() && !planted(Canary::GoneNodeHeld) {
+        if held.cell.all().header.is_gone() && !planted(Canary::GoneNodeHeld) {
             self.clear(place);
             return None;
         }
         held.wanted = true;
-        held.cell.common().header.note_use();
-        Some(Handle::OfCore(Arc::clone(&held.cell)))
+        held.cell.all().header.note_use();
+        Some(Handle::own(Arc::clone(&held.cell)))
     }
 }

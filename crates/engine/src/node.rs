@@ -291,13 +291,19 @@ impl<C: Content> Node<C> {
     }
 
     /// [`Node::read`] for who needs the reference no more.
-    #[inline]
+    #[inline(always)]
     pub fn into_read(self) -> Result<NodeRead<C>, Error> {
         let guard = self.0.read_owned();
         match guard.body {
             Body::User(_) => Ok(NodeRead(guard)),
-            _ => Err(Error::Gone(guard.lock().header.nid)),
+            _ => Err(Self::gone(guard)),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn gone(guard: OwnedReadGuard<State<C>, CellHeader>) -> Error {
+        Error::Gone(guard.lock().header.nid)
     }
 }
 
@@ -412,7 +418,7 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// [`get`](Self::get) for what many cores may look up: then each finds it by itself from then on.
-    #[inline]
+    #[inline(never)]
     pub fn get_held(&self, core: usize, nid: Nid) -> Option<Handle<Cell<C>>> {
         if let Some(held) = self.held.get(core, nid) {
             return Some(held);
@@ -423,7 +429,7 @@ impl<C: Content> NodeCache<C> {
         let cell = Arc::clone(cell);
         match cell.header.is_sought(core) {
             true => Some(self.hold(shard, core, cell)),
-            false => Some(Handle::Common(cell)),
+            false => Some(Handle::common(cell)),
         }
     }
 
@@ -436,7 +442,7 @@ impl<C: Content> NodeCache<C> {
     ) -> Handle<Cell<C>> {
         drop(shard);
         match cell.header.is_gone() {
-            true => Handle::Common(cell),
+            true => Handle::common(cell),
             false => self.held.put(core, cell),
         }
     }
@@ -604,7 +610,7 @@ mod tests {
         let cache = NodeCache::new(2, limit);
         cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
         let found = |core| cache.get_held(core, Nid(70)).unwrap();
-        let held = |core| matches!(found(core), Handle::OfCore(_));
+        let held = |core| found(core).is_own();
         assert!(!held(0) && !held(0) && !held(1));
         (0..2 * COMMON).for_each(|i| drop(found(i % 2)));
         assert!(held(0) && held(1));
@@ -643,10 +649,7 @@ mod tests {
         let cache = sought(1 << 20);
         cache.get(Nid(70)).unwrap().header.set_gone();
         // Its nid has no other cell yet: whoever asks finds it gone.
-        assert!(matches!(
-            cache.get_held(0, Nid(70)),
-            Some(Handle::Common(_))
-        ));
+        assert!(!cache.get_held(0, Nid(70)).unwrap().is_own());
         cache.insert(new_cell(Nid(70), 9, Body::User(Word)));
         for core in [1, 0, 1] {
             assert_eq!(cache.get_held(core, Nid(70)).unwrap().read().version, 9);

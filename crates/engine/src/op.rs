@@ -309,7 +309,7 @@ impl<'s, C: Content> Op<'s, C> {
     /// (invariant 6). It waits for no room, so that a checkpoint can call it.
     pub(crate) fn fold(store: &'s Store<C>, cell: &Arc<Cell<C>>) {
         let mut op = Op::begin(store, None);
-        let mut guard = Handle::Common(Arc::clone(cell)).write_owned();
+        let mut guard = Handle::common(Arc::clone(cell)).write_owned();
         let state = &mut *guard;
         let pending = state.body.pending();
         if let (Body::User(content), true) = (&mut state.body, pending) {
@@ -502,7 +502,7 @@ impl<'s, C: Content> Op<'s, C> {
         let kind = body.kind();
         let cell = new_cell(nid, version, body);
         // Nobody else can reach the cell yet, so this lock never waits, whatever its rank.
-        let guard = Handle::Common(cell).write_owned_unordered();
+        let guard = Handle::common(cell).write_owned_unordered();
         self.put_entry(nid, version, Action::Create, kind, |out| {
             guard.body.encode(out)
         });
@@ -681,7 +681,7 @@ impl<'s, C: Content> Op<'s, C> {
                     cell.header.set_gone();
                 }
                 if locked.created {
-                    self.store.nodes.insert(Arc::clone(cell.common()));
+                    self.store.nodes.insert(Arc::clone(cell.all()));
                 }
                 if cell.header.merges.load(Ordering::Relaxed) != merges {
                     cell.header.merges.store(merges, Ordering::Relaxed);
@@ -690,7 +690,7 @@ impl<'s, C: Content> Op<'s, C> {
                     self.store.recharge(cell, &locked.guard.state().body);
                 }
             }
-            self.store.mark_dirty(shard, locked.guard.cell().common());
+            self.store.mark_dirty(shard, locked.guard.cell().all());
         }
         match self.credit.take() {
             Some(credit) => self.store.journal.stage(&pin, record, credit),

@@ -315,7 +315,7 @@ impl<C: Content> Salvage<C> {
                     continue;
                 }
                 match self.store.load(nid) {
-                    Ok(node) => self.store.mark_dirty(0, node.0.common()),
+                    Ok(node) => self.store.mark_dirty(0, node.0.all()),
                     Err(Error::DamagedNode { damage, .. }) => {
                         self.drop_image(nid, entry, &damage.to_string())?;
                     }
@@ -456,7 +456,7 @@ impl<C: Content> Salvage<C> {
                 self.occupy(place);
                 if !self.is_adopted(nid) {
                     let node = self.store.load(nid)?;
-                    self.store.mark_dirty(0, node.0.common());
+                    self.store.mark_dirty(0, node.0.all());
                 }
                 self.store.table.forget(nid)?;
                 self.note(Object::Node(nid), false, "lies in no segment; moved");

@@ -360,6 +360,7 @@ impl<C: Content> Store<C> {
     }
 
     /// The node, read from the array when it is not in memory.
+    #[inline]
     pub fn get(&self, nid: Nid) -> Result<Node<C>, Error> {
         if nid.0 >= SPACE_MAP_FIRST {
             return Err(Error::Gone(nid));
@@ -375,12 +376,21 @@ impl<C: Content> Store<C> {
             return Err(Error::Gone(nid));
         }
         match self.nodes.get(nid) {
-            Some(cell) if self.unreplayed.is_empty() => Ok(Node(Handle::Common(cell))),
-            _ => self.load(nid),
+            Some(cell) if self.unreplayed.is_empty() => Ok(Node(Handle::common(cell))),
+            _ => self.load_absent(nid),
         }
     }
 
+    #[inline(always)]
     pub(crate) fn load(&self, nid: Nid) -> Result<Node<C>, Error> {
+        match self.nodes.get_held(lane(), nid) {
+            Some(cell) if self.unreplayed.is_empty() => Ok(Node(cell)),
+            _ => self.load_absent(nid),
+        }
+    }
+
+    #[cold]
+    fn load_absent(&self, nid: Nid) -> Result<Node<C>, Error> {
         if let Some(damage) = self.unreplayed.get(&nid.0) {
             return Err(Error::node(nid, damage.clone()));
         }
@@ -392,7 +402,7 @@ impl<C: Content> Store<C> {
             if entry.place.is_none() {
                 // A cell may have come between the two looks; then the nid is not gone.
                 match self.nodes.get(nid) {
-                    Some(cell) => return Ok(Node(Handle::Common(cell))),
+                    Some(cell) => return Ok(Node(Handle::common(cell))),
                     None => return Err(Error::Gone(nid)),
                 }
             }
@@ -408,7 +418,7 @@ impl<C: Content> Store<C> {
                 Ok(cell) => {
                     let current = || self.table.still(nid, entry);
                     if let Some(cell) = self.nodes.insert_read(cell, current) {
-                        return Ok(Node(Handle::Common(cell)));
+                        return Ok(Node(Handle::common(cell)));
                     }
                 }
                 // The checkpoint may have moved the image and reused its place (R11).

@@ -23,27 +23,57 @@ const WIDE: u64 = u64::MAX;
 /// Bytes that a number takes.
 #[inline]
 pub fn number_len(number: u64) -> usize {
-    (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
+    // A seventh of the bits, rounded up, without a division.
+    let highest = 63 - (number | 1).leading_zeros() as usize;
+    (highest * 9 + 73) / 64
 }
 
 #[inline]
 pub fn put_number(out: &mut Vec<u8>, number: u64) {
-    if number < 0x80 {
-        return out.push(number as u8);
+    match number < 0x80 {
+        true => out.push(number as u8),
+        false => put_long(out, number),
+    }
+}
+
+/// What is written at once for a number of more than one byte: always enough.
+const LONG: usize = 16;
+
+#[inline(never)]
+fn put_long(out: &mut Vec<u8>, number: u64) {
+    // One look at the capacity; whatever calls something else is apart, so that this saves no registers.
+    if out.capacity() - out.len() < LONG {
+        return put_growing(out, number);
     }
     let (start, len) = (out.len(), number_len(number));
-    // As many bytes as are always enough: one look at the capacity, and no call to copy them.
-    if number < 1 << 28 {
-        let bits = number as u32;
-        let low = bits & 0x7F | (bits & 0x3F80) << 1;
-        let spread = low | (bits & 0x1F_C000) << 2 | (bits & 0xFE0_0000) << 3;
-        let more = 0x80_8080 & ((1 << (8 * (len - 1))) - 1);
-        out.extend_from_slice(&(spread | more).to_le_bytes());
+    if number < 1 << 56 {
+        let more = MORE & ((1 << (8 * (len - 1))) - 1);
+        out.extend_from_slice(&(spread(number) | more).to_le_bytes());
     } else {
-        out.extend_from_slice(&[0; 16]);
-        write_number(&mut out[start..start + len], number);
+        let mut bytes = [0; 10];
+        bytes[..8].copy_from_slice(&(spread(number) | MORE).to_le_bytes());
+        bytes[8] = (number >> 56) as u8 & 0x7F | ((number >> 63) as u8) << 7;
+        bytes[9] = (number >> 63) as u8;
+        out.extend_from_slice(&bytes);
     }
     out.truncate(start + len);
+}
+
+#[cold]
+#[inline(never)]
+fn put_growing(out: &mut Vec<u8>, number: u64) {
+    out.reserve(LONG);
+    put_long(out, number);
+}
+
+/// The highest bit of each byte.
+const MORE: u64 = 0x8080_8080_8080_8080;
+
+/// The lowest 56 bits, seven in each byte.
+fn spread(number: u64) -> u64 {
+    let halves = number & 0x0FFF_FFFF | (number & 0x00FF_FFFF_F000_0000) << 4;
+    let pairs = halves & 0x0000_3FFF_0000_3FFF | (halves & 0x0FFF_C000_0FFF_C000) << 2;
+    pairs & 0x007F_007F_007F_007F | (pairs & 0x3F80_3F80_3F80_3F80) << 1
 }
 
 /// Fills `bytes` with a number of that length.

@@ -55,10 +55,27 @@ pub fn check_name(name: &[u8]) -> Result<(), Error> {
     if name.len() > NAME_MAX {
         return Err(Error::NameTooLong);
     }
-    if name.iter().any(|&b| b == 0 || b == b'/') {
+    if has_separator(name) {
         return Err(Error::Invalid("a name with a slash or a zero byte"));
     }
     Ok(())
+}
+
+/// Whether there is a slash or a zero byte, eight bytes at a time.
+fn has_separator(name: &[u8]) -> bool {
+    const ONES: u64 = u64::MAX / 0xFF;
+    const SLASHES: u64 = ONES * b'/' as u64;
+    // Some byte of a word is zero exactly if this is not.
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & (ONES << 7);
+    let found = |bytes: &[u8; 8]| {
+        let word = u64::from_le_bytes(*bytes);
+        zero(word) | zero(word ^ SLASHES) != 0
+    };
+    match name.last_chunk() {
+        // The last eight bytes may have been looked at before, in part.
+        Some(last) => found(last) || name.as_chunks().0.iter().any(found),
+        None => name.iter().any(|&byte| byte == 0 || byte == b'/'),
+    }
 }
 
 pub fn is_dot(name: &[u8]) -> bool {

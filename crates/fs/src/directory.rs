@@ -123,6 +123,7 @@ impl Deref for DirNode<'_> {
 }
 
 /// What a directory's number or handle leads to is an inode.
+#[inline]
 pub(crate) fn dir_of(node: NodeRead<FsNode>) -> Result<NodeRead<FsNode>, Error> {
     match &*node {
         FsNode::Inode(_) => Ok(node),
@@ -222,6 +223,7 @@ impl FileSystem {
     }
 
     /// The node of the directory that a call is about.
+    #[inline]
     pub(crate) fn dir_node<'d>(&self, at: At<'d>) -> Result<DirNode<'d>, Error> {
         match at.handle {
             None => Ok(DirNode::Found(self.node(at.ino)?)),
@@ -231,6 +233,7 @@ impl FileSystem {
     }
 
     /// The inode of the directory that a call is about, locked shared.
+    #[inline]
     pub(crate) fn dir_inode(&self, at: At<'_>) -> Result<NodeRead<FsNode>, Error> {
         match self.dir_node(at)? {
             DirNode::Found(node) => dir_of(node.into_read()?),

@@ -258,6 +258,7 @@ impl FileSystem {
     }
 
     /// The node of an inode that a caller names.
+    #[inline]
     pub(crate) fn node(&self, ino: Ino) -> Result<Node<FsNode>, Error> {
         // Orphan directories are nobody's business.
         if (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&ino.0) || ino.0 == 0 {
@@ -281,6 +282,7 @@ impl FileSystem {
     }
 
     /// The inode that a caller names, locked shared.
+    #[inline]
     pub(crate) fn inode(&self, ino: Ino) -> Result<engine::NodeRead<FsNode>, Error> {
         let node = self.node(ino)?.into_read()?;
         match &*node {

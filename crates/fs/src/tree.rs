@@ -99,22 +99,30 @@ pub struct Removal {
 }
 
 /// Loads a node that something owned refers to: that it is missing is damage.
+#[inline]
 pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get(nid))
 }
 
 /// The same for a leaf, which cores take turns to change.
+#[inline]
 fn load_leaf(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get_once(nid))
 }
 
+#[inline]
 fn owned(nid: Nid, node: Result<Node<FsNode>, engine::Error>) -> Result<Node<FsNode>, Error> {
-    let node = node.map_err(|error| owned_error(nid, error))?;
-    if !node.is_owned() {
-        let damage = Damage::new("tree", format!("node {nid} is no part of a tree"));
-        return Err(Error::Damaged { ino: nid, damage });
+    match node {
+        Ok(node) if node.is_owned() => Ok(node),
+        Ok(_) => Err(foreign(nid)),
+        Err(error) => Err(owned_error(nid, error)),
     }
-    Ok(node)
+}
+
+#[cold]
+fn foreign(nid: Nid) -> Error {
+    let damage = Damage::new("tree", format!("node {nid} is no part of a tree"));
+    Error::Damaged { ino: nid, damage }
 }
 
 pub fn read(store: &Store<FsNode>, nid: Nid) -> Result<NodeRead<FsNode>, Error> {
@@ -123,6 +131,7 @@ pub fn read(store: &Store<FsNode>, nid: Nid) -> Result<NodeRead<FsNode>, Error> 
         .map_err(|error| owned_error(nid, error))
 }
 
+#[cold]
 fn owned_error(nid: Nid, error: engine::Error) -> Error {
     match error {
         engine::Error::Gone(_) => Error::Damaged {

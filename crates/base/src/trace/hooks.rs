@@ -145,7 +145,7 @@ mod tests {
         let lock = crate::sync::Arc::new(RwLock::new(rank::INODE, 1));
         drop(lock.read());
         drop(lock.write());
-        let handle = Handle::Common(lock);
+        let handle = Handle::common(lock);
         drop(handle.clone().read_owned());
         drop(handle.write_owned());
         drop(leaf.try_lock());
