@@ -7,8 +7,9 @@
 //!    it meanwhile. So a line that all write is handed on one after the other.
 //! 3. A lock is as `parking_lot`'s: who comes while it is free has it, whoever waits. Who waits spins
 //!    for a while, then sleeps. Releasing hands it to the first that spins; if none does it is free.
-//!    The first that sleeps is woken in any case, and comes again when it runs. Sharers hold it
-//!    together, but none gets in past one that spins for it exclusively.
+//!    The first that sleeps is woken in any case, and comes again when it runs; by who held it exclusively all
+//!    sharers that sleep are, up to the first that wants it exclusively, and that (`RawRwLock::wake_parked_threads`).
+//!    Sharers hold it together, but none gets in past one that spins for it exclusively.
 //! 4. A thread in the background takes its time from the core it is on: from one that no operations
 //!    run on, where there is one, else from all in turn. The operation that runs there is later by
 //!    that time; that it may hold a lock meanwhile is not modelled.
@@ -110,7 +111,7 @@ struct Lock {
     exclusive: bool,
     /// The first of them may have fallen asleep meanwhile.
     spinning: VecDeque<Waiter>,
-    asleep: VecDeque<usize>,
+    asleep: VecDeque<Waiter>,
     /// Cores that have what the lock protects as it is now.
     fresh: Cores,
 }
@@ -471,6 +472,7 @@ impl<'a> Run<'a> {
         let released = self.touch(core, line, true, now, counted);
         let spin = self.costs.spin;
         let at = &mut self.locks[lock as usize];
+        let was_exclusive = at.exclusive;
         at.holders -= 1;
         if at.holders > 0 {
             return released;
@@ -478,7 +480,7 @@ impl<'a> Run<'a> {
         while let Some(waiter) = at.spinning.front()
             && released.saturating_sub(waiter.since) > spin
         {
-            at.asleep.push_back(waiter.thread);
+            at.asleep.push_back(*waiter);
             at.spinning.pop_front();
         }
         // The first, and if it shares, those that share after it.
@@ -489,7 +491,12 @@ impl<'a> Run<'a> {
                 waiters.take_while(|waiter| !waiter.exclusive).count()
             }
         };
-        let woken = at.asleep.pop_front();
+        let sharers = at.asleep.iter().take_while(|waiter| !waiter.exclusive);
+        let woken = match was_exclusive {
+            true => at.asleep.len().min(sharers.count() + 1),
+            false => at.asleep.len().min(1),
+        };
+        let woken: Vec<Waiter> = at.asleep.drain(..woken).collect();
         let next: Vec<Waiter> = at.spinning.drain(..count).collect();
         at.holders = count;
         at.exclusive = next.first().is_some_and(|first| first.exclusive);
@@ -501,11 +508,13 @@ impl<'a> Run<'a> {
             self.advance(waiter.thread);
             self.at(given, waiter.thread);
         }
-        let Some(woken) = woken else {
-            return released;
-        };
-        self.at(released + self.costs.wake, woken);
-        released + self.costs.wake_call
+        // One after the other.
+        let mut called = released;
+        for waiter in woken {
+            self.at(called + self.costs.wake, waiter.thread);
+            called += self.costs.wake_call;
+        }
+        called
     }
 
     /// A thread that spins is given the lock that `from` has released; returns when it goes on.
@@ -788,6 +797,38 @@ mod tests {
             },
         ];
         close(rate(&trace(16, &operation, 0, 1), &machine(16)), 16e6);
+    }
+
+    #[test]
+    fn sharers_that_slept_behind_one_hold_are_all_woken_by_its_end() {
+        let hold = |exclusive, time| {
+            let (lock, line) = (0, PRIVATE);
+            [
+                Step::Compute(time),
+                Step::Lock {
+                    lock,
+                    line,
+                    exclusive,
+                },
+                Step::Compute(ns(1000)),
+                Step::Unlock { lock, line },
+            ]
+        };
+        let mut trace = trace(16, &hold(false, ns(1000)), 0, 1);
+        let mut writer = hold(true, ns(100_000)).to_vec();
+        writer.insert(2, Step::Compute(ns(9000)));
+        trace.threads[0] = vec![writer];
+        let mut sleepers = machine(16);
+        sleepers.costs = Costs {
+            spin: ns(3000),
+            wake: ns(2500),
+            wake_call: ns(1000),
+            ..PLAIN
+        };
+        // In each 110 us or so 15 sharers lose 10 us and what it takes until their turn to be woken, 15 us at most. Each
+        // sees some sharer in, so that none would be woken by the last to leave.
+        let shared = rate(&trace, &sleepers);
+        assert!((5.5e6..7.5e6).contains(&shared), "{shared}");
     }
 
     #[test]

@@ -368,24 +368,40 @@ fn raw_steps(
         raw.push(Raw::Compute((rest - scale.event_ns).max(0.0)));
     }
     if let Some(cpu_ns) = span.cpu_ns {
-        shrink(&mut raw, cpu_ns);
+        // Storing the events was the processor's, too.
+        let stored = span.events.len() as f64 * scale.event_ns;
+        shrink(&mut raw, (cpu_ns - stored).max(0.0));
     }
     raw
 }
 
-/// Takes from the time between steps what cannot have been the processor's.
+/// Takes from the time between steps what cannot have been the processor's: from the longest pauses, which are those in
+/// which something else ran.
 fn shrink(raw: &mut [Raw], cpu_ns: f64) {
     let spent = |raw: &Raw| match raw {
         Raw::Compute(ns) => *ns,
         _ => 0.0,
     };
-    let total: f64 = raw.iter().map(spent).sum();
-    if total <= cpu_ns {
+    let mut pauses: Vec<f64> = raw.iter().map(spent).collect();
+    let mut excess = pauses.iter().sum::<f64>() - cpu_ns;
+    if excess <= 0.0 {
         return;
+    }
+    pauses.push(0.0);
+    pauses.sort_unstable_by(|a, b| b.total_cmp(a));
+    // All pauses above this are cut down to it.
+    let mut most = 0.0;
+    for (longer, pair) in (1..).zip(pauses.windows(2)) {
+        let step = (pair[0] - pair[1]) * longer as f64;
+        if step >= excess {
+            most = pair[0] - excess / longer as f64;
+            break;
+        }
+        excess -= step;
     }
     for step in raw {
         if let Raw::Compute(ns) = step {
-            *ns *= cpu_ns / total;
+            *ns = ns.min(most);
         }
     }
 }
@@ -651,5 +667,23 @@ mod tests {
         (job.end, job.cpu_ns) = (1090, Some(100.0));
         let trace = steps(&[job], 0, 1, PLAIN);
         assert_eq!(trace.jobs[0].stages[0].serial, [Step::Compute(100_000)]);
+    }
+
+    #[test]
+    fn what_was_not_the_processors_is_taken_from_the_longest_pauses() {
+        let shrunk = |pauses: &[f64], cpu_ns| {
+            let mut raw: Vec<Raw> = pauses.iter().map(|ns| Raw::Compute(*ns)).collect();
+            shrink(&mut raw, cpu_ns);
+            let ns = |raw: &Raw| match raw {
+                Raw::Compute(ns) => *ns,
+                _ => unreachable!("nothing else was put in"),
+            };
+            raw.iter().map(ns).collect::<Vec<f64>>()
+        };
+        assert_eq!(shrunk(&[10.0, 900.0, 20.0], 80.0), [10.0, 50.0, 20.0]);
+        assert_eq!(shrunk(&[50.0, 900.0, 20.0], 80.0), [30.0, 30.0, 20.0]);
+        assert_eq!(shrunk(&[50.0, 90.0], 20.0), [10.0, 10.0]);
+        assert_eq!(shrunk(&[5.0, 9.0], 14.0), [5.0, 9.0]);
+        assert_eq!(shrunk(&[5.0, 9.0], 0.0), [0.0, 0.0]);
     }
 }
