@@ -29,6 +29,7 @@
 //!    nobody is between merging and marking then.
 
 use crate::content::Content;
+use crate::dirty::{Charge, LEAF_COST, reserve_chunks};
 use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
@@ -36,11 +37,11 @@ use crate::node::{Body, Cell, State};
 use crate::op::{Dirty, Op};
 use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
-use crate::store::{LEAF_COST, Store, reserve_chunks};
+use crate::store::Store;
 use crate::sum::Padded;
 use crate::table::{Entry, PageSink, write_region};
 use crate::written::BytesWritten;
-use base::atomic::{AtomicUsize, Ordering};
+use base::atomic::{AtomicI64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Mutex};
 use base::tight;
@@ -93,6 +94,8 @@ struct Changed<C> {
     lists: Vec<Vec<Dirty<C>>>,
     /// The first nid of each part, in order.
     parts: Vec<u64>,
+    /// What the captured ones were charged for, in memory, and are until the checkpoint lets go.
+    memory: AtomicI64,
 }
 
 impl<C> Changed<C> {
@@ -109,7 +112,11 @@ impl<C> Changed<C> {
         let mut parts = vec![0];
         parts.extend(bounds.map(|nid| nid / LEAF_NIDS * LEAF_NIDS));
         parts.dedup();
-        Changed { lists, parts }
+        Changed {
+            lists,
+            parts,
+            memory: AtomicI64::new(0),
+        }
     }
 
     fn nodes(&self) -> usize {
@@ -211,7 +218,7 @@ impl<C: Content> Store<C> {
         // Step 1.
         if clean {
             // Nobody changes anything any more: no fold will follow the anchor.
-            for list in &self.dirty {
+            for list in &self.dirty.lists {
                 let dirty = list.lock().clone();
                 dirty.iter().for_each(|one| self.fold(&one.cell));
             }
@@ -224,9 +231,13 @@ impl<C: Content> Store<C> {
         }
         let outcome = self.write_images(state, clean, released, report, (e0, anchor), &dirty);
         match outcome {
-            Ok(()) => self.release(dirty.lists),
+            Ok(()) => {
+                let memory = dirty.memory.load(Ordering::Relaxed);
+                self.release(dirty.lists);
+                self.dirty.let_go(self.shard(), memory);
+            }
             // Invariant 1.
-            Err(_) => self.dirty[0]
+            Err(_) => self.dirty.lists[0]
                 .lock()
                 .extend(dirty.lists.into_iter().flatten()),
         }
@@ -318,9 +329,9 @@ impl<C: Content> Store<C> {
     }
 
     fn take_dirty(&self) -> Changed<C> {
-        self.dirty_leaves.clear();
+        self.dirty.leaves.clear();
         let take = |list: &Padded<Mutex<Vec<_>>>| std::mem::take(&mut *list.lock());
-        let mut lists: Vec<Vec<Dirty<C>>> = self.dirty.iter().map(take).collect();
+        let mut lists: Vec<Vec<Dirty<C>>> = self.dirty.lists.iter().map(take).collect();
         if planted(Canary::DirtyNodeForgotten) {
             lists.iter_mut().find_map(Vec::pop);
         }
@@ -384,8 +395,8 @@ impl<C: Content> Store<C> {
         base::trace::mark("capture");
         let nodes = dirty.part(part);
         let mut captured = Vec::with_capacity(nodes.len());
-        let enough = SETTLED.min(self.dirty_limit / 16) as u64;
-        let mut refunds = 0;
+        let enough = SETTLED.min(self.dirty.limit / 16) as u64;
+        let mut refunds = Charge::default();
         for one in nodes {
             self.fold(&one.cell);
             captured.push(self.capture_node(&one.cell, packer, &mut refunds)?);
@@ -394,13 +405,15 @@ impl<C: Content> Store<C> {
             }
         }
         self.settle(packer, &mut refunds)?;
+        dirty.memory.fetch_add(refunds.memory, Ordering::Relaxed);
         Ok(captured)
     }
 
     /// Images count as live before their nodes no longer count as dirty: whoever adds both up finds enough.
-    fn settle(&self, packer: &mut Packer<'_>, refunds: &mut i64) -> Result<(), Error> {
+    fn settle(&self, packer: &mut Packer<'_>, refunds: &mut Charge) -> Result<(), Error> {
         packer.settle()?;
-        self.dirty_bytes.add(self.shard(), -std::mem::take(refunds));
+        self.dirty
+            .written(self.shard(), std::mem::take(&mut refunds.image));
         Ok(())
     }
 
@@ -408,7 +421,7 @@ impl<C: Content> Store<C> {
         &self,
         cell: &Arc<Cell<C>>,
         packer: &mut Packer<'_>,
-        refunds: &mut i64,
+        refunds: &mut Charge,
     ) -> Result<Captured, Error> {
         let node = cell.read();
         if !cell.header.merges.load(Ordering::Relaxed) {
@@ -441,7 +454,7 @@ impl<C: Content> Store<C> {
         &self,
         cell: &Arc<Cell<C>>,
         node: &State<C>,
-        refunds: &mut i64,
+        refunds: &mut Charge,
         put: impl FnOnce(&mut dyn FnMut(&mut Vec<u8>)) -> Result<Place, Error>,
     ) -> Result<Captured, Error> {
         let nid = cell.header.nid;
@@ -620,8 +633,13 @@ impl<C: Content> Store<C> {
 
     /// Free segments that the next checkpoint should find.
     pub(crate) fn free_segments_wanted(&self) -> usize {
+        self.segments_for(self.dirty.limit)
+    }
+
+    /// Segments that a checkpoint writes at most which is to begin at this limit.
+    pub(crate) fn segments_for(&self, limit: i64) -> usize {
         let segment = self.array.geometry().segment_bytes() as i64;
-        (2 * self.dirty_limit / segment) as usize + 2 * self.options.workers + 4
+        (2 * limit / segment) as usize + 2 * self.options.workers + 4
     }
 
     /// Bytes of all leaf pages of the node table, at most: what a checkpoint of changes scattered
@@ -653,11 +671,18 @@ impl<C: Content> Store<C> {
         let room = (live as i64 / 4).max(spare) - (total as i64 - live as i64);
         let base = reserve_chunks(&self.array, &self.options) as i64;
         self.space.set_reserve(base + room.max(0) / chunk);
+        let free = self.free_meta_bytes();
+        if free >= 2 * self.frugal_room.load(Ordering::Relaxed) {
+            self.frugal_room.store(0, Ordering::Relaxed);
+        }
+        let unpromised = match self.frugal_room.load(Ordering::Relaxed) {
+            0 => self.space.unpromised() * BLOCK_SIZE as i64,
+            _ => 0,
+        };
         // The less room, the smaller the checkpoints: what is not for changed nodes is for
         // cleaning, which must gain as much as a checkpoint takes.
-        let room = (self.free_meta_bytes() - self.table_bytes()) / 8;
-        let limit = room.clamp(32 << 10, self.dirty_limit);
-        self.dirty_limit_now.store(limit, Ordering::Relaxed);
+        self.dirty.adapt(free - self.table_bytes(), unpromised);
+        self.space.keep((self.dirty.kept() + chunk - 1) / chunk);
     }
 
     /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
@@ -665,7 +690,7 @@ impl<C: Content> Store<C> {
         let chunk = self.array.geometry().chunk_blocks as u64 * BLOCK_SIZE as u64;
         let total = self.segments.total_bytes();
         let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
-        let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty_limit;
+        let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;
         (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
     }
 }

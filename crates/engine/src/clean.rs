@@ -18,8 +18,10 @@ use format::table::LEAF_NIDS;
 
 /// Segments looked at per checkpoint.
 const LOOKS_MAX: usize = 64;
-/// Segments cleaned per checkpoint while free chunks are left.
+/// Segments cleaned per checkpoint while free chunks are left; more when checkpoints are large: this part of those
+/// that one may write.
 const UNHURRIED_MAX: usize = 16;
+const UNHURRIED_PART: usize = 8;
 
 /// The part of the array, as one over this, up to which metadata may be spread widely.
 const LAVISH_PART: u64 = 4;
@@ -50,6 +52,8 @@ impl<C: Content> Store<C> {
             true => (self.clean_room() / segment) as usize,
             false => self.free_segments_wanted(),
         };
+        let written = self.segments_for(self.dirty.limit_now());
+        let unhurried = UNHURRIED_MAX.max(written / UNHURRIED_PART);
         let free = self.segments.free_segments();
         if free >= wanted {
             return Ok(0);
@@ -58,20 +62,20 @@ impl<C: Content> Store<C> {
         let lavish = total < self.array.bytes() / LAVISH_PART;
         let (share, most) = match tight {
             true => (95, LOOKS_MAX),
-            false if lavish && live * 4 < total => (25, UNHURRIED_MAX),
-            false if !lavish && live * 2 < total => (50, UNHURRIED_MAX),
+            false if lavish && live * 4 < total => (25, unhurried),
+            false if !lavish && live * 2 < total => (50, unhurried),
             false => return Ok(0),
         };
         let slack = (self.options.workers as i64 + 3) * segment;
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
-        let mut gain = (wanted - free) as i64 * segment + self.dirty_now();
+        let mut gain = (wanted - free) as i64 * segment + self.dirty.to_write();
         let mut cleaned = 0;
         for (id, bytes) in self.segments.emptiest(share, most) {
-            if gain <= 0 || self.dirty_now() >= budget {
+            if gain <= 0 || self.dirty.to_write() >= budget {
                 break;
             }
             let items = self.live_items(id)?;
-            if self.dirty_now() + self.moving_cost(&items) > budget {
+            if self.dirty.to_write() + self.moving_cost(&items) > budget {
                 continue;
             }
             for item in &items {
@@ -169,14 +173,15 @@ impl<C: Content> Store<C> {
             .map(|i| i.id / LEAF_NIDS)
             .collect();
         leaves.dedup();
-        bytes + self.dirty_leaves.cost_of(&leaves)
+        bytes + self.dirty.leaves.cost_of(&leaves)
     }
 
     fn move_item(&self, item: &Live) -> Result<(), Error> {
         if item.kind != ItemKind::Node {
             self.table.touch_page(item.kind, item.id, item.place)?;
             if item.kind == ItemKind::TableLeaf {
-                self.dirty_leaves
+                self.dirty
+                    .leaves
                     .touch(self.shard(), Nid(item.id * LEAF_NIDS));
             }
             return Ok(());

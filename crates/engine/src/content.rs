@@ -38,4 +38,6 @@ pub trait Content: Send + Sync + Sized + 'static {
     fn owned(kind: u8) -> bool;
     /// Approximate heap bytes.
     fn memory(&self) -> usize;
+    /// Bytes of the image, or a few more: it is asked for often.
+    fn image_len(&self) -> usize;
 }

@@ -13,6 +13,7 @@ mod clean;
 mod commit;
 mod content;
 mod counters;
+mod dirty;
 mod epoch;
 mod error;
 mod finding;

@@ -9,16 +9,17 @@
 //!    was read from, checked under the shard's lock.
 
 use crate::content::Content;
+use crate::dirty::Charge;
 use crate::error::Error;
 use crate::held::HeldNodes;
 use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
-use base::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use base::atomic::{AtomicBool, AtomicU32, Ordering};
 use base::sync::{Arc, Handle, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
 use base::thread::{current_cpu, lane};
 use base::tight::limit;
-use format::item::ItemKind;
+use format::item::{ItemKind, padded_len};
 use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
 use format::{Damage, Nid};
 use std::collections::{HashMap, VecDeque};
@@ -41,19 +42,24 @@ pub(crate) struct CellHeader {
     /// [`COMMON`]. Changed under the shard's lock.
     seekers: AtomicU32,
     /// Bytes charged to the cache; 0 once another cell took the place.
-    bytes: AtomicUsize,
-    /// Bytes charged to the store's dirty memory while dirty.
-    dirty_bytes: AtomicI64,
+    bytes: AtomicU32,
+    /// Bytes of its image, as charged.
+    image: AtomicU32,
+    /// Charged to the store while dirty.
+    dirty_memory: AtomicU32,
+    dirty_image: AtomicU32,
     /// Bytes of changes since the charge was brought up to date.
-    uncharged: AtomicUsize,
+    uncharged: AtomicU32,
     /// What [`Content::merges`] said at the last exclusive change: right for who holds the lock.
     pub merges: AtomicBool,
 }
 
-/// Bytes of changes that a charge may lag behind, and part of a larger charge that it may: working
+/// Bytes of changes that a charge may lag behind, and part of a larger image that it may: working
 /// it out looks at every entry.
-const UNCHARGED_MAX: usize = 256;
-const UNCHARGED_PART: usize = 8;
+const UNCHARGED_MAX: u32 = 128;
+const UNCHARGED_PART: u32 = 8;
+/// Bytes that an image is charged for beyond its own, for what it may grow uncharged.
+const IMAGE_SLACK: usize = 32;
 
 /// Look-ups by another core than the one before after which each core holds a node by itself.
 const COMMON: usize = 16;
@@ -107,36 +113,47 @@ impl CellHeader {
         self.seekers.load(Ordering::Relaxed) >> SEEKER_BITS >= limit(COMMON, 2) as u32
     }
 
-    /// What becoming dirty charges: the node's memory and `overhead`.
-    pub fn dirty_charge(&self, overhead: i64) -> i64 {
-        let charge = self.bytes.load(Ordering::Relaxed) as i64 + overhead;
-        self.dirty_bytes.store(charge, Ordering::Relaxed);
-        charge
+    /// What becoming dirty charges.
+    pub fn dirty_charge(&self) -> Charge {
+        let memory = self.bytes.load(Ordering::Relaxed) as usize;
+        let charge = Charge::of_dirty(memory, self.image.load(Ordering::Relaxed) as usize);
+        // Who marks a node without its lock may find that it grew meanwhile.
+        let charged = |of: &AtomicU32, now: i64| of.swap(now as u32, Ordering::Relaxed) as i32;
+        Charge {
+            memory: charge.memory - i64::from(charged(&self.dirty_memory, charge.memory)),
+            image: charge.image - i64::from(charged(&self.dirty_image, charge.image)),
+        }
     }
 
     /// Counts a change of this many bytes; true when the charge must be brought up to date.
     /// The caller holds the cell's lock exclusively.
     pub fn changed(&self, bytes: usize) -> bool {
         // Under that lock, so no exchange is needed.
-        let uncharged = self.uncharged.load(Ordering::Relaxed) + bytes;
+        let uncharged = self.uncharged.load(Ordering::Relaxed) + bytes as u32;
         self.uncharged.store(uncharged, Ordering::Relaxed);
-        let part = self.bytes.load(Ordering::Relaxed) / UNCHARGED_PART;
+        let part = self.image.load(Ordering::Relaxed) / UNCHARGED_PART;
         uncharged > part.max(UNCHARGED_MAX)
     }
 
     /// A dirty node grew by this much; true if it is dirty. The caller holds the cell's lock
     /// exclusively, so no checkpoint is between giving back its charge and taking it.
-    pub fn dirty_grew(&self, bytes: i64) -> bool {
+    pub fn dirty_grew(&self, by: Charge) -> bool {
         let dirty = self.dirty.load(Ordering::Acquire);
         if dirty {
-            self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+            // Wraps as a subtraction does.
+            let (memory, image) = (by.memory as u32, by.image as u32);
+            self.dirty_memory.fetch_add(memory, Ordering::Relaxed);
+            self.dirty_image.fetch_add(image, Ordering::Relaxed);
         }
         dirty
     }
 
     /// What becoming clean gives back.
-    pub fn dirty_refund(&self) -> i64 {
-        self.dirty_bytes.swap(0, Ordering::Relaxed)
+    pub fn dirty_refund(&self) -> Charge {
+        Charge {
+            memory: self.dirty_memory.swap(0, Ordering::Relaxed).into(),
+            image: self.dirty_image.swap(0, Ordering::Relaxed).into(),
+        }
     }
 }
 
@@ -205,6 +222,16 @@ impl<C: Content> Body<C> {
             Body::User(content) => content.memory(),
         }
     }
+
+    /// Bytes charged for its image.
+    fn image(&self) -> usize {
+        let payload = match self {
+            Body::Gone => return 0,
+            Body::Space(map) => map.words().len() * 8 + 64,
+            Body::User(content) => content.image_len(),
+        };
+        padded_len(payload) + IMAGE_SLACK
+    }
 }
 
 /// Memory of a cell's entries in the map, at its usual load, and in the clock.
@@ -238,9 +265,11 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
         recent: AtomicBool::new(true),
         gone: AtomicBool::new(false),
         seekers: AtomicU32::new(lane() as u32 & ((1 << SEEKER_BITS) - 1)),
-        bytes: AtomicUsize::new(cell_overhead::<C>() + body.memory()),
-        dirty_bytes: AtomicI64::new(0),
-        uncharged: AtomicUsize::new(0),
+        bytes: AtomicU32::new((cell_overhead::<C>() + body.memory()) as u32),
+        image: AtomicU32::new(body.image() as u32),
+        dirty_memory: AtomicU32::new(0),
+        dirty_image: AtomicU32::new(0),
+        uncharged: AtomicU32::new(0),
         merges: AtomicBool::new(body.merges()),
     };
     Arc::new(RwLock::with_header(
@@ -531,19 +560,23 @@ impl<C: Content> NodeCache<C> {
 
     /// Brings the charge of a cell up to date and returns by how much it grew; the caller holds
     /// the cell's lock.
-    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> i64 {
-        let now = cell_overhead::<C>() + body.memory();
+    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> Charge {
+        let now = (cell_overhead::<C>() + body.memory()) as u32;
+        let image = body.image() as u32;
         cell.header.uncharged.store(0, Ordering::Relaxed);
-        let charged = |before: usize| (before != 0).then_some(now);
+        let before = cell.header.image.swap(image, Ordering::Relaxed);
+        let image = image as i64 - before as i64;
+        let charged = |before: u32| (before != 0).then_some(now);
         let bytes = &cell.header.bytes;
-        match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
+        let memory = match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
             Ok(before) => {
                 let grown = now as i64 - before as i64;
                 self.bytes.add(current_cpu(), grown);
                 grown
             }
             Err(_) => 0,
-        }
+        };
+        Charge { memory, image }
     }
 
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
@@ -602,6 +635,9 @@ mod tests {
         }
         fn memory(&self) -> usize {
             1000
+        }
+        fn image_len(&self) -> usize {
+            0
         }
     }
 

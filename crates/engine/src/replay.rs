@@ -191,7 +191,7 @@ impl<C: Content> Store<C> {
 
     /// Tells the allocators of nids and of space what replay made of the nodes (invariant 3).
     fn adopt_replayed(&self, damages: &Damages, report: &mut RecoveryReport) -> Result<(), Error> {
-        let dirty = self.dirty[0].lock().clone();
+        let dirty = self.dirty.lists[0].lock().clone();
         for Dirty { nid, cell } in dirty {
             let newest = self.nodes.get(nid);
             if damages.contains_key(&nid.0) || !newest.is_some_and(|n| Arc::ptr_eq(&n, &cell)) {

@@ -423,7 +423,11 @@ impl<C: Content> Salvage<C> {
         store.segments = Segments::new(&geometry, live, 0);
         store.nids = Nids::new(shards, free);
         // What is in memory only, and nids that were just given up, are not given out.
-        let dirty = store.dirty.iter().flat_map(|list| list.lock().clone());
+        let dirty = store
+            .dirty
+            .lists
+            .iter()
+            .flat_map(|list| list.lock().clone());
         for one in dirty.collect::<Vec<_>>() {
             store.nids.recover(one.nid, true, &*store)?;
         }

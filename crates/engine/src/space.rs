@@ -181,6 +181,9 @@ pub(crate) struct Space {
     leases: Vec<Mutex<Option<Arc<ChunkSpace>>>>,
     chunks: Mutex<Chunks>,
     totals: Totals,
+    /// The totals' reserve: what is one always, and what is kept besides. Changed under the checkpoint's lock.
+    reserve: AtomicI64,
+    kept: AtomicI64,
     /// Free chunks that data leaves alone even when a promise stands for them.
     least_chunks: i64,
     /// Freed by an epoch that may not be durable yet.
@@ -225,16 +228,13 @@ impl Space {
                 reserve as i64,
                 geometry.chunk_blocks,
             ),
+            reserve: AtomicI64::new(reserve as i64),
+            kept: AtomicI64::new(0),
             least_chunks: reserve as i64 * 3 / 4,
             pending: Mutex::new(rank::SPACE_PENDING, BTreeMap::new()),
             pending_blocks: AtomicI64::new(0),
             releasing: Mutex::new(rank::SPACE_RELEASE, ()),
         }
-    }
-
-    /// Blocks that new promises can have.
-    pub fn promisable(&self) -> i64 {
-        self.totals.promisable()
     }
 
     pub fn pending_blocks(&self) -> i64 {
@@ -245,18 +245,35 @@ impl Space {
         self.totals.free_chunks()
     }
 
+    /// Free chunks that data leaves alone.
     pub fn reserve_chunks(&self) -> i64 {
-        self.totals.reserve_chunks()
+        self.reserve.load(Ordering::Relaxed)
     }
 
-    /// Data takes no free chunk beyond this many from now on.
+    /// Free chunks that data leaves alone besides, but gets when it has need of them.
+    pub fn kept_chunks(&self) -> i64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Data takes no free chunk beyond this many from now on, and those kept.
     pub fn set_reserve(&self, chunks: i64) {
-        self.totals.set_reserve(chunks);
+        self.reserve.store(chunks, Ordering::Relaxed);
+        self.keep(self.kept_chunks());
+    }
+
+    pub fn keep(&self, chunks: i64) {
+        self.kept.store(chunks, Ordering::Relaxed);
+        self.totals.set_reserve(self.reserve_chunks() + chunks);
+    }
+
+    /// Blocks that new promises could have if no chunks were kept.
+    pub fn unpromised(&self) -> i64 {
+        self.totals.promisable_beyond(self.reserve_chunks())
     }
 
     /// Free blocks as statfs shows them: pending ones count, the reserve does not.
     pub fn free_blocks(&self) -> u64 {
-        (self.promisable() + self.pending_blocks()).max(0) as u64
+        (self.unpromised() + self.pending_blocks()).max(0) as u64
     }
 
     pub fn try_promise(&self, blocks: u64) -> bool {

@@ -3,6 +3,7 @@
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::counters::{StoreCounters, StoreCounts};
+use crate::dirty::{DirtyNodes, reserve_chunks};
 use crate::error::Error;
 use crate::items::{self, read_node};
 use crate::journal::{Journal, Resume};
@@ -11,17 +12,16 @@ use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
 use crate::op::{Dirty, Epoch, FreshNid, Need, Op, Promise, Reservation};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Extent, Source, Space};
-use crate::sum::{Padded, Sum};
 use crate::table::{Entry, Table};
 use crate::written::BytesWritten;
-use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicI64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
 use device::Array;
 use format::item::Place;
-use format::table::{LEAF_NIDS, NID_LIMIT, SPACE_MAP_FIRST, space_map_nid};
+use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,8 @@ pub struct StoreOptions {
     /// A checkpoint is made at least this often while anything is dirty.
     pub checkpoint_interval: Duration,
     /// Memory of changed nodes at which a checkpoint begins; operations wait at twice this.
-    /// `None`: half of `node_cache_bytes`. Never more than a 64th of the array.
+    /// `None`: half of `node_cache_bytes`. One begins earlier when it would write more than a part of the
+    /// array: a 64th at least, up to a 32nd while there is room (`dirty.rs`).
     pub dirty_bytes: Option<usize>,
     /// Memory of records that wait for a commit at which one begins, in bytes; operations
     /// wait at twice this.
@@ -101,12 +102,9 @@ pub struct Store<C: Content> {
     pub(crate) journal: Journal,
     pub(crate) table: Table,
     pub(crate) segments: Segments,
-    pub(crate) dirty: Vec<Padded<Mutex<Vec<Dirty<C>>>>>,
-    pub(crate) dirty_bytes: Sum,
-    pub(crate) dirty_leaves: DirtyLeaves,
-    pub(crate) dirty_limit: i64,
-    /// `dirty_limit`, or less when checkpoints have little room.
-    pub(crate) dirty_limit_now: AtomicI64,
+    pub(crate) dirty: DirtyNodes<C>,
+    /// Room for checkpoints at which they gave way to data; 0: they need not.
+    pub(crate) frugal_room: AtomicI64,
     /// Bytes that metadata leaves free for cleaning.
     pub(crate) growth_spare: AtomicI64,
     /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
@@ -136,84 +134,6 @@ pub(crate) struct Parts {
     pub live: BTreeMap<u32, Vec<u32>>,
     pub resume: Resume,
     pub checkpoint_state: CheckpointState,
-}
-
-/// Bytes charged for a dirty node beyond its own: list entry and padding.
-const DIRTY_OVERHEAD: i64 = 128;
-/// Bytes that a changed leaf page of the node table costs a checkpoint, with its share of the
-/// region pages above.
-pub(crate) const LEAF_COST: i64 = 4160 + 64;
-const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
-
-/// Which leaf pages of the node table the next checkpoint will have to write, so that changes
-/// scattered over many of them count for what they cost. A hint: a leaf touched while a
-/// checkpoint begins may be counted for the wrong one.
-#[derive(Debug)]
-pub(crate) struct DirtyLeaves {
-    bits: Box<[AtomicU64]>,
-    count: Sum,
-}
-
-impl DirtyLeaves {
-    /// For so many shards; [`bytes`](Self::bytes) may be `slack` wrong.
-    fn new(shards: usize, slack: i64) -> Self {
-        let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
-        DirtyLeaves {
-            bits,
-            count: Sum::new(shards, slack / LEAF_COST),
-        }
-    }
-
-    /// What changing these leaves adds to the next checkpoint.
-    pub fn cost_of(&self, leaves: &[u64]) -> i64 {
-        let clean = |leaf: &&u64| {
-            let word = self.bits[**leaf as usize / 64].load(Ordering::Relaxed);
-            word >> (**leaf % 64) & 1 == 0
-        };
-        leaves.iter().filter(clean).count() as i64 * LEAF_COST
-    }
-
-    pub fn touch(&self, shard: usize, nid: Nid) {
-        let leaf = nid.0 / LEAF_NIDS;
-        let (word, bit) = (&self.bits[leaf as usize / 64], 1 << (leaf % 64));
-        if word.load(Ordering::Relaxed) & bit == 0
-            && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        {
-            self.count.add(shard, 1);
-        }
-    }
-
-    fn bytes(&self) -> i64 {
-        self.count.about() * LEAF_COST
-    }
-
-    /// A checkpoint takes the dirty nodes and their leaves.
-    pub fn clear(&self) {
-        for word in &self.bits {
-            if word.load(Ordering::Relaxed) != 0 {
-                let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
-                self.count.add(0, -cleared);
-            }
-        }
-    }
-}
-
-/// Memory of dirty nodes at which a checkpoint begins on an array of this many bytes.
-pub(crate) fn dirty_limit(array_bytes: u64, options: &StoreOptions) -> i64 {
-    let by_size = (array_bytes / 64).clamp(1 << 20, 256 << 20) as usize;
-    let by_memory = (options.node_cache_bytes / 2).max(1 << 20);
-    options.dirty_bytes.unwrap_or(by_memory).min(by_size) as i64
-}
-
-/// Chunks that only checkpoints and deletions may take: room for a checkpoint of all that may be
-/// dirty (twice the limit, table pages included), with half as much again for rounding.
-pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
-    let geometry = array.geometry();
-    let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
-    let limit = dirty_limit(bytes, options) as u64;
-    let chunk = geometry.chunk_blocks as u64 * format::BLOCK_SIZE as u64;
-    let wanted = (limit * 3).div_ceil(chunk) as u32 + 1;
-    wanted.min(geometry.chunk_count / 4).max(2)
 }
 
 impl<C: Content> NidSource for Store<C> {
@@ -253,9 +173,8 @@ impl<C: Content> Store<C> {
     pub(crate) fn assemble(parts: Parts) -> Result<Self, Error> {
         let Parts { array, options, .. } = parts;
         let geometry = array.geometry();
-        let bytes = geometry.total_blocks() * format::BLOCK_SIZE as u64;
         let reserve = reserve_chunks(&array, &options);
-        let dirty_list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
+        let dirty = DirtyNodes::new(&array, &options);
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
         let pool = Arc::new(pool);
@@ -270,14 +189,11 @@ impl<C: Content> Store<C> {
                 parts.resume,
             ),
             table: parts.table,
-            segments: Segments::new(geometry, parts.live, dirty_limit(bytes, &options) / 64),
-            dirty: (0..options.shards).map(dirty_list).collect(),
-            dirty_bytes: Sum::new(options.shards, dirty_limit(bytes, &options) / 64),
-            dirty_leaves: DirtyLeaves::new(options.shards, dirty_limit(bytes, &options) / 64),
-            dirty_limit: dirty_limit(bytes, &options),
+            segments: Segments::new(geometry, parts.live, dirty.limit / 64),
+            dirty,
+            frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
             stalled_room: AtomicI64::new(0),
-            dirty_limit_now: AtomicI64::new(dirty_limit(bytes, &options)),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
@@ -542,6 +458,7 @@ impl<C: Content> Store<C> {
                     return Err(Error::NoSpace);
                 }
                 tried = true;
+                self.give_way()?;
                 self.reclaim()?;
                 continue;
             }
@@ -550,16 +467,16 @@ impl<C: Content> Store<C> {
             }
             self.bound_staging()?;
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
-            let dirty = self.dirty_now();
+            let pressure = self.dirty.pressure();
             let shard = self.shard();
-            if dirty <= 2 * self.dirty_limit_now.load(Ordering::Relaxed)
+            if pressure <= 1000
                 && let Some(credit) = self.journal.try_credit(shard)
             {
                 if let Some(error) = self.journal.failed() {
                     self.journal.return_credit(credit);
                     return Err(error);
                 }
-                self.pace(shard, dirty);
+                self.pace(shard, pressure);
                 return Ok(Op::new(self, credit));
             }
             self.make_room(checkpoint)?;
@@ -568,18 +485,13 @@ impl<C: Content> Store<C> {
 
     /// Bytes of changed metadata that wait for a checkpoint, roughly.
     pub fn dirty_metadata_bytes(&self) -> u64 {
-        self.dirty_now().max(0) as u64
-    }
-
-    /// What a checkpoint begun now would have to write, roughly.
-    pub(crate) fn dirty_now(&self) -> i64 {
-        self.dirty_bytes.about() + self.dirty_leaves.bytes()
+        self.dirty.to_write().max(0) as u64
     }
 
     /// Metadata can grow without coming near what checkpoints and deletions need.
     fn room_to_grow(&self) -> bool {
         let live = self.segments.live_about();
-        live + self.dirty_now().max(0) as u64 <= self.growth_limit()
+        live + self.dirty.to_write().max(0) as u64 <= self.growth_limit()
     }
 
     /// Asks for a commit when much is staged, and makes one when that did not help.
@@ -601,9 +513,7 @@ impl<C: Content> Store<C> {
 
     /// Asks for a checkpoint before one is urgent, and slows the caller down the closer it is.
     fn pace(&self, shard: usize, dirty: i64) {
-        let fill = self.journal.fill_permille(shard) as i64;
-        let limit = 2 * self.dirty_limit_now.load(Ordering::Relaxed);
-        let pressure = fill.max(dirty * 1000 / limit);
+        let pressure = dirty.max(self.journal.fill_permille(shard) as i64);
         if pressure < 500 || !self.options.background {
             return;
         }
@@ -639,6 +549,28 @@ impl<C: Content> Store<C> {
     /// Nanoseconds since a time of the clock.
     pub(crate) fn since(&self, began: u64) -> u64 {
         self.clock().monotonic_ns().saturating_sub(began)
+    }
+
+    /// Checkpoints content themselves with the room that is always kept for them, until there is
+    /// twice as much as now; false when they do already. The caller holds no node lock.
+    fn give_way(&self) -> Result<bool, Error> {
+        if self.space.kept_chunks() == 0 {
+            return Ok(false);
+        }
+        let room = self.free_meta_bytes().max(1);
+        self.frugal_room.store(room, Ordering::Relaxed);
+        self.dirty.adapt(room, 0);
+        // Operations wait at twice the limit now, so one checkpoint begun from now on is enough.
+        for _ in 0..2 {
+            if self.dirty.pressure() > 1000 {
+                self.make_room(self.newest_checkpoint())?;
+            }
+        }
+        // A checkpoint that ends may have looked before; those that follow see it.
+        let _running = self.checkpoint_state.lock();
+        self.dirty.adapt(room, 0);
+        self.space.keep(0);
+        Ok(true)
     }
 
     /// Makes freed blocks available and empty chunks free, for callers that found none.
@@ -788,7 +720,7 @@ impl<C: Content> Store<C> {
     pub(crate) fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
         let grown = self.nodes.recharge(cell, body);
         if cell.header.dirty_grew(grown) {
-            self.dirty_bytes.add(self.shard(), grown);
+            self.dirty.charge(self.shard(), grown);
         }
     }
 
@@ -799,7 +731,8 @@ impl<C: Content> Store<C> {
         {
             // Of two that merge changes into one node, one finds it marked: a checkpoint that waited
             // for that one's pin then takes this lock later than the other did.
-            let mut list = self.dirty[shard % self.dirty.len()].lock();
+            let lists = &self.dirty.lists;
+            let mut list = lists[shard % lists.len()].lock();
             if cell.header.dirty.swap(true, Ordering::AcqRel) {
                 return;
             }
@@ -808,9 +741,8 @@ impl<C: Content> Store<C> {
                 cell: cell.clone(),
             });
         }
-        let bytes = cell.header.dirty_charge(DIRTY_OVERHEAD);
-        self.dirty_bytes.add(shard, bytes);
-        self.dirty_leaves.touch(shard, cell.header.nid);
+        self.dirty.charge(shard, cell.header.dirty_charge());
+        self.dirty.leaves.touch(shard, cell.header.nid);
     }
 
     /// Sets space aside for data to be allocated later.
@@ -826,7 +758,10 @@ impl<C: Content> Store<C> {
                 self.sync()?;
                 self.release_freed(true);
             }
-            if !self.space.try_promise(blocks) {
+            // What checkpoints keep beyond their reserve is for whoever needs it.
+            let promised = self.space.try_promise(blocks)
+                || (self.give_way()? && self.space.try_promise(blocks));
+            if !promised {
                 return Err(Error::NoSpace);
             }
         }
@@ -971,9 +906,12 @@ impl<C: Content> Store<C> {
 
     pub fn space(&self) -> SpaceInfo {
         let geometry = self.array.geometry();
+        let free_blocks = self.space.free_blocks();
+        // What the next checkpoint will take beyond the reserve.
+        let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
         SpaceInfo {
             total_blocks: geometry.chunk_count as u64 * geometry.chunk_blocks as u64,
-            free_blocks: self.space.free_blocks(),
+            free_blocks: free_blocks.saturating_sub(soon as u64),
             nodes: self.table.node_count(),
         }
     }

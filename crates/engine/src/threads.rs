@@ -1,6 +1,7 @@
 //! The store's own threads: one commits what nobody syncs, one makes checkpoints.
 
 use crate::content::Content;
+use crate::dirty::Charge;
 use crate::error::Error;
 use crate::store::{Control, Store};
 use base::atomic::Ordering;
@@ -27,7 +28,7 @@ impl<C: Content> Store<C> {
         let interval = self.options.checkpoint_interval;
         let due = |control: &mut Control| std::mem::take(&mut control.checkpoint_wanted);
         self.start("sheaf-checkpoint", interval, due, |store| {
-            if store.dirty_bytes.exact() > 0 {
+            if store.dirty.any() {
                 store.checkpoint_now()?;
             }
             store.release_retired();
@@ -104,6 +105,7 @@ impl<C: Content> Store<C> {
         self.sync()?;
         self.retire_chunks();
         self.make_checkpoint(true)?;
+        debug_assert_eq!(self.dirty.charged(), Charge::default());
         self.journal.fail(Error::ReadOnly);
         Ok(())
     }

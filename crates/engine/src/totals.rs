@@ -34,11 +34,16 @@ impl Totals {
     /// Blocks that new promises can have; too few while others take or convert, and never so many
     /// that a promise is granted wrongly.
     pub fn promisable(&self) -> i64 {
+        self.promisable_beyond(self.reserve_chunks())
+    }
+
+    /// The same with another reserve.
+    pub fn promisable_beyond(&self, reserve_chunks: i64) -> i64 {
         // Each before where its blocks come from (invariant 2): promises are redeemed by
         // available blocks, and those of a new data chunk were a free chunk.
         let promised = self.promised.load(Ordering::SeqCst);
         let available = self.available.load(Ordering::SeqCst);
-        let spare = (self.free_chunks() - self.reserve_chunks()).max(0);
+        let spare = (self.free_chunks() - reserve_chunks).max(0);
         available + spare * self.chunk_blocks - promised
     }
 

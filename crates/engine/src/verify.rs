@@ -172,7 +172,7 @@ impl<C: Content> Store<C> {
 
     /// The nodes that replay changed (invariant 1).
     fn replayed(&self) -> Vec<Dirty<C>> {
-        let lists = self.dirty.iter();
+        let lists = self.dirty.lists.iter();
         lists.flat_map(|list| list.lock().clone()).collect()
     }
 }

@@ -199,6 +199,18 @@ impl engine::Content for FsNode {
     fn memory(&self) -> usize {
         FsNode::memory(self)
     }
+
+    fn image_len(&self) -> usize {
+        match self {
+            FsNode::Inode(inode) => inode.image_len(),
+            FsNode::Index(list) => entry::list_len(list),
+            FsNode::Bucket(list) => list.encoded_len(),
+            FsNode::Extents(list) => entry::list_len(list),
+            FsNode::Xattrs(list) => entry::list_len(list),
+            FsNode::Value(bytes) => bytes.len(),
+            FsNode::Orphans(list) => entry::list_len(list),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -51,13 +51,13 @@ impl FsOptions {
     /// up to an eighth for node table pages, a thirty-second for staged records, and what is
     /// left for the same again while it is written, the copies of pages on their way to the
     /// devices and the buffers of callers. Changed nodes and table pages are within their
-    /// shares: a checkpoint begins at a sixteenth of the rest, operations wait at an eighth,
-    /// and as much again may be held by the checkpoint that runs.
+    /// shares: a checkpoint begins when changed nodes take a twelfth of the rest, and operations wait
+    /// at a sixth, what a running checkpoint holds included.
     pub fn with_memory(mut self, bytes: usize) -> FsOptions {
         let rest = bytes - OWN_BYTES.min(bytes / 4);
         self.data.cache_bytes = rest / 8 * 3;
         self.store.node_cache_bytes = rest / 4;
-        self.store.dirty_bytes = Some(rest / 16);
+        self.store.dirty_bytes = Some(rest / 12);
         self.store.staging_bytes = (rest / 64).clamp(128 << 10, 16 << 20);
         // Each packs a segment of its own in a checkpoint.
         let workers = (bytes / WORKER_BYTES).max(2);

@@ -69,7 +69,7 @@ impl<C: Content> Salvage<C> {
                 return;
             }
             // It has its place in the lock order for life: another takes over.
-            for list in &self.store.dirty {
+            for list in &self.store.dirty.lists {
                 list.lock()
                     .retain(|other| !base::sync::Arc::ptr_eq(&other.cell, &cell));
             }

@@ -117,3 +117,24 @@ fn a_long_journal_is_replayed_in_groups() {
         drop(world.open().unwrap());
     }
 }
+
+#[test]
+fn nodes_of_a_checkpoint_that_runs_count_until_it_lets_go() {
+    // Charges that are not given back, or twice, would make checkpoints begin earlier and earlier, or never.
+    let world = World::new(35, &[64]);
+    let options = StoreOptions {
+        background: true,
+        workers: 2,
+        shards: 2,
+        dirty_bytes: Some(64 << 10),
+        ..World::options()
+    };
+    let store = world.open_with(options).unwrap();
+    base::thread::parallel(2, |worker| {
+        let (mut rng, mut model) = (Rng::new(worker as u64), BTreeMap::new());
+        busy(&store, &mut rng, &mut model, 5000);
+    });
+    assert!(store.newest_checkpoint() > 10);
+    // Closing asserts that nothing is charged any more.
+    store.close().unwrap();
+}

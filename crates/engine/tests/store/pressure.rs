@@ -222,3 +222,49 @@ fn the_loss_of_the_newest_slot_is_told_even_if_recovery_wrote_it() {
         ),
     }
 }
+
+#[test]
+fn checkpoints_wait_for_more_changes_while_there_is_room_and_give_way_to_data() {
+    let mut world = World::new(34, &[256]);
+    let options = StoreOptions {
+        node_cache_bytes: 64 << 20,
+        dirty_bytes: Some(16 << 20),
+        ..World::options()
+    };
+    let store = world.open_with(options.clone()).unwrap();
+    // 12 MB: more than twice a 64th of the array, less than twice a 32nd.
+    let node = |i| create(&store, vec![i; 1500]).unwrap();
+    let nids: Vec<Nid> = (0..1000).map(node).collect();
+    store.checkpoint().unwrap();
+    let change_all = |value| {
+        let before = store.newest_checkpoint();
+        nids.iter()
+            .for_each(|nid| set(&store, *nid, value).unwrap());
+        store.newest_checkpoint() - before
+    };
+    assert_eq!(change_all(1), 0);
+    // What is free is there for data, but for what the next checkpoint writes.
+    let free_blocks = store.space().free_blocks;
+    let promises: Vec<_> = std::iter::from_fn(|| store.promise(64).ok()).collect();
+    let promised: u64 = promises.iter().map(|promise| promise.blocks()).sum();
+    assert!(
+        promised >= free_blocks / 100 * 92,
+        "{promised} of {free_blocks}"
+    );
+    assert!(change_all(2) > 0);
+    drop(promises);
+    let extents = take_all(&store, 64);
+    let taken: u64 = extents.iter().map(|extent| extent.len as u64).sum();
+    assert!(taken >= free_blocks / 10 * 9, "{taken} of {free_blocks}");
+    for value in 3..6 {
+        assert!(change_all(value) > 0);
+    }
+    free(&store, extents);
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(34));
+    let nodes = world.check("after changes beside data");
+    assert!(nids.iter().all(|nid| nodes[nid].0[0] == 5));
+    world.open_with(options).unwrap().close().unwrap();
+}

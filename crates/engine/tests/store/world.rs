@@ -72,6 +72,10 @@ impl Content for Numbers {
         }
     }
 
+    fn image_len(&self) -> usize {
+        self.0.len() * 8
+    }
+
     fn owned(_: u8) -> bool {
         false
     }

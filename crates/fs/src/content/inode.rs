@@ -27,6 +27,8 @@ pub const INLINE_ORPHANS_MAX: usize = 64;
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 /// More blocks than any file has.
 pub const BLOCKS_MAX: u64 = 1 << 52;
+/// Bytes that an inode's fields take encoded, but for one that has all of them.
+const FIELDS_LEN: usize = 96;
 /// The longest target of a symbolic link, always inline.
 pub const SYMLINK_MAX: usize = 4095;
 /// Children of a tree's root.
@@ -373,6 +375,13 @@ impl Inode {
         })
     }
 
+    /// Bytes of its image, or some more.
+    pub(super) fn image_len(&self) -> usize {
+        let root = self.xattr_root.as_ref();
+        let root = root.map_or(0, |r| entry::list_len(&r.children));
+        FIELDS_LEN + entry::list_len(&self.xattrs) + root + self.body.image_len()
+    }
+
     pub(super) fn memory(&self) -> usize {
         let root = self.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_memory(&r.children));
@@ -422,6 +431,16 @@ impl Body {
             BODY_TREE => Body::Tree(decode_root(depth, reader)?),
             _ => return Err(reader.damage("unknown body")),
         })
+    }
+
+    fn image_len(&self) -> usize {
+        match self {
+            Body::Inline(bytes) => bytes.len(),
+            Body::Extents(list) => entry::list_len(list),
+            Body::Entries(list) => list.encoded_len(),
+            Body::Orphans(list) => entry::list_len(list),
+            Body::Tree(root) => entry::list_len(&root.children),
+        }
     }
 
     fn memory(&self) -> usize {

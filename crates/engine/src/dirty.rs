@@ -1,0 +1,234 @@
+//! What has changed since the last checkpoint: how much memory it holds, and how much the checkpoint will write.
+//!
+//! The two are bounds of different things and are counted apart. Memory is short when nodes are large that take few
+//! bytes on the devices; room on the devices when many table pages change. As long as neither is, and the journal has
+//! room, changes of a node go on meeting in one image.
+//!
+//! Invariants:
+//! 1. `memory` has what each node takes that is on a dirty list or in the hands of a checkpoint, until the checkpoint
+//!    lets go of it: no such node can be evicted. A node that changed again meanwhile counts twice.
+//! 2. `images` has what the images of nodes take at most, but for changes too small to be charged yet, until the
+//!    images count as live bytes of segments; `leaves` the pages of the node table that will change with them.
+//! 3. A checkpoint that begins at `limit_now`, or at twice that when operations wait, finds room: an eighth of what is free
+//!    is at least that, and of that room three times the limit is kept from data. For `limit` that is so for
+//!    ever; what is kept beyond is given up when anybody else has need of it (`Store::give_way`).
+
+use crate::op::Dirty;
+use crate::store::StoreOptions;
+use crate::sum::{Padded, Sum};
+use base::atomic::{AtomicI64, AtomicU64, Ordering};
+use base::sync::{Mutex, rank};
+use device::Array;
+use format::table::{LEAF_NIDS, NID_LIMIT};
+use format::{BLOCK_SIZE, Nid};
+use std::ops::AddAssign;
+
+/// Memory charged for a dirty node beyond its own: list entries and padding.
+const OVERHEAD: i64 = 128;
+/// Bytes that a changed leaf page of the node table costs a checkpoint, with its share of the
+/// region pages above.
+pub(crate) const LEAF_COST: i64 = 4160 + 64;
+const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
+/// The most that a checkpoint begins at.
+const WRITES_MOST: i64 = 1 << 30;
+/// Least of all limits.
+const LEAST: i64 = 32 << 10;
+
+/// What dirty nodes count for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Charge {
+    pub memory: i64,
+    pub image: i64,
+}
+
+impl Charge {
+    /// Of a node that becomes dirty.
+    pub fn of_dirty(memory: usize, image: usize) -> Charge {
+        Charge {
+            memory: memory as i64 + OVERHEAD,
+            image: image as i64,
+        }
+    }
+}
+
+impl AddAssign for Charge {
+    fn add_assign(&mut self, other: Charge) {
+        self.memory += other.memory;
+        self.image += other.image;
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct DirtyNodes<C> {
+    pub lists: Vec<Padded<Mutex<Vec<Dirty<C>>>>>,
+    memory: Sum,
+    images: Sum,
+    pub leaves: DirtyLeaves,
+    /// Memory at which a checkpoint begins.
+    memory_limit: i64,
+    /// Bytes to be written at which a checkpoint begins, however little room there is beside what is reserved.
+    pub limit: i64,
+    /// The same while there is much room.
+    limit_most: i64,
+    /// What holds now: less than `limit` when checkpoints have little room.
+    limit_now: AtomicI64,
+}
+
+impl<C> DirtyNodes<C> {
+    pub fn new(array: &Array, options: &StoreOptions) -> Self {
+        let shards = options.shards;
+        let list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
+        let (memory, limit) = (memory_limit(options), write_limit(array, options));
+        // By how much the sums may be wrong for who looks at them.
+        let slack = memory.min(limit) / 64;
+        DirtyNodes {
+            lists: (0..shards).map(list).collect(),
+            memory: Sum::new(shards, slack),
+            images: Sum::new(shards, slack),
+            leaves: DirtyLeaves::new(shards, slack),
+            memory_limit: memory,
+            limit,
+            limit_most: (array_bytes(array) / 32).clamp(limit, WRITES_MOST.max(limit)),
+            limit_now: AtomicI64::new(limit),
+        }
+    }
+
+    pub fn charge(&self, shard: usize, charge: Charge) {
+        self.memory.add(shard, charge.memory);
+        self.images.add(shard, charge.image);
+    }
+
+    /// Images count as live bytes from now on.
+    pub fn written(&self, shard: usize, bytes: i64) {
+        self.images.add(shard, -bytes);
+    }
+
+    /// The checkpoint let go of nodes.
+    pub fn let_go(&self, shard: usize, memory: i64) {
+        self.memory.add(shard, -memory);
+    }
+
+    /// What a checkpoint begun now would have to write, roughly.
+    pub fn to_write(&self) -> i64 {
+        self.images.about() + self.leaves.bytes()
+    }
+
+    /// All that is charged now.
+    pub fn charged(&self) -> Charge {
+        Charge {
+            memory: self.memory.exact(),
+            image: self.images.exact(),
+        }
+    }
+
+    /// What of that has no room in what is always kept.
+    pub fn beyond_reserve(&self) -> i64 {
+        (self.to_write() - 2 * self.limit).max(0) / 2 * 3
+    }
+
+    /// Anything waits for a checkpoint.
+    pub fn any(&self) -> bool {
+        self.memory.exact() > 0
+    }
+
+    /// How near it is to where operations wait, in thousandths; at half of that a checkpoint is to begin.
+    pub fn pressure(&self) -> i64 {
+        let writes = self.to_write() * 500 / self.limit_now();
+        writes.max(self.memory.about() * 500 / self.memory_limit)
+    }
+
+    pub fn limit_now(&self) -> i64 {
+        self.limit_now.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit by the room that checkpoints have, and by what of it nobody else may have been promised, in
+    /// bytes (invariant 3).
+    pub fn adapt(&self, room: i64, unpromised: i64) {
+        let most = self.limit + unpromised.max(0) / 3;
+        let now = (room / 8).clamp(LEAST, most.min(self.limit_most));
+        self.limit_now.store(now, Ordering::Relaxed);
+    }
+
+    /// Bytes kept from data beyond what is always kept (invariant 3).
+    pub fn kept(&self) -> i64 {
+        (self.limit_now() - self.limit).max(0) * 3
+    }
+}
+
+fn memory_limit(options: &StoreOptions) -> i64 {
+    let half = options.node_cache_bytes / 2;
+    let limit = options.dirty_bytes.unwrap_or(half.max(1 << 20));
+    limit.clamp(LEAST as usize, 1 << 50) as i64
+}
+
+fn array_bytes(array: &Array) -> i64 {
+    (array.geometry().total_blocks() * BLOCK_SIZE as u64) as i64
+}
+
+/// Bytes to write for which there is room always. Images take about as much memory, so there is no use for more.
+fn write_limit(array: &Array, options: &StoreOptions) -> i64 {
+    let by_size = (array_bytes(array) / 64).clamp(1 << 20, 256 << 20);
+    by_size.min(memory_limit(options))
+}
+
+/// Chunks that only checkpoints and deletions may take: room for a checkpoint of all that may be
+/// dirty (twice the limit, table pages included), with half as much again for rounding.
+pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
+    let geometry = array.geometry();
+    let chunk = geometry.chunk_blocks as u64 * BLOCK_SIZE as u64;
+    let wanted = (write_limit(array, options) as u64 * 3).div_ceil(chunk) as u32 + 1;
+    wanted.min(geometry.chunk_count / 4).max(2)
+}
+
+/// Which leaf pages of the node table the next checkpoint will have to write, so that changes
+/// scattered over many of them count for what they cost. A hint: a leaf touched while a
+/// checkpoint begins may be counted for the wrong one.
+#[derive(Debug)]
+pub(crate) struct DirtyLeaves {
+    bits: Box<[AtomicU64]>,
+    count: Sum,
+}
+
+impl DirtyLeaves {
+    /// For so many shards; [`bytes`](Self::bytes) may be `slack` wrong.
+    fn new(shards: usize, slack: i64) -> Self {
+        let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
+        DirtyLeaves {
+            bits,
+            count: Sum::new(shards, slack / LEAF_COST),
+        }
+    }
+
+    /// What changing these leaves adds to the next checkpoint.
+    pub fn cost_of(&self, leaves: &[u64]) -> i64 {
+        let clean = |leaf: &&u64| {
+            let word = self.bits[**leaf as usize / 64].load(Ordering::Relaxed);
+            word >> (**leaf % 64) & 1 == 0
+        };
+        leaves.iter().filter(clean).count() as i64 * LEAF_COST
+    }
+
+    pub fn touch(&self, shard: usize, nid: Nid) {
+        let leaf = nid.0 / LEAF_NIDS;
+        let (word, bit) = (&self.bits[leaf as usize / 64], 1 << (leaf % 64));
+        if word.load(Ordering::Relaxed) & bit == 0
+            && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            self.count.add(shard, 1);
+        }
+    }
+
+    fn bytes(&self) -> i64 {
+        self.count.about() * LEAF_COST
+    }
+
+    /// A checkpoint takes the dirty nodes and their leaves.
+    pub fn clear(&self) {
+        for word in &self.bits {
+            if word.load(Ordering::Relaxed) != 0 {
+                let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
+                self.count.add(0, -cleared);
+            }
+        }
+    }
+}
