@@ -57,7 +57,7 @@ impl FsNode {
         }
     }
 
-    pub fn bucket(&self) -> Result<&[Name], Damage> {
+    pub fn bucket(&self) -> Result<&NameList, Damage> {
         match self {
             FsNode::Bucket(list) => Ok(list),
             _ => Err(Damage::new("node", "is no directory bucket")),

@@ -11,9 +11,9 @@
 //!    that leaves an emptied leaf may be carried out before an addition planned beside it.
 
 use crate::Error;
-use crate::content::entry::{self, Entry, list_len};
+use crate::content::entry::Entry;
 use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
-use crate::content::leaf::InLeaf;
+use crate::content::leaf::{Elements, InLeaf};
 use crate::content::{
     Body, Child, Delta, FsNode, Inode, Name, NameList, Orphan, Root, TreeId, Xattr,
 };
@@ -25,6 +25,7 @@ use format::dir::{ENTRY_MAX, ENTRY_MIN};
 use format::inode::OrphanEntry;
 use format::item::PAYLOAD_MAX;
 use format::xattr::XATTR_INLINE_MAX;
+use std::ops::Range;
 
 // Names that refer to other inodes than before keep their leaf within a node.
 const _: () = assert!(<Name as Listed>::LEAF_MAX / ENTRY_MIN * ENTRY_MAX <= PAYLOAD_MAX);
@@ -37,11 +38,7 @@ pub trait Listed: InLeaf {
     /// A leaf is split when it would grow beyond this many bytes.
     const LEAF_MAX: usize = 4 << 10;
     /// The list in the inode, which has no tree of this kind.
-    fn in_inode(inode: &Inode) -> Result<&[Self], Damage>;
-    /// Bytes of that list, encoded.
-    fn inode_len(inode: &Inode) -> Result<usize, Damage> {
-        Ok(list_len(Self::in_inode(inode)?))
-    }
+    fn in_inode(inode: &Inode) -> Result<&Self::List, Damage>;
     fn put(self) -> Delta;
     fn remove(key: u64) -> Delta;
     /// Takes the list out of the inode, where setting the tree's root does not.
@@ -56,17 +53,10 @@ impl Listed for Name {
     /// Up to some 120 names: more are slower to put in order, fewer make more leaves.
     const LEAF_MAX: usize = 2560;
 
-    fn in_inode(inode: &Inode) -> Result<&[Name], Damage> {
+    fn in_inode(inode: &Inode) -> Result<&NameList, Damage> {
         match &inode.body {
             Body::Entries(list) => Ok(list),
             _ => Err(Damage::new("directory", "its body holds something else")),
-        }
-    }
-
-    fn inode_len(inode: &Inode) -> Result<usize, Damage> {
-        match &inode.body {
-            Body::Entries(list) => Ok(list.encoded_len()),
-            _ => Ok(list_len(Name::in_inode(inode)?)),
         }
     }
 
@@ -144,12 +134,22 @@ impl Listed for Xattr {
 }
 
 /// Elements whose keys share a group with `first`, which is the group's lowest key.
-pub fn group<T: Listed>(list: &[T], first: u64) -> &[T] {
-    let from = list.partition_point(|e| e.key() < first);
-    let rest = &list[from..];
+fn group<T: Listed>(list: &T::List, first: u64) -> Range<usize> {
+    let from = list.lower(first);
     // Mostly none or one.
-    let inside = |e: &&T| e.key() >> T::GROUP_BITS == first >> T::GROUP_BITS;
-    &rest[..rest.iter().take_while(inside).count()]
+    let inside = |i: &usize| list.key_at(*i) >> T::GROUP_BITS == first >> T::GROUP_BITS;
+    from..from + (from..list.len()).take_while(inside).count()
+}
+
+/// The element of a group that is wanted.
+fn pick<T: Listed>(list: &T::List, first: u64, wanted: impl Fn(&T) -> bool) -> Option<T> {
+    group::<T>(list, first).map(|i| list.at(i)).find(wanted)
+}
+
+/// The element with this very key.
+fn with_key<T: Listed>(list: &T::List, key: u64) -> Option<usize> {
+    let at = list.lower(key);
+    (at < list.len() && list.key_at(at) == key).then_some(at)
 }
 
 /// Where somebody looked for a group: the leaf that covered it, and the leaf's version then. As
@@ -165,12 +165,11 @@ pub fn look<T: Listed>(
     first: u64,
     wanted: impl Fn(&T) -> bool,
 ) -> Result<(Option<T>, Seen), Error> {
-    let pick = |list: &[T]| group(list, first).iter().find(|e| wanted(e)).cloned();
     match inode.root(T::TREE) {
-        None => Ok((pick(T::in_inode(inode)?), Seen::default())),
+        None => Ok((pick(T::in_inode(inode)?, first, wanted), Seen::default())),
         Some(root) => {
             let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
-            let found = pick(T::in_leaf(&node)?);
+            let found = pick(T::in_leaf(&node)?, first, wanted);
             let version = node.version();
             Ok((found, Seen(Some((leaf, version)))))
         }
@@ -194,7 +193,7 @@ pub fn run_from<T: Listed>(
     inode: &Inode,
     from: u64,
 ) -> Result<(Vec<T>, Option<u64>), Error> {
-    let tail = |list: &[T]| list[list.partition_point(|e| e.key() < from)..].to_vec();
+    let tail = |list: &T::List| list.copy(list.lower(from)..list.len());
     match inode.root(T::TREE) {
         None => Ok((tail(T::in_inode(inode)?), None)),
         Some(root) => {
@@ -212,10 +211,7 @@ pub fn find_each<T: Listed>(
     firsts: &[u64],
     wanted: impl Fn(usize, &T) -> bool,
 ) -> Result<Vec<Option<T>>, Error> {
-    let pick = |list: &[T], i: usize| {
-        let mut group = group(list, firsts[i]).iter();
-        group.find(|e| wanted(i, e)).cloned()
-    };
+    let pick = |list: &T::List, i: usize| pick(list, firsts[i], |e| wanted(i, e));
     let mut found = Vec::with_capacity(firsts.len());
     while let Some(&first) = firsts.get(found.len()) {
         let Some(root) = inode.root(T::TREE) else {
@@ -281,10 +277,7 @@ pub fn spot_seen<T: Listed>(
         first,
         found: None,
     };
-    spot.found = group(spot.list(op)?, first)
-        .iter()
-        .find(|e| wanted(e))
-        .cloned();
+    spot.found = pick(spot.list(op)?, first, wanted);
     Ok(spot)
 }
 
@@ -332,7 +325,7 @@ pub struct Deletion<T> {
 }
 
 impl<T: Listed> Spot<T> {
-    fn list<'a>(&self, op: &'a Op<'_, FsNode>) -> Result<&'a [T], Error> {
+    fn list<'a>(&self, op: &'a Op<'_, FsNode>) -> Result<&'a T::List, Error> {
         Ok(match &self.leaf {
             Some(slot) => T::in_leaf(op.peek(*slot))?,
             None => T::in_inode(op.peek(self.inode).inode()?)?,
@@ -341,10 +334,7 @@ impl<T: Listed> Spot<T> {
 
     /// Bytes of the list, encoded.
     fn len(&self, op: &Op<'_, FsNode>) -> Result<usize, Error> {
-        Ok(match self.leaf {
-            Some(slot) => T::leaf_len(op.peek(slot))?,
-            None => T::inode_len(op.peek(self.inode).inode()?)?,
-        })
+        Ok(self.list(op)?.encoded_len())
     }
 
     /// The way to the leaf, for changes of the tree's shape.
@@ -359,9 +349,9 @@ impl<T: Listed> Spot<T> {
 
     /// The same for another group that has this place, by its lowest key.
     pub fn free_key_of(&self, op: &Op<'_, FsNode>, first: u64) -> Result<u64, Error> {
-        let used = group(self.list(op)?, first);
+        let list = self.list(op)?;
         (first..first + (1 << T::GROUP_BITS))
-            .find(|key| entry::find(used, *key).is_none())
+            .find(|key| with_key::<T>(list, *key).is_none())
             .ok_or(Error::NoSpace)
     }
 
@@ -371,13 +361,13 @@ impl<T: Listed> Spot<T> {
     }
 
     /// Looks for an element of a group that the place covers.
-    pub fn look<'a>(
+    pub fn look(
         &self,
-        op: &'a Op<'_, FsNode>,
+        op: &Op<'_, FsNode>,
         first: u64,
         wanted: impl Fn(&T) -> bool,
-    ) -> Result<Option<&'a T>, Error> {
-        Ok(group(self.list(op)?, first).iter().find(|e| wanted(e)))
+    ) -> Result<Option<T>, Error> {
+        Ok(pick(self.list(op)?, first, wanted))
     }
 
     /// Plans to put several elements, of groups of their own, into the place as it is.
@@ -406,9 +396,9 @@ impl<T: Listed> Spot<T> {
     }
 
     /// The element with this key, if it is in the place's leaf.
-    pub fn get<'a>(&self, op: &'a Op<'_, FsNode>, key: u64) -> Result<Option<&'a T>, Error> {
+    pub fn get(&self, op: &Op<'_, FsNode>, key: u64) -> Result<Option<T>, Error> {
         let list = self.list(op)?;
-        Ok(entry::find(list, key))
+        Ok(with_key::<T>(list, key).map(|i| list.at(i)))
     }
 
     /// Plans to remove the elements with these keys, which [`Spot::get`] found. A leaf that they
@@ -436,14 +426,15 @@ impl<T: Listed> Spot<T> {
     /// Plans to put an element of this group into the list.
     pub fn put<'s>(self, op: &mut Op<'s, FsNode>, element: T) -> Result<Addition<'s, T>, Error> {
         let store = op.store();
-        let old = entry::find(group(self.list(op)?, self.first), element.key());
-        let room = self.len(op)? - old.map_or(0, Entry::encoded_len) + element.encoded_len();
+        let list = self.list(op)?;
+        let old = with_key::<T>(list, element.key());
+        let room = self.len(op)? - old.map_or(0, |i| list.len_at(i)) + element.encoded_len();
         let inode = self.inode;
         let place = match self.leaf {
             None if room <= T::INLINE_MAX => Place::Inline,
             None => Place::Spill(store.reserve_nid()?),
             Some(slot) if room <= limit(T::LEAF_MAX, 400) => Place::Leaf(slot),
-            Some(leaf) => match split_key(T::in_leaf(op.peek(leaf))?, &element)? {
+            Some(leaf) => match split_key(list, &element)? {
                 None => Place::Leaf(leaf),
                 Some(at) => {
                     let path = self.path(op, leaf)?;
@@ -582,7 +573,8 @@ impl<T: Listed> Addition<'_, T> {
             Place::Leaf(slot) => op.apply(slot, element.put()),
             Place::Spill(fresh) => {
                 let content = op.peek(inode).inode().expect(planned);
-                let mut list = T::in_inode(content).expect(planned).to_vec();
+                let list = T::in_inode(content).expect(planned);
+                let mut list = list.copy(0..list.len());
                 replace(&mut list, element);
                 let child = Child {
                     key: 0,
@@ -607,7 +599,7 @@ impl<T: Listed> Addition<'_, T> {
                 at,
             } => {
                 let list = T::in_leaf(op.peek(leaf)).expect(planned);
-                let mut upper = list[list.partition_point(|e| e.key() < at)..].to_vec();
+                let mut upper = list.copy(list.lower(at)..list.len());
                 op.apply(leaf, Delta::DropFrom(at));
                 if element.key() < at {
                     op.apply(leaf, element.put());
@@ -635,12 +627,12 @@ fn replace<T: Entry>(list: &mut Vec<T>, element: T) {
 
 /// Where to split a leaf that `new` makes too large: between two groups, nearest to the
 /// middle. `None`: nowhere, and the leaf can still take it.
-fn split_key<T: Listed>(list: &[T], new: &T) -> Result<Option<u64>, Error> {
-    let mut sizes: Vec<(u64, usize)> = list
-        .iter()
-        .filter(|e| e.key() != new.key())
-        .chain([new])
-        .map(|e| (e.key() >> T::GROUP_BITS, e.encoded_len() + T::GROWS))
+fn split_key<T: Listed>(list: &T::List, new: &T) -> Result<Option<u64>, Error> {
+    let old = (0..list.len()).map(|i| (list.key_at(i), list.len_at(i)));
+    let mut sizes: Vec<(u64, usize)> = old
+        .filter(|(key, _)| *key != new.key())
+        .chain([(new.key(), new.encoded_len())])
+        .map(|(key, len)| (key >> T::GROUP_BITS, len + T::GROWS))
         .collect();
     sizes.sort_unstable();
     let total: usize = sizes.iter().map(|(_, len)| len).sum();

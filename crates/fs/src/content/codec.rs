@@ -30,6 +30,11 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
+    /// What is left, which stays.
+    pub fn peek(&self) -> &'a [u8] {
+        self.rest
+    }
+
     /// All that is left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)

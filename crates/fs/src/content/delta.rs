@@ -393,7 +393,7 @@ impl FsNode {
                 }
                 self.inline_mut()?.resize(len, 0);
             }
-            Delta::InsertName(name) => self.names_mut()?.insert(name.clone())?,
+            Delta::InsertName(name) => self.names_mut()?.insert(name)?,
             Delta::RemoveName(key) => self.names_mut()?.remove(*key)?,
             Delta::Retarget {
                 key,

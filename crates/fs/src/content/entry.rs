@@ -7,7 +7,7 @@ use format::dir::{
 };
 use format::extent::{EXTENT_UNWRITTEN, ExtentEntry};
 use format::inode::{OrphanEntry, TreeEntry};
-use format::packed::{number_len, put_number};
+use format::packed::{self, number_len, put_number};
 use format::xattr::{VALUE_INLINE_MAX, VALUE_MAX, VALUE_PIECE, XattrHeader};
 use format::{Block, Damage, Nid, U32, U64};
 
@@ -176,6 +176,98 @@ impl Value {
     }
 }
 
+/// A name where it lies encoded.
+#[derive(Clone, Copy, Debug)]
+pub struct NameView<'a> {
+    pub key: u64,
+    pub nid: Nid,
+    pub generation: u64,
+    pub kind: u8,
+    pub name: &'a [u8],
+}
+
+impl<'a> NameView<'a> {
+    /// Reads and checks a name.
+    pub fn read(reader: &mut Reader<'a>) -> Result<NameView<'a>, Damage> {
+        let [len, kind, hash @ ..]: [u8; 2 + HASH_BYTES] = reader.get()?;
+        let hash = word(&hash);
+        if kind & !(ENTRY_TYPE | ENTRY_TIE | ENTRY_GENERATION) != 0 || hash >= 1 << HASH_BITS {
+            return Err(reader.damage("directory entry with an impossible kind or hash"));
+        }
+        let tie = match kind & ENTRY_TIE {
+            0 => 0,
+            _ => reader.u8()?,
+        };
+        let nid = Nid(reader.number()?);
+        let generation = match kind & ENTRY_GENERATION {
+            0 => 1,
+            _ => reader.number()?,
+        };
+        let said = (kind & ENTRY_TIE == 0 || tie != 0)
+            && (kind & ENTRY_GENERATION == 0 || generation != 1);
+        if !said || tie >= 1 << COLLISION_BITS {
+            return Err(reader.damage("directory entry that is not in its shortest form"));
+        }
+        let name = reader.take(len as usize)?;
+        if name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
+            return Err(reader.damage("directory entry with an impossible name"));
+        }
+        Ok(NameView {
+            key: hash << COLLISION_BITS | tie as u64,
+            nid,
+            generation,
+            kind: kind & ENTRY_TYPE,
+            name,
+        })
+    }
+
+    /// The name at the beginning of bytes that were read before.
+    pub fn at(bytes: &'a [u8]) -> NameView<'a> {
+        let number = |bytes| packed::number(bytes).expect("checked when it was read");
+        let (len, kind) = (bytes[0] as usize, bytes[1]);
+        let tie = (kind & ENTRY_TIE != 0) as usize;
+        let (nid, mut rest) = number(&bytes[2 + HASH_BYTES + tie..]);
+        let mut generation = 1;
+        if kind & ENTRY_GENERATION != 0 {
+            (generation, rest) = number(rest);
+        }
+        NameView {
+            key: NameView::key_at(bytes),
+            nid: Nid(nid),
+            generation,
+            kind: kind & ENTRY_TYPE,
+            name: &rest[..len],
+        }
+    }
+
+    /// The key of that name.
+    pub fn key_at(bytes: &[u8]) -> u64 {
+        let tie = match bytes[1] & ENTRY_TIE {
+            0 => 0,
+            _ => bytes[2 + HASH_BYTES],
+        };
+        word(&bytes[2..2 + HASH_BYTES]) << COLLISION_BITS | tie as u64
+    }
+}
+
+fn word(hash: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..HASH_BYTES].copy_from_slice(hash);
+    u64::from_le_bytes(word)
+}
+
+impl From<NameView<'_>> for Name {
+    fn from(view: NameView<'_>) -> Name {
+        Name {
+            key: view.key,
+            nid: view.nid,
+            generation: view.generation,
+            kind: view.kind,
+            name: view.name.into(),
+        }
+    }
+}
+
 impl Name {
     /// The last part of its key.
     fn tie(&self) -> u8 {
@@ -217,38 +309,7 @@ impl Entry for Name {
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
-        let [len, kind, hash @ ..]: [u8; 2 + HASH_BYTES] = reader.get()?;
-        let mut word = [0; 8];
-        word[..HASH_BYTES].copy_from_slice(&hash);
-        let hash = u64::from_le_bytes(word);
-        if kind & !(ENTRY_TYPE | ENTRY_TIE | ENTRY_GENERATION) != 0 || hash >= 1 << HASH_BITS {
-            return Err(reader.damage("directory entry with an impossible kind or hash"));
-        }
-        let tie = match kind & ENTRY_TIE {
-            0 => 0,
-            _ => reader.u8()?,
-        };
-        let nid = Nid(reader.number()?);
-        let generation = match kind & ENTRY_GENERATION {
-            0 => 1,
-            _ => reader.number()?,
-        };
-        let said = (kind & ENTRY_TIE == 0 || tie != 0)
-            && (kind & ENTRY_GENERATION == 0 || generation != 1);
-        if !said || tie >= 1 << COLLISION_BITS {
-            return Err(reader.damage("directory entry that is not in its shortest form"));
-        }
-        let name = reader.take(len as usize)?;
-        if name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
-            return Err(reader.damage("directory entry with an impossible name"));
-        }
-        Ok(Name {
-            key: hash << COLLISION_BITS | tie as u64,
-            nid,
-            generation,
-            kind: kind & ENTRY_TYPE,
-            name: name.into(),
-        })
+        Ok(NameView::read(reader)?.into())
     }
 
     fn memory(&self) -> usize {

@@ -1,9 +1,55 @@
 //! Which elements fill which leaves of trees.
 
 use super::entry::{Entry, list_len};
-use super::{FileExtent, FsNode, Name, Orphan, Xattr};
+use super::{FileExtent, FsNode, Name, NameList, Orphan, Xattr};
 use format::Damage;
 use format::dir::{COLLISION_BITS, ENTRY_MAX, ENTRY_MIN};
+use std::ops::Range;
+
+/// Elements in the order of their keys.
+pub trait Elements<T> {
+    fn len(&self) -> usize;
+    /// A copy of one.
+    fn at(&self, i: usize) -> T;
+    fn key_at(&self, i: usize) -> u64;
+    /// Bytes of one, encoded.
+    fn len_at(&self, i: usize) -> usize;
+    /// How many have a key below this one.
+    fn lower(&self, key: u64) -> usize;
+    /// Bytes of all, encoded.
+    fn encoded_len(&self) -> usize;
+
+    /// Copies of some.
+    fn copy(&self, some: Range<usize>) -> Vec<T> {
+        some.map(|i| self.at(i)).collect()
+    }
+}
+
+impl<T: Entry + Clone> Elements<T> for [T] {
+    fn len(&self) -> usize {
+        <[T]>::len(self)
+    }
+
+    fn at(&self, i: usize) -> T {
+        self[i].clone()
+    }
+
+    fn key_at(&self, i: usize) -> u64 {
+        self[i].key()
+    }
+
+    fn len_at(&self, i: usize) -> usize {
+        self[i].encoded_len()
+    }
+
+    fn lower(&self, key: u64) -> usize {
+        self.partition_point(|e| e.key() < key)
+    }
+
+    fn encoded_len(&self) -> usize {
+        list_len(self)
+    }
+}
 
 /// What the leaves of a tree hold.
 pub trait InLeaf: Entry + Clone + PartialEq {
@@ -11,13 +57,11 @@ pub trait InLeaf: Entry + Clone + PartialEq {
     const GROUP_BITS: u32;
     /// Bytes by which an element can grow where it is.
     const GROWS: usize = 0;
+    /// How a node holds them.
+    type List: Elements<Self> + ?Sized;
     /// Damage when the node is no leaf of such a tree.
-    fn in_leaf(node: &FsNode) -> Result<&[Self], Damage>;
+    fn in_leaf(node: &FsNode) -> Result<&Self::List, Damage>;
     fn leaf(list: Vec<Self>) -> FsNode;
-    /// Bytes of all elements of a leaf, encoded.
-    fn leaf_len(node: &FsNode) -> Result<usize, Damage> {
-        Ok(list_len(Self::in_leaf(node)?))
-    }
 }
 
 impl InLeaf for Name {
@@ -25,24 +69,21 @@ impl InLeaf for Name {
     /// When it refers to another inode.
     const GROWS: usize = ENTRY_MAX - ENTRY_MIN;
 
-    fn in_leaf(node: &FsNode) -> Result<&[Name], Damage> {
+    type List = NameList;
+
+    fn in_leaf(node: &FsNode) -> Result<&NameList, Damage> {
         node.bucket()
     }
 
     fn leaf(list: Vec<Name>) -> FsNode {
         FsNode::Bucket(list.into())
     }
-
-    fn leaf_len(node: &FsNode) -> Result<usize, Damage> {
-        match node {
-            FsNode::Bucket(list) => Ok(list.encoded_len()),
-            _ => Ok(list_len(Self::in_leaf(node)?)),
-        }
-    }
 }
 
 impl InLeaf for Xattr {
     const GROUP_BITS: u32 = COLLISION_BITS;
+
+    type List = [Xattr];
 
     fn in_leaf(node: &FsNode) -> Result<&[Xattr], Damage> {
         node.xattrs()
@@ -56,6 +97,8 @@ impl InLeaf for Xattr {
 impl InLeaf for Orphan {
     const GROUP_BITS: u32 = 0;
 
+    type List = [Orphan];
+
     fn in_leaf(node: &FsNode) -> Result<&[Orphan], Damage> {
         node.orphans()
     }
@@ -67,6 +110,8 @@ impl InLeaf for Orphan {
 
 impl InLeaf for FileExtent {
     const GROUP_BITS: u32 = 0;
+
+    type List = [FileExtent];
 
     fn in_leaf(node: &FsNode) -> Result<&[FileExtent], Damage> {
         node.extents()

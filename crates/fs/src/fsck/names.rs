@@ -78,11 +78,11 @@ impl Names<'_, '_> {
         let mut sum = Sum::default();
         let mut whole = true;
         match &inode.body {
-            Body::Entries(list) => self.list(dir, list, &mut sum),
+            Body::Entries(list) => self.list(dir, &list.to_vec(), &mut sum),
             Body::Tree(root) => {
                 whole = check.walk_tree(dir, root, &mut |leaf, node, low, high| {
                     let list = match node.bucket() {
-                        Ok(list) => list,
+                        Ok(list) => list.to_vec(),
                         Err(damage) => {
                             return check.error(dir, format!("bucket {leaf} {}", damage.what));
                         }
@@ -91,7 +91,7 @@ impl Names<'_, '_> {
                     if !list.iter().all(inside) {
                         check.error(dir, format!("bucket {leaf} has names of another bucket"));
                     }
-                    self.list(dir, list, &mut sum);
+                    self.list(dir, &list, &mut sum);
                 });
             }
             // Reported by the first pass.

@@ -274,7 +274,7 @@ fn names_of_nothing_and_of_the_wrong_thing_are_found() {
         Body::Entries(list) => list,
         other => panic!("{other:?}"),
     };
-    let name = list[0].clone();
+    let name = list.to_vec().remove(0);
     let retarget = |nid: Nid, generation, kind| Delta::Retarget {
         key: name.key,
         nid,
@@ -308,6 +308,7 @@ fn a_name_in_the_wrong_place_is_found() {
     let Body::Entries(list) = world.inode(sub).body else {
         panic!("a small directory is inline");
     };
+    let list = list.to_vec();
     let moved = Name {
         key: list[0].key ^ 1 << 40,
         ..list[0].clone()
@@ -324,6 +325,7 @@ fn a_name_in_the_wrong_place_is_found() {
     let Body::Entries(now) = world.inode(sub).body else {
         panic!("a small directory is inline");
     };
+    let now = now.to_vec();
     world.edit(vec![
         (sub, Delta::RemoveName(now[0].key)),
         (sub, Delta::InsertName(list[0].clone())),
@@ -478,6 +480,7 @@ fn orphans_that_are_none_and_unlisted_ones_are_found() {
     let Body::Entries(list) = world.inode(world.ino("/dir/sub")).body else {
         panic!("a small directory is inline");
     };
+    let list = list.to_vec();
     let sub = world.ino("/dir/sub");
     let gone = attrs(AttrChange {
         nlink: Some(0),

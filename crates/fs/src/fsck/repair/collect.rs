@@ -5,7 +5,7 @@ use super::rounds::Round;
 use crate::Error;
 use crate::content::entry::list_len;
 use crate::content::inode::{DEPTH_MAX, ROOT_MAX};
-use crate::content::leaf::InLeaf;
+use crate::content::leaf::{Elements, InLeaf};
 use crate::content::{Child, FsNode, Root};
 use crate::tree::INDEX_MAX;
 use format::Nid;
@@ -183,13 +183,13 @@ impl<T: InLeaf> Walk<'_, '_, T> {
                 self.children(&list, depth.saturating_sub(1), (child.key, end))
             }
             Some(node) if T::in_leaf(&node).is_ok() => {
-                let list = T::in_leaf(&node).unwrap_or_default();
+                let list = T::in_leaf(&node).map_or(Vec::new(), |l| l.copy(0..l.len()));
                 self.found.nodes.push(child.nid);
                 let inside =
                     |item: &T| item.key() >= child.key && end.is_none_or(|end| item.end() <= end);
                 self.found.sound &= depth == 0 && list.iter().all(inside);
                 self.found.leaves.push((child.nid, end, list.len()));
-                self.found.items.extend_from_slice(list);
+                self.found.items.extend(list);
                 Ok(())
             }
             _ => {
