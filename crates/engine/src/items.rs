@@ -7,22 +7,40 @@ use format::item::{self, ItemHeader, ItemKind, Place};
 use format::{Damage, Nid};
 use std::ops::Range;
 
-/// The bytes of an item and where its payload lies in them.
+/// The bytes of an item.
 pub(crate) struct ReadItem {
-    bytes: AlignedBuf,
-    start: usize,
+    bytes: Vec<u8>,
     len: usize,
     pub header: ItemHeader,
 }
 
 impl ReadItem {
+    /// Of all bytes of a place.
+    pub fn new(bytes: Vec<u8>) -> Result<ReadItem, Damage> {
+        let (header, payload) = item::decode(&bytes)?;
+        let len = payload.len();
+        if item::padded_len(len) != bytes.len() {
+            return Err(Damage::new("item", "length differs from its pointer's"));
+        }
+        Ok(ReadItem { bytes, len, header })
+    }
+
     pub fn payload(&self) -> &[u8] {
-        &self.bytes[self.start..self.start + self.len]
+        &self.bytes[ItemHeader::SIZE..ItemHeader::SIZE + self.len]
     }
 }
 
 /// Reads the item at `place`. The outer error is the device's, the inner one the bytes'.
 pub(crate) fn read_item(array: &Array, place: Place) -> Result<Result<ReadItem, Damage>, Error> {
+    read_blocks(array, place, |_, _| {})
+}
+
+/// The same; `each` gets the blocks that were read, with their numbers.
+pub(crate) fn read_blocks(
+    array: &Array,
+    place: Place,
+    each: impl Fn(u64, &[u8]),
+) -> Result<Result<ReadItem, Damage>, Error> {
     let block = BLOCK_SIZE as u64;
     let first = place.byte / block * block;
     let end = (place.byte + place.len as u64).next_multiple_of(block);
@@ -32,24 +50,11 @@ pub(crate) fn read_item(array: &Array, place: Place) -> Result<Result<ReadItem, 
     }
     let mut bytes = AlignedBuf::zeroed((end - first) as usize);
     array.read(first, &mut bytes)?;
-    let at = (place.byte - first) as usize;
-    let decoded = item::decode(&bytes[at..at + place.len as usize]);
-    let (header, len) = match decoded {
-        Ok((header, payload)) => (header, payload.len()),
-        Err(damage) => return Ok(Err(damage)),
-    };
-    if item::padded_len(len) != place.len as usize {
-        return Ok(Err(Damage::new(
-            "item",
-            "length differs from its pointer's",
-        )));
+    for (number, block) in (first / block..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+        each(number, block);
     }
-    Ok(Ok(ReadItem {
-        bytes,
-        start: at + ItemHeader::SIZE,
-        len,
-        header,
-    }))
+    let at = (place.byte - first) as usize;
+    Ok(ReadItem::new(bytes[at..at + place.len as usize].to_vec()))
 }
 
 /// Bytes between two items that are read along with them rather than split a read.
@@ -108,16 +113,20 @@ pub(crate) fn read_page(
     crc: u32,
 ) -> Result<Result<ReadItem, Damage>, Error> {
     let read = read_item(array, place)?;
-    Ok(read.and_then(|read| {
-        let header = &read.header;
-        if header.kind != kind as u8 || header.id.get() != id || header.crc.get() != crc {
-            return Err(Damage::new(
-                "table page",
-                format!("{kind:?} {id} is not what is there"),
-            ));
-        }
-        Ok(read)
-    }))
+    Ok(read.and_then(|read| check_page(&read.header, kind, id, crc).map(|()| read)))
+}
+
+pub(crate) fn check_page(
+    header: &ItemHeader,
+    kind: ItemKind,
+    id: u64,
+    crc: u32,
+) -> Result<(), Damage> {
+    if header.kind != kind as u8 || header.id.get() != id || header.crc.get() != crc {
+        let what = format!("{kind:?} {id} is not what is there");
+        return Err(Damage::new("table page", what));
+    }
+    Ok(())
 }
 
 /// Reads a node image and checks that it is the version asked for.
@@ -134,7 +143,7 @@ pub(crate) fn read_node(
     }))
 }
 
-fn check_node(header: &ItemHeader, nid: Nid, version: u64) -> Result<(), Damage> {
+pub(crate) fn check_node(header: &ItemHeader, nid: Nid, version: u64) -> Result<(), Damage> {
     if header.kind != ItemKind::Node as u8
         || header.id.get() != nid.0
         || header.version.get() != version

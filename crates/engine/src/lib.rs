@@ -7,6 +7,7 @@
 
 mod batches;
 mod bitmap;
+mod blocks;
 pub mod cache;
 mod checkpoint;
 mod clean;

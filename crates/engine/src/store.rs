@@ -1,11 +1,12 @@
 //! The store: nodes, space and journal put together, and the threads that serve them.
 
+use crate::cache::PageCache;
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::counters::{StoreCounters, StoreCounts};
 use crate::dirty::{DirtyNodes, reserve_chunks};
 use crate::error::Error;
-use crate::items::{self, read_node};
+use crate::items;
 use crate::journal::{Journal, Resume};
 use crate::nids::{LeafNids, NidSource, Nids};
 use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
@@ -211,6 +212,11 @@ impl<C: Content> Store<C> {
         &self.array
     }
 
+    /// Blocks of metadata are kept in this cache from now on, beside pages of files.
+    pub fn share_pages(&self, pages: Arc<PageCache>) {
+        self.table.blocks.keep_in(pages);
+    }
+
     pub fn clock(&self) -> &Clock {
         &self.options.clock
     }
@@ -322,7 +328,7 @@ impl<C: Content> Store<C> {
                     None => return Err(Error::Gone(nid)),
                 }
             }
-            let read = read_node(&self.array, nid, entry.version, entry.place)?;
+            let read = self.table.blocks.node(nid, entry.version, entry.place)?;
             let decoded = read.and_then(|item| {
                 Ok(new_cell(
                     nid,

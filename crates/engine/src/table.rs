@@ -21,8 +21,9 @@ mod tests;
 
 pub(crate) use salvage::LostPages;
 
+use crate::blocks::Blocks;
 use crate::error::Error;
-use crate::items::read_page;
+use crate::items::{ReadItem, read_page};
 use crate::nids::LeafNids;
 use crate::node::NidMap;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -139,6 +140,8 @@ struct Maps {
 #[derive(Debug)]
 pub(crate) struct Table {
     array: std::sync::Arc<Array>,
+    /// Where pages are read from that come to memory.
+    pub blocks: Blocks,
     maps: Mutex<Maps>,
     regions: Mutex<NidMap<Arc<Region>>>,
     /// The clock: pages in memory in the order the hand meets them.
@@ -156,6 +159,9 @@ enum Page {
     Region(u64),
     Leaf(u64, usize),
 }
+
+/// How a page is read: from memory, if it is there, or from its device.
+type Reading = fn(&Blocks, Place, ItemKind, u64, u32) -> Result<Result<ReadItem, Damage>, Error>;
 
 /// Pages that one that comes may push out, or that are looked at for that.
 const LOOKS: usize = 8;
@@ -196,6 +202,7 @@ impl Table {
             roots: [ItemPointer::zeroed(); ROOTS as usize],
         };
         Table {
+            blocks: Blocks::new(std::sync::Arc::clone(&array)),
             array,
             maps: Mutex::new(rank::TABLE_MAPS, maps),
             regions: Mutex::new(rank::TABLE_REGIONS, NidMap::default()),
@@ -258,7 +265,7 @@ impl Table {
                 return Ok(Arc::clone(region));
             }
             let pointer = self.region_pointer(index);
-            let read = self.read_region(index, pointer);
+            let read = self.read_region(index, pointer, Blocks::page);
             let mut regions = self.regions.lock();
             if let Some(region) = regions.get(&index) {
                 return Ok(Arc::clone(region));
@@ -286,19 +293,19 @@ impl Table {
         page.map_or(ItemPointer::zeroed(), |p| p[(index % MAP_REGIONS) as usize])
     }
 
-    fn read_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionState, Error> {
+    fn read_region(
+        &self,
+        index: u64,
+        pointer: ItemPointer,
+        read: Reading,
+    ) -> Result<RegionState, Error> {
         let mut state = RegionState::empty();
         if pointer.place().is_none() {
             return Ok(state);
         }
         let crc = pointer.stamp.get() as u32;
-        let read = read_page(
-            &self.array,
-            pointer.place(),
-            ItemKind::TableRegion,
-            index,
-            crc,
-        )?;
+        let kind = ItemKind::TableRegion;
+        let read = read(&self.blocks, pointer.place(), kind, index, crc)?;
         let read = read.map_err(|d| damaged(format!("region page {index}: {d}")))?;
         let payload = read.payload();
         if payload.len() != REGION_PAGE_BYTES {
@@ -335,7 +342,7 @@ impl Table {
                 return Ok(result);
             }
             drop(state);
-            let read = self.read_leaf(region_index, leaf, pointer);
+            let read = self.read_leaf(region_index, leaf, pointer, Blocks::page);
             let mut state = region.state.lock();
             if !same(&state.pointers[leaf], &pointer) {
                 // A checkpoint moved the page, and its old place may hold something else.
@@ -352,10 +359,16 @@ impl Table {
         }
     }
 
-    fn read_leaf(&self, region: u64, leaf: usize, pointer: ItemPointer) -> Result<Leaf, Error> {
+    fn read_leaf(
+        &self,
+        region: u64,
+        leaf: usize,
+        pointer: ItemPointer,
+        read: Reading,
+    ) -> Result<Leaf, Error> {
         let id = region * REGION_LEAVES + leaf as u64;
         let crc = pointer.stamp.get() as u32;
-        let read = read_page(&self.array, pointer.place(), ItemKind::TableLeaf, id, crc)?;
+        let read = read(&self.blocks, pointer.place(), ItemKind::TableLeaf, id, crc)?;
         let read = read.map_err(|d| damaged(format!("leaf page {id}: {d}")))?;
         decode_leaf(read.payload()).map_err(|d| damaged(format!("leaf page {id}: {d}")))
     }
@@ -578,7 +591,7 @@ impl Table {
     pub fn stored_region(&self, index: u64, pointer: ItemPointer) -> Result<RegionPage, Error> {
         let RegionState {
             pointers, bitmap, ..
-        } = self.read_region(index, pointer)?;
+        } = self.read_region(index, pointer, Blocks::stored_page)?;
         Ok(RegionPage { pointers, bitmap })
     }
 
@@ -589,7 +602,7 @@ impl Table {
         leaf: usize,
         pointer: ItemPointer,
     ) -> Result<Vec<Entry>, Error> {
-        let page = self.read_leaf(region, leaf, pointer)?;
+        let page = self.read_leaf(region, leaf, pointer, Blocks::stored_page)?;
         Ok(page.iter().map(entry_from).collect())
     }
 

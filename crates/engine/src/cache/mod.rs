@@ -353,6 +353,49 @@ impl PageCache {
         true
     }
 
+    /// [`read`](Self::read) without waiting, for a page that can be had elsewhere: false also when somebody is at
+    /// its set. So the caller may hold any lock. Not counted.
+    pub fn look(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
+        let place = self.place(key, page);
+        let at = place.set;
+        let Some(mut set) = self.sets[at].try_lock() else {
+            return false;
+        };
+        let Some(way) = set.find(place, key, page) else {
+            return false;
+        };
+        let tag = &mut set.tags[way];
+        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
+        let frame = unsafe { self.frames.frame(at * WAYS + way) };
+        out.copy_from_slice(&frame[offset..offset + out.len()]);
+        true
+    }
+
+    /// Keeps a page just read from its device, in place of the one that is cached, if no wait is needed for that. The
+    /// key has no dirty pages. Not counted.
+    pub fn keep(&self, key: FileKey, page: u64, content: &[u8]) {
+        let place = self.place(key, page);
+        let at = place.set;
+        let Some(mut set) = self.sets[at].try_lock() else {
+            return;
+        };
+        let found = set.find(place, key, page);
+        let Some(way) = found.or_else(|| self.victim(&mut set)) else {
+            return;
+        };
+        debug_assert!(!matches!(set.tags[way].state, TagState::Dirty(_)));
+        // SAFETY: the set is locked and no reference to its frames exists.
+        unsafe { self.frames.fill(at * WAYS + way, content) };
+        let tag = Tag {
+            key,
+            page,
+            state: TagState::Clean,
+            ..EMPTY
+        };
+        set.fill(way, place.print, tag);
+    }
+
     /// What the cache knows of a page; not a use of it.
     pub fn state(&self, key: FileKey, page: u64) -> Option<PageState> {
         let place = self.place(key, page);

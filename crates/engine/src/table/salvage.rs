@@ -6,6 +6,7 @@ use super::{
     BITMAP_WORDS, Entry, Error, Page, Region, RegionState, Table, empty_leaf, entry_from, entry_of,
     read_map, split,
 };
+use crate::blocks::Blocks;
 use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
@@ -63,7 +64,7 @@ impl Table {
         table.read_maps(record, &mut lost)?;
         let pointers = table.region_pointers();
         for (index, pointer) in pointers {
-            let state = match table.read_region(index, pointer) {
+            let state = match table.read_region(index, pointer, Blocks::stored_page) {
                 Ok(state) => state,
                 Err(Error::Damaged(damage)) => {
                     lost.regions.insert(index, damage);
@@ -119,7 +120,7 @@ impl Table {
             if pointer.place().is_none() {
                 continue;
             }
-            match self.read_leaf(region, leaf, pointer) {
+            match self.read_leaf(region, leaf, pointer, Blocks::stored_page) {
                 Ok(_) => {}
                 Err(Error::Damaged(damage)) => {
                     lost.leaves

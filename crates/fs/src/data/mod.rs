@@ -103,7 +103,8 @@ struct Background {
 pub(crate) struct Files {
     store: Arc<Store<FsNode>>,
     times: Arc<Times>,
-    pages: PageCache,
+    /// Beside pages of files, it has blocks of metadata.
+    pages: Arc<PageCache>,
     table: FileTable,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
@@ -128,8 +129,10 @@ impl std::fmt::Debug for Files {
 
 impl Files {
     pub fn new(store: Arc<Store<FsNode>>, times: Arc<Times>, options: DataOptions) -> Arc<Files> {
+        let pages = Arc::new(PageCache::new(options.cache_bytes));
+        store.share_pages(Arc::clone(&pages));
         Arc::new(Files {
-            pages: PageCache::new(options.cache_bytes),
+            pages,
             table: FileTable::new(store.options().shards),
             store,
             times,
