@@ -403,9 +403,11 @@ pub enum Suite {
     Files(Files),
     Fsync(Fsync),
     List(List),
+    Mtime(Mtime),
     Pool(Pool),
     Remove(Remove),
     Scale(Scale),
+    Varmail(Varmail),
     Written(Written),
 }
 
@@ -565,6 +567,45 @@ pub struct Fsync {
         value_name = "LIST",
         value_delimiter = ',',
         default_value = "1,2,8,32"
+    )]
+    pub threads: Vec<usize>,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// What overwrites cost that are synced, as times are persisted more or less coarsely
+///
+/// By Sheaf with times persisted at each sync, after 1 ms, 10 ms and 1 s; beside file systems of the kernel and the
+/// device itself, with and without a look at the times between write and sync. --device takes one device.
+#[derive(Args, Debug)]
+pub struct Mtime {
+    /// Time of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// A mail server: files of one folder made, appended to, read and removed by many threads, each change synced
+///
+/// Rounds as filebench has them, on a loop device over a file on a disk. --device takes one device.
+#[derive(Args, Debug)]
+pub struct Varmail {
+    /// Numbers of threads, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,16"
     )]
     pub threads: Vec<usize>,
     /// Time of one measurement

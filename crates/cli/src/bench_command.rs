@@ -10,8 +10,8 @@ use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchCheckpoint, BenchOptions, BenchOutput, Files, Fsync, Fxmark, List, Pool, Remove,
-    Scale, Suite,
+    Bench, BenchCheckpoint, BenchOptions, BenchOutput, Files, Fsync, Fxmark, List, Mtime, Pool,
+    Remove, Scale, Suite, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -23,9 +23,11 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::Files(args) => files(args),
         Suite::Fsync(args) => fsync(args),
         Suite::List(args) => list(args),
+        Suite::Mtime(args) => mtime(args),
         Suite::Pool(args) => pool(args),
         Suite::Remove(args) => remove(args),
         Suite::Scale(args) => scale(args),
+        Suite::Varmail(args) => varmail(args),
         Suite::Written(args) => written(args),
     }
 }
@@ -86,13 +88,43 @@ fn fsync(args: &Fsync) -> Outcome {
     let options = fsync::Options {
         kinds: fsync::select(&args.workload)?,
         threads: args.threads.clone(),
-        time: seconds(args.seconds)?,
-        runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
-        storage: storage(&args.common),
-        memory: memory(args.cache_size),
+        ..synced(&args.common, args.seconds, args.cache_size)?
     };
     show(&args.common.output, |tell| Ok(fsync::run(&options, tell)?))
+}
+
+fn varmail(args: &Varmail) -> Outcome {
+    let options = fsync::Options {
+        threads: args.threads.clone(),
+        ..synced(&args.common, args.seconds, args.cache_size)?
+    };
+    show(&args.common.output, |tell| {
+        Ok(fsync::run_varmail(&options, tell)?)
+    })
+}
+
+fn mtime(args: &Mtime) -> Outcome {
+    let options = synced(&args.common, args.seconds, args.cache_size)?;
+    show(&args.common.output, |tell| {
+        Ok(fsync::run_mtime(&options, tell)?)
+    })
+}
+
+/// Options of suites about small writes that are synced.
+fn synced(
+    common: &BenchOptions,
+    time: f64,
+    cache_size: Option<u64>,
+) -> Result<fsync::Options, Failure> {
+    Ok(fsync::Options {
+        kinds: Vec::new(),
+        threads: vec![1],
+        time: seconds(time)?,
+        runs: common.runs,
+        against: target::parse_against(&common.against)?,
+        storage: storage(common),
+        memory: memory(cache_size),
+    })
 }
 
 fn list(args: &List) -> Outcome {

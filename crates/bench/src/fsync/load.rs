@@ -4,9 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::clock::process_cpu_ns;
 use base::rng::Rng;
+use base::sync::{Mutex, rank};
 use device::{AlignedBuf, BlockDevice, Durability, OpenOptions};
 
 use super::Kind;
@@ -24,11 +26,48 @@ const LARGE: usize = 1 << 20;
 pub const FILE_BYTES: u64 = 64 << 20;
 /// What the competing writer writes before it begins anew.
 pub const STREAM_BYTES: u64 = 1 << 30;
+/// Letters of `varmail` that are there at the start, as filebench has it by default.
+pub const LETTERS: u64 = 1000;
+/// What is added to a letter, at most, and the mean of one that is there at the start, in bytes.
+const LETTER: usize = 16 << 10;
+
 /// The workloads on a file system.
 pub struct OnFiles<'a, S: Side> {
     pub side: &'a S,
     pub kind: Kind,
     pub latencies: &'a Latencies,
+    pub letters: Letters,
+}
+
+/// Names of letters that no thread has in hands. Who takes one has it alone, so no other removes it meanwhile.
+#[derive(Debug)]
+pub struct Letters {
+    there: Mutex<Vec<String>>,
+    named: AtomicU64,
+}
+
+impl Letters {
+    pub fn new() -> Letters {
+        Letters {
+            there: Mutex::new(rank::LEAF, Vec::new()),
+            named: AtomicU64::new(0),
+        }
+    }
+
+    fn next_name(&self) -> String {
+        format!("letter{:09}", self.named.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Any of them. There are many more than threads take.
+    fn take(&self, choices: &mut Rng) -> String {
+        let mut there = self.there.lock();
+        let which = choices.below(there.len() as u64) as usize;
+        there.swap_remove(which)
+    }
+
+    fn put(&self, names: [String; 3]) {
+        self.there.lock().extend(names);
+    }
 }
 
 impl<S: Side> OnFiles<'_, S> {
@@ -91,6 +130,69 @@ impl<S: Side> OnFiles<'_, S> {
         }))
     }
 
+    /// A mail server's round over a folder that all threads share: one letter goes, one comes, one is answered and one is
+    /// only read.
+    fn varmail(&self, thread: usize) -> Operation<'_> {
+        let (mut choices, mut own) = (Rng::new(thread as u64), self.latencies.own());
+        let letter = vec![0x5a; 2 * LETTER];
+        let mut read = vec![0; LARGE];
+        Box::new(move || {
+            let (gone, answered, seen) = (
+                self.letters.take(&mut choices),
+                self.letters.take(&mut choices),
+                self.letters.take(&mut choices),
+            );
+            let sizes = [
+                choices.range(1, LETTER as u64),
+                choices.range(1, LETTER as u64),
+            ];
+            let new = self.letters.next_name();
+            let done = own.time(|| {
+                let (side, root) = (self.side, &self.side.root());
+                side.unlink(root, &gone)?;
+                let file = side.create(root, &new)?;
+                side.write(&file, 0, &letter[..sizes[0] as usize])?;
+                side.fsync(&file)?;
+                drop(file);
+                let file = side.open(root, &answered)?;
+                let size = self.read_whole(&file, &mut read)?;
+                side.write(&file, size, &letter[..sizes[1] as usize])?;
+                side.fsync(&file)?;
+                drop(file);
+                let file = side.open(root, &seen)?;
+                self.read_whole(&file, &mut read).map(drop)
+            });
+            self.letters.put([new, answered, seen]);
+            done
+        })
+    }
+
+    /// Returns the file's size.
+    fn read_whole(&self, file: &S::File, buf: &mut [u8]) -> Result<u64, Error> {
+        let size = self.side.fstat(file)?;
+        for at in (0..size).step_by(buf.len()) {
+            let here = (size - at).min(buf.len() as u64) as usize;
+            self.side.read(file, at, &mut buf[..here])?;
+        }
+        Ok(size)
+    }
+
+    /// The letters that are there when the window begins; made by the first thread that comes.
+    fn letters(&self, stop: &Stop) -> Result<(), Error> {
+        let mut made = self.letters.there.lock();
+        let mut sizes = Rng::new(LETTERS);
+        let letter = vec![0x5a; 2 * LETTER];
+        while self.letters.named.load(Ordering::Relaxed) < LETTERS {
+            stop.check()?;
+            let name = self.letters.next_name();
+            let file = self.side.create(&self.side.root(), &name)?;
+            let size = sizes.range(1, 2 * LETTER as u64) as usize;
+            self.side.write(&file, 0, &letter[..size])?;
+            made.push(name);
+        }
+        Ok(())
+    }
+
     /// Writes one large file from its beginning to its end, and again.
     fn stream(&self) -> Result<Operation<'_>, Error> {
         let file = self.side.create(&self.side.root(), "stream")?;
@@ -112,6 +214,10 @@ impl<S: Side> Load for OnFiles<'_, S> {
             Kind::Create => self.create(thread),
             Kind::Competing if thread == 0 => self.overwrite(thread, stop),
             Kind::Competing => self.stream(),
+            Kind::Varmail => {
+                self.letters(stop)?;
+                Ok(self.varmail(thread))
+            }
         }
     }
 
@@ -242,5 +348,40 @@ impl Load for OnDevice<'_> {
 
     fn cpu_ns(&self) -> Result<u64, Error> {
         Ok(process_cpu_ns())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Posix;
+
+    #[test]
+    fn letters_come_and_go_and_stay_as_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let side = Posix::new(folder.path(), None).unwrap();
+        let latencies = Latencies::new();
+        let load = OnFiles {
+            side: &side,
+            kind: Kind::Varmail,
+            latencies: &latencies,
+            letters: Letters::new(),
+        };
+        base::thread::parallel(2, |thread| {
+            let mut round = load.prepare(thread, &Stop::default()).unwrap();
+            for _ in 0..20 {
+                assert_eq!(round().unwrap(), 1);
+            }
+        });
+        let mut there = load.letters.there.lock().clone();
+        there.sort_unstable();
+        let found = std::fs::read_dir(folder.path()).unwrap();
+        let found = found.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut found: Vec<String> = found.collect();
+        found.sort_unstable();
+        assert_eq!(found.len() as u64, LETTERS);
+        assert_eq!(found, there);
+        drop(load);
+        assert_eq!(latencies.summary().operations, 40);
     }
 }

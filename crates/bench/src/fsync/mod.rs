@@ -7,12 +7,17 @@
 //! 3. `overwrite` writes 4 KiB anywhere in a file of 64 MiB and syncs it; `overwrite-stat` looks at the file's times between write
 //!    and sync; `append` adds 100 bytes to a file and syncs its data; `create` makes a file of 4 KiB in the thread's own folder and syncs
 //!    it; `competing` is `overwrite` beside a thread that writes 1 GiB to another file, over and over.
+//! 4. [`run_varmail`]: rounds of a mail server, as filebench has them, by many threads in one folder of 1,000 files of 16 KiB in the mean.
+//!    In a round one file is removed; one is made, gets up to 16 KiB and is synced; one is read, gets up to
+//!    16 KiB more and is synced; one is read. There is no floor of it.
+//! 5. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s.
 
 mod load;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fs::FsOptions;
 use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
@@ -21,7 +26,7 @@ use crate::runner::{self, Window};
 use crate::target::{Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
-use load::{ENTRY, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
+use load::{ENTRY, LETTERS, Letters, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
 
 /// A kind of write that is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +36,8 @@ pub enum Kind {
     Append,
     Create,
     Competing,
+    /// Rounds, not operations.
+    Varmail,
 }
 
 impl Kind {
@@ -49,14 +56,16 @@ impl Kind {
             Kind::Append => "append",
             Kind::Create => "create",
             Kind::Competing => "competing",
+            Kind::Varmail => "varmail",
         }
     }
 
-    /// What the user writes in an operation.
-    fn bytes(self) -> u64 {
+    /// What the user writes in an operation, if always the same.
+    fn bytes(self) -> Option<u64> {
         match self {
-            Kind::Append => ENTRY as u64,
-            _ => PAGE as u64,
+            Kind::Append => Some(ENTRY as u64),
+            Kind::Varmail => None,
+            _ => Some(PAGE as u64),
         }
     }
 }
@@ -82,7 +91,7 @@ pub fn select(names: &[String]) -> Result<Vec<Kind>, Error> {
 #[derive(Clone, Debug)]
 pub struct Options {
     pub kinds: Vec<Kind>,
-    /// Of `create`; the others have one, and `competing` the writer besides.
+    /// Of `create` and `varmail`; the others have one, and `competing` the writer besides.
     pub threads: Vec<usize>,
     /// Of one window.
     pub time: Duration,
@@ -101,6 +110,12 @@ impl Options {
         if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
             return usage("--threads takes numbers from 1 to 128");
         }
+        // Each has three letters in hands.
+        if self.kinds.contains(&Kind::Varmail)
+            && self.threads.iter().any(|n| *n as u64 * 4 > LETTERS)
+        {
+            return usage("--threads is too many for the letters there are");
+        }
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
@@ -117,6 +132,11 @@ impl Options {
         crate::target::only_kernels(&self.against)
     }
 
+    fn file_systems(&self) -> impl Iterator<Item = Who> {
+        let all = [Target::Sheaf].into_iter();
+        all.chain(self.against.iter().cloned()).map(Who::FileSystem)
+    }
+
     /// Of the device.
     fn bytes(&self) -> u64 {
         match self.kinds.contains(&Kind::Competing) {
@@ -131,6 +151,8 @@ impl Options {
 enum Who {
     Raw(Method),
     FileSystem(Target),
+    /// Sheaf in this process, which persists times so coarsely.
+    Persisting(Duration),
 }
 
 impl Who {
@@ -138,6 +160,7 @@ impl Who {
         match self {
             Who::Raw(method) => method.name().to_owned(),
             Who::FileSystem(target) => target.name(),
+            Who::Persisting(interval) => format!("sheaf-{interval:?}"),
         }
     }
 }
@@ -164,6 +187,43 @@ struct Outcome {
 
 /// Measures. `progress` is told what comes next.
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    let sides = raw().chain(options.file_systems()).collect();
+    run_sides("fsync", options, sides, progress)
+}
+
+/// The rounds of a mail server; the kinds of `options` are not looked at.
+pub fn run_varmail(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    let options = Options {
+        kinds: vec![Kind::Varmail],
+        ..options.clone()
+    };
+    let sides = options.file_systems().collect();
+    run_sides("varmail", &options, sides, progress)
+}
+
+/// How coarsely times are persisted, against what overwrites cost; the kinds of `options` are not looked at.
+pub fn run_mtime(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    let options = Options {
+        kinds: vec![Kind::Overwrite, Kind::OverwriteStat],
+        ..options.clone()
+    };
+    let persisting = INTERVALS.map(|ms| Who::Persisting(Duration::from_millis(ms)));
+    // The default's place is among those.
+    let kernels = options.against.iter().cloned().map(Who::FileSystem);
+    let sides = raw().chain(persisting).chain(kernels).collect();
+    run_sides("mtime", &options, sides, progress)
+}
+
+fn raw() -> impl Iterator<Item = Who> {
+    Method::ALL.map(Who::Raw).into_iter()
+}
+
+fn run_sides(
+    suite: &'static str,
+    options: &Options,
+    sides: Vec<Who>,
+    progress: &dyn Fn(&str),
+) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
     let disk = match &options.storage {
@@ -176,6 +236,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     let storage = Storage::Devices(vec![disk.path().to_owned()]);
     let bench = Bench {
         options,
+        sides,
         meter: Meter::new(&[disk.path().to_owned()])?,
         place: Place::new(&storage, options.bytes(), true)?,
         disk,
@@ -183,7 +244,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     let mut all = Vec::new();
     for &kind in &options.kinds {
         let threads = match kind {
-            Kind::Create => &options.threads[..],
+            Kind::Create | Kind::Varmail => &options.threads[..],
             _ => &[1],
         };
         for &threads in threads {
@@ -192,7 +253,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     }
     let rows: Vec<Row> = all.iter().map(row).collect();
     let checks = checks(&rows);
-    Ok(Report::new("fsync", rows, checks))
+    Ok(Report::new(suite, rows, checks))
 }
 
 /// Where the file below the loop device is.
@@ -206,6 +267,8 @@ fn folder(storage: &Storage) -> PathBuf {
 
 struct Bench<'a> {
     options: &'a Options,
+    /// Who takes part, in this order.
+    sides: Vec<Who>,
     meter: Meter,
     place: Place,
     disk: Disk,
@@ -219,18 +282,13 @@ impl Bench<'_> {
         threads: usize,
         progress: &dyn Fn(&str),
     ) -> Result<Vec<Series>, Error> {
-        let raw = Method::ALL.map(Who::Raw).into_iter();
-        let others = [Target::Sheaf]
-            .into_iter()
-            .chain(self.options.against.iter().cloned());
-        let series = |who| Series {
-            who,
+        let series = |who: &Who| Series {
+            who: who.clone(),
             kind,
             threads,
             windows: Vec::new(),
         };
-        let all = raw.chain(others.map(Who::FileSystem));
-        let mut all: Vec<Series> = all.map(series).collect();
+        let mut all: Vec<Series> = self.sides.iter().map(series).collect();
         for run in 1..=self.options.runs {
             for series in &mut all {
                 interrupt::check()?;
@@ -259,15 +317,31 @@ impl Bench<'_> {
                 mount.close()?;
                 measured
             }
-            Who::FileSystem(_) => {
-                let devices = self.place.array()?;
-                let side = InProcess::make(&devices.paths, self.options.memory)?;
-                let measured = self.on_files(series, &side, &latencies)?;
-                side.close()?;
-                measured
+            Who::FileSystem(_) => self.in_process(series, self.fs_options(), &latencies)?,
+            Who::Persisting(interval) => {
+                let mut options = self.fs_options();
+                options.data.mtime_persist_interval = *interval;
+                self.in_process(series, options, &latencies)?
             }
         }
         .of(latencies)
+    }
+
+    fn fs_options(&self) -> FsOptions {
+        FsOptions::default().with_memory(self.options.memory)
+    }
+
+    fn in_process(
+        &self,
+        series: &Series,
+        options: FsOptions,
+        latencies: &Latencies,
+    ) -> Result<Measured, Error> {
+        let devices = self.place.array()?;
+        let side = InProcess::with(&devices.paths, options)?;
+        let measured = self.on_files(series, &side, latencies)?;
+        side.close()?;
+        Ok(measured)
     }
 
     fn on_files<S: Side>(
@@ -280,6 +354,7 @@ impl Bench<'_> {
             side,
             kind: series.kind,
             latencies,
+            letters: Letters::new(),
         };
         self.measure(series, &load)
     }
@@ -331,10 +406,9 @@ fn row(series: &Series) -> Row {
     put("p99_us", |outcome| outcome.p99_us);
     put("p999_us", |outcome| outcome.p999_us);
     put("cpu_us_per_op", |outcome| outcome.cpu_us);
-    extra.insert(
-        "user_bytes_per_op".to_owned(),
-        Value::from(series.kind.bytes()),
-    );
+    if let Some(bytes) = series.kind.bytes() {
+        extra.insert("user_bytes_per_op".to_owned(), Value::from(bytes));
+    }
     Row {
         name: series.kind.name().to_owned(),
         target: series.who.name(),
@@ -400,8 +474,18 @@ impl Cell<'_> {
     }
 }
 
+/// How coarsely [`run_mtime`] has times persisted, in milliseconds.
+const INTERVALS: [u64; 4] = [0, 1, 10, 1000];
+
 /// What an append and a create are measured by.
 const LOGS: [&str; 3] = ["ext4", "ext4-fast_commit", "xfs"];
+
+/// Numbers of threads with which Sheaf did this.
+fn row_threads(rows: &[Row], kind: Kind) -> Vec<usize> {
+    let own = rows.iter();
+    let own = own.filter(|row| row.name == kind.name() && row.target == "sheaf");
+    own.map(|row| row.threads).collect()
+}
 
 fn checks(rows: &[Row]) -> Vec<Check> {
     let cell = |kind, threads| Cell {
@@ -434,6 +518,12 @@ fn checks(rows: &[Row]) -> Vec<Check> {
     checks.push(create.at_most("device bytes", bytes(&create), Some(1.0), 10_000.0));
     let many = cell(Kind::Create, 32);
     checks.push(many.at_least("vs ext4", many.rate("sheaf"), many.rate("ext4"), 2.2));
+    for threads in row_threads(rows, Kind::Varmail) {
+        let mail = cell(Kind::Varmail, threads);
+        let sheaf = mail.rate("sheaf");
+        checks.push(mail.at_least("vs ext4", sheaf, mail.rate("ext4"), 1.81));
+        checks.push(mail.at_least("vs xfs", sheaf, mail.rate("xfs"), 1.5));
+    }
     let competing = cell(Kind::Competing, 1);
     let (own, raw) = (
         competing.extra("sheaf", "p99_us"),
