@@ -119,7 +119,7 @@ fn labels_of(text: &str) -> Option<BTreeMap<String, String>> {
 
 fn time(seconds: f64) -> String {
     match seconds {
-        none if none == 0.0 => "0 s".to_owned(),
+        0.0 => "0 s".to_owned(),
         short if short < 1e-3 => format!("{:.1} µs", short * 1e6),
         medium if medium < 1.0 => format!("{:.1} ms", medium * 1e3),
         long => format!("{long:.1} s"),
