@@ -70,18 +70,20 @@ impl<C: Content> Store<C> {
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
         let mut gain = (wanted - free) as i64 * segment + self.dirty.to_write();
         let mut cleaned = 0;
-        for (id, bytes) in self.segments.emptiest(share, most) {
+        for (id, live) in self.segments.emptiest(share, most) {
             if gain <= 0 || self.dirty.to_write() >= budget {
                 break;
             }
-            let items = self.live_items(id)?;
+            let (bytes, items) = self.live_items(id)?;
             if self.dirty.to_write() + self.moving_cost(&items) > budget {
                 continue;
             }
+            let start = self.segments.first_block(id).byte();
             for item in &items {
-                self.move_item(item)?;
+                let at = (item.place.byte - start) as usize;
+                self.move_item(item, &bytes[at..at + item.place.len as usize])?;
             }
-            gain -= segment - bytes as i64;
+            gain -= segment - live as i64;
             cleaned += 1;
         }
         Ok(cleaned)
@@ -122,7 +124,8 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    fn live_items(&self, segment: SegmentId) -> Result<Vec<Live>, Error> {
+    /// A segment's bytes, and what is live in it.
+    fn live_items(&self, segment: SegmentId) -> Result<(AlignedBuf, Vec<Live>), Error> {
         let start = self.segments.first_block(segment).byte();
         let mut bytes = AlignedBuf::zeroed(self.array.geometry().segment_bytes());
         self.array.read(start, &mut bytes)?;
@@ -154,7 +157,7 @@ impl<C: Content> Store<C> {
             }
             at += len;
         }
-        Ok(items)
+        Ok((bytes, items))
     }
 
     fn is_live(&self, item: &Live) -> Result<bool, Error> {
@@ -176,7 +179,8 @@ impl<C: Content> Store<C> {
         bytes + self.dirty.leaves.cost_of(&leaves)
     }
 
-    fn move_item(&self, item: &Live) -> Result<(), Error> {
+    /// Marks a live item dirty; `image` is what was read of it.
+    fn move_item(&self, item: &Live, image: &[u8]) -> Result<(), Error> {
         if item.kind != ItemKind::Node {
             self.table.touch_page(item.kind, item.id, item.place)?;
             if item.kind == ItemKind::TableLeaf {
@@ -186,6 +190,7 @@ impl<C: Content> Store<C> {
             }
             return Ok(());
         }
+        self.take_in(Nid(item.id), item.place, image)?;
         // A damaged node stays where it is; it is reported to whoever reads it.
         match self.load(Nid(item.id)) {
             Ok(node) => self.mark_dirty(self.shard(), node.0.all()),

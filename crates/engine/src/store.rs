@@ -371,16 +371,32 @@ impl<C: Content> Store<C> {
         let places: Vec<Place> = wanted.iter().map(|(_, entry)| entry.place).collect();
         let read = items::read_places(&self.array, &places, |i, image| {
             let (nid, entry) = wanted[i];
-            let body = items::node_in(image, nid, entry.version)
-                .and_then(|(kind, payload)| Body::<C>::decode(kind, payload));
-            if let Ok(body) = body {
-                let cell = new_cell(nid, entry.version, body);
-                self.nodes
-                    .insert_read(cell, || self.table.still(nid, entry));
-            }
+            self.take_image(nid, entry, image);
         });
         if let Err(error) = read {
             tracing::debug!("reading ahead: {error}");
+        }
+    }
+
+    /// Brings a node into memory whose image was read, if it is not there and the table has it at that place.
+    pub(crate) fn take_in(&self, nid: Nid, place: Place, image: &[u8]) -> Result<(), Error> {
+        if !self.nodes.contains(nid) {
+            let entry = self.table.entry(nid)?;
+            if entry.place == place {
+                self.take_image(nid, entry, image);
+            }
+        }
+        Ok(())
+    }
+
+    /// One that cannot be read is left to who asks for it.
+    fn take_image(&self, nid: Nid, entry: Entry, image: &[u8]) {
+        let body = items::node_in(image, nid, entry.version)
+            .and_then(|(kind, payload)| Body::<C>::decode(kind, payload));
+        if let Ok(body) = body {
+            let cell = new_cell(nid, entry.version, body);
+            self.nodes
+                .insert_read(cell, || self.table.still(nid, entry));
         }
     }
 

@@ -62,7 +62,7 @@ pub fn check_name(name: &[u8]) -> Result<(), Error> {
 }
 
 /// Whether there is a slash or a zero byte, eight bytes at a time.
-fn has_separator(name: &[u8]) -> bool {
+pub(crate) fn has_separator(name: &[u8]) -> bool {
     const ONES: u64 = u64::MAX / 0xFF;
     const SLASHES: u64 = ONES * b'/' as u64;
     // Some byte of a word is zero exactly if this is not.

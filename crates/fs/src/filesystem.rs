@@ -26,6 +26,8 @@ pub const DIR_LINK_MAX: u32 = i32::MAX as u32;
 
 /// Memory that the program takes before it has opened anything, with its threads' stacks.
 const OWN_BYTES: usize = 16 << 20;
+/// Memory for buffers, at most: more threads than that is for are not at work at once.
+const BUFFER_BYTES: usize = 192 << 20;
 /// Memory limit per thread of a checkpoint.
 const WORKER_BYTES: usize = 32 << 20;
 
@@ -50,14 +52,16 @@ impl FsOptions {
     /// the program itself; of the rest three eighths are for file pages, a quarter for nodes,
     /// up to an eighth for node table pages, a thirty-second for staged records, and what is
     /// left for the same again while it is written, the copies of pages on their way to the
-    /// devices and the buffers of callers. Changed nodes and table pages are within their
-    /// shares: a checkpoint begins when changed nodes take a twelfth of the rest, and operations wait
-    /// at a sixth, what a running checkpoint holds included.
+    /// devices and the buffers of callers; what these need no more of is for nodes. Changed nodes and table
+    /// pages are within their shares: a checkpoint begins when changed nodes take a third of theirs, and
+    /// operations wait at two thirds, what a running checkpoint holds included. File pages leave room that
+    /// they do not take to blocks of metadata.
     pub fn with_memory(mut self, bytes: usize) -> FsOptions {
         let rest = bytes - OWN_BYTES.min(bytes / 4);
         self.data.cache_bytes = rest / 8 * 3;
-        self.store.node_cache_bytes = rest / 4;
-        self.store.dirty_bytes = Some(rest / 12);
+        let nodes = rest / 4 + (rest / 32 * 7).saturating_sub(BUFFER_BYTES);
+        self.store.node_cache_bytes = nodes;
+        self.store.dirty_bytes = Some(nodes / 3);
         self.store.staging_bytes = (rest / 64).clamp(128 << 10, 16 << 20);
         // Each packs a segment of its own in a checkpoint.
         let workers = (bytes / WORKER_BYTES).max(2);

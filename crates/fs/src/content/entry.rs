@@ -2,6 +2,7 @@
 //! kept in lists sorted by a unique 64-bit key.
 
 use super::codec::{Reader, put, put_u64};
+use crate::dir::has_separator;
 use format::dir::{
     COLLISION_BITS, ENTRY_GENERATION, ENTRY_TIE, ENTRY_TYPE, HASH_BITS, HASH_BYTES, KEY_LIMIT,
 };
@@ -209,7 +210,7 @@ impl<'a> NameView<'a> {
             return Err(reader.damage("directory entry that is not in its shortest form"));
         }
         let name = reader.take(len as usize)?;
-        if name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
+        if name.is_empty() || has_separator(name) {
             return Err(reader.damage("directory entry with an impossible name"));
         }
         Ok(NameView {

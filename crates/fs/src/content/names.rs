@@ -46,10 +46,21 @@ impl Place {
     }
 }
 
-/// Makes room for more without as much again.
+/// How many of these a list takes memory for that has so many: sizes recur, for the allocator's sake, and the next name
+/// mostly fits.
+fn room_for<T>(len: usize) -> usize {
+    let bytes = len * size_of::<T>();
+    let step = match bytes < 512 {
+        true => 64,
+        false => 256,
+    };
+    (bytes + step / 8).next_multiple_of(step) / size_of::<T>()
+}
+
 fn reserve<T>(list: &mut Vec<T>, more: usize) {
     if list.capacity() - list.len() < more {
-        list.reserve_exact(more + list.len() / 8);
+        let room = room_for::<T>(list.len() + more);
+        list.reserve_exact(room - list.len());
     }
 }
 
@@ -57,10 +68,8 @@ impl From<Vec<Name>> for NameList {
     /// The names are in order.
     fn from(list: Vec<Name>) -> NameList {
         let mut names = NameList::default();
-        names
-            .bytes
-            .reserve_exact(list.iter().map(Entry::encoded_len).sum());
-        names.index.reserve_exact(list.len());
+        reserve(&mut names.bytes, list.iter().map(Entry::encoded_len).sum());
+        reserve(&mut names.index, list.len());
         for name in &list {
             names.index.push(Place::new(name.key, names.bytes.len()));
             name.encode(&mut names.bytes);
@@ -76,10 +85,9 @@ impl NameList {
         if reader.left() > LEN_MAX {
             return Err(reader.damage("too many names"));
         }
-        let mut names = NameList {
-            bytes: reader.peek().to_vec(),
-            index: Vec::new(),
-        };
+        let mut names = NameList::default();
+        reserve(&mut names.bytes, reader.left());
+        names.bytes.extend_from_slice(reader.peek());
         let mut index = Vec::with_capacity(names.bytes.len() / USUAL);
         let mut last = None;
         while !reader.is_empty() {
@@ -91,7 +99,7 @@ impl NameList {
             last = Some(key);
             index.push(Place::new(key, at));
         }
-        index.shrink_to_fit();
+        index.shrink_to(room_for::<Place>(index.len()));
         names.index = index;
         Ok(names)
     }
@@ -128,6 +136,27 @@ impl NameList {
     fn end(&self, i: usize) -> usize {
         let next = self.index.get(i + 1);
         next.map_or(self.bytes.len(), |next| next.at())
+    }
+
+    /// How many places have upper bits below these. Keys are hashes, so where one is can be told roughly by the first and the last:
+    /// three lines of memory are fetched at once then, instead of one after the other by a search.
+    fn lower_place(&self, upper: u64) -> usize {
+        let (Some(first), Some(last)) = (self.index.first(), self.index.last()) else {
+            return 0;
+        };
+        let below = |places: &[Place]| places.partition_point(|place| place.upper() < upper);
+        let (len, low, high) = (self.index.len(), first.upper(), last.upper());
+        if len <= 2 * NEAR || upper <= low || upper >= high {
+            return below(&self.index);
+        }
+        // Of less than 48 bits times less than 16.
+        let guess = ((upper - low) * len as u64 / (high - low)) as usize;
+        let (from, to) = (guess.saturating_sub(NEAR), (guess + NEAR).min(len));
+        match below(&self.index[from..to]) {
+            0 if from > 0 => below(&self.index[..from]),
+            n if n == to - from => to + below(&self.index[to..]),
+            n => from + n,
+        }
     }
 
     fn find(&self, key: u64) -> Result<usize, usize> {
@@ -199,8 +228,8 @@ impl NameList {
         if let Some(first) = self.index.get(i) {
             self.bytes.truncate(first.at());
             self.index.truncate(i);
-            self.bytes.shrink_to_fit();
-            self.index.shrink_to_fit();
+            self.bytes.shrink_to(room_for::<u8>(self.bytes.len()));
+            self.index.shrink_to(room_for::<Place>(self.index.len()));
         }
     }
 
@@ -209,6 +238,8 @@ impl NameList {
     }
 }
 
+/// Places to either side of where one is looked for first: two lines of memory.
+const NEAR: usize = 8;
 /// Bytes of a short name.
 const USUAL: usize = 16;
 
@@ -231,7 +262,7 @@ impl Elements<Name> for NameList {
 
     fn lower(&self, key: u64) -> usize {
         let upper = key >> BELOW;
-        let mut i = self.index.partition_point(|place| place.upper() < upper);
+        let mut i = self.lower_place(upper);
         // Mostly none or one.
         while i < self.len() && self.index[i].upper() == upper && self.key_at(i) < key {
             i += 1;
@@ -326,7 +357,41 @@ mod tests {
             };
             names.insert(&name).unwrap();
         }
-        assert!(names.memory() < names.encoded_len() * 3 / 2 + 100);
+        assert!(names.memory() < names.encoded_len() * 3 / 2 + 400);
+        let again = NameList::from(names.to_vec());
+        assert!(again.memory() <= names.memory());
+        names.drop_from(1 << 50);
+        assert!(names.memory() < 200);
+    }
+
+    #[test]
+    fn a_place_is_found_wherever_the_keys_lie() {
+        let mut rng = Rng::new(4);
+        for round in 0..300 {
+            let spread = 1 + rng.below(62);
+            let mut keys: Vec<u64> = (0..rng.below(400))
+                .map(|_| (rng.next_u64() >> 2) >> rng.below(spread))
+                .collect();
+            keys.sort_unstable();
+            keys.dedup();
+            let name = |key: &u64| Name {
+                key: *key,
+                nid: Nid(1),
+                generation: 1,
+                kind: 8,
+                name: b"n".as_slice().into(),
+            };
+            let names = NameList::from(keys.iter().map(name).collect::<Vec<_>>());
+            for _ in 0..100 {
+                let near = rng.below(keys.len() as u64 + 1) as usize;
+                let key = match keys.get(near) {
+                    Some(key) => (key + rng.below(3)).saturating_sub(1),
+                    None => rng.next_u64() >> 2,
+                };
+                let expected = keys.partition_point(|other| *other < key);
+                assert_eq!(names.lower(key), expected, "round {round}");
+            }
+        }
     }
 
     #[test]
