@@ -114,6 +114,8 @@ pub struct Store<C: Content> {
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
+    /// As `checkpoint_wanted`, under whose lock it changes: who finds it set has nothing to ask for.
+    pub(crate) checkpoint_asked: Arc<AtomicBool>,
     pub(crate) threads: Mutex<Vec<base::thread::JoinHandle>>,
     pub(crate) closed: AtomicBool,
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
@@ -198,6 +200,7 @@ impl<C: Content> Store<C> {
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
+            checkpoint_asked: Arc::new(AtomicBool::new(false)),
             threads: Mutex::new(rank::LEAF, Vec::new()),
             closed: AtomicBool::new(false),
             unreplayed: BTreeMap::new(),
@@ -539,18 +542,24 @@ impl<C: Content> Store<C> {
         if pressure < 500 || !self.options.background {
             return;
         }
-        let (control, wake) = &*self.control;
-        let mut control = control.lock();
-        if !control.checkpoint_wanted {
-            control.checkpoint_wanted = true;
-            wake.notify_all();
+        if !self.checkpoint_asked.load(Ordering::Relaxed) {
+            self.ask_for_checkpoint();
         }
         if pressure > 750 {
             let delay = Duration::from_micros((pressure - 750) as u64 * 4);
             let began = self.clock().monotonic_ns();
-            wake.wait_for(&mut control, delay);
+            let (control, wake) = &*self.control;
+            wake.wait_for(&mut control.lock(), delay);
             self.counts.paced.add(self.since(began));
         }
+    }
+
+    #[cold]
+    fn ask_for_checkpoint(&self) {
+        let (control, wake) = &*self.control;
+        control.lock().checkpoint_wanted = true;
+        self.checkpoint_asked.store(true, Ordering::Relaxed);
+        wake.notify_all();
     }
 
     /// Returns after a checkpoint later than `seen`: another thread's, or one made here.

@@ -26,7 +26,14 @@ impl<C: Content> Store<C> {
             },
         )?;
         let interval = self.options.checkpoint_interval;
-        let due = |control: &mut Control| std::mem::take(&mut control.checkpoint_wanted);
+        let asked = Arc::clone(&self.checkpoint_asked);
+        let due = move |control: &mut Control| {
+            let wanted = std::mem::take(&mut control.checkpoint_wanted);
+            if wanted {
+                asked.store(false, Ordering::Relaxed);
+            }
+            wanted
+        };
         self.start("sheaf-checkpoint", interval, due, |store| {
             if store.dirty.any() {
                 store.checkpoint_now()?;

@@ -267,6 +267,18 @@ impl<'a, S: Side> Run<'a, S> {
         })
     }
 
+    /// Where a thread first makes files in a directory that it shares with others: makes one of them. All made, [`Run::filled`] goes
+    /// on.
+    pub fn filling(&self, thread: usize) -> Option<Operation<'_>> {
+        let shared = self.workload.name == "MWUM";
+        shared.then(|| self.creating(self.root.clone(), thread, &[]))
+    }
+
+    /// What `prepare` returns where [`Run::filling`] has made the files.
+    pub fn filled(&self, thread: usize) -> Operation<'_> {
+        self.unlinking(self.root.clone(), thread)
+    }
+
     fn unlinking(&self, dir: S::Dir, thread: usize) -> Operation<'_> {
         let mut names = Names::new(thread, self.share);
         Box::new(move || match names.next() {

@@ -34,10 +34,16 @@ pub struct Plan {
     pub before: u64,
 }
 
+/// Of so many files of a thread one is left at the end. Leaves of the shared directory that unlinks empty go then, in what is
+/// recorded, as often as from the first unlink to the last: once for each that there are names in a leaf. To the very end it would be
+/// ten times as often.
+const LEFT: u64 = 50;
+
 impl Plan {
     /// Operations of a thread, recorded or not.
     pub fn share(&self) -> u64 {
-        self.before + self.threads as u64 + WARM_UP + self.operations
+        let used = self.before + self.threads as u64 + WARM_UP + self.operations;
+        used + used.div_ceil(LEFT)
     }
 }
 
@@ -197,10 +203,19 @@ pub fn sheaf(
     let run = Run::prepare(side, workload, pool)?;
     let stop = Stop::default();
     let mut operations = Vec::with_capacity(plan.threads);
+    let threads = 0..plan.threads;
+    // Threads fill a directory that they share in turns, as they do at once elsewhere.
+    let mut filling: Vec<_> = threads.filter_map(|i| run.filling(i)).collect();
+    for _ in 0..plan.share() {
+        round(&mut filling)?;
+    }
     for thread in 0..plan.threads {
         interrupt::check()?;
         let _playing = Playing::thread(thread);
-        operations.push(run.prepare(thread, &stop)?);
+        operations.push(match filling.is_empty() {
+            true => run.prepare(thread, &stop)?,
+            false => run.filled(thread),
+        });
     }
     for _ in 0..plan.before {
         round(&mut operations)?;
