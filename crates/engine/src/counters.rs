@@ -61,7 +61,10 @@ impl Default for Distribution {
 impl Distribution {
     pub fn record(&self, value: u64) {
         let mut part = self.parts[lane() % PARTS].lock();
-        part.histogram.saturating_record(value);
+        // It grows for any value, unless there is no memory for that.
+        if part.histogram.record(value).is_err() {
+            part.histogram.saturating_record(value);
+        }
         part.sum = part.sum.saturating_add(value);
     }
 
