@@ -161,6 +161,12 @@ canaries! {
     /// Growing past an unaligned end leaves what the page holds behind it (R16): a file cut short
     /// and grown again shows its old bytes once its pages are read anew.
     TailNotZeroed => "tail-not-zeroed", Nothing,
+    /// A page's logged bytes are given up before its block is written (data/tail, invariant 2): after a cut, what was
+    /// synced is what the block held before. Shows when an append was synced and its page is written back.
+    TailEndedEarly => "tail-ended-early", Cut,
+    /// A page's logged bytes outlive its way home (data/tail, invariant 2): they come back in place of what was
+    /// written to its block later.
+    TailOutlived => "tail-outlived", Nothing,
     /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
     /// blocks.
     OrphanIntentDropped => "orphan-intent-dropped", Cut,

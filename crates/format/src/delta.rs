@@ -41,6 +41,11 @@ pub const XATTRS_INLINE: u8 = 17;
 pub const TALLY: u8 = 18;
 /// `u64` key: the first child of an index node, and so the node, covers the keys from this lower one on.
 pub const CHILD_LOWER: u8 = 19;
+/// Page, length, offset (numbers), bytes: the inode's tail, begun as an empty one if there is none, is of this page;
+/// it is cut to that length, or extended with zeros, and then overwritten at the offset.
+pub const TAIL: u8 = 20;
+/// The tail ends: what its page holds is in its block.
+pub const TAIL_END: u8 = 21;
 
 pub const ATTR_MODE: u16 = 1 << 0;
 pub const ATTR_UID: u16 = 1 << 1;

@@ -80,6 +80,9 @@ packed! {
         xattrs: "number, Xattr, …",
         /// Root of the attribute tree: index levels below it, the number of its children, the children. Else there is none.
         xattr_root: "u8, number, TreeEntry, …",
+        /// The tail: a page's number, how many bytes it has, the bytes. They and zeros behind them are what the page
+        /// holds, whatever its block does; the body is extents or their tree. Else there is none.
+        tail: "number, number, bytes",
         /// The body, to the end.
         body: "bytes",
     }
@@ -99,10 +102,11 @@ pub const HAS_PARENT: u16 = 1 << 10;
 pub const HAS_PENDING_TRUNCATE: u16 = 1 << 11;
 pub const HAS_XATTRS: u16 = 1 << 12;
 pub const HAS_XATTR_ROOT: u16 = 1 << 13;
-pub const HAS_KNOWN: u16 = (1 << 14) - 1;
+pub const HAS_TAIL: u16 = 1 << 14;
+pub const HAS_KNOWN: u16 = (1 << 15) - 1;
 /// Bits of `body_kind` below the depth.
 pub const BODY_KIND_BITS: u32 = 4;
-/// Bytes of an inode without attributes and body, at most.
+/// Bytes of an inode without attributes, tail and body, at most.
 pub const INODE_HEAD_MAX: usize = 3 + 12 * NUMBER_MAX + 4 * TIME_MAX;
 
 layout! {

@@ -30,7 +30,7 @@ pub const BLOCK_SHIFT: u32 = 12;
 /// The version this code writes, and the only one it reads: a label with another is refused.
 /// Version 2 keys the checksums of journal batches by the array's label; version 4 packs inodes, names
 /// and records.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// The most devices one array can have.
 pub const MAX_DEVICES: usize = 16;

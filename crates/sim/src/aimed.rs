@@ -30,6 +30,15 @@ const CLASSICS: &[&str] = &[
     // A size must not be durable before what it covers.
     "create foo; write foo 0 20000 1; fsync B; fsync foo; sync",
     "write A/foo end 20000 1; fsync B; fdatasync A/foo; sync",
+    // Synced appends are logged, and go home later; what is there then must not be what was logged once.
+    "write A/foo end 200 1; fdatasync A/foo; write A/foo end 100 2; fdatasync A/foo; tick 6000; write A/foo end 90 3; fsync A/foo; sync",
+    "write A/foo end 200 1; fdatasync A/foo; tick 6000; write A/foo 8200 300 2; fdatasync A/foo; tick 6000; remount",
+    "write A/foo end 200 1; fdatasync A/foo; truncate A/foo 8500; sync; truncate A/foo 9500; fsync A/foo; remount",
+    "write A/foo end 200 1; fdatasync A/foo; truncate A/foo 8000; write A/foo end 400 2; fdatasync A/foo; checkpoint; tick 6000; sync",
+    "write A/foo end 200 1; fdatasync A/foo; checkpoint; tick 6000; write A/foo 8192 4096 2; fdatasync A/foo; checkpoint; remount",
+    "write A/foo 20000 100 1; fdatasync A/foo; write A/foo 20050 100 2; fdatasync A/foo; write A/foo 0 100 3; fdatasync A/foo; remount",
+    "create foo; write foo 0 4000 1; fsync foo; write foo end 50 2; fsync foo; tick 6000; write foo 10 20 3; fsync foo; remount",
+    "create B/new; write B/new 0 4000 1; fsync B/new; rename B/new A/foo 0; write A/foo 0 100 2; fsync B; sync",
     // A nid that is used again.
     "write A/foo 0 9000 1; sync; unlink A/foo; create B/foo; truncate B/foo 9000; sync",
     // What must be refused.

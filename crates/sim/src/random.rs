@@ -215,6 +215,11 @@ impl Generator {
         }
         let op = self.op(tree);
         if let Op::Write { path, .. } = &op
+            && self.rng.one_in(4)
+        {
+            let path = path.clone();
+            self.log_to(&path);
+        } else if let Op::Write { path, .. } = &op
             && self.rng.one_in(3)
         {
             // Written, synced, and written once more, as databases do.
@@ -230,6 +235,33 @@ impl Generator {
             self.queued.push(sync);
         }
         Some(Step::Op(op))
+    }
+
+    /// Queues what programs do with their logs: small writes at the end, some of them over what is there, each synced.
+    fn log_to(&mut self, path: &str) {
+        for _ in 0..1 + self.rng.below(12) {
+            let rng = &mut self.rng;
+            let op = match rng.below(12) {
+                0 => Op::Tick(rng.below(8000)),
+                1 => Op::Checkpoint,
+                2 => Op::Truncate(path.to_owned(), rng.below(9000)),
+                kind => {
+                    self.tag += 1;
+                    self.queued.push(match rng.one_in(6) {
+                        true => Op::Fsync(path.to_owned()),
+                        false => Op::Fdatasync(path.to_owned()),
+                    });
+                    Op::Write {
+                        path: path.to_owned(),
+                        at: (kind == 3).then(|| rng.below(9000)),
+                        len: 1 + rng.below(*rng.clone().pick(&[60, 600, 2500])),
+                        tag: self.tag,
+                        how: How::Buffered,
+                    }
+                }
+            };
+            self.queued.push(op);
+        }
     }
 
     fn new_name(&mut self, dir: &str) -> String {

@@ -5,7 +5,7 @@
 use super::FsNode;
 use super::codec::{Reader, put_time, put_u64};
 use super::entry::{self, Child, Entry, FileExtent, Name, Orphan, Xattr};
-use super::inode::{self, Body, Inode, Root, TreeId};
+use super::inode::{self, Body, Inode, Root, Tail, TreeId};
 use super::names::NameList;
 use super::tally::Tally;
 use base::clock::Timestamp;
@@ -47,6 +47,15 @@ pub enum Delta {
     },
     /// Cuts an inline body, or extends it with zeros.
     InlineLen(u32),
+    /// The tail, made if there is none, gets this length, and then these bytes at the offset.
+    Tail {
+        page: u64,
+        len: u32,
+        offset: u32,
+        data: Vec<u8>,
+    },
+    /// The tail ends; there is one.
+    EndTail,
     /// Adds a name to an inline directory or a bucket.
     InsertName(Name),
     RemoveName(u64),
@@ -125,6 +134,19 @@ impl Delta {
                 out.push(tag::INLINE_LEN);
                 put_number(out, (*len).into());
             }
+            Delta::Tail {
+                page,
+                len,
+                offset,
+                data,
+            } => {
+                out.push(tag::TAIL);
+                put_number(out, *page);
+                put_number(out, (*len).into());
+                put_number(out, (*offset).into());
+                out.extend_from_slice(data);
+            }
+            Delta::EndTail => out.push(tag::TAIL_END),
             Delta::InsertName(name) => tagged(out, tag::ENTRY_INSERT, name),
             Delta::RemoveName(key) => keyed(out, tag::ENTRY_REMOVE, *key),
             Delta::Retarget {
@@ -187,6 +209,13 @@ impl Delta {
                 data: r.rest().to_vec(),
             },
             tag::INLINE_LEN => Delta::InlineLen(r.small_number()?),
+            tag::TAIL => Delta::Tail {
+                page: r.number()?,
+                len: r.small_number()?,
+                offset: r.small_number()?,
+                data: r.rest().to_vec(),
+            },
+            tag::TAIL_END => Delta::EndTail,
             tag::ENTRY_INSERT => Delta::InsertName(Name::decode(&mut r)?),
             tag::ENTRY_REMOVE => Delta::RemoveName(r.u64()?),
             tag::ENTRY_RETARGET => Delta::Retarget {
@@ -376,7 +405,13 @@ impl FsNode {
     pub fn change(&mut self, delta: &Delta) -> Result<(), Damage> {
         match delta {
             Delta::Attrs(change) => change.apply(self.inode_mut()?),
-            Delta::Body(body) => self.inode_mut()?.body = body.clone(),
+            Delta::Body(body) => {
+                let inode = self.inode_mut()?;
+                if !body.takes_tail() {
+                    inode.tail = None;
+                }
+                inode.body = body.clone();
+            }
             Delta::InlineWrite { offset, data } => {
                 let (bytes, start) = (self.inline_mut()?, *offset as usize);
                 let end = start.checked_add(data.len()).filter(|&e| e <= PAYLOAD_MAX);
@@ -392,6 +427,16 @@ impl FsNode {
                     return Err(mismatch());
                 }
                 self.inline_mut()?.resize(len, 0);
+            }
+            Delta::Tail {
+                page,
+                len,
+                offset,
+                data,
+            } => self.change_tail(*page, *len, *offset as usize, data)?,
+            Delta::EndTail => {
+                let ended = self.inode_mut()?.tail.take();
+                ended.ok_or_else(mismatch)?;
             }
             Delta::InsertName(name) => self.names_mut()?.insert(name)?,
             Delta::RemoveName(key) => self.names_mut()?.remove(*key)?,
@@ -435,6 +480,33 @@ impl FsNode {
                 inode::check_inline_xattrs(&inode.xattrs)?;
             }
         }
+        Ok(())
+    }
+
+    fn change_tail(
+        &mut self,
+        page: u64,
+        len: u32,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), Damage> {
+        let inode = self.inode_mut()?;
+        let end = offset
+            .checked_add(data.len())
+            .filter(|&e| e <= len as usize);
+        if !inode::tail_fits(page, len.into()) || !inode.body.takes_tail() {
+            return Err(mismatch());
+        }
+        let end = end.ok_or_else(mismatch)?;
+        let bytes = Vec::new();
+        let tail = inode
+            .tail
+            .get_or_insert_with(|| Box::new(Tail { page, bytes }));
+        if tail.page != page {
+            return Err(mismatch());
+        }
+        tail.bytes.resize(len as usize, 0);
+        tail.bytes[offset..end].copy_from_slice(data);
         Ok(())
     }
 

@@ -9,13 +9,14 @@ use base::clock::Timestamp;
 use format::inode::{
     BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_KIND_BITS, BODY_ORPHANS, BODY_TREE, HAS_ATIME,
     HAS_BLOCKS, HAS_CTIME, HAS_FLAGS, HAS_GID, HAS_KNOWN, HAS_MTIME, HAS_NLINK, HAS_PARENT,
-    HAS_PENDING_TRUNCATE, HAS_RDEV, HAS_SIZE, HAS_UID, HAS_XATTR_ROOT, HAS_XATTRS, TreeEntry,
+    HAS_PENDING_TRUNCATE, HAS_RDEV, HAS_SIZE, HAS_TAIL, HAS_UID, HAS_XATTR_ROOT, HAS_XATTRS,
+    TreeEntry,
 };
-use format::packed::put_number;
+use format::packed::{NUMBER_MAX, put_number};
 use format::xattr::XATTR_INLINE_MAX;
-use format::{Damage, Nid, U16};
+use format::{BLOCK_SIZE, Damage, Nid, U16};
 
-/// Bytes of file data that an inode holds itself.
+/// Bytes of file data that an inode holds itself for good. Until its page is written back, it may hold a page of them.
 pub const INLINE_DATA_MAX: usize = 2 << 10;
 /// Bytes of encoded directory entries that an inode holds itself: some 60 names.
 pub const INLINE_ENTRIES_MAX: usize = 1280;
@@ -57,6 +58,26 @@ pub enum Body {
     Tree(Root),
 }
 
+/// What a page of a file holds, whatever its block does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    pub page: u64,
+    /// From the page's start, at most a page of them; what follows is zeros.
+    pub bytes: Vec<u8>,
+}
+
+impl Tail {
+    /// Where its page begins, in bytes of the file.
+    pub fn start(&self) -> u64 {
+        self.page * BLOCK_SIZE as u64
+    }
+
+    /// The end of its bytes.
+    pub fn end(&self) -> u64 {
+        self.start() + self.bytes.len() as u64
+    }
+}
+
 /// Which of an inode's two trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeId {
@@ -91,6 +112,8 @@ pub struct Inode {
     /// Small attributes; empty when `xattr_root` is there.
     pub xattrs: Vec<Xattr>,
     pub xattr_root: Option<Root>,
+    /// A page, mostly the last, that was logged and is not in its block yet; see `data/tail.rs`. Only beside extents.
+    pub tail: Option<Box<Tail>>,
     pub body: Body,
     /// Of a directory: what its image does not have yet.
     pub(super) pending: Gains,
@@ -127,6 +150,7 @@ impl Inode {
             pending_truncate: None,
             xattrs: Vec::new(),
             xattr_root: None,
+            tail: None,
             body: if dir {
                 Body::Entries(NameList::default())
             } else {
@@ -296,6 +320,12 @@ impl Inode {
             put_number(out, root.children.len() as u64);
             entry::encode_list(&root.children, out);
         }
+        if let Some(tail) = &self.tail {
+            has |= HAS_TAIL;
+            put_number(out, tail.page);
+            put_number(out, tail.bytes.len() as u64);
+            out.extend_from_slice(&tail.bytes);
+        }
         let (kind, depth) = self.body.encode(out);
         let [low, high] = has.to_le_bytes();
         out[start..start + 3].copy_from_slice(&[low, high, kind | depth << BODY_KIND_BITS]);
@@ -350,8 +380,15 @@ impl Inode {
                 Some(decode_root(depth, &mut r.part(len)?)?)
             }
         };
+        let tail = match has & HAS_TAIL {
+            0 => None,
+            _ => Some(decode_tail(&mut r)?),
+        };
         let (kind, depth) = (body & ((1 << BODY_KIND_BITS) - 1), body >> BODY_KIND_BITS);
         let body = Body::decode(kind, depth, &mut r)?;
+        if tail.is_some() && !body.takes_tail() {
+            return Err(r.damage("a tail without extents"));
+        }
         Ok(Inode {
             mode,
             uid,
@@ -370,6 +407,7 @@ impl Inode {
             pending_truncate,
             xattrs,
             xattr_root,
+            tail,
             body,
             pending: Gains::new(mode & libc::S_IFMT == libc::S_IFDIR),
         })
@@ -379,7 +417,9 @@ impl Inode {
     pub(super) fn image_len(&self) -> usize {
         let root = self.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_len(&r.children));
-        FIELDS_LEN + entry::list_len(&self.xattrs) + root + self.body.image_len()
+        let tail = self.tail.as_ref();
+        let tail = tail.map_or(0, |t| 2 * NUMBER_MAX + t.bytes.len());
+        FIELDS_LEN + entry::list_len(&self.xattrs) + root + tail + self.body.image_len()
     }
 
     pub(super) fn memory(&self) -> usize {
@@ -388,11 +428,20 @@ impl Inode {
         let xattrs = entry::list_memory(&self.xattrs);
         let pending = self.pending.get();
         let pending = pending.map_or(0, |_| entry::heap(size_of::<Pending>()));
-        entry::heap(size_of::<Inode>()) + xattrs + root + pending + self.body.memory()
+        let tail = self.tail.as_ref();
+        let tail = tail.map_or(0, |t| {
+            entry::heap(size_of::<Tail>()) + entry::heap(t.bytes.capacity())
+        });
+        entry::heap(size_of::<Inode>()) + xattrs + root + pending + tail + self.body.memory()
     }
 }
 
 impl Body {
+    /// Whether a tail may be beside it.
+    pub(super) fn takes_tail(&self) -> bool {
+        matches!(self, Body::Extents(_) | Body::Tree(_))
+    }
+
     /// Appends the body; returns its kind and depth.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> (u8, u8) {
         match self {
@@ -460,6 +509,21 @@ pub(super) fn check_inline_xattrs(list: &[entry::Xattr]) -> Result<(), Damage> {
         true => Ok(()),
         false => Err(Damage::new("inode", "inline attributes too long")),
     }
+}
+
+/// Whether a tail can be of this page and so long.
+pub(super) fn tail_fits(page: u64, len: u64) -> bool {
+    let start = page.checked_mul(BLOCK_SIZE as u64);
+    len <= BLOCK_SIZE as u64 && start.is_some_and(|start| start + len <= SIZE_MAX)
+}
+
+fn decode_tail(reader: &mut Reader<'_>) -> Result<Box<Tail>, Damage> {
+    let (page, len) = (reader.number()?, reader.number()?);
+    if !tail_fits(page, len) {
+        return Err(reader.damage("tail out of range"));
+    }
+    let bytes = reader.take(len as usize)?.to_vec();
+    Ok(Box::new(Tail { page, bytes }))
 }
 
 pub(super) fn decode_root(depth: u8, reader: &mut Reader<'_>) -> Result<Root, Damage> {

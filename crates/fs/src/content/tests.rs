@@ -63,6 +63,13 @@ fn deltas() -> Vec<Delta> {
             data: b"abc".to_vec(),
         },
         Delta::InlineLen(2),
+        Delta::Tail {
+            page: 9,
+            len: 4096,
+            offset: 4000,
+            data: vec![7; 96],
+        },
+        Delta::EndTail,
         Delta::InsertName(name(5, "a")),
         Delta::RemoveName(5),
         Delta::Retarget {
@@ -125,6 +132,11 @@ fn nodes() -> Vec<FsNode> {
         }],
     });
     let small = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    let mut log = file.clone();
+    log.tail = Some(Box::new(Tail {
+        page: 3,
+        bytes: b"logged".to_vec(),
+    }));
     // Nothing is as usual.
     let at = |sec| Timestamp { sec, nsec: 1 };
     let mut odd = Inode::new(libc::S_IFCHR | 0o7777, 1 << 40, at(1 << 40));
@@ -157,6 +169,7 @@ fn nodes() -> Vec<FsNode> {
         FsNode::Inode(Box::new(file)),
         FsNode::Inode(Box::new(large)),
         FsNode::Inode(Box::new(small)),
+        FsNode::Inode(Box::new(log)),
         FsNode::Index(vec![Child {
             key: 3,
             nid: Nid(4),
@@ -222,6 +235,48 @@ fn deltas_make_nothing_that_an_image_cannot_hold() {
     assert_eq!(each.collect::<Vec<_>>(), [true, true, false]);
 }
 
+/// A tail is within a page of a file that has extents, or there is none.
+#[test]
+fn a_tail_is_a_page_beside_extents() {
+    let tail = |page, len, offset, data: &[u8]| Delta::Tail {
+        page,
+        len,
+        offset,
+        data: data.to_vec(),
+    };
+    let mut file = Inode::new(libc::S_IFREG | 0o644, 1, now());
+    file.body = Body::Extents(Vec::new());
+    let mut node = FsNode::Inode(Box::new(file));
+    assert!(node.clone().change(&Delta::EndTail).is_err());
+    node.change(&tail(5, 3, 0, b"abc")).unwrap();
+    node.change(&tail(5, 8, 6, b"gh")).unwrap();
+    let bytes = |node: &FsNode| node.inode().unwrap().tail.as_ref().map(|t| t.bytes.clone());
+    assert_eq!(bytes(&node).unwrap(), b"abc\0\0\0gh");
+    node.change(&tail(5, 2, 0, b"")).unwrap();
+    assert_eq!(bytes(&node).unwrap(), b"ab");
+    assert!(node.clone().change(&tail(6, 2, 0, b"")).is_err());
+    assert!(node.clone().change(&tail(5, 2, 1, b"xx")).is_err());
+    assert!(node.clone().change(&tail(5, 4097, 0, b"")).is_err());
+    assert!(node.clone().change(&tail(1 << 60, 1, 0, b"")).is_err());
+    let root = Root {
+        depth: 0,
+        children: vec![Child {
+            key: 0,
+            nid: Nid(70),
+        }],
+    };
+    node.change(&Delta::Body(Body::Tree(root))).unwrap();
+    assert_eq!(bytes(&node).unwrap(), b"ab");
+    let mut image = Vec::new();
+    node.encode(&mut image);
+    node.change(&Delta::Body(Body::Inline(vec![1]))).unwrap();
+    assert_eq!(bytes(&node), None);
+    assert!(node.change(&tail(0, 1, 0, b"x")).is_err());
+    // The same image with an inline body is refused.
+    image[2] = format::inode::BODY_INLINE;
+    assert!(FsNode::decode(KIND_INODE, &image).is_err());
+}
+
 #[test]
 fn an_empty_file_takes_little_space() {
     let inode = Inode::new(
@@ -246,7 +301,11 @@ fn images_are_as_long_as_they_are_said_to_be() {
         let mut bytes = Vec::new();
         node.encode(&mut bytes);
         match &node {
-            FsNode::Inode(inode) if inode.xattrs.is_empty() && inode.xattr_root.is_none() => {
+            FsNode::Inode(inode)
+                if inode.xattrs.is_empty()
+                    && inode.xattr_root.is_none()
+                    && inode.tail.is_none() =>
+            {
                 let mut body = Vec::new();
                 inode.body.encode(&mut body);
                 head = head.max(bytes.len() - body.len());

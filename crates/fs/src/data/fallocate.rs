@@ -57,9 +57,10 @@ impl Files {
         Ok(())
     }
 
-    /// The body must be extents: what is in the cache goes home, an inline body moves out.
+    /// The body must be extents: what is in the cache goes home, an inline body and the tail move out.
     fn settle_extents(&self, state: &Arc<FileState>) -> Result<(), Error> {
         self.leave_inline(state, INLINE_DATA_MAX as u64 + 1)?;
+        self.dirty_tail(state)?;
         state.meta.lock().keep_extents = true;
         self.flush_locked(state)
     }
@@ -204,7 +205,8 @@ impl Files {
             self.log_changes(state, vec![change], Vec::new(), size)?;
             at = bound;
         }
-        Ok(())
+        // It may have no block.
+        self.drop_tail(state, &whole)
     }
 
     /// Makes the range read as zeros, with blocks behind it.
@@ -284,7 +286,8 @@ impl Files {
             let mapped = self.mapped(state, page..page + 1)?;
             Ok(mapped.iter().any(|e| e.written))
         };
-        if dirty || inline || written()? {
+        let logged = self.tail_page(state)? == Some(page);
+        if dirty || inline || logged || written()? {
             let len = (bytes.end - bytes.start) as usize;
             self.write_locked(state, bytes.start, &ZEROS[..len])?;
         }

@@ -90,6 +90,8 @@ pub(super) struct Meta {
     pub replaced: bool,
     /// The body must become extents, however small the file is.
     pub keep_extents: bool,
+    /// A dirty page is in the inode, as it was when it was last synced. A hint.
+    pub logged: bool,
     pub failure: Failure,
 }
 

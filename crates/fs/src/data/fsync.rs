@@ -1,6 +1,7 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
 use super::file::{FileState, Meta, OpenFile};
+use super::tail::How;
 use super::together::{Room, TOGETHER};
 use super::{Files, PAGE};
 use crate::content::AttrChange;
@@ -29,7 +30,8 @@ impl Files {
     /// DESIGN §7 promises. Waits for no other file's pages.
     ///
     /// A file whose blocks and size did not change since they were last durable needs no
-    /// journal commit: its data is written in place and the devices are flushed.
+    /// journal commit: its data is written in place and the devices are flushed. One that
+    /// grew a little, or is small and new, needs nothing but the commit: its data is logged.
     ///
     /// # Errors
     /// [`Error::WriteFailed`] when data of the file could not be written since it was opened,
@@ -68,7 +70,7 @@ impl Files {
     }
 
     fn make_durable(&self, state: &Arc<FileState>, data_only: bool) -> Result<(), Error> {
-        self.flush_file(state)?;
+        self.flush_file_by(state, How::Logged)?;
         let times_due = !data_only && self.times_due(state);
         if times_due {
             self.persist_times(state)?;
@@ -196,7 +198,14 @@ impl Files {
     /// it, so that a file never takes another's name before it has its content.
     pub(crate) fn write_back(&self, ino: Ino) -> Result<(), Error> {
         match self.use_active(ino) {
-            Ok(Some(state)) => self.flush_file(&state),
+            Ok(Some(state)) => {
+                // What is logged, but for a little, need not go home for that.
+                let how = match state.meta.lock().logged {
+                    true => How::Logged,
+                    false => How::Home,
+                };
+                self.flush_file_by(&state, how)
+            }
             // Deleted meanwhile, its pages with it.
             Ok(None) => Ok(()),
             Err(error) => Err(error),
@@ -292,7 +301,7 @@ impl Files {
         Ok(())
     }
 
-    fn hurry(&self) {
+    pub(super) fn hurry(&self) {
         let mut background = self.background.lock();
         if !background.hurry {
             background.hurry = true;
@@ -321,7 +330,9 @@ impl Files {
             self.write_back_due(state, since, crowded, now_ns)
         };
         let mut due: Vec<Ino> = states.iter().filter(due).map(|state| state.ino()).collect();
+        due.extend(self.take_logged());
         due.sort_unstable();
+        due.dedup();
         self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
         for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
             note(self.persist_state_times(state.ino()));

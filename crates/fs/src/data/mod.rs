@@ -3,6 +3,7 @@
 //! ```text
 //! write ─► page cache (dirty, a block promised) ─► write_back: blocks ─► one record:
 //!                                                                extents + size + times
+//!       fsync of one page ─► one record: its bytes + size + times (`tail`); it stays dirty
 //! ```
 //!
 //! Invariants (those of one file's state are in [`file`], of its mapping in [`extents`]):
@@ -12,8 +13,8 @@
 //!    record before its pages become clean.
 //! 3. Pages are written back in file order, and the logged size never passes a page that is
 //!    still to be written.
-//! 4. Whoever misses a page in the cache under the I/O lock finds its newest content on the
-//!    device: a dirty page never leaves the cache otherwise.
+//! 4. Whoever misses a page in the cache under the I/O lock finds its newest content in the inode or
+//!    on the device: a dirty page never leaves the cache otherwise.
 //! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
 
 mod extents;
@@ -23,6 +24,7 @@ mod fsync;
 mod read;
 mod references;
 mod seek;
+mod tail;
 #[cfg(test)]
 mod tests;
 mod together;
@@ -41,7 +43,7 @@ use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use base::clock::Timestamp;
-use base::map::HashMap;
+use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use engine::Store;
 use engine::cache::{CacheCounters, PageCache};
@@ -111,6 +113,8 @@ pub(crate) struct Files {
     counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
+    /// Files that had a logged page since these last went home; some may have none any more.
+    logged: Mutex<HashSet<Ino>>,
     losses: Mutex<Losses>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
@@ -140,6 +144,7 @@ impl Files {
             orphans: OnceLock::new(),
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
+            logged: Mutex::new(rank::LEAF, HashSet::default()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: Mutex::new(rank::LEAF, Background::default()),

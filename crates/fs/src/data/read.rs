@@ -111,10 +111,11 @@ impl Files {
         if replaced || pages.start * PAGE >= size {
             return Ok(buf);
         }
-        let mapped = {
+        let (mapped, tail) = {
             let content = state.node.read()?;
             let inode = content.inode()?;
-            if let Body::Inline(bytes) = &inode.body {
+            let tail = inode.tail.as_ref().filter(|t| pages.contains(&t.page));
+            let mapped = if let Body::Inline(bytes) = &inode.body {
                 if pages.start == 0 {
                     let len = bytes.len().min(buf.len());
                     buf[..len].copy_from_slice(&bytes[..len]);
@@ -122,7 +123,8 @@ impl Files {
                 Vec::new()
             } else {
                 extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?
-            }
+            };
+            (mapped, tail.cloned())
         };
         let mut ios = Vec::with_capacity(mapped.len());
         let mut rest: &mut [u8] = &mut buf;
@@ -142,6 +144,9 @@ impl Files {
             done.map_err(engine::Error::from)?;
         }
         drop(ios);
+        if let Some(tail) = tail {
+            tail.overlay(pages.start, &mut buf);
+        }
         let valid = size.saturating_sub(pages.start * PAGE);
         if valid < buf.len() as u64 {
             buf[valid as usize..].fill(0);
@@ -170,7 +175,7 @@ impl Files {
         Ok(())
     }
 
-    /// The first mapped and written page at or after `page`, and where it ends.
+    /// The first page at or after `page` that is written to its block or in the inode, and where such pages end.
     pub(super) fn next_written(
         &self,
         state: &Arc<FileState>,
@@ -183,13 +188,19 @@ impl Files {
                 let data = page == 0 && !bytes.is_empty();
                 return Ok(data.then_some(0..1));
             }
+            let tail = inode.tail.as_ref().map(|t| t.page..t.page + 1);
+            let tail = tail.filter(|tail| tail.start >= page);
             let found = extents::lookup(&self.store, inode, page..PAGE_LIMIT, 64)?;
             if let Some(extent) = found.iter().find(|e| e.written) {
-                return Ok(Some(extent.page..extent.end()));
+                let run = extent.page..extent.end();
+                return Ok(Some(tail.filter(|t| t.start < run.start).unwrap_or(run)));
             }
             match found.last() {
-                Some(last) => page = last.end(),
-                None => return Ok(None),
+                // Unwritten up to there, but for the tail.
+                Some(last) if tail.as_ref().is_none_or(|tail| tail.start >= last.end()) => {
+                    page = last.end();
+                }
+                _ => return Ok(tail),
             }
         }
     }

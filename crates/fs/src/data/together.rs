@@ -415,7 +415,11 @@ impl<'a> Group<'a> {
                 blocks: Some(blocks + blocks_of(&extents) as u64),
                 ..AttrChange::default()
             };
+            let tail = tail_of(op.peek(*slot), &extents);
             op.apply(*slot, Delta::Body(Body::Extents(extents)));
+            if tail {
+                op.apply(*slot, Delta::EndTail);
+            }
             op.apply(*slot, Delta::Attrs(times.on(attrs)));
             member.target = Target::Logged;
         }
@@ -479,6 +483,12 @@ fn has_no_block(inode: &Inode) -> bool {
         _ => false,
     };
     empty && inode.pending_truncate.is_none()
+}
+
+/// Whether an inode has a tail, and it is of one of these pages.
+fn tail_of(node: &FsNode, extents: &[FileExtent]) -> bool {
+    let tail = node.inode().ok().and_then(|inode| inode.tail.as_ref());
+    tail.is_some_and(|t| (extents.iter()).any(|e| (e.page..e.end()).contains(&t.page)))
 }
 
 fn blocks_of(extents: &[FileExtent]) -> usize {

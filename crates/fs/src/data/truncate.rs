@@ -11,7 +11,7 @@
 
 use super::extents;
 use super::file::FileState;
-use super::{Files, PAGE, SIZE_MAX};
+use super::{Files, PAGE, SIZE_MAX, tail};
 use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
 use crate::list::Emptied;
 use crate::{Error, Ino, list};
@@ -114,7 +114,8 @@ impl Files {
         let worth_it = match &inode.body {
             Body::Inline(bytes) => !bytes.is_empty() || inode.size > 0,
             Body::Extents(list) => {
-                inode.size > 0 && !list.is_empty() && inode.blocks <= extents::FREE_MAX
+                let any = !list.is_empty() || inode.tail.is_some();
+                inode.size > 0 && any && inode.blocks <= extents::FREE_MAX
             }
             _ => false,
         };
@@ -138,10 +139,14 @@ impl Files {
                 Body::Inline(bytes) if bytes.len() as u64 > size => Some(size as u32),
                 _ => None,
             };
+            let tail = tail::cut(inode, size);
             let step = extents::plan_cut(&self.store, &mut op, slot, page)?;
             if step.done {
                 if let Some(len) = shorter {
                     op.apply(slot, Delta::InlineLen(len));
+                }
+                if let Some(tail) = tail {
+                    op.apply(slot, tail);
                 }
                 let attrs = AttrChange {
                     blocks: Some(blocks.saturating_sub(step.freed)),
@@ -186,7 +191,11 @@ impl Files {
         };
         let spot = list::spot::<Orphan>(&mut op, directory, ino.0, |o| o.nid == ino)?;
         let addition = spot.put(&mut op, orphan)?;
+        let tail = tail::cut(op.peek(slot).inode()?, size);
         addition.finish(&mut op);
+        if let Some(tail) = tail {
+            op.apply(slot, tail);
+        }
         let attrs = AttrChange {
             pending_truncate: Some(Some(size)),
             ..AttrChange::default()

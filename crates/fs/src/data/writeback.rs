@@ -9,6 +9,7 @@
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
+use super::tail::{How, changed};
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
@@ -19,7 +20,7 @@ use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
 use engine::cache::Stamp;
 use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
-use format::{BLOCK_SIZE, Block};
+use format::{BLOCK_SIZE, Block, Damage};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
@@ -74,11 +75,16 @@ impl Files {
     /// Writes back one file: its dirty pages as they are now, then its size. Times alone stay
     /// in memory. Nothing is flushed or committed.
     pub(super) fn flush_file(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        self.flush_file_by(state, How::Home)
+    }
+
+    /// As `flush_file`, but a page may be logged instead, if `how` says so.
+    pub(super) fn flush_file_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let _turn = state.flusher.lock();
         let mut next = Some(0);
         while let Some(from) = next {
             let _shared = state.io.read();
-            next = self.flush_pass(state, from)?;
+            next = self.flush_pass(state, from, how)?;
         }
         Ok(())
     }
@@ -87,14 +93,19 @@ impl Files {
     pub(super) fn flush_locked(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let mut next = Some(0);
         while let Some(from) = next {
-            next = self.flush_pass(state, from)?;
+            next = self.flush_pass(state, from, How::Home)?;
         }
         Ok(())
     }
 
     /// One batch of pages at or after `from`; returns where to go on. A failure is latched.
-    fn flush_pass(&self, state: &Arc<FileState>, from: u64) -> Result<Option<u64>, Error> {
-        let outcome = match self.try_flush_pass(state, from) {
+    fn flush_pass(
+        &self,
+        state: &Arc<FileState>,
+        from: u64,
+        how: How,
+    ) -> Result<Option<u64>, Error> {
+        let outcome = match self.try_flush_pass(state, from, how) {
             // Deleted after this state was made for it: nothing is left to write.
             Err(Error::Stale(ino)) if ino == state.ino() => {
                 state.meta.lock().dead = true;
@@ -110,7 +121,12 @@ impl Files {
         outcome
     }
 
-    fn try_flush_pass(&self, state: &Arc<FileState>, from: u64) -> Result<Option<u64>, Error> {
+    fn try_flush_pass(
+        &self,
+        state: &Arc<FileState>,
+        from: u64,
+        how: How,
+    ) -> Result<Option<u64>, Error> {
         let (size, logged_size, replaced, keep_extents) = {
             let meta = state.meta.lock();
             if meta.dead {
@@ -124,15 +140,20 @@ impl Files {
             )
         };
         if replaced {
-            return self.flush_replaced(state, size);
+            return self.flush_replaced(state, size, how);
         }
         let pages = self
             .pages
             .dirty_pages(state.key, from..PAGE_LIMIT, self.batch_pages());
-        if size <= INLINE_DATA_MAX as u64 && !keep_extents && self.is_inline(state)? {
+        if size <= inline_max(how) && !keep_extents && self.is_inline(state)? {
             if !pages.is_empty() || size != logged_size {
                 self.flush_inline(state, size)?;
             }
+            return Ok(None);
+        }
+        if let (How::Logged, 0, &[page]) = (how, from, pages.as_slice())
+            && self.log_page(state, page, size)?
+        {
             return Ok(None);
         }
         let Some(copies) = self.copy_pages(state, pages)? else {
@@ -173,7 +194,11 @@ impl Files {
         Ok(matches!(content.inode()?.body, Body::Inline(_)))
     }
 
-    fn copy_pages(&self, state: &Arc<FileState>, pages: Vec<u64>) -> Result<Option<Copies>, Error> {
+    pub(super) fn copy_pages(
+        &self,
+        state: &Arc<FileState>,
+        pages: Vec<u64>,
+    ) -> Result<Option<Copies>, Error> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -201,6 +226,7 @@ impl Files {
         for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
         }
+        state.meta.lock().logged = false;
     }
 
     /// Decides where pages go, and reserves blocks for those that have none, as far as one
@@ -211,6 +237,10 @@ impl Files {
         pages: &[u64],
         fresh: bool,
     ) -> Result<Layout<'_>, Error> {
+        if planted(Canary::TailEndedEarly) {
+            self.drop_tail(state, &(0..PAGE_LIMIT))?;
+            self.store.commit_through(self.store.epoch())?;
+        }
         let mut layout = Layout {
             segments: Vec::new(),
             reservations: Vec::new(),
@@ -334,11 +364,14 @@ impl Files {
     ) -> Result<(), Error> {
         let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
-        if changes.is_empty() && size == state.meta.lock().logged_size {
+        let tail = self.tail_page(state)?;
+        let stored = |page| layout.segments.iter().any(|s| s.pages.contains(&page));
+        let tail = tail.filter(|page| stored(*page) && !planted(Canary::TailOutlived));
+        if changes.is_empty() && tail.is_none() && size == state.meta.lock().logged_size {
             return self.wrote_in_place(state, layout.flush_failures);
         }
         let written = Some(layout.flush_failures);
-        let outcome = self.log_written(state, changes, layout.reservations, size, written);
+        let outcome = self.log_written(state, changes, layout.reservations, size, tail, written);
         if outcome.is_err() {
             self.promise_again(state, reserved);
         }
@@ -430,17 +463,20 @@ impl Files {
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
     ) -> Result<(), Error> {
-        self.log_written(state, changes, reservations, size, None)
+        let tail = self.tail_page(state)?;
+        let tail = tail.filter(|page| changes.iter().any(|c| c.pages.contains(page)));
+        self.log_written(state, changes, reservations, size, tail, None)
     }
 
     /// As `log_changes`, of data that was written; `before` is the number of flushes that had
-    /// failed until then.
+    /// failed until then. With the page of a `tail` that ends by this.
     fn log_written(
         &self,
         state: &Arc<FileState>,
         changes: Vec<Change>,
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
+        tail: Option<u64>,
         before: Option<u64>,
     ) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
@@ -459,6 +495,9 @@ impl Files {
         if let Some(plan) = plan {
             attrs.blocks = Some(self.blocks_after(&op, slot, plan.gained()));
             plan.apply(&mut op);
+        }
+        if tail.is_some() {
+            op.apply(slot, Delta::EndTail);
         }
         self.commit_attrs(state, op, slot, attrs, Some(size));
         Ok(())
@@ -513,40 +552,55 @@ impl Files {
         meta.logged_times(times);
     }
 
-    /// Logs the content of a small file as part of its inode.
+    /// Logs the content of a small file as part of its inode: what of it has changed.
     fn flush_inline(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
-        if let Some(copies) = &copies {
-            let bytes = copies.data[..size as usize].to_vec();
-            op.apply(slot, Delta::Body(Body::Inline(bytes)));
+        let delta = match &copies {
+            Some(copies) => inline_change(&*state.node.read()?, &copies.data[..size as usize])?,
+            None => None,
+        };
+        if delta.is_some() || size != state.meta.lock().logged_size {
+            let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+            if let Some(delta) = delta {
+                op.apply(slot, delta);
+            }
+            self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
         }
-        self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
-        if let Some(copies) = &copies {
-            self.complete(state, copies, copies.pages.len());
-        }
+        self.inlined(state, copies, size);
         Ok(())
+    }
+
+    /// The inode has the content of a small file. If it is too large to stay there, its page stays dirty.
+    fn inlined(&self, state: &Arc<FileState>, copies: Option<Copies>, size: u64) {
+        match copies {
+            Some(_) if size > INLINE_DATA_MAX as u64 => self.stays_logged(state),
+            Some(copies) => self.complete(state, &copies, copies.pages.len()),
+            None => {}
+        }
     }
 
     /// Puts the new content of a replaced file in place of the old in one record, so that a
     /// crash leaves one or the other. More than [`REPLACE_MAX`] pages, or pages scattered over
     /// more than [`CHANGES_MAX`] runs of blocks, are not kept together: then the old content
     /// goes first.
-    fn flush_replaced(&self, state: &Arc<FileState>, size: u64) -> Result<Option<u64>, Error> {
+    fn flush_replaced(
+        &self,
+        state: &Arc<FileState>,
+        size: u64,
+        how: How,
+    ) -> Result<Option<u64>, Error> {
         let keep_extents = state.meta.lock().keep_extents;
         let pages = self
             .pages
             .dirty_pages(state.key, 0..PAGE_LIMIT, REPLACE_MAX + 1);
-        if size <= INLINE_DATA_MAX as u64 && !keep_extents {
+        if size <= inline_max(how) && !keep_extents {
             let copies = self.copy_pages(state, pages)?;
             let bytes = match &copies {
                 Some(copies) => copies.data[..size as usize].to_vec(),
                 None => vec![0; size as usize],
             };
             self.log_replacement(state, Body::Inline(bytes), size)?;
-            if let Some(copies) = &copies {
-                self.complete(state, copies, copies.pages.len());
-            }
+            self.inlined(state, copies, size);
             return Ok(None);
         }
         if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size)? {
@@ -619,6 +673,9 @@ impl Files {
             blocks: Some(plan.gained().max(0) as u64),
             ..AttrChange::default()
         };
+        if op.peek(slot).inode()?.tail.is_some() {
+            op.apply(slot, Delta::EndTail);
+        }
         plan.apply(&mut op);
         self.commit_attrs(state, op, slot, attrs, Some(size));
         state.meta.lock().replaced = false;
@@ -654,6 +711,31 @@ impl Files {
         meta.size = meta.size.max(size);
         Ok(())
     }
+}
+
+/// The largest file whose content goes to its inode.
+fn inline_max(how: How) -> u64 {
+    match how {
+        How::Home => INLINE_DATA_MAX as u64,
+        How::Logged => PAGE,
+    }
+}
+
+/// What makes an inline body this one, if anything must.
+fn inline_change(node: &FsNode, bytes: &[u8]) -> Result<Option<Delta>, Error> {
+    let old = match &node.inode()?.body {
+        Body::Inline(old) => old,
+        _ => return Err(Damage::new("inode", "a small file that is not in its inode").into()),
+    };
+    if old.is_empty() || old.len() > bytes.len() {
+        let differs = old != bytes;
+        return Ok(differs.then(|| Delta::Body(Body::Inline(bytes.to_vec()))));
+    }
+    let change = changed(old, bytes);
+    Ok(change.map(|range| Delta::InlineWrite {
+        offset: range.start as u32,
+        data: bytes[range].to_vec(),
+    }))
 }
 
 fn blocks_of(reservations: &[Reservation<'_, FsNode>]) -> u64 {

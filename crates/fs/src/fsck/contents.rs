@@ -88,6 +88,9 @@ impl Contents<'_, '_> {
         if nid.0 < RESERVED_NIDS && nid != ROOT {
             check.error(nid, "is an inode, but its number is reserved");
         }
+        if inode.tail.is_some() && !inode.is_file() {
+            check.error(nid, "has a tail, and is no file");
+        }
         match inode.kind() {
             libc::S_IFREG => self.file(nid, inode),
             libc::S_IFDIR => {
@@ -161,6 +164,14 @@ impl Contents<'_, '_> {
             Body::Entries(_) | Body::Orphans(_) => {
                 check.error(nid, "is a file with a directory's content");
             }
+        }
+        if let Some(tail) = &inode.tail
+            && (tail.start() >= inode.size || tail.end() > inode.size)
+        {
+            check.error(
+                nid,
+                format!("its tail, page {}, lies beyond its size", tail.page),
+            );
         }
         add(&check.counts.blocks, blocks);
         if whole && blocks != inode.blocks {

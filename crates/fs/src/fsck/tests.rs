@@ -266,6 +266,25 @@ fn link_counts_and_sizes_that_do_not_add_up_are_found() {
 }
 
 #[test]
+fn a_tail_beyond_the_end_of_its_file_is_found_and_kept() {
+    let world = World::new();
+    let file = world.ino("/file");
+    let tail = Delta::Tail {
+        page: 9,
+        len: 3200,
+        offset: 3136,
+        data: vec![3; 64],
+    };
+    world.edit(vec![(file, tail)]);
+    world.expect(&[(Some("/file"), "its tail, page 9, lies beyond its size")]);
+    let (mended, _) = world.repaired();
+    mended.change(|fs| {
+        let attr = fs.getattr(file).unwrap();
+        assert_eq!(attr.size, 9 * 4096 + 3200);
+    });
+}
+
+#[test]
 fn names_of_nothing_and_of_the_wrong_thing_are_found() {
     let world = World::new();
     let inner = world.ino("/dir/sub/inner");

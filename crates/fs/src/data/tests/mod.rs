@@ -5,6 +5,7 @@ mod failures;
 mod groups;
 mod model;
 mod stories;
+mod tails;
 
 use super::*;
 use crate::content::{Body, Inode};

@@ -192,6 +192,9 @@ impl Round<'_> {
         if proper != libc::S_IFREG {
             inode.pending_truncate = None;
         }
+        if (!fits || proper != libc::S_IFREG) && inode.tail.take().is_some() {
+            self.act(ActionKind::Dropped, nid, true, "its tail was of no use");
+        }
         if inode.mode != stated {
             let what = format!("its mode was {stated:o}, and is {:o}", inode.mode);
             self.act(ActionKind::Field, nid, false, what);
@@ -230,6 +233,12 @@ impl Round<'_> {
     }
 
     fn mend_file(&mut self, nid: Nid, inode: &mut Inode) -> Result<(), Error> {
+        if let Some(tail) = &inode.tail {
+            let least = tail.end().max(tail.start() + 1);
+            if least > inode.size {
+                self.correct(nid, "size", &mut inode.size, least);
+            }
+        }
         let found: Collected<FileExtent> = match &inode.body {
             Body::Inline(bytes) => {
                 let len = bytes.len() as u64;

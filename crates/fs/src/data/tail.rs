@@ -1,0 +1,245 @@
+//! Bytes in the journal instead of pages on a device: what makes a synced append, and a small new file, one write.
+//!
+//! A page that is the only dirty one of a file is logged by fsync as a change of the inode: as its inline body, if the
+//! file is no larger than that page, else as its *tail*. The page goes home later, with others.
+//!
+//! Invariants:
+//! 1. A tail is all that its page holds, whatever the block behind it does: zeros follow its bytes. So does an inline
+//!    body of page 0. Whoever reads a page from its block asks the inode first.
+//! 2. A record that maps the tail's page anew, or that follows a write of it in place, ends the tail; no other ends it. It
+//!    is staged after that write has completed, so that its commit flushes the page before it is durable.
+//! 3. The tail ends within the size: it is logged together with that, and cut together with that.
+//! 4. A logged page stays dirty, with the promise of a block that it has, until it is home. So write-back needs no space
+//!    that it might not get. A tail is without a dirty page only after a crash or after a page was given up; then it may
+//!    stay as long as nobody writes to its page.
+//! 5. What is in the inode changes only under the file's I/O lock, exclusive, or shared together with its flusher lock.
+//!
+//! What was changed since a page was last logged is what differs from the inode: nothing else keeps account of that.
+
+use super::file::FileState;
+use super::{Files, PAGE, extents};
+use crate::Error;
+use crate::content::{AttrChange, Body, Delta, Inode, Tail};
+use base::sync::Arc;
+use engine::Need;
+use format::BLOCK_SIZE;
+use std::ops::Range;
+
+/// Bytes of a page that are logged rather than written at most, of a file that has more than this page.
+const LOGGED_MAX: u64 = PAGE / 2;
+/// A part of the page cache that logged pages take, at most, before they go home.
+const LOGGED_SHARE: usize = 16;
+
+/// What write-back does with a page that the journal can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// It goes to its block, like all others.
+    Home,
+    /// It is logged if that costs less than making its block durable, and stays dirty.
+    Logged,
+}
+
+/// What is best done with the one dirty page of a file.
+enum Step {
+    Home,
+    /// The inode has it.
+    Nothing,
+    Log(Option<Delta>),
+}
+
+/// What of `new` must be written over `old`, if they differ: all that is behind the end of `old`, too.
+pub(super) fn changed(old: &[u8], new: &[u8]) -> Option<Range<usize>> {
+    let both = old.len().min(new.len());
+    let first = (old.iter().zip(new)).position(|(a, b)| a != b);
+    let first = first.unwrap_or(both);
+    if first == both && old.len() == new.len() {
+        return None;
+    }
+    if new.len() > old.len() {
+        return Some(first..new.len());
+    }
+    let same = old[first..both]
+        .iter()
+        .rev()
+        .zip(new[first..both].iter().rev());
+    Some(first..both - same.take_while(|(a, b)| a == b).count())
+}
+
+/// What a cut to `size` bytes does to the tail, if anything.
+pub(super) fn cut(inode: &Inode, size: u64) -> Option<Delta> {
+    let tail = inode.tail.as_ref()?;
+    if tail.start() >= size {
+        return Some(Delta::EndTail);
+    }
+    (tail.end() > size).then(|| Delta::Tail {
+        page: tail.page,
+        len: (size - tail.start()) as u32,
+        offset: 0,
+        data: Vec::new(),
+    })
+}
+
+impl Tail {
+    /// Puts it over what the blocks of pages from `first` on hold.
+    pub(super) fn overlay(&self, first: u64, pages: &mut [u8]) {
+        if let Some(place) = self.page.checked_sub(first)
+            && let Some(page) = pages.chunks_mut(BLOCK_SIZE).nth(place as usize)
+        {
+            let (bytes, rest) = page.split_at_mut(self.bytes.len());
+            bytes.copy_from_slice(&self.bytes);
+            rest.fill(0);
+        }
+    }
+}
+
+impl Files {
+    /// Logs the one dirty page of a file, and its size. False: it should go home.
+    pub(super) fn log_page(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        size: u64,
+    ) -> Result<bool, Error> {
+        let Some(copies) = self.copy_pages(state, vec![page])? else {
+            return Ok(false);
+        };
+        let start = page * PAGE;
+        let valid = size.saturating_sub(start).min(PAGE) as usize;
+        let bytes = &copies.data[..valid];
+        let used = bytes
+            .iter()
+            .rposition(|b| *b != 0)
+            .map_or(0, |last| last + 1);
+        let step = {
+            let content = state.node.read()?;
+            self.step(state, content.inode()?, page, &bytes[..used], size)?
+        };
+        match step {
+            Step::Home => return Ok(false),
+            Step::Nothing => {}
+            Step::Log(delta) => {
+                let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+                if let Some(delta) = delta {
+                    op.apply(slot, delta);
+                }
+                self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
+            }
+        }
+        self.stays_logged(state);
+        Ok(true)
+    }
+
+    fn step(
+        &self,
+        state: &Arc<FileState>,
+        inode: &Inode,
+        page: u64,
+        bytes: &[u8],
+        size: u64,
+    ) -> Result<Step, Error> {
+        let start = page * PAGE;
+        let fits = matches!(inode.body, Body::Extents(_) | Body::Tree(_));
+        if !fits || inode.pending_truncate.is_some() || start >= size {
+            return Ok(Step::Home);
+        }
+        let logged_size = state.meta.lock().logged_size;
+        let (old, new): (&[u8], u64) = match &inode.tail {
+            Some(tail) if tail.page == page => (&tail.bytes, 0),
+            Some(_) => return Ok(Step::Home),
+            None if size > logged_size => (&[], size - logged_size.max(start)),
+            None => {
+                let mapped = extents::lookup(&self.store, inode, page..page + 1, 1)?;
+                if mapped.iter().any(|e| e.written) {
+                    // Overwritten in place it needs no record at all.
+                    return Ok(Step::Home);
+                }
+                (&[], bytes.len() as u64)
+            }
+        };
+        let change = changed(old, bytes);
+        let range = match change {
+            None if inode.tail.is_some() && size == logged_size => return Ok(Step::Nothing),
+            None if inode.tail.is_some() => return Ok(Step::Log(None)),
+            None => 0..0,
+            Some(range) => range,
+        };
+        let new = match inode.tail {
+            Some(_) => range.len() as u64,
+            None => new,
+        };
+        if new > LOGGED_MAX {
+            return Ok(Step::Home);
+        }
+        Ok(Step::Log(Some(Delta::Tail {
+            page,
+            len: bytes.len() as u32,
+            offset: range.start as u32,
+            data: bytes[range].to_vec(),
+        })))
+    }
+
+    /// A dirty page of the file is in the inode: it goes home when it is old, or when there are many of the kind.
+    pub(super) fn stays_logged(&self, state: &Arc<FileState>) {
+        if std::mem::replace(&mut state.meta.lock().logged, true) {
+            return;
+        }
+        let many = {
+            let mut logged = self.logged.lock();
+            logged.insert(state.ino());
+            logged.len() >= self.logged_max()
+        };
+        if many {
+            self.hurry();
+        }
+    }
+
+    /// Files with logged pages at which all of these go home.
+    pub(super) fn logged_max(&self) -> usize {
+        (self.pages.capacity() / LOGGED_SHARE).max(1)
+    }
+
+    /// The files whose logged pages are to go home now, if there are many of them.
+    pub(super) fn take_logged(&self) -> Vec<crate::Ino> {
+        let mut logged = self.logged.lock();
+        match logged.len() >= self.logged_max() {
+            true => std::mem::take(&mut *logged).into_iter().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The page of the tail as new data sees it: there is none in a replaced file.
+    pub(super) fn tail_page(&self, state: &Arc<FileState>) -> Result<Option<u64>, Error> {
+        if state.meta.lock().replaced {
+            return Ok(None);
+        }
+        let content = state.node.read()?;
+        Ok(content.inode()?.tail.as_ref().map(|tail| tail.page))
+    }
+
+    /// Makes the tail's page dirty, so that write-back takes it home.
+    pub(super) fn dirty_tail(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        match self.tail_page(state)? {
+            Some(page) => self.dirty_page(state, page),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a tail that is of one of these pages, which become holes.
+    pub(super) fn drop_tail(
+        &self,
+        state: &Arc<FileState>,
+        pages: &Range<u64>,
+    ) -> Result<(), Error> {
+        if !self
+            .tail_page(state)?
+            .is_some_and(|page| pages.contains(&page))
+        {
+            return Ok(());
+        }
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        op.apply(slot, Delta::EndTail);
+        let size = state.meta.lock().logged_size;
+        self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
+        Ok(())
+    }
+}

@@ -1,0 +1,386 @@
+//! Pages that fsync logs instead of writing them.
+
+use super::*;
+use device::sim::Times as Strikes;
+
+/// Writes and flushes that the devices were asked for, the flush in a durable write not counted.
+fn requests(m: &Mounted) -> (u64, u64) {
+    let stats = m.store.array().stats();
+    let of = |get: fn(&device::DeviceStats) -> u64| stats.devices.iter().map(get).sum::<u64>();
+    (of(|d| d.writes), of(|d| d.flushes))
+}
+
+fn written(m: &Mounted) -> u64 {
+    let stats = m.store.array().stats();
+    stats.devices.iter().map(|d| d.written_bytes).sum()
+}
+
+impl Mounted {
+    /// The bytes of the file's tail.
+    fn tail(&self, ino: Ino) -> Option<Vec<u8>> {
+        self.inode(ino).tail.map(|tail| tail.bytes)
+    }
+
+    fn append(&self, file: &OpenFile, bytes: &mut Vec<u8>, more: &[u8]) {
+        self.write(file, bytes.len() as u64, more);
+        bytes.extend_from_slice(more);
+    }
+}
+
+/// The power goes now, and nothing survives that was not flushed.
+fn cut(world: &mut World, m: Mounted) -> Mounted {
+    world.switch.cut_now();
+    drop(m);
+    world.switch.restore();
+    world.devices = world
+        .devices
+        .iter()
+        .map(|d| d.restart_with(device::sim::Survival::None, &mut Rng::new(1)))
+        .collect();
+    world.mount()
+}
+
+/// A file of 9,000 bytes at home, and its content.
+fn settled(m: &Mounted) -> (Ino, Vec<u8>) {
+    let ino = m.make();
+    let bytes = pattern(7, 9_000);
+    m.write(&m.open(ino), 0, &bytes);
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    (ino, bytes)
+}
+
+#[test]
+fn an_append_is_one_write_and_survives() {
+    let mut world = World::new(60, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    let (before, first) = (requests(&m), written(&m));
+    for i in 0..30 {
+        m.append(&file, &mut bytes, &pattern(i, 100));
+        m.files.fsync(&file, true).unwrap();
+        assert_eq!(m.inode(ino).size, bytes.len() as u64);
+    }
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (30, 0));
+    // One block of the journal each: these devices have no smaller ones.
+    assert_eq!(written(&m) - first, 30 * PAGE);
+    assert_eq!(m.tail(ino).unwrap(), bytes[8192..]);
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+    assert_eq!(m.tail(ino).unwrap(), bytes[8192..]);
+    // And once more from an image.
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), bytes);
+    m.delete(ino);
+    m.close();
+}
+
+#[test]
+fn appends_over_many_pages_survive_wherever_the_power_goes() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(seed, 64, 256);
+        let m = world.mount();
+        let ino = m.make();
+        m.store.sync().unwrap();
+        let mut bytes = Vec::new();
+        let mut synced = 0;
+        world.switch.cut_after(rng.below(200));
+        'run: {
+            let file = m.open(ino);
+            for i in 0..150 {
+                let more = pattern(i, rng.below(300) as usize + 1);
+                if m.files.write(&file, bytes.len() as u64, &more).is_err() {
+                    break 'run;
+                }
+                bytes.extend(more);
+                if m.files.fsync(&file, rng.one_in(2)).is_err() {
+                    break 'run;
+                }
+                synced = bytes.len();
+                if rng.one_in(20) {
+                    world.clock.advance(Duration::from_secs(6));
+                    let _ = m.files.tick();
+                }
+                if rng.one_in(30) {
+                    let _ = m.store.checkpoint();
+                }
+            }
+        }
+        world.switch.cut_now();
+        drop(m);
+        world.restart(&mut rng);
+        let m = world.mount();
+        let found = m.contents(ino);
+        assert!(
+            found.len() >= synced,
+            "seed {seed}: {} of {synced}",
+            found.len()
+        );
+        assert_eq!(found, bytes[..found.len()], "seed {seed}");
+        m.check(ino);
+        m.close();
+    }
+}
+
+#[test]
+fn a_small_new_file_is_one_write_and_goes_home_later_with_others() {
+    let mut world = World::new(61, 64, 1024);
+    let m = world.mount();
+    let before = requests(&m);
+    let new = |i: u64| {
+        let ino = m.make();
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(i, 2100 + i as usize * 49));
+        m.files.fsync(&file, false).unwrap();
+        ino
+    };
+    let inos: Vec<Ino> = (0..40).map(new).collect();
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (40, 0));
+    let check = |m: &Mounted| {
+        for (i, &ino) in inos.iter().enumerate() {
+            assert_eq!(m.contents(ino), pattern(i as u64, 2100 + i * 49));
+        }
+    };
+    check(&m);
+    let m = cut(&mut world, m);
+    check(&m);
+    assert!(inos.iter().all(|&ino| m.check(ino) == 0));
+    // Written again they are as any others.
+    for (i, &ino) in inos.iter().enumerate() {
+        let file = m.open(ino);
+        m.write(&file, 7, &pattern(i as u64, 2100)[7..8]);
+        m.files.fsync(&file, false).unwrap();
+    }
+    world.clock.advance(Duration::from_secs(6));
+    let before = requests(&m);
+    m.files.tick().unwrap();
+    assert!(requests(&m).0 - before.0 <= 4);
+    assert!(inos.iter().all(|&ino| m.check(ino) == 1));
+    check(&m);
+    let m = cut(&mut world, m);
+    check(&m);
+}
+
+/// What is in the inode must show to whoever reads, seeks, or changes a part of it, when its page is in no cache.
+#[test]
+fn a_tail_without_a_page_is_read_and_changed_as_one() {
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    type Change = fn(&Mounted, Ino, &mut Vec<u8>);
+    let changes: [Change; 12] = [
+        |_, _, _| {},
+        |m, ino, bytes| {
+            m.write(&m.open(ino), 8200, b"part");
+            bytes[8200..8204].copy_from_slice(b"part");
+        },
+        |m, ino, bytes| {
+            m.write(&m.open(ino), 20_000, b"far");
+            bytes.resize(20_000, 0);
+            bytes.extend_from_slice(b"far");
+        },
+        |m, ino, bytes| {
+            m.files.truncate(ino, 8300).unwrap();
+            m.files.truncate(ino, 9000).unwrap();
+            bytes.truncate(8300);
+            bytes.resize(9000, 0);
+        },
+        |m, ino, bytes| {
+            m.files.truncate(ino, 8192).unwrap();
+            bytes.truncate(8192);
+        },
+        |m, ino, bytes| {
+            m.files.truncate(ino, 50_000).unwrap();
+            bytes.resize(50_000, 0);
+        },
+        |m, ino, bytes| {
+            m.files.truncate(ino, 0).unwrap();
+            m.write(&m.open(ino), 0, b"new");
+            *bytes = b"new".to_vec();
+        },
+        |m, ino, bytes| {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            m.files.fallocate(&m.open(ino), punch, 8250, 50).unwrap();
+            bytes[8250..8300].fill(0);
+        },
+        |m, ino, bytes| {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            m.files
+                .fallocate(&m.open(ino), punch, 4096, 20_000)
+                .unwrap();
+            bytes[4096..].fill(0);
+        },
+        |m, ino, bytes| {
+            let zero = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+            m.files.fallocate(&m.open(ino), zero, 8000, 400).unwrap();
+            bytes[8000..8400].fill(0);
+        },
+        |m, ino, bytes| {
+            m.files.fallocate(&m.open(ino), 0, 0, 30_000).unwrap();
+            bytes.resize(30_000, 0);
+        },
+        |m, ino, bytes| {
+            let direct = libc::O_RDWR | libc::O_DIRECT;
+            let file = m.files.open(&m.owners, ino, direct).unwrap();
+            m.write(&file, 8192, &pattern(9, 4096));
+            bytes.truncate(8192);
+            bytes.extend(pattern(9, 4096));
+        },
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        for hole in [false, true] {
+            let mut world = World::new(i as u64, 64, 256);
+            let m = world.mount();
+            let before = m.free_blocks();
+            let (ino, mut bytes) = settled(&m);
+            let file = m.open(ino);
+            if hole {
+                m.files.fallocate(&file, punch, 8192, 4096).unwrap();
+                bytes[8192..].fill(0);
+                m.write(&file, 8195, &[5; 200]);
+                bytes[8195..8395].fill(5);
+            } else {
+                m.append(&file, &mut bytes, &[5; 100]);
+            }
+            m.files.fsync(&file, false).unwrap();
+            drop(file);
+            let m = cut(&mut world, m);
+            assert!(m.tail(ino).is_some());
+            let file = m.open(ino);
+            assert_eq!(m.files.seek(&file, 8192, libc::SEEK_DATA).unwrap(), 8192);
+            let end = bytes.len() as u64;
+            assert_eq!(m.files.seek(&file, 8192, libc::SEEK_HOLE).unwrap(), end);
+            drop(file);
+            change(&m, ino, &mut bytes);
+            assert!(m.contents(ino) == bytes, "change {i}, hole {hole}");
+            m.files.fsync(&m.open(ino), false).unwrap();
+            m.check(ino);
+            let m = cut(&mut world, m);
+            assert!(m.contents(ino) == bytes, "change {i}, hole {hole}, synced");
+            // Now with everything at home, and no cache.
+            m.write(&m.open(ino), 1, &bytes[1..2]);
+            m.close();
+            let m = world.mount();
+            assert!(m.contents(ino) == bytes, "change {i}, hole {hole}, at home");
+            m.delete(ino);
+            assert_eq!(m.free_blocks(), before, "change {i}, hole {hole}");
+            m.close();
+        }
+    }
+}
+
+/// Overwritten in place after it went home, a page is what it is overwritten with.
+#[test]
+fn a_tail_ends_when_its_page_goes_home() {
+    let mut world = World::new(63, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.append(&file, &mut bytes, b"logged");
+    m.files.fsync(&file, true).unwrap();
+    assert!(m.tail(ino).is_some());
+    world.clock.advance(Duration::from_secs(6));
+    m.files.tick().unwrap();
+    assert_eq!(m.tail(ino), None);
+    m.store.sync().unwrap();
+    let durable = m.store.durable_epoch();
+    m.write(&file, 8192, b"in place");
+    bytes[8192..8200].copy_from_slice(b"in place");
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(m.store.durable_epoch(), durable, "it needs no record");
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// The home block cannot be written: what was synced is in the inode, and stays there.
+#[test]
+fn what_was_logged_survives_a_home_that_cannot_be_written() {
+    let world = World::new(64, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.append(&file, &mut bytes, b"logged");
+    m.files.fsync(&file, true).unwrap();
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    world.clock.advance(Duration::from_secs(6));
+    m.files.tick().unwrap_err();
+    m.files.fsync(&file, true).unwrap_err();
+    world.devices.iter().for_each(|d| d.heal());
+    assert_eq!(m.contents(ino), bytes);
+    drop(file);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// A name is taken by a file whose content is in the journal: nothing is written for that.
+#[test]
+fn what_is_logged_need_not_go_home_before_a_rename() {
+    let world = World::new(65, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 4096));
+    m.files.fsync(&file, true).unwrap();
+    let before = requests(&m);
+    m.files.write_back(ino).unwrap();
+    assert_eq!(requests(&m), before);
+    // What was written since is logged, too.
+    m.write(&file, 100, b"more");
+    m.files.write_back(ino).unwrap();
+    assert!(matches!(&m.inode(ino).body, Body::Inline(bytes) if &bytes[100..104] == b"more"));
+}
+
+/// Many files with a logged page each: before there are more than a part of the cache holds, all go home.
+#[test]
+fn logged_pages_are_bounded() {
+    let world = World::new(66, 64, 64 * 16);
+    let m = world.mount();
+    let most = m.files.logged_max();
+    let new = |i| {
+        let ino = m.make();
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(i, 4096));
+        m.files.fsync(&file, false).unwrap();
+        ino
+    };
+    let inos: Vec<Ino> = (0..most as u64).map(new).collect();
+    m.files.tick().unwrap();
+    assert!(inos.iter().all(|&ino| m.check(ino) == 1));
+    assert_eq!(m.files.pages.dirty(), 0);
+}
+
+#[test]
+fn what_differs_is_logged_and_nothing_else() {
+    use tail::changed;
+    assert_eq!(changed(b"", b""), None);
+    assert_eq!(changed(b"same", b"same"), None);
+    assert_eq!(changed(b"", b"new"), Some(0..3));
+    assert_eq!(changed(b"log", b"log more"), Some(3..8));
+    assert_eq!(changed(b"a b c", b"a B c"), Some(2..3));
+    assert_eq!(changed(b"a b c", b"a b"), Some(3..3));
+    assert_eq!(changed(b"abc", b"aXcde"), Some(1..5));
+    let mut rng = Rng::new(3);
+    for _ in 0..2000 {
+        let mut some = || {
+            (0..rng.below(6))
+                .map(|_| rng.below(2) as u8)
+                .collect::<Vec<u8>>()
+        };
+        let (old, new) = (some(), some());
+        let mut made = old.clone();
+        made.resize(new.len(), 0);
+        match changed(&old, &new) {
+            Some(range) => made[range.clone()].copy_from_slice(&new[range]),
+            None => assert_eq!(old, new),
+        }
+        assert_eq!(made, new, "from {old:?}");
+    }
+}
