@@ -513,6 +513,11 @@ impl<C: Content> Store<C> {
         self.dirty.to_write().max(0) as u64
     }
 
+    /// Memory of changed nodes at which a checkpoint begins, in bytes.
+    pub fn dirty_limit(&self) -> u64 {
+        self.dirty_limit as u64
+    }
+
     /// Metadata can grow without coming near what checkpoints and deletions need.
     fn room_to_grow(&self) -> bool {
         let live = self.segments.live_about();

@@ -27,8 +27,10 @@ use std::ops::Range;
 
 /// Bytes of a page that are logged rather than written at most, of a file that has more than this page.
 const LOGGED_MAX: u64 = PAGE / 2;
-/// A part of the page cache that logged pages take, at most, before they go home.
+/// A part of the page cache, and of what may change between two checkpoints, that logged pages take before they go
+/// home; and as many as always may be.
 const LOGGED_SHARE: usize = 16;
+const LOGGED_MIN: usize = 4;
 
 /// What write-back does with a page that the journal can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,9 +195,11 @@ impl Files {
         }
     }
 
-    /// Files with logged pages at which all of these go home.
+    /// Files with logged pages at which all of these go home. Few of those that there are between two checkpoints, so
+    /// that few of them are written to a segment besides.
     pub(super) fn logged_max(&self) -> usize {
-        (self.pages.capacity() / LOGGED_SHARE).max(1)
+        let nodes = self.store.dirty_limit() as usize / BLOCK_SIZE;
+        (self.pages.capacity().min(nodes) / LOGGED_SHARE).max(LOGGED_MIN)
     }
 
     /// The files whose logged pages are to go home now, if there are many of them.
