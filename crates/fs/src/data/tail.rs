@@ -81,6 +81,27 @@ pub(super) fn cut(inode: &Inode, size: u64) -> Option<Delta> {
     })
 }
 
+/// What is done with a page that holds these bytes and zeros. `same_size`: the inode has the size.
+fn step(inode: &Inode, page: u64, bytes: &[u8], same_size: bool) -> Step {
+    let old = inode.tail.as_ref().map(|tail| tail.bytes.as_slice());
+    let range = match (changed(old.unwrap_or_default(), bytes), old) {
+        (None, Some(_)) if same_size => return Step::Nothing,
+        (None, Some(_)) => return Step::Log(None),
+        (None, None) => 0..0,
+        (Some(range), _) => range,
+    };
+    // Without a tail there is all of the page to log, once, however little of it is new.
+    if (old.is_some() || same_size) && range.len() as u64 > LOGGED_MAX {
+        return Step::Home;
+    }
+    Step::Log(Some(Delta::Tail {
+        page,
+        len: bytes.len() as u32,
+        offset: range.start as u32,
+        data: bytes[range].to_vec(),
+    }))
+}
+
 impl Tail {
     /// Puts it over what the blocks of pages from `first` on hold.
     pub(super) fn overlay(&self, first: u64, pages: &mut [u8]) {
@@ -102,11 +123,19 @@ impl Files {
         page: u64,
         size: u64,
     ) -> Result<bool, Error> {
-        let Some(copies) = self.copy_pages(state, vec![page])? else {
+        let logged_size = state.meta.lock().logged_size;
+        let worth_it = {
+            let content = state.node.read()?;
+            self.worth_logging(content.inode()?, page, logged_size, size)?
+        };
+        let copies = match worth_it {
+            true => self.copy_pages(state, vec![page])?,
+            false => None,
+        };
+        let Some(copies) = copies else {
             return Ok(false);
         };
-        let start = page * PAGE;
-        let valid = size.saturating_sub(start).min(PAGE) as usize;
+        let valid = (size - page * PAGE).min(PAGE) as usize;
         let bytes = &copies.data[..valid];
         let used = bytes
             .iter()
@@ -114,7 +143,7 @@ impl Files {
             .map_or(0, |last| last + 1);
         let step = {
             let content = state.node.read()?;
-            self.step(state, content.inode()?, page, &bytes[..used], size)?
+            step(content.inode()?, page, &bytes[..used], size == logged_size)
         };
         match step {
             Step::Home => return Ok(false),
@@ -131,53 +160,28 @@ impl Files {
         Ok(true)
     }
 
-    fn step(
+    /// Whether a dirty page may be the tail, and is not done more cheaply.
+    fn worth_logging(
         &self,
-        state: &Arc<FileState>,
         inode: &Inode,
         page: u64,
-        bytes: &[u8],
+        logged_size: u64,
         size: u64,
-    ) -> Result<Step, Error> {
+    ) -> Result<bool, Error> {
         let start = page * PAGE;
         let fits = matches!(inode.body, Body::Extents(_) | Body::Tree(_));
-        if !fits || inode.pending_truncate.is_some() || start >= size {
-            return Ok(Step::Home);
+        if !fits || inode.pending_truncate.is_some() || start >= size || size < logged_size {
+            return Ok(false);
         }
-        let logged_size = state.meta.lock().logged_size;
-        let (old, new): (&[u8], u64) = match &inode.tail {
-            Some(tail) if tail.page == page => (&tail.bytes, 0),
-            Some(_) => return Ok(Step::Home),
-            None if size > logged_size => (&[], size - logged_size.max(start)),
+        match &inode.tail {
+            Some(tail) => Ok(tail.page == page),
+            None if size > logged_size => Ok(size - logged_size.max(start) <= LOGGED_MAX),
             None => {
                 let mapped = extents::lookup(&self.store, inode, page..page + 1, 1)?;
-                if mapped.iter().any(|e| e.written) {
-                    // Overwritten in place it needs no record at all.
-                    return Ok(Step::Home);
-                }
-                (&[], bytes.len() as u64)
+                // Overwritten in place it needs no record at all.
+                Ok(!mapped.iter().any(|e| e.written))
             }
-        };
-        let change = changed(old, bytes);
-        let range = match change {
-            None if inode.tail.is_some() && size == logged_size => return Ok(Step::Nothing),
-            None if inode.tail.is_some() => return Ok(Step::Log(None)),
-            None => 0..0,
-            Some(range) => range,
-        };
-        let new = match inode.tail {
-            Some(_) => range.len() as u64,
-            None => new,
-        };
-        if new > LOGGED_MAX {
-            return Ok(Step::Home);
         }
-        Ok(Step::Log(Some(Delta::Tail {
-            page,
-            len: bytes.len() as u32,
-            offset: range.start as u32,
-            data: bytes[range].to_vec(),
-        })))
     }
 
     /// A dirty page of the file is in the inode: it goes home when it is old, or when there are many of the kind.

@@ -297,6 +297,38 @@ fn a_tail_ends_when_its_page_goes_home() {
     assert_eq!(m.contents(ino), bytes);
 }
 
+/// A file of which nothing is mapped gets its first block in a group.
+#[test]
+fn a_tail_of_a_file_without_blocks_goes_home_with_others() {
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let mut world = World::new(67, 64, 256);
+    let m = world.mount();
+    let new = |i: u8| {
+        let (ino, mut bytes) = settled(&m);
+        let file = m.open(ino);
+        m.files.fallocate(&file, punch, 0, 12_288).unwrap();
+        bytes.fill(0);
+        m.write(&file, 100, &[i; 50]);
+        bytes[100..150].fill(i);
+        m.files.fsync(&file, true).unwrap();
+        assert_eq!(m.tail(ino).unwrap(), bytes[..150]);
+        (ino, bytes)
+    };
+    let all: Vec<_> = (1..6).map(new).collect();
+    world.clock.advance(Duration::from_secs(6));
+    m.files.tick().unwrap();
+    for (ino, bytes) in &all {
+        assert_eq!(m.tail(*ino), None);
+        assert_eq!(m.check(*ino), 1);
+        assert_eq!(&m.contents(*ino), bytes);
+    }
+    let m = cut(&mut world, m);
+    for (ino, bytes) in &all {
+        assert_eq!(&m.contents(*ino), bytes);
+    }
+    m.close();
+}
+
 /// The home block cannot be written: what was synced is in the inode, and stays there.
 #[test]
 fn what_was_logged_survives_a_home_that_cannot_be_written() {
