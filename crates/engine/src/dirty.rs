@@ -93,6 +93,11 @@ impl<C> DirtyNodes<C> {
         }
     }
 
+    /// The smaller one of what begins a checkpoint for good.
+    pub fn least_limit(&self) -> i64 {
+        self.memory_limit.min(self.limit)
+    }
+
     pub fn charge(&self, shard: usize, charge: Charge) {
         self.memory.add(shard, charge.memory);
         self.images.add(shard, charge.image);

@@ -513,9 +513,9 @@ impl<C: Content> Store<C> {
         self.dirty.to_write().max(0) as u64
     }
 
-    /// Memory of changed nodes at which a checkpoint begins, in bytes.
+    /// Bytes of changed nodes, in memory or to be written, at which a checkpoint begins, at the least.
     pub fn dirty_limit(&self) -> u64 {
-        self.dirty_limit as u64
+        self.dirty.least_limit() as u64
     }
 
     /// Metadata can grow without coming near what checkpoints and deletions need.

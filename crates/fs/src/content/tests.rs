@@ -135,7 +135,7 @@ fn nodes() -> Vec<FsNode> {
     let mut log = file.clone();
     log.tail = Some(Box::new(Tail {
         page: 3,
-        bytes: b"logged".to_vec(),
+        bytes: b"logged".repeat(50),
     }));
     // Nothing is as usual.
     let at = |sec| Timestamp { sec, nsec: 1 };
@@ -309,6 +309,10 @@ fn images_are_as_long_as_they_are_said_to_be() {
                 let mut body = Vec::new();
                 inode.body.encode(&mut body);
                 head = head.max(bytes.len() - body.len());
+            }
+            // What a checkpoint will write of it is charged, its tail included.
+            FsNode::Inode(inode) if inode.tail.is_some() => {
+                assert!(inode.image_len() >= bytes.len());
             }
             FsNode::Bucket(names) => {
                 assert_eq!(bytes.len(), names.encoded_len());
