@@ -186,14 +186,9 @@ mod tests {
     #[test]
     fn values_of_all_threads_are_in_a_summary() {
         let distribution = Distribution::default();
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let distribution = &distribution;
-                scope.spawn(move || {
-                    for value in 1..=250 {
-                        distribution.record(thread * 250 + value);
-                    }
-                });
+        base::thread::parallel(4, |thread| {
+            for value in 1..=250 {
+                distribution.record(thread as u64 * 250 + value);
             }
         });
         let summary = distribution.summary();
