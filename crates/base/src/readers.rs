@@ -150,7 +150,7 @@ impl Bias {
     pub fn is_written(&self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         if word & !(CORE | ON) != 0 {
-            self.0.store(word & (CORE | ON), Ordering::Relaxed);
+            self.0.store(word & (CORE | ON), Ordering::Release);
         }
         word & ON != 0
     }

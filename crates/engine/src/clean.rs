@@ -71,7 +71,8 @@ impl<C: Content> Store<C> {
         let mut gain = (wanted - free) as i64 * segment + self.dirty.to_write();
         let mut cleaned = 0;
         for (id, live) in self.segments.emptiest(share, most) {
-            if gain <= 0 || self.dirty.to_write() >= budget {
+            let may = tight || !self.dirty.is_memory_short();
+            if gain <= 0 || self.dirty.to_write() >= budget || !may {
                 break;
             }
             let (bytes, items) = self.live_items(id)?;

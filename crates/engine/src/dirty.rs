@@ -118,6 +118,11 @@ impl<C> DirtyNodes<C> {
         self.images.about() + self.leaves.bytes()
     }
 
+    /// Changes hold so much memory that nothing but what must be should add to it.
+    pub fn is_memory_short(&self) -> bool {
+        self.memory.about() * 2 > self.memory_limit * 3
+    }
+
     /// All that is charged now.
     pub fn charged(&self) -> Charge {
         Charge {

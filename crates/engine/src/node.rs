@@ -61,6 +61,9 @@ const UNCHARGED_PART: u32 = 8;
 /// Bytes that an image is charged for beyond its own, for what it may grow uncharged.
 const IMAGE_SLACK: usize = 32;
 
+/// Images of fewer bytes are not looked at for having shrunk.
+const SHRUNK_MIN: usize = 2 << 10;
+
 /// Look-ups by another core than the one before after which each core holds a node by itself.
 const COMMON: usize = 16;
 const SEEKER_BITS: u32 = 16;
@@ -135,6 +138,12 @@ impl CellHeader {
         uncharged > part.max(UNCHARGED_MAX)
     }
 
+    /// Its charge has become much too large: what takes bytes away is itself short. `now` are the image's bytes.
+    pub fn shrank(&self, now: impl FnOnce() -> usize) -> bool {
+        let image = self.image.load(Ordering::Relaxed) as usize;
+        image > SHRUNK_MIN && now() < image / 2
+    }
+
     /// A dirty node grew by this much; true if it is dirty. The caller holds the cell's lock
     /// exclusively, so no checkpoint is between giving back its charge and taking it.
     pub fn dirty_grew(&self, by: Charge) -> bool {
@@ -148,11 +157,12 @@ impl CellHeader {
         dirty
     }
 
-    /// What becoming clean gives back.
+    /// What becoming clean gives back. Less than nothing when the node shrank while it was marked without its lock: then
+    /// the first charge had the new size already, and the shrinking was charged besides.
     pub fn dirty_refund(&self) -> Charge {
         Charge {
-            memory: self.dirty_memory.swap(0, Ordering::Relaxed).into(),
-            image: self.dirty_image.swap(0, Ordering::Relaxed).into(),
+            memory: i64::from(self.dirty_memory.swap(0, Ordering::Relaxed) as i32),
+            image: i64::from(self.dirty_image.swap(0, Ordering::Relaxed) as i32),
         }
     }
 }
@@ -224,7 +234,7 @@ impl<C: Content> Body<C> {
     }
 
     /// Bytes charged for its image.
-    fn image(&self) -> usize {
+    pub fn image(&self) -> usize {
         let payload = match self {
             Body::Gone => return 0,
             Body::Space(map) => map.words().len() * 8 + 64,
@@ -660,6 +670,35 @@ mod tests {
         let before = Arc::strong_count(&cell);
         let _more: Vec<_> = (0..10).map(|i| cache.get_held(i % 2, Nid(70))).collect();
         assert_eq!(Arc::strong_count(&cell), before);
+    }
+
+    #[test]
+    fn a_node_that_shrinks_while_it_is_marked_gives_back_what_was_charged() {
+        let cell = new_cell(Nid(70), 1, Body::User(Word));
+        let header = &cell.header;
+        let image = header.image.load(Ordering::Relaxed) as i64;
+        // A deletion works out the new size, cleaning marks the node, and then the deletion looks whether it is dirty.
+        header.image.store(0, Ordering::Relaxed);
+        header.dirty.store(true, Ordering::Release);
+        let mut charged = header.dirty_charge();
+        let less = Charge {
+            memory: -900_000,
+            image: -image,
+        };
+        assert!(header.dirty_grew(less));
+        charged += less;
+        assert!(charged.image < 0 && charged.memory < 0);
+        assert_eq!(header.dirty_refund(), charged);
+    }
+
+    #[test]
+    fn an_image_that_shrank_by_a_short_change_is_charged_anew() {
+        let cell = new_cell(Nid(70), 1, Body::User(Word));
+        let shrank = |from: usize, to| {
+            cell.header.image.store(from as u32, Ordering::Relaxed);
+            cell.header.shrank(|| to)
+        };
+        assert!(shrank(4200, 150) && !shrank(4200, 2500) && !shrank(400, 100));
     }
 
     #[test]

@@ -686,7 +686,11 @@ impl<'s, C: Content> Op<'s, C> {
                 if cell.header.merges.load(Ordering::Relaxed) != merges {
                     cell.header.merges.store(merges, Ordering::Relaxed);
                 }
-                if locked.deleted || cell.header.changed(locked.changed) {
+                let body = &locked.guard.state().body;
+                if locked.deleted
+                    || cell.header.changed(locked.changed)
+                    || cell.header.shrank(|| body.image())
+                {
                     self.store.recharge(cell, &locked.guard.state().body);
                 }
             }

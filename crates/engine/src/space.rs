@@ -339,8 +339,8 @@ impl Space {
                 return Source::Load(chunk);
             }
             // Who comes here has a promise, and metadata may have taken a chunk, or the reserve
-            // may have grown, since it was made.
-            let spare = self.totals.free_chunks() > self.least_chunks;
+            // may have grown, since it was made. What is kept for checkpoints is given up before it is taken.
+            let spare = self.totals.free_chunks() > self.least_chunks + self.kept_chunks();
             if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
                 chunks.free.remove(&chunk);
                 self.totals.take_chunks(1);
@@ -641,5 +641,29 @@ fn trim(words: &mut [u64], blocks: u32) {
         && let Some(last) = words.last_mut()
     {
         *last &= (1 << tail) - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::geometry::GeometryOptions;
+
+    #[test]
+    fn data_takes_what_is_scattered_before_what_is_kept_for_checkpoints() {
+        let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+        let count = geometry.chunk_count as usize;
+        let mut states = vec![ChunkState::Meta; count];
+        // One nearly full, and seven free ones: six are kept, and of the reserve one is left.
+        states[0] = ChunkState::Data(10);
+        states[1..8].fill(ChunkState::Free);
+        let space = Space::new(&geometry, 2, states, 2);
+        space.keep(6);
+        assert!(space.try_promise(10));
+        assert!(!space.try_promise(1));
+        let sources = || space.next_source(0);
+        assert!(matches!(sources(), Source::Load(0)));
+        space.keep(0);
+        assert!(matches!(sources(), Source::Convert(1)));
     }
 }

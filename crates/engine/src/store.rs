@@ -562,9 +562,21 @@ impl<C: Content> Store<C> {
     #[cold]
     fn ask_for_checkpoint(&self) {
         let (control, wake) = &*self.control;
-        control.lock().checkpoint_wanted = true;
+        let mut control = control.lock();
+        control.checkpoint_wanted = true;
         self.checkpoint_asked.store(true, Ordering::Relaxed);
+        drop(control);
         wake.notify_all();
+    }
+
+    /// After a checkpoint: whoever asked for one while it ran need not be answered by another, unless one is due again.
+    pub(crate) fn answer_checkpoint(&self) {
+        let fill = self.journal.fill_permille(self.shard()) as i64;
+        if self.dirty.pressure().max(fill) < 500 {
+            let mut control = self.control.0.lock();
+            control.checkpoint_wanted = false;
+            self.checkpoint_asked.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Returns after a checkpoint later than `seen`: another thread's, or one made here.
@@ -588,25 +600,25 @@ impl<C: Content> Store<C> {
     }
 
     /// Checkpoints content themselves with the room that is always kept for them, until there is
-    /// twice as much as now; false when they do already. The caller holds no node lock.
-    fn give_way(&self) -> Result<bool, Error> {
-        if self.space.kept_chunks() == 0 {
-            return Ok(false);
-        }
-        let room = self.free_meta_bytes().max(1);
-        self.frugal_room.store(room, Ordering::Relaxed);
-        self.dirty.adapt(room, 0);
-        // Operations wait at twice the limit now, so one checkpoint begun from now on is enough.
-        for _ in 0..2 {
-            if self.dirty.pressure() > 1000 {
-                self.make_room(self.newest_checkpoint())?;
+    /// twice as much as now. The caller holds no node lock.
+    fn give_way(&self) -> Result<(), Error> {
+        base::sync::assert_none_held_from(rank::INODE);
+        while self.space.kept_chunks() != 0 {
+            let room = self.free_meta_bytes().max(1);
+            self.frugal_room.store(room, Ordering::Relaxed);
+            {
+                // A checkpoint that ran may have looked before that; none runs now, and those that follow see it.
+                let _none = self.checkpoint_state.lock();
+                self.dirty.adapt(room, 0);
+                if self.dirty.pressure() <= 1000 {
+                    self.space.keep(0);
+                    return Ok(());
+                }
             }
+            // Operations wait at twice the limit now, so a checkpoint begun from now on is enough.
+            self.make_room(self.newest_checkpoint())?;
         }
-        // A checkpoint that ends may have looked before; those that follow see it.
-        let _running = self.checkpoint_state.lock();
-        self.dirty.adapt(room, 0);
-        self.space.keep(0);
-        Ok(true)
+        Ok(())
     }
 
     /// Makes freed blocks available and empty chunks free, for callers that found none.
@@ -795,10 +807,11 @@ impl<C: Content> Store<C> {
                 self.release_freed(true);
             }
             // What checkpoints keep beyond their reserve is for whoever needs it.
-            let promised = self.space.try_promise(blocks)
-                || (self.give_way()? && self.space.try_promise(blocks));
-            if !promised {
-                return Err(Error::NoSpace);
+            if !self.space.try_promise(blocks) {
+                self.give_way()?;
+                if !self.space.try_promise(blocks) {
+                    return Err(Error::NoSpace);
+                }
             }
         }
         Ok(Promise {
@@ -863,6 +876,7 @@ impl<C: Content> Store<C> {
                     self.sync()?;
                     self.release_freed(true);
                     self.release_retired();
+                    self.give_way()?;
                 }
                 Source::None => return Err(Error::NoSpace),
             }

@@ -38,6 +38,7 @@ impl<C: Content> Store<C> {
             if store.dirty.any() {
                 store.checkpoint_now()?;
             }
+            store.answer_checkpoint();
             store.release_retired();
             Ok(())
         })

@@ -278,7 +278,7 @@ refused "cannot serve metrics" "$SHEAF" mount a.img mnt -o metrics="$DIR/taken"
 "$SHEAF" mount a.img mnt --pid-file pid --log log -o checkpoint=3600,metrics="$DIR/metrics"
 test "$(stat -c %a metrics)" = 600
 for i in $(seq 20); do
-    dd if=/dev/zero of=mnt/file bs=4k count=1 conv=notrunc,fsync status=none
+    dd if=/dev/urandom of=mnt/file bs=64k count=1 conv=notrunc,fsync status=none
 done
 value() { "$SHEAF" info --live mnt | awk -v name="$1" '$1 == name { print $NF }'; }
 test "$(value fsync_seconds_count)" = 20
