@@ -204,6 +204,15 @@ fn plan_in_inode<'s>(
 ) -> Result<(Place<'s>, Vec<Extent>, i64), Error> {
     let list: &[FileExtent] = match body {
         Body::Extents(list) => list,
+        Body::Inline(bytes)
+            if !bytes.is_empty() && !changes.iter().any(|c| c.pages.contains(&0)) =>
+        {
+            debug_assert!(
+                false,
+                "an inline body is moved before extents take its place"
+            );
+            return Err(Error::Invalid("extents in place of an inline body"));
+        }
         _ => &[],
     };
     let (merged, freed, gained) = preview(list, changes)?;

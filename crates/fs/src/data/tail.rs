@@ -35,8 +35,10 @@ const LOGGED_MIN: usize = 4;
 /// What write-back does with a page that the journal can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// It goes to its block, like all others.
+    /// It goes to its block, like all others; to the inode if the file is small enough to stay there.
     Home,
+    /// It goes to its block, however small the file is: it is about to outgrow its inode.
+    Blocks,
     /// It is logged if that costs less than making its block durable, and stays dirty.
     Logged,
 }

@@ -223,7 +223,17 @@ impl<'a> Group<'a> {
                 .copy_dirty(state.key, room.pages[at], out)?;
             room.stamps.push(stamp);
         }
-        if !has_no_block(state.node.read().ok()?.inode().ok()?) {
+        let pages = &room.pages[places.clone()];
+        let new = {
+            let content = state.node.read().ok()?;
+            let inode = content.inode().ok()?;
+            if has_inline(inode) && pages.first() != Some(&0) {
+                // Its extents would take the place of what is in the inode alone.
+                return None;
+            }
+            has_no_block(inode)
+        };
+        if !new {
             let layout = self.files.lay_out(state, &room.pages[places], false);
             return Some(Target::Mapped(layout.ok()?));
         }
@@ -390,7 +400,8 @@ impl<'a> Group<'a> {
             };
             let fits = |slot: &Slot| {
                 op.peek(*slot).inode().is_ok_and(|inode| {
-                    has_no_block(inode) && inode.generation == member.state.key.generation
+                    let keeps = !has_inline(inode) || member.covers_first();
+                    keeps && has_no_block(inode) && inode.generation == member.state.key.generation
                 })
             };
             slots.push(slot.filter(fits));
@@ -448,6 +459,11 @@ impl Member<'_> {
     fn is_new(&self) -> bool {
         matches!(self.target, Target::New(_))
     }
+
+    /// It is to have a block for its first page.
+    fn covers_first(&self) -> bool {
+        matches!(&self.target, Target::New(extents) if extents.first().is_some_and(|e| e.page == 0))
+    }
 }
 
 /// Where the blocks of a group come from.
@@ -483,6 +499,11 @@ fn has_no_block(inode: &Inode) -> bool {
         _ => false,
     };
     empty && inode.pending_truncate.is_none()
+}
+
+/// Something is in the inode itself.
+fn has_inline(inode: &Inode) -> bool {
+    matches!(&inode.body, Body::Inline(bytes) if !bytes.is_empty())
 }
 
 /// Whether an inode has a tail, and it is of one of these pages.

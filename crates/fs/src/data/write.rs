@@ -173,7 +173,7 @@ impl Files {
         let holes = self.holes(state, pages.clone())?;
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.
-        let mut promise = self.promise_or_settle(state, holes.pages())?;
+        let mut promise = self.promise_or_settle(state, holes.pages(), end)?;
         self.fill_pages(state, offset, data, (&holes, &mut promise), now_ns)
     }
 
@@ -239,7 +239,7 @@ impl Files {
             return Ok(());
         }
         // This file's older pages go home first, so that its size never passes them.
-        self.flush_locked(state)?;
+        self.flush_within(state, page * PAGE + (part.0 + part.1.len()) as u64)?;
         if put(Rest::From(&around)) == Wrote::Done {
             account(promise);
             return Ok(());
@@ -286,15 +286,16 @@ impl Files {
         extents::lookup(&self.store, content.inode()?, pages, usize::MAX)
     }
 
-    /// Promises blocks; a full disk first gets back what a replaced file still holds.
+    /// Promises blocks for a write up to `end`; a full disk first gets back what a replaced file still holds.
     fn promise_or_settle(
         &self,
         state: &Arc<FileState>,
         blocks: u64,
+        end: u64,
     ) -> Result<Promised<'_>, Error> {
         match self.promise(blocks) {
             Err(Error::NoSpace) if state.meta.lock().replaced => {
-                self.flush_locked(state)?;
+                self.flush_within(state, end)?;
                 self.promise(blocks)
             }
             other => other,
@@ -323,7 +324,7 @@ impl Files {
             return Ok(());
         }
         let holes = self.holes(state, page..page + 1)?;
-        let mut promise = self.promise_or_settle(state, holes.pages())?;
+        let mut promise = self.promise_or_settle(state, holes.pages(), (page + 1) * PAGE)?;
         let promise = holes.contains(page).then_some(&mut promise);
         self.write_page(state, page, (0, &[]), promise, self.now_ns())
     }

@@ -18,7 +18,7 @@ use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
-use engine::cache::Stamp;
+use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Block, Damage};
 use std::ops::Range;
@@ -91,9 +91,23 @@ impl Files {
 
     /// As `flush_file`, under the exclusive I/O lock.
     pub(super) fn flush_locked(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        self.flush_locked_by(state, How::Home)
+    }
+
+    /// As `flush_locked`, in the middle of a write up to `end`: content that this write takes out of the inode
+    /// is not put there again, clean, as if it could stay.
+    pub(super) fn flush_within(&self, state: &Arc<FileState>, end: u64) -> Result<(), Error> {
+        let how = match end <= INLINE_DATA_MAX as u64 {
+            true => How::Home,
+            false => How::Blocks,
+        };
+        self.flush_locked_by(state, how)
+    }
+
+    fn flush_locked_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let mut next = Some(0);
         while let Some(from) = next {
-            next = self.flush_pass(state, from, How::Home)?;
+            next = self.flush_pass(state, from, how)?;
         }
         Ok(())
     }
@@ -346,13 +360,43 @@ impl Files {
         data: &[u8],
         size: u64,
     ) -> Result<(), Error> {
-        match self.write_segments(&layout.segments, data) {
+        let written = self
+            .move_inline(state, &layout.segments)
+            .and_then(|()| self.write_segments(&layout.segments, data));
+        match written {
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
                 self.unreserve(state, layout);
                 Err(error)
             }
         }
+    }
+
+    /// Gives an inline body a block of its own before extents take its place that do not cover it. A write has
+    /// made its page dirty before it dirties others, so that it goes home with them or before: what is left for this
+    /// are writers and cuts between the passes of one write-back.
+    fn move_inline(&self, state: &Arc<FileState>, segments: &[Segment]) -> Result<(), Error> {
+        let covered = segments.iter().any(|s| s.pages.contains(&0));
+        let (replaced, logged_size) = {
+            let meta = state.meta.lock();
+            (meta.replaced, meta.logged_size)
+        };
+        if covered || replaced {
+            return Ok(());
+        }
+        let mut content = AlignedBuf::zeroed(BLOCK_SIZE);
+        match &state.node.read()?.inode()?.body {
+            Body::Inline(bytes) if !bytes.is_empty() => {
+                content[..bytes.len()].copy_from_slice(bytes);
+            }
+            _ => return Ok(()),
+        }
+        let has_promise =
+            self.pages.state(state.key, 0) == Some(PageState::Dirty(Backing::Promised));
+        let mut promise = self.promise(!has_promise as u64)?;
+        state.meta.lock().promised += promise.give(1);
+        let layout = self.lay_out(state, &[0], false)?;
+        self.store(state, layout, &content, logged_size)
     }
 
     /// Logs laid-out pages that were written.
@@ -717,6 +761,7 @@ impl Files {
 fn inline_max(how: How) -> u64 {
     match how {
         How::Home => INLINE_DATA_MAX as u64,
+        How::Blocks => 0,
         How::Logged => PAGE,
     }
 }

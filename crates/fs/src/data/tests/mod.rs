@@ -4,6 +4,7 @@ mod crash;
 mod failures;
 mod groups;
 mod model;
+mod outgrow;
 mod stories;
 mod tails;
 
