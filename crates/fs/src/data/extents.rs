@@ -67,7 +67,7 @@ enum Place<'s> {
 }
 
 /// The parts of extents that lie in `pages`.
-fn clip(list: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
+pub(super) fn clip(list: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
     let first = list.partition_point(|e| e.end() <= pages.start);
     list[first..]
         .iter()

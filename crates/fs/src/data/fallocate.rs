@@ -42,7 +42,7 @@ impl Files {
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let state = &file.state;
         let exclusive = state.lock_exclusive()?;
-        self.touch(state);
+        self.touch(state, end)?;
         match mode & !libc::FALLOC_FL_KEEP_SIZE {
             0 => self.allocate(state, offset..end)?,
             libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end)?,

@@ -90,8 +90,11 @@ pub(super) struct Meta {
     pub replaced: bool,
     /// The body must become extents, however small the file is.
     pub keep_extents: bool,
-    /// A dirty page is in the inode, as it was when it was last synced. A hint.
+    /// A dirty page is in the inode, as it was when it was last synced, and the file is among those with such
+    /// pages. A hint: it is false too early rather than true too long, which would hide the file there.
     pub logged: bool,
+    /// A cut stopped half way: the inode has a pending truncate.
+    pub cutting: bool,
     pub failure: Failure,
 }
 
@@ -135,6 +138,8 @@ impl Meta {
     }
 
     pub fn fail(&mut self, why: String) {
+        // It may have been taken from the files with logged pages: the next fsync puts it there again.
+        self.logged = false;
         self.failure = Failure {
             count: self.failure.count + 1,
             why,
@@ -668,6 +673,7 @@ impl Files {
             meta.loaded = true;
             meta.size = inode.size;
             meta.logged_size = inode.size;
+            meta.cutting = inode.pending_truncate.is_some();
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.
             meta.changed = self.store.epoch();
         }

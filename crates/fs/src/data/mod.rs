@@ -233,6 +233,9 @@ impl Files {
         pages: std::ops::Range<u64>,
     ) -> engine::cache::Dropped {
         let dropped = self.pages.invalidate(state.key, pages);
+        if dropped.dirty > 0 {
+            state.meta.lock().logged = false;
+        }
         self.trim_promise(state);
         dropped
     }

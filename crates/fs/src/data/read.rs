@@ -126,6 +126,15 @@ impl Files {
             };
             (mapped, tail.cloned())
         };
+        // What the block behind a tail holds, or whether it can be read, is of no account.
+        let mapped = match &tail {
+            Some(tail) => {
+                let mut others = extents::clip(&mapped, &(0..tail.page));
+                others.extend(extents::clip(&mapped, &(tail.page + 1..PAGE_LIMIT)));
+                others
+            }
+            None => mapped,
+        };
         let mut ios = Vec::with_capacity(mapped.len());
         let mut rest: &mut [u8] = &mut buf;
         let mut at = pages.start;

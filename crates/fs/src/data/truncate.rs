@@ -47,7 +47,7 @@ impl Files {
         size: u64,
         _exclusive: &WriteGuard<'_, ()>,
     ) -> Result<(), Error> {
-        self.touch(state);
+        self.touch(state, u64::MAX)?;
         let old = state.size();
         if size > old {
             // No write touches the last page, so it must be settled even if it stays the last.
@@ -119,8 +119,9 @@ impl Files {
             }
             _ => false,
         };
+        let worth_it = worth_it && inode.pending_truncate.is_none();
         let mut meta = state.meta.lock();
-        if worth_it && inode.pending_truncate.is_none() {
+        if worth_it {
             meta.replaced = true;
             meta.keep_extents = false;
         }
@@ -163,10 +164,17 @@ impl Files {
             }
         }
         self.begin_chain(state, size, new_size)?;
+        self.finish_cut(state)
+    }
+
+    /// Carries a cut to its end, under the exclusive I/O lock. One that failed is carried on before the file
+    /// grows: who finishes it later would free what was added.
+    pub(super) fn finish_cut(&self, state: &Arc<FileState>) -> Result<(), Error> {
         self.finish_chain(&state.node)?;
         let epoch = self.store.epoch();
         let mut meta = state.meta.lock();
         meta.changed = meta.changed.max(epoch);
+        meta.cutting = false;
         Ok(())
     }
 
@@ -201,6 +209,7 @@ impl Files {
             ..AttrChange::default()
         };
         self.commit_attrs(state, op, slot, attrs, Some(new_size));
+        state.meta.lock().cutting = true;
         Ok(())
     }
 

@@ -100,7 +100,7 @@ impl Files {
         if end <= offset {
             return Err(Error::FileTooLarge);
         }
-        let now_ns = self.touch(state);
+        let now_ns = self.touch(state, end)?;
         let mut at = offset;
         let outcome = self.extend_tail(state, offset).and_then(|()| {
             while at < end {
@@ -125,12 +125,19 @@ impl Files {
         outcome.map(|()| 0)
     }
 
-    /// The content is about to change. Records of the change itself carry the new times: a crash
+    /// The content up to `end` is about to change. Records of the change itself carry the new times: a crash
     /// must not leave a new size under an old time. Returns the monotonic time.
-    pub(super) fn touch(&self, state: &Arc<FileState>) -> u64 {
+    pub(super) fn touch(&self, state: &Arc<FileState>, end: u64) -> Result<u64, Error> {
+        let cutting = {
+            let meta = state.meta.lock();
+            meta.cutting && end > meta.size
+        };
+        if cutting {
+            self.finish_cut(state)?;
+        }
         let (now, now_ns) = (self.now(), self.now_ns());
         state.meta.lock().touch(now, now_ns);
-        now_ns
+        Ok(now_ns)
     }
 
     /// The content has changed. What was logged meanwhile may have ended what `touch` began.
@@ -358,7 +365,7 @@ impl Files {
         if end > SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
-        self.touch(state);
+        self.touch(state, end)?;
         self.extend_tail(state, offset)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
         state.meta.lock().keep_extents = true;

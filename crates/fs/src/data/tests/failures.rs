@@ -280,3 +280,65 @@ fn a_file_that_could_not_be_cut_keeps_its_size() {
     m.close();
     world.mount().check(ino);
 }
+
+/// A cut stopped half way, and the file grew: whoever finished the cut freed what had been added.
+#[test]
+fn what_is_added_behind_an_unfinished_cut_stays() {
+    for remounted in [false, true] {
+        let world = World::new(28, 64, 4096);
+        let mut m = world.mount();
+        let ino = m.make();
+        let file = m.open(ino);
+        (0..2000).for_each(|i| m.write(&file, i * 2 * PAGE, b"x"));
+        m.files.fsync(&file, false).unwrap();
+        let mut bytes = m.contents(ino);
+        bytes.truncate(4 * PAGE as usize);
+        drop(file);
+        m.close();
+        m = world.mount();
+        let mut file = m.open(ino);
+        m.files.test_begin_chain(&file.state, 4 * PAGE).unwrap();
+        file.state.meta.lock().size = 4 * PAGE;
+        if remounted {
+            drop(file);
+            m.close();
+            m = world.mount();
+            file = m.open(ino);
+        }
+        // It need not wait for that.
+        m.write(&file, 0, b"y");
+        bytes[0] = b'y';
+        assert!(m.inode(ino).pending_truncate.is_some());
+        m.write(&file, 4 * PAGE, &[7; 20_000]);
+        bytes.extend([7; 20_000]);
+        m.files.fsync(&file, false).unwrap();
+        m.files.finish_chain(&m.store.get(ino).unwrap()).unwrap();
+        drop(file);
+        m.close();
+        let m = world.mount();
+        assert_eq!(m.contents(ino), bytes);
+        m.check(ino);
+    }
+}
+
+/// With a cut still pending a file was neither cut to nothing nor marked as being replaced.
+#[test]
+fn a_file_with_a_pending_cut_is_cut_to_nothing() {
+    let world = World::new(29, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 40_000));
+    m.files.fsync(&file, false).unwrap();
+    m.files.test_begin_chain(&file.state, 5 * PAGE).unwrap();
+    {
+        let mut meta = file.state.meta.lock();
+        (meta.size, meta.cutting) = (5 * PAGE, false);
+    }
+    m.files.truncate(ino, 0).unwrap();
+    m.files.fsync(&file, false).unwrap();
+    drop(file);
+    m.close();
+    let m = world.mount();
+    assert_eq!((m.size(ino), m.check(ino)), (0, 0));
+}

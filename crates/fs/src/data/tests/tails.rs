@@ -389,6 +389,54 @@ fn logged_pages_are_bounded() {
     assert_eq!(m.files.pages.dirty(), 0);
 }
 
+/// A logged page is dropped, or cannot go home when its file's turn comes: the next one counts again.
+#[test]
+fn a_file_counts_again_after_its_logged_page_is_gone() {
+    let world = World::new(68, 64, 64 * 16);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let counted = || std::mem::take(&mut *m.files.logged.lock()).contains(&ino);
+    m.write(&file, 0, &pattern(1, 4096));
+    m.files.fsync(&file, true).unwrap();
+    assert!(counted());
+    m.files.truncate(ino, 0).unwrap();
+    m.write(&file, 0, &pattern(2, 4000));
+    m.files.fsync(&file, true).unwrap();
+    assert!(counted());
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    m.files.flush_file(&file.state).unwrap_err();
+    world.devices.iter().for_each(|d| d.heal());
+    m.write(&file, 0, b"more");
+    m.files.fsync(&file, true).unwrap_err();
+    assert!(counted());
+}
+
+#[test]
+fn a_block_behind_a_tail_need_not_be_readable() {
+    let mut world = World::new(69, 64, 64);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.append(&file, &mut bytes, b"logged");
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    let m = cut(&mut world, m);
+    let file = m.open(ino);
+    assert!(m.tail(ino).is_some());
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    let mut read = vec![0; bytes.len() - 8192];
+    assert_eq!(m.files.read(&file, 8192, &mut read).unwrap(), read.len());
+    assert_eq!(read, bytes[8192..]);
+    m.files.read(&file, 0, &mut read).unwrap_err();
+    world.devices.iter().for_each(|d| d.heal());
+    assert_eq!(m.contents(ino), bytes);
+}
+
 #[test]
 fn what_differs_is_logged_and_nothing_else() {
     use tail::changed;
