@@ -282,7 +282,7 @@ for i in $(seq 20); do
 done
 value() { "$SHEAF" info --live mnt | awk -v name="$1" '$1 == name { print $NF }'; }
 test "$(value fsync_seconds_count)" = 20
-"$SHEAF" info --live mnt | grep "^written_bytes_total cause=data .*KiB"
+"$SHEAF" info --live mnt | grep "^written_bytes_total cause=data .*[KM]iB"
 "$SHEAF" info --live mnt | grep "^fsync_seconds quantile=0.99 .*s$"
 "$SHEAF" info --live mnt --json | grep -A 1 '"name": "sheaf_fsync_seconds_count"' | grep '"value": 20'
 perl -MIO::Socket::UNIX -e '
