@@ -438,6 +438,19 @@ pub struct BenchOptions {
     pub output: BenchOutput,
 }
 
+/// What suites of small writes that are synced take.
+#[derive(Args, Debug)]
+pub struct SyncedOptions {
+    /// Time of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
 /// How a suite's report is shown.
 #[derive(Args, Debug)]
 pub struct BenchOutput {
@@ -569,14 +582,8 @@ pub struct Fsync {
         default_value = "1,2,8,32"
     )]
     pub threads: Vec<usize>,
-    /// Time of one measurement
-    #[arg(long, default_value_t = 2.0)]
-    pub seconds: f64,
-    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub cache_size: Option<u64>,
     #[command(flatten)]
-    pub common: BenchOptions,
+    pub synced: SyncedOptions,
 }
 
 /// What overwrites cost that are synced, as times are persisted more or less coarsely
@@ -585,14 +592,8 @@ pub struct Fsync {
 /// device itself, with and without a look at the times between write and sync. --device takes one device.
 #[derive(Args, Debug)]
 pub struct Mtime {
-    /// Time of one measurement
-    #[arg(long, default_value_t = 2.0)]
-    pub seconds: f64,
-    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub cache_size: Option<u64>,
     #[command(flatten)]
-    pub common: BenchOptions,
+    pub synced: SyncedOptions,
 }
 
 /// A mail server: files of one folder made, appended to, read and removed by many threads, each change synced
@@ -608,14 +609,8 @@ pub struct Varmail {
         default_value = "1,16"
     )]
     pub threads: Vec<usize>,
-    /// Time of one measurement
-    #[arg(long, default_value_t = 2.0)]
-    pub seconds: f64,
-    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub cache_size: Option<u64>,
     #[command(flatten)]
-    pub common: BenchOptions,
+    pub synced: SyncedOptions,
 }
 
 /// One folder with many entries: listed and stat'ed

@@ -11,7 +11,7 @@ use device::Latency;
 use crate::args::Written;
 use crate::args::{
     Bench, BenchCheckpoint, BenchOptions, BenchOutput, Files, Fsync, Fxmark, List, Mtime, Pool,
-    Remove, Scale, Suite, Varmail,
+    Remove, Scale, Suite, SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -88,42 +88,41 @@ fn fsync(args: &Fsync) -> Outcome {
     let options = fsync::Options {
         kinds: fsync::select(&args.workload)?,
         threads: args.threads.clone(),
-        ..synced(&args.common, args.seconds, args.cache_size)?
+        ..synced(&args.synced)?
     };
-    show(&args.common.output, |tell| Ok(fsync::run(&options, tell)?))
+    show(&args.synced.common.output, |tell| {
+        Ok(fsync::run(&options, tell)?)
+    })
 }
 
 fn varmail(args: &Varmail) -> Outcome {
     let options = fsync::Options {
         threads: args.threads.clone(),
-        ..synced(&args.common, args.seconds, args.cache_size)?
+        ..synced(&args.synced)?
     };
-    show(&args.common.output, |tell| {
+    show(&args.synced.common.output, |tell| {
         Ok(fsync::run_varmail(&options, tell)?)
     })
 }
 
 fn mtime(args: &Mtime) -> Outcome {
-    let options = synced(&args.common, args.seconds, args.cache_size)?;
-    show(&args.common.output, |tell| {
+    let options = synced(&args.synced)?;
+    show(&args.synced.common.output, |tell| {
         Ok(fsync::run_mtime(&options, tell)?)
     })
 }
 
 /// Options of suites about small writes that are synced.
-fn synced(
-    common: &BenchOptions,
-    time: f64,
-    cache_size: Option<u64>,
-) -> Result<fsync::Options, Failure> {
+fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
+    let common = &args.common;
     Ok(fsync::Options {
         kinds: Vec::new(),
         threads: vec![1],
-        time: seconds(time)?,
+        time: seconds(args.seconds)?,
         runs: common.runs,
         against: target::parse_against(&common.against)?,
         storage: storage(common),
-        memory: memory(cache_size),
+        memory: memory(args.cache_size),
     })
 }
 
