@@ -3,8 +3,8 @@
 //! One checkpoint runs at a time, beside all operations. Its steps (DESIGN §8):
 //!
 //! 1. close the epoch (E0), and take all dirty lists;
-//! 2. workers fold what is pending in each dirty node, encode it under its shared lock and write
-//!    packed segments;
+//! 2. workers encode each dirty node under its shared lock, or fold and encode it under its exclusive one, and
+//!    write packed segments;
 //! 3. make the journal durable through Ef, the newest epoch that an image can hold (R3);
 //! 4. enter the images into the node table, write changed table pages and the space tables,
 //!    flush;
@@ -23,10 +23,10 @@
 //! 2. Whatever the last durable record reaches is not written over before step 6.
 //! 3. A failure at any step latches the store: the last durable record and the journal behind
 //!    it stay whole.
-//! 4. What was merged into a node up to E0 is in its image (R5): before the node is captured its
-//!    pending changes are folded. A node into which more was merged after that is captured without that,
-//!    and stays on a dirty list. So a checkpoint captures what can be merged into under the exclusive lock:
-//!    nobody is between merging and marking then.
+//! 4. What was merged into a node up to E0 is in its image (R5): what can be merged into is folded and captured
+//!    under one exclusive hold of its lock. So nobody is between merging and marking then, the image has all that
+//!    was merged before it, and whoever merges afterwards puts the node on a list again. Taking that lock twice
+//!    would hold up everybody who works in a shared directory twice.
 
 use crate::content::Content;
 use crate::dirty::{Charge, LEAF_COST, reserve_chunks};
@@ -34,12 +34,12 @@ use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
 use crate::node::{Body, Cell, State};
-use crate::op::{Dirty, Op};
+use crate::op::{self, Dirty};
 use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
 use crate::store::Store;
 use crate::sum::Padded;
-use crate::table::{Entry, PageSink, write_region};
+use crate::table::{DirtyRegion, Entry, PageSink, write_part};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicI64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
@@ -79,9 +79,9 @@ const PARTS_MAX: usize = 256;
 const PARTS_EACH: usize = 4;
 /// Nodes of each part that are looked at to find where the parts begin.
 const SAMPLES: usize = 8;
-/// Changed leaf pages of the node table for one worker, about.
+/// Changed leaf pages of the node table for one worker, about: what it writes is padded to whole blocks once.
 fn part_leaves() -> usize {
-    tight::limit(64, 1)
+    tight::limit(16, 1)
 }
 /// Bytes of images after which a worker says that they are on the devices' side and in no dirty memory.
 const SETTLED: i64 = 64 << 10;
@@ -220,7 +220,10 @@ impl<C: Content> Store<C> {
             // Nobody changes anything any more: no fold will follow the anchor.
             for list in &self.dirty.lists {
                 let dirty = list.lock().clone();
-                dirty.iter().for_each(|one| self.fold(&one.cell));
+                let merges = |one: &&Dirty<C>| one.cell.header.merges.load(Ordering::Relaxed);
+                for one in dirty.iter().filter(merges) {
+                    self.fold(&one.cell, &mut one.cell.write());
+                }
             }
         }
         let (e0, anchor) = self.journal.close_and_commit()?;
@@ -345,15 +348,15 @@ impl<C: Content> Store<C> {
         Changed::new(lists)
     }
 
-    /// Invariant 4.
-    fn fold(&self, cell: &Arc<Cell<C>>) {
-        if cell.header.merges.load(Ordering::Relaxed) && !planted(Canary::MergesNotFolded) {
-            Op::fold(self, cell);
+    /// Folds what is pending in a node that is held exclusively (invariant 4).
+    fn fold(&self, cell: &Arc<Cell<C>>, node: &mut State<C>) {
+        if !planted(Canary::MergesNotFolded) {
+            op::fold(self, cell, node);
         }
     }
 
     /// Folds, encodes and writes the dirty nodes with N workers that share no lock but the
-    /// segment table's; returns what was captured of each part.
+    /// segment table's, and hold no node's while they write; returns what was captured of each part.
     fn capture(
         &self,
         dirty: &Changed<C>,
@@ -398,8 +401,8 @@ impl<C: Content> Store<C> {
         let enough = SETTLED.min(self.dirty.limit / 16) as u64;
         let mut refunds = Charge::default();
         for one in nodes {
-            self.fold(&one.cell);
             captured.push(self.capture_node(&one.cell, packer, &mut refunds)?);
+            packer.relieve()?;
             if packer.unsettled() >= enough {
                 self.settle(packer, &mut refunds)?;
             }
@@ -433,15 +436,12 @@ impl<C: Content> Store<C> {
         // Invariant 4. The lock is held while the image is made, not while it is written.
         let mut image = Vec::new();
         let mut captured = {
-            let node = cell.write();
-            let captured = self.capture_state(cell, &node, refunds, |encode| {
+            let mut node = cell.write();
+            self.fold(cell, &mut node);
+            self.capture_state(cell, &node, refunds, |encode| {
                 encode(&mut image);
                 Ok(Place::NONE)
-            })?;
-            if node.body.pending() {
-                self.mark_dirty(0, cell);
-            }
-            captured
+            })?
         };
         if !image.is_empty() {
             captured.entry.place = packer.append(|out| out.extend_from_slice(&image))?;
@@ -550,15 +550,24 @@ impl<C: Content> Store<C> {
         let packer =
             |worker| Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
         let regions = self.table.dirty_regions();
-        let leaves: usize = regions.iter().map(|one| one.leaves).sum();
+        let parts: Vec<(&DirtyRegion, u64)> = regions
+            .iter()
+            .flat_map(|one| {
+                one.parts(part_leaves())
+                    .into_iter()
+                    .map(move |leaves| (one, leaves))
+            })
+            .collect();
+        let leaves: u32 = parts.iter().map(|(_, leaves)| leaves.count_ones()).sum();
         let next = AtomicUsize::new(0);
-        let workers = (leaves / part_leaves()).clamp(1, self.options.workers);
+        let workers = (leaves as usize / part_leaves()).clamp(1, self.options.workers);
         let results = self.fan_out(workers, |worker| {
             let mut packer = packer(first + worker);
             let mut written = Vec::new();
-            while let Some(i) = claim(&next, regions.len()) {
+            while let Some(i) = claim(&next, parts.len()) {
                 base::trace::mark("table");
-                written.push(write_region(&regions[i], &mut packer)?);
+                let (region, leaves) = parts[i];
+                written.extend(write_part(region, leaves, &mut packer)?);
             }
             Ok::<_, Error>((written, packer.finish()?))
         });

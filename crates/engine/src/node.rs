@@ -220,11 +220,6 @@ impl<C: Content> Body<C> {
         matches!(self, Body::User(content) if content.merges())
     }
 
-    /// Whether changes were merged that its image does not have.
-    pub fn pending(&self) -> bool {
-        matches!(self, Body::User(content) if content.pending())
-    }
-
     fn memory(&self) -> usize {
         match self {
             Body::Gone => 0,

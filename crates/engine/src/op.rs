@@ -33,7 +33,9 @@ use crate::store::Store;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Handle, OwnedReadGuard, OwnedWriteGuard};
-use format::journal::{Action, RECORD_HEAD_MAX, RECORD_MAX, seal_record};
+use format::journal::{
+    Action, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX, put_entry, seal_record,
+};
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid};
 use std::ops::Deref;
@@ -272,7 +274,7 @@ pub struct Op<'s, C: Content> {
     finished: bool,
     /// Invariant 5.
     failed: bool,
-    /// Room in the journal; a checkpoint's fold has some without a credit.
+    /// Room in the journal, until the operation ends.
     credit: Option<Credit>,
 }
 
@@ -284,10 +286,6 @@ struct MapChange<C> {
 
 impl<'s, C: Content> Op<'s, C> {
     pub(crate) fn new(store: &'s Store<C>, credit: Credit) -> Self {
-        Self::begin(store, Some(credit))
-    }
-
-    fn begin(store: &'s Store<C>, credit: Option<Credit>) -> Self {
         let mut record = Vec::with_capacity(512);
         record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
         Op {
@@ -301,26 +299,8 @@ impl<'s, C: Content> Op<'s, C> {
             deleted: Vec::new(),
             finished: false,
             failed: false,
-            credit,
+            credit: Some(credit),
         }
-    }
-
-    /// Makes the pending changes of a node part of its image by a version of its own
-    /// (invariant 6). It waits for no room, so that a checkpoint can call it.
-    pub(crate) fn fold(store: &'s Store<C>, cell: &Arc<Cell<C>>) {
-        let mut op = Op::begin(store, None);
-        let mut guard = Handle::common(Arc::clone(cell)).write_owned();
-        let state = &mut *guard;
-        let pending = state.body.pending();
-        if let (Body::User(content), true) = (&mut state.body, pending) {
-            content.settle();
-            state.version += 1;
-            let (version, kind) = (state.version, state.body.kind());
-            let nid = cell.header.nid;
-            op.put_entry(nid, version, Action::Fold, kind, |_| {});
-            op.hold(Guard::Exclusive(guard), true);
-        }
-        op.commit();
     }
 
     /// Locks a node exclusively until the operation ends; a node locked before keeps its slot.
@@ -638,7 +618,7 @@ impl<'s, C: Content> Op<'s, C> {
         kind: u8,
         body: impl FnOnce(&mut Vec<u8>),
     ) {
-        format::journal::put_entry(&mut self.record, nid.0, version, action, kind, body);
+        put_entry(&mut self.record, nid.0, version, action, kind, body);
         self.entries += 1;
     }
 
@@ -696,9 +676,8 @@ impl<'s, C: Content> Op<'s, C> {
             }
             self.store.mark_dirty(shard, locked.guard.cell().all());
         }
-        match self.credit.take() {
-            Some(credit) => self.store.journal.stage(&pin, record, credit),
-            None => self.store.journal.stage_fold(&pin, record),
+        if let Some(credit) = self.credit.take() {
+            self.store.journal.stage(&pin, record, credit);
         }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);
@@ -774,6 +753,29 @@ impl<C: Content> Drop for Op<'_, C> {
                 .latch("an operation was abandoned after it had changed nodes");
         }
     }
+}
+
+/// Makes the pending changes of a node part of its image by a version of its own (invariant 6), in a record
+/// of its own. The caller holds the node exclusively, and it is on a dirty list or being captured. It waits for no
+/// room, so that a checkpoint can call it.
+pub(crate) fn fold<C: Content>(store: &Store<C>, cell: &Arc<Cell<C>>, state: &mut State<C>) {
+    let Body::User(content) = &mut state.body else {
+        return;
+    };
+    if !content.pending() {
+        return;
+    }
+    content.settle();
+    state.version += 1;
+    let mut record = Vec::with_capacity(RECORD_HEAD_MAX + ENTRY_HEAD_MAX);
+    record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
+    let (nid, kind) = (cell.header.nid.0, state.body.kind());
+    put_entry(&mut record, nid, state.version, Action::Fold, kind, |_| {});
+    let record = seal_record(&mut record);
+    let shard = store.shard();
+    let pin = store.journal.pin(shard);
+    store.mark_dirty(shard, cell);
+    store.journal.stage_fold(&pin, record);
 }
 
 /// An entry of a dirty list. With the nid, so that a checkpoint sorts them and enters their images into

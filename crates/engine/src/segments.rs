@@ -9,7 +9,9 @@
 //!    block, so blocks that a durable record reaches are not written again.
 //! 4. Meta chunks come from durably free chunks, and go back after the commit point of the
 //!    checkpoint that no longer lists them (R4).
-//! 5. Workers count what they put down and what that replaces apart ([`Changes`]), and settle it now and then; all of
+//! 5. A packer writes what it has now and then, when its caller says that nothing is locked ([`Packer::relieve`]);
+//!    beside that only where a segment ends. What it wrote is whole blocks, and goes on in the middle of an item.
+//! 6. Workers count what they put down and what that replaces apart ([`Changes`]), and settle it now and then; all of
 //!    it is settled before the space tables are written.
 
 use crate::error::Error;
@@ -19,6 +21,7 @@ use crate::table::{PageSink, Written};
 use crate::written::{BytesWritten, Counters};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Mutex, rank};
+use base::tight;
 use device::{AlignedBuf, Array, Durability};
 use format::geometry::Geometry;
 use format::item::{self, ItemKind, Place};
@@ -63,7 +66,7 @@ pub(crate) struct Segments {
     pub written: Counters,
 }
 
-/// Changes of live bytes that are in no count yet (invariant 5).
+/// Changes of live bytes that are in no count yet (invariant 6).
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Added and removed, by segment; `None`: in no segment.
@@ -315,6 +318,12 @@ impl Segments {
     }
 }
 
+/// Bytes that a packer writes at a time: few enough for the processor's caches, and for an allocator that
+/// hands out memory which was in use before; fresh memory for whole segments takes longer than encoding what they hold.
+fn write_bytes() -> usize {
+    tight::limit(64 << 10, BLOCK_SIZE)
+}
+
 /// Packs items into segments for one worker of a checkpoint.
 pub(crate) struct Packer<'a> {
     segments: &'a Segments,
@@ -324,7 +333,7 @@ pub(crate) struct Packer<'a> {
     open: Option<Open>,
     /// Items not written yet; they start at `open.used`.
     buf: Vec<u8>,
-    /// What `buf` is written from. Both are kept: fresh memory for each segment costs more than encoding it.
+    /// What `buf` is written from.
     out: AlignedBuf,
     sequence: u64,
     pub bytes: u64,
@@ -436,6 +445,15 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
+    /// Writes whole blocks of what is packed, if that is much. Nobody should wait for a lock of the caller's
+    /// (invariant 5).
+    pub fn relieve(&mut self) -> Result<(), Error> {
+        while self.buf.len() >= write_bytes() {
+            self.write_out(write_bytes())?;
+        }
+        Ok(())
+    }
+
     /// Bytes of items appended that are not settled.
     pub fn unsettled(&self) -> u64 {
         self.changes.added
@@ -462,6 +480,7 @@ impl PageSink for Packer<'_> {
         let place = self.append(|out| {
             crc = item::encode(out, kind, 0, id, sequence, |o| o.extend_from_slice(payload));
         })?;
+        self.relieve()?;
         Ok(Written { place, crc })
     }
 

@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::items::{ReadItem, read_page};
 use crate::nids::LeafNids;
 use crate::node::NidMap;
-use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use base::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Arc, Mutex, rank};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
@@ -74,13 +74,27 @@ struct Region {
     state: Mutex<RegionState>,
 }
 
-/// A region with changed pages, which keeps it in memory.
+/// A region with changed pages, which keeps it in memory while they are written, in parts.
 #[derive(Debug)]
 pub(crate) struct DirtyRegion {
     index: u64,
     region: Arc<Region>,
-    /// How many of its leaves have changed.
-    pub leaves: usize,
+    /// Bit i: leaf i has changed.
+    leaves: u64,
+    /// Of these, how many are not written.
+    left: AtomicU32,
+}
+
+impl DirtyRegion {
+    /// Changed leaves of each part, at most so many.
+    pub fn parts(&self, most: usize) -> Vec<u64> {
+        let leaves: Vec<u64> = (0..REGION_LEAVES)
+            .map(|leaf| self.leaves & 1 << leaf)
+            .collect();
+        let changed: Vec<u64> = leaves.into_iter().filter(|leaf| *leaf != 0).collect();
+        let part = |leaves: &[u64]| leaves.iter().fold(0, |all, leaf| all | leaf);
+        changed.chunks(most.max(1)).map(part).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -480,11 +494,12 @@ impl Table {
             regions.iter().map(|(i, r)| (*i, Arc::clone(r))).collect()
         };
         let dirty = |(index, region): (u64, Arc<Region>)| {
-            let leaves = region.state.lock().dirty.count_ones();
-            (leaves > 0).then_some(DirtyRegion {
+            let leaves = region.state.lock().dirty;
+            (leaves != 0).then(|| DirtyRegion {
                 index,
                 region,
-                leaves: leaves as usize,
+                leaves,
+                left: AtomicU32::new(leaves.count_ones()),
             })
         };
         let mut dirty: Vec<DirtyRegion> = regions.into_iter().filter_map(dirty).collect();
@@ -492,7 +507,7 @@ impl Table {
         dirty
     }
 
-    /// What [`write_region`] gave to sinks for these is on the devices' side of them now: their
+    /// What [`write_part`] gave to sinks for these is on the devices' side of them now: their
     /// leaves may be evicted and read again.
     pub fn written(&self, regions: &[DirtyRegion]) {
         for one in regions {
@@ -500,7 +515,7 @@ impl Table {
         }
     }
 
-    /// Enters the pages that [`write_region`] wrote, writes the map pages above, and returns the new roots.
+    /// Enters the pages that [`write_part`] wrote, writes the map pages above, and returns the new roots.
     pub fn write_maps(
         &self,
         written: Vec<(u64, ItemPointer)>,
@@ -695,16 +710,16 @@ fn set_slot(state: &mut RegionState, leaf: usize, slot: usize, entry: Entry) -> 
     Some(before.place)
 }
 
-/// Writes the changed pages of one region, leaves first; returns the pointer to its page. The sink may keep pages
-/// back; [`Table::written`] says when it has written them.
-pub(crate) fn write_region(
+/// Writes the leaves of a part of one region; with the last of its parts also the page that points at them, whose
+/// pointer it returns. The sink may keep pages back; [`Table::written`] says when it has written them.
+pub(crate) fn write_part(
     one: &DirtyRegion,
+    leaves: u64,
     sink: &mut dyn PageSink,
-) -> Result<(u64, ItemPointer), Error> {
+) -> Result<Option<(u64, ItemPointer)>, Error> {
     let (index, region) = (one.index, &one.region);
-    let dirty = region.state.lock().dirty;
     let mut payload = Vec::new();
-    for leaf in (0..REGION_LEAVES as usize).filter(|l| dirty >> l & 1 == 1) {
+    for leaf in (0..REGION_LEAVES as usize).filter(|l| leaves >> l & 1 == 1) {
         // Only the checkpoint changes entries, so the copy stays true while it is written.
         let copy = region.state.lock().leaves[leaf].clone();
         let page = copy.expect("a dirty leaf is in memory");
@@ -718,8 +733,17 @@ pub(crate) fn write_region(
         state.dirty &= !(1 << leaf);
         state.writing |= 1 << leaf;
     }
-    payload.clear();
-    payload.reserve(REGION_PAGE_BYTES);
+    let written = leaves.count_ones();
+    match one.left.fetch_sub(written, Ordering::AcqRel) == written {
+        true => write_region(one, sink).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Writes the page that points at a region's leaves, all of which are written.
+fn write_region(one: &DirtyRegion, sink: &mut dyn PageSink) -> Result<(u64, ItemPointer), Error> {
+    let (index, region) = (one.index, &one.region);
+    let mut payload = Vec::with_capacity(REGION_PAGE_BYTES);
     let used = {
         let state = region.state.lock();
         payload.extend_from_slice(state.pointers.as_bytes());

@@ -101,7 +101,8 @@ fn memory_is_bounded_with_many_regions_and_no_change_is_lost() {
             let regions = table.dirty_regions();
             let written = regions
                 .iter()
-                .map(|one| write_region(one, &mut log).unwrap());
+                .flat_map(|one| one.parts(1).into_iter().map(move |leaves| (one, leaves)))
+                .filter_map(|(one, leaves)| write_part(one, leaves, &mut log).unwrap());
             let written = written.collect();
             table.write_maps(written, &mut log).unwrap();
             log.finish();
@@ -118,4 +119,70 @@ fn memory_is_bounded_with_many_regions_and_no_change_is_lost() {
         let used = |version: &&AtomicU64| version.load(Ordering::Relaxed) > 0;
         newest.iter().filter(used).count()
     });
+}
+
+/// Leaves of one region are written by several workers, and its page once, when all of them are.
+#[test]
+fn a_region_is_written_in_parts_and_its_page_points_at_all_leaves() {
+    let array = array(256);
+    let table = Table::new(array.clone(), LIMIT);
+    let nids: Vec<Nid> = (0..3 * REGION_LEAVES)
+        .map(|leaf| Nid(leaf * LEAF_NIDS + leaf % 7))
+        .collect();
+    for round in 1..=20u64 {
+        // Pages that the table may read again are not written over.
+        let entry = |nid: Nid| Entry {
+            place: Place { byte: 64, len: 64 },
+            version: round * 1000 + nid.0 % 1000,
+        };
+        let changes = nids.iter().filter(|nid| nid.0 % (round + 1) != 0);
+        let changed: Vec<Nid> = changes.copied().collect();
+        for nid in &changed {
+            table.set(&[(*nid, entry(*nid))]).unwrap();
+        }
+        let regions = table.dirty_regions();
+        let most = round as usize % 5 + 1;
+        let parts = |one| {
+            DirtyRegion::parts(one, most)
+                .into_iter()
+                .map(move |p| (one, p))
+        };
+        let parts: Vec<_> = regions.iter().flat_map(parts).collect();
+        assert!(
+            parts
+                .iter()
+                .all(|(_, leaves)| leaves.count_ones() as usize <= most)
+        );
+        let next = AtomicUsize::new(0);
+        let written = base::thread::parallel(3, |worker| {
+            let mut log = Log {
+                array: &array,
+                end: (8 * round + 2 * worker as u64) << 20,
+                kept: Vec::new(),
+            };
+            let mut written = Vec::new();
+            while let Some((one, leaves)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                written.extend(write_part(one, *leaves, &mut log).unwrap());
+            }
+            log.finish();
+            written
+        });
+        let mut written: Vec<_> = written.into_iter().flatten().collect();
+        written.sort_unstable_by_key(|(region, _)| *region);
+        let indices: Vec<u64> = written.iter().map(|(region, _)| *region).collect();
+        assert_eq!(indices, [0, 1, 2], "each page once");
+        let mut log = Log {
+            array: &array,
+            end: (8 * round + 7) << 20,
+            kept: Vec::new(),
+        };
+        let mut record = CheckpointRecord::zeroed();
+        record.roots = table.write_maps(written, &mut log).unwrap();
+        log.finish();
+        table.written(&regions);
+        let stored = Table::open(array.clone(), &record, LIMIT).unwrap();
+        for nid in &changed {
+            assert_eq!(stored.entry(*nid).unwrap(), entry(*nid), "round {round}");
+        }
+    }
 }
