@@ -14,14 +14,18 @@
 //! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
 //!    that hold a promised block.
 //! 5. The print of a frame is that of its page, and 0 exactly when it is empty.
+//! 6. `Set::departed` counts the frames that lost their page to another one and had been written since that page came.
+//!    So a page that is absent, in a set whose count is what it was when the page was absent before, has not been
+//!    written in between, unless somebody invalidated it: what was read from its device meanwhile is its content.
 //!
-//! Transitions: absent → clean (`insert`), absent or clean → dirty (`write`), dirty → clean
-//! (`complete`), clean → absent (eviction), any → absent (`invalidate`).
+//! Transitions: absent → clean (`admit`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
+//! (`complete`, `inlined`), clean → absent (eviction), any → absent (`invalidate`).
 
 mod dirty;
 mod frames;
 
-use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sum::Padded;
+use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Mutex, MutexGuard, rank};
@@ -89,6 +93,14 @@ pub enum Wrote {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrote {
+    Done,
+    /// Cached, and not known to have a block.
+    Clean,
+    Absent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageState {
     Clean,
     Dirty(Backing),
@@ -128,27 +140,28 @@ pub struct CacheCounters {
     pub no_room: u64,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    hits: AtomicU64,
-    misses: AtomicU64,
-    inserted: AtomicU64,
-    evicted: AtomicU64,
-    written: AtomicU64,
-    cleaned: AtomicU64,
-    no_room: AtomicU64,
+impl CacheCounters {
+    fn add(&mut self, other: &CacheCounters) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.inserted += other.inserted;
+        self.evicted += other.evicted;
+        self.written += other.written;
+        self.cleaned += other.cleaned;
+        self.no_room += other.no_room;
+    }
 }
 
-fn count(counter: &AtomicU64) {
-    // A statistic: no other memory depends on it.
-    counter.fetch_add(1, Ordering::Relaxed);
-}
+/// That a page was not cached, and when; see [`PageCache::admit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Absence(u64);
 
 /// What a frame holds.
 #[derive(Clone, Copy, Debug)]
 struct Tag {
     key: FileKey,
     page: u64,
+    /// 0: not written since it came.
     stamp: u64,
     state: TagState,
     frequency: u8,
@@ -179,6 +192,10 @@ struct Set {
     prints: [u8; WAYS],
     hand: u32,
     next_stamp: u64,
+    /// Invariant 6.
+    departed: u64,
+    /// Of this set alone: whoever counts has its lock.
+    counters: CacheCounters,
     tags: [Tag; WAYS],
 }
 
@@ -214,6 +231,32 @@ impl Set {
     fn stamp(&mut self) -> u64 {
         self.next_stamp += 1;
         self.next_stamp
+    }
+
+    /// A frame for a new page: an empty one, else a clean one that was used least; none when
+    /// all are dirty (invariant 2). The tag is empty on return.
+    fn victim(&mut self) -> Option<usize> {
+        let empty = self.printed(0);
+        if empty != 0 {
+            return Some(empty.trailing_zeros() as usize);
+        }
+        // After FREQUENCY_MAX full turns every clean frame has lost all its uses.
+        for _ in 0..WAYS * (FREQUENCY_MAX as usize + 1) {
+            let way = self.hand as usize;
+            self.hand = (self.hand + 1) % WAYS as u32;
+            let tag = &mut self.tags[way];
+            match tag.state {
+                TagState::Dirty(_) => {}
+                _ if tag.frequency > 0 => tag.frequency -= 1,
+                _ => {
+                    self.departed += (tag.stamp != 0) as u64;
+                    self.empty(way);
+                    self.counters.evicted += 1;
+                    return Some(way);
+                }
+            }
+        }
+        None
     }
 }
 
@@ -259,8 +302,8 @@ pub struct PageCache {
     sets: Box<[Mutex<Set>]>,
     frames: Frames,
     index: Box<[DirtyShard]>,
-    dirty: AtomicUsize,
-    counters: Counters,
+    /// On lines of its own: all who write look at it.
+    dirty: Padded<AtomicUsize>,
 }
 
 fn mix(value: u64) -> u64 {
@@ -279,6 +322,8 @@ impl PageCache {
                 prints: [0; WAYS],
                 hand: 0,
                 next_stamp: 0,
+                departed: 0,
+                counters: CacheCounters::default(),
                 tags: [EMPTY; WAYS],
             };
             Mutex::keyed(rank::PAGE_SET, i as u64, set)
@@ -291,8 +336,7 @@ impl PageCache {
             sets: (0..sets).map(set).collect(),
             frames: Frames::new(sets * WAYS),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
-            dirty: AtomicUsize::new(0),
-            counters: Counters::default(),
+            dirty: Padded(AtomicUsize::new(0)),
         }
     }
 
@@ -307,17 +351,11 @@ impl PageCache {
     }
 
     pub fn counters(&self) -> CacheCounters {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let c = &self.counters;
-        CacheCounters {
-            hits: read(&c.hits),
-            misses: read(&c.misses),
-            inserted: read(&c.inserted),
-            evicted: read(&c.evicted),
-            written: read(&c.written),
-            cleaned: read(&c.cleaned),
-            no_room: read(&c.no_room),
+        let mut all = CacheCounters::default();
+        for set in &self.sets {
+            all.add(&set.lock().counters);
         }
+        all
     }
 
     /// Pages of one run of 64 go to sets next to each other, so that a sequential file
@@ -341,7 +379,7 @@ impl PageCache {
         let at = place.set;
         let mut set = self.sets[at].lock();
         let Some(way) = set.find(place, key, page) else {
-            count(&self.counters.misses);
+            set.counters.misses += 1;
             return false;
         };
         let tag = &mut set.tags[way];
@@ -349,7 +387,7 @@ impl PageCache {
         // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
         let frame = unsafe { self.frames.frame(at * WAYS + way) };
         out.copy_from_slice(&frame[offset..offset + out.len()]);
-        count(&self.counters.hits);
+        set.counters.hits += 1;
         true
     }
 
@@ -381,7 +419,7 @@ impl PageCache {
             return;
         };
         let found = set.find(place, key, page);
-        let Some(way) = found.or_else(|| self.victim(&mut set)) else {
+        let Some(way) = found.or_else(|| set.victim()) else {
             return;
         };
         debug_assert!(!matches!(set.tags[way].state, TagState::Dirty(_)));
@@ -407,28 +445,48 @@ impl PageCache {
         }
     }
 
-    /// Keeps a page just read from its device; zeros follow a short slice. A page that is
-    /// cached already stays as it is: it may be newer. False when no frame could be had.
-    pub fn insert(&self, key: FileKey, page: u64, content: &[u8]) -> bool {
+    /// `None`: it is cached. Not a use of it.
+    pub fn absence(&self, key: FileKey, page: u64) -> Option<Absence> {
+        let place = self.place(key, page);
+        let set = self.sets[place.set].lock();
+        match set.find(place, key, page) {
+            Some(_) => None,
+            None => Some(Absence(set.departed)),
+        }
+    }
+
+    /// Takes in a page just read from its device, which was absent before it was read; zeros follow a short slice. True if
+    /// this is what it holds: nobody has written it since then (invariant 6). One that is cached by now stays as it
+    /// is. `keep`: it is cached from now on if a frame can be had.
+    pub fn admit(
+        &self,
+        key: FileKey,
+        page: u64,
+        Absence(departed): Absence,
+        content: &[u8],
+        keep: bool,
+    ) -> bool {
         let place = self.place(key, page);
         let at = place.set;
         let mut set = self.sets[at].lock();
-        if set.find(place, key, page).is_some() {
-            return true;
+        if let Some(way) = set.find(place, key, page) {
+            return set.tags[way].stamp == 0 && set.departed == departed;
         }
-        let Some(way) = self.victim(&mut set) else {
+        if set.departed != departed {
             return false;
-        };
-        // SAFETY: the set is locked and no reference to its frames exists.
-        unsafe { self.frames.fill(at * WAYS + way, content) };
-        let tag = Tag {
-            key,
-            page,
-            state: TagState::Clean,
-            ..EMPTY
-        };
-        set.fill(way, place.print, tag);
-        count(&self.counters.inserted);
+        }
+        if keep && let Some(way) = set.victim() {
+            // SAFETY: the set is locked and no reference to its frames exists.
+            unsafe { self.frames.fill(at * WAYS + way, content) };
+            let tag = Tag {
+                key,
+                page,
+                state: TagState::Clean,
+                ..EMPTY
+            };
+            set.fill(way, place.print, tag);
+            set.counters.inserted += 1;
+        }
         true
     }
 
@@ -454,8 +512,8 @@ impl PageCache {
                     Rest::Unknown if data.len() == BLOCK_SIZE => &[],
                     Rest::Unknown => return Wrote::Absent,
                 };
-                let Some(way) = self.victim(&mut set) else {
-                    count(&self.counters.no_room);
+                let Some(way) = set.victim() else {
+                    set.counters.no_room += 1;
                     return Wrote::NoRoom;
                 };
                 if data.len() < BLOCK_SIZE {
@@ -473,18 +531,51 @@ impl PageCache {
             }
         };
         // What is not filled above is covered by this: data of a page's length has no offset.
-        // SAFETY: the set is locked and no reference to its frames exists.
+        self.put(&mut set, at, way, (offset, data));
+        let tag = &mut set.tags[way];
+        if tag.state == TagState::Clean {
+            tag.state = TagState::Dirty(backing);
+            self.now_dirty(key, page, backing, now_ns);
+        }
+        Wrote::Done
+    }
+
+    /// Changes part of a page that is cached. `dirty_at`: one that is clean has a block, and becomes dirty at this
+    /// monotonic time; without it only a dirty one is changed. So it never takes a block, nor a frame.
+    pub fn overwrite(
+        &self,
+        key: FileKey,
+        page: u64,
+        part: (usize, &[u8]),
+        dirty_at: Option<u64>,
+    ) -> Overwrote {
+        let place = self.place(key, page);
+        let mut set = self.sets[place.set].lock();
+        let Some(way) = set.find(place, key, page) else {
+            return Overwrote::Absent;
+        };
+        let clean = set.tags[way].state == TagState::Clean;
+        if clean {
+            let Some(now_ns) = dirty_at else {
+                return Overwrote::Clean;
+            };
+            set.tags[way].state = TagState::Dirty(Backing::Allocated);
+            self.now_dirty(key, page, Backing::Allocated, now_ns);
+        }
+        self.put(&mut set, place.set, way, part);
+        Overwrote::Done
+    }
+
+    /// Writes into the frame of a page, for its set, which is locked.
+    fn put(&self, set: &mut Set, at: usize, way: usize, (offset, data): (usize, &[u8])) {
+        // SAFETY: the set is locked, by the caller's reference to what is behind its lock, and no reference to its
+        // frames exists.
         unsafe { self.frames.copy_in(at * WAYS + way, offset, data) };
         let stamp = set.stamp();
         let tag = &mut set.tags[way];
         tag.stamp = stamp;
         tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
-        if tag.state == TagState::Clean {
-            tag.state = TagState::Dirty(backing);
-            self.now_dirty(key, page, backing, now_ns);
-        }
-        count(&self.counters.written);
-        Wrote::Done
+        set.counters.written += 1;
     }
 
     fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
@@ -519,31 +610,6 @@ impl PageCache {
             files.remove(&key);
             shard.count(&files);
         }
-    }
-
-    /// A frame for a new page: an empty one, else a clean one that was used least; none when
-    /// all are dirty (invariant 2). The tag is empty on return.
-    fn victim(&self, set: &mut Set) -> Option<usize> {
-        let empty = set.printed(0);
-        if empty != 0 {
-            return Some(empty.trailing_zeros() as usize);
-        }
-        // After FREQUENCY_MAX full turns every clean frame has lost all its uses.
-        for _ in 0..WAYS * (FREQUENCY_MAX as usize + 1) {
-            let way = set.hand as usize;
-            set.hand = (set.hand + 1) % WAYS as u32;
-            let tag = &mut set.tags[way];
-            match tag.state {
-                TagState::Dirty(_) => {}
-                _ if tag.frequency > 0 => tag.frequency -= 1,
-                _ => {
-                    set.empty(way);
-                    count(&self.counters.evicted);
-                    return Some(way);
-                }
-            }
-        }
-        None
     }
 
     /// Up to `most` dirty pages of a file at or after `from`, ascending.
@@ -616,6 +682,15 @@ impl PageCache {
     /// The page as copied with `stamp` is on its device, in a block of its own. False when it was
     /// written again since (it stays dirty, with a block now) or is gone.
     pub fn complete(&self, key: FileKey, page: u64, stamp: Stamp) -> bool {
+        self.settle(key, page, stamp, true)
+    }
+
+    /// The page as copied with `stamp` is in its inode: written again since it stays dirty, and has no block.
+    pub fn inlined(&self, key: FileKey, page: u64, stamp: Stamp) -> bool {
+        self.settle(key, page, stamp, false)
+    }
+
+    fn settle(&self, key: FileKey, page: u64, stamp: Stamp, has_block: bool) -> bool {
         let place = self.place(key, page);
         let at = place.set;
         let mut set = self.sets[at].lock();
@@ -626,6 +701,9 @@ impl PageCache {
         let TagState::Dirty(backing) = tag.state else {
             return false;
         };
+        if tag.stamp != stamp.0 && !has_block {
+            return false;
+        }
         if tag.stamp != stamp.0 {
             tag.state = TagState::Dirty(Backing::Allocated);
             if backing == Backing::Promised
@@ -637,7 +715,7 @@ impl PageCache {
         }
         tag.state = TagState::Clean;
         self.not_dirty(key, page, backing);
-        count(&self.counters.cleaned);
+        set.counters.cleaned += 1;
         true
     }
 

@@ -14,12 +14,22 @@ fn write(cache: &PageCache, n: u64, offset: usize, data: &[u8], rest: Rest<'_>) 
     cache.write(FILE, n, (offset, data), rest, Backing::Promised, 5)
 }
 
+/// Reads a page from its device, if it is not cached.
+fn insert(cache: &PageCache, n: u64, content: &[u8]) -> bool {
+    match cache.absence(FILE, n) {
+        Some(absence) => {
+            cache.admit(FILE, n, absence, content, true) && cache.state(FILE, n).is_some()
+        }
+        None => true,
+    }
+}
+
 #[test]
 fn a_page_is_read_as_it_was_inserted_and_written() {
     let cache = PageCache::new(64 * BLOCK_SIZE);
     let mut out = [0u8; 4];
     assert!(!cache.read(FILE, 7, 0, &mut out));
-    assert!(cache.insert(FILE, 7, &page(1)));
+    assert!(insert(&cache, 7, &page(1)));
     assert_eq!(
         write(&cache, 7, 2, &[9], Rest::Unknown),
         Wrote::Done,
@@ -51,15 +61,12 @@ fn dirty_pages_are_never_evicted_and_a_full_set_says_so() {
         );
     }
     assert_eq!(write(&cache, 99, 0, &page(0), Rest::Unknown), Wrote::NoRoom);
-    assert!(!cache.insert(FILE, 99, &page(0)));
+    assert!(!insert(&cache, 99, &page(0)));
     let mut copy = page(0);
     let (stamp, backing) = cache.copy_dirty(FILE, 3, &mut copy).unwrap();
     assert_eq!((copy[0], backing), (3, Backing::Promised));
     assert!(cache.complete(FILE, 3, stamp));
-    assert!(
-        cache.insert(FILE, 99, &page(0)),
-        "the clean page makes room"
-    );
+    assert!(insert(&cache, 99, &page(0)), "the clean page makes room");
     assert_eq!(cache.state(FILE, 3), None);
     assert_eq!(cache.dirty(), WAYS - 1);
 }
@@ -110,7 +117,7 @@ fn it_agrees_with_a_map_under_random_use() {
             match rng.below(6) {
                 0 => {
                     let known = truth.get(&n).map_or(0, |t| t.0);
-                    cache.insert(FILE, n, &page(known));
+                    insert(&cache, n, &page(known));
                 }
                 1 | 2 => {
                     let byte = rng.next_u64() as u8;
@@ -183,4 +190,54 @@ fn many_threads_share_it() {
         }
     });
     assert_eq!(cache.dirty(), 0);
+}
+
+#[test]
+fn an_overwrite_takes_neither_a_frame_nor_a_block() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let part = (1, &[9][..]);
+    assert_eq!(cache.overwrite(FILE, 1, part, Some(5)), Overwrote::Absent);
+    assert!(insert(&cache, 1, &page(1)));
+    assert_eq!(cache.overwrite(FILE, 1, part, None), Overwrote::Clean);
+    let mut out = [0; 3];
+    assert!(cache.read(FILE, 1, 0, &mut out));
+    assert_eq!((out, cache.dirty()), ([1; 3], 0));
+    assert_eq!(cache.overwrite(FILE, 1, part, Some(5)), Overwrote::Done);
+    let dirty = Some(PageState::Dirty(Backing::Allocated));
+    assert_eq!((cache.state(FILE, 1), cache.promised(FILE)), (dirty, 0));
+    write(&cache, 2, 0, &page(2), Rest::Unknown);
+    let (stamp, _) = cache.copy_dirty(FILE, 2, &mut page(0)).unwrap();
+    assert_eq!(cache.overwrite(FILE, 2, part, None), Overwrote::Done);
+    assert_eq!(cache.promised(FILE), 1, "it keeps what stands behind it");
+    assert!(!cache.inlined(FILE, 2, stamp));
+    assert_eq!(cache.promised(FILE), 1, "an inode gives no block");
+    assert!(!cache.complete(FILE, 2, stamp));
+    assert_eq!(cache.promised(FILE), 0);
+    assert_eq!((cache.dirty(), cache.counters().written), (2, 3));
+}
+
+#[test]
+fn a_page_that_was_written_and_lost_meanwhile_is_not_admitted() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let absence = cache.absence(FILE, 1).unwrap();
+    let admit = |content: u8| cache.admit(FILE, 1, absence, &page(content), false);
+    assert!(admit(1), "nobody has had it");
+    for n in 0..2 * WAYS as u64 {
+        assert!(insert(&cache, n, &page(1)));
+    }
+    assert!(admit(1), "it was read, and gave way to another");
+    write(&cache, 1, 0, &page(2), Rest::Unknown);
+    assert!(!admit(1), "it was written");
+    let (stamp, _) = cache.copy_dirty(FILE, 1, &mut page(0)).unwrap();
+    assert!(cache.complete(FILE, 1, stamp) && !admit(1), "it is clean");
+    for n in 10..10 + 4 * WAYS as u64 {
+        assert!(insert(&cache, n, &page(1)));
+    }
+    assert_eq!(cache.state(FILE, 1), None);
+    assert!(!admit(1), "it gave way to another");
+    assert!(
+        insert(&cache, 1, &page(2)) && !admit(1),
+        "it is there again"
+    );
+    assert!(cache.absence(FILE, 1).is_none());
 }

@@ -15,15 +15,18 @@
 //!    times alone (R7).
 //! 6. A state leaves the table only when nobody uses it, nothing in it is ahead of the inode
 //!    and no page of the file is dirty: write-back finds dirty pages through their states.
+//! 7. What [`Shown`] has is what [`Meta`] had when its lock was last given back. Whoever holds the I/O lock sees the size that
+//!    is, by invariant 2, and a write or read whose time is not after [`Meta::stamped`] or [`Meta::read_until`] would change
+//!    no time: so those of many cores write nothing that all of them read, but once a tick.
 
 use super::Files;
 use super::references::{GROUP, References};
 use crate::content::{AttrChange, FsNode};
 use crate::{Error, Ino};
-use base::atomic::{AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
-use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
+use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
 use base::thread::current_cpu;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::{Padded, Sum};
@@ -95,6 +98,11 @@ pub(super) struct Meta {
     pub logged: bool,
     /// A cut stopped half way: the inode has a pending truncate.
     pub cutting: bool,
+    /// The time of the last change of content, which is the file's mtime and ctime, in memory or in the inode.
+    /// `None`: somebody may have set one of them since.
+    pub stamped: Option<Timestamp>,
+    /// The last moment at which a read would leave the access time as it is. `None`: not known.
+    pub read_until: Option<Timestamp>,
     pub failure: Failure,
 }
 
@@ -115,11 +123,22 @@ impl Meta {
         self.ahead_since_ns.get_or_insert(now_ns);
     }
 
-    /// Content changed at `now`.
+    /// Content changed at `now`, if no later change came first.
     pub fn touch(&mut self, now: Timestamp, now_ns: u64) {
+        if self.stamped.is_some_and(|stamped| stamped >= now) {
+            return;
+        }
         self.times.mtime = Some(now);
         self.times.ctime = Some(now);
+        self.times_changed();
+        self.stamped = Some(now);
         self.ahead(now_ns);
+    }
+
+    /// A time of the file may be another one now, and not the time of a change of content.
+    pub fn times_changed(&mut self) {
+        self.stamped = None;
+        self.read_until = None;
     }
 
     /// Times as logged are no longer ahead, unless they moved on meanwhile.
@@ -153,6 +172,120 @@ impl Meta {
     }
 }
 
+/// What of [`Meta`] is seen without its lock (invariant 7).
+#[derive(Debug)]
+struct Shown {
+    size: AtomicU64,
+    dead: AtomicBool,
+    /// In nanoseconds; [`NO_TIME`]: none.
+    stamped: AtomicI64,
+    read_until: AtomicI64,
+}
+
+const NO_TIME: i64 = i64::MIN;
+
+fn ns_of(time: Option<Timestamp>) -> i64 {
+    time.map_or(NO_TIME, |time| {
+        let ns = i64::from(time.nsec);
+        time.sec.saturating_mul(1_000_000_000).saturating_add(ns)
+    })
+}
+
+/// [`Meta`] behind its lock.
+#[derive(Debug)]
+pub(super) struct MetaLock {
+    inner: Mutex<Meta>,
+    shown: Shown,
+}
+
+/// The lock of a file's [`Meta`]. What others see without it is made to agree before it is given back.
+pub(super) struct MetaGuard<'a> {
+    meta: MutexGuard<'a, Meta>,
+    shown: &'a Shown,
+}
+
+impl MetaLock {
+    fn new(ino: Ino) -> MetaLock {
+        MetaLock {
+            inner: Mutex::keyed(rank::FILE_STATE, ino.0, Meta::default()),
+            shown: Shown {
+                size: AtomicU64::new(0),
+                dead: AtomicBool::new(false),
+                stamped: AtomicI64::new(NO_TIME),
+                read_until: AtomicI64::new(NO_TIME),
+            },
+        }
+    }
+
+    pub fn lock(&self) -> MetaGuard<'_> {
+        MetaGuard {
+            meta: self.inner.lock(),
+            shown: &self.shown,
+        }
+    }
+
+    pub fn try_lock(&self) -> Option<MetaGuard<'_>> {
+        Some(MetaGuard {
+            meta: self.inner.try_lock()?,
+            shown: &self.shown,
+        })
+    }
+
+    fn size(&self) -> u64 {
+        self.shown.size.load(Ordering::Acquire)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.shown.dead.load(Ordering::Acquire)
+    }
+
+    /// Whether a change of content now needs to set no time.
+    pub fn is_stamped(&self, now: Timestamp) -> bool {
+        self.shown.stamped.load(Ordering::Acquire) >= ns_of(Some(now))
+    }
+
+    /// Whether a read now leaves the access time as it is.
+    pub fn is_read(&self, now: Timestamp) -> bool {
+        self.shown.read_until.load(Ordering::Acquire) >= ns_of(Some(now))
+    }
+}
+
+impl std::ops::Deref for MetaGuard<'_> {
+    type Target = Meta;
+    fn deref(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+impl std::ops::DerefMut for MetaGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Meta {
+        &mut self.meta
+    }
+}
+
+impl Drop for MetaGuard<'_> {
+    fn drop(&mut self) {
+        // Written under the lock alone; what does not change is not written, for those who read it.
+        let Meta { size, dead, .. } = *self.meta;
+        if self.shown.size.load(Ordering::Relaxed) != size {
+            self.shown.size.store(size, Ordering::Release);
+        }
+        if self.shown.dead.load(Ordering::Relaxed) != dead {
+            self.shown.dead.store(dead, Ordering::Release);
+        }
+        let times = [
+            (&self.shown.stamped, self.meta.stamped),
+            (&self.shown.read_until, self.meta.read_until),
+        ];
+        for (shown, time) in times {
+            let ns = ns_of(time);
+            if shown.load(Ordering::Relaxed) != ns {
+                shown.store(ns, Ordering::Release);
+            }
+        }
+    }
+}
+
 /// A file in use.
 #[derive(Debug)]
 pub(crate) struct FileState {
@@ -162,7 +295,7 @@ pub(crate) struct FileState {
     pub(super) io: RwLock<()>,
     /// One write-back at a time among those that hold `io` shared.
     pub(super) flusher: Mutex<()>,
-    pub(super) meta: Mutex<Meta>,
+    pub(super) meta: MetaLock,
 }
 
 impl FileState {
@@ -173,7 +306,7 @@ impl FileState {
             node,
             io: RwLock::with_header(rank::FILE_IO, nid, (), ()),
             flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
-            meta: Mutex::keyed(rank::FILE_STATE, nid, Meta::default()),
+            meta: MetaLock::new(key.nid),
         }
     }
 
@@ -197,14 +330,15 @@ impl FileState {
     }
 
     fn check_alive(&self) -> Result<(), Error> {
-        match self.meta.lock().dead {
+        match self.meta.is_dead() {
             true => Err(Error::Stale(self.ino())),
             false => Ok(()),
         }
     }
 
+    /// The size that programs see; it stays while the caller holds the I/O lock.
     pub(super) fn size(&self) -> u64 {
-        self.meta.lock().size
+        self.meta.size()
     }
 
     /// Failures that whoever opens the file now does not report.
@@ -722,6 +856,7 @@ impl Files {
         if let Some(state) = self.table.peek(ino) {
             let mut meta = state.meta.lock();
             meta.changed = meta.changed.max(epoch);
+            meta.times_changed();
         }
     }
 
@@ -737,6 +872,7 @@ impl Files {
                 meta.times.mtime = None;
             }
             meta.times.ctime = None;
+            meta.times_changed();
             if !meta.is_ahead() {
                 meta.ahead_since_ns = None;
             }

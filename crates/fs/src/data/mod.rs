@@ -6,7 +6,8 @@
 //!       fsync of one page ─► one record: its bytes + size + times (`tail`); it stays dirty
 //! ```
 //!
-//! Invariants (those of one file's state are in [`file`], of its mapping in [`extents`]):
+//! Invariants (those of one file's state are in [`file`], of its mapping in [`extents`], of overwrites beside each other in
+//! [`write`]):
 //! 1. A page becomes dirty only with a block behind it: its own, or a promised one. So
 //!    write-back never meets a full disk; the write does.
 //! 2. Data reaches its device before the record that names its blocks is appended, and the
@@ -14,7 +15,8 @@
 //! 3. Pages are written back in file order, and the logged size never passes a page that is
 //!    still to be written.
 //! 4. Whoever misses a page in the cache under the I/O lock finds its newest content in the inode or
-//!    on the device: a dirty page never leaves the cache otherwise.
+//!    on the device: a dirty page never leaves the cache otherwise. Under the shared one the page may be another by the time it is
+//!    read: whoever reads it asks the cache once more ([`write`], 6).
 //! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
 
 mod extents;
@@ -223,7 +225,9 @@ impl Files {
             meta.promised -= surplus;
             surplus
         };
-        drop(self.store.adopt_promise(surplus));
+        if surplus > 0 {
+            drop(self.store.adopt_promise(surplus));
+        }
     }
 
     /// Forgets pages and returns the blocks promised for them.
@@ -259,7 +263,9 @@ impl Promised<'_> {
 
 impl Drop for Promised<'_> {
     fn drop(&mut self) {
-        drop(self.files.store.adopt_promise(self.blocks));
+        if self.blocks > 0 {
+            drop(self.files.store.adopt_promise(self.blocks));
+        }
     }
 }
 

@@ -8,12 +8,32 @@ use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
 use base::sync::Arc;
 use device::{AlignedBuf, Io};
+use engine::cache::Absence;
 use format::BLOCK_SIZE;
 use std::ops::Range;
 
 /// Pages that one device batch reads.
 const CLUSTER: u64 = 256;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+/// How often a read takes up what was written while it read from a device, before it keeps writers out.
+const TRIES: u32 = 3;
+
+/// How a range is read.
+pub(super) struct Reading {
+    /// Pages beyond it.
+    pub ahead: u64,
+    /// What is read from a device is cached.
+    pub keep: bool,
+    /// The I/O lock is held exclusively.
+    pub alone: bool,
+}
+
+/// Pages that were not cached, and that they were not.
+pub(super) struct Missing {
+    pub pages: Range<u64>,
+    absences: Vec<Absence>,
+}
 
 impl Files {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
@@ -24,31 +44,56 @@ impl Files {
         } else {
             self.options.read_ahead / PAGE
         };
-        let ahead = file.read_ahead(offset, buf.len() as u64, most);
-        let _shared = file.state.lock_shared()?;
-        let size = file.state.size();
-        if offset >= size || buf.is_empty() {
-            return Ok(0);
+        let mut how = Reading {
+            ahead: file.read_ahead(offset, buf.len() as u64, most),
+            keep: !direct,
+            alone: false,
+        };
+        {
+            let _shared = file.state.lock_shared()?;
+            if let Some(len) = self.read_locked(&file.state, offset, buf, &how)? {
+                return Ok(len);
+            }
         }
-        let end = size.min(offset.saturating_add(buf.len() as u64));
-        let len = (end - offset) as usize;
-        self.read_range(&file.state, offset, &mut buf[..len], ahead, !direct)?;
-        self.touch_atime(&file.state)?;
-        Ok(len)
+        let _exclusive = file.state.lock_exclusive()?;
+        how.alone = true;
+        let len = self.read_locked(&file.state, offset, buf, &how)?;
+        Ok(len.unwrap_or(0))
     }
 
-    /// Reads bytes that lie below the end of the file. The caller holds the I/O lock.
-    pub(super) fn read_range(
+    /// As `read`, under the I/O lock. `None`: others have written too often meanwhile, which they cannot under the
+    /// exclusive one.
+    fn read_locked(
         &self,
         state: &Arc<FileState>,
         offset: u64,
         buf: &mut [u8],
-        ahead: u64,
-        keep: bool,
-    ) -> Result<(), Error> {
+        how: &Reading,
+    ) -> Result<Option<usize>, Error> {
+        let size = state.size();
+        if offset >= size || buf.is_empty() {
+            return Ok(Some(0));
+        }
+        let end = size.min(offset.saturating_add(buf.len() as u64));
+        let len = (end - offset) as usize;
+        if !self.read_range(state, offset, &mut buf[..len], how)? {
+            return Ok(None);
+        }
+        self.touch_atime(state)?;
+        Ok(Some(len))
+    }
+
+    /// Reads bytes that lie below the end of the file. The caller holds the I/O lock. False: see `read_locked`.
+    fn read_range(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        buf: &mut [u8],
+        how: &Reading,
+    ) -> Result<bool, Error> {
         let end = offset + buf.len() as u64;
         let last = end.div_ceil(PAGE);
-        let mut at = offset;
+        let (mut at, mut stale) = (offset, 0);
         while at < end {
             let (page, within) = (at / PAGE, (at % PAGE) as usize);
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
@@ -57,43 +102,77 @@ impl Files {
                 at += len as u64;
                 continue;
             }
-            let mut missing = self.missing_run(state, page, last, ahead);
-            let loaded = match self.load_pages(state, missing.clone()) {
+            let Some(mut missing) = self.missing_run(state, page, last, how.ahead) else {
+                continue;
+            };
+            let loaded = match self.load_pages(state, missing.pages.clone()) {
                 // What cannot be read may be a neighbour that nobody asked for.
-                Err(_) if missing.end > page + 1 => {
-                    missing = page..page + 1;
-                    self.load_pages(state, missing.clone())?
+                Err(_) if missing.pages.end > page + 1 => {
+                    missing.pages.end = page + 1;
+                    self.load_pages(state, missing.pages.clone())?
                 }
                 other => other?,
             };
-            if keep {
-                for (i, content) in loaded.chunks(BLOCK_SIZE).enumerate() {
-                    self.pages
-                        .insert(state.key, missing.start + i as u64, content);
+            let good = self.admit(state, &missing, &loaded, how);
+            let stop = end.min(good.end * PAGE);
+            if stop > at {
+                let len = (stop - at) as usize;
+                buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
+                at = stop;
+            }
+            if at < end && good.end < missing.pages.end {
+                stale += 1;
+                if stale == TRIES {
+                    return Ok(false);
                 }
             }
-            let stop = end.min(missing.end * PAGE);
-            let len = (stop - at) as usize;
-            buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
-            at = stop;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Pages from `page` on that are not cached: as far as `last`, and `ahead` more inside
-    /// the file. They were absent before their mapping is looked up, so nothing newer than
-    /// the device's content can exist for them while the I/O lock is held.
-    fn missing_run(&self, state: &Arc<FileState>, page: u64, last: u64, ahead: u64) -> Range<u64> {
+    /// the file. `None`: it is cached by now.
+    pub(super) fn missing_run(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        last: u64,
+        ahead: u64,
+    ) -> Option<Missing> {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
         // Read-ahead must not push out what it brought in itself.
         let room = CLUSTER.min(self.pages.capacity() as u64 / 4).max(1);
         let most = wanted.min(page + room).max(page + 1);
-        let mut end = page + 1;
-        while end < most && self.pages.state(state.key, end).is_none() {
-            end += 1;
+        let absent = |page| self.pages.absence(state.key, page);
+        let absences: Vec<Absence> = (page..most).map_while(absent).collect();
+        let end = page + absences.len() as u64;
+        (end > page).then_some(Missing {
+            pages: page..end,
+            absences,
+        })
+    }
+
+    /// Caches what was read from a device. Returns the first of these pages, as far as this is what they hold: one
+    /// that somebody has loaded, overwritten, written back and lost again meanwhile may hold anything.
+    pub(super) fn admit(
+        &self,
+        state: &Arc<FileState>,
+        missing: &Missing,
+        loaded: &[u8],
+        how: &Reading,
+    ) -> Range<u64> {
+        let mut good = missing.pages.start..missing.pages.start;
+        let contents = loaded.chunks(BLOCK_SIZE).zip(&missing.absences);
+        for (page, (content, absence)) in (missing.pages.start..).zip(contents) {
+            let fresh = self
+                .pages
+                .admit(state.key, page, *absence, content, how.keep);
+            if (fresh || how.alone) && good.end == page {
+                good.end += 1;
+            }
         }
-        page..end
+        good
     }
 
     /// Reads pages that are not cached: holes, unwritten extents and whatever lies beyond the
@@ -168,6 +247,10 @@ impl Files {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
             return Ok(());
         }
+        let now = self.now();
+        if state.meta.is_read(now) {
+            return Ok(());
+        }
         let content = state.node.read()?;
         let inode = content.inode()?;
         let mut meta = state.meta.lock();
@@ -176,11 +259,18 @@ impl Files {
         let due = self.options.atime == AtimePolicy::Always
             || changed(meta.times.mtime, inode.mtime)
             || changed(meta.times.ctime, inode.ctime)
-            || self.store.clock().now().sec - atime.sec >= DAY_SECONDS;
-        if due {
-            meta.times.atime = Some(self.now());
+            || now.sec.saturating_sub(atime.sec) >= DAY_SECONDS;
+        if due && atime != now {
+            meta.times.atime = Some(now);
             meta.ahead(self.now_ns());
         }
+        meta.read_until = Some(match due {
+            true => now,
+            false => Timestamp {
+                sec: atime.sec.saturating_add(DAY_SECONDS - 1),
+                nsec: 0,
+            },
+        });
         Ok(())
     }
 

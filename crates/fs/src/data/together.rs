@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. The locks of several files are held together. They are tried, never waited for, so holding them
 //!    cannot close a circle. A file that is busy, large, or not the simple case is left to `flush_file`.
-//! 2. From the copy of its pages to the end of its record nobody changes a file's content, size or
-//!    mapping: its write-back turn is held, and its I/O lock, shared.
+//! 2. From the list of its dirty pages to the end of its record nobody changes a file's size or mapping, and its content
+//!    by overwrites alone (`write`): its write-back turn is held, and its I/O lock, shared.
 //! 3. The record is begun after all writes of the group have completed. If one of them failed nothing is
 //!    logged of those that share it: `flush_file` then finds out whose bytes cannot be written, and
 //!    latches that on these files alone.
@@ -17,7 +17,7 @@
 use super::Files;
 use super::extents::PAGE_LIMIT;
 use super::file::{FileState, NewTimes, StateUse};
-use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes};
+use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes, size_limit};
 use crate::Error;
 use crate::content::inode::{INLINE_DATA_MAX, INLINE_EXTENTS_MAX};
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, Inode};
@@ -182,10 +182,9 @@ impl<'a> Group<'a> {
                 None => Joined::Alone,
                 Some(target) => {
                     let size = match &target {
-                        // No page is dirty but those that are written.
+                        // No other page was dirty.
                         Target::Mapped(layout) if layout.covered < all => {
-                            let done = &room.pages[pages.start..pages.start + layout.covered];
-                            self.files.size_limit(state, size, done)
+                            size_limit(size, Some(room.pages[pages.start + layout.covered]))
                         }
                         _ => size,
                     };

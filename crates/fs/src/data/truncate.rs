@@ -61,7 +61,8 @@ impl Files {
     }
 
     /// Makes a file shorter. If that fails and nothing of it was logged, the file keeps its size: a smaller one
-    /// is logged here or never, so that memory must not show what no later fsync makes durable.
+    /// is logged here or never, so that memory must not show what no later fsync makes durable. If written pages went with
+    /// the attempt, so does what it grew by since its size was logged: behind that the device has what was there once.
     fn shrink(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
         let (old, logged) = {
             let meta = state.meta.lock();
@@ -76,6 +77,7 @@ impl Files {
         if outcome.is_err() && size < logged && meta.logged_size == logged && !meta.replaced {
             meta.size = old;
             if dropped.dirty > 0 {
+                meta.size = old.min(logged);
                 self.lost(state, &mut meta, CUT_FAILED);
             }
             return outcome;

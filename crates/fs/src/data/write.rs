@@ -1,4 +1,20 @@
 //! Writing: into the cache, against promised blocks; direct writes to the device, coherently.
+//!
+//! A write holds the file's I/O lock exclusively, but for an *overwrite*, of many of which each changes bytes of one page
+//! under the shared lock, beside readers and write-back. Invariants:
+//!
+//! 1. An overwrite changes bytes below the size, of a page that is cached and dirty, or clean with a block of its own. So it
+//!    changes neither size nor mapping, needs no space and no frame, and reads nothing. Everything else that
+//!    changes content is exclusive: appends, growth, cuts, holes, direct writes, writes of several pages.
+//! 2. A page is one unit: its set's lock orders overwrites of it, and reads. So all see a whole write or none of it: what is
+//!    larger than a page is not written so.
+//! 3. The file has the write's times, in memory or in its inode, before its page has the bytes.
+//! 4. Who has found a page clean and with a block under the shared lock may make it dirty later under the same: what is
+//!    mapped stays mapped. A page that is not dirty and has none stays so; a dirty one keeps what stands behind it.
+//! 5. Write-back takes what is dirty when it begins. A page that is overwritten later stays dirty by its stamp; if it was clean
+//!    until then, its content of that time is home, so it holds back neither the logged size nor anything else.
+//! 6. Who loads a page under the shared lock uses what it read only if nobody can have written the page meanwhile
+//!    (`PageCache::admit`).
 
 use super::extents;
 use super::file::{FileState, OpenFile};
@@ -9,7 +25,7 @@ use crate::content::{Body, FileExtent};
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::AlignedBuf;
-use engine::cache::{Backing, PageState, Rest, Wrote};
+use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
 use format::BLOCK_SIZE;
 use std::ops::Range;
 
@@ -69,8 +85,11 @@ impl Files {
         self.balance(state)?;
         let whole = offset.is_multiple_of(PAGE) && (data.len() as u64).is_multiple_of(PAGE);
         let direct = file.has(libc::O_DIRECT) && !file.has(libc::O_APPEND);
+        let plain = !file.has(libc::O_DIRECT) && !file.has(libc::O_APPEND);
         let written = if direct && whole {
             self.write_direct(state, offset, data)?
+        } else if plain && self.overwrite(state, offset, data)? {
+            data.len()
         } else {
             let _exclusive = state.lock_exclusive()?;
             let at = match file.has(libc::O_APPEND) {
@@ -87,6 +106,48 @@ impl Files {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
         Ok(written)
+    }
+
+    /// Writes into one page that the cache has and that has a block, below the end of the file, under the shared I/O lock
+    /// (see the module's head). False: nothing is written, and the write has to be done under the exclusive one.
+    fn overwrite(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
+        let (page, within) = (offset / PAGE, (offset % PAGE) as usize);
+        let fits = within + data.len() <= BLOCK_SIZE;
+        let inside = || offset.saturating_add(data.len() as u64) <= state.size();
+        // Before the lock, too: who makes a file longer does not take it twice.
+        if !fits || !inside() {
+            return Ok(false);
+        }
+        let _shared = state.lock_shared()?;
+        if !inside() {
+            return Ok(false);
+        }
+        self.stamp(state);
+        let put = |dirty_at| {
+            let part = (within, data);
+            self.pages.overwrite(state.key, page, part, dirty_at)
+        };
+        Ok(match put(None) {
+            Overwrote::Done => true,
+            Overwrote::Clean if self.has_block(state, page)? => {
+                put(Some(self.now_ns())) == Overwrote::Done
+            }
+            _ => false,
+        })
+    }
+
+    /// The content is about to change, but not the size.
+    fn stamp(&self, state: &Arc<FileState>) {
+        let now = self.now();
+        if !state.meta.is_stamped(now) {
+            let now_ns = self.now_ns();
+            state.meta.lock().touch(now, now_ns);
+        }
+    }
+
+    /// Whether a page has a block of its own, as long as the I/O lock is held shared.
+    fn has_block(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+        Ok(!self.mapped(state, page..page + 1)?.is_empty())
     }
 
     /// A buffered write; the caller holds the I/O lock exclusively.

@@ -1,7 +1,7 @@
 //! Write-back: dirty pages to blocks in few large writes, then one record for each batch.
 //!
-//! Called with the file's I/O lock held exclusively, or shared together with its flusher lock:
-//! no page changes meanwhile, and nobody else allocates for the same pages.
+//! Called with the file's I/O lock held exclusively, or shared together with its flusher lock: nobody else
+//! allocates for the same pages, and size and mapping stay. Pages may be overwritten meanwhile (see `write`).
 //!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
 //! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
@@ -156,9 +156,13 @@ impl Files {
         if replaced {
             return self.flush_replaced(state, size, how);
         }
-        let pages = self
-            .pages
-            .dirty_pages(state.key, from..PAGE_LIMIT, self.batch_pages());
+        // Of what is not logged yet, the first page that an earlier batch has left or that was written since.
+        let dirty = |pages, most| self.pages.dirty_pages(state.key, pages, most);
+        let before = dirty(logged_size / PAGE..from, 1).first().copied();
+        let batch = self.batch_pages();
+        let mut pages = dirty(from..PAGE_LIMIT, batch + 1);
+        let beyond = pages.get(batch).copied();
+        pages.truncate(batch);
         if size <= inline_max(how) && !keep_extents && self.is_inline(state)? {
             if !pages.is_empty() || size != logged_size {
                 self.flush_inline(state, size)?;
@@ -171,7 +175,7 @@ impl Files {
             return Ok(None);
         }
         let Some(copies) = self.copy_pages(state, pages)? else {
-            let limit = self.size_limit(state, size, &[]);
+            let limit = size_limit(size, before);
             if limit > logged_size {
                 self.log_changes(state, Vec::new(), Vec::new(), limit)?;
             }
@@ -180,7 +184,8 @@ impl Files {
         let layout = self.lay_out(state, &copies.pages, false)?;
         let covered = layout.covered;
         let done = &copies.pages[..covered];
-        let limit = self.size_limit(state, size, done).max(logged_size);
+        let left = copies.pages.get(covered).copied();
+        let limit = size_limit(size, before.or(left).or(beyond)).max(logged_size);
         self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
         let last = done.last().map_or(from, |p| p + 1);
@@ -189,18 +194,6 @@ impl Files {
             .dirty_pages(state.key, last..PAGE_LIMIT, 1)
             .is_empty();
         Ok(more.then_some(last))
-    }
-
-    /// The size that may be logged once the pages in `done` are home: up to the first page
-    /// that is dirty still.
-    pub(super) fn size_limit(&self, state: &Arc<FileState>, size: u64, done: &[u64]) -> u64 {
-        let dirty = self
-            .pages
-            .dirty_pages(state.key, 0..PAGE_LIMIT, done.len() + 1);
-        match dirty.iter().find(|p| done.binary_search(p).is_err()) {
-            Some(page) => size.min(page * PAGE),
-            None => size,
-        }
     }
 
     pub(super) fn is_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
@@ -616,11 +609,14 @@ impl Files {
 
     /// The inode has the content of a small file. If it is too large to stay there, its page stays dirty.
     fn inlined(&self, state: &Arc<FileState>, copies: Option<Copies>, size: u64) {
-        match copies {
-            Some(_) if size > INLINE_DATA_MAX as u64 => self.stays_logged(state),
-            Some(copies) => self.complete(state, &copies, copies.pages.len()),
-            None => {}
+        let Some(copies) = copies else { return };
+        if size > INLINE_DATA_MAX as u64 {
+            return self.stays_logged(state);
         }
+        for (&page, &stamp) in copies.pages.iter().zip(&copies.stamps) {
+            self.pages.inlined(state.key, page, stamp);
+        }
+        state.meta.lock().logged = false;
     }
 
     /// Puts the new content of a replaced file in place of the old in one record, so that a
@@ -755,6 +751,11 @@ impl Files {
         meta.size = meta.size.max(size);
         Ok(())
     }
+}
+
+/// The size that may be logged when this is the first page that is neither home nor clean since write-back began.
+pub(super) fn size_limit(size: u64, left: Option<u64>) -> u64 {
+    left.map_or(size, |page| size.min(page * PAGE))
 }
 
 /// The largest file whose content goes to its inode.

@@ -281,6 +281,41 @@ fn a_file_that_could_not_be_cut_keeps_its_size() {
     world.mount().check(ino);
 }
 
+/// It showed, behind its logged end, what its last block had held when the file was longer.
+#[test]
+fn a_file_that_could_not_be_cut_shows_nothing_behind_its_end() {
+    let world = World::new(30, 256, 4096);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let last = 6_000;
+    for page in (0..last).step_by(2) {
+        m.write(&file, page * PAGE, &pattern(page, 100));
+    }
+    m.write(&file, last * PAGE, &pattern(last, PAGE as usize));
+    m.files.fsync(&file, false).unwrap();
+    m.files.truncate(ino, last * PAGE + 10).unwrap();
+    m.files.fsync(&file, false).unwrap();
+    let whole = m.contents(ino);
+    drop(file);
+    m.close();
+    let m = world.mount();
+    let file = m.open(ino);
+    m.write(&file, last * PAGE + 10, &[7; 2000]);
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    m.files.truncate(ino, 7 * PAGE + 9).unwrap_err();
+    for device in &world.devices {
+        device.heal();
+    }
+    assert_eq!(m.contents(ino), whole);
+    assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    m.write(&file, last * PAGE + 100, &[7]);
+    let contents = m.contents(ino);
+    assert!(contents[whole.len()..][..90].iter().all(|&b| b == 0));
+}
+
 /// A cut stopped half way, and the file grew: whoever finished the cut freed what had been added.
 #[test]
 fn what_is_added_behind_an_unfinished_cut_stays() {

@@ -5,6 +5,7 @@ mod failures;
 mod groups;
 mod model;
 mod outgrow;
+mod shared;
 mod stories;
 mod tails;
 

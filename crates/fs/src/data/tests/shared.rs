@@ -1,0 +1,469 @@
+//! Many threads in one file: overwrites of its blocks beside reads, write-back, fsync, growth and cuts.
+
+use super::*;
+use crate::data::read::Reading;
+use base::sync::{Mutex, rank};
+use base::{sched, thread};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A file of whole pages that is home, and open.
+fn at_home(m: &Mounted, pages: u64) -> (Ino, Arc<OpenFile>) {
+    let ino = m.make();
+    let file = m.open(ino);
+    for page in 0..pages {
+        m.write(&file, page * PAGE, &[1; PAGE as usize]);
+    }
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    (ino, file)
+}
+
+/// Calls `work` in another thread while this one holds the file's data, shared. True when it ended meanwhile.
+fn ends_beside_a_reader(m: &Mounted, ino: Ino, work: impl Fn() + Sync) -> bool {
+    let (held, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let seen = thread::parallel(2, |t| {
+        if t == 1 {
+            while !held.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            work();
+            ended.store(true, Ordering::SeqCst);
+            return false;
+        }
+        let file = m.open(ino);
+        let shared = file.state.io.read();
+        held.store(true, Ordering::SeqCst);
+        for _ in 0..20_000 {
+            if ended.load(Ordering::SeqCst) {
+                break;
+            }
+            thread::yield_now();
+        }
+        let seen = ended.load(Ordering::SeqCst);
+        drop(shared);
+        seen
+    });
+    seen[0]
+}
+
+#[test]
+fn an_overwrite_runs_beside_readers_and_what_changes_the_file_does_not() {
+    let world = World::new(70, 64, 256);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 8);
+    let beside = |offset: u64, data: &[u8]| {
+        ends_beside_a_reader(&m, ino, || m.write(&m.open(ino), offset, data))
+    };
+    let page = [2; PAGE as usize];
+    assert!(beside(0, &page), "of a clean page with a block");
+    assert!(beside(0, &page), "of a dirty page");
+    assert!(beside(3 * PAGE + 100, &[3; 200]), "of a part of one");
+    assert!(!beside(7 * PAGE + 1, &page), "beyond the end");
+    assert!(!beside(PAGE, &[4; 2 * PAGE as usize]), "of two pages");
+    m.files.truncate(ino, 20 * PAGE).unwrap();
+    m.files.read(&file, 15 * PAGE, &mut [0; 9]).unwrap();
+    assert!(!beside(15 * PAGE, &page), "of a hole");
+    assert!(
+        beside(15 * PAGE, &page),
+        "of a page that has a promised block"
+    );
+    let appends = || {
+        let file = m
+            .files
+            .open(&m.owners, ino, libc::O_WRONLY | libc::O_APPEND);
+        m.write(&file.unwrap(), 0, &page);
+    };
+    assert!(!ends_beside_a_reader(&m, ino, appends), "an append");
+    m.files.write_back_all().unwrap();
+    m.check(ino);
+    let contents = m.contents(ino);
+    assert_eq!(contents.len() as u64, 21 * PAGE);
+    assert_eq!(contents[3 * PAGE as usize + 100], 3);
+    drop(file);
+    m.close();
+    assert_eq!(world.mount().contents(ino), contents);
+}
+
+/// Who reads from a device and is held up finds out that the page was another one meanwhile.
+#[test]
+fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
+    let world = World::new(71, 64, 64);
+    let m = world.mount();
+    let (_, file) = at_home(&m, 300);
+    let state = &file.state;
+    let mut byte = [0];
+    let mut push_out = |wanted: u64| {
+        for page in (0..300).filter(|page| page / 64 != wanted / 64) {
+            m.files.read(&file, page * PAGE, &mut byte).unwrap();
+        }
+        assert_eq!(m.files.pages.state(state.key, wanted), None);
+    };
+    push_out(5);
+    let reading = |alone| Reading {
+        ahead: 0,
+        keep: true,
+        alone,
+    };
+    let missing = m.files.missing_run(state, 5, 6, 0).unwrap();
+    let loaded = m.files.load_pages(state, missing.pages.clone()).unwrap();
+    let admit = |alone| m.files.admit(state, &missing, &loaded, &reading(alone));
+    // Somebody else loads it, overwrites it, takes it home and loses it.
+    m.files.read(&file, 5 * PAGE, &mut [0]).unwrap();
+    assert_eq!(admit(false), 5..6, "it is the same");
+    m.write(&file, 5 * PAGE, &[9; PAGE as usize]);
+    assert_eq!(admit(false), 5..5, "it has been written");
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(admit(false), 5..5, "it is home");
+    push_out(5);
+    assert_eq!(admit(false), 5..5, "it is gone");
+    let mut byte = [0];
+    m.files.read(&file, 5 * PAGE, &mut byte).unwrap();
+    assert_eq!(byte, [9]);
+    // Its frame was needed for others: nobody who reads alone asks.
+    assert_eq!(admit(true), 5..6);
+}
+
+/// A page that goes to the inode, and is overwritten on the way there, gets a block when the file grows.
+#[test]
+fn a_small_file_that_is_overwritten_on_its_way_home_keeps_its_promise() {
+    let world = World::new(72, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &[1; 300]);
+    let key = file.state.key;
+    let mut copy = [0; PAGE as usize];
+    let (stamp, _) = m.files.pages.copy_dirty(key, 0, &mut copy).unwrap();
+    m.write(&file, 100, &[2; 100]);
+    assert!(!m.files.pages.inlined(key, 0, stamp));
+    assert_eq!(m.files.pages.promised(key), 1);
+    m.write(&file, 300, &[3; 9000]);
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.check(ino), 3);
+    drop(file);
+    m.close();
+    assert_eq!(
+        world.mount().contents(ino)[99..301],
+        [&[1][..], &[2; 100], &[1; 100], &[3]].concat()
+    );
+}
+
+/// Written by its own task alone, one value after the other: half a page.
+const UNIT: u64 = PAGE / 2;
+const PAGES: u64 = 24;
+const TASKS: usize = 4;
+
+/// What tasks did to the units of a file.
+struct Ledger {
+    begun: Vec<AtomicU64>,
+    ended: Vec<AtomicU64>,
+    /// What a sync that has returned had to make durable.
+    durable: Mutex<Vec<u64>>,
+    size: AtomicU64,
+    durable_size: AtomicU64,
+}
+
+impl Ledger {
+    fn new() -> Ledger {
+        let units = || (0..2 * PAGES).map(|_| AtomicU64::new(1)).collect();
+        Ledger {
+            begun: units(),
+            ended: units(),
+            durable: Mutex::new(rank::LEDGER, vec![1; 2 * PAGES as usize]),
+            size: AtomicU64::new(PAGES * PAGE),
+            durable_size: AtomicU64::new(PAGES * PAGE),
+        }
+    }
+
+    fn ended(&self) -> Vec<u64> {
+        self.ended
+            .iter()
+            .map(|u| u.load(Ordering::SeqCst))
+            .collect()
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes
+        .chunks(8)
+        .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+}
+
+struct Task<'a> {
+    me: u64,
+    m: &'a Mounted,
+    ino: Ino,
+    file: Arc<OpenFile>,
+    ledger: &'a Ledger,
+    rng: Rng,
+    /// Cuts what it has appended.
+    cuts: bool,
+}
+
+impl Task<'_> {
+    fn step(&mut self) -> Result<(), Error> {
+        match self.rng.below(20) {
+            0..9 => self.overwrite(),
+            9..15 => self.read(),
+            15 | 16 => self.sync(),
+            17 => {
+                self.m.files.tick()?;
+                self.m.files.write_back(self.ino)
+            }
+            18 => self.grow(),
+            _ => self.beyond(),
+        }
+    }
+
+    /// Both halves of a page, or one, of those that are this task's.
+    fn overwrite(&mut self) -> Result<(), Error> {
+        let page = self.rng.below(PAGES / TASKS as u64) * TASKS as u64 + self.me;
+        // Every third page is only written as a whole, so that half a write is seen.
+        let units = match page.is_multiple_of(3) || self.rng.one_in(2) {
+            true => 2 * page..2 * page + 2,
+            false => {
+                let unit = 2 * page + self.rng.below(2);
+                unit..unit + 1
+            }
+        };
+        let mut data = Vec::new();
+        for unit in units.clone() {
+            let value = self.ledger.begun[unit as usize].load(Ordering::SeqCst) + 1;
+            self.ledger.begun[unit as usize].store(value, Ordering::SeqCst);
+            data.extend((0..UNIT / 8).flat_map(|_| value.to_le_bytes()));
+        }
+        let written = self.m.files.write(&self.file, units.start * UNIT, &data)?;
+        assert_eq!(written, data.len());
+        for unit in units {
+            let value = self.ledger.begun[unit as usize].load(Ordering::SeqCst);
+            self.ledger.ended[unit as usize].store(value, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Error> {
+        let first = self.rng.below(PAGES);
+        let pages = 1 + self.rng.below(6.min(PAGES - first));
+        let ended = self.ledger.ended();
+        let mut buf = vec![0xEE; (pages * PAGE) as usize];
+        assert_eq!(
+            self.m.files.read(&self.file, first * PAGE, &mut buf)?,
+            buf.len()
+        );
+        for (page, bytes) in (first..).zip(buf.chunks(PAGE as usize)) {
+            let mut values = [0; 2];
+            for (half, bytes) in bytes.chunks(UNIT as usize).enumerate() {
+                let unit = 2 * page as usize + half;
+                let value = words(bytes).next().unwrap();
+                assert!(words(bytes).all(|v| v == value), "unit {unit} is torn");
+                let begun = self.ledger.begun[unit].load(Ordering::SeqCst);
+                let known = ended[unit]..=begun;
+                assert!(
+                    known.contains(&value),
+                    "unit {unit}: {value}, not {known:?}"
+                );
+                values[half] = value;
+            }
+            assert!(
+                values[0] == values[1] || !page.is_multiple_of(3),
+                "page {page} is torn"
+            );
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), Error> {
+        let (ended, size) = (self.ledger.ended(), self.ledger.size.load(Ordering::SeqCst));
+        self.m.files.fsync(&self.file, self.rng.one_in(2))?;
+        let mut durable = self.ledger.durable.lock();
+        for (durable, ended) in durable.iter_mut().zip(ended) {
+            *durable = ended.max(*durable);
+        }
+        if !self.cuts {
+            self.ledger.durable_size.fetch_max(size, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// The first task's alone: the file gets longer, or as short as it was.
+    fn grow(&mut self) -> Result<(), Error> {
+        if self.me != 0 {
+            return Ok(());
+        }
+        let size = self.file.state.size();
+        if self.cuts && self.rng.one_in(3) {
+            let size = PAGES * PAGE + self.rng.below(PAGE);
+            return self.m.files.truncate(self.ino, size);
+        }
+        if size > 3 * PAGES * PAGE {
+            return Ok(());
+        }
+        if self.rng.one_in(3) {
+            self.m
+                .files
+                .truncate(self.ino, size + self.rng.below(3 * PAGE))?;
+        } else {
+            let len = self.rng.below(5 * PAGE) as usize + 1;
+            self.m.files.write(&self.file, size, &vec![7; len])?;
+        }
+        self.ledger
+            .size
+            .store(self.file.state.size(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Overwrites what others make longer and shorter.
+    fn beyond(&mut self) -> Result<(), Error> {
+        if self.cuts && self.me == 0 {
+            return Ok(());
+        }
+        let at = PAGES * PAGE + self.rng.below(PAGE);
+        let len = 1 + self.rng.below(200);
+        if at + len <= self.file.state.size() {
+            let data = vec![8; len as usize];
+            self.m.files.write(&self.file, at, &data)?;
+        }
+        Ok(())
+    }
+}
+
+/// One run of a seed, up to a power cut or to the end.
+fn shared_file(seed: u64) {
+    let mut rng = Rng::new(seed);
+    // So few that pages come and go all the time.
+    let frames = *rng.pick(&[32, 64, 128]);
+    let mut world = World::new(seed, 64, frames);
+    let (cut, cuts) = (rng.one_in(2), rng.one_in(2));
+    let ino = {
+        let m = world.mount();
+        let ino = m.make();
+        let file = m.open(ino);
+        let ones: Vec<u8> = (0..PAGES * PAGE / 8)
+            .flat_map(|_| 1u64.to_le_bytes())
+            .collect();
+        m.write(&file, 0, &ones);
+        drop(file);
+        m.close();
+        ino
+    };
+    let ledger = Ledger::new();
+    let m = world.mount();
+    if cut {
+        world.switch.cut_after(rng.below(600));
+    }
+    sched::run(&format!("seed {seed}"), seed, &world.clock, || {
+        thread::parallel(TASKS, |t| {
+            let Ok(file) = m.files.open(&m.owners, ino, libc::O_RDWR) else {
+                return;
+            };
+            let mut task = Task {
+                me: t as u64,
+                m: &m,
+                ino,
+                file,
+                ledger: &ledger,
+                rng: Rng::new(seed ^ (t as u64 + 1)),
+                cuts,
+            };
+            for _ in 0..120 {
+                if let Err(error) = task.step() {
+                    assert!(cut, "seed {seed}: {error}");
+                    return;
+                }
+            }
+        });
+    });
+    let m = if cut {
+        world.switch.cut_now();
+        drop(m);
+        world.restart(&mut rng);
+        world.mount()
+    } else {
+        let (contents, inode) = (m.contents(ino), m.inode(ino));
+        let last = m.files.volatile(ino, inode.generation);
+        m.files.write_back_all().unwrap();
+        m.check(ino);
+        assert_eq!(m.files.pages.dirty(), 0);
+        m.close();
+        let m = world.mount();
+        assert_eq!(m.contents(ino), contents, "seed {seed}");
+        let mtime = last.and_then(|v| v.times.mtime).unwrap_or(inode.mtime);
+        assert!(m.inode(ino).mtime >= mtime, "seed {seed}");
+        m
+    };
+    m.check(ino);
+    let found = m.contents(ino);
+    let size = ledger.durable_size.load(Ordering::SeqCst);
+    assert!(
+        found.len() as u64 >= size,
+        "seed {seed}: {} of {size} bytes",
+        found.len()
+    );
+    let durable = ledger.durable.lock().clone();
+    for (unit, bytes) in found.chunks(UNIT as usize).enumerate().take(durable.len()) {
+        let known = durable[unit]..=ledger.begun[unit].load(Ordering::SeqCst);
+        // What was not synced is torn by sectors.
+        for value in words(bytes) {
+            assert!(
+                known.contains(&value),
+                "seed {seed}: unit {unit} has {value}, not {known:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn tasks_share_a_file_in_any_order() {
+    for seed in 0..60 {
+        shared_file(seed);
+    }
+}
+
+/// Cuts in the middle of a page that others overwrite, and makes the file as long as it was.
+fn cut_and_overwritten(seed: u64) {
+    let world = World::new(seed, 64, 64);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 2);
+    let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let overwrite = |rng: &mut Rng| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        let at = PAGE + rng.below(PAGE - 200);
+        if at + 200 <= file.state.size() {
+            m.write(&file, at, &[8; 200]);
+        }
+        ended.fetch_add(1, Ordering::SeqCst);
+    };
+    let cut = |rng: &mut Rng| {
+        let short = PAGE + rng.below(PAGE);
+        m.files.truncate(ino, short).unwrap();
+        let before = begun.load(Ordering::SeqCst);
+        // One that was not over yet may come after the cut, and make the file longer.
+        let idle = ended.load(Ordering::SeqCst) == before && file.state.size() == short;
+        m.files.truncate(ino, 2 * PAGE).unwrap();
+        let mut added = vec![0xEE; (2 * PAGE - short) as usize];
+        m.files.read(&file, short, &mut added).unwrap();
+        if idle && begun.load(Ordering::SeqCst) == before {
+            assert!(added.iter().all(|&b| b == 0), "seed {seed}: it is there");
+        }
+    };
+    sched::run(&format!("seed {seed}"), seed, &world.clock, || {
+        thread::parallel(3, |t| {
+            let mut rng = Rng::new(seed ^ (t as u64 + 1));
+            for _ in 0..40 {
+                match t {
+                    0 => cut(&mut rng),
+                    _ => overwrite(&mut rng),
+                }
+            }
+        });
+    });
+    m.files.write_back_all().unwrap();
+    m.check(ino);
+}
+
+#[test]
+fn what_is_cut_off_is_gone_whoever_overwrites_it() {
+    for seed in 0..60 {
+        cut_and_overwritten(seed);
+    }
+}
