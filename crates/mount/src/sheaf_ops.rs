@@ -20,7 +20,7 @@
 //! - the number of blocks of a file is an estimate until its data is written back, up to
 //!   30 s later and unseen by the kernel: what a file that changed within the last minute
 //!   shows stays valid for another minute only;
-//! - a write clears set-user-ID and set-group-ID here, and the kernel does not notice: the
+//! - a change of content clears set-user-ID and set-group-ID here, and the kernel does not notice: the
 //!   attributes of such files are never kept.
 //!
 //! # Opening and closing
@@ -243,6 +243,15 @@ impl SheafOps {
             .ok_or(Errno(libc::EBADF))
     }
 
+    /// Takes set-id bits away before somebody changes a content who `may_not_keep_them`. The kernel
+    /// says who that is for writes and truncation; for the rest it is everybody but root.
+    fn content_changes(&self, file: &OpenFile, may_not_keep_them: bool) -> Result<()> {
+        match may_not_keep_them {
+            true => self.fs.kill_privileges(file.ino()).map_err(errno),
+            false => Ok(()),
+        }
+    }
+
     /// Whether the next read has to update the access time.
     fn atime_due(&self, node: NodeId, flags: u32) -> Result<bool> {
         let writes_only = flags as i32 & libc::O_ACCMODE == libc::O_WRONLY;
@@ -447,9 +456,7 @@ impl Operations for SheafOps {
 
     fn write(&self, _: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
-        if span.kill_suid_sgid {
-            self.fs.kill_privileges(file.ino()).map_err(errno)?;
-        }
+        self.content_changes(&file, span.kill_suid_sgid)?;
         self.fs.write(&file, span.offset, data).map_err(errno)
     }
 
@@ -538,7 +545,7 @@ impl Operations for SheafOps {
 
     fn fallocate(
         &self,
-        _: &Context,
+        context: &Context,
         node: NodeId,
         handle: u64,
         mode: u32,
@@ -546,6 +553,7 @@ impl Operations for SheafOps {
         length: u64,
     ) -> Result<()> {
         let file = self.file(node, handle)?;
+        self.content_changes(&file, context.uid != 0)?;
         self.fs
             .fallocate(&file, mode as i32, offset, length)
             .map_err(errno)
@@ -565,13 +573,14 @@ impl Operations for SheafOps {
 
     fn copy_file_range(
         &self,
-        _: &Context,
+        context: &Context,
         from: &CopySide,
         to: &CopySide,
         length: u64,
     ) -> Result<u64> {
         let source = self.file(from.node, from.handle)?;
         let target = self.file(to.node, to.handle)?;
+        self.content_changes(&target, context.uid != 0)?;
         self.fs
             .copy_range(
                 &source,

@@ -39,6 +39,8 @@ impl World {
         let world = World {
             dir: tempfile::tempdir().unwrap(),
         };
+        // Some tests are other users.
+        fs::set_permissions(world.dir.path(), Permissions::from_mode(0o755)).unwrap();
         for image in world.images() {
             device::create_image(&image, DEVICE_BYTES).unwrap();
         }
@@ -222,6 +224,57 @@ fn set_id_bits_go_with_a_write_or_a_change_of_owner() {
     chown(&path, Some(1002), None).unwrap();
     assert_eq!(mode(), 0o755);
     m.end();
+}
+
+#[test]
+fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("tool");
+    fs::write(&path, pattern(1 << 20, 4)).unwrap();
+    if chown(&path, Some(1000), Some(1000)).is_err() {
+        eprintln!("skipped: not root");
+        return m.end();
+    }
+    fs::write(m.path("source"), pattern(65536, 5)).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path);
+    let (file, source) = (file.unwrap(), File::open(m.path("source")).unwrap());
+    let copy = |from: &File| {
+        let (mut start, mut target) = (0, 512 << 10);
+        let (from, to) = (from.as_raw_fd(), file.as_raw_fd());
+        // SAFETY: the pointers name live offsets; all else are numbers.
+        unsafe { libc::copy_file_range(from, &raw mut start, to, &raw mut target, 65536, 0) as i32 }
+    };
+    // SAFETY: this call takes a descriptor and numbers only.
+    let allocate = |mode| unsafe { libc::fallocate(file.as_raw_fd(), mode, 4096, 8192) };
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let changes: [(&str, &dyn Fn() -> i32); 5] = [
+        ("copy", &|| copy(&source)),
+        ("copy within the file", &|| copy(&file)),
+        ("allocate", &|| allocate(0)),
+        ("punch", &|| allocate(punch)),
+        ("zero", &|| allocate(libc::FALLOC_FL_ZERO_RANGE)),
+    ];
+    for (name, change) in changes {
+        for (user, left) in [(0, 0o6777), (1001, 0o777)] {
+            fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
+            assert!(as_user(user, change) >= 0, "{name}");
+            let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+            assert_eq!(mode, left, "{name} by user {user}: {mode:o}");
+        }
+    }
+    drop((file, source));
+    m.end();
+}
+
+/// What `body` says when the calling thread has the rights of user `id` to files.
+fn as_user<T>(id: u32, body: &dyn Fn() -> T) -> T {
+    // SAFETY: these calls take a number, and concern nothing but the calling thread.
+    let become_user = |id| unsafe { (libc::setfsgid(id), libc::setfsuid(id)) };
+    become_user(id);
+    let said = body();
+    become_user(0);
+    said
 }
 
 /// Runs a command as somebody else.
