@@ -72,6 +72,9 @@ const COPY_MAX: u64 = 64 << 20;
 const KERNEL_FLAGS: i32 =
     libc::O_APPEND | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL | libc::O_SYNC;
 
+/// Attributes of these names are root's, and the kernel lets nobody else read or write them.
+const TRUSTED: &[u8] = b"trusted.";
+
 /// Serves a [`FileSystem`].
 pub struct SheafOps {
     fs: Arc<FileSystem>,
@@ -533,8 +536,14 @@ impl Operations for SheafOps {
         self.fs.getxattr(ino(node), name).map_err(errno)
     }
 
-    fn listxattr(&self, _: &Context, node: NodeId) -> Result<Vec<u8>> {
-        self.fs.listxattr(ino(node)).map_err(errno)
+    fn listxattr(&self, context: &Context, node: NodeId) -> Result<Vec<u8>> {
+        let names = self.fs.listxattr(ino(node)).map_err(errno)?;
+        if context.uid == 0 {
+            return Ok(names);
+        }
+        let others = names.split_inclusive(|&byte| byte == 0);
+        let others = others.filter(|name| !name.starts_with(TRUSTED));
+        Ok(others.flatten().copied().collect())
     }
 
     fn removexattr(&self, ctx: &Context, node: NodeId, name: &[u8]) -> Result<()> {

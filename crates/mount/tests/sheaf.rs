@@ -267,6 +267,33 @@ fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
     m.end();
 }
 
+#[test]
+fn trusted_attributes_are_listed_to_root_alone() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("file");
+    fs::write(&path, "x").unwrap();
+    if chown(&path, Some(1000), Some(1000)).is_err() {
+        eprintln!("skipped: not root");
+        return m.end();
+    }
+    set_xattr(&path, c"trusted.secret", b"hidden");
+    set_xattr(&path, c"user.note", b"seen");
+    let names = || list_xattr(&path);
+    assert_eq!(names(), b"trusted.secret\0user.note\0");
+    assert_eq!(as_user(1001, &names), b"user.note\0");
+    m.end();
+}
+
+fn list_xattr(path: &Path) -> Vec<u8> {
+    let path = c_path(path);
+    let mut names = vec![0u8; 65536];
+    // SAFETY: the path ends with zero; the length is the buffer's; both outlive the call.
+    let len = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
+    names.truncate(usize::try_from(len).unwrap());
+    names
+}
+
 /// What `body` says when the calling thread has the rights of user `id` to files.
 fn as_user<T>(id: u32, body: &dyn Fn() -> T) -> T {
     // SAFETY: these calls take a number, and concern nothing but the calling thread.
