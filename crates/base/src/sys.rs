@@ -132,6 +132,29 @@ pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()>
     check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
 }
 
+/// Locks the whole of `file` for as long as it is open, shared or exclusively; false: somebody
+/// else's lock is in the way. The lock belongs to the open file and not to the process
+/// (`F_OFD_SETLK`), and has nothing to do with flock's, which udev takes on devices. It needs a
+/// file that is open for reading, and an exclusive one a file that is open for writing.
+pub fn try_lock_open_file(file: &File, exclusive: bool) -> io::Result<bool> {
+    // SAFETY: the structure is plain data for which zero is valid: from the start to the end.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = if exclusive {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
+    } as libc::c_short;
+    // SAFETY: the pointer names one live structure, which the kernel only reads.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    match check(done) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Sets the C library's allocator up for a process that has a limit on its memory; before the
 /// process has threads. Large buffers go back to the system when they are freed: by default
 /// the first ones that are freed teach the allocator to keep those that follow among small

@@ -2,7 +2,10 @@
 //!
 //! 1. A device opened exclusively is claimed until it is dropped or the claim is released:
 //!    `O_EXCL` on block devices, `flock` on files (shared when read-only).
-//! 2. I/O is direct where the host allows it; what that needs of alignment is found out at
+//! 2. Whoever opens a block device exclusively also locks it, until the device is dropped, and
+//!    nothing else ends that: a claim that was handed to the kernel may end while its first owner
+//!    still writes, and the next one must be kept out even then.
+//! 3. I/O is direct where the host allows it; what that needs of alignment is found out at
 //!    open and stated by `logical_block` and `memory_align`.
 
 use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
@@ -73,6 +76,8 @@ pub(crate) struct FileDevice {
     read_only: bool,
     rotational: Option<bool>,
     engine: Engine,
+    /// Invariant 2: open of its own, because the claim goes with the opening of `file`.
+    _lock: Option<File>,
 }
 
 /// Opens the devices and files at `paths`, in that order. A process that forks to run in the
@@ -180,6 +185,7 @@ impl FileDevice {
         if options.exclusive && !block_device {
             lock_file(&file, path, options.read_only)?;
         }
+        let lock = exclusive.then(|| lock_device(path, opened.rdev(), options.read_only));
         let bytes = match block_device {
             true => (&file).seek(SeekFrom::End(0)).map_err(fail)?,
             false => opened.len(),
@@ -196,6 +202,7 @@ impl FileDevice {
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
             engine,
+            _lock: lock.transpose()?,
         })
     }
 }
@@ -240,6 +247,25 @@ fn lock_file(file: &File, path: &Path, shared: bool) -> Result<(), Error> {
             device: path.display().to_string(),
         }),
         Err(TryLockError::Error(e)) => Err(Error::open(path, e)),
+    }
+}
+
+/// Opens the claimed block device once more, for nothing but its lock.
+fn lock_device(path: &Path, number: u64, shared: bool) -> Result<File, Error> {
+    let fail = |e: io::Error| Error::open(path, e);
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .write(!shared)
+        .open(path)
+        .map_err(fail)?;
+    if opened.metadata().map_err(fail)?.rdev() != number {
+        return Err(fail(io::Error::other("the device was replaced meanwhile")));
+    }
+    match sys::try_lock_open_file(&opened, !shared).map_err(fail)? {
+        true => Ok(opened),
+        false => Err(Error::InUse {
+            device: path.display().to_string(),
+        }),
     }
 }
 
@@ -345,7 +371,7 @@ impl BlockDevice for FileDevice {
     }
 
     /// Opens the same device anew without `O_EXCL` and puts that in the old one's place, so
-    /// that there is no moment at which it is not open. A file keeps its lock.
+    /// that there is no moment at which it is not open. Devices and files keep their lock.
     fn release_claim(&self) -> io::Result<()> {
         use std::os::fd::AsRawFd;
         if !self.block_device {

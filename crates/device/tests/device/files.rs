@@ -5,6 +5,7 @@ use device::{
     AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, create_image,
     find_members, open_devices, probe, scan,
 };
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -346,9 +347,22 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     let mut read = vec![0; data.len()];
     array.read(0, &mut read).unwrap();
     assert!(read == data);
-    let kernel = open_devices(&paths, &options).unwrap();
-    assert!(open_devices(&paths, &options).is_err());
+    // The kernel can claim it now; nobody else gets it even when the kernel has let go.
+    let claim = || {
+        let mut options = std::fs::File::options();
+        options.read(true).custom_flags(libc::O_EXCL).open(&disk.0)
+    };
+    let kernel = claim().unwrap();
+    assert!(claim().is_err());
     drop(kernel);
+    for read_only in [false, true] {
+        let options = OpenOptions {
+            read_only,
+            ..options
+        };
+        let error = open_devices(&paths, &options).err().unwrap();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+    }
 
     // Somebody else's label in the meantime is noticed.
     let zeros = AlignedBuf::zeroed(64 << 10);
@@ -359,4 +373,6 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
         .unwrap();
     assert!(array.verify_label(0).is_err());
     assert!(array.discard(0, 1 << 20).is_ok());
+    drop(array);
+    open_devices(&paths, &options).unwrap();
 }
