@@ -9,10 +9,13 @@
 //!    [`Workers::end`]).
 //! 3. There is always a worker waiting for requests unless `workers_max` of them are busy:
 //!    whoever takes a request as the last idle one starts another first.
+//! 4. Every thread is joined: one that ended early by whoever starts the next, the others at the end
+//!    of the session. When [`serve`] returns, nobody holds anything of it any more.
 //!
 //! A worker that panics aborts the process: the file system is crash-safe, callers get
 //! ENOTCONN at once, and no half-done operation goes on behind held locks.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -186,40 +189,75 @@ struct Workers<T, O> {
 
 #[derive(Default)]
 struct State {
-    /// The threads, those that ended since the last start included.
-    threads: Vec<thread::JoinHandle>,
+    /// The threads by number, those that ended since the last start included.
+    threads: BTreeMap<u64, thread::JoinHandle>,
+    /// Threads that have nothing left to do but to let go of what they hold.
+    ended: Vec<u64>,
+    /// Threads started so far.
+    started: u64,
     /// Why a worker stopped early, if one did.
     error: Option<std::io::Error>,
+}
+
+impl State {
+    /// The threads that ended, but for those whose starter has not put them down yet.
+    fn take_ended(&mut self) -> Vec<thread::JoinHandle> {
+        let mut taken = Vec::new();
+        let threads = &mut self.threads;
+        self.ended.retain(|number| match threads.remove(number) {
+            Some(thread) => {
+                taken.push(thread);
+                false
+            }
+            None => true,
+        });
+        taken
+    }
+}
+
+/// Waits for the end of a worker that has left its loop.
+fn join_worker(thread: thread::JoinHandle) {
+    if thread.join().is_err() {
+        tracing::error!("a FUSE worker panicked as it let go of its buffers");
+    }
 }
 
 impl<T: Transport, O: Operations + 'static> Workers<T, O> {
     /// Starts one worker. Without memory or threads for it the others go on.
     fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        {
-            let _state = self.state.lock();
+        let (number, ended) = {
+            let mut state = self.state.lock();
             if self.live.load(Ordering::Relaxed) >= self.config.workers_max {
                 return Ok(());
             }
             self.live.fetch_add(1, Ordering::Relaxed);
             self.idle.fetch_add(1, Ordering::Relaxed);
-        }
+            state.started += 1;
+            (state.started, state.take_ended())
+        };
+        ended.into_iter().for_each(join_worker);
         let workers = Arc::clone(self);
         let started = self
             .transport
             .channel()
-            .and_then(|channel| thread::spawn("fuse", move || workers.run(channel)).map(drop));
-        if let Err(error) = started {
-            self.idle.fetch_sub(1, Ordering::Relaxed);
-            self.end(None);
-            return Err(error);
+            .and_then(|channel| thread::spawn("fuse", move || workers.run(number, channel)));
+        match started {
+            Ok(thread) => {
+                self.state.lock().threads.insert(number, thread);
+                Ok(())
+            }
+            Err(error) => {
+                self.idle.fetch_sub(1, Ordering::Relaxed);
+                self.end(number, None);
+                Err(error)
+            }
         }
-        Ok(())
     }
 
-    fn run(self: Arc<Self>, mut channel: T::Channel) {
+    fn run(self: Arc<Self>, number: u64, mut channel: T::Channel) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(&mut channel)));
         match outcome {
-            Ok(result) => self.end(result.err()),
+            Ok(result) => self.end(number, result.err()),
             Err(_) => {
                 tracing::error!("a FUSE worker panicked; aborting so that no caller hangs");
                 std::process::abort();
@@ -254,8 +292,9 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
-    fn end(&self, error: Option<std::io::Error>) {
+    fn end(&self, number: u64, error: Option<std::io::Error>) {
         let mut state = self.state.lock();
+        state.ended.push(number);
         if let Some(error) = error {
             tracing::error!(%error, "a FUSE worker stopped");
             state.error.get_or_insert(error);
@@ -274,12 +313,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             }
             (std::mem::take(&mut state.threads), state.error.take())
         };
-        for thread in threads {
-            // A worker that panics aborts the process.
-            if thread.join().is_err() {
-                return Err(Error::NoInit);
-            }
-        }
+        threads.into_values().for_each(join_worker);
         match error {
             Some(error) => Err(Error::Serve(error)),
             None => Ok(()),
