@@ -4,7 +4,7 @@
 //! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
 //! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
 //! - [`sheaf_ops`], [`handles`]: those operations on a [`FileSystem`](fs::FileSystem).
-//! - [`live`], [`metrics`], [`scrub`]: what can be asked of the daemon while it serves.
+//! - [`live`], [`metrics`], `http`, [`scrub`]: what can be asked of the daemon while it serves.
 //! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree;
 //!   [`outcome`]: how the daemon tells `umount` whether all was written.
 //!
@@ -17,6 +17,7 @@ pub mod dirent;
 pub mod dispatch;
 pub mod encode;
 pub mod handles;
+mod http;
 pub mod live;
 pub mod metrics;
 pub mod mount_table;

@@ -4,16 +4,15 @@
 //! only. Off unless asked for.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use base::thread::JoinHandle;
 use fs::{Metric, Quantiles, Value};
-use tiny_http::{Header, Response, Server, StatusCode};
 
 use crate::Error;
+use crate::http::{Answer, Server};
 
 /// Where metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +49,9 @@ impl std::fmt::Display for Endpoint {
 
 /// Answers requests for `/metrics` until it is dropped.
 pub struct MetricsServer {
-    server: Arc<Server>,
+    _server: Server,
     endpoint: Endpoint,
-    thread: Option<JoinHandle>,
+    port: Option<u16>,
 }
 
 impl std::fmt::Debug for MetricsServer {
@@ -72,42 +71,25 @@ impl MetricsServer {
         endpoint: &Endpoint,
         read: impl Fn() -> Vec<Metric> + Send + 'static,
     ) -> Result<MetricsServer, Error> {
-        let failed = |error: io::Error| Error::Metrics {
+        let (server, port) = listen(endpoint, read).map_err(|error| Error::Metrics {
             endpoint: endpoint.to_string(),
             error,
-        };
-        let server = Arc::new(listen(endpoint).map_err(failed)?);
-        let listener = Arc::clone(&server);
-        let body = move || {
-            for request in listener.incoming_requests() {
-                let answer = answer(request.url(), &read);
-                if let Err(error) = request.respond(answer) {
-                    tracing::debug!(%error, "whoever asked for metrics went away");
-                }
-            }
-        };
-        let thread = base::thread::spawn("sheaf-metrics", body).map_err(failed)?;
+        })?;
         Ok(MetricsServer {
-            server,
+            _server: server,
             endpoint: endpoint.clone(),
-            thread: Some(thread),
+            port,
         })
     }
 
     /// The port, if there is one: asked for as 0 it is any that is free.
     pub fn port(&self) -> Option<u16> {
-        self.server.server_addr().to_ip().map(|ip| ip.port())
+        self.port
     }
 }
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        self.server.unblock();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that served metrics panicked");
-        }
         if let Endpoint::Socket(path) = &self.endpoint
             && let Err(error) = std::fs::remove_file(path)
         {
@@ -116,18 +98,26 @@ impl Drop for MetricsServer {
     }
 }
 
-fn listen(endpoint: &Endpoint) -> io::Result<Server> {
-    let other = |error: Box<dyn std::error::Error + Send + Sync>| match error.downcast() {
-        Ok(error) => *error,
-        Err(error) => io::Error::other(error),
-    };
+const THREAD: &str = "sheaf-metrics";
+
+fn listen(
+    endpoint: &Endpoint,
+    read: impl Fn() -> Vec<Metric> + Send + 'static,
+) -> io::Result<(Server, Option<u16>)> {
+    let answer = move |path: &str| answer(path, &read);
     match endpoint {
-        Endpoint::Port(address) => Server::http(address).map_err(other),
+        Endpoint::Port(address) => {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((Server::start(THREAD, listener, answer)?, Some(port)))
+        }
         Endpoint::Socket(path) => {
             remove_abandoned(path)?;
-            let server = Server::http_unix(path).map_err(other)?;
+            let listener = UnixListener::bind(path)?;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-            Ok(server)
+            listener.set_nonblocking(true)?;
+            Ok((Server::start(THREAD, listener, answer)?, None))
         }
     }
 }
@@ -148,16 +138,14 @@ fn remove_abandoned(path: &Path) -> io::Result<()> {
     }
 }
 
-fn answer(url: &str, read: &dyn Fn() -> Vec<Metric>) -> Response<io::Cursor<Vec<u8>>> {
-    let kind = |text: &str| {
-        Header::from_bytes("Content-Type", text).expect("written here, and valid in a header")
-    };
-    match url {
-        "/metrics" => Response::from_string(exposition(&read()))
-            .with_header(kind("text/plain; version=0.0.4; charset=utf-8")),
-        _ => Response::from_string("There is /metrics and nothing else.\n")
-            .with_header(kind("text/plain; charset=utf-8"))
-            .with_status_code(StatusCode(404)),
+fn answer(path: &str, read: &dyn Fn() -> Vec<Metric>) -> Answer {
+    match path {
+        "/metrics" => Answer {
+            status: "200 OK",
+            kind: "text/plain; version=0.0.4; charset=utf-8",
+            body: exposition(&read()),
+        },
+        _ => Answer::refusal("404 Not Found", "There is /metrics and nothing else."),
     }
 }
 
@@ -308,14 +296,7 @@ c_seconds_count 4
         let answer = get(TcpStream::connect(("127.0.0.1", port)).unwrap(), "/metrics");
         assert!(answer.ends_with(TEXT), "{answer}");
         drop(server);
-        // The library's own thread lets go of the port on its way out.
-        let refused = || TcpStream::connect(("127.0.0.1", port)).is_err();
-        let clock = base::clock::Clock::real();
-        let gone = (0..1000).any(|_| {
-            clock.sleep_until(clock.monotonic_ns() + 10_000_000);
-            refused()
-        });
-        assert!(gone);
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::abi;
 
@@ -205,20 +206,46 @@ impl Drop for ForwardedSignals {
 
 /// Waits until one of two descriptors is readable; which are.
 pub fn wait_readable(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> Result<(bool, bool)> {
-    let poll_in = |fd: BorrowedFd<'_>| libc::pollfd {
+    loop {
+        let (one, two) = wait_for(first, Wanted::Read, second, None)?;
+        if one || two {
+            return Ok((one, two));
+        }
+    }
+}
+
+/// What a descriptor is wanted for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted {
+    Read,
+    Write,
+}
+
+/// Waits until `first` can be used as wanted, or `second` is readable, or the time is over; says
+/// which of the two it was, and may say neither before the time is over.
+pub fn wait_for(
+    first: BorrowedFd<'_>,
+    wanted: Wanted,
+    second: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> Result<(bool, bool)> {
+    let pollfd = |fd: BorrowedFd<'_>, events| libc::pollfd {
         fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
+        events,
         revents: 0,
     };
-    let mut fds = [poll_in(first), poll_in(second)];
-    loop {
-        // SAFETY: the pointer and count name the array, which outlives the call.
-        let result = check(unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) });
-        match result {
-            Ok(_) => return Ok((fds[0].revents != 0, fds[1].revents != 0)),
-            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            Err(error) => return Err(error),
-        }
+    let events = match wanted {
+        Wanted::Read => libc::POLLIN,
+        Wanted::Write => libc::POLLOUT,
+    };
+    let mut fds = [pollfd(first, events), pollfd(second, libc::POLLIN)];
+    let ms = timeout.map_or(-1, |time| {
+        time.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32
+    });
+    // SAFETY: the pointer and count name the array, which outlives the call.
+    match check(unsafe { libc::poll(fds.as_mut_ptr(), 2, ms) }) {
+        Err(error) if error.raw_os_error() != Some(libc::EINTR) => Err(error),
+        _ => Ok((fds[0].revents != 0, fds[1].revents != 0)),
     }
 }
 
