@@ -134,6 +134,13 @@ pub struct Mount {
 /// died is cleaned away.
 #[derive(Args, Debug)]
 pub struct Umount {
+    /// Detach the mount now, though it be in use or its daemon hang, and do not wait: the daemon
+    /// writes everything back and ends when the last user has gone
+    #[arg(short, long)]
+    pub lazy: bool,
+    /// As --lazy, and break the mount off: whoever still uses it gets errors
+    #[arg(short, long)]
+    pub force: bool,
     /// The mount point
     pub mountpoint: PathBuf,
 }

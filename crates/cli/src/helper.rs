@@ -103,13 +103,24 @@ fn fsck(arguments: &[OsString]) -> Vec<OsString> {
     out
 }
 
-/// umount(8) passes -n, -l, -f, -v, -r, -N and -t.
+/// `umount.sheaf DIR [-nlfvr] [-N namespace] [-t type.subtype]`; of the flags -l and -f mean
+/// something here.
 fn umount(arguments: &[OsString]) -> Vec<OsString> {
-    arguments
-        .iter()
-        .filter(|a| !a.to_str().is_some_and(|text| is_flags(text, "nlfvr")))
-        .cloned()
-        .collect()
+    let mut out = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            // The value may be missing: there is nothing to be done with it anyway.
+            Some("-t" | "-N") => drop(arguments.next()),
+            Some(flags) if is_flags(flags, "nlfvr") => {
+                for flag in ['l', 'f'].into_iter().filter(|f| flags.contains(*f)) {
+                    out.push(OsString::from(format!("-{flag}")));
+                }
+            }
+            _ => out.push(argument.clone()),
+        }
+    }
+    out
 }
 
 /// Whether this is one or more of these one-letter flags.
@@ -141,6 +152,24 @@ mod tests {
         assert_eq!(translated("mount.sheaf --help"), "sheaf mount --help");
         let fake = ["mount.sheaf", "a", "b", "-f"].map(OsString::from);
         assert_eq!(translate(fake.to_vec()).unwrap_err().code(), 0);
+    }
+
+    #[test]
+    fn umount_8_can_call() {
+        for (line, called) in [
+            ("umount.fuse.sheaf -N 1 /mnt", "sheaf umount /mnt"),
+            (
+                "/sbin/umount.fuseblk.sheaf /mnt -n -v -r -t fuseblk.sheaf",
+                "sheaf umount /mnt",
+            ),
+            ("umount.sheaf /mnt -lv", "sheaf umount /mnt -l"),
+            (
+                "umount.sheaf /mnt -f -l -N /proc/1/ns/mnt",
+                "sheaf umount /mnt -f -l",
+            ),
+        ] {
+            assert_eq!(translated(line), called);
+        }
     }
 
     #[test]

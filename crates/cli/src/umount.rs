@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mount::Insist;
+
 use crate::args::Umount;
 use crate::devices::pause;
 use crate::failure::{Failure, Outcome};
@@ -21,21 +23,33 @@ const PAUSE: Duration = Duration::from_millis(100);
 const NAMED_MAX: usize = 5;
 
 pub fn run(args: &Umount) -> Outcome {
-    unmount(&args.mountpoint)?;
+    match (args.force, args.lazy) {
+        (true, _) => mount::unmount_now(&args.mountpoint, Insist::Abort)?,
+        (false, true) => mount::unmount_now(&args.mountpoint, Insist::Lazy)?,
+        (false, false) => unmount(&args.mountpoint)?,
+    }
     Ok(0)
 }
 
 pub fn unmount(mountpoint: &Path) -> Result<(), Failure> {
     for _ in 1..ATTEMPTS {
-        match mount::unmount(mountpoint) {
+        match mount::unmount(mountpoint, &still_waiting) {
             Err(error) if is_busy(&error) => pause(PAUSE),
             result => return Ok(result?),
         }
     }
-    mount::unmount(mountpoint).map_err(|error| match is_busy(&error) {
+    mount::unmount(mountpoint, &still_waiting).map_err(|error| match is_busy(&error) {
         true => Failure::new(format!("{error}: {}", who_uses(mountpoint))),
         false => Failure::from(error),
     })
+}
+
+/// It is unmounted; to wait no longer is safe, and up to the user.
+fn still_waiting(daemon: u32) {
+    eprintln!(
+        "Unmounted. Waiting for the daemon (process {daemon}): it is writing, or the file system is still \
+         mounted in another mount namespace, a container's say. It goes on without being waited for."
+    );
 }
 
 fn is_busy(error: &mount::Error) -> bool {

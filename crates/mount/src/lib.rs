@@ -37,7 +37,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use live::Live;
-pub use mounting::{DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount};
+pub use mounting::{
+    DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount, unmount_now,
+};
 pub use options::{AtimePolicy, MountOptions};
 pub use outcome::Outcome;
 pub use trim::trim;
@@ -104,6 +106,11 @@ pub enum Error {
         mountpoint: PathBuf,
         error: std::io::Error,
     },
+    #[error(
+        "unmounted at {mountpoint:?}, but the file system is still mounted at {other:?}: the daemon \
+         goes on until it is unmounted there, too"
+    )]
+    StillMounted { mountpoint: PathBuf, other: PathBuf },
     #[error("unmounted, but not everything was written: {0}")]
     NotWritten(String),
     #[error(

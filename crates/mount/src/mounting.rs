@@ -13,12 +13,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::Error;
-use crate::mount_table;
+use crate::mount_table::{self, MountedAt};
 use crate::options::{AtimePolicy, MountOptions};
 use crate::outcome::{Ear, IOC_OUTCOME};
-use crate::sys;
+use crate::sys::{self, Wanted};
 use crate::transport::dev_fuse;
 
 /// The ioctl on any directory of a mount that tells its daemon's process id: `_IOR('S', 1, u32)`.
@@ -169,7 +170,7 @@ pub fn mount(
 pub fn clean_up(mountpoint: &Path) -> Result<(), Error> {
     while is_stale_mount(mountpoint)? {
         tracing::info!(mountpoint = %mountpoint.display(), "unmounting what a dead daemon left");
-        unmount(mountpoint)?;
+        unmount_now(mountpoint, Insist::Lazy)?;
     }
     Ok(())
 }
@@ -403,23 +404,42 @@ fn is_dead(mountpoint: &Path) -> Result<bool, Error> {
     }))
 }
 
-/// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
-/// on the devices and is gone. A mount whose daemon died is taken away.
-///
-/// # Errors
-/// [`Error::NotWritten`] when the mount is gone, but the daemon could not write everything.
-pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
+/// What is mounted at `mountpoint`, without asking whoever serves it.
+fn fuse_mount(mountpoint: &Path) -> Result<(PathBuf, MountedAt), Error> {
     let at = |error| Error::MountPoint {
         mountpoint: mountpoint.to_owned(),
         error,
     };
     let resolved = mount_table::resolve(mountpoint).map_err(at)?;
-    let Some(found) = mount_table::find(&resolved).map_err(at)? else {
-        return Err(Error::NotMounted(resolved));
-    };
-    if !found.kind.starts_with("fuse") {
-        return Err(Error::NotMounted(resolved));
+    match mount_table::find(&resolved).map_err(at)? {
+        Some(found) if found.kind.starts_with("fuse") => Ok((resolved, found)),
+        _ => Err(Error::NotMounted(resolved)),
     }
+}
+
+/// Unmounts the file system at `mountpoint` without a word to its daemon, which may hang, and
+/// without waiting for it: it writes everything back and ends in its own time.
+pub fn unmount_now(mountpoint: &Path, insist: Insist) -> Result<(), Error> {
+    let (resolved, _) = fuse_mount(mountpoint)?;
+    Unmounter::new(resolved).unmount(insist)
+}
+
+/// So long nobody wonders why an unmount takes its time.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
+/// on the devices and is gone; calls `still_waiting` with the daemon's process once that takes
+/// long. A mount whose daemon died is taken away.
+///
+/// # Errors
+/// [`Error::NotWritten`] when the mount is gone, but the daemon could not write everything;
+/// [`Error::StillMounted`] when it is gone from here, but not from everywhere.
+pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Error> {
+    let at = |error| Error::MountPoint {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    };
+    let (resolved, found) = fuse_mount(mountpoint)?;
     let unmounter = Unmounter::new(resolved.clone());
     if is_dead(&resolved)? {
         return unmounter.unmount(Insist::Lazy);
@@ -447,8 +467,20 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Error> {
     });
     drop(root);
     unmounter.unmount(Insist::No)?;
-    if let Some(daemon) = daemon {
-        sys::wait_readable(daemon.as_fd(), daemon.as_fd()).map_err(at)?;
+    let everything = mount_table::all().map_err(at)?;
+    if let Some(other) = everything.into_iter().find(|m| m.device == found.device) {
+        return Err(Error::StillMounted {
+            mountpoint: resolved,
+            other: other.mountpoint,
+        });
+    }
+    if let (Some(daemon), Some(pid)) = (daemon, pid) {
+        let daemon = daemon.as_fd();
+        let waited = sys::wait_for(daemon, Wanted::Read, daemon, Some(PATIENCE));
+        if waited.map_err(at)? == (false, false) {
+            still_waiting(pid);
+        }
+        sys::wait_readable(daemon, daemon).map_err(at)?;
     }
     match ear {
         Some(ear) => ear.hear().map_err(Error::NotWritten),
@@ -492,7 +524,10 @@ mod tests {
         // The next mount cleans up by itself.
         check_mountpoint(dir.path()).unwrap();
         assert!(!is_stale_mount(dir.path()).unwrap());
-        assert!(matches!(unmount(dir.path()), Err(Error::NotMounted(_))));
+        assert!(matches!(
+            unmount(dir.path(), &|_| {}),
+            Err(Error::NotMounted(_))
+        ));
     }
 
     #[test]

@@ -395,9 +395,52 @@ fn unmounting_waits_for_the_daemon() {
         return;
     };
     fs::write(dir.path().join("f"), "x").unwrap();
-    mount::unmount(dir.path()).unwrap();
+    mount::unmount(dir.path(), &|_| {}).unwrap();
     let status = daemon.child.try_wait().unwrap();
     assert!(status.expect("the daemon is gone").success());
+}
+
+#[test]
+fn unmounting_does_not_wait_while_it_is_mounted_elsewhere() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    let (from, to) = (c_path(dir.path()), c_path(other.path()));
+    // SAFETY: the paths end with zero and outlive the call; a bind mount needs no other argument.
+    let bound = unsafe {
+        let (none, bind) = (std::ptr::null(), libc::MS_BIND);
+        libc::mount(from.as_ptr(), to.as_ptr(), none, bind, none.cast())
+    };
+    if bound == 0 {
+        let error = mount::unmount(dir.path(), &|_| {}).unwrap_err();
+        let elsewhere = format!("still mounted at {:?}", other.path());
+        assert!(error.to_string().contains(&elsewhere), "{error}");
+        assert!(daemon.child.try_wait().unwrap().is_none());
+        fs::write(other.path().join("f"), "x").unwrap();
+        mount::unmount(other.path(), &|_| {}).unwrap();
+    } else {
+        eprintln!("skipped: not root");
+        mount::unmount(dir.path(), &|_| {}).unwrap();
+    }
+    assert!(daemon.ended_well());
+}
+
+#[test]
+fn a_daemon_that_hangs_is_waited_for_by_those_alone_who_ask_for_it() {
+    for insist in [Insist::Lazy, Insist::Abort] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut daemon) = start_daemon(dir.path()) else {
+            return;
+        };
+        daemon.signal(libc::SIGSTOP);
+        let done = mount::unmount_now(dir.path(), insist);
+        daemon.signal(libc::SIGCONT);
+        done.unwrap();
+        assert!(daemon.ended_well(), "{insist:?}");
+        let gone = mount::unmount_now(dir.path(), insist).unwrap_err();
+        assert!(matches!(gone, mount::Error::NotMounted(_)), "{gone}");
+    }
 }
 
 #[test]
@@ -410,7 +453,7 @@ fn a_killed_daemon_leaves_a_stale_mount_that_is_cleaned_up() {
     daemon.child.kill().unwrap();
     daemon.child.wait().unwrap();
     assert!(mount::is_stale_mount(dir.path()).unwrap());
-    mount::unmount(dir.path()).unwrap();
+    mount::unmount(dir.path(), &|_| {}).unwrap();
     assert!(!mount::is_stale_mount(dir.path()).unwrap());
 }
 

@@ -144,7 +144,7 @@ impl Stage for Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        match mount::unmount(&self.mnt) {
+        match mount::unmount(&self.mnt, &|_| {}) {
             Ok(()) | Err(mount::Error::NotMounted(_)) => {}
             Err(error) => tracing::warn!("{error}"),
         }
