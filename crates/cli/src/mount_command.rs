@@ -224,7 +224,7 @@ fn serve(args: &Mount) -> Outcome {
     let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
     let outcome = Arc::new(outcome);
     let mut usable = false;
-    let served = mount::mount(
+    let (served, signals) = mount::mount_holding_signals(
         Arc::clone(&fs),
         mountpoint,
         &options,
@@ -236,6 +236,8 @@ fn serve(args: &Mount) -> Outcome {
             usable = true;
         },
     );
+    // Kept to the end of the process: no signal is to cut short what follows.
+    std::mem::forget(signals);
     drop(metrics);
     let closed = fs.close();
     if let Some(pid_file) = &args.pid_file

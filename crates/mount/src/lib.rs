@@ -42,7 +42,10 @@ pub use mounting::{
 };
 pub use options::{AtimePolicy, MountOptions};
 pub use outcome::Outcome;
+pub use signals::SignalWatch;
 pub use trim::trim;
+
+use signals::Closing;
 
 /// Why a mount failed, or ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -144,15 +147,30 @@ pub fn mount(
     outcome: Option<Arc<Outcome>>,
     ready: impl FnOnce(Unmounter),
 ) -> Result<(), Error> {
+    let (ended, _signals) = mount_holding_signals(fs, mountpoint, options, claim, outcome, ready);
+    ended
+}
+
+/// As [`mount`], for a process that has more to do when the mount has ended: signals do not end
+/// it, but are only logged, while it keeps the watch that it is given.
+pub fn mount_holding_signals(
+    fs: Arc<fs::FileSystem>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+    outcome: Option<Arc<Outcome>>,
+    ready: impl FnOnce(Unmounter),
+) -> (Result<(), Error>, Option<SignalWatch>) {
     let mut options = options.clone();
     options.read_only |= fs.read_only();
     let operations = sheaf_ops::SheafOps::new(fs, &options).with_outcome(outcome);
-    let closed = operations.closed();
-    mount_operations(operations, mountpoint, &options, claim, ready)?;
-    match closed.take() {
+    let (closing, closed) = (operations.closing(), operations.closed());
+    let (served, signals) = serve(operations, mountpoint, &options, claim, ready, &closing);
+    let ended = served.and_then(|()| match closed.take() {
         Some(error) => Err(Error::Close(error)),
         None => Ok(()),
-    }
+    });
+    (ended, signals)
 }
 
 /// Mounts `operations` at `mountpoint` and serves it until it is unmounted, from outside or
@@ -167,21 +185,42 @@ pub fn mount_operations<O: ops::Operations + 'static>(
     claim: Option<&mut dyn DeviceClaim>,
     ready: impl FnOnce(Unmounter),
 ) -> Result<(), Error> {
+    let closing = Closing::default();
+    let (served, _signals) = serve(operations, mountpoint, options, claim, ready, &closing);
+    served
+}
+
+fn serve<O: ops::Operations + 'static>(
+    operations: O,
+    mountpoint: &Path,
+    options: &MountOptions,
+    claim: Option<&mut dyn DeviceClaim>,
+    ready: impl FnOnce(Unmounter),
+    closing: &Closing,
+) -> (Result<(), Error>, Option<SignalWatch>) {
     let mut config = session::Config::default();
     if let Some(workers) = options.workers {
         config.workers_max = workers;
     }
     become_io_flusher();
-    let mounted = mounting::mount(mountpoint, options, claim)?;
+    let mounted = mounting::mount(mountpoint, options, claim).and_then(|mounted| {
+        let signals = SignalWatch::start(mounted.unmounter.clone(), closing.clone());
+        Ok((mounted, signals.map_err(Error::Serve)?))
+    });
+    let (mounted, signals) = match mounted {
+        Ok(mounted) => mounted,
+        Err(error) => return (Err(error), None),
+    };
     let unmounter = mounted.unmounter;
-    let _signals = signals::SignalWatch::start(unmounter.clone()).map_err(Error::Serve)?;
     let transport = transport::dev_fuse::DevFuse::new(mounted.fd);
-    session::serve(transport, operations, &config, || {
+    let served = session::serve(transport, operations, &config, || {
         if let Err(error) = mounting::raise_read_ahead(unmounter.mountpoint()) {
             tracing::debug!(%error, "the kernel's read-ahead stays at its default");
         }
         ready(unmounter);
-    })
+    });
+    closing.begin();
+    (served, signals)
 }
 
 /// Makes the calling thread, and those it starts, safe to serve write-back: call it before

@@ -51,6 +51,7 @@ use crate::ops::{
 use crate::options::{AtimePolicy, MountOptions};
 use crate::outcome::{IOC_OUTCOME, Outcome};
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
+use crate::signals::Closing;
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -84,6 +85,7 @@ pub struct SheafOps {
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
     outcome: Option<Arc<Outcome>>,
+    closing: Closing,
     closed: Closed,
 }
 
@@ -141,6 +143,7 @@ impl SheafOps {
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
             outcome: None,
+            closing: Closing::default(),
             closed: Closed(Arc::new(Mutex::new(rank::LEAF, None))),
         }
     }
@@ -149,6 +152,11 @@ impl SheafOps {
     pub fn with_outcome(mut self, outcome: Option<Arc<Outcome>>) -> Self {
         self.outcome = outcome;
         self
+    }
+
+    /// Told when the kernel asks for the file system to be closed.
+    pub fn closing(&self) -> Closing {
+        self.closing.clone()
     }
 
     /// How closing the file system went, once the mount has ended.
@@ -295,6 +303,7 @@ impl Operations for SheafOps {
     fn destroy(&self) {
         // The kernel gives its claim on the first device up after this: nothing may be
         // written later. The caller's own close then finds all done.
+        self.closing.begin();
         self.handles.clear();
         if let Err(error) = self.fs.close() {
             tracing::error!(%error, "closing the file system failed");
