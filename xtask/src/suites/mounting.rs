@@ -1,5 +1,6 @@
 //! Every way into a mount and out of it: as a user through fusermount3, on block devices,
-//! through mount(8), fstab and the helper names, when the last write-back fails, and over and
+//! through mount(8), fstab and the helper names, when the last write-back fails, when signals come
+//! meanwhile, when the daemon hangs or is in use elsewhere, and over and
 //! over under load; a scrub of a mount, and its metrics; a benchmark on a block device; and an interrupted mkfs, which
 //! must leave nothing that mounts.
 
@@ -37,6 +38,8 @@ refused() {
     cat said
     grep -q -- "$words" said
 }
+# Whether a process runs: one that has ended may wait for somebody to ask how.
+runs() { test -e "/proc/$1/exe"; }
 mounted() { grep -q " $DIR/$1 " /proc/self/mountinfo; }
 fill() {
     mkdir -p "$1/tree"
@@ -155,6 +158,13 @@ fill mnt
 # umount(8) leaves it to umount.fuseblk.sheaf, which waits.
 umount mnt
 ! mounted mnt
+# Unless it is told not to.
+mount -t sheaf $a mnt
+(cd mnt && exec sleep 60) & holder=$!
+timeout 20 umount -l mnt
+if mounted mnt; then exit 1; fi
+kill $holder; wait $holder || true
+until "$SHEAF" fsck $a $b; do sleep 0.1; done
 fsck -t sheaf -a $a
 fsck.sheaf -f $a $b
 # What the udev rule imports, and the links it makes.
@@ -301,6 +311,76 @@ refused "no Sheaf file system" "$SHEAF" checkpoint plain
 refused "no Sheaf file system" "$SHEAF" info --live plain
 "#;
 
+/// However many signals come while the last write-back is under way, it is not cut short.
+const SIGNALS: &str = r#"
+"$SHEAF" mkfs -q --size 512M a.img b.img
+mkdir mnt
+lazy="write_back=3600,commit=3600,checkpoint=3600"
+"$SHEAF" mount a.img mnt --foreground --log log -o $lazy > out & daemon=$!
+until grep -q Mounted out; do sleep 0.1; done
+fill mnt
+head -c 200M /dev/urandom > mnt/tree/big
+(cd mnt && sha256sum tree/big) >> sums
+kill -TERM $daemon
+while mounted mnt; do :; done
+while kill -TERM $daemon 2> /dev/null; do kill -HUP $daemon 2> /dev/null || true; sleep 0.02; done
+wait $daemon
+"$SHEAF" fsck a.img
+"$SHEAF" mount a.img mnt
+verify mnt
+"$SHEAF" umount mnt
+"#;
+
+/// Nor does the kernel let go of the only device while it is written to, and if it did, nobody
+/// else would get it.
+const SIGNALS_BLOCK_DEVICE: &str = r#"
+truncate -s 1G a.img
+a=$(losetup --find --show a.img)
+mkdir mnt other
+"$SHEAF" mkfs -q $a
+lazy="write_back=3600,commit=3600,checkpoint=3600"
+"$SHEAF" mount $a mnt --pid-file pid --log log -o $lazy
+pid=$(cat pid)
+fill mnt
+head -c 200M /dev/urandom > mnt/tree/big
+(cd mnt && sha256sum tree/big) >> sums
+"$SHEAF" umount mnt & unmounting=$!
+while mounted mnt; do :; done
+for signal in TERM TERM STOP; do kill -$signal $pid 2> /dev/null || true; sleep 0.05; done
+if runs $pid; then refused "in use" "$SHEAF" mount $a other; fi
+kill -CONT $pid 2> /dev/null || true
+wait $unmounting
+"$SHEAF" fsck $a
+"$SHEAF" mount $a mnt
+verify mnt
+"$SHEAF" umount mnt
+"#;
+
+/// A daemon that hangs, and a file system that is mounted elsewhere, too, keep nobody waiting.
+const NOT_WAITED_FOR: &str = r#"
+"$SHEAF" mkfs -q --size 64M a.img b.img
+mkdir mnt other
+for how in --lazy --force; do
+    "$SHEAF" mount a.img mnt --pid-file pid
+    pid=$(cat pid)
+    test $how = --force || fill mnt
+    kill -STOP $pid
+    timeout 20 "$SHEAF" umount $how mnt
+    kill -CONT $pid
+    if mounted mnt; then exit 1; fi
+    while runs $pid; do sleep 0.1; done
+done
+"$SHEAF" mount a.img mnt --pid-file pid
+verify mnt
+mount --bind mnt other
+refused "still mounted at \"$DIR/other\"" timeout 60 "$SHEAF" umount mnt
+if mounted mnt; then exit 1; fi
+verify other
+"$SHEAF" umount other
+if runs "$(cat pid)"; then exit 1; fi
+"$SHEAF" fsck a.img
+"#;
+
 pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
     if world.is_external() {
         suite.exclude("all", "is about Sheaf's own mounts");
@@ -319,6 +399,12 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     }
     let last = as_root(world, "last-write", LAST_WRITE, &[]);
     suite.check("a failed last write-back is reported", last);
+    let signals = as_root(world, "signals", SIGNALS, &[]);
+    suite.check("signals during the last write-back", signals);
+    let signals = as_root(world, "signals-device", SIGNALS_BLOCK_DEVICE, &[]);
+    suite.check("signals during that of a block device", signals);
+    let others = as_root(world, "not-waited-for", NOT_WAITED_FOR, &[]);
+    suite.check("daemons that are not waited for", others);
     suite.check("scrub", as_root(world, "scrub", SCRUB, &[]));
     suite.check("live", as_root(world, "live", LIVE, &[]));
     let rounds = context.args.mounts.to_string();

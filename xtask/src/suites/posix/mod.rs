@@ -87,6 +87,14 @@ test "$(stat -c %a suid)" = 777
 chmod 6777 suid
 runuser -u nobody -- truncate -s 10 suid
 test "$(stat -c %a suid)" = 777
+for how in "-l 4096" "-p -l 4096" "-z -l 4096"; do
+    chmod 6777 suid
+    runuser -u nobody -- fallocate $how suid
+    test "$(stat -c %a suid)" = 777
+done
+chmod 6777 suid
+runuser -u nobody -- xfs_io -c "copy_range -l 4096 acl/file" suid
+test "$(stat -c %a suid)" = 777
 "#;
 
 const BEFORE_REMOUNT: &str = r#"
