@@ -198,7 +198,7 @@ impl<C: Content> Store<C> {
 
     fn run(&self, state: &mut CheckpointState, clean: bool) -> Result<CheckpointReport, Error> {
         let mut report = CheckpointReport {
-            cleaned_segments: self.clean_segments()?,
+            cleaned_segments: self.clean_segments(&state.space_places)?,
             ..CheckpointReport::default()
         };
         let keep = self.free_segments_wanted();

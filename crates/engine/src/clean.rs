@@ -5,16 +5,24 @@
 //! so a segment of nodes from many table pages costs far more than its live bytes. What a segment
 //! costs is therefore counted before it is chosen, and the whole must fit into what is free now,
 //! because the old copies are free only after the commit point.
+//!
+//! Invariants:
+//! 1. Damage in a segment, or in a table page that its items are looked up in, concerns whoever needs what is damaged,
+//!    and nobody else: cleaning only wants room. A segment whose live bytes are not all found and readable cannot
+//!    become free, so it is set aside: looked at no more until the next mount, or until nothing in it is live.
+//! 2. All looks at a segment come before its first item is marked, but for those at pages of the node table.
 
 use crate::content::Content;
 use crate::error::Error;
+use crate::node::Node;
 use crate::segments::SegmentId;
 use crate::store::Store;
 use base::atomic::Ordering;
 use device::AlignedBuf;
-use format::Nid;
 use format::item::{self, ITEM_ALIGN, ItemKind, Place};
 use format::table::LEAF_NIDS;
+use format::{Damage, Nid};
+use std::collections::BTreeSet;
 
 /// Segments looked at per checkpoint.
 const LOOKS_MAX: usize = 64;
@@ -37,6 +45,36 @@ struct Live {
     place: Place,
 }
 
+/// Leaf pages of the node table that cannot be read: nobody can say what of their nodes is live. If all live bytes of
+/// a segment are found elsewhere in it, the rest is dead.
+#[derive(Default)]
+struct Unknown {
+    leaves: BTreeSet<u64>,
+}
+
+impl Unknown {
+    /// Whether an item is live, as `look` finds; no if that cannot be found out.
+    fn or(
+        &mut self,
+        item: &Live,
+        look: impl FnOnce() -> Result<bool, Error>,
+    ) -> Result<bool, Error> {
+        let leaf = item.id / LEAF_NIDS;
+        if item.kind == ItemKind::Node && self.leaves.contains(&leaf) {
+            return Ok(false);
+        }
+        match look() {
+            Err(Error::Device(_) | Error::Damaged(_)) => {
+                if item.kind == ItemKind::Node {
+                    self.leaves.insert(leaf);
+                }
+                Ok(false)
+            }
+            found => found,
+        }
+    }
+}
+
 impl<C: Content> Store<C> {
     /// Marks the live contents of the emptiest segments dirty when free segments run short.
     /// Returns the number of segments chosen.
@@ -44,7 +82,8 @@ impl<C: Content> Store<C> {
     /// With free chunks left, only segments that are at least half dead are worth it, and as long as metadata takes up
     /// little of the array only those that are three quarters dead: the emptier, the less is written again for each byte
     /// gained. Without free chunks, any that gain something.
-    pub(crate) fn clean_segments(&self) -> Result<u64, Error> {
+    /// `space_places` are where the space tables lie, which each checkpoint writes anew.
+    pub(crate) fn clean_segments(&self, space_places: &[Place]) -> Result<u64, Error> {
         let segment = self.array.geometry().segment_bytes() as i64;
         let tight = self.space.free_chunks() <= 2 * self.space.reserve_chunks();
         // With no chunks to fall back on, a sweep over the whole table must always fit.
@@ -75,19 +114,53 @@ impl<C: Content> Store<C> {
             if gain <= 0 || self.dirty.to_write() >= budget || !may {
                 break;
             }
-            let (bytes, items) = self.live_items(id)?;
-            if self.dirty.to_write() + self.moving_cost(&items) > budget {
-                continue;
+            let in_segment = |place: &&Place| self.segments.segment_of(place.byte) == Some(id);
+            let space = space_places.iter().filter(in_segment);
+            let space: u64 = space.map(|place| place.len as u64).sum();
+            match self.clean_segment(id, (live as u64).saturating_sub(space), budget) {
+                Ok(true) => {
+                    gain -= segment - live as i64;
+                    cleaned += 1;
+                }
+                Ok(false) => {}
+                // Invariant 1.
+                Err(error @ (Error::Device(_) | Error::Damaged(_) | Error::DamagedNode { .. })) => {
+                    let start = self.segments.first_block(id).byte();
+                    tracing::warn!("the segment at byte {start} is not cleaned: {error}");
+                    self.segments.set_aside(id);
+                }
+                Err(error) => return Err(error),
             }
-            let start = self.segments.first_block(id).byte();
-            for item in &items {
-                let at = (item.place.byte - start) as usize;
-                self.move_item(item, &bytes[at..at + item.place.len as usize])?;
-            }
-            gain -= segment - live as i64;
-            cleaned += 1;
         }
         Ok(cleaned)
+    }
+
+    /// Marks the contents of a segment dirty, `live` bytes; false if writing them elsewhere takes more than is left
+    /// of `budget`.
+    fn clean_segment(&self, id: SegmentId, live: u64, budget: i64) -> Result<bool, Error> {
+        let (bytes, items) = self.live_items(id)?;
+        let found: u64 = items.iter().map(|item| item.place.len as u64).sum();
+        if found != live {
+            let what = format!("{live} bytes in it are live, and {found} are found");
+            return Err(Error::Damaged(Damage::new("segment", what)));
+        }
+        if self.dirty.to_write() + self.moving_cost(&items) > budget {
+            return Ok(false);
+        }
+        let start = self.segments.first_block(id).byte();
+        let mut nodes = Vec::new();
+        for item in items.iter().filter(|item| item.kind == ItemKind::Node) {
+            let at = (item.place.byte - start) as usize;
+            nodes.extend(self.live_node(item, &bytes[at..at + item.place.len as usize])?);
+        }
+        // A page that is marked is written again, no more, should the next one not be there.
+        for item in items.iter().filter(|item| item.kind != ItemKind::Node) {
+            self.move_page(item)?;
+        }
+        for node in &nodes {
+            self.mark_dirty(self.shard(), node.0.all());
+        }
+        Ok(true)
     }
 
     /// Room that cleaning aims at.
@@ -125,12 +198,13 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    /// A segment's bytes, and what is live in it.
+    /// A segment's bytes, and what is live in it, but for space tables and what is damaged.
     fn live_items(&self, segment: SegmentId) -> Result<(AlignedBuf, Vec<Live>), Error> {
         let start = self.segments.first_block(segment).byte();
         let mut bytes = AlignedBuf::zeroed(self.array.geometry().segment_bytes());
         self.array.read(start, &mut bytes)?;
         let mut items = Vec::new();
+        let mut unknown = Unknown::default();
         let mut at = 0;
         while let Some(next) = item::next(&bytes, at) {
             at = next;
@@ -152,7 +226,7 @@ impl<C: Content> Store<C> {
                     id: header.id.get(),
                     place,
                 };
-                if self.is_live(&item)? {
+                if unknown.or(&item, || self.is_live(&item))? {
                     items.push(item);
                 }
             }
@@ -180,24 +254,23 @@ impl<C: Content> Store<C> {
         bytes + self.dirty.leaves.cost_of(&leaves)
     }
 
-    /// Marks a live item dirty; `image` is what was read of it.
-    fn move_item(&self, item: &Live, image: &[u8]) -> Result<(), Error> {
-        if item.kind != ItemKind::Node {
-            self.table.touch_page(item.kind, item.id, item.place)?;
-            if item.kind == ItemKind::TableLeaf {
-                self.dirty
-                    .leaves
-                    .touch(self.shard(), Nid(item.id * LEAF_NIDS));
-            }
-            return Ok(());
-        }
-        self.take_in(Nid(item.id), item.place, image)?;
-        // A damaged node stays where it is; it is reported to whoever reads it.
-        match self.load(Nid(item.id)) {
-            Ok(node) => self.mark_dirty(self.shard(), node.0.all()),
-            Err(Error::Gone(_) | Error::DamagedNode { .. }) => {}
-            Err(error) => return Err(error),
+    /// Marks a page of the node table that is live dirty.
+    fn move_page(&self, item: &Live) -> Result<(), Error> {
+        self.table.touch_page(item.kind, item.id, item.place)?;
+        if item.kind == ItemKind::TableLeaf {
+            let first = Nid(item.id * LEAF_NIDS);
+            self.dirty.leaves.touch(self.shard(), first);
         }
         Ok(())
+    }
+
+    /// The node of a live item, of which `image` was read; `None`: it was deleted meanwhile.
+    fn live_node(&self, item: &Live, image: &[u8]) -> Result<Option<Node<C>>, Error> {
+        self.take_in(Nid(item.id), item.place, image)?;
+        match self.load(Nid(item.id)) {
+            Ok(node) => Ok(Some(node)),
+            Err(Error::Gone(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }

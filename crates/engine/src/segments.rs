@@ -26,7 +26,7 @@ use device::{AlignedBuf, Array, Durability};
 use format::geometry::Geometry;
 use format::item::{self, ItemKind, Place};
 use format::{BLOCK_SIZE, Block, Damage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A segment by number: chunk × segments per chunk + index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +45,8 @@ struct State {
     live: BTreeMap<u32, Vec<u32>>,
     free: Vec<SegmentId>,
     open: Vec<Option<Open>>,
+    /// Not worth a look of those who clean, until nothing in them is live.
+    aside: BTreeSet<SegmentId>,
 }
 
 /// What operations look at before they begin: on lines of its own.
@@ -102,6 +104,7 @@ impl Segments {
             live,
             free: Vec::new(),
             open: Vec::new(),
+            aside: BTreeSet::new(),
         };
         let live_bytes: u64 = state.live.values().flatten().map(|l| *l as u64).sum();
         let total_bytes = (state.live.len() * geometry.chunk_blocks as usize * BLOCK_SIZE) as u64;
@@ -165,6 +168,7 @@ impl Segments {
     /// Finds free segments anew; right after a commit point only (invariant 2).
     pub fn find_free(&self) {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let open: Vec<SegmentId> = state.open.iter().flatten().map(|o| o.segment).collect();
         let mut free = Vec::new();
         for (chunk, live) in &state.live {
@@ -177,11 +181,19 @@ impl Segments {
         }
         // Taken from the end: low segments first.
         free.reverse();
+        state
+            .aside
+            .retain(|id| free.binary_search_by(|one| id.cmp(one)).is_err());
         state.free = free;
-        self.count_free(&state);
+        self.count_free(state);
     }
 
-    /// Segments of at most `share` percent live bytes, emptiest first, at most `most`.
+    /// Who cleans need not look at this segment again: there is damage in it.
+    pub fn set_aside(&self, segment: SegmentId) {
+        self.state.lock().aside.insert(segment);
+    }
+
+    /// Segments of at most `share` percent live bytes, emptiest first, at most `most`; none that were set aside.
     pub fn emptiest(&self, share: u32, most: usize) -> Vec<(SegmentId, u32)> {
         let state = self.state.lock();
         let limit = (self.geometry.segment_bytes() as u64 * share as u64 / 100) as u32;
@@ -190,7 +202,8 @@ impl Segments {
         for (chunk, live) in &state.live {
             for (i, &bytes) in live.iter().enumerate() {
                 let id = SegmentId(*chunk as u64 * self.per_chunk() + i as u64);
-                if bytes > 0 && bytes <= limit && !open.contains(&id) {
+                let may = !open.contains(&id) && !state.aside.contains(&id);
+                if bytes > 0 && bytes <= limit && may {
                     found.push((id, bytes));
                 }
             }

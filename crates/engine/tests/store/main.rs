@@ -1,5 +1,6 @@
 //! The store over simulated devices.
 
+mod damage;
 mod load;
 mod memory;
 mod power_cut;

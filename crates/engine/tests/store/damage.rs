@@ -1,0 +1,215 @@
+//! Damage in one place, and what it must not do to the rest.
+
+use crate::world::{Change, TestStore, World, change, create, delete};
+use base::rng::Rng;
+use device::sim::Times;
+use engine::{Error, Need, StoreOptions};
+use format::BLOCK_SIZE;
+use format::Nid;
+use format::item::{self, ITEM_ALIGN, ItemKind};
+use format::label::HEAD_BLOCKS;
+use format::table::LEAF_NIDS;
+use std::ops::Range;
+
+/// Where the array begins on its only device.
+const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
+
+/// A sound item in a segment; it need not be live.
+struct Item {
+    kind: u8,
+    id: u64,
+    version: u64,
+    /// Bytes on the device.
+    range: Range<u64>,
+    segment: Range<u64>,
+}
+
+fn items(world: &World, store: &TestStore) -> Vec<Item> {
+    let geometry = store.array().geometry();
+    let len = geometry.segment_bytes();
+    let mut found = Vec::new();
+    let chunks = (0..).zip(store.meta_chunks());
+    for (chunk, _) in chunks.filter(|(_, is_meta)| *is_meta) {
+        for index in 0..geometry.segments_per_chunk() as u64 {
+            let start = ARRAY_START + geometry.chunk_block(chunk).byte() + index * len as u64;
+            let mut bytes = vec![0; len];
+            world.devices[0].peek(start, &mut bytes);
+            let mut at = 0;
+            while let Some(next) = item::next(&bytes, at) {
+                at = next;
+                let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+                    at += ITEM_ALIGN;
+                    continue;
+                };
+                let end = at + item::padded_len(payload.len());
+                found.push(Item {
+                    kind: header.kind,
+                    id: header.id.get(),
+                    version: header.version.get(),
+                    range: start + at as u64..start + end as u64,
+                    segment: start..start + len as u64,
+                });
+                at = end;
+            }
+        }
+    }
+    found
+}
+
+/// The newest item of its kind and number.
+fn newest(items: &[Item], kind: ItemKind, id: u64) -> &Item {
+    let these = items.iter().filter(|i| i.kind == kind as u8 && i.id == id);
+    these.max_by_key(|i| i.version).expect("it was written")
+}
+
+/// A store that was closed with segments of which little is live.
+struct Sparse {
+    world: World,
+    options: StoreOptions,
+    /// Nodes that live still.
+    nids: Vec<Nid>,
+    /// The one that is alone in its segment, and that segment: no other has less. Nodes of two leaf pages of the node
+    /// table were in it; this is the other one.
+    alone: Nid,
+    segment: Range<u64>,
+    other_leaf: u64,
+    items: Vec<Item>,
+}
+
+fn sparse(seed: u64) -> Sparse {
+    let world = World::new(seed, &[64]);
+    // Deletions alone begin no checkpoint.
+    let options = StoreOptions {
+        node_cache_bytes: 64 << 20,
+        dirty_bytes: Some(16 << 20),
+        ..World::options()
+    };
+    let store = world.open_with(options.clone()).unwrap();
+    let make = |_| create(&store, vec![7; 200]).unwrap();
+    let all: Vec<Nid> = (0..8000).map(make).collect();
+    store.checkpoint().unwrap();
+    let written = items(&world, &store);
+    let segment_of = |nid: Nid| &newest(&written, ItemKind::Node, nid.0).segment;
+    let leaf_of = |nid: Nid| nid.0 / LEAF_NIDS;
+    let meet = |two: &[Nid]| {
+        leaf_of(two[0]) != leaf_of(two[1]) && segment_of(two[0]) == segment_of(two[1])
+    };
+    let two = all
+        .windows(2)
+        .find(|two| meet(two))
+        .expect("leaves share a segment");
+    let (other_leaf, alone) = (leaf_of(two[0]), two[1]);
+    let segment = segment_of(alone).clone();
+    let beside = |nid: Nid| *segment_of(nid) == segment;
+    let lives = |(i, nid): (usize, Nid)| nid == alone || i % 10 == 0 && !beside(nid);
+    let mut nids = Vec::new();
+    for (i, nid) in all.into_iter().enumerate() {
+        match lives((i, nid)) {
+            true => nids.push(nid),
+            false => delete(&store, nid).unwrap(),
+        }
+    }
+    store.close().unwrap();
+    let items = items(&world, &store);
+    drop(store);
+    Sparse {
+        world,
+        options,
+        nids,
+        alone,
+        segment,
+        other_leaf,
+        items,
+    }
+}
+
+/// Changes nodes and makes checkpoints, which clean if that is due; returns how many segments they have cleaned.
+fn work(store: &TestStore, nids: &[Nid]) -> u64 {
+    for round in 0..4 {
+        for nid in nids {
+            change(store, *nid, Need::Reclaim, Change::Set(1, round)).unwrap();
+        }
+        store.checkpoint().unwrap();
+    }
+    assert!(store.failed().is_none());
+    store.counters().cleaned_segments
+}
+
+/// Once the mount failed, and every later one, because each cleaned the same segment first.
+#[test]
+fn an_unreadable_sector_of_dead_bytes_keeps_nobody_from_mounting() {
+    let Sparse {
+        world,
+        options,
+        nids,
+        alone,
+        segment,
+        items,
+        ..
+    } = sparse(51);
+    let live = newest(&items, ItemKind::Node, alone.0).range.clone();
+    let block = BLOCK_SIZE as u64;
+    let dead = |start: &u64| start + block <= live.start || *start >= live.end;
+    let mut blocks = (segment.start..segment.end).step_by(BLOCK_SIZE);
+    let sector = blocks.find(dead).expect("much of the segment is dead");
+    let device = &world.devices[0];
+    device.fail_reads(Times::Always, Some(sector..sector + 512));
+    let rest: Vec<Nid> = nids.iter().copied().filter(|nid| *nid != alone).collect();
+    for mount in 1..4 {
+        let store = world.open_with(options.clone()).unwrap();
+        assert!(work(&store, &rest) > 0 || mount > 1);
+        assert_eq!(store.get(alone).unwrap().read().unwrap().0, [7; 200]);
+        store.close().unwrap();
+        // Cleaning has looked at the segment, and not again.
+        assert!((1..=mount).contains(&device.struck().len()));
+    }
+    assert_eq!(world.check("after cleaning").len(), nids.len());
+}
+
+/// Damages a leaf page of the node table, and works on nodes of others, in several mounts.
+fn work_beside_a_damaged_leaf(sparse: &Sparse, leaf: u64) {
+    let Sparse {
+        world, nids, alone, ..
+    } = sparse;
+    let page = newest(&sparse.items, ItemKind::TableLeaf, leaf)
+        .range
+        .clone();
+    world.devices[0].corrupt(page.start + 64, 512, &mut Rng::new(leaf));
+    let (lost, mut rest): (Vec<Nid>, Vec<Nid>) =
+        nids.iter().partition(|nid| nid.0 / LEAF_NIDS == leaf);
+    assert!(lost.len() > 10 && rest.len() > 500);
+    rest.retain(|nid| nid != alone);
+    for mount in 1..3 {
+        let store = world.open_with(sparse.options.clone()).unwrap();
+        assert!(work(&store, &rest) > 0 || mount > 1);
+        for nid in &lost {
+            assert!(matches!(store.get(*nid), Err(Error::Damaged(_))));
+        }
+        store.close().unwrap();
+    }
+}
+
+/// Whether nodes that are alone in a segment were moved by those who clean.
+fn has_moved(sparse: &Sparse) -> bool {
+    let store = sparse.world.open_with(sparse.options.clone()).unwrap();
+    let images = items(&sparse.world, &store);
+    let moved = |item: &Item| item.id == sparse.alone.0 && item.segment != sparse.segment;
+    images
+        .iter()
+        .any(|item| item.kind == ItemKind::Node as u8 && moved(item))
+}
+
+#[test]
+fn a_damaged_table_page_keeps_nobody_from_mounting() {
+    let sparse = sparse(52);
+    work_beside_a_damaged_leaf(&sparse, sparse.alone.0 / LEAF_NIDS);
+    assert!(!has_moved(&sparse));
+}
+
+/// Nobody can tell what of its nodes is live, but what else is in their segments makes up all that is.
+#[test]
+fn dead_nodes_of_a_damaged_table_page_do_not_keep_a_segment_from_being_cleaned() {
+    let sparse = sparse(53);
+    work_beside_a_damaged_leaf(&sparse, sparse.other_leaf);
+    assert!(has_moved(&sparse));
+}
