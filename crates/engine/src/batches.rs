@@ -7,7 +7,8 @@ use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{BATCH_MAGIC, BatchHeader};
-use format::{Damage, checksum};
+use format::{Damage, checksum, checksum_joined};
+use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WINDOW: u64 = 1 << 20;
@@ -83,16 +84,20 @@ impl<'a> RingReader<'a> {
         if BatchHeader::SIZE as u64 + len > self.size {
             return Ok(false);
         }
-        let mut part = vec![0; len.min(64 << 10) as usize];
-        let mut crc = self.begun_checksum(header);
-        let mut done = 0;
-        while done < len {
-            let part = &mut part[..(len - done).min(64 << 10) as usize];
-            self.read(position + BatchHeader::SIZE as u64 + done, part)?;
-            crc = checksum(crc, part);
-            done += part.len() as u64;
-        }
+        let begun = self.begun_checksum(header);
+        let crc = self.checksum(begun, position + BatchHeader::SIZE as u64, len)?;
         Ok(crc == header.crc.get())
+    }
+
+    /// Continues a checksum over `len` bytes from a ring position on.
+    fn checksum(&mut self, mut crc: u32, mut position: u64, mut len: u64) -> Result<u32, Error> {
+        while len > 0 {
+            let window = self.peek(position)?;
+            let here = &window[..len.min(window.len() as u64) as usize];
+            crc = checksum(crc, here);
+            (position, len) = (position + here.len() as u64, len - here.len() as u64);
+        }
+        Ok(crc)
     }
 
     /// The checksum of a batch, as far as its header goes.
@@ -238,6 +243,42 @@ fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {
     )
 }
 
+/// The headers at ring positions, in order, whose batches are whole.
+///
+/// What users have logged can look like headers, a thousand of them, each of a batch as long as the ring. Their checksums
+/// are out of reach, but whoever follows each to its end reads for minutes; and whoever gives up at some point
+/// can miss the one batch that proves a loss. So all bytes are read once: of the checksum up to a batch's first record and
+/// the one up to its end, what lies between follows.
+fn whole(
+    ring: &mut RingReader<'_>,
+    found: Vec<(u64, BatchHeader)>,
+) -> Result<Vec<BatchHeader>, Error> {
+    let records = |position: u64, header: &BatchHeader| {
+        let start = position + BatchHeader::SIZE as u64;
+        (start, start + header.len.get() as u64)
+    };
+    let bounds = found
+        .iter()
+        .map(|(position, header)| records(*position, header));
+    let mut sums: BTreeMap<u64, u32> = bounds
+        .flat_map(|(start, end)| [(start, 0), (end, 0)])
+        .collect();
+    let mut before = (sums.keys().next().copied().unwrap_or(0), 0);
+    for (position, sum) in &mut sums {
+        *sum = ring.checksum(before.1, before.0, position - before.0)?;
+        before = (*position, *sum);
+    }
+    let mut whole = Vec::new();
+    for (position, header) in found {
+        let (start, end) = records(position, &header);
+        let records = checksum_joined(sums[&start], sums[&end], end - start);
+        if checksum_joined(ring.begun_checksum(&header), records, end - start) == header.crc.get() {
+            whole.push(header);
+        }
+    }
+    Ok(whole)
+}
+
 /// A run that ends too early is a loss, not a crash.
 fn check_end(
     ring: &mut RingReader<'_>,
@@ -247,7 +288,7 @@ fn check_end(
 ) -> Result<Option<Damage>, Error> {
     let align = array.geometry().journal_align as u64;
     let limit = LOOK_AHEAD.min(ring.size - (end.position - record.anchor_position.get()));
-    let mut known_durable = 0;
+    let mut found = Vec::new();
     let mut offset = 0;
     while offset + BatchHeader::SIZE as u64 <= limit {
         let position = end.position + offset;
@@ -256,15 +297,21 @@ fn check_end(
             continue;
         };
         let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
-        // A mount goes on here only after its first checkpoint was durable.
+        // A mount goes on here only after its first checkpoint was durable. How many mounts later does not matter: a
+        // device may have lost more than one record.
         let newer = header.mount_id.get() > record.mount_id.get();
-        // The header's checksum covers the records too; a torn batch proves nothing.
-        if (later || newer) && ring.is_whole(position, &header)? {
-            if header.checkpoint_sequence.get() > record.sequence.get() {
-                return Ok(Some(lost_record(record, &header)));
-            }
-            known_durable = known_durable.max(header.durable_sequence.get());
+        let fits = BatchHeader::SIZE as u64 + header.len.get() as u64 <= ring.size;
+        if (later || newer) && header.is_countable() && fits {
+            found.push((position, header));
         }
+    }
+    let mut known_durable = 0;
+    // The header's checksum covers the records too; a torn batch proves nothing.
+    for header in whole(ring, found)? {
+        if header.checkpoint_sequence.get() > record.sequence.get() {
+            return Ok(Some(lost_record(record, &header)));
+        }
+        known_durable = known_durable.max(header.durable_sequence.get());
     }
     if known_durable >= end.sequence {
         let what = format!(

@@ -4,12 +4,13 @@ use crate::world::{Change, TestStore, World, change, create, delete};
 use base::rng::Rng;
 use device::sim::Times;
 use engine::{Error, Need, StoreOptions};
-use format::BLOCK_SIZE;
-use format::Nid;
 use format::item::{self, ITEM_ALIGN, ItemKind};
+use format::journal::{BATCH_MAGIC, BatchHeader};
 use format::label::HEAD_BLOCKS;
 use format::table::LEAF_NIDS;
+use format::{BLOCK_SIZE, Nid, U32, U64};
 use std::ops::Range;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Where the array begins on its only device.
 const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
@@ -212,4 +213,114 @@ fn dead_nodes_of_a_damaged_table_page_do_not_keep_a_segment_from_being_cleaned()
     let sparse = sparse(53);
     work_beside_a_damaged_leaf(&sparse, sparse.other_leaf);
     assert!(has_moved(&sparse));
+}
+
+/// Bytes of the journal of an array of 64 MiB, which begins with it.
+const RING: u64 = 4 << 20;
+const SECTOR: usize = 512;
+
+/// What users may store and have logged: it looks like the header of a long batch of a later mount.
+fn forged(uuid: [u8; 16]) -> BatchHeader {
+    let mut header = BatchHeader::zeroed();
+    header.magic = U32::new(BATCH_MAGIC);
+    header.uuid = uuid;
+    header.mount_id = U64::new(1 << 40);
+    header.sequence = U64::new(1 << 40);
+    header.len = U32::new(RING as u32 - 4096);
+    header
+}
+
+/// Places on the device of headers in the journal, with their sequence numbers, in order.
+fn batches(world: &World) -> Vec<(u64, u64)> {
+    let at = (0..RING).step_by(SECTOR).map(|offset| ARRAY_START + offset);
+    let mut found: Vec<(u64, u64)> = at
+        .filter_map(|place| {
+            let mut bytes = [0; BatchHeader::SIZE];
+            world.devices[0].peek(place, &mut bytes);
+            let header = BatchHeader::read_from_bytes(&bytes).unwrap();
+            (header.magic.get() == BATCH_MAGIC).then_some((header.sequence.get(), place))
+        })
+        .collect();
+    found.sort_unstable();
+    found
+        .into_iter()
+        .map(|(sequence, place)| (place, sequence))
+        .collect()
+}
+
+/// A synced node, and the power goes.
+fn cut_after_syncs(seed: u64, syncs: u64) -> World {
+    let mut world = World::new(seed, &[64]);
+    let store = world.open().unwrap();
+    for i in 0..syncs {
+        create(&store, vec![i; 1000]).unwrap();
+        store.sync().unwrap();
+    }
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(seed));
+    world
+}
+
+/// Each of them was once read to its end: a ring's length for each.
+#[test]
+fn what_only_looks_like_batches_is_read_once() {
+    let world = cut_after_syncs(54, 3);
+    let store = world
+        .open_with(StoreOptions {
+            read_only: true,
+            ..World::options()
+        })
+        .unwrap();
+    let header = forged(store.array().uuid());
+    drop(store);
+    let reads = || {
+        let before = world.devices[0].io_count();
+        let options = StoreOptions {
+            read_only: true,
+            ..World::options()
+        };
+        drop(world.open_with(options).unwrap());
+        world.devices[0].io_count() - before
+    };
+    let without = reads();
+    for offset in (1 << 20..2 << 20).step_by(4096) {
+        world.devices[0].poke(ARRAY_START + offset, header.as_bytes());
+    }
+    let with = reads();
+    // In pieces of a MiB, and once more round.
+    assert!(
+        with <= without + 2 * (RING >> 20),
+        "{with} reads, {without} without"
+    );
+    world.open().unwrap().close().unwrap();
+}
+
+#[test]
+fn a_lost_batch_is_told_from_among_what_only_looks_like_one() {
+    let world = cut_after_syncs(55, 4);
+    let store = world
+        .open_with(StoreOptions {
+            read_only: true,
+            ..World::options()
+        })
+        .unwrap();
+    let header = forged(store.array().uuid());
+    drop(store);
+    // The second batch of four is written over, and all that follows the last.
+    let batches = batches(&world);
+    let [_, (from, _), (to, _), (last, _)] = batches[batches.len() - 4..] else {
+        panic!("{batches:?}");
+    };
+    let (start, end) = (last + 16384, ARRAY_START + RING);
+    for place in (from..to)
+        .step_by(SECTOR)
+        .chain((start..end).step_by(SECTOR))
+    {
+        world.devices[0].poke(place, header.as_bytes());
+    }
+    match world.open() {
+        Err(Error::Damaged(damage)) => assert!(damage.to_string().contains("was durable")),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
 }
