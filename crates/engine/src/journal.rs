@@ -8,12 +8,17 @@
 //! at once; `durable` advances in their order.
 //!
 //! Invariants:
-//! 1. A batch holds all records of its epoch (`staging.rs`).
+//! 1. A batch holds all records of its epoch; but a checkpoint's folds, if they are all that an epoch has, are in that
+//!    of a later one (`staging.rs`, invariant 5). What a fold says follows from what was merged before it, so nobody
+//!    waits for one to be durable but the checkpoint, which makes all so before it writes what rests on them. Whatever
+//!    has a version beyond the fold's is in the same batch or in a later one, so recovery finds the changes of
+//!    each node in their order.
 //! 2. `gather` is held from closing an epoch to giving its batch a place, so epochs, places in the
 //!    ring and the order of completion agree.
 //! 3. A batch never overwrites what a checkpoint still needs (`ring.rs`).
 //! 4. Epoch e is durable only if every batch of an epoch up to e is on the devices (`commit.rs`),
-//!    and so is the data that was written before those records were staged (R14).
+//!    and so is the data that was written before those records were staged (R14). All records of operations in these
+//!    epochs are in these batches (invariant 1).
 //! 5. After a failure nothing more is written and no later epoch is ever durable.
 //! 6. No batch is written once a flush has failed that may have lost data which its records
 //!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
@@ -22,7 +27,10 @@
 //!    ([`Journal::staged`]), so the memory of the journal is that of what is staged, once more
 //!    for the batch being gathered, and the batches being written.
 
-use crate::commit::{Commits, PIPELINE, Ticket};
+#[cfg(test)]
+mod tests;
+
+use crate::commit::{Commits, Ticket};
 use crate::counters::{Distribution, StoreCounters};
 use crate::error::Error;
 use crate::ring::{Credit, Ring, Slack};
@@ -52,9 +60,11 @@ pub(crate) const MERGES_MAX: usize = 4;
 pub(crate) const CREDIT: u64 = RECORD_MAX as u64 + BATCH_SLACK + MERGES_MAX as u64 * FOLD;
 const SLACK: Slack = Slack {
     credit: CREDIT,
-    // Those in flight, the one being gathered, and the open epoch's.
-    batches: (PIPELINE + 2) * BATCH_SLACK,
+    batches: UNPAID * BATCH_SLACK,
 };
+/// Batches of folds alone behind the ring's tail: two of the checkpoint that runs, and the last one of the checkpoint
+/// that moved the tail, which comes after it.
+const UNPAID: u64 = 3;
 
 /// Where a batch goes on from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +81,8 @@ pub(crate) struct Anchor {
 #[derive(Debug)]
 struct Gather {
     next: Anchor,
+    /// Records that wait for a batch that is paid for.
+    kept: Records,
 }
 
 /// Pieces of a batch and where they belong, filled in by one thread.
@@ -206,6 +218,7 @@ impl Journal {
                 rank::GATHER,
                 Gather {
                     next: resume.anchor,
+                    kept: Records::default(),
                 },
             ),
             pool,
@@ -295,21 +308,21 @@ impl Journal {
         base::sync::assert_none_held_from(rank::INODE);
         let gather = || {
             let mut gather = self.gather.try_lock()?;
-            (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather))
+            (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather, false))
         };
         let write = |batch| self.write_batch(batch);
         self.commits.through(epoch, || self.epoch(), gather, write)
     }
 
     /// Closes the open epoch, makes it durable and returns it with the anchor after its batch.
-    /// Every epoch up to it is durable then.
+    /// Every record of an epoch up to it is durable then, folds too. For checkpoints: see [`UNPAID`].
     pub fn close_and_commit(&self) -> Result<(u64, Anchor), Error> {
         let (batch, anchor) = {
             let mut gather = self.gather.lock();
             if let Some(error) = self.failed() {
                 return Err(error);
             }
-            let batch = self.close_epoch(&mut gather);
+            let batch = self.close_epoch(&mut gather, true);
             (batch, gather.next)
         };
         let epoch = batch.epoch;
@@ -318,16 +331,23 @@ impl Journal {
         Ok((epoch, anchor))
     }
 
-    /// Closes the epoch and gathers its records (invariants 1 and 2).
-    fn close_epoch(&self, gather: &mut Gather) -> Batch {
-        let (epoch, records) = self.staging.close();
+    /// Closes the epoch and gathers its records (invariants 1 and 2); `folds` says whether a batch may hold nothing else.
+    fn close_epoch(&self, gather: &mut Gather, folds: bool) -> Batch {
+        let (epoch, records) = self.staging.close(&mut gather.kept, folds);
         let (position, sequence) = (gather.next.position, gather.next.sequence);
         let bytes = (records.count > 0).then(|| {
             let reserved = records.payload() + records.paid as u64 * BATCH_SLACK;
             let sealed = self.seal(&mut gather.next, epoch, records);
-            self.ring.gathered(reserved, sealed.len() as u64);
-            sealed
+            let fits = self.ring.gathered(reserved, sealed.len() as u64);
+            debug_assert!(fits, "invariant 3");
+            fits.then_some(sealed)
         });
+        if let Some(None) = bytes {
+            // What is durable stays, as this is not written.
+            let what = "the journal has no room for a batch that was promised some";
+            self.fail(Error::Failed(what.into()));
+        }
+        let bytes = bytes.flatten();
         Batch {
             epoch,
             ticket: self

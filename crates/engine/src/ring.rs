@@ -28,8 +28,7 @@ pub(crate) struct Slack {
     /// Credit of one operation. At least the longest record, and header and padding of a batch of
     /// its own.
     pub credit: u64,
-    /// Header and padding of all batches that may be on their way at once. The batches of operations are paid for by
-    /// their credits; this is for those of a checkpoint.
+    /// Header and padding of all batches in the ring that no credit has paid for: those of checkpoints.
     pub batches: u64,
 }
 
@@ -269,10 +268,13 @@ impl Ring {
     }
 
     /// Staged records, for which `reserved` bytes stayed reserved, are now a batch of `len` bytes (invariant 2), which is
-    /// no more unless a checkpoint alone has staged them.
-    pub fn gathered(&self, reserved: u64, len: u64) {
-        self.shared.head.fetch_add(len, Ordering::SeqCst);
+    /// no more unless a checkpoint alone has staged them. False: it must not be written, as it would overrun what a
+    /// checkpoint still needs (invariant 1).
+    #[must_use]
+    pub fn gathered(&self, reserved: u64, len: u64) -> bool {
+        let end = self.shared.head.fetch_add(len, Ordering::SeqCst) + len;
         self.unreserve(reserved);
+        end - self.shared.tail.load(Ordering::SeqCst) <= self.size || planted(Canary::NoCredits)
     }
 
     /// A checkpoint made everything before `tail` unnecessary.

@@ -2,12 +2,17 @@
 //!
 //! Invariants:
 //! 1. A record is staged under a pin of its epoch; an epoch is gathered only when it is closed
-//!    and its pins are gone. So a batch holds all records of its epoch, and no others.
+//!    and its pins are gone. So a batch holds all records of its epoch, and no others but those of invariant 5.
 //! 2. Only two staging slots exist: epoch e+2 opens after e was gathered, because one caller at a
 //!    time closes and gathers.
 //! 3. `bytes` is the payload of all staging slots, less what shards have added and not handed over.
 //! 4. In each shard and epoch the first record that comes with a credit pays for header and padding of the batch: so
 //!    every batch is paid for at least once, whichever records get into it.
+//! 5. A record without a credit pays for nothing. Those of an epoch that has no others are kept, and come first in the
+//!    batch of the next epoch that is paid for, or asked for: a batch of none but these would be as long as one of
+//!    many, and nobody has counted how often others close an epoch meanwhile. It follows that they are durable with
+//!    some later epoch than theirs, so they are records that nobody waits for; and as an operation that builds on
+//!    one has a credit, none of theirs is in an earlier batch.
 
 use crate::epoch::{EpochPin, OpenEpoch, Pins};
 use crate::sum::Sum;
@@ -130,10 +135,11 @@ impl Staging {
         self.shards.iter().any(staged)
     }
 
-    /// Closes the open epoch and takes its records. One caller at a time (invariant 2).
-    pub fn close(&self) -> (u64, Records) {
+    /// Closes the open epoch and takes its records, behind what was `kept`; keeps them if they pay for no batch, unless
+    /// one is asked for (invariant 5). One caller at a time (invariant 2).
+    pub fn close(&self, kept: &mut Records, asked: bool) -> (u64, Records) {
         let epoch = self.epoch.close();
-        let mut all = Records::default();
+        let mut all = std::mem::take(kept);
         for (number, shard) in self.shards.iter().enumerate() {
             if !planted(Canary::PinsIgnored) {
                 shard.pins.wait(epoch);
@@ -143,6 +149,9 @@ impl Staging {
             all.pieces.extend(staged.pieces);
             all.count += staged.count;
             all.paid += staged.paid;
+        }
+        if all.paid == 0 && !asked {
+            std::mem::swap(kept, &mut all);
         }
         (epoch, all)
     }

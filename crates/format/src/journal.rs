@@ -27,7 +27,7 @@ layout! {
         pub mount_id: U64,
         /// Grows by one with every batch.
         pub sequence: U64,
-        /// The epoch whose records it holds.
+        /// The newest epoch whose records it holds.
         pub epoch: U64,
         /// Newest epoch known durable when it was written.
         pub durable_epoch: U64,

@@ -3,7 +3,7 @@
 use super::check;
 use crate::commit::{Commits, Ticket};
 use crate::ring::{Ring, Slack};
-use crate::staging::Staging;
+use crate::staging::{Records, Staging};
 use crate::sum::Sum;
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Mutex, rank};
@@ -29,7 +29,8 @@ fn an_epoch_is_gathered_whole() {
                 })
             })
             .collect();
-        let batches = [staging.close(), staging.close()];
+        let mut kept = Records::default();
+        let batches = [(); 2].map(|()| staging.close(&mut kept, false));
         let mut staged = [0; 3];
         for operation in operations {
             staged[operation.join().unwrap() as usize - 6] += 1;
@@ -43,9 +44,43 @@ fn an_epoch_is_gathered_whole() {
             assert_eq!(bytes.len(), records.count as usize);
             assert_eq!(records.paid > 0, records.count > 0);
         }
-        assert_eq!(staging.close().1.count as usize, left);
+        assert_eq!(staging.close(&mut kept, false).1.count as usize, left);
         assert_eq!(staging.bytes(), 0);
         assert_eq!(staging.epoch(), 9);
+    });
+}
+
+/// A record that pays for no batch and one after it that does, while epochs are closed: no batch is of the first alone
+/// unless it is asked for, and none has the second before it.
+///
+/// Found when broken: `close` that keeps what is paid for, or forgets what it kept, or puts it last; one that keeps
+/// nothing, or keeps although a batch is asked for.
+#[test]
+fn what_pays_for_no_batch_waits_for_one_that_is_paid_for() {
+    check(3, || {
+        let staging = Arc::new(Staging::new(6, 1, 1 << 20));
+        let other = {
+            let staging = Arc::clone(&staging);
+            loom::thread::spawn(move || {
+                staging.push(&staging.pin(0), &[1], false);
+                staging.push(&staging.pin(0), &[2], true);
+            })
+        };
+        let mut kept = Records::default();
+        let mut batches: Vec<_> = (0..2).map(|_| staging.close(&mut kept, false)).collect();
+        other.join().unwrap();
+        batches.push(staging.close(&mut kept, false));
+        staging.push(&staging.pin(0), &[3], false);
+        batches.extend([false, false, true].map(|asked| staging.close(&mut kept, asked)));
+        let (last, paid) = batches.split_last().unwrap();
+        assert!(
+            paid.iter()
+                .all(|(_, batch)| batch.paid > 0 || batch.count == 0)
+        );
+        assert_eq!((last.1.paid, last.1.count), (0, 1));
+        let all = batches.iter().flat_map(|(_, batch)| batch.pieces.concat());
+        assert_eq!(all.collect::<Vec<u8>>(), [1, 2, 3]);
+        assert_eq!(staging.bytes(), 0);
     });
 }
 
@@ -102,7 +137,7 @@ impl Log {
         if payload > 0 {
             end.0 += payload + HEADER;
             let paid = payload / RECORD * HEADER;
-            self.ring.gathered(payload + paid, payload + HEADER);
+            assert!(self.ring.gathered(payload + paid, payload + HEADER));
         }
         assert!(
             end.0 - end.1 <= self.ring.size(),
@@ -195,7 +230,7 @@ fn log_what_is_owed(len: u64) {
         let payload = std::mem::take(&mut staged.lock().0);
         if payload > 0 {
             end += payload + HEADER;
-            ring.gathered(payload, payload + HEADER);
+            assert!(ring.gathered(payload, payload + HEADER));
         }
         assert!(end <= OWING_SIZE, "a batch overruns what is needed");
     };
@@ -226,6 +261,59 @@ fn log_what_is_owed(len: u64) {
     assert_eq!(ring.used(), OWING.batches);
 }
 
+/// Operations that leave something to a checkpoint, and a ring that is full after them: of more batches than there is
+/// room for beside those that they have paid for.
+const MANY: u64 = OWING.batches / HEADER + 1;
+const MANY_SIZE: u64 = MANY * OWING.credit + OWING.batches;
+
+/// A checkpoint logs what is owed, and each time two others commit: there is room, though none of these batches would be
+/// paid for; and what was logged is in the one that the checkpoint asks for.
+///
+/// Found when broken: `close` that keeps nothing, or forgets what it kept.
+#[test]
+fn commits_between_what_a_checkpoint_logs_overrun_nothing() {
+    check(2, || {
+        let ring = Ring::new(MANY_SIZE, 0, OWING, 1);
+        let staging = Staging::new(6, 1, 1 << 20);
+        let gathered = Mutex::new(rank::GATHER, (Records::default(), 0));
+        let shared = Arc::new((ring, staging, gathered));
+        let commit = |shared: &(Ring, Staging, Mutex<(Records, u64)>), asked| {
+            let (ring, staging, gathered) = shared;
+            let mut gathered = gathered.lock();
+            let (_, records) = staging.close(&mut gathered.0, asked);
+            if records.count > 0 {
+                let len = records.payload() + HEADER;
+                let paid = records.payload() + records.paid as u64 * HEADER;
+                assert!(ring.gathered(paid, len), "a batch overruns what is needed");
+                gathered.1 += len;
+            }
+        };
+        let (ring, staging, gathered) = &*shared;
+        for _ in 0..MANY {
+            let mut credit = ring.try_credit(0).expect("there is room");
+            credit.owe(OWED);
+            staging.push(&staging.pin(0), &[0; RECORD as usize], true);
+            ring.staged(credit, RECORD + HEADER);
+            commit(&shared, false);
+        }
+        assert!(ring.try_credit(0).is_none());
+        let other = {
+            let shared = Arc::clone(&shared);
+            loom::thread::spawn(move || commit(&shared, false))
+        };
+        for _ in 0..MANY {
+            staging.push(&staging.pin(0), &[0; OWED as usize], false);
+            ring.staged_owed(OWED, OWED);
+            commit(&shared, false);
+        }
+        other.join().unwrap();
+        commit(&shared, true);
+        let end = gathered.lock().1;
+        assert_eq!(end, MANY * (RECORD + HEADER + OWED) + HEADER);
+        assert_eq!(ring.used(), end + OWING.batches);
+    });
+}
+
 /// A ring of which each of two shards may keep a credit and a little more.
 const KEEPING_SIZE: u64 = 8 * (SLACK.credit + 1);
 
@@ -237,7 +325,7 @@ fn full_ring() -> Ring {
         ring.staged(credit, RECORD);
     }
     let batch = KEEPING_SIZE - SLACK.credit - SLACK.batches;
-    ring.gathered(2 * RECORD, batch);
+    assert!(ring.gathered(2 * RECORD, batch));
     assert!(!ring.outstanding(|| false));
     ring
 }
@@ -271,7 +359,7 @@ fn what_a_shard_keeps_is_given_out_once_and_can_be_taken_back() {
         // All that is left: one record.
         let credit = ring.try_credit(0).unwrap();
         ring.staged(credit, RECORD);
-        ring.gathered(RECORD, RECORD + HEADER);
+        assert!(ring.gathered(RECORD, RECORD + HEADER));
         assert!(ring.try_credit(0).is_none() && ring.try_credit(1).is_none());
         ring.release(KEEPING_SIZE - SLACK.batches);
         ring.take_back();
@@ -422,7 +510,7 @@ impl Journal {
         if self.staging.epoch() > epoch {
             return None;
         }
-        let (epoch, records) = self.staging.close();
+        let (epoch, records) = self.staging.close(&mut Records::default(), true);
         let sequence = *next;
         *next += 1;
         Some(Batch {

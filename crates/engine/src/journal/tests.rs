@@ -1,0 +1,157 @@
+//! Batches of what no operation pays for.
+
+use super::*;
+use crate::batches::read_run;
+use device::BlockDevice;
+use device::sim::SimDevice;
+use format::checkpoint::CheckpointRecord;
+use format::geometry::GeometryOptions;
+use format::journal::{Action, parse_records, put_entry, seal_record};
+use format::table::FIRST_FS_KIND;
+
+const SIZE: u64 = 64 << 20;
+const FIRST: Anchor = Anchor {
+    position: 0,
+    sequence: 1,
+    previous_crc: 0,
+};
+
+fn journal() -> Journal {
+    let device = SimDevice::new(SIZE, 1) as Arc<dyn BlockDevice>;
+    let geometry = Geometry::plan(&[SIZE], GeometryOptions::default()).unwrap();
+    let array = Array::create(vec![device], geometry, "test", [7; 16], [9; 16]).unwrap();
+    let options = StoreOptions {
+        shards: 2,
+        workers: 1,
+        ..StoreOptions::default()
+    };
+    let resume = Resume {
+        anchor: FIRST,
+        epoch: 1,
+        mount_id: 1,
+        checkpoint_sequence: 0,
+    };
+    let pool = Arc::new(Pool::start("test", 0).unwrap());
+    Journal::new(Arc::new(array), pool, &options, resume)
+}
+
+/// A record of one change of node `nid`, with `len` bytes in it.
+fn record(nid: u64, version: u64, action: Action, len: usize) -> Vec<u8> {
+    let mut record = vec![0; RECORD_HEAD_MAX];
+    put_entry(&mut record, nid, version, action, FIRST_FS_KIND, |out| {
+        out.resize(out.len() + len, 1);
+    });
+    seal_record(&mut record).to_vec()
+}
+
+/// An operation merges into a node, and leaves its fold to a checkpoint; false: there is no room.
+fn merge(journal: &Journal, nid: u64, len: usize) -> bool {
+    let Some(mut credit) = journal.try_credit(0) else {
+        return false;
+    };
+    journal.owe_fold(Some(&mut credit));
+    let pin = journal.pin(0);
+    journal.stage(&pin, &record(nid, 1, Action::Merge, len), credit);
+    true
+}
+
+fn fold(journal: &Journal, nid: u64) {
+    journal.stage_fold(&journal.pin(1), &record(nid, 2, Action::Fold, 0));
+}
+
+fn commit(journal: &Journal) {
+    journal.commit_through(journal.epoch()).unwrap();
+}
+
+fn batches(journal: &Journal) -> u64 {
+    journal.stats.batches.load(Ordering::Relaxed)
+}
+
+/// What recovery reads: the nids of merges and folds, batch by batch.
+fn replayed(journal: &Journal) -> Vec<Vec<(u64, Action)>> {
+    let mut record = CheckpointRecord::zeroed();
+    record.uuid = journal.uuid;
+    record.mount_id = U64::new(journal.mount_id);
+    record.anchor_sequence = U64::new(FIRST.sequence);
+    let run = read_run(&journal.array, &record).unwrap();
+    assert!(run.loss.is_none());
+    let mut all = Vec::new();
+    let read = run.for_each(&journal.array, &record, |batch| {
+        let mut changes = Vec::new();
+        parse_records(&batch.records, |entries| {
+            changes.extend(entries.iter().map(|entry| (entry.nid, entry.action)));
+            Ok(())
+        })
+        .map_err(Error::Damaged)?;
+        all.push(changes);
+        Ok(())
+    });
+    read.unwrap();
+    all
+}
+
+/// Batches of a few bytes each, which no operation paid for, once went round a full ring and over what a checkpoint
+/// still needed.
+#[test]
+fn commits_between_the_folds_of_a_checkpoint_do_not_overrun_a_full_ring() {
+    const DIRECTORIES: u64 = 200;
+    let journal = journal();
+    for nid in 0..DIRECTORIES {
+        assert!(merge(&journal, nid, 10));
+    }
+    commit(&journal);
+    let mut full = DIRECTORIES;
+    while merge(&journal, full, 100 << 10) {
+        commit(&journal);
+        full += 1;
+    }
+    let before = batches(&journal);
+    for nid in 0..full {
+        fold(&journal, nid);
+        commit(&journal);
+    }
+    assert_eq!(journal.durable_epoch() + 1, journal.epoch());
+    let (epoch, end) = journal.close_and_commit().unwrap();
+    assert_eq!(epoch, journal.durable_epoch());
+    assert!(
+        end.position <= journal.ring.size(),
+        "a batch overruns what is needed"
+    );
+    assert_eq!(batches(&journal), before + 1);
+    let replayed = replayed(&journal).concat();
+    let of = |action| {
+        replayed
+            .iter()
+            .filter(move |one| one.1 == action)
+            .map(|one| one.0)
+    };
+    assert!(of(Action::Merge).eq(0..full) && of(Action::Fold).eq(0..full));
+}
+
+#[test]
+fn a_fold_is_in_the_next_batch_that_is_paid_for() {
+    let journal = journal();
+    assert!(merge(&journal, 1, 10) && merge(&journal, 2, 10));
+    commit(&journal);
+    for nid in [1, 2] {
+        fold(&journal, nid);
+        let epoch = journal.epoch();
+        commit(&journal);
+        assert_eq!(journal.durable_epoch(), epoch);
+        assert_eq!(batches(&journal), 1);
+    }
+    assert!(merge(&journal, 3, 10));
+    commit(&journal);
+    fold(&journal, 3);
+    journal.close_and_commit().unwrap();
+    let (merge, fold) = (|nid| (nid, Action::Merge), |nid| (nid, Action::Fold));
+    let expected = [
+        vec![merge(1), merge(2)],
+        vec![fold(1), fold(2), merge(3)],
+        vec![fold(3)],
+    ];
+    assert_eq!(replayed(&journal), expected);
+    journal.ring.take_back();
+    assert!(!journal.outstanding());
+    assert_eq!(journal.ring.used(), 3 * 4096 + SLACK.batches);
+}
