@@ -11,6 +11,9 @@
 //! 3. Promises never exceed those beyond the reserve that checkpoints and deletions live on; see
 //!    `totals.rs`.
 //! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
+//! 5. Only a chunk whose state is data is loaded or waits to be, and only its blocks are given back. One that
+//!    is being retired, or whose map became unreadable while blocks of it were in others' hands, is not: its
+//!    map, read before that, would show blocks as free that are not.
 
 use crate::totals::Totals;
 use base::atomic::{AtomicI64, Ordering};
@@ -156,12 +159,19 @@ impl ChunkSpace {
 
 #[derive(Debug)]
 struct Chunks {
+    /// How many blocks are free is said as of the mount. Not all that are free here are in `free` (invariant 5).
     state: Vec<ChunkState>,
     free: BTreeSet<u32>,
     loaded: BTreeMap<u32, Arc<ChunkSpace>>,
     leased: Vec<u32>,
     /// Data chunks that are not loaded and have free blocks.
     unloaded: BTreeMap<u32, u32>,
+}
+
+impl Chunks {
+    fn is_data(&self, chunk: u32) -> bool {
+        matches!(self.state[chunk as usize], ChunkState::Data(_))
+    }
 }
 
 /// Where a shard's next blocks come from.
@@ -375,10 +385,11 @@ impl Space {
         self.totals.free(1);
     }
 
-    /// A data chunk's map was read; `allocated` are its words.
+    /// A data chunk's map was read; `allocated` are its words. Others may have read it as well, and have
+    /// retired the chunk since (invariant 5).
     pub fn loaded(&self, chunk: u32, allocated: &[u64]) {
         let mut chunks = self.chunks.lock();
-        if chunks.loaded.contains_key(&chunk) {
+        if chunks.loaded.contains_key(&chunk) || !chunks.is_data(chunk) {
             return;
         }
         let mut available: Vec<u64> = allocated.iter().map(|w| !w).collect();
@@ -442,15 +453,8 @@ impl Space {
 
     /// Gives back blocks that were taken and not allocated.
     pub fn give(&self, extent: Extent) {
-        let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
-            return;
-        };
-        let mut chunks = self.chunks.lock();
-        match chunks.loaded.get(&chunk).cloned() {
-            Some(space) => space.give(start, extent.len),
-            None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
-        }
-        self.totals.give(extent.len as i64);
+        let given = self.put_back(&mut self.chunks.lock(), extent);
+        self.totals.give(given);
     }
 
     /// Blocks freed in `epoch`; available once it is durable.
@@ -495,23 +499,26 @@ impl Space {
         let later = pending.split_off(&(durable + 1));
         *pending = later;
         drop(pending);
-        for extent in &due {
-            self.put_back(&mut chunks, *extent);
-        }
+        let given: i64 = due.iter().map(|e| self.put_back(&mut chunks, *e)).sum();
         drop(chunks);
         let blocks: i64 = due.iter().map(|e| e.len as i64).sum();
-        self.totals.give(blocks);
+        self.totals.give(given);
         self.pending_blocks.fetch_sub(blocks, Ordering::Relaxed);
     }
 
-    fn put_back(&self, chunks: &mut Chunks, extent: Extent) {
+    /// How many blocks are available again: none of an unusable chunk.
+    fn put_back(&self, chunks: &mut Chunks, extent: Extent) -> i64 {
         let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {
-            return;
+            return 0;
         };
+        if !chunks.is_data(chunk) {
+            return 0;
+        }
         match chunks.loaded.get(&chunk).cloned() {
             Some(space) => space.give(start, extent.len),
             None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
         }
+        extent.len as i64
     }
 
     /// Takes one chunk's available runs of at least `least` blocks for a discard; the
@@ -583,15 +590,16 @@ impl Space {
     }
 
     /// Loaded, unleased data chunks all of whose blocks are available and not promised; they
-    /// leave the allocator, and the caller deletes their maps.
+    /// leave the allocator, and the caller deletes their maps or calls [`Space::unretired`].
     pub fn take_empty_chunks(&self, most: usize) -> Vec<u32> {
         let blocks = self.geometry.chunk_blocks;
         let mut chunks = self.chunks.lock();
+        // That nobody else refers to it is looked at first: who does takes blocks without the chunk list.
         let empty: Vec<u32> = chunks
             .loaded
             .values()
-            .filter(|c| !chunks.leased.contains(&c.chunk) && c.count() == blocks)
-            .filter(|c| Arc::strong_count(c) == 1)
+            .filter(|c| !chunks.leased.contains(&c.chunk) && Arc::strong_count(c) == 1)
+            .filter(|c| c.count() == blocks)
             .map(|c| c.chunk)
             .take(most)
             .collect();
@@ -601,15 +609,30 @@ impl Space {
                 break;
             }
             chunks.loaded.remove(&chunk);
+            chunks.state[chunk as usize] = ChunkState::Free;
             taken.push(chunk);
         }
         taken
     }
 
-    /// The chunk's map cannot be read: nothing more is allocated there, and what is free in
-    /// it is lost until it is repaired.
+    /// The chunk's map stays: it is a data chunk again, to be loaded.
+    pub fn unretired(&self, chunk: u32) {
+        self.chunks.lock().state[chunk as usize] = ChunkState::Data(0);
+    }
+
+    /// The map of a chunk that is not loaded cannot be read: what is free in it is lost until something of it
+    /// is freed. One that another thread has loaded, or retired, is not concerned. Returns how many blocks that is.
+    pub fn unloadable(&self, chunk: u32) -> u32 {
+        let lost = self.chunks.lock().unloaded.remove(&chunk).unwrap_or(0);
+        self.totals.take(lost);
+        lost
+    }
+
+    /// The map of a chunk that is loaded cannot be read any more: nothing is allocated there before the next
+    /// mount, and what is free in it is lost until then (invariant 5).
     pub fn unusable(&self, chunk: u32) {
         let mut chunks = self.chunks.lock();
+        chunks.state[chunk as usize] = ChunkState::Free;
         let mut lost = chunks.unloaded.remove(&chunk).unwrap_or(0);
         if let Some(space) = chunks.loaded.remove(&chunk) {
             // Leases may still refer to it.
@@ -665,5 +688,59 @@ mod tests {
         assert!(matches!(sources(), Source::Load(0)));
         space.keep(0);
         assert!(matches!(sources(), Source::Convert(1)));
+    }
+
+    /// One data chunk without data, not loaded; the others hold metadata.
+    fn one_empty_chunk() -> Space {
+        let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+        let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
+        states[0] = ChunkState::Data(geometry.chunk_blocks);
+        Space::new(&geometry, 2, states, 0)
+    }
+
+    fn no_words(space: &Space) -> Vec<u64> {
+        vec![0; space.geometry.chunk_blocks as usize / 64]
+    }
+
+    #[test]
+    fn a_map_that_is_read_late_brings_no_retired_chunk_back() {
+        let space = one_empty_chunk();
+        assert!(matches!(space.next_source(0), Source::Load(0)));
+        space.loaded(0, &no_words(&space));
+        assert_eq!(space.take_empty_chunks(64), [0]);
+        let before = space.unpromised();
+        space.loaded(0, &no_words(&space));
+        assert_eq!(space.unpromised(), before);
+        assert!(matches!(space.next_source(0), Source::None));
+        // Its map stayed.
+        space.unretired(0);
+        space.loaded(0, &no_words(&space));
+        assert!(matches!(space.next_source(0), Source::Loaded));
+    }
+
+    #[test]
+    fn a_map_that_cannot_be_read_late_takes_no_chunk_from_others() {
+        let space = one_empty_chunk();
+        let blocks = space.unpromised();
+        space.loaded(0, &no_words(&space));
+        assert_eq!(space.unloadable(0), 0);
+        assert_eq!(space.unpromised(), blocks);
+        assert!(matches!(space.next_source(0), Source::Loaded));
+    }
+
+    #[test]
+    fn nothing_is_taken_from_an_unusable_chunk_while_others_hold_blocks_of_it() {
+        let space = one_empty_chunk();
+        space.loaded(0, &no_words(&space));
+        assert!(matches!(space.next_source(0), Source::Loaded));
+        assert!(space.try_promise(16));
+        let held = [(); 2].map(|()| space.take(0, 8, None).unwrap());
+        space.unusable(0);
+        space.unpromise(16);
+        assert_eq!(space.unpromised(), 0);
+        space.give(held[0]);
+        space.loaded(0, &no_words(&space));
+        assert_eq!(space.unpromised(), 0);
+        assert!(matches!(space.next_source(0), Source::None));
     }
 }

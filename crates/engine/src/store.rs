@@ -736,11 +736,9 @@ impl<C: Content> Store<C> {
         }
         self.sync()?;
         let (unloaded, free) = self.space.unloaded_and_free();
-        for chunk in unloaded {
-            if let Err(error) = self.load_space(chunk) {
-                self.give_up_chunk(chunk, &error);
-            }
-        }
+        unloaded
+            .into_iter()
+            .for_each(|chunk| self.load_space(chunk));
         let mut blocks = 0;
         for chunk in self.space.loaded_chunks() {
             for run in self.space.take_runs(chunk, least_blocks.max(1)) {
@@ -853,17 +851,16 @@ impl<C: Content> Store<C> {
                             taken: false,
                         });
                     }
-                    Err(error) => self.give_up_chunk(chunk, &error),
+                    Err(error) => {
+                        not_used(chunk, &error);
+                        self.space.unusable(chunk);
+                    }
                 }
                 continue;
             }
             match self.space.next_source(shard) {
                 Source::Loaded => {}
-                Source::Load(chunk) => {
-                    if let Err(error) = self.load_space(chunk) {
-                        self.give_up_chunk(chunk, &error);
-                    }
-                }
+                Source::Load(chunk) => self.load_space(chunk),
                 Source::Convert(chunk) => {
                     if let Err(error) = self.convert_chunk(chunk) {
                         self.space.unconverted(chunk);
@@ -883,8 +880,18 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Makes the free blocks of a data chunk available.
-    fn load_space(&self, chunk: u32) -> Result<(), Error> {
+    /// Makes the free blocks of a data chunk available. Allocation goes on without a chunk whose map is unreadable.
+    fn load_space(&self, chunk: u32) {
+        if let Err(error) = self.read_space(chunk) {
+            let lost = self.space.unloadable(chunk);
+            // One that others have retired meanwhile has no map, and that is right.
+            if lost > 0 || !matches!(error, Error::Gone(_)) {
+                not_used(chunk, &error);
+            }
+        }
+    }
+
+    fn read_space(&self, chunk: u32) -> Result<(), Error> {
         let map = self.load_map(chunk)?;
         let state = map.0.read();
         match &state.body {
@@ -894,12 +901,6 @@ impl<C: Content> Store<C> {
             }
             _ => Err(Error::Gone(space_map_nid(chunk))),
         }
-    }
-
-    /// Allocation goes on without a chunk whose map is unreadable.
-    fn give_up_chunk(&self, chunk: u32, error: &Error) {
-        tracing::error!("free space of chunk {chunk} is not used: {error}");
-        self.space.unusable(chunk);
     }
 
     /// Gives a free chunk a space map, in a record of its own.
@@ -915,11 +916,9 @@ impl<C: Content> Store<C> {
     /// used again once those are durable.
     pub(crate) fn retire_chunks(&self) {
         for chunk in self.space.take_empty_chunks(64) {
-            let retired = self.retire_chunk(chunk);
-            if !matches!(retired, Ok(true))
-                && let Err(error) = self.load_space(chunk)
-            {
-                self.give_up_chunk(chunk, &error);
+            if !matches!(self.retire_chunk(chunk), Ok(true)) {
+                self.space.unretired(chunk);
+                self.load_space(chunk);
             }
         }
         self.release_retired();
@@ -986,4 +985,8 @@ impl<C: Content> Store<C> {
             && geometry.chunk_of(extent.block).is_some()
             && geometry.chunk_of(last).is_some()
     }
+}
+
+fn not_used(chunk: u32, error: &Error) {
+    tracing::error!("free space of chunk {chunk} is not used: {error}");
 }
