@@ -315,8 +315,12 @@ impl Space {
 
     fn taken(&self, chunk: &ChunkSpace, start: u32, len: u32) -> Extent {
         self.totals.take(len);
+        self.extent(chunk.chunk, start, len)
+    }
+
+    fn extent(&self, chunk: u32, start: u32, len: u32) -> Extent {
         Extent {
-            block: Block(self.geometry.chunk_block(chunk.chunk).0 + start as u64),
+            block: Block(self.geometry.chunk_block(chunk).0 + start as u64),
             len,
         }
     }
@@ -521,27 +525,21 @@ impl Space {
         extent.len as i64
     }
 
-    /// Takes one chunk's available runs of at least `least` blocks for a discard; the
-    /// caller gives them back. The chunk is one that is loaded, `None`: it is not.
-    pub fn take_runs(&self, chunk: u32, least: u32) -> Vec<Extent> {
-        let Some(space) = self.chunks.lock().loaded.get(&chunk).cloned() else {
-            return Vec::new();
-        };
+    /// Takes a loaded chunk's next available run of at least `least` blocks, at or after its block `from`, for
+    /// a discard; the caller gives it back, and goes on at the block that is returned. Runs that promises
+    /// need are left alone.
+    pub fn take_run(&self, chunk: u32, mut from: u32, least: u32) -> Option<(Extent, u32)> {
+        let space = self.chunks.lock().loaded.get(&chunk).cloned()?;
         let mut bits = space.bits.lock();
-        let mut runs = Vec::new();
-        let mut from = 0;
         while let Some(start) = bits.next_available(from) {
             let len = bits.run_at(start, u32::MAX);
-            if len >= least {
-                bits.set(start, len, false);
-                runs.push(self.taken(&space, start, len));
-            }
             from = start + len;
-            if from >= bits.blocks {
-                break;
+            if len >= least && self.totals.try_take(len) {
+                bits.set(start, len, false);
+                return Some((self.extent(chunk, start, len), from));
             }
         }
-        runs
+        None
     }
 
     /// Data chunks that are not loaded, and durably free chunks.
@@ -557,11 +555,13 @@ impl Space {
         self.chunks.lock().loaded.keys().copied().collect()
     }
 
-    /// Takes one particular free chunk out, for a discard; [`Space::unconverted`] returns it.
+    /// Takes one particular free chunk out, for a discard, unless promises need it; [`Space::unconverted`]
+    /// returns it. The caller sees to it that no checkpoint needs it either.
     pub fn take_free_chunk(&self, chunk: u32) -> bool {
-        let taken = self.chunks.lock().free.remove(&chunk);
+        let mut chunks = self.chunks.lock();
+        let taken = chunks.free.contains(&chunk) && self.totals.try_take_chunk();
         if taken {
-            self.totals.take_chunks(1);
+            chunks.free.remove(&chunk);
         }
         taken
     }
@@ -700,6 +700,34 @@ mod tests {
 
     fn no_words(space: &Space) -> Vec<u64> {
         vec![0; space.geometry.chunk_blocks as usize / 64]
+    }
+
+    #[test]
+    fn a_discard_takes_what_promises_do_without() {
+        let mut space = one_empty_chunk();
+        let blocks = space.geometry.chunk_blocks;
+        space.loaded(0, &no_words(&space));
+        let len = blocks / 2;
+        let rest = |start| space.extent(0, start, blocks - start);
+        // The promise is for one block more than half of the chunk.
+        assert!(space.try_promise(len as u64 + 1));
+        assert_eq!(space.take_run(0, 0, 1), None);
+        assert_eq!(space.take_run(0, len, 1), None);
+        space.unpromise(1);
+        assert_eq!(space.take_run(0, len, len + 1), None);
+        assert_eq!(space.take_run(0, len, 1), Some((rest(len), blocks)));
+        assert_eq!(space.take_run(0, blocks, 1), None);
+        space.give(rest(len));
+        space.unpromise(len as u64);
+
+        // As much as a free chunk has.
+        space = Space::new(&space.geometry, 2, vec![ChunkState::Free; 2], 1);
+        assert!(space.try_promise(blocks as u64));
+        assert!(!space.take_free_chunk(0));
+        space.unpromise(1);
+        assert!(!space.take_free_chunk(0));
+        space.unpromise(blocks as u64 - 1);
+        assert!(space.take_free_chunk(0) && !space.take_free_chunk(0));
     }
 
     #[test]

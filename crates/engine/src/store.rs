@@ -729,7 +729,7 @@ impl<C: Content> Store<C> {
     }
 
     /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded.
-    /// Space whose freeing is not durable yet is left out.
+    /// Space whose freeing is not durable yet is left out, and what promises need.
     pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
@@ -741,13 +741,17 @@ impl<C: Content> Store<C> {
             .for_each(|chunk| self.load_space(chunk));
         let mut blocks = 0;
         for chunk in self.space.loaded_chunks() {
-            for run in self.space.take_runs(chunk, least_blocks.max(1)) {
+            let mut from = 0;
+            while let Some((run, end)) = self.space.take_run(chunk, from, least_blocks.max(1)) {
                 self.discard(run);
                 self.space.give(run);
                 blocks += run.len as u64;
+                from = end;
             }
         }
         for chunk in free {
+            // A checkpoint may need the last free chunk.
+            let _none = self.checkpoint_state.lock();
             if self.space.take_free_chunk(chunk) {
                 let geometry = self.array.geometry();
                 let len = geometry.chunk_blocks;

@@ -91,6 +91,17 @@ impl Totals {
         self.free_chunks.fetch_sub(chunks as i64, Ordering::SeqCst);
     }
 
+    /// Takes a free chunk that no promise needs, if it is.
+    pub fn try_take_chunk(&self) -> bool {
+        // As in `try_promise`.
+        self.take_chunks(1);
+        if self.promisable() < 0 {
+            self.free(1);
+            return false;
+        }
+        true
+    }
+
     /// Chunks become free. Their blocks are not available any more ([`Totals::try_take`]).
     pub fn free(&self, chunks: usize) {
         self.free_chunks.fetch_add(chunks as i64, Ordering::SeqCst);

@@ -5,4 +5,5 @@ mod load;
 mod memory;
 mod power_cut;
 mod pressure;
+mod trim;
 mod world;

@@ -1,0 +1,94 @@
+//! Discards of free space beside those who need it.
+
+use crate::world::{TestStore, World, free, take_all};
+use base::sync::{Mutex, rank};
+use device::sim::SimDevice;
+use device::{Array, BlockDevice, DeviceInfo, Request};
+use engine::{Need, Store};
+use std::io;
+use std::sync::Arc;
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// Calls back, once, while it discards.
+struct Discards {
+    device: Arc<SimDevice>,
+    hook: Arc<Mutex<Option<Hook>>>,
+}
+
+impl BlockDevice for Discards {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.device.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.device.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        self.device.run(requests, meanwhile);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let hook = self.hook.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.device.discard(offset, len)
+    }
+}
+
+/// An array is full but for some runs; a promise stands for a part of them, and is redeemed while others
+/// are discarded.
+#[test]
+fn promises_hold_while_free_space_is_discarded() {
+    let world = World::new(25, &[64]);
+    let hook = Arc::new(Mutex::new(rank::LEAF, None));
+    let device = Discards {
+        device: Arc::clone(&world.devices[0]),
+        hook: Arc::clone(&hook),
+    };
+    let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
+    let (store, _): (Arc<TestStore>, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    let mut held = take_all(&store, 32);
+    // Nor is there any of the reserve that data gets as a last resort.
+    let mut spent = store.promise(0).unwrap();
+    while let Ok(reservation) = store.reserve(&mut spent, 32, None) {
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        op.take(reservation);
+        op.commit();
+    }
+    drop(spent);
+    held.sort();
+    // Eight runs of one chunk.
+    let holes: Vec<_> = held.iter().copied().take(16).step_by(2).collect();
+    free(&store, holes.iter().copied());
+    store.sync().unwrap();
+    for promised in [8, 5, 1] {
+        let blocks = store.promise(32 * promised).unwrap().into_blocks();
+        let redeeming = Arc::clone(&store);
+        *hook.lock() = Some(Box::new(move || {
+            let mut promise = redeeming.adopt_promise(blocks);
+            let mut reservations = Vec::new();
+            while promise.blocks() > 0 {
+                let reservation = redeeming.reserve(&mut promise, 32, None);
+                reservations.push(reservation.expect("a promise holds"));
+            }
+        }) as Hook);
+        store.trim(1).unwrap();
+        assert!(hook.lock().is_none(), "nothing is discarded");
+    }
+    assert!(store.failed().is_none());
+}
