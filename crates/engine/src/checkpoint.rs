@@ -46,17 +46,14 @@ use base::canary::{Canary, planted};
 use base::sync::{Arc, Mutex};
 use base::tight;
 use device::{Array, Durability};
-use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
-use format::item::{self, ItemHeader, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
+use format::checkpoint::{
+    CHECKPOINT_MAGIC, CheckpointRecord, SPACE_PAGE_BYTES, SPACE_PAGES_MAX, SPACE_WORDS_MAX,
+};
+use format::item::{self, ItemKind, ItemPointer, PAYLOAD_MAX, Place};
 use format::table::{LEAF_NIDS, REGION_LEAVES, ROOTS, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Damage, Nid, U32, U64};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Payload of a space page: with its header two whole blocks.
-const SPACE_PAGE_BYTES: usize = 2 * BLOCK_SIZE - ItemHeader::SIZE;
-/// The space root names at most this many pages.
-const SPACE_PAGES_MAX: usize = PAYLOAD_MAX / ItemPointer::SIZE;
 
 /// What one checkpoint leaves for the next.
 #[derive(Debug)]
@@ -610,7 +607,7 @@ impl<C: Content> Store<C> {
         while places.len() < pages_for(words_now()) {
             places.push(packer.allocate(2 * BLOCK_SIZE)?);
         }
-        if places.len() > SPACE_PAGES_MAX {
+        if words_now() as u64 > SPACE_WORDS_MAX || places.len() > SPACE_PAGES_MAX {
             let what = "the array has more chunks than the space tables can describe";
             return Err(Error::Damaged(Damage::new("space tables", what)));
         }
@@ -696,9 +693,12 @@ impl<C: Content> Store<C> {
 
     /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
     pub(crate) fn growth_limit(&self) -> u64 {
-        let chunk = self.array.geometry().chunk_blocks as u64 * BLOCK_SIZE as u64;
+        let geometry = self.array.geometry();
+        let chunk = geometry.chunk_blocks as u64 * BLOCK_SIZE as u64;
         let total = self.segments.total_bytes();
         let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
+        // Nor is there more than the space tables can describe.
+        let capacity = capacity.min(geometry.meta_chunks_max() * chunk);
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;
         (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
     }

@@ -1,8 +1,16 @@
 //! The checkpoint record: the root of everything that is not in the journal.
 
-use crate::item::ItemPointer;
+use crate::item::{ItemHeader, ItemPointer, PAYLOAD_MAX};
+use crate::table::{MAP_REGIONS, ROOTS};
 use crate::{BLOCK_SIZE, COUNTER_MAX, Damage, U32, U64, checksum};
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Payload of a space page: with its header two whole blocks.
+pub const SPACE_PAGE_BYTES: usize = 2 * BLOCK_SIZE - ItemHeader::SIZE;
+/// The space root names at most this many pages.
+pub const SPACE_PAGES_MAX: usize = PAYLOAD_MAX / ItemPointer::SIZE;
+/// Words of 4 bytes in the space tables at most: one for each chunk, and one more for each segment.
+pub const SPACE_WORDS_MAX: u64 = (SPACE_PAGES_MAX * SPACE_PAGE_BYTES / 4) as u64;
 
 pub const CHECKPOINT_MAGIC: [u8; 8] = *b"SheafCP\x01";
 
@@ -86,6 +94,9 @@ impl CheckpointRecord {
         if counters.iter().any(|counter| counter.get() > COUNTER_MAX) {
             return Err(damage("a counter is out of range"));
         }
+        if record.regions.get() as u64 > (ROOTS - 1) * MAP_REGIONS {
+            return Err(damage("more regions than there can be"));
+        }
         Ok(record)
     }
 }
@@ -107,5 +118,20 @@ mod tests {
         record.seal();
         let parsed = CheckpointRecord::parse(record.as_bytes(), &[0; 16]);
         assert!(parsed.is_err_and(|damage| damage.to_string().contains("out of range")));
+    }
+
+    /// Recovery made room for a number of each region.
+    #[test]
+    fn a_record_of_more_regions_than_there_can_be_is_damaged() {
+        let mut record = CheckpointRecord::new_zeroed();
+        record.magic = CHECKPOINT_MAGIC;
+        record.regions = U32::new(((ROOTS - 1) * MAP_REGIONS) as u32);
+        record.seal();
+        assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_ok());
+        for more in [record.regions.get() + 1, u32::MAX] {
+            record.regions = U32::new(more);
+            record.seal();
+            assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_err());
+        }
     }
 }

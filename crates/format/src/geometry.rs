@@ -1,5 +1,7 @@
 //! Where things are: devices into zones, logical space into journal and chunks.
 
+use crate::checkpoint::SPACE_WORDS_MAX;
+use crate::item::PAYLOAD_MAX;
 use crate::label::{HEAD_BLOCKS, Label, TAIL_BLOCKS, ZoneEntry};
 use crate::{BLOCK_SIZE, Block, Damage, MAX_DEVICES, U32, U64};
 
@@ -21,6 +23,13 @@ pub struct Zone {
     /// Member device indices, ascending.
     pub devices: Vec<usize>,
 }
+
+/// Chunks of large arrays are larger, so that the space tables describe them and have room for their metadata.
+const LARGE_ARRAY_BYTES: u64 = 64 << 40;
+/// Chunks of a new array, at most: the rest of the space tables is for segments.
+const PLANNED_CHUNKS_MAX: u64 = SPACE_WORDS_MAX / 4 * 3;
+/// An item fits a segment several times.
+const MIN_SEGMENT_BYTES: u64 = 64 << 10;
 
 /// The array's geometry, as every label of it states.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,13 +96,17 @@ impl Geometry {
                 device_bytes.iter().sum::<u64>()
             ));
         }
+        let largest_chunk = match total_bytes > LARGE_ARRAY_BYTES {
+            true => 256 << 20,
+            false => 128 << 20,
+        };
         let chunk_bytes = (total_bytes / 64)
             .next_power_of_two()
-            .clamp(1 << 20, 128 << 20);
-        let segment_bytes: u64 = if chunk_bytes >= 16 << 20 {
-            1 << 20
-        } else {
-            64 << 10
+            .clamp(1 << 20, largest_chunk);
+        let segment_bytes = match chunk_bytes {
+            0x1000_0000.. => 2 << 20,
+            0x100_0000.. => 1 << 20,
+            _ => MIN_SEGMENT_BYTES,
         };
         let journal = options.journal_bytes.unwrap_or_else(|| {
             (total_bytes / 64)
@@ -109,6 +122,12 @@ impl Geometry {
         let journal_blocks = journal / BLOCK_SIZE as u64;
         let chunk_blocks = chunk_bytes / BLOCK_SIZE as u64;
         let chunk_count = (total - journal_blocks) / chunk_blocks;
+        if chunk_count > PLANNED_CHUNKS_MAX {
+            return refuse(format!(
+                "the devices hold {total_bytes} bytes in all; the largest array has about {}",
+                PLANNED_CHUNKS_MAX * chunk_bytes
+            ));
+        }
         Ok(Geometry {
             device_blocks,
             stripe_blocks: stripe_blocks as u32,
@@ -202,6 +221,8 @@ impl Geometry {
             || !self.chunk_blocks.is_power_of_two()
             || !self.segment_blocks.is_power_of_two()
             || self.segment_blocks > self.chunk_blocks
+            || (self.segment_bytes() as u64) < MIN_SEGMENT_BYTES
+            || 4 + self.chunk_blocks as usize / 8 > PAYLOAD_MAX
             || !matches!(self.journal_align, 512 | 1024 | 2048 | 4096)
         {
             return damage("a unit is not a power of two in range");
@@ -215,6 +236,9 @@ impl Geometry {
             || self.chunk_count == 0
         {
             return damage("journal or chunks lie outside the array");
+        }
+        if self.meta_chunks_max() == 0 {
+            return damage("more chunks than the space tables can describe");
         }
         Ok(())
     }
@@ -294,6 +318,12 @@ impl Geometry {
         self.chunk_blocks / self.segment_blocks
     }
 
+    /// Meta chunks that the space tables can describe.
+    pub fn meta_chunks_max(&self) -> u64 {
+        let words = SPACE_WORDS_MAX.saturating_sub(self.chunk_count as u64);
+        words / self.segments_per_chunk() as u64
+    }
+
     pub fn segment_bytes(&self) -> usize {
         self.segment_blocks as usize * BLOCK_SIZE
     }
@@ -351,6 +381,45 @@ mod tests {
         let mut label = Label::zeroed();
         g.store(&mut label);
         assert_eq!(Geometry::from_label(&label).unwrap(), g);
+    }
+
+    #[test]
+    fn the_space_tables_describe_a_large_array_and_its_metadata() {
+        for (devices, tib) in [(16, 4), (4, 16), (5, 16), (16, 8), (13, 16), (16, 16)] {
+            let g = Geometry::plan(&vec![tib << 40; devices], GeometryOptions::default()).unwrap();
+            let meta = g.meta_chunks_max() * g.chunk_blocks as u64 * BLOCK_SIZE as u64;
+            assert!(meta >= 1 << 40, "{g:?}");
+            let map = 4 + g.chunk_blocks as usize / 8;
+            assert!(map <= PAYLOAD_MAX);
+            let mut label = Label::zeroed();
+            g.store(&mut label);
+            assert_eq!(Geometry::from_label(&label).unwrap(), g);
+        }
+        let refused = Geometry::plan(&[32 << 40; 16], GeometryOptions::default()).unwrap_err();
+        assert!(
+            refused.to_string().contains("the largest array"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn sizes_that_nothing_fits_are_damage() {
+        let g = Geometry::plan(&[64 << 30], GeometryOptions::default()).unwrap();
+        let total = g.total_blocks();
+        assert_eq!(g.check(total), Ok(()));
+        let bad = |change: fn(&mut Geometry)| {
+            let mut bad = g.clone();
+            change(&mut bad);
+            bad.check(u64::MAX).is_err()
+        };
+        // An item would reach into the next segment, a space map would be larger than an image, and the
+        // states of all chunks take more memory than there is.
+        assert!(bad(|g| g.segment_blocks = 1));
+        assert!(bad(|g| g.chunk_blocks = 1 << 17));
+        assert!(bad(|g| g.chunk_count = u32::MAX));
+        assert!(bad(
+            |g| (g.chunk_count, g.segment_blocks) = (SPACE_WORDS_MAX as u32, 16)
+        ));
     }
 
     #[test]
