@@ -184,6 +184,9 @@ fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
     if len > rest.len() as u64 {
         return Err(damage("entry length out of range"));
     }
+    if version > COUNTER_MAX {
+        return Err(damage("version out of range"));
+    }
     let action = match first & ((1 << ACTION_BITS) - 1) {
         1 => Action::Create,
         2 => Action::Apply,
@@ -230,12 +233,12 @@ mod tests {
             put_entry(&mut record, 1 << 28, 3, Action::Create, last, |o| {
                 o.extend(&body)
             });
-            put_entry(&mut record, 4, u64::MAX, Action::Delete, 1, |_| {});
+            put_entry(&mut record, 4, COUNTER_MAX, Action::Delete, 1, |_| {});
             assert!(record.len() <= RECORD_HEAD_MAX + len + 2 * ENTRY_HEAD_MAX);
             batch.extend_from_slice(seal_record(&mut record));
             wanted.push(vec![
                 (1 << 28, 3, Action::Create, last, body),
-                (4, u64::MAX, Action::Delete, 1, Vec::new()),
+                (4, COUNTER_MAX, Action::Delete, 1, Vec::new()),
             ]);
         }
         assert_eq!(entries_of(&batch).unwrap(), wanted);
@@ -259,5 +262,10 @@ mod tests {
         assert!(with(1, 16 << ACTION_BITS) && with(1, 6), "the action");
         assert!(with(4, 2) && with(4, 0), "the entry's length");
         assert!(entries_of(&[0xFF; 20]).is_err());
+        for version in [COUNTER_MAX + 1, u64::MAX] {
+            let mut record = vec![0; RECORD_HEAD_MAX];
+            put_entry(&mut record, 9, version, Action::Apply, 16, |o| o.push(1));
+            assert!(entries_of(seal_record(&mut record)).is_err(), "{version}");
+        }
     }
 }

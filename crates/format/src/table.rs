@@ -7,7 +7,7 @@
 
 use crate::item::PAYLOAD_MAX;
 use crate::packed::{NUMBER_MAX, number, put_number, signed, unsigned};
-use crate::{Damage, Nid};
+use crate::{COUNTER_MAX, Damage, Nid};
 
 /// Node entries in a leaf page.
 pub const LEAF_NIDS: u64 = 256;
@@ -123,6 +123,9 @@ pub fn decode_leaf(mut bytes: &[u8]) -> Result<Box<LeafEntries>, Damage> {
             end = start + len;
         }
         entry.version = next()?;
+        if entry.version > COUNTER_MAX {
+            return Err(damage("a version out of range"));
+        }
     }
     match bytes.is_empty() {
         true => Ok(entries),
@@ -156,7 +159,7 @@ mod tests {
             byte += len as u64;
         }
         entries[255].place = u64::MAX;
-        entries[255].version = u64::MAX;
+        entries[255].version = COUNTER_MAX;
         entries
     }
 
@@ -174,6 +177,16 @@ mod tests {
         }
         assert!(encoded(&near).len() <= 512 + NUMBER_MAX);
         assert_eq!(*decode_leaf(&encoded(&near)).unwrap(), near);
+    }
+
+    /// The version of the next change was a sum that overflowed.
+    #[test]
+    fn a_version_that_nothing_can_follow_is_damage() {
+        let mut entries = sample();
+        for version in [COUNTER_MAX + 1, u64::MAX] {
+            entries[7].version = version;
+            assert!(decode_leaf(&encoded(&entries)).is_err());
+        }
     }
 
     #[test]

@@ -18,8 +18,12 @@ use device::{AlignedBuf, Array};
 use format::item::{self, ITEM_ALIGN, ItemKind, ItemPointer, Place};
 use format::journal::BatchHeader;
 use format::table::LEAF_NIDS;
-use format::{Damage, U64};
+use format::{COUNTER_MAX, Damage, U64};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Items with greater numbers are none of this array's, and might be in the data of a file: what is found
+/// must leave numbers for what follows it.
+const VERSION_MAX: u64 = COUNTER_MAX / 2;
 
 /// A copy of a leaf page.
 pub(super) struct FoundLeaf {
@@ -100,6 +104,7 @@ impl Scan {
             };
             let (id, version) = (header.id.get(), header.version.get());
             match ItemKind::from_byte(header.kind) {
+                _ if version > VERSION_MAX => {}
                 Some(ItemKind::TableLeaf) if version <= limit && wanted(id) => {
                     if let Some(entries) = Table::parse_leaf(payload) {
                         self.leaf(id, version, place, header.crc.get(), entries);
@@ -153,6 +158,7 @@ impl Scan {
         let newest = images.map(|(_, (version, _))| *version);
         let newest = newest.chain(stale.into_iter().flatten().map(|entry| entry.version));
         let floor = (newest.max().unwrap_or(0) / VERSION_STEP + 1) * VERSION_STEP;
+        let floor = floor.min(COUNTER_MAX);
         let mut found = 0;
         let entry = |nid: u64| {
             let old = stale.map_or(Entry::default(), |list| list[(nid - first) as usize]);
