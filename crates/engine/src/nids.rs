@@ -54,6 +54,9 @@ fn is_ordinary(nid: Nid) -> bool {
 pub(crate) trait NidSource {
     type Error;
 
+    /// Whether the same may succeed another time.
+    fn may_pass(error: &Self::Error) -> bool;
+
     /// A region's bitmap, one word per 64 nids; set bit: the node table has a node there.
     fn used_nids(&self, region: u32) -> Result<Vec<u64>, Self::Error>;
 
@@ -299,11 +302,17 @@ impl Nids {
     }
 
     /// Sees to it that a region's bitmap has what the node table says (invariant 2); false when
-    /// somebody else is about to, or it is unreadable. In that case it is not tried again.
+    /// somebody else is about to, or it is damaged. In that case it is not tried again; after an error that
+    /// may pass it is when nids of it come back.
     fn load<S: NidSource>(&self, index: u32, source: &S) -> Result<bool, S::Error> {
         let region = self.region(index);
         if region.claim() {
-            for (w, used) in source.used_nids(index)?.into_iter().enumerate() {
+            let used = source.used_nids(index).inspect_err(|error| {
+                if S::may_pass(error) {
+                    region.unclaim();
+                }
+            });
+            for (w, used) in used?.into_iter().enumerate() {
                 // The first word's nids are reserved.
                 if (index, w) != (0, 0) {
                     region.add(w, !used);
@@ -389,6 +398,9 @@ mod tests {
 
     impl NidSource for Table {
         type Error = ();
+        fn may_pass(_: &()) -> bool {
+            false
+        }
         fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
             Ok(vec![self.used; WORDS])
         }
@@ -455,6 +467,9 @@ mod tests {
         struct Quarters;
         impl NidSource for Quarters {
             type Error = ();
+            fn may_pass(_: &()) -> bool {
+                false
+            }
             fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
                 Ok(vec![u64::MAX << 15; WORDS])
             }
@@ -479,6 +494,45 @@ mod tests {
         assert_eq!(nids.region_count(), 2);
     }
 
+    /// A device did not return the bitmap of a region once: its nids stayed out of use until the next mount.
+    #[test]
+    fn a_region_that_could_not_be_read_is_read_again_when_nids_of_it_come_back() {
+        struct Once(AtomicU32);
+        impl NidSource for Once {
+            type Error = ();
+            fn may_pass(_: &()) -> bool {
+                true
+            }
+            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
+                let mut used = vec![u64::MAX; WORDS];
+                if region == 1 {
+                    used[1..].fill(0);
+                    if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
+                        return Err(());
+                    }
+                }
+                Ok(used)
+            }
+            fn last_versions(
+                &self,
+                _: Nid,
+                _: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+                Ok(Box::new([0; LEAF_NIDS as usize]))
+            }
+        }
+        let nids = Nids::new(1, vec![0, 63 * 256]);
+        let source = Once(AtomicU32::new(0));
+        assert_eq!(nids.take(0, &source), Err(()));
+        for i in 0..32 {
+            nids.put(0, Nid(REGION_NIDS + i), 7);
+        }
+        for _ in 0..200 {
+            let (nid, _) = nids.take(0, &source).unwrap().unwrap();
+            assert_eq!(nid.0 / REGION_NIDS, 1);
+        }
+    }
+
     /// A nid of a region not looked at yet was deleted, the checkpoint has seen that, and then
     /// the nid was used again. Given out before its region was loaded, it would be free once more.
     #[test]
@@ -487,6 +541,9 @@ mod tests {
         struct Behind;
         impl NidSource for Behind {
             type Error = ();
+            fn may_pass(_: &()) -> bool {
+                false
+            }
             fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
                 let mut used = vec![u64::MAX; WORDS];
                 match region {
@@ -619,6 +676,9 @@ mod tests {
         struct Holes(Cell<u32>);
         impl NidSource for Holes {
             type Error = &'static str;
+            fn may_pass(_: &&'static str) -> bool {
+                false
+            }
             fn used_nids(&self, _: u32) -> Result<Vec<u64>, Self::Error> {
                 Ok(vec![0; WORDS])
             }

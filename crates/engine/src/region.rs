@@ -41,13 +41,18 @@ impl Region {
     }
 
     /// Whether the caller is the one who shall load the region, and then call `add` for each
-    /// word and `loaded`. If it does not, nobody will.
+    /// word and `loaded`; or, before any `add`, `unclaim`. If it does neither, nobody will.
     pub fn claim(&self) -> bool {
         let (relaxed, acquire) = (Ordering::Relaxed, Ordering::Acquire);
         let claimed = self
             .state
             .compare_exchange(NOT_LOADED, LOADING, acquire, relaxed);
         claimed.is_ok()
+    }
+
+    /// The region is to be loaded another time.
+    pub fn unclaim(&self) {
+        self.state.store(NOT_LOADED, Ordering::Release);
     }
 
     pub fn loaded(&self) {

@@ -142,6 +142,10 @@ pub(crate) struct Parts {
 impl<C: Content> NidSource for Store<C> {
     type Error = Error;
 
+    fn may_pass(error: &Error) -> bool {
+        matches!(error, Error::Device(_))
+    }
+
     fn used_nids(&self, region: u32) -> Result<Vec<u64>, Error> {
         self.table.bitmap(region as u64)
     }
