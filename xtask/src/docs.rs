@@ -1,4 +1,4 @@
-//! Writes the generated part of `docs/format.md`: the byte tables of every on-disk structure.
+//! Writes the generated parts of `docs/format.md`: its version, and the byte tables of every on-disk structure.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ const END: &str = "<!-- end of byte tables -->";
 pub fn run(check: bool) -> Fallible<()> {
     let path = process::source_dir().join("docs/format.md");
     let old = std::fs::read_to_string(&path).map_err(|e| format!("docs/format.md: {e}"))?;
-    let new = replace(&old, &tables())?;
+    let new = with_version(&replace(&old, &tables())?);
     if old == new {
         return Ok(());
     }
@@ -22,6 +22,15 @@ pub fn run(check: bool) -> Fallible<()> {
         );
     }
     std::fs::write(&path, new).map_err(|e| format!("docs/format.md: {e}"))
+}
+
+/// `text` with the format's version in its title.
+fn with_version(text: &str) -> String {
+    let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
+    format!(
+        "# The disk format, version {}\n{rest}",
+        format::FORMAT_VERSION
+    )
 }
 
 /// `text` with everything between the two marks replaced.

@@ -29,7 +29,8 @@ pub const BLOCK_SHIFT: u32 = 12;
 
 /// The version this code writes, and the only one it reads: a label with another is refused.
 /// Version 2 keys the checksums of journal batches by the array's label; version 4 packs inodes, names
-/// and records.
+/// and records; version 5 keeps the last page of a
+/// file that grows by synced appends in its inode.
 pub const FORMAT_VERSION: u32 = 5;
 
 /// The most devices one array can have.
@@ -81,7 +82,7 @@ impl Damage {
     }
 }
 
-/// Mounts, epochs, checkpoints and batches have numbers below this. No array lives to see it, and
+/// Mounts, epochs, checkpoints, batches and versions of nodes have numbers up to this. No array lives to see it, and
 /// what is added to such a number does not overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
