@@ -584,6 +584,7 @@ impl Task<'_> {
             38..=41 => self.mark(),
             42..=43 => self.juggle(),
             44..=49 => self.jostle(),
+            50 => Ok(self.fs.store().trim(1).map(drop)?),
             52..=55 => self.fell(),
             _ => self.fs.tick(),
         }
@@ -606,6 +607,7 @@ fn step_name(step: u64) -> &'static str {
         38..=41 => "setxattr",
         42..=43 => "move a common directory",
         44..=49 => "fight for a name",
+        50 => "trim",
         52..=55 => "fight for a tree",
         _ => "tick",
     }
