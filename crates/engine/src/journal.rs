@@ -19,7 +19,8 @@
 //! 4. Epoch e is durable only if every batch of an epoch up to e is on the devices (`commit.rs`),
 //!    and so is the data that was written before those records were staged (R14). All records of operations in these
 //!    epochs are in these batches (invariant 1).
-//! 5. After a failure nothing more is written and no later epoch is ever durable.
+//! 5. After a failure no later epoch is ever durable. Batches that are gathered or have their places by then may
+//!    still be written.
 //! 6. No batch is written once a flush has failed that may have lost data which its records
 //!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
 //!    no record waited for a commit is forgiven.
