@@ -457,7 +457,8 @@ impl Task<'_> {
             false => before.versions.number().saturating_sub(1),
         };
         let history = history.since(&before, oldest);
-        if unknown {
+        // Without power a page can no more be written: it is given up with the last handle, and what is in memory is read.
+        if unknown || self.machine.switch.is_cut() {
             return Ok(());
         }
         if whose == self.me && !self.in_trouble() {
