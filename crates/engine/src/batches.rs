@@ -1,8 +1,10 @@
 //! Reading the journal: its ring, and the unbroken run of batches in it that recovery replays.
 
+use crate::commit::PIPELINE;
 use crate::error::Error;
 use crate::journal::Anchor;
 use crate::recovery::damaged;
+use crate::store::STAGING_MAX;
 use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
@@ -12,9 +14,14 @@ use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WINDOW: u64 = 1 << 20;
-/// How far behind the run's end batches that prove a loss are looked for: more than the
-/// pipeline of commits can have had under way.
-const LOOK_AHEAD: u64 = 16 << 20;
+/// How far behind the run's end batches that prove a loss are looked for. Whoever began to gather a batch after the
+/// first lost one was durable says so in it; before that one there are, with the lost one, no more than the pipeline
+/// of commits has under way.
+const LOOK_AHEAD: u64 = 64 << 20;
+
+/// Operations wait for a commit at twice what may be staged; as much again is for what several of them stage at that
+/// moment, for the lag of the sum they look at, and for padding.
+const _: () = assert!(PIPELINE * 4 * STAGING_MAX as u64 <= LOOK_AHEAD);
 
 /// Reads the ring in large pieces.
 pub(crate) struct RingReader<'a> {

@@ -28,6 +28,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Most bytes of records that may wait for a commit before one begins. No larger, because recovery looks for what
+/// proves a loss only so far behind the journal's end (`batches.rs`).
+pub const STAGING_MAX: usize = 4 << 20;
+
 /// How a store runs; none of it is on disk.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -42,7 +46,7 @@ pub struct StoreOptions {
     /// array: a 64th at least, up to a 32nd while there is room (`dirty.rs`).
     pub dirty_bytes: Option<usize>,
     /// Memory of records that wait for a commit at which one begins, in bytes; operations
-    /// wait at twice this.
+    /// wait at twice this. More than [`STAGING_MAX`] counts as that.
     pub staging_bytes: usize,
     /// Threads that a checkpoint and recovery use.
     pub workers: usize,
@@ -65,7 +69,7 @@ impl Default for StoreOptions {
             commit_interval: Duration::from_millis(500),
             checkpoint_interval: Duration::from_secs(30),
             dirty_bytes: None,
-            staging_bytes: 8 << 20,
+            staging_bytes: STAGING_MAX,
             workers: cpus.min(64),
             shards: cpus.min(64),
             background: true,
@@ -178,7 +182,10 @@ impl<C: Content> NidSource for Store<C> {
 
 impl<C: Content> Store<C> {
     pub(crate) fn assemble(parts: Parts) -> Result<Self, Error> {
-        let Parts { array, options, .. } = parts;
+        let Parts {
+            array, mut options, ..
+        } = parts;
+        options.staging_bytes = options.staging_bytes.min(STAGING_MAX);
         let geometry = array.geometry();
         let reserve = reserve_chunks(&array, &options);
         let dirty = DirtyNodes::new(&array, &options);

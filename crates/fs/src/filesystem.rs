@@ -62,7 +62,7 @@ impl FsOptions {
         let nodes = rest / 4 + (rest / 32 * 7).saturating_sub(BUFFER_BYTES);
         self.store.node_cache_bytes = nodes;
         self.store.dirty_bytes = Some(nodes / 3);
-        self.store.staging_bytes = (rest / 64).clamp(128 << 10, 16 << 20);
+        self.store.staging_bytes = (rest / 64).clamp(128 << 10, engine::STAGING_MAX);
         // Each packs a segment of its own in a checkpoint.
         let workers = (bytes / WORKER_BYTES).max(2);
         self.store.workers = self.store.workers.min(workers);

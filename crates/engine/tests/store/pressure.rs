@@ -223,6 +223,38 @@ fn the_loss_of_the_newest_slot_is_told_even_if_recovery_wrote_it() {
     }
 }
 
+/// A batch as large as batches get, and one after it that was gathered when it was durable.
+#[test]
+fn the_loss_of_a_large_batch_is_told() {
+    let mut rng = Rng::new(38);
+    let mut world = World::new(38, &[4096]);
+    let options = StoreOptions {
+        node_cache_bytes: 256 << 20,
+        dirty_bytes: Some(128 << 20),
+        staging_bytes: 64 << 20,
+        ..World::options()
+    };
+    let store = world.open_with(options).unwrap();
+    let first = store.journal_batches();
+    let nids: Vec<Nid> = (0..2_500)
+        .map(|i| create(&store, vec![i; 1900]).unwrap())
+        .collect();
+    store.sync().unwrap();
+    assert!(
+        store.journal_batches() - first > 1,
+        "none is larger than recovery looks"
+    );
+    set(&store, nids[0], 7).unwrap();
+    store.sync().unwrap();
+    assert!(store.journal_bytes() > 32 << 20);
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    // In the records of the first batch, which begins where the mount's first checkpoint left the ring.
+    world.devices[0].corrupt(world.journal_start() + (1 << 20), 512, &mut rng);
+    assert!(matches!(world.open(), Err(Error::Damaged(_))));
+}
+
 #[test]
 fn checkpoints_wait_for_more_changes_while_there_is_room_and_give_way_to_data() {
     let mut world = World::new(34, &[256]);

@@ -143,6 +143,19 @@ impl World {
         Store::open(Arc::new(array), options).map(|(store, _)| store)
     }
 
+    /// Where the journal's ring begins on the first device, in bytes.
+    pub fn journal_start(&self) -> u64 {
+        let array = Array::assemble(self.handles(), true).unwrap();
+        let geometry = array.geometry();
+        let mut start = None;
+        geometry.pieces(geometry.journal_start.byte(), 1, |piece| {
+            start = Some(piece)
+        });
+        let start = start.unwrap();
+        assert_eq!(start.device, 0);
+        start.offset
+    }
+
     /// Everything that a read-only verification finds wrong, and the nodes it saw.
     pub fn verify(&self) -> (Vec<Finding>, BTreeMap<Nid, Numbers>) {
         let options = StoreOptions {
