@@ -49,7 +49,8 @@ pub enum Command {
 
 /// Make a file system on devices or image files
 ///
-/// Refuses a device that is in use, and without --force one that holds anything. Labels are
+/// Refuses a device that is in use, and without --force one with a file system, volume or partition table that it knows,
+/// and an image file with any data at its beginning or end. Labels are
 /// written last: an interrupted mkfs leaves nothing that mounts.
 #[derive(Args, Debug)]
 pub struct Mkfs {
@@ -179,7 +180,7 @@ pub struct Fsck {
 pub struct Info {
     /// The devices, UUID=… or LABEL=…; without any, all Sheaf block devices are listed
     pub devices: Vec<PathBuf>,
-    /// Print one JSON object
+    /// Print one JSON object; without devices, an array of them
     #[arg(long)]
     pub json: bool,
     /// Print keys for a udev rule

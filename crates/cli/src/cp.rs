@@ -1,9 +1,14 @@
 //! `sheaf cp`: files out of and into a file system that is not mounted.
+//!
+//! 1. No symbolic link is followed but one that the user names as the target: what lies at a place below it may have come
+//!    from anybody.
+//! 2. Nobody can read more of a copy, while it is made, than of the original: files and folders are the owner's alone
+//!    until they have their permissions, folders after all that is in them.
 
-use std::fs::{self as host, File};
-use std::io::{Read, Write};
+use std::fs::{self as host, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use fs::{Attr, Ino};
@@ -12,6 +17,7 @@ use indicatif::ProgressBar;
 use crate::args::Cp;
 use crate::failure::{Failure, Outcome};
 use crate::offline::{Offline, bytes, inside, join, last_name, parent};
+use crate::output::harmless;
 use crate::progress;
 
 /// A path of one of the two sides.
@@ -61,6 +67,46 @@ pub fn run(args: &Cp) -> Outcome {
     result.map(|()| 0)
 }
 
+/// What becomes of a symbolic link in the place of a copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Followed,
+    Refused,
+}
+
+/// Opens a file that becomes a copy; only its owner may read a new one.
+fn open_host_file(to: &Path, links: Links) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    if links == Links::Refused {
+        options.custom_flags(libc::O_NOFOLLOW);
+    }
+    match options.open(to) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(io::Error::other(
+            "it is a symbolic link, which is not followed; remove it first",
+        )),
+        opened => opened,
+    }
+}
+
+/// Makes a folder that only its owner may enter; false if there is one.
+fn make_host_folder(to: &Path) -> io::Result<bool> {
+    match host::DirBuilder::new().mode(0o700).create(to) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = host::symlink_metadata(to)?.file_type();
+            match found {
+                found if found.is_dir() => Ok(false),
+                found if found.is_symlink() => Err(io::Error::other(
+                    "it is a symbolic link, which is not followed; remove it first",
+                )),
+                _ => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
 struct Copy<'a> {
     offline: &'a Offline,
     recursive: bool,
@@ -80,50 +126,75 @@ impl Copy<'_> {
 
     fn outwards(&self, from: &[u8], to: &Path) -> Result<(), Failure> {
         let attr = self.offline.find(from)?;
-        let to = match to.is_dir() {
-            true => to.join(std::ffi::OsStr::from_bytes(last_name(from))),
+        let (to, links) = match to.is_dir() {
+            true => {
+                let name = std::ffi::OsStr::from_bytes(last_name(from));
+                (to.join(name), Links::Refused)
+            }
             false if self.several => {
                 return Err(Failure::new(format!("{} is not a folder", to.display())));
             }
-            false => to.to_owned(),
+            false => (to.to_owned(), Links::Followed),
         };
+        if !attr.is_dir() {
+            self.one_outwards(from, &attr, &to, links)?;
+            self.bar.inc(1);
+            return Ok(());
+        }
+        let mut folders = Vec::new();
         let mut waiting = vec![(from.to_vec(), attr, to)];
         while let Some((from, attr, to)) = waiting.pop() {
             if attr.is_dir() {
-                self.refuse_folder(String::from_utf8_lossy(&from))?;
-                match host::create_dir(&to) {
-                    Err(_) if to.is_dir() => {}
-                    made => made.map_err(|e| Failure::io(to.display(), &e))?,
+                self.refuse_folder(harmless(&from))?;
+                if make_host_folder(&to).map_err(|e| Failure::io(to.display(), &e))? {
+                    folders.push((to.clone(), attr.mode & 0o777));
                 }
                 for entry in self.offline.list(&from, attr.ino)? {
                     let name = std::ffi::OsString::from_vec(entry.name.clone());
                     waiting.push((join(&from, &entry.name), entry.attr, to.join(name)));
                 }
             } else {
-                self.one_outwards(&from, &attr, &to)?;
+                self.one_outwards(&from, &attr, &to, Links::Refused)?;
                 self.bar.inc(1);
             }
+        }
+        // The deepest first: one that its owner may not enter is entered no more.
+        for (folder, mode) in folders.into_iter().rev() {
+            host::set_permissions(&folder, host::Permissions::from_mode(mode))
+                .map_err(|e| Failure::io(folder.display(), &e))?;
         }
         Ok(())
     }
 
-    fn one_outwards(&self, from: &[u8], attr: &Attr, to: &Path) -> Result<(), Failure> {
-        let failed = |e: std::io::Error| Failure::io(to.display(), &e);
+    fn one_outwards(
+        &self,
+        from: &[u8],
+        attr: &Attr,
+        to: &Path,
+        links: Links,
+    ) -> Result<(), Failure> {
+        let failed = |e: io::Error| Failure::io(to.display(), &e);
         match attr.mode & libc::S_IFMT {
             libc::S_IFREG => {
-                let mut file = File::create(to).map_err(failed)?;
+                let mut file = open_host_file(to, links).map_err(failed)?;
+                // What is no file, the terminal for example, keeps its permissions.
+                let is_file = file.metadata().map_err(failed)?.is_file();
+                let permit = |file: &File, mode| match is_file {
+                    true => file.set_permissions(host::Permissions::from_mode(mode)),
+                    false => Ok(()),
+                };
+                permit(&file, 0o600).map_err(failed)?;
                 self.offline.read(from, attr.ino, |piece| {
                     file.write_all(piece).map_err(failed)
                 })?;
-                let mode = host::Permissions::from_mode(attr.mode & 0o777);
-                host::set_permissions(to, mode).map_err(failed)
+                permit(&file, attr.mode & 0o777).map_err(failed)
             }
             libc::S_IFLNK => {
                 let target = self.offline.fs.readlink(attr.ino)?;
                 symlink(std::ffi::OsString::from_vec(target), to).map_err(failed)
             }
             _ => {
-                let name = String::from_utf8_lossy(from);
+                let name = harmless(from);
                 Err(Failure::new(format!(
                     "{name} is a special file; it cannot be copied"
                 )))
@@ -140,7 +211,7 @@ impl Copy<'_> {
                 (attr.ino, name.as_bytes().to_vec())
             }
             _ if self.several => {
-                let name = String::from_utf8_lossy(to);
+                let name = harmless(to);
                 return Err(Failure::new(format!("{name} is not a folder")));
             }
             _ => {
@@ -150,11 +221,12 @@ impl Copy<'_> {
         };
         let mut waiting = vec![(from.to_owned(), folder, name)];
         while let Some((from, folder, name)) = waiting.pop() {
-            let failed = |e: std::io::Error| Failure::io(from.display(), &e);
+            let failed = |e: io::Error| Failure::io(from.display(), &e);
             let meta = host::symlink_metadata(&from).map_err(failed)?;
             if meta.is_dir() {
                 self.refuse_folder(from.display())?;
-                let made = self.offline.make_folder(folder, &name)?;
+                let mode = meta.permissions().mode() & 0o777;
+                let made = self.offline.make_folder(folder, &name, mode)?;
                 for entry in host::read_dir(&from).map_err(failed)? {
                     let entry = entry.map_err(failed)?;
                     let name = entry.file_name().into_vec();
@@ -175,7 +247,7 @@ impl Copy<'_> {
         folder: Ino,
         name: &[u8],
     ) -> Result<(), Failure> {
-        let failed = |e: std::io::Error| Failure::io(from.display(), &e);
+        let failed = |e: io::Error| Failure::io(from.display(), &e);
         if meta.is_symlink() {
             let target = host::read_link(from).map_err(failed)?;
             return self.offline.make_symlink(folder, name, bytes(&target));

@@ -64,6 +64,12 @@ impl Failure {
         self.code
     }
 
+    /// With more words after the message.
+    pub fn after(mut self, more: impl std::fmt::Display) -> Self {
+        self.message = self.message.map(|m| format!("{m}; {more}"));
+        self
+    }
+
     /// With more words before the message.
     pub fn at(mut self, context: impl std::fmt::Display) -> Self {
         self.message = self.message.map(|m| format!("{context}: {m}"));

@@ -37,21 +37,30 @@ use std::process::ExitCode;
 use args::{Command, Sheaf};
 use clap::Parser;
 use failure::{Failure, Outcome, USAGE};
+use output::harmless;
+use serde::Serialize;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let arguments = match helper::translate(arguments) {
         Ok(arguments) => arguments,
-        Err(failure) => return report(&failure),
+        Err(failure) => return report(&failure, false),
     };
+    let json = wants_json(&arguments);
     let sheaf = match Sheaf::try_parse_from(&arguments) {
         Ok(sheaf) => sheaf,
         Err(error) => return refuse_usage(&error),
     };
     match run(sheaf) {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => report(&failure),
+        Err(failure) => report(&failure, json),
     }
+}
+
+/// Whether `--json` is among the options.
+fn wants_json(arguments: &[OsString]) -> bool {
+    let mut options = arguments.iter().take_while(|argument| *argument != "--");
+    options.any(|argument| argument == "--json")
 }
 
 /// Each command's exit code, or why it failed.
@@ -87,9 +96,24 @@ fn refuse_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-fn report(failure: &Failure) -> ExitCode {
+/// What went wrong, as it appears on standard output where `--json` was given.
+#[derive(Serialize)]
+struct Failed<'a> {
+    error: &'a str,
+    exit_code: u8,
+}
+
+fn report(failure: &Failure, json: bool) -> ExitCode {
     if let Some(message) = failure.message() {
-        eprintln!("sheaf: {message}");
+        // It may have names in it that anybody gave.
+        let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
+        eprintln!("sheaf: {}", lines.join("\n"));
+        let failed = Failed {
+            error: message,
+            exit_code: failure.code(),
+        };
+        // Nobody reads it: the exit code tells.
+        let _ = json.then(|| output::json(&failed));
     }
     ExitCode::from(failure.code())
 }

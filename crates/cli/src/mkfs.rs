@@ -1,6 +1,8 @@
 //! `sheaf mkfs`: checks what is there, discards, makes the array and an empty file system,
 //! and writes the labels last.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,8 +50,8 @@ pub fn run(args: &Mkfs) -> Outcome {
 
 /// Makes the file system; an image file that was created here goes again on failure.
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
-    let created = create_images(args)?;
-    let result = make_on(args);
+    let mut created = Vec::new();
+    let result = create_images(args, &mut created).and_then(|()| make_on(args));
     if result.is_err() {
         for image in &created {
             if let Err(error) = std::fs::remove_file(image) {
@@ -60,9 +62,8 @@ pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     result
 }
 
-/// Creates the image files that do not exist, where a size is given.
-fn create_images(args: &Mkfs) -> Result<Vec<PathBuf>, Failure> {
-    let mut created = Vec::new();
+/// Creates the image files that do not exist, where a size is given, and tells which.
+fn create_images(args: &Mkfs, created: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for path in &args.devices {
         if path.exists() {
             continue;
@@ -76,7 +77,7 @@ fn create_images(args: &Mkfs) -> Result<Vec<PathBuf>, Failure> {
         device::create_image(path, bytes)?;
         created.push(path.clone());
     }
-    Ok(created)
+    Ok(())
 }
 
 fn make_on(args: &Mkfs) -> Result<Made, Failure> {
@@ -124,13 +125,37 @@ fn owner() -> fs::MkfsOptions {
 }
 
 fn refuse_used(path: &Path) -> Result<(), Failure> {
-    match device::probe(path) {
-        None => Ok(()),
-        Some(found) => Err(Failure::new(format!(
-            "{} holds {found}; to overwrite it give --force",
-            path.display()
-        ))),
+    let found = match device::probe(path) {
+        None if holds_data(path)? => "data of an unknown kind",
+        None => return Ok(()),
+        Some(found) => found,
+    };
+    Err(Failure::new(format!(
+        "{} holds {found}; to overwrite it give --force",
+        path.display()
+    )))
+}
+
+/// How much is looked at of each end of an image file that has no known signature.
+const LOOKED_AT: u64 = 1 << 20;
+
+/// Whether a regular file has anything but zeros at its beginning or end. What a device holds whose blocks were given
+/// back says nothing.
+fn holds_data(path: &Path) -> Result<bool, Failure> {
+    let failed = |e: std::io::Error| Failure::io(path.display(), &e);
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    if !meta.is_file() {
+        return Ok(false);
     }
+    let file = File::open(path).map_err(failed)?;
+    let mut ends = vec![0; LOOKED_AT.min(meta.len()) as usize];
+    for offset in [0, meta.len() - ends.len() as u64] {
+        file.read_exact_at(&mut ends, offset).map_err(failed)?;
+        if ends.iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failure> {

@@ -148,13 +148,13 @@ impl Offline {
     }
 
     /// The folder `name` in another one, made if it is not there.
-    pub fn make_folder(&self, folder: Ino, name: &[u8]) -> Result<Ino, Failure> {
+    pub fn make_folder(&self, folder: Ino, name: &[u8], mode: u32) -> Result<Ino, Failure> {
         let failed = |e| named(name, e);
         match self.fs.lookup(folder, name) {
             Ok(attr) if attr.is_dir() => Ok(attr.ino),
             Ok(_) => Err(failed(fs::Error::NotADirectory)),
             Err(fs::Error::NotFound) => {
-                let made = self.fs.mkdir(&self.who, folder, name, 0o755);
+                let made = self.fs.mkdir(&self.who, folder, name, mode);
                 Ok(made.map_err(failed)?.ino)
             }
             Err(error) => Err(failed(error)),

@@ -36,15 +36,16 @@ pub fn run(args: &Rm) -> Outcome {
     });
     bar.finish_and_clear();
     let closed = offline.close();
-    outcome?;
+    let text = format!(
+        "{} files and {} folders removed",
+        report.files, report.directories
+    );
+    outcome.map_err(|failure| failure.after(&text))?;
     closed?;
     report.seconds = clock.monotonic_ns() as f64 / 1e9;
     match args.json {
         true => output::json(&report)?,
-        false => output::line(format!(
-            "{} files and {} folders removed",
-            report.files, report.directories
-        ))?,
+        false => output::line(text)?,
     }
     Ok(0)
 }

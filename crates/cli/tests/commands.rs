@@ -1,6 +1,7 @@
 //! The program as users call it, without a mount.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -94,10 +95,39 @@ fn mkfs_refuses_what_holds_something() {
 }
 
 #[test]
+fn mkfs_refuses_an_image_file_with_data_that_nobody_knows() {
+    let array = Array::unmade(2);
+    let image = fs::File::create(&array.images[0]).unwrap();
+    image.set_len(64 << 20).unwrap();
+    image
+        .write_at(b"the end of a backup", (64 << 20) - 20)
+        .unwrap();
+    array
+        .mkfs(&["--size", "64M"])
+        .exits(OPERATIONAL)
+        .says("data of an unknown kind")
+        .says("--force");
+    // It made the other one, which had been there for nobody.
+    assert!(!array.images[1].exists());
+    array.mkfs(&["--size", "64M", "--force"]).succeeds();
+}
+
+#[test]
+fn failures_are_json_where_that_was_asked_for() {
+    let array = Array::made(1);
+    let failed = array.mkfs(&["--json"]).exits(OPERATIONAL);
+    let failed: serde_json::Value = serde_json::from_str(&failed.output()).unwrap();
+    assert_eq!(failed["exit_code"], OPERATIONAL);
+    assert!(failed["error"].as_str().unwrap().contains("--force"));
+}
+
+#[test]
 fn mkfs_asks_for_a_size_and_leaves_no_image_behind_when_it_fails() {
     let array = Array::unmade(2);
     array.mkfs(&[]).exits(OPERATIONAL).says("--size");
     array.mkfs(&["--size", "8K"]).exits(OPERATIONAL);
+    let elsewhere = [array.images[0].clone(), array.path("none/image")];
+    sheaf(&["mkfs"], &["--size", "64M"], &elsewhere).exits(OPERATIONAL);
     assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
     array.mkfs(&["--size", "much"]).exits(USAGE).says("64M");
 }
@@ -124,7 +154,7 @@ fn files_go_in_and_come_out() {
     fs::create_dir_all(tree.join("inner")).unwrap();
     fs::write(tree.join("inner/large"), vec![7; 3_000_001]).unwrap();
     fs::write(tree.join("small"), "small").unwrap();
-    std::os::unix::fs::symlink("small", tree.join("link")).unwrap();
+    symlink("small", tree.join("link")).unwrap();
     let device = array.images[0].to_str().unwrap();
     let cp = |from: &str, to: &str| sheaf(&["cp", "-r", "-d", device, from, to], &[], &[]);
     cp(tree.to_str().unwrap(), ":/").succeeds();
@@ -168,6 +198,48 @@ fn files_go_in_and_come_out() {
     sheaf(&["fsck"], &[], &array.images)
         .succeeds()
         .says("no errors");
+}
+
+#[test]
+fn copies_go_through_no_link_and_are_as_private_as_the_original() {
+    let array = Array::made(1);
+    let device = array.images[0].to_str().unwrap();
+    let cp = |paths: &[&str]| sheaf(&["cp", "-r", "-d", device], paths, &[]);
+    let (one, two) = (array.path("one/x"), array.path("two/x"));
+    let victim = array.path("victim");
+    for folder in [&one, &two, &victim] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    // What is a link in the first is a folder, and a file, in the second.
+    symlink(&victim, one.join("folder")).unwrap();
+    symlink(victim.join("file"), one.join("file")).unwrap();
+    fs::create_dir(two.join("folder")).unwrap();
+    fs::write(two.join("folder/inner"), "inner").unwrap();
+    fs::write(two.join("file"), "secret").unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    set(&two.join("folder"), 0o500);
+    set(&two.join("file"), 0o640);
+    let (one, two) = (one.parent().unwrap(), two.parent().unwrap());
+    cp(&[one.to_str().unwrap(), two.to_str().unwrap(), ":/"]).succeeds();
+    let out = array.path("out");
+    fs::create_dir(&out).unwrap();
+    let out_text = out.to_str().unwrap();
+    cp(&[":/one/x", out_text]).succeeds();
+    for name in ["folder", "file"] {
+        cp(&[":/two/x", out_text])
+            .exits(OPERATIONAL)
+            .says("symbolic link");
+        assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+        fs::remove_file(out.join("x").join(name)).unwrap();
+    }
+    cp(&[":/two/x", out_text]).succeeds();
+    assert_eq!(fs::read(out.join("x/file")).unwrap(), b"secret");
+    let out = array.path("out again");
+    cp(&[":/two/x", out.to_str().unwrap()]).succeeds();
+    assert_eq!(mode(&out.join("folder")), 0o500);
+    assert_eq!(mode(&out.join("file")), 0o640);
+    assert_eq!(fs::read(out.join("folder/inner")).unwrap(), b"inner");
 }
 
 #[test]

@@ -56,6 +56,16 @@ impl Found {
     }
 }
 
+impl Drop for Found {
+    /// Whoever goes last takes those above along, one after the other: a tree may be deeper than a stack.
+    fn drop(&mut self) {
+        let mut above = self.above.take();
+        while let Some((found, _)) = above {
+            above = Arc::into_inner(found).and_then(|mut found| found.above.take());
+        }
+    }
+}
+
 /// The directories that nobody has begun, newest last, so that a tree is walked in depth.
 struct Queue {
     waiting: Vec<Arc<Found>>,
@@ -410,5 +420,19 @@ impl Work for RemoveAll<'_> {
         self.directories.fetch_add(1, Ordering::Relaxed);
         (self.progress)(1);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_may_be_deeper_than_a_stack() {
+        let mut found = Found::new(crate::ROOT, 1, None);
+        for _ in 0..500_000 {
+            found = Found::new(crate::ROOT, 1, Some((found, Box::from(&b"folder"[..]))));
+        }
+        drop(found);
     }
 }

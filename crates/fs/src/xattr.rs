@@ -20,6 +20,9 @@ pub const XATTR_REPLACE: i32 = libc::XATTR_REPLACE;
 /// Setting an access list clears set-group-ID: the kernel found the caller not in the group.
 pub const XATTR_ACL_KILL_SGID: i32 = 1 << 8;
 
+/// Bytes that the names of all attributes of a file may take, each with a zero byte: what listxattr(2) can return.
+pub const NAMES_MAX: usize = 64 << 10;
+
 /// File capabilities, which a change of content or owner takes away.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
@@ -238,10 +241,17 @@ impl FileSystem {
         self.attribute(inode, name)?.ok_or(Error::NoAttribute)
     }
 
-    /// The names of all extended attributes, each followed by a zero byte.
+    /// The names of all extended attributes, each followed by a zero byte; at most 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error::AttributeTooLarge`] when there are more, which [`FileSystem::setxattr`] refuses to make.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
         let node = self.inode(ino)?;
-        let inode = node.inode()?;
+        self.attribute_names(node.inode()?)
+    }
+
+    /// See [`FileSystem::listxattr`]; the inode is locked at least shared.
+    fn attribute_names(&self, inode: &Inode) -> Result<Vec<u8>, Error> {
         let mut names = Vec::new();
         let mut from = Some(0);
         while let Some(key) = from {
@@ -250,13 +260,32 @@ impl FileSystem {
                 names.extend_from_slice(&attribute.name);
                 names.push(0);
             }
+            if names.len() > NAMES_MAX {
+                return Err(Error::AttributeTooLarge);
+            }
             from = next;
         }
         Ok(names)
     }
 
+    /// Refuses a new attribute whose name listxattr(2) could not return beside the others.
+    fn check_names(&self, inode: &Inode, name: &[u8]) -> Result<(), Error> {
+        // What an inode holds itself is far from that.
+        if inode.xattr_root.is_none() || self.attribute(inode, name)?.is_some() {
+            return Ok(());
+        }
+        match self.attribute_names(inode) {
+            Ok(names) if names.len() + name.len() < NAMES_MAX => Ok(()),
+            Ok(_) | Err(Error::AttributeTooLarge) => Err(Error::NoSpace),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sets an extended attribute in one step; `flags`: [`XATTR_CREATE`], [`XATTR_REPLACE`],
     /// [`XATTR_ACL_KILL_SGID`]. An access list changes the permission bits with it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] also when the names of all of the file's attributes would take more than 64 KiB.
     pub fn setxattr(
         &self,
         who: &Caller,
@@ -300,7 +329,10 @@ impl FileSystem {
         };
         let plan = match no_list {
             true => self.plan_unset(&mut op, slot, name)?,
-            false => self.plan_set(&mut op, slot, name, value, flags)?,
+            false => {
+                self.check_names(op.peek(slot).inode()?, name)?;
+                self.plan_set(&mut op, slot, name, value, flags)?
+            }
         };
         self.finish_attribute(op, slot, plan, mode);
         Ok(())

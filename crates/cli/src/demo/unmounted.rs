@@ -51,7 +51,7 @@ impl Stage for Unmounted {
         };
         for folder in tree.folders() {
             let parent = inside(&folders, &folder);
-            let made = offline.make_folder(parent, last(&folder))?;
+            let made = offline.make_folder(parent, last(&folder), 0o755)?;
             folders.insert(folder, made);
         }
         for file in &tree.files {

@@ -79,6 +79,25 @@ fn attributes_of_all_sizes_come_change_and_go() {
 }
 
 #[test]
+fn a_file_has_no_more_attributes_than_can_be_listed() {
+    let world = World::new(4, 256 << 20, 1);
+    let fs = world.open();
+    let ino = file(&fs, "f", 0o644).ino;
+    let name = |i: u32| format!("user.{i:0250}").into_bytes();
+    let set = |i, value: &[u8]| fs.setxattr(&root(), ino, &name(i), value, 0);
+    // 65,536 bytes of names of 255, each with a zero byte.
+    for i in 0..256 {
+        set(i, b"value").unwrap();
+    }
+    assert_eq!(fs.listxattr(ino).unwrap().len(), 64 << 10);
+    assert_eq!(set(256, b"").unwrap_err().errno(), libc::ENOSPC);
+    set(7, b"another value").unwrap();
+    fs.removexattr(&root(), ino, &name(9)).unwrap();
+    set(256, b"").unwrap();
+    assert_eq!(names(&fs, ino).len(), 256);
+}
+
+#[test]
 fn attribute_calls_fail_as_they_should() {
     let fs = World::new(1, 256 << 20, 1).open();
     let ino = file(&fs, "f", 0o644).ino;
