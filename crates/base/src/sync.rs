@@ -409,12 +409,14 @@ impl Patience {
     }
 }
 
-/// A reader-writer lock with a rank, and a header `H` that is readable without the lock.
+/// A reader-writer lock with a rank, and a header `H` that is readable without the lock. In this order in memory: what who takes
+/// the lock does not look at, and then the end of the header, the lock and what it protects together.
 #[derive(Debug)]
+#[repr(C)]
 pub struct RwLock<T, H = ()> {
-    pub header: H,
     rank: Rank,
     key: u64,
+    pub header: H,
     bias: Bias,
     inner: parking_lot::RwLock<T>,
 }
@@ -583,6 +585,7 @@ impl<T, H> RwLock<T, H> {
         WriteGuard { inner, _held: held }
     }
 
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
@@ -590,6 +593,17 @@ impl<T, H> RwLock<T, H> {
             share: Share::Taken(inner),
             _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Shared),
         })
+    }
+
+    /// [`try_read`](Self::try_read) for the core that read last, if readers do not enter; nothing is counted then. `None` for
+    /// others: they have to `read`.
+    #[inline]
+    #[cfg_attr(feature = "trace", track_caller)]
+    pub fn try_read_again(&self) -> Option<ReadGuard<'_, T>> {
+        match self.bias.is_left_to(lane()) {
+            true => self.try_read(),
+            false => None,
+        }
     }
 
     #[cfg_attr(feature = "trace", track_caller)]
@@ -900,6 +914,25 @@ mod tests {
         let high = Mutex::keyed(rank::INODE, 2, ());
         let _h = high.lock();
         let _l = low.lock();
+    }
+
+    #[test]
+    fn who_read_last_reads_again_without_waiting() {
+        let lock = RwLock::new(rank::INODE, 7);
+        assert_eq!(lock.try_read_again().map(|value| *value), Some(7));
+        let (reader, again) = (lock.read(), lock.try_read_again());
+        assert!(again.is_some());
+        drop((reader, again));
+        let writer = lock.write();
+        assert!(lock.try_read_again().is_none());
+        drop(writer);
+        // Another core reads, and counts; whoever read before has to count, too.
+        let elsewhere = || lock.try_read_again().is_none() && *lock.read() == 7;
+        let counted = std::thread::scope(|scope| scope.spawn(elsewhere).join());
+        assert!(counted.unwrap() && lock.try_read_again().is_none());
+        assert_eq!(*lock.read(), 7);
+        assert!(lock.try_read_again().is_some());
+        assert!(crowded(1).try_read_again().is_none());
     }
 
     /// A lock that readers enter, as it is after reads by several cores.

@@ -1,11 +1,12 @@
 //! One kind of change of names in a file system in this process, by one thread.
 //!
-//!     names FOLDER create|stat|unlink|rename|write COUNT [CONTROL ACKNOWLEDGE]
+//!     names FOLDER create|stat|path|paths|unlink|rename|write COUNT [CONTROL ACKNOWLEDGE]
 //!     names FOLDER create-many|stat-many|unlink-many COUNT [CONTROL ACKNOWLEDGE]
 //!
 //! As FxMark's MWCL, MWUL and MWRL have it: empty files are made in a directory, or unlinked from
 //! it in the order in which they were made, or one file gets a new name again and again; `write`
-//! makes files of 4 KiB, and those with `-many` take 128 names in one call. What is counted ends with a sync of the file system; CONTROL and
+//! makes files of 4 KiB, those with `-many` take 128 names in one call, `path` looks at a file five levels deep again and
+//! again, as MRPL does, and `paths` at any of 32,768 such files, as MRPM does. What is counted ends with a sync of the file system; CONTROL and
 //! ACKNOWLEDGE are the pipes of `perf stat --delay=-1 --control fifo:CONTROL,ACKNOWLEDGE`.
 
 use std::error::Error;
@@ -20,6 +21,12 @@ use fs::{Caller, FileSystem, FsOptions, Ino, MkfsOptions, ROOT};
 
 /// Names of one call for many.
 const MANY: usize = 128;
+
+/// Names in a path.
+const LEVELS: usize = 5;
+
+/// Names in a directory of a tree.
+const BRANCHES: u8 = 8;
 
 const DEVICES: usize = 4;
 const MEMORY: usize = 1 << 30;
@@ -37,6 +44,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     match what.as_str() {
         "stat" | "stat-many" | "unlink" | "unlink-many" => create(&fs, dir, count, &[])?,
         "rename" => create(&fs, dir, 1, &[])?,
+        "path" => {
+            let below = |dir, _| Ok::<_, fs::Error>(fs.mkdir(&who, dir, b"0", 0o755)?.ino);
+            let last = (2..LEVELS).try_fold(dir, below);
+            fs.create(&who, last?, b"0", 0o644, libc::O_RDWR)?;
+        }
+        "paths" => tree(&fs, ROOT, LEVELS)?,
         _ => {}
     }
     fs.sync()?;
@@ -53,6 +66,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         "stat" => {
             for i in 0..count {
                 fs.lookup(dir, &name(i))?;
+            }
+        }
+        "path" => {
+            for _ in 0..count {
+                fs.stat_at(ROOT, b"directory/0/0/0/0")?;
+            }
+        }
+        "paths" => {
+            let mut rng = base::rng::Rng::new(1);
+            for _ in 0..count {
+                let mut path = *b"0/0/0/0/0";
+                let names = path.iter_mut().step_by(2);
+                names.for_each(|name| *name += rng.below(BRANCHES.into()) as u8);
+                fs.stat_at(ROOT, &path)?;
             }
         }
         "create-many" => each_many(count, |names| fs.create_many(&who, dir, names, 0o644))?,
@@ -79,6 +106,18 @@ fn name(mut i: u64) -> [u8; 12] {
         i /= 10;
     }
     name
+}
+
+/// Makes a tree of so many levels, files at the last.
+fn tree(fs: &FileSystem, dir: Ino, levels: usize) -> Result<(), fs::Error> {
+    let who = Caller::root();
+    for name in (0..BRANCHES).map(|i| [b'0' + i]) {
+        match levels {
+            1 => drop(fs.create(&who, dir, &name, 0o644, libc::O_RDWR)?),
+            _ => tree(fs, fs.mkdir(&who, dir, &name, 0o755)?.ino, levels - 1)?,
+        }
+    }
+    Ok(())
 }
 
 /// Hands all names to `call`, [`MANY`] at a time.

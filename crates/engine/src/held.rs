@@ -41,6 +41,13 @@ struct Held<C> {
     wanted: bool,
 }
 
+/// What became of a glance at a node.
+pub(crate) enum Glance<R> {
+    Looked(Option<R>),
+    /// This core does not hold the node.
+    Elsewhere,
+}
+
 fn place_of(nid: Nid) -> usize {
     let hash = nid.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     hash as usize % PLACES
@@ -89,6 +96,30 @@ impl<C> HeldNodes<C> {
         match core.is_empty() {
             true => None,
             false => core.find(nid),
+        }
+    }
+
+    /// Whether this core holds none.
+    #[inline]
+    pub fn is_empty(&self, core: usize) -> bool {
+        self.core(core).is_empty()
+    }
+
+    /// Has a look at a node under the lock of the core's table, if this core holds the node.
+    pub fn glance<R>(
+        &self,
+        core: usize,
+        nid: Nid,
+        look: impl FnOnce(&Cell<C>) -> Option<R>,
+    ) -> Glance<R> {
+        let mut table = self.core(core).table.lock();
+        match table[place_of(nid)].as_mut() {
+            Some(held) if held.nid == nid && !held.cell.all().header.is_gone() => {
+                held.wanted = true;
+                held.cell.all().header.note_use();
+                Glance::Looked(look(held.cell.all()))
+            }
+            _ => Glance::Elsewhere,
         }
     }
 

@@ -11,7 +11,7 @@
 use crate::content::Content;
 use crate::dirty::Charge;
 use crate::error::Error;
-use crate::held::HeldNodes;
+use crate::held::{Glance, HeldNodes};
 use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
@@ -26,21 +26,10 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
 
-/// What a cell knows without its lock.
+/// What a cell knows without its lock. What a look-up looks at is last, beside the lock.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct CellHeader {
-    pub nid: Nid,
-    /// Of a kind that belongs to an inode; decides the lock's rank.
-    owned: bool,
-    /// On a dirty list, or about to be captured by the running checkpoint.
-    pub dirty: AtomicBool,
-    /// Looked up since the clock hand last passed.
-    recent: AtomicBool,
-    /// Its node was deleted, and its nid may have another cell.
-    gone: AtomicBool,
-    /// The core that looked it up last, and above it how often that was another than before, up to
-    /// [`COMMON`]. Changed under the shard's lock.
-    seekers: AtomicU32,
     /// Bytes charged to the cache; 0 once another cell took the place.
     bytes: AtomicU32,
     /// Bytes of its image, as charged.
@@ -50,8 +39,20 @@ pub(crate) struct CellHeader {
     dirty_image: AtomicU32,
     /// Bytes of changes since the charge was brought up to date.
     uncharged: AtomicU32,
+    pub nid: Nid,
     /// What [`Content::merges`] said at the last exclusive change: right for who holds the lock.
     pub merges: AtomicBool,
+    /// On a dirty list, or about to be captured by the running checkpoint.
+    pub dirty: AtomicBool,
+    /// Of a kind that belongs to an inode; decides the lock's rank.
+    owned: bool,
+    /// Looked up since the clock hand last passed.
+    recent: AtomicBool,
+    /// Its node was deleted, and its nid may have another cell.
+    gone: AtomicBool,
+    /// The core that looked it up last, and above it how often that was another than before, up to
+    /// [`COMMON`]. Changed under the shard's lock.
+    seekers: AtomicU32,
 }
 
 /// Bytes of changes that a charge may lag behind, and part of a larger image that it may: working
@@ -168,9 +169,10 @@ impl CellHeader {
 }
 
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct State<C> {
-    pub version: u64,
     pub body: Body<C>,
+    pub version: u64,
 }
 
 #[derive(Debug)]
@@ -467,6 +469,30 @@ impl<C: Content> NodeCache<C> {
         }
     }
 
+    /// Has a look at a node that is in memory, without a reference to it: `look` is called under the lock of a table, so it
+    /// takes no lock. `None` also where that would wait, or counts (`is_sought`, [`RwLock::try_read_again`]): ask for the
+    /// node then.
+    #[inline]
+    pub fn glance<R>(&self, core: usize, nid: Nid, look: impl Fn(&C) -> Option<R>) -> Option<R> {
+        let look = |cell: &Cell<C>| match &cell.try_read_again()?.body {
+            Body::User(content) => look(content),
+            _ => None,
+        };
+        if !self.held.is_empty(core) {
+            match self.held.glance(core, nid, look) {
+                Glance::Looked(found) => return found,
+                Glance::Elsewhere => {}
+            }
+        }
+        let shard = self.lock(self.shard_of(nid));
+        let cell = shard.cells.get(&nid.0)?;
+        cell.header.note_use();
+        match cell.header.is_sought(core) {
+            true => None,
+            false => look(cell),
+        }
+    }
+
     #[inline(never)]
     fn hold(
         &self,
@@ -665,6 +691,48 @@ mod tests {
         let before = Arc::strong_count(&cell);
         let _more: Vec<_> = (0..10).map(|i| cache.get_held(i % 2, Nid(70))).collect();
         assert_eq!(Arc::strong_count(&cell), before);
+    }
+
+    #[test]
+    fn a_glance_sees_what_is_there_and_waits_for_nothing() {
+        let cache = NodeCache::new(2, 1 << 20);
+        let glance = |nid| cache.glance(0, Nid(nid), |_: &Word| Some(()));
+        assert_eq!(glance(70), None);
+        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        cache.insert(new_cell(Nid(71), 1, Body::Gone));
+        let cell = cache.get(Nid(70)).unwrap();
+        let before = Arc::strong_count(&cell);
+        assert_eq!((glance(70), glance(71)), (Some(()), None));
+        assert_eq!(cache.glance(0, Nid(70), |_: &Word| None::<()>), None);
+        assert_eq!(Arc::strong_count(&cell), before);
+        let reader = cell.read();
+        assert_eq!(glance(70), Some(()));
+        drop(reader);
+        let writer = cell.write();
+        assert_eq!(glance(70), None);
+        drop(writer);
+        assert_eq!(glance(70), Some(()));
+    }
+
+    #[test]
+    fn a_glance_counts_for_the_cores_that_seek_a_node() {
+        let cache = NodeCache::new(2, 1 << 20);
+        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        let glance = |core| cache.glance(core, Nid(70), |_: &Word| Some(()));
+        for i in 0..2 * COMMON {
+            glance(i % 2);
+        }
+        // From now on each core is to hold it by itself, which a glance does not bring about.
+        assert_eq!((glance(0), glance(1)), (None, None));
+        assert!((0..2).all(|core| cache.get_held(core, Nid(70)).unwrap().is_own()));
+        let cell = cache.get(Nid(70)).unwrap();
+        let before = Arc::strong_count(&cell);
+        assert_eq!((glance(0), glance(1)), (Some(()), Some(())));
+        assert_eq!(Arc::strong_count(&cell), before);
+        // Nobody has a glance at what is gone.
+        cell.header.set_gone();
+        cache.insert(new_cell(Nid(70), 9, Body::Gone));
+        assert_eq!((glance(0), glance(1)), (None, None));
     }
 
     #[test]

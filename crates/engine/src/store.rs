@@ -304,6 +304,16 @@ impl<C: Content> Store<C> {
         self.load(nid)
     }
 
+    /// What `look` finds in a node that is in memory; `None` also when that is nothing, or would take a wait or a reference
+    /// to the node: [`get`](Self::get) tells. `look` must take no lock.
+    #[inline]
+    pub fn glance<R>(&self, nid: Nid, look: impl Fn(&C) -> Option<R>) -> Option<R> {
+        match self.unreplayed.is_empty() {
+            true => self.nodes.glance(lane(), nid, look),
+            false => None,
+        }
+    }
+
     /// [`get`](Self::get) for a node that one core at a time has to do with, as whoever asks changes it mostly:
     /// nothing is kept for the caller's core.
     #[inline]

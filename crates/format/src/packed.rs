@@ -107,6 +107,39 @@ pub fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
+/// The number at the start of `bytes`, and what follows; [`number`] has read it before.
+#[inline]
+pub fn known_number(bytes: &[u8]) -> (u64, &[u8]) {
+    let (mut number, mut at) = (0, 0);
+    loop {
+        let byte = bytes[at];
+        number |= ((byte & 0x7F) as u64) << (7 * at);
+        at += 1;
+        if byte & 0x80 == 0 {
+            return (number, &bytes[at..]);
+        }
+    }
+}
+
+/// The highest bits of those bytes of a word that numbers end with.
+#[inline]
+pub fn ends(word: u64) -> u64 {
+    !word & MORE
+}
+
+/// Bytes of the number at the start of `bytes`; [`number`] has read it before.
+#[inline]
+pub fn known_len(bytes: &[u8]) -> usize {
+    let ends = match bytes.first_chunk() {
+        Some(word) => ends(u64::from_le_bytes(*word)),
+        None => 0,
+    };
+    match ends {
+        0 => bytes.iter().take_while(|byte| **byte & 0x80 != 0).count() + 1,
+        _ => ends.trailing_zeros() as usize / 8 + 1,
+    }
+}
+
 /// A signed number as one without a sign: small when it is near 0.
 pub fn unsigned(number: i64) -> u64 {
     (number << 1 ^ number >> 63) as u64

@@ -11,7 +11,7 @@ pub mod names;
 pub mod tally;
 
 pub use delta::{AttrChange, Delta};
-pub use entry::{Child, FileExtent, Name, Orphan, Value, Xattr};
+pub use entry::{Child, FileExtent, Link, Name, Orphan, Value, Xattr};
 pub use inode::{Body, Inode, Root, Tail, TreeId};
 pub use names::NameList;
 pub use tally::Tally;

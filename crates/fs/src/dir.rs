@@ -7,7 +7,7 @@
 //! 2. All names of one hash are in one bucket.
 //! 3. The inode's `size` counts the names, "." and ".." not included.
 
-use crate::content::{Inode, Name};
+use crate::content::{Inode, Link, Name, NameList};
 use crate::list::{self, Addition, Seen, Spot};
 use crate::{Error, Ino, content::FsNode};
 use engine::{Op, Slot, Store};
@@ -97,11 +97,32 @@ impl<'a> Wanted<'a> {
         let first = hash.first_key(text);
         Ok(Wanted { text, first })
     }
+
+    /// Whether these are its bytes; eight at a time.
+    #[inline]
+    pub fn is(&self, name: &[u8]) -> bool {
+        let text = self.text;
+        let same = || match (text.last_chunk::<8>(), name.last_chunk::<8>()) {
+            // The last eight bytes are looked at twice, in part.
+            (Some(last), Some(other)) => {
+                let words = text.as_chunks::<8>().0.iter().zip(name.as_chunks().0);
+                last == other && words.into_iter().all(|(word, other)| word == other)
+            }
+            _ => text.iter().zip(name).all(|(byte, other)| byte == other),
+        };
+        text.len() == name.len() && same()
+    }
+}
+
+/// Looks a name up among those of one node.
+#[inline]
+pub fn pick(list: &NameList, name: Wanted<'_>) -> Option<Link> {
+    list::pick::<Name>(list, name.first, |n| name.is(n.name))
 }
 
 /// Looks a name up; the directory is locked at least shared.
-pub fn find(store: &Store<FsNode>, dir: &Inode, name: Wanted<'_>) -> Result<Option<Name>, Error> {
-    list::find(store, dir, name.first, |n: &Name| &*n.name == name.text)
+pub fn find(store: &Store<FsNode>, dir: &Inode, name: Wanted<'_>) -> Result<Option<Link>, Error> {
+    list::find::<Name>(store, dir, name.first, |n| name.is(n.name))
 }
 
 /// Looks a name up, and tells where; the directory is locked at least shared.
@@ -109,8 +130,8 @@ pub fn look(
     store: &Store<FsNode>,
     dir: &Inode,
     name: Wanted<'_>,
-) -> Result<(Option<Name>, Seen), Error> {
-    list::look(store, dir, name.first, |n: &Name| &*n.name == name.text)
+) -> Result<(Option<Link>, Seen), Error> {
+    list::look::<Name>(store, dir, name.first, |n| name.is(n.name))
 }
 
 /// [`spot`] for a name that was looked up in the same directory before.
@@ -120,12 +141,12 @@ pub fn spot_seen(
     name: Wanted<'_>,
     seen: &Seen,
 ) -> Result<Spot<Name>, Error> {
-    list::spot_seen(op, dir, name.first, seen, |n: &Name| &*n.name == name.text)
+    list::spot_seen::<Name>(op, dir, name.first, seen, |n| name.is(n.name))
 }
 
 /// Locks the place of a name in a directory that the operation holds.
 pub fn spot(op: &mut Op<'_, FsNode>, dir: Slot, name: Wanted<'_>) -> Result<Spot<Name>, Error> {
-    list::spot(op, dir, name.first, |n: &Name| &*n.name == name.text)
+    list::spot::<Name>(op, dir, name.first, |n| name.is(n.name))
 }
 
 /// Plans to add a name, which `spot` did not find, for an inode.

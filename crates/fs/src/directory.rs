@@ -88,6 +88,14 @@ impl At<'_> {
     pub fn ino(&self) -> Ino {
         self.ino
     }
+
+    /// Its number, if that is all there is.
+    pub(crate) fn number(&self) -> Option<Ino> {
+        match self.handle {
+            None => Some(self.ino),
+            Some(_) => None,
+        }
+    }
 }
 
 impl From<Ino> for At<'_> {

@@ -19,6 +19,7 @@ mod many;
 mod metrics;
 mod namespace;
 mod orphan;
+mod path;
 mod rename;
 pub mod scrub;
 pub mod times;

@@ -13,7 +13,7 @@
 use crate::Error;
 use crate::content::entry::Entry;
 use crate::content::inode::{INLINE_ENTRIES_MAX, INLINE_ORPHANS_MAX};
-use crate::content::leaf::{Elements, InLeaf};
+use crate::content::leaf::{Elements, InLeaf, Pick, View};
 use crate::content::{
     Body, Child, Delta, FsNode, Inode, Name, NameList, Orphan, Root, TreeId, Xattr,
 };
@@ -25,7 +25,6 @@ use format::dir::{ENTRY_MAX, ENTRY_MIN};
 use format::inode::OrphanEntry;
 use format::item::PAYLOAD_MAX;
 use format::xattr::XATTR_INLINE_MAX;
-use std::ops::Range;
 
 // Names that refer to other inodes than before keep their leaf within a node.
 const _: () = assert!(<Name as Listed>::LEAF_MAX / ENTRY_MIN * ENTRY_MAX <= PAYLOAD_MAX);
@@ -133,23 +132,15 @@ impl Listed for Xattr {
     }
 }
 
-/// Elements whose keys share a group with `first`, which is the group's lowest key.
-fn group<T: Listed>(list: &T::List, first: u64) -> Range<usize> {
-    let from = list.lower(first);
-    // Mostly none or one.
-    let inside = |i: &usize| list.key_at(*i) >> T::GROUP_BITS == first >> T::GROUP_BITS;
-    from..from + (from..list.len()).take_while(inside).count()
-}
-
-/// The element of a group that is wanted.
-fn pick<T: Listed>(list: &T::List, first: u64, wanted: impl Fn(&T) -> bool) -> Option<T> {
-    group::<T>(list, first).map(|i| list.at(i)).find(wanted)
-}
-
-/// The element with this very key.
-fn with_key<T: Listed>(list: &T::List, key: u64) -> Option<usize> {
-    let at = list.lower(key);
-    (at < list.len() && list.key_at(at) == key).then_some(at)
+/// The element that is wanted, of those whose keys share a group with `first`, which is the group's lowest key.
+#[inline]
+pub fn pick<T: Listed>(
+    list: &T::List,
+    first: u64,
+    wanted: impl Fn(View<'_, T>) -> bool,
+) -> Option<T::Found> {
+    let view = list.pick(first, T::GROUP_BITS, wanted).found()?;
+    Some(T::found(view))
 }
 
 /// Where somebody looked for a group: the leaf that covered it, and the leaf's version then. As
@@ -163,13 +154,16 @@ pub fn look<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     first: u64,
-    wanted: impl Fn(&T) -> bool,
-) -> Result<(Option<T>, Seen), Error> {
+    wanted: impl Fn(View<'_, T>) -> bool,
+) -> Result<(Option<T::Found>, Seen), Error> {
     match inode.root(T::TREE) {
-        None => Ok((pick(T::in_inode(inode)?, first, wanted), Seen::default())),
+        None => Ok((
+            pick::<T>(T::in_inode(inode)?, first, wanted),
+            Seen::default(),
+        )),
         Some(root) => {
             let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
-            let found = pick(T::in_leaf(&node)?, first, wanted);
+            let found = pick::<T>(T::in_leaf(&node)?, first, wanted);
             let version = node.version();
             Ok((found, Seen(Some((leaf, version)))))
         }
@@ -181,9 +175,18 @@ pub fn find<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     first: u64,
-    wanted: impl Fn(&T) -> bool,
-) -> Result<Option<T>, Error> {
-    Ok(look(store, inode, first, wanted)?.0)
+    wanted: impl Fn(View<'_, T>) -> bool,
+) -> Result<Option<T::Found>, Error> {
+    let Some(root) = inode.root(T::TREE) else {
+        return Ok(pick::<T>(T::in_inode(inode)?, first, wanted));
+    };
+    let seen = tree::glance(store, inode, root, first, |node| {
+        Some(pick::<T>(T::in_leaf(node).ok()?, first, &wanted))
+    });
+    match seen {
+        Some(found) => Ok(found),
+        None => Ok(look::<T>(store, inode, first, wanted)?.0),
+    }
 }
 
 /// Copies elements with keys from `from` on, to the end of one leaf. The second value is
@@ -209,9 +212,9 @@ pub fn find_each<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     firsts: &[u64],
-    wanted: impl Fn(usize, &T) -> bool,
-) -> Result<Vec<Option<T>>, Error> {
-    let pick = |list: &T::List, i: usize| pick(list, firsts[i], |e| wanted(i, e));
+    wanted: impl Fn(usize, View<'_, T>) -> bool,
+) -> Result<Vec<Option<T::Found>>, Error> {
+    let pick = |list: &T::List, i: usize| pick::<T>(list, firsts[i], |e| wanted(i, e));
     let mut found = Vec::with_capacity(firsts.len());
     while let Some(&first) = firsts.get(found.len()) {
         let Some(root) = inode.root(T::TREE) else {
@@ -230,16 +233,17 @@ pub fn find_each<T: Listed>(
 }
 
 /// The place of one group in a list whose inode an operation holds.
-#[derive(Debug)]
-pub struct Spot<T> {
+pub struct Spot<T: InLeaf> {
     inode: Slot,
     /// The leaf that has or would have the group; `None`: the inode itself.
     leaf: Option<Slot>,
     /// Keys below this are in that leaf, if they are no lower than `first`; `None`: no end.
     high: Option<u64>,
     first: u64,
+    /// No element of the group is there.
+    vacant: bool,
     /// The wanted element, if it is there.
-    pub found: Option<T>,
+    pub found: Option<T::Found>,
 }
 
 /// Locks the place of a group in a list. An operation that shares the inode and needs two
@@ -248,9 +252,9 @@ pub fn spot<T: Listed>(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
     first: u64,
-    wanted: impl Fn(&T) -> bool,
+    wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<Spot<T>, Error> {
-    spot_seen(op, inode, first, &Seen::default(), wanted)
+    spot_seen::<T>(op, inode, first, &Seen::default(), wanted)
 }
 
 /// [`spot`] for a group that was looked for before, in this very inode.
@@ -259,7 +263,7 @@ pub fn spot_seen<T: Listed>(
     inode: Slot,
     first: u64,
     seen: &Seen,
-    wanted: impl Fn(&T) -> bool,
+    wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<Spot<T>, Error> {
     let leaf = match (op.peek(inode).inode()?.root(T::TREE), &seen.0) {
         (None, _) => None,
@@ -275,9 +279,15 @@ pub fn spot_seen<T: Listed>(
         leaf: leaf.map(|(slot, _)| slot),
         high: leaf.and_then(|(_, high)| high),
         first,
+        vacant: false,
         found: None,
     };
-    spot.found = pick(spot.list(op)?, first, wanted);
+    let list: &T::List = spot.list(op)?;
+    match list.pick(first, T::GROUP_BITS, wanted) {
+        Pick::Found(view) => spot.found = Some(T::found(view)),
+        Pick::Others => {}
+        Pick::Nothing => spot.vacant = true,
+    }
     Ok(spot)
 }
 
@@ -349,9 +359,12 @@ impl<T: Listed> Spot<T> {
 
     /// The same for another group that has this place, by its lowest key.
     pub fn free_key_of(&self, op: &Op<'_, FsNode>, first: u64) -> Result<u64, Error> {
+        if self.vacant && first == self.first {
+            return Ok(first);
+        }
         let list = self.list(op)?;
         (first..first + (1 << T::GROUP_BITS))
-            .find(|key| with_key::<T>(list, *key).is_none())
+            .find(|key| list.with_key(*key).is_none())
             .ok_or(Error::NoSpace)
     }
 
@@ -365,9 +378,9 @@ impl<T: Listed> Spot<T> {
         &self,
         op: &Op<'_, FsNode>,
         first: u64,
-        wanted: impl Fn(&T) -> bool,
-    ) -> Result<Option<T>, Error> {
-        Ok(pick(self.list(op)?, first, wanted))
+        wanted: impl Fn(View<'_, T>) -> bool,
+    ) -> Result<Option<T::Found>, Error> {
+        Ok(pick::<T>(self.list(op)?, first, wanted))
     }
 
     /// Plans to put several elements, of groups of their own, into the place as it is.
@@ -396,9 +409,9 @@ impl<T: Listed> Spot<T> {
     }
 
     /// The element with this key, if it is in the place's leaf.
-    pub fn get(&self, op: &Op<'_, FsNode>, key: u64) -> Result<Option<T>, Error> {
+    pub fn get(&self, op: &Op<'_, FsNode>, key: u64) -> Result<Option<T::Found>, Error> {
         let list = self.list(op)?;
-        Ok(with_key::<T>(list, key).map(|i| list.at(i)))
+        Ok(list.with_key(key).map(T::found))
     }
 
     /// Plans to remove the elements with these keys, which [`Spot::get`] found. A leaf that they
@@ -427,8 +440,12 @@ impl<T: Listed> Spot<T> {
     pub fn put<'s>(self, op: &mut Op<'s, FsNode>, element: T) -> Result<Addition<'s, T>, Error> {
         let store = op.store();
         let list = self.list(op)?;
-        let old = with_key::<T>(list, element.key());
-        let room = self.len(op)? - old.map_or(0, |i| list.len_at(i)) + element.encoded_len();
+        debug_assert_eq!(element.key() >> T::GROUP_BITS, self.first >> T::GROUP_BITS);
+        let old = match self.vacant {
+            true => 0,
+            false => list.len_of(element.key()),
+        };
+        let room = list.encoded_len() - old + element.encoded_len();
         let inode = self.inode;
         let place = match self.leaf {
             None if room <= T::INLINE_MAX => Place::Inline,
@@ -458,9 +475,9 @@ impl<T: Listed> Spot<T> {
     /// Plans to remove the element that was found. If an emptied leaf stays, an addition to the same list may share
     /// the operation.
     pub fn remove(self, op: &mut Op<'_, FsNode>, emptied: Emptied) -> Result<Deletion<T>, Error> {
-        let last = self.list(op)?.len() == 1;
+        let last = self.list(op)?.is_single();
         let slot = self.slot();
-        let key = self.found.as_ref().ok_or(Error::NotFound)?.key();
+        let key = T::found_key(self.found.as_ref().ok_or(Error::NotFound)?);
         let shrink = last && emptied != Emptied::Stays;
         let shared = op.shares(self.inode);
         let removal = match self.leaf {
@@ -628,24 +645,20 @@ fn replace<T: Entry>(list: &mut Vec<T>, element: T) {
 /// Where to split a leaf that `new` makes too large: between two groups, nearest to the
 /// middle. `None`: nowhere, and the leaf can still take it.
 fn split_key<T: Listed>(list: &T::List, new: &T) -> Result<Option<u64>, Error> {
-    let old = (0..list.len()).map(|i| (list.key_at(i), list.len_at(i)));
-    let mut sizes: Vec<(u64, usize)> = old
-        .filter(|(key, _)| *key != new.key())
-        .chain([(new.key(), new.encoded_len())])
-        .map(|(key, len)| (key >> T::GROUP_BITS, len + T::GROWS))
-        .collect();
-    sizes.sort_unstable();
-    let total: usize = sizes.iter().map(|(_, len)| len).sum();
-    let mut below = 0;
+    let size = |i: usize| (list.key_at(i) >> T::GROUP_BITS, list.len_at(i) + T::GROWS);
+    let (at, old) = (list.lower(new.key()), list.len_of(new.key()));
+    let own = (new.key() >> T::GROUP_BITS, new.encoded_len() + T::GROWS);
+    let after = at + usize::from(old > 0)..list.len();
+    let total = list.encoded_len() - old + own.1 + (at + after.len()) * T::GROWS;
+    let sizes = (0..at).map(size).chain([own]).chain(after.map(size));
+    let (mut below, mut last) = (0, None);
     let mut best: Option<(usize, u64)> = None;
-    for pair in sizes.windows(2) {
-        below += pair[0].1;
-        if pair[0].0 != pair[1].0 {
-            let larger = below.max(total - below);
-            if best.is_none_or(|(least, _)| larger < least) {
-                best = Some((larger, pair[1].0 << T::GROUP_BITS));
-            }
+    for (group, len) in sizes {
+        let larger = below.max(total - below);
+        if last.is_some_and(|last| last != group) && best.is_none_or(|(least, _)| larger < least) {
+            best = Some((larger, group << T::GROUP_BITS));
         }
+        (below, last) = (below + len, Some(group));
     }
     match best {
         Some((larger, at)) if larger <= PAYLOAD_MAX => Ok(Some(at)),

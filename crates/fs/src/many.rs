@@ -13,7 +13,7 @@
 
 use crate::Error;
 use crate::api::{Attr, Caller};
-use crate::content::{FsNode, Inode, Name};
+use crate::content::{FsNode, Inode, Link, Name};
 use crate::dir::{self, NameHash, Wanted, check_name, is_dot};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
@@ -317,10 +317,7 @@ impl FileSystem {
             let Some(Place { spot, plan }) = &mut place else {
                 unreachable!("there is a place for each name");
             };
-            if spot
-                .look(&op, item.key, |n| &*n.name == item.name)?
-                .is_some()
-            {
+            if spot.look(&op, item.key, |n| n.name == item.name)?.is_some() {
                 fates.push(Fate::Done(Err(Error::Exists)));
                 continue;
             }
@@ -365,13 +362,13 @@ impl FileSystem {
     }
 
     /// The names in the directory, as one look at it finds them; their inodes are in memory then.
-    fn find_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Option<Name>>, Error> {
+    fn find_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Option<Link>>, Error> {
         let keys: Vec<u64> = items.iter().map(|item| item.key).collect();
         let found = {
             let node = self.dir_inode(dir)?;
             let inode = live_dir(node.inode()?)?;
-            list::find_each(&self.store, inode, &keys, |i, name: &Name| {
-                &*name.name == items[i].name
+            list::find_each::<Name>(&self.store, inode, &keys, |i, name| {
+                name.name == items[i].name
             })?
         };
         self.store

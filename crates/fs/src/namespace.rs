@@ -5,8 +5,8 @@
 //! again. Each is one record.
 
 use crate::acl::Inherited;
-use crate::api::{Attr, Caller, DirEntry, Ino, ROOT};
-use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Name, Orphan, Tally};
+use crate::api::{Attr, Caller, DirEntry, Ino};
+use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Name, Orphan, Tally};
 use crate::data::{Entered, OpenFile};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::{At, dir_of};
@@ -18,14 +18,12 @@ use engine::{Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
-/// Symbolic links followed in one path.
-const LINKS_FOLLOWED: u32 = 40;
 /// readdir offsets below this belong to "." and "..".
 const COOKIES: u64 = 2;
 /// Inodes that a listing with attributes reads at once.
 const INODES_AHEAD: usize = 64;
 /// Looks at one name that may find it pointing at an inode just gone.
-const LOOKS: u32 = 100;
+pub(crate) const LOOKS: u32 = 100;
 
 /// A new inode in the making.
 pub(crate) struct Draft<'a> {
@@ -68,7 +66,7 @@ impl FileSystem {
         Err(self.dangling(parent.ino()))
     }
 
-    fn dangling(&self, dir: Ino) -> Error {
+    pub(crate) fn dangling(&self, dir: Ino) -> Error {
         Error::Damaged {
             ino: dir,
             damage: Damage::new("directory", "a name refers to an inode that is not there"),
@@ -76,7 +74,10 @@ impl FileSystem {
     }
 
     /// Looks a name up without locking longer than that takes.
-    pub(crate) fn find(&self, parent: At<'_>, name: Wanted<'_>) -> Result<Option<Name>, Error> {
+    pub(crate) fn find(&self, parent: At<'_>, name: Wanted<'_>) -> Result<Option<Link>, Error> {
+        if let Some(link) = self.glance(parent, None, name) {
+            return Ok(Some(link));
+        }
         let node = self.dir_inode(parent)?;
         dir::find(&self.store, live_dir(node.inode()?)?, name)
     }
@@ -86,42 +87,17 @@ impl FileSystem {
         &self,
         parent: At<'_>,
         name: Wanted<'_>,
-    ) -> Result<(Option<Name>, Seen), Error> {
+    ) -> Result<(Option<Link>, Seen), Error> {
         self.look_in(&*self.dir_node(parent)?, name)
     }
 
-    fn look_in(&self, dir: &Node<FsNode>, name: Wanted<'_>) -> Result<(Option<Name>, Seen), Error> {
+    fn look_in(&self, dir: &Node<FsNode>, name: Wanted<'_>) -> Result<(Option<Link>, Seen), Error> {
         let node = dir_of(dir.read()?)?;
         dir::look(&self.store, live_dir(node.inode()?)?, name)
     }
 
     pub(crate) fn wanted<'a>(&self, name: &'a [u8]) -> Result<Wanted<'a>, Error> {
         Wanted::new(&self.hash, name)
-    }
-
-    /// Follows a path from the root, symbolic links included, for use without a mount.
-    pub fn resolve(&self, path: &[u8]) -> Result<Attr, Error> {
-        let mut at = self.getattr(ROOT)?;
-        let mut rest: Vec<Vec<u8>> = components(path);
-        let mut links = 0;
-        while let Some(name) = rest.pop() {
-            let dir = at.ino;
-            at = self.lookup(dir, &name)?;
-            if at.mode & libc::S_IFMT == libc::S_IFLNK {
-                links += 1;
-                if links > LINKS_FOLLOWED {
-                    return Err(Error::TooManySymlinks);
-                }
-                let target = self.readlink(at.ino)?;
-                at = self.getattr(if target.first() == Some(&b'/') {
-                    ROOT
-                } else {
-                    dir
-                })?;
-                rest.extend(components(&target));
-            }
-        }
-        Ok(at)
     }
 
     /// The target of a symbolic link.
@@ -524,7 +500,7 @@ impl FileSystem {
         live_dir(op.peek(r.dir).inode()?)?;
         let spot = dir::spot_seen(&mut op, r.dir, r.name, r.seen)?;
         let inode = op.peek(r.victim).inode()?;
-        let same = |n: &Name| n.nid == r.expected.nid && n.generation == inode.generation;
+        let same = |n: &Link| n.nid == r.expected.nid && n.generation == inode.generation;
         if !spot.found.as_ref().is_some_and(same) {
             return Ok(Outcome::Again);
         }
@@ -675,7 +651,7 @@ struct Removal<'a> {
     victim: Slot,
     orphans: Option<Slot>,
     name: Wanted<'a>,
-    expected: &'a Name,
+    expected: &'a Link,
     seen: &'a Seen,
     directory: bool,
 }
@@ -735,13 +711,4 @@ pub(crate) fn links(nlink: u32, now: base::clock::Timestamp) -> Delta {
         ctime: Some(now),
         ..AttrChange::default()
     })
-}
-
-/// The names in a path, last first.
-fn components(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|&b| b == b'/')
-        .filter(|part| !part.is_empty())
-        .rev()
-        .map(<[u8]>::to_vec)
-        .collect()
 }

@@ -97,7 +97,7 @@ fn directory_of(ino: Ino) -> Nid {
 }
 
 fn orphan_spot(op: &mut Op<'_, FsNode>, dir: Slot, ino: Ino) -> Result<list::Spot<Orphan>, Error> {
-    list::spot(op, dir, ino.0, |orphan: &Orphan| orphan.nid == ino)
+    list::spot::<Orphan>(op, dir, ino.0, |orphan| orphan.nid == ino)
 }
 
 /// The blocks of an inode that one record can free whole; `None`: it takes more than that.

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::api::{Caller, Ino, ROOT};
-use crate::content::{AttrChange, Delta, FsNode, Inode, Name};
+use crate::content::{AttrChange, Delta, FsNode, Inode, Link, Name};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
@@ -38,8 +38,8 @@ struct Request<'a> {
 
 /// What it was found to be about, to be checked again under the locks.
 struct Found {
-    source: Name,
-    target: Option<Name>,
+    source: Link,
+    target: Option<Link>,
     old_seen: Seen,
     new_seen: Seen,
 }
@@ -161,7 +161,7 @@ impl FileSystem {
         found: &Found,
         this: Try,
     ) -> Result<Outcome, Error> {
-        let directory = |name: &Name| name.kind == libc::DT_DIR;
+        let directory = |name: &Link| name.kind == libc::DT_DIR;
         let moves_up = directory(&found.source);
         let moves_down = request.exchange && found.target.as_ref().is_some_and(directory);
         let guard = match request.crosses() && (moves_up || moves_down) {
@@ -173,7 +173,7 @@ impl FileSystem {
             self.dir_node(request.from_dir)?,
             self.dir_node(request.to_dir)?,
         );
-        let named = |name: &Name| match self.named_node(name.nid) {
+        let named = |name: &Link| match self.named_node(name.nid) {
             Ok(node) => Ok(Some(node)),
             Err(engine::Error::Gone(_)) => Ok(None),
             Err(error) => Err(error),

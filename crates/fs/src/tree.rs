@@ -146,8 +146,10 @@ fn owned_error(nid: Nid, error: engine::Error) -> Error {
 pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
     let mut at = Descent::enter(&root.children, key)?;
     for _ in 0..root.depth {
-        let node = read(store, at.nid)?;
-        at = at.step(node.index()?, key)?;
+        at = match at.glance(store, key) {
+            Some(below) => below,
+            None => at.step(read(store, at.nid)?.index()?, key)?,
+        };
     }
     at.leaf(store)
 }
@@ -200,7 +202,28 @@ pub fn walk(
     Ok(())
 }
 
+/// What `look` finds in the leaf that covers `key`, if all nodes on the way are in memory and nobody changes them; see
+/// [`Store::glance`]. The inode is locked at least shared.
+#[inline]
+pub fn glance<R>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    root: &Root,
+    key: u64,
+    look: impl Fn(&FsNode) -> Option<R>,
+) -> Option<R> {
+    let shape = inode.shape();
+    let mut at = Descent::enter(&root.children, key).ok()?;
+    for _ in 0..root.depth {
+        at = at.glance(store, key)?;
+    }
+    let found = store.glance(at.nid, look)?;
+    // Else names may have moved, or another node may have the leaf's nid, since the way to it was seen.
+    (inode.shape() == shape || planted(Canary::ShapeIgnored)).then_some(found)
+}
+
 /// A position on the way down.
+#[derive(Clone, Copy)]
 struct Descent {
     nid: Nid,
     low: u64,
@@ -231,6 +254,12 @@ impl Descent {
             low,
             high,
         })
+    }
+
+    /// [`Descent::step`] into an index node, if that is in memory and nobody changes it.
+    #[inline]
+    fn glance(self, store: &Store<FsNode>, key: u64) -> Option<Descent> {
+        store.glance(self.nid, |node| self.step(node.index().ok()?, key).ok())
     }
 
     fn leaf(self, store: &Store<FsNode>) -> Result<Leaf, Error> {

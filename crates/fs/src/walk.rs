@@ -13,7 +13,7 @@
 //! and its name.
 
 use crate::api::{DirEntry, Ino};
-use crate::content::{FsNode, Inode, Name};
+use crate::content::{FsNode, Inode, Link, Name};
 use crate::filesystem::FileSystem;
 use crate::namespace::{grown, live_dir};
 use crate::orphan::Disposal;
@@ -279,13 +279,13 @@ impl FileSystem {
         let Some(first) = names.first() else {
             return Ok(left);
         };
-        let spot = list::spot(&mut op, slots[0], first.key, |_: &Name| false)?;
+        let spot = list::spot::<Name>(&mut op, slots[0], first.key, |_| false)?;
         let mut taken: Vec<(&Name, Slot)> = Vec::with_capacity(victims.len());
         let mut blocks = 0;
         for ((name, _), slot) in victims.iter().zip(&slots[1..]) {
             // Damage may have given an inode two names and one link.
             let twice = taken.iter().any(|(_, other)| other == slot);
-            if !twice && self.can_go(&mut op, &spot, name, *slot, &mut blocks)? {
+            if !twice && self.can_go(&mut op, &spot, &name.link(), *slot, &mut blocks)? {
                 taken.push((name, *slot));
             } else {
                 left.push(name);
@@ -317,7 +317,7 @@ impl FileSystem {
         &self,
         op: &mut Op<'_, FsNode>,
         spot: &list::Spot<Name>,
-        name: &Name,
+        name: &Link,
         victim: Slot,
         blocks: &mut u64,
     ) -> Result<bool, Error> {

@@ -150,7 +150,7 @@ impl FileSystem {
         name: &[u8],
     ) -> Result<list::Spot<Xattr>, Error> {
         let first = self.hash.first_key(name);
-        list::spot(op, inode, first, |x: &Xattr| &*x.name == name)
+        list::spot::<Xattr>(op, inode, first, |x| &*x.name == name)
     }
 
     /// Plans to set an attribute (phase 1). `flags` as for [`FileSystem::setxattr`].
@@ -209,7 +209,7 @@ impl FileSystem {
             return Ok(None);
         }
         let first = self.hash.first_key(name);
-        let found = list::find(&self.store, inode, first, |x: &Xattr| &*x.name == name)?;
+        let found = list::find::<Xattr>(&self.store, inode, first, |x| &*x.name == name)?;
         match found.map(|x| x.value) {
             None => Ok(None),
             Some(Value::Here(bytes)) => Ok(Some(bytes.into())),

@@ -319,7 +319,17 @@ impl Task<'_> {
         let contended = [&b"contended"[..], b"elsewhere"];
         let name = contended[self.rng.below(2) as usize];
         let other = contended[self.rng.below(2) as usize];
-        match self.rng.below(3) {
+        match self.rng.below(4) {
+            3 => {
+                let not_there = [libc::ENOENT];
+                let found = fs.stat_at(ROOT, name);
+                if found.as_ref().is_ok_and(|attr| !attr.is_dir()) {
+                    return Err("a path leads to what took a number".into());
+                }
+                allowed(found.map(drop), &not_there)?;
+                let inside = [name, b"/../", other, b"/none"].concat();
+                allowed(fs.stat_at(ROOT, &inside).map(drop), &not_there)
+            }
             0 => allowed(fs.rmdir(&who, ROOT, name), &[libc::ENOENT, libc::ENOTEMPTY]),
             1 => {
                 let allowed_errors = [libc::ENOENT, libc::ENOTEMPTY];

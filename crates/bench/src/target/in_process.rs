@@ -251,12 +251,7 @@ impl Side for InProcess {
     }
 
     fn stat(&self, dir: &Folder, path: &str) -> Result<u64, Error> {
-        let mut names = path.split('/').map(str::as_bytes);
-        let mut attr = self.fs.lookup(dir.at(), names.next().unwrap_or_default())?;
-        for name in names {
-            attr = self.fs.lookup(attr.ino, name)?;
-        }
-        Ok(attr.size)
+        Ok(self.fs.stat_at(dir.at(), path.as_bytes())?.size)
     }
 
     fn truncate(&self, dir: &Folder, name: &str, size: u64) -> Result<(), Error> {

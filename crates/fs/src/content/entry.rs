@@ -115,6 +115,16 @@ pub struct Name {
     pub name: NameBytes,
 }
 
+/// What a name refers to, with the key that tells it from the other names of its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub key: u64,
+    pub nid: Nid,
+    pub generation: u64,
+    /// As in `d_type`, below 16.
+    pub kind: u8,
+}
+
 /// A run of file pages in consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent {
@@ -178,7 +188,7 @@ impl Value {
 }
 
 /// A name where it lies encoded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameView<'a> {
     pub key: u64,
     pub nid: Nid,
@@ -223,31 +233,86 @@ impl<'a> NameView<'a> {
     }
 
     /// The name at the beginning of bytes that were read before.
+    #[inline]
     pub fn at(bytes: &'a [u8]) -> NameView<'a> {
-        let number = |bytes| packed::number(bytes).expect("checked when it was read");
-        let (len, kind) = (bytes[0] as usize, bytes[1]);
-        let tie = (kind & ENTRY_TIE != 0) as usize;
-        let (nid, mut rest) = number(&bytes[2 + HASH_BYTES + tie..]);
+        NameView::split(bytes).0
+    }
+
+    /// That name, and what follows it.
+    #[inline]
+    pub fn split(bytes: &'a [u8]) -> (NameView<'a>, &'a [u8]) {
+        let (key, kind, rest) = NameView::begin(bytes);
+        let (nid, mut rest) = packed::known_number(rest);
         let mut generation = 1;
         if kind & ENTRY_GENERATION != 0 {
-            (generation, rest) = number(rest);
+            (generation, rest) = packed::known_number(rest);
         }
-        NameView {
-            key: NameView::key_at(bytes),
+        let (name, rest) = rest.split_at(bytes[0] as usize);
+        let view = NameView {
+            key,
             nid: Nid(nid),
             generation,
             kind: kind & ENTRY_TYPE,
-            name: &rest[..len],
+            name,
+        };
+        (view, rest)
+    }
+
+    /// What the name refers to.
+    #[inline]
+    pub fn link(&self) -> Link {
+        Link {
+            key: self.key,
+            nid: self.nid,
+            generation: self.generation,
+            kind: self.kind,
         }
     }
 
     /// The key of that name.
+    #[inline]
     pub fn key_at(bytes: &[u8]) -> u64 {
-        let tie = match bytes[1] & ENTRY_TIE {
-            0 => 0,
-            _ => bytes[2 + HASH_BYTES],
-        };
-        word(&bytes[2..2 + HASH_BYTES]) << COLLISION_BITS | tie as u64
+        NameView::begin(bytes).0
+    }
+
+    /// Key and length of that name, if it has neither a tie nor a generation, its number is no longer than a word, and
+    /// that much follows: then they are two words to look at.
+    #[inline]
+    pub fn plain(bytes: &[u8]) -> Option<(u64, usize)> {
+        let [len, words @ ..] = *bytes.first_chunk::<17>()?;
+        let [kind, number]: [U64; 2] = zerocopy::transmute!(words);
+        let (kind, ends) = (kind.get(), packed::ends(number.get()));
+        let flags = (ENTRY_TIE | ENTRY_GENERATION) as u64;
+        let plain = kind & flags == 0 && ends != 0;
+        let len = 2 + HASH_BYTES + ends.trailing_zeros() as usize / 8 + 1 + len as usize;
+        plain.then_some((kind >> 8 << COLLISION_BITS, len))
+    }
+
+    /// Bytes of that name.
+    pub fn len_at(bytes: &[u8]) -> usize {
+        let (len, kind) = (bytes[0] as usize, bytes[1]);
+        let mut at = 2 + HASH_BYTES + (kind & ENTRY_TIE != 0) as usize;
+        at += packed::known_len(&bytes[at..]);
+        if kind & ENTRY_GENERATION != 0 {
+            at += packed::known_len(&bytes[at..]);
+        }
+        at + len
+    }
+
+    /// The key, what is said besides the kind with it, and what follows.
+    #[inline]
+    fn begin(bytes: &[u8]) -> (u64, u8, &[u8]) {
+        // Kind and hash are a word.
+        const _: () = assert!(HASH_BYTES == 7);
+        let cut = "checked when it was read";
+        let (head, rest) = bytes.split_first_chunk::<{ 2 + HASH_BYTES }>().expect(cut);
+        let [_, word @ ..] = *head;
+        let word = u64::from_le_bytes(word);
+        let (kind, key) = (word as u8, word >> 8 << COLLISION_BITS);
+        match kind & ENTRY_TIE {
+            0 => (key, kind, rest),
+            _ => (key | rest[0] as u64, kind, &rest[1..]),
+        }
     }
 }
 
@@ -270,6 +335,16 @@ impl From<NameView<'_>> for Name {
 }
 
 impl Name {
+    /// What it refers to.
+    pub fn link(&self) -> Link {
+        Link {
+            key: self.key,
+            nid: self.nid,
+            generation: self.generation,
+            kind: self.kind,
+        }
+    }
+
     /// The last part of its key.
     fn tie(&self) -> u8 {
         self.key as u8 & ((1 << COLLISION_BITS) - 1)

@@ -85,38 +85,40 @@ pub enum TreeId {
     Xattrs,
 }
 
+/// In memory in this order: what a look-up of a name takes comes first, then what `stat` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Inode {
     /// File type and permission bits.
     pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
     pub nlink: u32,
-    pub rdev: u32,
-    pub flags: u32,
+    /// Version at which this use of the nid began.
+    pub generation: u64,
+    pub body: Body,
     /// Bytes of a file or symlink target; entries of a directory, but for those that
     /// [`Inode::gained`] tells of.
     pub size: u64,
     /// 4 KiB data blocks that belong to it.
     pub blocks: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub flags: u32,
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
-    /// Version at which this use of the nid began.
-    pub generation: u64,
+    /// Of a directory: what its image does not have yet.
+    pub(super) pending: Gains,
     /// Of a directory, the one that names it; else 0.
     pub parent: Nid,
-    /// From this byte on the file reads as holes while a chain of operations frees it.
-    pub pending_truncate: Option<u64>,
     /// Small attributes; empty when `xattr_root` is there.
     pub xattrs: Vec<Xattr>,
     pub xattr_root: Option<Root>,
     /// A page, mostly the last, that was logged and is not in its block yet; see `data/tail.rs`. Only beside extents.
     pub tail: Option<Box<Tail>>,
-    pub body: Body,
-    /// Of a directory: what its image does not have yet.
-    pub(super) pending: Gains,
+    /// From this byte on the file reads as holes while a chain of operations frees it.
+    pub pending_truncate: Option<u64>,
 }
 
 /// A directory's counts, and when it was last changed: content, and anything.

@@ -1,21 +1,24 @@
 //! The names of a directory that are in one node.
 //!
 //! They are held as the node's image has them. So a node is read and written by copying bytes, takes little more
-//! memory than its image, and goes by two frees. An index beside the bytes finds a key in a few cache lines.
+//! memory than its image, and goes by two frees. Where there are more than a few, an index beside the bytes finds a key in a
+//! few cache lines; few are gone through, which takes no other line than theirs.
 //!
 //! Invariants:
 //! 1. `bytes` has the names in their encoded form, one after another in the order of their keys; no key is there
 //!    twice. All of it was checked when it came in.
-//! 2. `index` has a place for each name, in the same order.
+//! 2. `index` is empty, or has a place for each name, in the same order. It is there for more than [`FEW`] bytes, and not
+//!    for less than half of them.
 
 use super::codec::Reader;
 use super::entry::{Entry, Name, NameView, heap};
-use super::leaf::Elements;
+use super::leaf::{Elements, Pick};
 use format::dir::{COLLISION_BITS, HASH_BITS};
 use format::item::PAYLOAD_MAX;
 use format::{Damage, Nid};
+use std::ops::Range;
 
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct NameList {
     bytes: Vec<u8>,
     index: Vec<Place>,
@@ -46,6 +49,9 @@ impl Place {
     }
 }
 
+/// Bytes of names that have no index: two cache lines.
+const FEW: usize = 128;
+
 /// How many of these a list takes memory for that has so many: sizes recur, for the allocator's sake, and the next name
 /// mostly fits.
 fn room_for<T>(len: usize) -> usize {
@@ -69,15 +75,20 @@ impl From<Vec<Name>> for NameList {
     fn from(list: Vec<Name>) -> NameList {
         let mut names = NameList::default();
         reserve(&mut names.bytes, list.iter().map(Entry::encoded_len).sum());
-        reserve(&mut names.index, list.len());
-        for name in &list {
-            names.index.push(Place::new(name.key, names.bytes.len()));
-            name.encode(&mut names.bytes);
-        }
+        list.iter().for_each(|name| name.encode(&mut names.bytes));
         assert!(names.bytes.len() <= LEN_MAX, "names of one node");
+        names.index_many();
         names
     }
 }
+
+impl PartialEq for NameList {
+    fn eq(&self, other: &NameList) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for NameList {}
 
 impl NameList {
     /// Reads names to the end of the reader; damage when they are not in strict order.
@@ -88,7 +99,8 @@ impl NameList {
         let mut names = NameList::default();
         reserve(&mut names.bytes, reader.left());
         names.bytes.extend_from_slice(reader.peek());
-        let mut index = Vec::with_capacity(names.bytes.len() / USUAL);
+        let many = names.bytes.len() > FEW;
+        let mut index = Vec::with_capacity(if many { names.bytes.len() / USUAL } else { 0 });
         let mut last = None;
         while !reader.is_empty() {
             let at = names.bytes.len() - reader.left();
@@ -97,11 +109,36 @@ impl NameList {
                 return Err(reader.damage("entries out of order"));
             }
             last = Some(key);
-            index.push(Place::new(key, at));
+            if many {
+                index.push(Place::new(key, at));
+            }
         }
         index.shrink_to(room_for::<Place>(index.len()));
         names.index = index;
         Ok(names)
+    }
+
+    /// Makes the index, if there are enough names for one.
+    fn index_many(&mut self) {
+        if self.bytes.len() <= FEW || self.is_indexed() {
+            return;
+        }
+        let mut index = Vec::new();
+        reserve(&mut index, self.starts().count());
+        let place = |at| Place::new(NameView::key_at(&self.bytes[at..]), at);
+        index.extend(self.starts().map(place));
+        self.index = index;
+    }
+
+    /// Gives the index up, if few names are left.
+    fn forget_index(&mut self) {
+        if self.bytes.len() < FEW / 2 {
+            self.index = Vec::new();
+        }
+    }
+
+    fn is_indexed(&self) -> bool {
+        !self.index.is_empty()
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -113,29 +150,67 @@ impl NameList {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
+        self.bytes.is_empty()
     }
 
     pub fn len(&self) -> usize {
-        self.index.len()
+        match self.is_indexed() {
+            true => self.index.len(),
+            false => self.starts().count(),
+        }
+    }
+
+    /// Where names begin.
+    fn starts(&self) -> impl Iterator<Item = usize> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let start = at;
+            let name = self.bytes.get(start..).filter(|rest| !rest.is_empty())?;
+            at += NameView::len_at(name);
+            Some(start)
+        })
     }
 
     pub fn iter(&self) -> impl Iterator<Item = Name> + '_ {
-        (0..self.len()).map(|i| self.at(i))
+        self.views().map(Name::from)
     }
 
     pub fn to_vec(&self) -> Vec<Name> {
         self.iter().collect()
     }
 
-    fn view(&self, i: usize) -> NameView<'_> {
-        NameView::at(&self.bytes[self.index[i].at()..])
+    fn views(&self) -> Views<'_> {
+        Views(&self.bytes)
     }
 
-    /// Where name `i` ends.
-    fn end(&self, i: usize) -> usize {
-        let next = self.index.get(i + 1);
-        next.map_or(self.bytes.len(), |next| next.at())
+    /// Where name `i` begins, or all end.
+    #[inline]
+    fn start(&self, i: usize) -> usize {
+        match self.is_indexed() {
+            true => self
+                .index
+                .get(i)
+                .map_or(self.bytes.len(), |place| place.at()),
+            false => self.starts().nth(i).unwrap_or(self.bytes.len()),
+        }
+    }
+
+    /// Where the first name begins whose key is not below this one, or all end, without an index.
+    #[inline]
+    fn go_through(&self, key: u64) -> usize {
+        let mut at = 0;
+        while let Some(name) = self.bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            // All but the last are mostly of this kind.
+            let (own, len) = match NameView::plain(name) {
+                Some(plain) => plain,
+                None => (NameView::key_at(name), NameView::len_at(name)),
+            };
+            if own >= key {
+                break;
+            }
+            at += len;
+        }
+        at
     }
 
     /// How many places have upper bits below these. Keys are hashes, so where one is can be told roughly by the first and the last:
@@ -159,45 +234,57 @@ impl NameList {
         }
     }
 
-    fn find(&self, key: u64) -> Result<usize, usize> {
-        let i = self.lower(key);
-        match i < self.len() && self.key_at(i) == key {
-            true => Ok(i),
-            false => Err(i),
+    /// Where a key has its name, or would have it: in the index, if there is one, and in the bytes.
+    fn find(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
+        let (i, at) = match self.is_indexed() {
+            true => {
+                let i = self.lower(key);
+                (i, self.start(i))
+            }
+            false => (0, self.go_through(key)),
+        };
+        match at < self.bytes.len() && NameView::key_at(&self.bytes[at..]) == key {
+            true => Ok((i, at)),
+            false => Err((i, at)),
         }
     }
 
     pub fn insert(&mut self, name: &Name) -> Result<(), Damage> {
         let damage = |what: &str| Err(Damage::new("delta", what));
         let (len, before) = (name.encoded_len(), self.bytes.len());
-        let Err(i) = self.find(name.key) else {
+        let Err((i, at)) = self.find(name.key) else {
             return damage("inserts a key that is there");
         };
         if before + len > LEN_MAX {
             return damage("inserts a name where there is no room");
         }
-        let at = self.index.get(i).map_or(before, |next| next.at());
         reserve(&mut self.bytes, len);
         name.encode(&mut self.bytes);
         self.bytes[at..].rotate_right(len);
-        reserve(&mut self.index, 1);
-        self.index.insert(i, Place::new(name.key, at));
-        // What is below stays below: all of it is at most LEN_MAX.
-        self.index[i + 1..]
-            .iter_mut()
-            .for_each(|later| later.0 += len as u64);
+        if self.is_indexed() {
+            reserve(&mut self.index, 1);
+            self.index.insert(i, Place::new(name.key, at));
+            // What is below stays below: all of it is at most LEN_MAX.
+            self.index[i + 1..]
+                .iter_mut()
+                .for_each(|later| later.0 += len as u64);
+        }
+        self.index_many();
         Ok(())
     }
 
     pub fn remove(&mut self, key: u64) -> Result<(), Damage> {
-        let Ok(i) = self.find(key) else {
+        let Ok((i, at)) = self.find(key) else {
             return Err(Damage::new("delta", "removes a key that is not there"));
         };
-        let bytes = self.index[i].at()..self.end(i);
-        let len = bytes.len() as u64;
-        self.bytes.drain(bytes);
-        self.index.remove(i);
-        self.index[i..].iter_mut().for_each(|later| later.0 -= len);
+        let len = NameView::len_at(&self.bytes[at..]);
+        self.bytes.drain(at..at + len);
+        if self.is_indexed() {
+            self.index.remove(i);
+            let later = self.index[i..].iter_mut();
+            later.for_each(|later| later.0 -= len as u64);
+        }
+        self.forget_index();
         Ok(())
     }
 
@@ -209,14 +296,14 @@ impl NameList {
         generation: u64,
         kind: u8,
     ) -> Result<(), Damage> {
-        let Ok(i) = self.find(key) else {
+        let Ok((_, at)) = self.find(key) else {
             return Err(Damage::new("delta", "retargets a key that is not there"));
         };
         let name = Name {
             nid,
             generation,
             kind,
-            ..self.at(i)
+            ..NameView::at(&self.bytes[at..]).into()
         };
         self.remove(key)?;
         self.insert(&name)
@@ -224,12 +311,13 @@ impl NameList {
 
     /// Loses the names from this key on.
     pub fn drop_from(&mut self, key: u64) {
-        let i = self.lower(key);
-        if let Some(first) = self.index.get(i) {
-            self.bytes.truncate(first.at());
+        let (Ok((i, at)) | Err((i, at))) = self.find(key);
+        if at < self.bytes.len() {
+            self.bytes.truncate(at);
             self.index.truncate(i);
-            self.bytes.shrink_to(room_for::<u8>(self.bytes.len()));
+            self.bytes.shrink_to(room_for::<u8>(at));
             self.index.shrink_to(room_for::<Place>(self.index.len()));
+            self.forget_index();
         }
     }
 
@@ -243,28 +331,59 @@ const NEAR: usize = 8;
 /// Bytes of a short name.
 const USUAL: usize = 16;
 
+/// Names from one on, where they lie.
+struct Views<'a>(&'a [u8]);
+
+impl<'a> Iterator for Views<'a> {
+    type Item = NameView<'a>;
+
+    fn next(&mut self) -> Option<NameView<'a>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (view, rest) = NameView::split(self.0);
+        self.0 = rest;
+        Some(view)
+    }
+}
+
 impl Elements<Name> for NameList {
+    type View<'a> = NameView<'a>;
+
+    #[inline]
+    fn view(&self, i: usize) -> NameView<'_> {
+        NameView::at(&self.bytes[self.start(i)..])
+    }
+
     fn len(&self) -> usize {
-        self.index.len()
+        NameList::len(self)
     }
 
     fn at(&self, i: usize) -> Name {
         self.view(i).into()
     }
 
+    #[inline]
     fn key_at(&self, i: usize) -> u64 {
-        NameView::key_at(&self.bytes[self.index[i].at()..])
+        NameView::key_at(&self.bytes[self.start(i)..])
     }
 
     fn len_at(&self, i: usize) -> usize {
-        self.end(i) - self.index[i].at()
+        match self.is_indexed() {
+            true => self.start(i + 1) - self.start(i),
+            false => NameView::len_at(&self.bytes[self.start(i)..]),
+        }
     }
 
     fn lower(&self, key: u64) -> usize {
+        if !self.is_indexed() {
+            let at = self.go_through(key);
+            return self.starts().take_while(|start| *start < at).count();
+        }
         let upper = key >> BELOW;
         let mut i = self.lower_place(upper);
         // Mostly none or one.
-        while i < self.len() && self.index[i].upper() == upper && self.key_at(i) < key {
+        while i < self.index.len() && self.index[i].upper() == upper && self.key_at(i) < key {
             i += 1;
         }
         i
@@ -272,6 +391,49 @@ impl Elements<Name> for NameList {
 
     fn encoded_len(&self) -> usize {
         self.bytes.len()
+    }
+
+    fn copy(&self, some: Range<usize>) -> Vec<Name> {
+        let views = Views(&self.bytes[self.start(some.start)..]);
+        views.take(some.len()).map(Name::from).collect()
+    }
+
+    fn is_single(&self) -> bool {
+        !self.is_empty() && NameView::len_at(&self.bytes) == self.bytes.len()
+    }
+
+    fn with_key(&self, key: u64) -> Option<NameView<'_>> {
+        let (_, at) = self.find(key).ok()?;
+        Some(NameView::at(&self.bytes[at..]))
+    }
+
+    fn len_of(&self, key: u64) -> usize {
+        match self.find(key) {
+            Ok((_, at)) => NameView::len_at(&self.bytes[at..]),
+            Err(_) => 0,
+        }
+    }
+
+    #[inline]
+    fn pick(
+        &self,
+        first: u64,
+        bits: u32,
+        wanted: impl Fn(NameView<'_>) -> bool,
+    ) -> Pick<NameView<'_>> {
+        // A group is mostly one, or nothing.
+        let inside = |view: &NameView<'_>| view.key >> bits == first >> bits;
+        let wanted = |view: &NameView<'_>| wanted(*view);
+        if !self.is_indexed() {
+            let group = Views(&self.bytes[self.go_through(first)..]);
+            return Pick::of(group.take_while(inside), wanted);
+        }
+        debug_assert!(bits <= BELOW);
+        let upper = first >> BELOW;
+        let near = self.index[self.lower_place(upper)..].iter();
+        let near = near.take_while(|place| place.upper() == upper);
+        let near = near.map(|place| NameView::at(&self.bytes[place.at()..]));
+        Pick::of(near.filter(inside), wanted)
     }
 }
 
@@ -333,6 +495,29 @@ mod tests {
             let expected: Vec<Name> = model.values().cloned().collect();
             assert_eq!(names.to_vec(), expected);
             assert_eq!(names.lower(key), model.range(..key).count());
+            let first = key >> COLLISION_BITS << COLLISION_BITS;
+            for asked in [first, key] {
+                let found = names.pick(first, COLLISION_BITS, |view| view.key >= asked);
+                let end = first + (1 << COLLISION_BITS);
+                let others = model.range(first..end).count();
+                assert_eq!(found == Pick::Nothing, others == 0);
+                let (found, expected) = (found.found(), model.range(asked..end).next());
+                assert_eq!(
+                    found.map(Name::from).as_ref(),
+                    expected.map(|(_, name)| name)
+                );
+            }
+            let same = model.get(&key);
+            assert_eq!(names.with_key(key).map(Name::from).as_ref(), same);
+            assert_eq!(names.len_of(key), same.map_or(0, Entry::encoded_len));
+            assert_eq!(names.is_single(), model.len() == 1);
+            let lens = (model.len(), model.is_empty());
+            assert_eq!((names.len(), names.is_empty()), lens);
+            assert!(match names.encoded_len() {
+                ..64 => !names.is_indexed(),
+                129.. => names.is_indexed() && names.index.len() == model.len(),
+                _ => true,
+            });
             assert_eq!(NameList::from(expected.clone()), names);
             let mut encoded = Vec::new();
             names.encode(&mut encoded);

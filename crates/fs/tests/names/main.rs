@@ -8,6 +8,7 @@ mod handles;
 mod many;
 mod model;
 mod namespace;
+mod paths;
 mod shape;
 mod tree;
 mod walk;

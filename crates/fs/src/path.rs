@@ -1,0 +1,205 @@
+//! Paths: names that are looked up one after the other.
+//!
+//! Invariants:
+//! 1. A name is looked up in what the name before it refers to: the generation tells that from what got its
+//!    number later. Who finds something else, or nothing, begins again.
+//! 2. A directory is locked no longer than a look-up of one name takes, and before the next one is locked. So a path is not one
+//!    atomic step: names in it may change meanwhile, as POSIX has it.
+
+use crate::Error;
+use crate::api::{Attr, Ino, ROOT};
+use crate::content::{Body, Inode, Link};
+use crate::dir::{self, Wanted, is_dot};
+use crate::directory::At;
+use crate::filesystem::FileSystem;
+use crate::namespace::{LOOKS, live_dir};
+
+/// Symbolic links followed in one path.
+const LINKS_FOLLOWED: u32 = 40;
+
+/// Where a path begins.
+#[derive(Clone, Copy)]
+struct Start<'d> {
+    at: At<'d>,
+    /// Of the inode there, if a name referred to it.
+    generation: Option<u64>,
+}
+
+enum End {
+    Found(Attr),
+    /// What a name in this directory refers to is gone, and something else may have its number.
+    Lost(Ino),
+}
+
+impl FileSystem {
+    /// Follows a path from the root; see [`FileSystem::stat_at`].
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::stat_at`].
+    pub fn resolve(&self, path: &[u8]) -> Result<Attr, Error> {
+        self.stat_at(ROOT, path)
+    }
+
+    /// What `stat` shows of what a path leads to from a directory, or from the root if it begins with a slash. Symbolic links
+    /// are followed, the last one too; a path without a name leads to where it begins.
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::lookup`]; [`Error::TooManySymlinks`].
+    pub fn stat_at<'d>(&self, from: impl Into<At<'d>>, path: &[u8]) -> Result<Attr, Error> {
+        let start = Start {
+            at: from.into(),
+            generation: None,
+        };
+        let mut last = start.at.ino();
+        for _ in 0..LOOKS {
+            match self.follow(start, path, 0)? {
+                End::Found(attr) => return Ok(attr),
+                End::Lost(dir) => last = dir,
+            }
+        }
+        Err(self.dangling(last))
+    }
+
+    fn follow(&self, start: Start<'_>, path: &[u8], links: u32) -> Result<End, Error> {
+        let (mut here, mut names) = (start, Names(path));
+        if path.first() == Some(&b'/') {
+            here = ROOT.into();
+        }
+        let mut before = here;
+        let mut begins = true;
+        loop {
+            let mut rest = names;
+            let name = rest.next();
+            let wanted = match name {
+                Some(name) if !is_dot(name) => Some(self.wanted(name)?),
+                _ => None,
+            };
+            if let Some(wanted) = wanted
+                && let Some(link) = self.glance(here.at, here.generation, wanted)
+            {
+                (before, here, begins, names) = (here, Start::of(&link), false, rest);
+                continue;
+            }
+            let node = match self.dir_inode(here.at) {
+                Ok(node) => node,
+                Err(Error::Stale(_)) if !begins || links > 0 => {
+                    return Ok(End::Lost(before.at.ino()));
+                }
+                Err(error) => return Err(error),
+            };
+            let inode = node.inode()?;
+            if here.generation.is_some_and(|own| own != inode.generation) {
+                return Ok(End::Lost(before.at.ino()));
+            }
+            if inode.is_symlink() && !begins {
+                let path = joined(inode, names)?;
+                drop(node);
+                if links == LINKS_FOLLOWED {
+                    return Err(Error::TooManySymlinks);
+                }
+                match self.touch_atime(here.at.ino()) {
+                    Err(Error::Stale(_)) => return Ok(End::Lost(before.at.ino())),
+                    other => other?,
+                }
+                return self.follow(before, &path, links + 1);
+            }
+            let Some(name) = name else {
+                return Ok(End::Found(self.attr_of(here.at.ino(), inode)));
+            };
+            let dir = live_dir(inode)?;
+            let next = match wanted {
+                Some(wanted) => {
+                    Start::of(&dir::find(&self.store, dir, wanted)?.ok_or(Error::NotFound)?)
+                }
+                None if name == b"." => here,
+                None => dir.parent.into(),
+            };
+            (before, here, begins, names) = (here, next, false, rest);
+        }
+    }
+
+    /// Looks a name up in a directory that is in memory and holds its names itself, as most do, if it has this generation.
+    /// `None`: nothing is known.
+    #[inline]
+    pub(crate) fn glance(
+        &self,
+        dir: At<'_>,
+        generation: Option<u64>,
+        name: Wanted<'_>,
+    ) -> Option<Link> {
+        self.store.glance(dir.number()?, |node| {
+            let inode = node.inode().ok()?;
+            match &inode.body {
+                Body::Entries(list) if generation.is_none_or(|own| own == inode.generation) => {
+                    live_dir(inode).ok()?;
+                    dir::pick(list, name)
+                }
+                _ => None,
+            }
+        })
+    }
+}
+
+impl Start<'_> {
+    /// Where a name leads to.
+    fn of(link: &Link) -> Self {
+        Start {
+            at: link.nid.into(),
+            generation: Some(link.generation),
+        }
+    }
+}
+
+impl From<Ino> for Start<'_> {
+    fn from(ino: Ino) -> Self {
+        Start {
+            at: ino.into(),
+            generation: None,
+        }
+    }
+}
+
+/// The path that goes on where a symbolic link leads to.
+#[cold]
+fn joined(link: &Inode, rest: Names<'_>) -> Result<Vec<u8>, Error> {
+    match &link.body {
+        Body::Inline(target) => Ok([target, &b"/"[..], rest.0].concat()),
+        _ => Err(Error::Invalid("not a symbolic link")),
+    }
+}
+
+/// The names in a path that are left.
+#[derive(Clone, Copy)]
+struct Names<'p>(&'p [u8]);
+
+impl<'p> Names<'p> {
+    #[inline]
+    fn next(&mut self) -> Option<&'p [u8]> {
+        let slash = |byte: &u8| *byte == b'/';
+        let from = self.0.iter().position(|byte| !slash(byte))?;
+        let path = &self.0[from..];
+        let len = path.iter().position(slash).unwrap_or(path.len());
+        let (name, rest) = path.split_at(len);
+        self.0 = rest;
+        Some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_is_between_slashes() {
+        let names = |path: &'static [u8]| {
+            let mut names = Names(path);
+            std::iter::from_fn(move || names.next()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(b"//a/bc///.././d//"),
+            [&b"a"[..], b"bc", b"..", b".", b"d"]
+        );
+        assert_eq!(names(b"a"), [b"a"]);
+        assert!(names(b"").is_empty() && names(b"///").is_empty());
+    }
+}
