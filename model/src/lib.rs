@@ -37,6 +37,7 @@ mod readers;
 #[path = "../../crates/engine/src/ready.rs"]
 mod ready;
 #[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/region.rs"]
 mod region;
 #[cfg(test)]
@@ -49,6 +50,7 @@ mod staging;
 #[path = "../../crates/engine/src/sum.rs"]
 mod sum;
 #[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/totals.rs"]
 mod totals;
 

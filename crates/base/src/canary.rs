@@ -189,6 +189,21 @@ canaries! {
     /// A core gives out what it holds for a nid although that node is gone (R11): the number's next owner
     /// is not found by this core.
     GoneNodeHeld => "gone-node-held", Threads,
+    /// An exact stamp does not raise the floor of all stamps (times, invariant 1): a file that is changed after
+    /// another gets an older time.
+    FloorNotRaised => "floor-not-raised", Nothing,
+    /// Who looks at a file's times leaves no trace (times, invariant 2): a change that follows at once leaves
+    /// them as they were.
+    LookForgotten => "look-forgotten", Nothing,
+    /// A change of a directory's names does not look whether somebody was shown the directory meanwhile (tally,
+    /// invariant 5): who lists it again finds other names under the same time.
+    LookNotSeen => "look-not-seen", Threads,
+    /// The timer leaves times of files that are only written over where they are, in memory: after a cut a file
+    /// that was overwritten and synced long before has a time older still.
+    TimesNotPersisted => "times-not-persisted", Cut,
+    /// Change cookies go on after a crash as after a clean end (cookies, invariant 2): what they had been handed out
+    /// for is lost, and others get them for something else.
+    CookiesGoOn => "cookies-go-on", Cut,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

@@ -13,13 +13,49 @@ pub struct Timestamp {
     pub nsec: u32,
 }
 
+const NS: i64 = 1_000_000_000;
+
+impl Timestamp {
+    /// Nanoseconds since the epoch, or the nearest that there is a number for.
+    pub fn ns(self) -> i64 {
+        self.sec
+            .saturating_mul(NS)
+            .saturating_add(i64::from(self.nsec))
+    }
+
+    pub fn from_ns(ns: i64) -> Timestamp {
+        Timestamp {
+            sec: ns.div_euclid(NS),
+            nsec: ns.rem_euclid(NS) as u32,
+        }
+    }
+}
+
+impl From<Duration> for Timestamp {
+    fn from(since_epoch: Duration) -> Timestamp {
+        Timestamp {
+            sec: since_epoch.as_secs() as i64,
+            nsec: since_epoch.subsec_nanos(),
+        }
+    }
+}
+
 /// Where time comes from. Cloning shares the clock.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's clocks.
     Real(Instant),
-    /// A clock that moves only when told to (nanoseconds since the epoch).
-    Manual(Arc<AtomicU64>),
+    /// A clock that moves only when told to.
+    Manual(Arc<Manual>),
+}
+
+/// What a manual clock shows.
+#[derive(Debug)]
+pub struct Manual {
+    /// Nanoseconds since the epoch.
+    pub(crate) now_ns: AtomicU64,
+    /// Length of its ticks; 0: it has none.
+    tick_ns: u64,
 }
 
 impl Clock {
@@ -29,14 +65,22 @@ impl Clock {
 
     /// A clock that starts at `start_ns` nanoseconds after the epoch.
     pub fn manual(start_ns: u64) -> Self {
-        Clock::Manual(Arc::new(AtomicU64::new(start_ns)))
+        Clock::manual_with_ticks(start_ns, Duration::ZERO)
+    }
+
+    /// The same with ticks, as [`now_coarse`](Self::now_coarse) shows them.
+    pub fn manual_with_ticks(start_ns: u64, tick: Duration) -> Self {
+        Clock::Manual(Arc::new(Manual {
+            now_ns: AtomicU64::new(start_ns),
+            tick_ns: tick.as_nanos() as u64,
+        }))
     }
 
     /// Nanoseconds since an arbitrary fixed point; never goes backwards.
     pub fn monotonic_ns(&self) -> u64 {
         match self {
             Clock::Real(start) => start.elapsed().as_nanos() as u64,
-            Clock::Manual(now) => now.load(Ordering::Relaxed),
+            Clock::Manual(manual) => manual.now_ns.load(Ordering::Relaxed),
         }
     }
 
@@ -47,16 +91,15 @@ impl Clock {
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or(Duration::ZERO),
             // Each look advances by one nanosecond so that order stays visible.
-            Clock::Manual(now) => Duration::from_nanos(now.fetch_add(1, Ordering::Relaxed)),
+            Clock::Manual(manual) => {
+                Duration::from_nanos(manual.now_ns.fetch_add(1, Ordering::Relaxed))
+            }
         };
-        Timestamp {
-            sec: since_epoch.as_secs() as i64,
-            nsec: since_epoch.subsec_nanos(),
-        }
+        since_epoch.into()
     }
 
     /// Wall-clock time of the last tick, as kernel file systems stamp files: 1 to 10 ms old, so
-    /// that many stamps are equal. A manual clock has no ticks.
+    /// that many stamps are equal. A manual clock without ticks is exact.
     pub fn now_coarse(&self) -> Timestamp {
         match self {
             Clock::Real(_) => {
@@ -66,7 +109,10 @@ impl Clock {
                     nsec: time.tv_nsec as u32,
                 }
             }
-            Clock::Manual(_) => self.now(),
+            Clock::Manual(manual) => match self.monotonic_ns().checked_div(manual.tick_ns) {
+                None => self.now(),
+                Some(ticks) => Duration::from_nanos(ticks * manual.tick_ns).into(),
+            },
         }
     }
 
@@ -81,8 +127,8 @@ impl Clock {
                     std::thread::sleep(Duration::from_nanos(left));
                 }
             }
-            Clock::Manual(now) => {
-                now.fetch_max(ns, Ordering::Relaxed);
+            Clock::Manual(manual) => {
+                manual.now_ns.fetch_max(ns, Ordering::Relaxed);
             }
         }
     }
@@ -91,8 +137,10 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         match self {
             Clock::Real(_) => panic!("a real clock cannot be advanced"),
-            Clock::Manual(now) => {
-                now.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+            Clock::Manual(manual) => {
+                manual
+                    .now_ns
+                    .fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
             }
         }
     }

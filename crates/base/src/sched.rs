@@ -24,7 +24,7 @@
 //! baton between operating-system threads is how `shuttle` and `loom` run theirs. Atomics
 //! are no points: the lock-free parts are model-checked on their own.
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Manual};
 use crate::rng::Rng;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::RefCell;
@@ -76,7 +76,7 @@ struct State {
 }
 
 struct World {
-    now: Arc<AtomicU64>,
+    clock: Arc<Manual>,
     state: Mutex<State>,
 }
 
@@ -94,13 +94,13 @@ const EARLY_TIMER_EVERY: u64 = 512;
 /// # Panics
 /// When a task's thread outlives `body`, and when `clock` is the machine's.
 pub fn run<T>(what: &str, seed: u64, clock: &Clock, body: impl FnOnce() -> T) -> T {
-    let Clock::Manual(now) = clock else {
+    let Clock::Manual(manual) = clock else {
         panic!("a world needs a clock that it can move");
     };
     let mut rng = Rng::new(seed);
     let switch_every = *rng.pick(&[1, 2, 4, 16, 64]);
     let world = Arc::new(World {
-        now: Arc::clone(now),
+        clock: Arc::clone(manual),
         state: Mutex::new(State {
             what: what.to_owned(),
             rng,
@@ -163,7 +163,7 @@ pub fn point() {
     with(|world, me| {
         let mut state = world.state.lock();
         if state.rng.one_in(EARLY_TIMER_EVERY) {
-            state.fire_earliest(&world.now);
+            state.fire_earliest(&world.clock.now_ns);
         }
         let every = state.switch_every;
         if every == 1 || state.rng.one_in(every) {
@@ -179,10 +179,10 @@ pub(crate) fn yield_now() -> bool {
         let others = state.ready().any(|task| task != me);
         if !others || state.rng.one_in(EARLY_TIMER_EVERY) {
             // A task that spins for something that only time brings must see time pass.
-            state.fire_earliest(&world.now);
+            state.fire_earliest(&world.clock.now_ns);
         }
         state.tasks[me].status = Status::Waiting(On::Time);
-        let next = state.draw(&world.now);
+        let next = state.draw(&world.clock.now_ns);
         state.tasks[me].status = Status::Ready;
         let next = next.unwrap_or(me);
         world.pass_to(state, me, next);
@@ -199,7 +199,7 @@ pub fn spend(time: Duration) {
 pub(crate) fn block(on: On, timeout: Option<Duration>) -> bool {
     with(|world, me| {
         let mut state = world.state.lock();
-        let now = world.now.load(Ordering::Relaxed);
+        let now = world.clock.now_ns.load(Ordering::Relaxed);
         let task = &mut state.tasks[me];
         task.status = Status::Waiting(on);
         task.deadline = timeout.map(|t| now.saturating_add(t.as_nanos() as u64));
@@ -332,7 +332,7 @@ impl World {
     }
 
     fn next(&self, state: &mut State) -> usize {
-        match state.draw(&self.now) {
+        match state.draw(&self.clock.now_ns) {
             Some(next) => next,
             None => state.give_up("deadlock"),
         }

@@ -98,7 +98,7 @@ pub struct Mount {
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
-    /// write_back=SECONDS, mtime_persist_interval=SECONDS, workers=N, io=auto|uring|threads,
+    /// write_back=SECONDS, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',

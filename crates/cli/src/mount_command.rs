@@ -162,9 +162,7 @@ fn take_option(
         ("commit", Some(value)) => fs.store.commit_interval = seconds(name, value)?,
         ("checkpoint", Some(value)) => fs.store.checkpoint_interval = seconds(name, value)?,
         ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
-        ("mtime_persist_interval", Some(value)) => {
-            fs.data.mtime_persist_interval = seconds(name, value)?;
-        }
+        ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
         ("io", Some("auto")) => *backend = Backend::Auto,
         ("io", Some("uring")) => *backend = Backend::IoUring,
         ("io", Some("threads")) => *backend = Backend::Threads,
@@ -182,6 +180,26 @@ fn seconds(name: &str, value: &str) -> Result<Duration, Failure> {
         .ok_or_else(|| {
             Failure::usage(format!(
                 "{name}={value}: give a number of seconds up to 3600"
+            ))
+        })
+}
+
+/// A time with its unit.
+fn interval(name: &str, value: &str) -> Result<Duration, Failure> {
+    let digits = value.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = value.split_at(digits.unwrap_or(value.len()));
+    let number: Option<u64> = number.parse().ok();
+    let interval = number.and_then(|number| match (number, unit) {
+        (0, "") => Some(Duration::ZERO),
+        (_, "s") => Some(Duration::from_secs(number)),
+        (_, "ms") => Some(Duration::from_millis(number)),
+        _ => None,
+    });
+    interval
+        .filter(|interval| *interval <= Duration::from_secs(3600))
+        .ok_or_else(|| {
+            Failure::usage(format!(
+                "{name}={value}: give a time up to 3600s with its unit, such as 1s or 10ms, or 0 for every fsync"
             ))
         })
 }
@@ -413,5 +431,19 @@ mod tests {
             assert_eq!(failure.code(), crate::failure::USAGE);
             assert!(failure.message().unwrap().contains(word), "{failure:?}");
         }
+    }
+
+    #[test]
+    fn times_are_persisted_as_said() {
+        for (text, ms) in [("1s", 1000), ("10ms", 10), ("1ms", 1), ("0", 0), ("0s", 0)] {
+            let settings = settings(&format!("mtime_persist={text}")).unwrap();
+            assert_eq!(settings.fs.data.mtime_persist, Duration::from_millis(ms));
+        }
+        for wrong in ["1", "10us", "ms", "-1s", "1.5s", "9999s", ""] {
+            let failure = settings(&format!("mtime_persist={wrong}")).err().unwrap();
+            let message = failure.message().unwrap();
+            assert!(message.contains("such as 1s or 10ms, or 0"), "{message}");
+        }
+        assert!(settings("mtime_persist_interval=1").is_err());
     }
 }

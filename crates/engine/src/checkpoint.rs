@@ -65,7 +65,12 @@ pub(crate) struct CheckpointState {
     pub space_places: Vec<Place>,
     /// The last record said that the journal was empty.
     pub clean: bool,
+    /// Words of the store's user, as the next record has them.
+    pub user: [u64; USER_WORDS],
 }
+
+/// Words that a store's user has in each checkpoint record.
+pub const USER_WORDS: usize = 8;
 
 /// Nodes of one part of a checkpoint, about; and parts, at most.
 fn part_nodes() -> usize {
@@ -161,6 +166,21 @@ impl<C: Content> Store<C> {
             return Ok(());
         }
         self.checkpoint_now()
+    }
+
+    /// What the user of this store left in the newest record, or has set since.
+    pub fn user_words(&self) -> [u64; USER_WORDS] {
+        self.checkpoint_state.lock().user
+    }
+
+    /// Every checkpoint that begins from now on has these; a [`checkpoint`](Self::checkpoint) makes them durable.
+    pub fn set_user_words(&self, words: [u64; USER_WORDS]) {
+        self.checkpoint_state.lock().user = words;
+    }
+
+    /// The number of this opening of the store: one more than the last one's, and durable, unless it is read-only.
+    pub fn mount_number(&self) -> u64 {
+        self.journal.mount_id
     }
 
     pub(crate) fn checkpoint_now(&self) -> Result<(), Error> {
@@ -270,6 +290,7 @@ impl<C: Content> Store<C> {
         report.bytes += bytes;
         let mut record = self.record(sequence, anchor);
         record.clean = U32::new(clean as u32);
+        record.user = state.user.map(U64::new);
         record.epoch = U64::new(e0);
         record.image_epoch = U64::new(image_epoch);
         record.image_sequence = U64::new(reach.sequence);

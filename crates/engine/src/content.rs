@@ -2,6 +2,15 @@
 
 use format::Damage;
 
+/// What became of a change that was to be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merged {
+    /// Nothing was pending before.
+    pub first: bool,
+    /// It is pending now; else its maker must make another one in its place.
+    pub taken: bool,
+}
+
 /// The content of a node. Implemented once, as an enum over the file system's node kinds.
 pub trait Content: Send + Sync + Sized + 'static {
     /// A change of one node, small and deterministic.
@@ -23,9 +32,8 @@ pub trait Content: Send + Sync + Sized + 'static {
         false
     }
     /// Adds a change under a shared lock, in any order among others that are merged. It stays
-    /// pending, which means that it is not in the image, until [`Content::settle`]. True when
-    /// nothing was pending before.
-    fn merge(&self, _delta: &Self::Delta) -> Result<bool, Damage> {
+    /// pending, which means that it is not in the image, until [`Content::settle`].
+    fn merge(&self, _delta: &Self::Delta) -> Result<Merged, Damage> {
         Err(Damage::new("node", "takes no merged changes"))
     }
     /// Whether merged changes are pending.

@@ -43,8 +43,8 @@ mod totals;
 mod verify;
 mod written;
 
-pub use checkpoint::CheckpointReport;
-pub use content::Content;
+pub use checkpoint::{CheckpointReport, USER_WORDS};
+pub use content::{Content, Merged};
 pub use counters::{Distribution, StoreCounters, Summary, Waits};
 pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};

@@ -529,14 +529,17 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     /// Changes a locked node now, and logs the change (phase 2): as one to be merged, if the
-    /// node is shared with others who do the same (invariant 6).
-    pub fn merge(&mut self, slot: Slot, delta: C::Delta) {
+    /// node is shared with others who do the same (invariant 6). False: the node did not take it as it is
+    /// ([`Merged::taken`]), and nothing was logged.
+    #[must_use]
+    pub fn merge(&mut self, slot: Slot, delta: C::Delta) -> bool {
         let locked = &mut self.locked[slot.0];
         let Guard::Shared(guard) = &locked.guard else {
-            return self.apply(slot, delta);
+            self.apply(slot, delta);
+            return true;
         };
         if self.failed {
-            return;
+            return true;
         }
         locked.touched = true;
         let nid = guard.lock().header.nid;
@@ -544,18 +547,27 @@ impl<'s, C: Content> Op<'s, C> {
             Body::User(content) => content.merge(&delta),
             _ => Err(Damage::new("node", "is changed after it was deleted")),
         };
-        match merged {
-            Ok(true) => self.store.journal.owe_fold(self.credit.as_mut()),
-            Ok(false) => {}
-            Err(damage) => return self.fail(nid, &damage),
+        let merged = match merged {
+            Ok(merged) => merged,
+            Err(damage) => {
+                self.fail(nid, &damage);
+                return true;
+            }
+        };
+        if merged.first {
+            self.store.journal.owe_fold(self.credit.as_mut());
+        }
+        if !merged.taken {
+            return false;
         }
         let (version, kind) = (guard.version, guard.body.kind());
         if planted(Canary::HalfRecord) && self.entries > 0 {
-            return;
+            return true;
         }
         self.put_entry(nid, version, Action::Merge, kind, |out| {
             C::encode_delta(&delta, out)
         });
+        true
     }
 
     /// Deletes a locked node (phase 2).

@@ -30,7 +30,7 @@ use crate::table::Table;
 use base::canary::{Canary, planted};
 use device::Array;
 use format::checkpoint::CheckpointRecord;
-use format::{BLOCK_SIZE, Damage, Nid};
+use format::{BLOCK_SIZE, Damage, Nid, U64};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -76,6 +76,7 @@ impl<C: Content> Store<C> {
                 chunks,
                 space_places: Vec::new(),
                 clean: false,
+                user: Default::default(),
             },
             array: Arc::clone(array),
             options: StoreOptions {
@@ -130,6 +131,7 @@ impl<C: Content> Store<C> {
                 chunks: space.chunks,
                 space_places: space.places,
                 clean: false,
+                user: record.user.map(U64::get),
             },
             table,
             array,

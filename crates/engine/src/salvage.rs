@@ -62,7 +62,7 @@ use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
 use format::journal::parse_records;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST};
-use format::{BLOCK_SIZE, Damage, Nid};
+use format::{BLOCK_SIZE, Damage, Nid, U64};
 use scan::Scan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -141,6 +141,7 @@ impl<C: Content> Salvage<C> {
                 chunks,
                 space_places: space.as_ref().map_or_else(Vec::new, |s| s.places.clone()),
                 clean: false,
+                user: record.user.map(U64::get),
             },
             table,
             array: Arc::clone(array),

@@ -50,7 +50,8 @@ layout! {
         pub time: U64,
         /// The space root item.
         pub space_root: ItemPointer,
-        /// Reserved for the file system's own counters.
+        /// The file system's own: base, start and limit of change cookies, the mount that ended cleanly
+        /// with them (`fs/cookies.rs`); the rest is zero.
         pub user: [U64; 8],
         /// Zero.
         pub reserved: [u8; 1856],

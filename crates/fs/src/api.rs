@@ -20,6 +20,9 @@ pub struct Caller {
     pub privileged: bool,
     /// The file's group is among the caller's supplementary groups, as far as known.
     pub in_group: bool,
+    /// Keeps the attributes that an operation returns, as those of a look: what is changed after it gets newer
+    /// times than these. Without that, changes that follow an operation at once may have its times.
+    pub keeps_attributes: bool,
 }
 
 impl Caller {
@@ -31,6 +34,7 @@ impl Caller {
             umask: 0o022,
             privileged: true,
             in_group: true,
+            keeps_attributes: false,
         }
     }
 
@@ -42,6 +46,7 @@ impl Caller {
             umask: 0o022,
             privileged: uid == 0,
             in_group: false,
+            keeps_attributes: false,
         }
     }
 }
@@ -92,7 +97,6 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
-    pub ctime: Option<SetTime>,
     /// Clear set-user-ID, and set-group-ID where the group may execute, as a write would.
     pub kill_suidgid: bool,
 }

@@ -3,7 +3,9 @@
 use crate::Error;
 use crate::acl::{ACCESS, Acl};
 use crate::api::{Attr, Caller, Ino, SetAttr, SetTime};
+use crate::content::inode::Counts;
 use crate::content::{AttrChange, Delta, Inode};
+use crate::data::Volatile;
 use crate::filesystem::FileSystem;
 use crate::xattr::CAPABILITY;
 use base::clock::Timestamp;
@@ -29,48 +31,40 @@ impl FileSystem {
     /// What `stat` shows, with what is not in the inode yet.
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
         let node = self.inode(ino)?;
-        Ok(self.attr_of(ino, node.inode()?))
+        Ok(self.show(ino, node.inode()?))
+    }
+
+    /// What `stat` shows, as somebody is shown it: a later change gets newer times. Under the inode's lock.
+    pub(crate) fn show(&self, ino: Ino, inode: &Inode) -> Attr {
+        if inode.is_dir() {
+            return attr_with(ino, inode, Some(inode.counts_shown()));
+        }
+        // The inode first: who uses the file from now on starts from what that was shown with.
+        inode.show(inode.ctime);
+        let mut attr = attr_with(ino, inode, None);
+        if inode.is_file() {
+            let volatile = self
+                .files
+                .volatile_shown(ino, inode.generation, inode.ctime);
+            add_volatile(&mut attr, volatile);
+            inode.show(attr.ctime);
+        }
+        attr
+    }
+
+    /// The same for who keeps what an operation returns; else what it is, shown to nobody who would look again.
+    pub(crate) fn attr_for(&self, who: &Caller, ino: Ino, inode: &Inode) -> Attr {
+        match who.keeps_attributes {
+            true => self.show(ino, inode),
+            false => self.attr_of(ino, inode),
+        }
     }
 
     pub(crate) fn attr_of(&self, ino: Ino, inode: &Inode) -> Attr {
-        let mut attr = Attr {
-            ino,
-            generation: inode.generation,
-            mode: inode.mode,
-            nlink: inode.nlink,
-            uid: inode.uid,
-            gid: inode.gid,
-            rdev: inode.rdev,
-            size: inode.size,
-            blocks: inode.blocks.saturating_mul(UNITS),
-            atime: inode.atime,
-            mtime: inode.mtime,
-            ctime: inode.ctime,
-            btime: inode.btime,
-        };
-        if inode.is_dir() {
-            let counts = inode.counts();
-            attr.nlink = counts.links;
-            (attr.mtime, attr.ctime) = (counts.mtime, counts.ctime);
-            // A damaged count must not overflow what stat shows.
-            let bytes = counts.names.saturating_mul(ENTRY_BYTES).min(1 << 62);
-            attr.size = bytes.next_multiple_of(BLOCK_SIZE as u64);
-            attr.size = attr.size.max(BLOCK_SIZE as u64);
-            attr.blocks = attr.size / 512;
-            return attr;
-        }
-        if inode.is_file()
-            && let Some(volatile) = self.files.volatile(ino, inode.generation)
-        {
-            attr.size = volatile.size;
-            attr.blocks = attr.blocks.saturating_add(volatile.promised * UNITS);
-            attr.atime = volatile.times.atime.unwrap_or(attr.atime);
-            attr.mtime = volatile.times.mtime.unwrap_or(attr.mtime);
-            attr.ctime = volatile.times.ctime.unwrap_or(attr.ctime);
-        }
-        if attr.blocks == 0 && inode.is_file() {
-            // Data inside the inode: not a hole, lest archivers take it for one.
-            attr.blocks = attr.size.min(BLOCK_SIZE as u64).div_ceil(512);
+        let counts = inode.is_dir().then(|| inode.counts());
+        let mut attr = attr_with(ino, inode, counts);
+        if inode.is_file() {
+            add_volatile(&mut attr, self.files.volatile(ino, inode.generation));
         }
         attr
     }
@@ -92,10 +86,10 @@ impl FileSystem {
             return self.getattr(ino);
         }
         let node = self.node(ino)?;
-        let now = self.times.now();
         let mut op = self.store.begin(Need::Reclaim)?;
         let slot = op.lock(&node)?;
         let inode = op.peek(slot).inode()?;
+        let now = self.times.after(inode.shown());
         let mut change = attr_change(who, inode, &rest, now);
         if change.mode == Some(inode.mode) && set.mode.is_none() {
             change.mode = None;
@@ -119,13 +113,57 @@ impl FileSystem {
         if let Some(plan) = plan {
             plan.finish(&mut op);
         }
+        let (atime, mtime) = (rest.atime.is_some(), rest.mtime.is_some());
+        change.mtime = self.files.times_set(ino, atime, mtime).or(change.mtime);
         op.apply(slot, Delta::Attrs(change));
-        self.files
-            .times_set(ino, rest.atime.is_some(), rest.mtime.is_some());
-        let attr = self.attr_of(ino, op.peek(slot).inode()?);
+        let attr = self.attr_for(who, ino, op.peek(slot).inode()?);
         let epoch = op.commit();
         self.files.changed(ino, epoch);
         Ok(attr)
+    }
+}
+
+/// What an inode shows by itself; a directory with these counts.
+fn attr_with(ino: Ino, inode: &Inode, counts: Option<Counts>) -> Attr {
+    let mut attr = Attr {
+        ino,
+        generation: inode.generation,
+        mode: inode.mode,
+        nlink: inode.nlink,
+        uid: inode.uid,
+        gid: inode.gid,
+        rdev: inode.rdev,
+        size: inode.size,
+        blocks: inode.blocks.saturating_mul(UNITS),
+        atime: inode.atime,
+        mtime: inode.mtime,
+        ctime: inode.ctime,
+        btime: inode.btime,
+    };
+    if let Some(counts) = counts {
+        attr.nlink = counts.links;
+        (attr.mtime, attr.ctime) = (counts.mtime, counts.ctime);
+        // A damaged count must not overflow what stat shows.
+        let bytes = counts.names.saturating_mul(ENTRY_BYTES).min(1 << 62);
+        attr.size = bytes.next_multiple_of(BLOCK_SIZE as u64);
+        attr.size = attr.size.max(BLOCK_SIZE as u64);
+        attr.blocks = attr.size / 512;
+    }
+    attr
+}
+
+/// Adds what is known of a file beyond its inode.
+fn add_volatile(attr: &mut Attr, volatile: Option<Volatile>) {
+    if let Some(volatile) = volatile {
+        attr.size = volatile.size;
+        attr.blocks = attr.blocks.saturating_add(volatile.promised * UNITS);
+        attr.atime = volatile.times.atime.unwrap_or(attr.atime);
+        attr.mtime = volatile.times.mtime.unwrap_or(attr.mtime);
+        attr.ctime = volatile.times.ctime.unwrap_or(attr.ctime);
+    }
+    if attr.blocks == 0 {
+        // Data inside the inode: not a hole, lest archivers take it for one.
+        attr.blocks = attr.size.min(BLOCK_SIZE as u64).div_ceil(512);
     }
 }
 
@@ -157,7 +195,7 @@ fn attr_change(who: &Caller, inode: &Inode, set: &SetAttr, now: Timestamp) -> At
         gid: set.gid,
         atime: set.atime.map(at),
         mtime: set.mtime.map(at),
-        ctime: Some(set.ctime.map_or(now, at)),
+        ctime: Some(now),
         ..AttrChange::default()
     }
 }

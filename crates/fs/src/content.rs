@@ -17,6 +17,7 @@ pub use names::NameList;
 pub use tally::Tally;
 
 use codec::Reader;
+use engine::Merged;
 use format::Damage;
 use format::inode::{
     KIND_BUCKET, KIND_EXTENTS, KIND_INDEX, KIND_INODE, KIND_ORPHANS, KIND_VALUE, KIND_XATTRS,
@@ -169,10 +170,10 @@ impl engine::Content for FsNode {
             if inode.pending.get().is_some() && matches!(inode.body, Body::Tree(_)))
     }
 
-    fn merge(&self, delta: &Delta) -> Result<bool, Damage> {
+    fn merge(&self, delta: &Delta) -> Result<Merged, Damage> {
         match (self, delta) {
-            (FsNode::Inode(inode), Delta::Tally(tally)) => match inode.pending.get() {
-                Some(pending) => Ok(pending.add(*tally)),
+            (FsNode::Inode(inode), Delta::Tally(tally)) => match inode.gain(*tally) {
+                Some(merged) => Ok(merged),
                 None => Err(Damage::new("delta", "counts names of what is no directory")),
             },
             _ => Err(Damage::new("delta", "cannot be merged")),

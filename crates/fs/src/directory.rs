@@ -58,7 +58,7 @@ impl Dir {
     /// None but those of a damaged directory.
     pub fn stat(&self) -> Result<Attr, Error> {
         let node = self.node.read()?;
-        Ok(self.fs.attr_of(self.ino(), node.inode()?))
+        Ok(self.fs.show(self.ino(), node.inode()?))
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::Error;
 use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
 use crate::content::{Body, FsNode, Inode};
+use crate::cookies::Cookies;
 use crate::data::{DataOptions, Files, LastReference, Owners};
 use crate::dir::NameHash;
 use crate::orphan::OrphanSet;
@@ -106,6 +107,7 @@ pub struct FileSystem {
     pub(crate) owners: Owners,
     pub(crate) hash: NameHash,
     pub(crate) times: Arc<Times>,
+    pub(crate) cookies: Cookies,
     /// Held by a rename that moves a directory to another parent (R13).
     pub(crate) renames: Mutex<()>,
     pub(crate) orphans: OrphanSet,
@@ -154,8 +156,10 @@ impl FileSystem {
             Some(mask) => NameHash::weakened(&key, mask),
             None => NameHash::new(&key),
         };
+        let cookies = Cookies::open(&store, &times);
         let fs = Arc::new(FileSystem {
             store,
+            cookies,
             times,
             owners: Owners::new(&files),
             files,
@@ -205,6 +209,9 @@ impl FileSystem {
         } else {
             self.files.write_back_all()
         };
+        if written.is_ok() {
+            self.cookies.end(&self.store, self.times.floor());
+        }
         self.store.close()?;
         written.and(self.files.check_losses(told))
     }

@@ -7,6 +7,7 @@ mod acl;
 pub mod api;
 mod attr;
 pub mod content;
+mod cookies;
 mod data;
 pub mod dir;
 mod directory;

@@ -18,7 +18,8 @@ use crate::dir::{self, NameHash, Wanted, check_name, is_dot};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
 use crate::list::{self, Filling, Spot};
-use crate::namespace::{Draft, grown, live_dir};
+use crate::namespace::{Draft, live_dir};
+use crate::times::Stamp;
 use crate::tree::FreshNid;
 use engine::{Mode, Need, Op, Slot};
 use format::dir::{ENTRY_MAX, NAME_MAX};
@@ -351,12 +352,12 @@ impl FileSystem {
         if made.is_empty() {
             return Ok(fates);
         }
-        let change = grown(made.len() as i32, 0, model.btime);
+        let (names, now) = (made.len() as i32, model.btime);
         for (fresh, inode) in made {
             op.create(fresh, FsNode::Inode(inode));
         }
         filled.into_iter().for_each(|plan| plan.finish(&mut op));
-        op.merge(slot, change);
+        self.count_names(&mut op, slot, (names, 0), now);
         op.commit();
         Ok(fates)
     }
@@ -467,14 +468,16 @@ impl FileSystem {
         if removal.taken.is_empty() {
             return;
         }
-        let change = grown(-(removal.taken.len() as i32), 0, self.times.now());
+        let gone = -(removal.taken.len() as i32);
+        let shown = op.peek(dir).inode().map_or(Stamp::NEVER, Inode::shown);
+        let now = self.times.after(shown);
         for clearing in removal.clearings {
             clearing.finish(&mut op);
         }
-        op.merge(dir, change);
+        self.count_names(&mut op, dir, (gone, 0), now);
         for (ino, slot) in &removal.taken {
             op.delete(*slot);
-            self.files.times_set(*ino, false, false);
+            self.files.times_gone(*ino);
         }
         let epoch = op.commit();
         for (ino, _) in &removal.taken {

@@ -12,8 +12,10 @@ use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
 use crate::list::{self, Emptied, Seen};
+use crate::times::Stamp;
 use crate::{Error, times};
 use base::canary::{Canary, planted};
+use base::clock::Timestamp;
 use engine::{Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
@@ -283,12 +285,12 @@ impl FileSystem {
             return Ok(None);
         }
         let attributes = attributes.plan(&self.store)?;
-        let parent_change = grown(1, inode.is_dir() as i32, inode.btime);
+        let (subdirs, now) = (inode.is_dir() as i32, inode.btime);
         attributes.finish(&mut op, &mut inode);
         let (attr, generation) = (self.attr_of(ino, &inode), inode.generation);
         let made = op.create(fresh, FsNode::Inode(inode));
         addition.finish(&mut op);
-        op.merge(dir, parent_change);
+        self.count_names(&mut op, dir, (1, subdirs), now);
         // Open before anybody can unlink it.
         let entered = match open {
             true => self.files.enter_new(&op.node(made), generation),
@@ -318,7 +320,11 @@ impl FileSystem {
             mode &= !libc::S_ISGID;
         }
         let inherited = self.inherit_acl(parent, mode, who.umask)?;
-        let mut inode = Box::new(Inode::new(inherited.mode, generation, self.times.now()));
+        let now = self.times.after(parent.shown());
+        let mut inode = Box::new(Inode::new(inherited.mode, generation, now));
+        if who.keeps_attributes {
+            inode.show(now);
+        }
         inode.uid = who.uid;
         inode.gid = if shared_group { parent.gid } else { who.gid };
         inode.rdev = draft.rdev;
@@ -332,7 +338,7 @@ impl FileSystem {
     /// Gives an inode one more name. Directories have only one.
     pub fn link<'d>(
         &self,
-        _who: &Caller,
+        who: &Caller,
         ino: Ino,
         parent: impl Into<At<'d>>,
         name: &[u8],
@@ -344,7 +350,7 @@ impl FileSystem {
         let name = self.wanted(name)?;
         let mut mode = Mode::Merging;
         for _ in 0..LOOKS {
-            match self.try_link(ino, parent, name, mode)? {
+            match self.try_link(who, ino, parent, name, mode)? {
                 Linked::Done(attr) => return Ok(*attr),
                 Linked::Again => {}
                 Linked::Blocked => mode = Mode::Exclusive,
@@ -355,6 +361,7 @@ impl FileSystem {
 
     fn try_link(
         &self,
+        who: &Caller,
         ino: Ino,
         parent: At<'_>,
         name: Wanted<'_>,
@@ -381,7 +388,7 @@ impl FileSystem {
             return Ok(Linked::Again);
         }
         let (target, nlink) = (Target::of(ino, inode), inode.nlink + 1);
-        live_dir(op.peek(dir).inode()?)?;
+        let shown = live_dir(op.peek(dir).inode()?)?.shown().max(inode.shown());
         let spot = dir::spot(&mut op, dir, name)?;
         if spot.found.is_some() {
             return Err(Error::Exists);
@@ -394,18 +401,18 @@ impl FileSystem {
             true => self.plan_adoption(&mut op, slots[2], file)?,
             false => None,
         };
-        let now = self.times.now();
+        let now = self.times.after(shown);
         addition.finish(&mut op);
-        op.merge(dir, grown(1, 0, now));
-        op.apply(file, links(nlink, now));
+        self.count_names(&mut op, dir, (1, 0), now);
+        let mtime = self.files.times_set(ino, false, false);
+        op.apply(file, links(nlink, now, mtime));
         if let Some(adoption) = adoption {
             adoption.finish(&mut op);
         }
         if nameless {
             self.adopted(ino);
         }
-        self.files.times_set(ino, false, false);
-        let attr = self.attr_of(ino, op.peek(file).inode()?);
+        let attr = self.attr_for(who, ino, op.peek(file).inode()?);
         let epoch = op.commit();
         self.files.changed(ino, epoch);
         Ok(Linked::Done(Box::new(attr)))
@@ -497,9 +504,10 @@ impl FileSystem {
     }
 
     fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {
-        live_dir(op.peek(r.dir).inode()?)?;
+        let shown = live_dir(op.peek(r.dir).inode()?)?.shown();
         let spot = dir::spot_seen(&mut op, r.dir, r.name, r.seen)?;
         let inode = op.peek(r.victim).inode()?;
+        let shown = shown.max(inode.shown());
         let same = |n: &Link| n.nid == r.expected.nid && n.generation == inode.generation;
         if !spot.found.as_ref().is_some_and(same) {
             return Ok(Outcome::Again);
@@ -520,17 +528,32 @@ impl FileSystem {
         if deletion.is_blocked() {
             return Ok(Outcome::Blocked);
         }
-        let now = self.times.now();
+        let now = self.times.after(shown);
         deletion.finish(&mut op);
-        op.merge(r.dir, grown(-1, -(r.directory as i32), now));
-        let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now));
-        self.files.times_set(r.expected.nid, false, false);
+        self.count_names(&mut op, r.dir, (-1, -(r.directory as i32)), now);
+        let mtime = self.files.times_set(r.expected.nid, false, false);
+        let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now, mtime));
         let epoch = op.commit();
         self.files.changed(r.expected.nid, epoch);
         if orphaned {
             self.settle_orphan(r.expected.nid);
         }
         Ok(Outcome::Done)
+    }
+
+    /// A directory gains names and subdirectories at `now` (phase 2).
+    pub(crate) fn count_names(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        dir: Slot,
+        (names, subdirs): (i32, i32),
+        mut now: Timestamp,
+    ) {
+        while !op.merge(dir, grown(names, subdirs, now)) {
+            // Somebody looked meanwhile, and has not found the change (tally, invariant 5).
+            let shown = op.peek(dir).inode().map_or(Stamp::NEVER, Inode::shown);
+            now = self.times.after(shown);
+        }
     }
 
     /// Lists a directory from offset `cookie` (0: the start; else an entry's `next`) until
@@ -696,7 +719,7 @@ pub(crate) fn live_dir(inode: &Inode) -> Result<&Inode, Error> {
 }
 
 /// A directory's change when it gains `names` names and `subdirs` subdirectories.
-pub(crate) fn grown(names: i32, subdirs: i32, time: base::clock::Timestamp) -> Delta {
+fn grown(names: i32, subdirs: i32, time: Timestamp) -> Delta {
     Delta::Tally(Tally {
         names,
         subdirs,
@@ -704,10 +727,11 @@ pub(crate) fn grown(names: i32, subdirs: i32, time: base::clock::Timestamp) -> D
     })
 }
 
-/// An inode's change when its link count becomes `nlink`.
-pub(crate) fn links(nlink: u32, now: base::clock::Timestamp) -> Delta {
+/// An inode's change when its link count becomes `nlink`; `mtime` is one to be carried.
+pub(crate) fn links(nlink: u32, now: Timestamp, mtime: Option<Timestamp>) -> Delta {
     Delta::Attrs(AttrChange {
         nlink: Some(nlink),
+        mtime,
         ctime: Some(now),
         ..AttrChange::default()
     })

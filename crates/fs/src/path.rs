@@ -104,7 +104,7 @@ impl FileSystem {
                 return self.follow(before, &path, links + 1);
             }
             let Some(name) = name else {
-                return Ok(End::Found(self.attr_of(here.at.ino(), inode)));
+                return Ok(End::Found(self.show(here.at.ino(), inode)));
             };
             let dir = live_dir(inode)?;
             let next = match wanted {

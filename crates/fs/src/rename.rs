@@ -7,7 +7,7 @@ use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{Addition, Deletion, Emptied, Seen, Spot};
-use crate::namespace::{grown, links, live_dir};
+use crate::namespace::{links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
@@ -292,8 +292,8 @@ impl FileSystem {
         found: &Found,
         slots: Slots,
     ) -> Result<Outcome, Error> {
-        live_dir(op.peek(slots.from).inode()?)?;
-        live_dir(op.peek(slots.to).inode()?)?;
+        let shown = live_dir(op.peek(slots.from).inode()?)?.shown();
+        let shown = live_dir(op.peek(slots.to).inode()?)?.shown().max(shown);
         let (old, new) = self.rename_spots(&mut op, request, found, slots)?;
         let source = op.peek(slots.source).inode()?;
         let holds = old.found.as_ref() == Some(&found.source)
@@ -316,7 +316,10 @@ impl FileSystem {
         }
         let tally = Tally::count(request, source, target);
         tally.check(&op, slots, request)?;
-        let now = self.times.now();
+        let shown = shown.max(source.shown());
+        let now = self
+            .times
+            .after(target.map_or(shown, |target| target.shown().max(shown)));
         let names = (old, new);
         let Some(step) = self.plan_step(&mut op, request, found, slots, names)? else {
             return Ok(Outcome::NeedsOrphanage);
@@ -324,12 +327,10 @@ impl FileSystem {
         if step.is_blocked(&op) {
             return Ok(Outcome::Blocked);
         }
-        let orphan = self.carry_out(&mut op, step, now);
-        tally.apply(&mut op, slots, request, now);
         let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
-        for ino in changed.into_iter().flatten() {
-            self.files.times_set(ino, false, false);
-        }
+        let mtimes = changed.map(|ino| self.files.times_set(ino?, false, false));
+        let orphan = self.carry_out(&mut op, step, now, mtimes[1]);
+        tally.apply(self, &mut op, slots, request, (now, mtimes));
         let epoch = op.commit();
         for ino in changed.into_iter().flatten() {
             self.files.changed(ino, epoch);
@@ -409,7 +410,14 @@ impl FileSystem {
     }
 
     /// Changes the names (phase 2); returns an inode that became an orphan.
-    fn carry_out(&self, op: &mut Op<'_, FsNode>, step: Step<'_>, now: Timestamp) -> Option<Ino> {
+    /// `mtime`: what the record of a target must carry.
+    fn carry_out(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        step: Step<'_>,
+        now: Timestamp,
+        mtime: Option<Timestamp>,
+    ) -> Option<Ino> {
         match step {
             Step::Move { old, addition } => {
                 // In this order an addition may share the directory; see `list`.
@@ -430,7 +438,7 @@ impl FileSystem {
                 retarget(op, new);
                 old.finish(op);
                 let ino = op.nid(victim);
-                if self.dispose(op, victim, disposal, links(nlink, now)) {
+                if self.dispose(op, victim, disposal, links(nlink, now, mtime)) {
                     return Some(ino);
                 }
             }
@@ -534,8 +542,15 @@ impl Tally {
     }
 
     /// Changes the counts and times of the directories and of what moved (phase 2).
-    fn apply(&self, op: &mut Op<'_, FsNode>, slots: Slots, request: &Request<'_>, now: Timestamp) {
-        let mut count = |slot, names, dirs| op.merge(slot, grown(names, dirs, now));
+    fn apply(
+        &self,
+        fs: &FileSystem,
+        op: &mut Op<'_, FsNode>,
+        slots: Slots,
+        request: &Request<'_>,
+        (now, mtimes): (Timestamp, [Option<Timestamp>; 2]),
+    ) {
+        let mut count = |slot, names, dirs| fs.count_names(op, slot, (names, dirs), now);
         match request.crosses() {
             true => {
                 count(slots.from, self.from_names, self.from_dirs);
@@ -547,17 +562,22 @@ impl Tally {
                 self.from_dirs + self.to_dirs,
             ),
         }
-        let mut moves = |slot, parent| {
+        let mut moves = |slot, parent, mtime| {
             let change = AttrChange {
                 parent,
+                mtime,
                 ctime: Some(now),
                 ..AttrChange::default()
             };
             op.apply(slot, Delta::Attrs(change));
         };
-        moves(slots.source, self.source_moves.then_some(request.to));
+        moves(
+            slots.source,
+            self.source_moves.then_some(request.to),
+            mtimes[0],
+        );
         if let (Some(slot), true) = (slots.target, request.exchange) {
-            moves(slot, self.target_moves.then_some(request.from));
+            moves(slot, self.target_moves.then_some(request.from), mtimes[1]);
         }
     }
 }

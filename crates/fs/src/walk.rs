@@ -15,7 +15,7 @@
 use crate::api::{DirEntry, Ino};
 use crate::content::{FsNode, Inode, Link, Name};
 use crate::filesystem::FileSystem;
-use crate::namespace::{grown, live_dir};
+use crate::namespace::live_dir;
 use crate::orphan::Disposal;
 use crate::{Caller, Error, data, list};
 use base::sync::{Condvar, Mutex, rank};
@@ -296,13 +296,12 @@ impl FileSystem {
         }
         let keys = taken.iter().map(|(name, _)| name.key).collect();
         let clearing = spot.clear(&mut op, keys)?;
-        let now = self.times.now();
-        let change = grown(-(taken.len() as i32), 0, now);
+        let now = self.times.after(op.peek(slots[0]).inode()?.shown());
         clearing.finish(&mut op);
-        op.merge(slots[0], change);
+        self.count_names(&mut op, slots[0], (-(taken.len() as i32), 0), now);
         for (name, slot) in &taken {
             op.delete(*slot);
-            self.files.times_set(name.nid, false, false);
+            self.files.times_gone(name.nid);
         }
         let epoch = op.commit();
         for (name, _) in &taken {

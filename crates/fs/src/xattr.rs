@@ -7,6 +7,7 @@ use crate::api::{Caller, Ino};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Value, Xattr};
 use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion, Emptied};
+use crate::times::Stamp;
 use crate::tree::{self, FreshNid};
 use engine::{Need, Op, Slot, Store};
 use format::Damage;
@@ -365,14 +366,15 @@ impl FileSystem {
         mode: Option<u32>,
     ) {
         let ino = op.nid(slot);
+        let shown = op.peek(slot).inode().map_or(Stamp::NEVER, Inode::shown);
         plan.finish(&mut op);
         let change = AttrChange {
             mode,
-            ctime: Some(self.times.now()),
+            mtime: self.files.times_set(ino, false, false),
+            ctime: Some(self.times.after(shown)),
             ..AttrChange::default()
         };
         op.apply(slot, Delta::Attrs(change));
-        self.files.times_set(ino, false, false);
         let epoch = op.commit();
         self.files.changed(ino, epoch);
     }

@@ -60,6 +60,10 @@ const SETTLED_AFTER: i64 = 60;
 /// Relative access times are updated once a day at least, in seconds.
 const DAY: i64 = 24 * 3600;
 
+/// An attribute that every inode has, that nobody can set, and that is not listed, so that no copy takes it along:
+/// its change cookie in decimal digits. What statx has for that does not leave the kernel.
+const CHANGE_COOKIE: &[u8] = b"sheaf.change_cookie";
+
 /// How often a look-up is tried again because the inode went meanwhile.
 const FOUND_ATTEMPTS: u32 = 16;
 
@@ -117,6 +121,7 @@ fn caller(context: &Context, umask: u32) -> Caller {
         umask,
         privileged: true,
         in_group: true,
+        keeps_attributes: true,
     }
 }
 
@@ -351,7 +356,7 @@ impl Operations for SheafOps {
             size: changes.size,
             atime: changes.atime.map(set_time),
             mtime: changes.mtime.map(set_time),
-            ctime: changes.ctime.map(fs::SetTime::At),
+            // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
         let attr = self
@@ -542,6 +547,10 @@ impl Operations for SheafOps {
     }
 
     fn getxattr(&self, _: &Context, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        if name == CHANGE_COOKIE {
+            let cookie = self.fs.change_cookie(ino(node)).map_err(errno)?;
+            return Ok(cookie.to_string().into_bytes());
+        }
         self.fs.getxattr(ino(node), name).map_err(errno)
     }
 

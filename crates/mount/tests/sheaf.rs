@@ -155,6 +155,48 @@ fn a_tree_survives_a_remount() {
 }
 
 #[test]
+fn what_is_changed_after_a_stat_has_newer_times_and_a_greater_cookie() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let name = c"sheaf.change_cookie";
+    let cookie = |path: &Path| -> u64 {
+        let digits = String::from_utf8(get_xattr(path, name).unwrap()).unwrap();
+        digits.parse().unwrap()
+    };
+    let time = |path: &Path| {
+        let stat = fs::metadata(path).unwrap();
+        (stat.mtime(), stat.mtime_nsec())
+    };
+    let path = m.path("f");
+    let file = File::create(&path).unwrap();
+    // What the kernel was given with the new file counts as a look, whether it asks again or not.
+    for i in 0..100u8 {
+        let (shown, before) = (time(&path), cookie(&path));
+        file.write_at(&[i], 0).unwrap();
+        assert!(time(&path) > shown, "write {i}");
+        assert!(cookie(&path) > before, "write {i}");
+        let (shown, before) = (time(&m.at), cookie(&m.at));
+        let other = m.path(&format!("f{i}"));
+        File::create(&other).unwrap();
+        assert!(time(&m.at) > shown, "name {i}");
+        assert!(cookie(&m.at) > before, "name {i}");
+        let made = time(&other);
+        fs::write(&other, "x").unwrap();
+        assert!(time(&other) > made, "file {i}");
+    }
+    drop(file);
+    let last = (time(&path), cookie(&path), cookie(&m.at));
+    m.end();
+    let m = world.mount("");
+    assert_eq!((time(&path), cookie(&path), cookie(&m.at)), last);
+    let path = c_path(&path);
+    // SAFETY: strings end with zero and outlive the call, which reads one byte.
+    let set = unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), [49].as_ptr().cast(), 1, 0) };
+    assert_eq!(set, -1, "nobody can set it");
+    m.end();
+}
+
+#[test]
 fn everything_can_be_removed_and_space_comes_back() {
     let Some(world) = World::new() else { return };
     let m = world.mount("");

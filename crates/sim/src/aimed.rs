@@ -7,6 +7,7 @@ use crate::op::{Op, parse_list};
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::run::guarded;
 use crate::sequences;
+use crate::stamps;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::{sched, thread};
@@ -68,6 +69,21 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
     forged(&base).map_err(bad)?;
     stale(&base).map_err(bad)?;
     untold(seed).map_err(bad)?;
+    for _ in 0..40 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("stamps, seed {order}: {what}"), Vec::new());
+        guarded(|| stamps::run(order).map_err(place))?;
+    }
+    for _ in 0..30 {
+        let order = rng.next_u64();
+        let place = |what| {
+            failure(
+                format!("a directory's time, order {order}: {what}"),
+                Vec::new(),
+            )
+        };
+        guarded(|| stamps::crowd(order).map_err(place))?;
+    }
     for _ in 0..30 {
         let order = rng.next_u64();
         let place = |what| failure(format!("a crowd, order {order}: {what}"), Vec::new());
@@ -258,7 +274,7 @@ fn untold(seed: u64) -> Result<(), String> {
     let text = |error: fs::Error| error.to_string();
     let mut shape = Shape::small(1);
     // No record of its times comes along with what is overwritten.
-    shape.options.data.mtime_persist_interval = Duration::from_secs(3600);
+    shape.options.data.mtime_persist = Duration::from_secs(3600);
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let fs = machine.open().map_err(text)?;
     let made = fs.create(&Caller::root(), ROOT, b"f", 0o644, libc::O_RDWR);

@@ -18,6 +18,7 @@ pub mod oracle;
 pub mod random;
 pub mod run;
 pub mod sequences;
+pub mod stamps;
 pub mod threads;
 pub mod times;
 pub mod tree;

@@ -46,7 +46,7 @@ impl Beginnings {
 }
 
 /// The times that an inode shows, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shown {
     pub mtime: u64,
     pub ctime: u64,

@@ -39,6 +39,8 @@ pub struct Shape {
     pub age: u32,
     /// Trees have small nodes ([`base::tight`]).
     pub tight: bool,
+    /// Of the clock, for stamps; 0: it is exact.
+    pub tick: Duration,
     /// Whether a crash is given memory enough that only syncs write back.
     pub options: FsOptions,
 }
@@ -63,6 +65,7 @@ impl Shape {
             logical_block: 512,
             age: 0,
             tight: false,
+            tick: Duration::ZERO,
             options,
         }
     }
@@ -398,11 +401,12 @@ impl Machine {
         now_ns: u64,
     ) -> Machine {
         let tap = Tap::new(devices.clone());
+        let clock = Clock::manual_with_ticks(now_ns, shape.tick);
         Machine {
             shape,
+            clock,
             devices,
             switch,
-            clock: Clock::manual(now_ns),
             tap,
         }
     }

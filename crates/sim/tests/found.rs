@@ -249,7 +249,7 @@ fn an_old_number_is_stale_whatever_has_it_now() {
 /// An array of one device, on which no record of times comes along with what is overwritten.
 fn overwritten() -> Image {
     let mut shape = Shape::small(1);
-    shape.options.data.mtime_persist_interval = Duration::from_secs(3600);
+    shape.options.data.mtime_persist = Duration::from_secs(3600);
     Image::format(&shape).unwrap()
 }
 

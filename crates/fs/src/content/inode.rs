@@ -5,7 +5,9 @@ use super::entry::{self, Child, FileExtent, Orphan, Xattr};
 use super::names::NameList;
 use super::tally::{Gains, Pending, Tally};
 use crate::filesystem::DIR_LINK_MAX;
+use crate::times::{Shown, Stamp};
 use base::clock::Timestamp;
+use engine::Merged;
 use format::inode::{
     BODY_ENTRIES, BODY_EXTENTS, BODY_INLINE, BODY_KIND_BITS, BODY_ORPHANS, BODY_TREE, HAS_ATIME,
     HAS_BLOCKS, HAS_CTIME, HAS_FLAGS, HAS_GID, HAS_KNOWN, HAS_MTIME, HAS_NLINK, HAS_PARENT,
@@ -119,6 +121,7 @@ pub struct Inode {
     pub tail: Option<Box<Tail>>,
     /// From this byte on the file reads as holes while a chain of operations frees it.
     pub pending_truncate: Option<u64>,
+    shown: Shown,
 }
 
 /// A directory's counts, and when it was last changed: content, and anything.
@@ -159,12 +162,18 @@ impl Inode {
                 Body::Inline(Vec::new())
             },
             pending: Gains::new(dir),
+            shown: Shown::never(),
         }
     }
 
     /// What a directory gained beyond `size`, `nlink` and its times.
     pub fn gained(&self) -> Option<Tally> {
         self.pending.get()?.sum()
+    }
+
+    /// Counts names of a directory that come and go, under its shared lock; `None`: this is no directory.
+    pub(super) fn gain(&self, tally: Tally) -> Option<Merged> {
+        Some(self.pending.get()?.add(tally, &self.shown))
     }
 
     /// Whether it gained anything, under its exclusive lock.
@@ -174,7 +183,10 @@ impl Inode {
 
     /// What a directory is with all that it gained, under its shared or exclusive lock.
     pub fn counts(&self) -> Counts {
-        let gained = self.gained();
+        self.counts_with(self.gained())
+    }
+
+    fn counts_with(&self, gained: Option<Tally>) -> Counts {
         let (names, subdirs) = gained.map_or((0, 0), |tally| (tally.names, tally.subdirs));
         Counts {
             names: self.size.saturating_add_signed(names.into()),
@@ -182,6 +194,26 @@ impl Inode {
             mtime: gained.map_or(self.mtime, |tally| tally.time),
             ctime: gained.map_or(self.ctime, |tally| tally.time),
         }
+    }
+
+    /// The newest stamp that this was shown with; changes must have newer ones.
+    #[inline]
+    pub fn shown(&self) -> Stamp {
+        self.shown.get()
+    }
+
+    /// It is shown with this ctime, under its shared or exclusive lock. Not of a directory.
+    #[inline]
+    pub fn show(&self, ctime: Timestamp) {
+        self.shown.show(ctime.into());
+    }
+
+    /// As [`counts`](Self::counts), for who is shown that: what comes later gets newer times.
+    pub fn counts_shown(&self) -> Counts {
+        // First, then the look at what is pending (tally, invariant 5).
+        self.shown.show(self.ctime.into());
+        let gained = self.pending.get();
+        self.counts_with(gained.and_then(|pending| pending.sum_shown(&self.shown)))
     }
 
     /// Names in a directory, under its shared or exclusive lock.
@@ -360,6 +392,9 @@ impl Inode {
         let atime = unusual(&mut r, has & HAS_ATIME != 0, btime, Reader::time)?;
         let mtime = unusual(&mut r, has & HAS_MTIME != 0, btime, Reader::time)?;
         let ctime = unusual(&mut r, has & HAS_CTIME != 0, mtime, Reader::time)?;
+        // To whom it was shown before is not known.
+        let shown = Shown::never();
+        shown.show(ctime.into());
         let parent = Nid(unusual(&mut r, has & HAS_PARENT != 0, 0, Reader::number)?);
         let pending_truncate = match has & HAS_PENDING_TRUNCATE {
             0 => None,
@@ -412,6 +447,7 @@ impl Inode {
             tail,
             body,
             pending: Gains::new(mode & libc::S_IFMT == libc::S_IFDIR),
+            shown,
         })
     }
 

@@ -10,13 +10,20 @@
 //!    came to the right one.
 //! 4. In a directory that several cores change, each adds to a part of its own; who looks locks all of them, in
 //!    order. So a look has an operation if, and only if, it has all that ended before that one began.
+//! 5. Who was shown the directory and did not find an operation has an older time than that operation. A look that is
+//!    shown to somebody says so ([`Shown`]): where nothing is pending, before it finds that; else under the locks of all
+//!    parts. An operation first sets `owed`; then, under the lock of its part, it adds unless the directory was shown with
+//!    its time, or a newer one: then it gets another time. If it adds after the look was in its part, or sets `owed`
+//!    after the look found that clear, it sees what the look said; else the look has it.
 
+use crate::times::Shown;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::{Mutex, OnceLock, rank};
 use base::thread::lane;
 use base::tight::limit;
+use engine::Merged;
 use engine::sum::Padded;
 
 /// A directory's change by names that come and go.
@@ -87,21 +94,22 @@ impl Pending {
         }
     }
 
-    /// Adds to what is pending; true when nothing was.
-    pub fn add(&self, tally: Tally) -> bool {
-        self.add_by(lane(), tally)
+    /// Adds to what is pending, unless the directory was shown with a time as new (invariant 5).
+    pub fn add(&self, tally: Tally, shown: &Shown) -> Merged {
+        self.add_by(lane(), tally, shown)
     }
 
-    fn add_by(&self, core: usize, tally: Tally) -> bool {
-        match self.parts.get() {
-            Some(parts) => self.add_apart(parts, core, tally),
-            None => self.add_together(core, tally),
-        }
+    fn add_by(&self, core: usize, tally: Tally, shown: &Shown) -> Merged {
         // Of several that find nothing, one is the first.
-        !self.owed.load(Ordering::Relaxed) && !self.owed.swap(true, Ordering::AcqRel)
+        let first = !self.owed.load(Ordering::SeqCst) && !self.owed.swap(true, Ordering::SeqCst);
+        let taken = match self.parts.get() {
+            Some(parts) => self.add_apart(parts, core, tally, shown),
+            None => self.add_together(core, tally, shown),
+        };
+        Merged { first, taken }
     }
 
-    fn add_together(&self, core: usize, tally: Tally) {
+    fn add_together(&self, core: usize, tally: Tally, shown: &Shown) -> bool {
         let mut together = self.together.lock();
         if together.last_core != core {
             together.last_core = core;
@@ -111,11 +119,17 @@ impl Pending {
                     .get_or_init(|| (0..PARTS).map(|_| OnceLock::new()).collect());
             }
         }
-        add_to(&mut together.sum, tally);
+        add_later(&mut together.sum, tally, shown)
     }
 
     #[inline(never)]
-    fn add_apart(&self, parts: &[OnceLock<Box<Part>>], core: usize, tally: Tally) {
+    fn add_apart(
+        &self,
+        parts: &[OnceLock<Box<Part>>],
+        core: usize,
+        tally: Tally,
+        shown: &Shown,
+    ) -> bool {
         let core = core % parts.len();
         let part = parts[core].get().unwrap_or_else(|| {
             // No look is under way (invariant 4).
@@ -123,7 +137,7 @@ impl Pending {
             let new = || Box::new(Padded(Mutex::keyed(rank::TALLY, core as u64 + 1, None)));
             parts[core].get_or_init(new)
         });
-        add_to(&mut part.lock(), tally);
+        add_later(&mut part.lock(), tally, shown)
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -133,6 +147,15 @@ impl Pending {
 
     /// All that was added by operations that have ended, and nothing of later ones (invariant 4).
     pub fn sum(&self) -> Option<Tally> {
+        self.sum_for(None)
+    }
+
+    /// The same for who is shown it (invariant 5).
+    pub fn sum_shown(&self, shown: &Shown) -> Option<Tally> {
+        self.sum_for(Some(shown))
+    }
+
+    fn sum_for(&self, shown: Option<&Shown>) -> Option<Tally> {
         if !self.is_owed() {
             return None;
         }
@@ -142,11 +165,14 @@ impl Pending {
         for part in parts.iter().filter_map(|part| **part) {
             add_to(&mut sum, part);
         }
+        if let (Some(shown), Some(sum)) = (shown, &sum) {
+            shown.show(sum.time.into());
+        }
         sum
     }
 
     pub fn is_owed(&self) -> bool {
-        self.owed.load(Ordering::Acquire)
+        self.owed.load(Ordering::SeqCst)
     }
 
     /// Takes what is pending. Cores that no longer add apart from others add together again.
@@ -184,6 +210,15 @@ impl Pending {
     pub fn reshaped(&self) {
         self.shape.fetch_add(1, Ordering::Release);
     }
+}
+
+/// Adds what has a newer time than the directory was shown with; the sum's lock is held.
+fn add_later(sum: &mut Option<Tally>, tally: Tally, shown: &Shown) -> bool {
+    let later = shown.get() < tally.time.into() || planted(Canary::LookNotSeen);
+    if later {
+        add_to(sum, tally);
+    }
+    later
 }
 
 fn add_to(sum: &mut Option<Tally>, tally: Tally) {
@@ -231,6 +266,13 @@ impl Eq for Gains {}
 mod tests {
     use super::*;
 
+    /// Adds to what nobody was shown; whether nothing was pending.
+    fn add(pending: &Pending, core: usize, tally: Tally) -> bool {
+        let merged = pending.add_by(core, tally, &Shown::never());
+        assert!(merged.taken);
+        merged.first
+    }
+
     fn one(names: i32, sec: i64) -> Tally {
         Tally {
             names,
@@ -244,7 +286,7 @@ mod tests {
         let mut pending = Pending::default();
         assert_eq!(pending.sum(), None);
         for round in 0..3 {
-            let firsts = (0..200).filter(|&i| pending.add_by(i as usize % 5, one(i, i as i64)));
+            let firsts = (0..200).filter(|&i| add(&pending, i as usize % 5, one(i, i as i64)));
             assert_eq!(firsts.count(), 1, "round {round}");
             assert!(pending.is_crowded());
             let all = Tally {
@@ -256,7 +298,7 @@ mod tests {
             assert_eq!((pending.sum(), pending.is_owed()), (None, false));
             assert!(pending.is_crowded(), "five cores added apart");
         }
-        assert!(pending.add_by(3, one(1, 1)));
+        assert!(add(&pending, 3, one(1, 1)));
         assert_eq!(pending.take(), Some(one(1, 1)));
         assert!(!pending.is_crowded());
     }
@@ -264,7 +306,7 @@ mod tests {
     #[test]
     fn a_core_alone_adds_to_no_part() {
         let pending = Pending::default();
-        (0..1000).for_each(|i| _ = pending.add_by(i / 100, one(1, 0)));
+        (0..1000).for_each(|i| _ = add(&pending, i / 100, one(1, 0)));
         assert!(!pending.is_crowded());
         assert_eq!(pending.sum().map(|sum| sum.names), Some(1000));
     }
@@ -272,7 +314,7 @@ mod tests {
     #[test]
     fn a_look_has_what_ended_before_what_it_has() {
         let pending = Pending::default();
-        (0..100).for_each(|i| _ = pending.add_by(i, one(0, 0)));
+        (0..100).for_each(|i| _ = add(&pending, i, one(0, 0)));
         // Each thread adds a name by one core and takes one away by another: at no moment fewer
         // names than none, or more than threads.
         let looks = base::thread::parallel(3, |thread| {
@@ -283,11 +325,31 @@ mod tests {
                     wrong += u32::from(!(0..=2).contains(&names));
                     continue;
                 }
-                pending.add_by(thread * 7 + i, one(1, 0));
-                pending.add_by(i * 13, one(-1, 0));
+                add(&pending, thread * 7 + i, one(1, 0));
+                add(&pending, i * 13, one(-1, 0));
             }
             wrong
         });
         assert_eq!(looks, [0; 3]);
+    }
+
+    #[test]
+    fn what_a_look_did_not_find_has_a_newer_time_than_the_look() {
+        for crowd in [false, true] {
+            let (pending, shown) = (Pending::default(), Shown::never());
+            if crowd {
+                (0..100).for_each(|i| _ = add(&pending, i, one(0, 0)));
+            }
+            assert!(pending.add_by(1, one(1, 5), &shown).taken);
+            assert_eq!(pending.sum_shown(&shown).map(|sum| sum.time.sec), Some(5));
+            for (sec, taken) in [(4, false), (5, false), (6, true)] {
+                assert_eq!(pending.add_by(2, one(1, sec), &shown).taken, taken);
+            }
+            assert_eq!(
+                pending.sum().map(|sum| sum.names),
+                Some(2),
+                "those refused do not count"
+            );
+        }
     }
 }

@@ -455,8 +455,9 @@ fn what_is_merged_shows_at_once_and_is_in_the_image_once_settled() {
         })
     };
     // The later one comes first: merges have no order.
-    assert_eq!(node.merge(&tally(3, 1, 200)), Ok(true));
-    assert_eq!(node.merge(&tally(-1, -2, 100)), Ok(false));
+    let merged = |first, taken| Ok(engine::Merged { first, taken });
+    assert_eq!(node.merge(&tally(3, 1, 200)), merged(true, true));
+    assert_eq!(node.merge(&tally(-1, -2, 100)), merged(false, true));
     assert!(Content::pending(&node));
     assert_eq!(image(&node), before);
     let inode = node.inode().unwrap();

@@ -43,14 +43,14 @@ impl Files {
         let state = &file.state;
         let exclusive = state.lock_exclusive()?;
         self.touch(state, end)?;
-        match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            0 => self.allocate(state, offset..end)?,
-            libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end)?,
-            libc::FALLOC_FL_ZERO_RANGE => {
-                self.zero(state, offset..end)?;
-            }
-            _ => return Err(Error::Unsupported("this mode of fallocate")),
-        }
+        let changed = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => self.allocate(state, offset..end),
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end),
+            libc::FALLOC_FL_ZERO_RANGE => self.zero(state, offset..end),
+            _ => Err(Error::Unsupported("this mode of fallocate")),
+        };
+        self.note_ahead(state);
+        changed?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
         }

@@ -22,6 +22,7 @@
 use super::Files;
 use super::references::{GROUP, References};
 use crate::content::{AttrChange, FsNode};
+use crate::times::Stamp;
 use crate::{Error, Ino};
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use base::clock::Timestamp;
@@ -79,6 +80,8 @@ pub(super) struct Meta {
     pub size: u64,
     pub logged_size: u64,
     pub times: NewTimes,
+    /// The newest stamp that the file was shown with, as far as its state knows.
+    pub looked: Stamp,
     /// Monotonic time since which `times`, the size or `replaced` is ahead of the inode.
     pub ahead_since_ns: Option<u64>,
     /// Monotonic time at which times were last logged.
@@ -99,7 +102,7 @@ pub(super) struct Meta {
     /// A cut stopped half way: the inode has a pending truncate.
     pub cutting: bool,
     /// The time of the last change of content, which is the file's mtime and ctime, in memory or in the inode.
-    /// `None`: somebody may have set one of them since.
+    /// `None`: somebody may have set one of them since, or was shown it, so that the next change must have a newer one.
     pub stamped: Option<Timestamp>,
     /// The last moment at which a read would leave the access time as it is. `None`: not known.
     pub read_until: Option<Timestamp>,
@@ -808,6 +811,8 @@ impl Files {
             meta.size = inode.size;
             meta.logged_size = inode.size;
             meta.cutting = inode.pending_truncate.is_some();
+            // Whoever looks from now on finds the state, and looked at the inode before that.
+            meta.looked = meta.looked.max(inode.shown());
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.
             meta.changed = self.store.epoch();
         }
@@ -841,9 +846,36 @@ impl Files {
 
     /// What `stat` shows in place of the inode's own; `None`: the inode says it all.
     pub(crate) fn volatile(&self, ino: Ino, generation: u64) -> Option<Volatile> {
+        self.volatile_of(ino, generation, None)
+    }
+
+    /// The same for who shows it to somebody, who is shown `ctime` if nothing is newer.
+    pub(crate) fn volatile_shown(
+        &self,
+        ino: Ino,
+        generation: u64,
+        ctime: Timestamp,
+    ) -> Option<Volatile> {
+        self.volatile_of(ino, generation, Some(ctime))
+    }
+
+    #[inline]
+    fn volatile_of(&self, ino: Ino, generation: u64, shown: Option<Timestamp>) -> Option<Volatile> {
         let state = self.table.peek(ino)?;
-        let meta = state.meta.lock();
-        (meta.loaded && state.key.generation == generation).then_some(Volatile {
+        let mut meta = state.meta.lock();
+        if state.key.generation != generation {
+            return None;
+        }
+        if let Some(ctime) = shown {
+            let ctime = meta.times.ctime.unwrap_or(ctime);
+            meta.looked = meta.looked.max(ctime.into());
+            // Writers that look without the lock see that theirs must have another time (`Files::stamp`).
+            let stale = |stamped: &Timestamp| Stamp::from(*stamped) <= meta.looked;
+            if meta.stamped.as_ref().is_some_and(stale) {
+                meta.stamped = None;
+            }
+        }
+        meta.loaded.then_some(Volatile {
             size: meta.size,
             promised: meta.promised,
             times: meta.times,
@@ -860,23 +892,27 @@ impl Files {
         }
     }
 
-    /// Times that an explicit change of the inode's times supersedes. Called while the inode is
-    /// locked by the operation that sets `mtime`, `atime` or both; ctime always is set.
-    pub(crate) fn times_set(&self, ino: Ino, atime: bool, mtime: bool) {
-        if let Some(state) = self.table.peek(ino) {
-            let mut meta = state.meta.lock();
-            if atime {
-                meta.times.atime = None;
-            }
-            if mtime {
-                meta.times.mtime = None;
-            }
-            meta.times.ctime = None;
-            meta.times_changed();
-            if !meta.is_ahead() {
-                meta.ahead_since_ns = None;
-            }
+    /// An operation that has the inode locked is about to set its ctime, and `mtime`, `atime` or both. Newer times
+    /// in memory are superseded by those. Returns an mtime that is not logged yet and that the record must carry.
+    #[must_use]
+    pub(crate) fn times_set(&self, ino: Ino, atime: bool, mtime: bool) -> Option<Timestamp> {
+        let state = self.table.peek(ino)?;
+        let mut meta = state.meta.lock();
+        if atime {
+            meta.times.atime = None;
         }
+        meta.times.ctime = None;
+        meta.times_changed();
+        let carried = meta.times.mtime.take().filter(|_| !mtime);
+        if !meta.is_ahead() {
+            meta.ahead_since_ns = None;
+        }
+        carried
+    }
+
+    /// The same of an inode that is deleted: nothing need be carried.
+    pub(crate) fn times_gone(&self, ino: Ino) {
+        let _ = self.times_set(ino, true, true);
     }
 
     /// Kernel references; see [`FileTable`].

@@ -13,8 +13,9 @@ use base::sync::Arc;
 use engine::Need;
 use std::time::Duration;
 
-/// How often the background thread looks.
+/// How often the background thread looks, at least and at most.
 const TICK: Duration = Duration::from_secs(1);
+const TICK_MIN: Duration = Duration::from_millis(10);
 /// Why what was written may be lost although no call of the writer's failed.
 pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
 /// States beyond which one that only an access time keeps is settled at close.
@@ -104,7 +105,7 @@ impl Files {
     }
 
     fn times_due(&self, state: &Arc<FileState>) -> bool {
-        let interval = self.options.mtime_persist_interval.as_nanos() as u64;
+        let interval = self.options.mtime_persist.as_nanos() as u64;
         let persisted_ns = state.meta.lock().persisted_ns;
         self.times_coarse(state) && self.now_ns().saturating_sub(persisted_ns) >= interval
     }
@@ -334,9 +335,7 @@ impl Files {
         due.sort_unstable();
         due.dedup();
         self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
-        for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
-            note(self.persist_state_times(state.ino()));
-        }
+        note(self.persist_old_times(&states, now_ns));
         let unflushed: Vec<Ino> = self.unflushed.lock().keys().copied().collect();
         let closed = unflushed.iter().any(|ino| !self.table.is_open(*ino));
         if closed || self.flush_due(!unflushed.is_empty(), now_ns) {
@@ -425,11 +424,36 @@ impl Files {
         }
     }
 
+    /// How often the background thread looks: so often that times are durable after the interval in which they are to
+    /// be persisted and that of commits, as far as a timer is good for that.
+    fn period(&self) -> Duration {
+        let bound = self.options.mtime_persist + self.store.options().commit_interval;
+        bound.clamp(TICK_MIN, TICK)
+    }
+
+    /// Logs the times of files that would be due before the next look, though nothing but overwrites happened.
+    fn persist_old_times(&self, states: &[Arc<FileState>], now_ns: u64) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        let mut any = false;
+        for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
+            any = true;
+            outcome = outcome.and(self.persist_state_times(state.ino()));
+        }
+        if any && self.options.mtime_persist < self.period() {
+            // The interval is over by now, and the commit's must not be added to what the look came late.
+            self.store.commit_through(self.store.epoch())?;
+        }
+        outcome
+    }
+
     fn times_old(&self, state: &Arc<FileState>, now_ns: u64) -> bool {
         let meta = state.meta.lock();
         let content = meta.times.mtime.is_some() || meta.times.ctime.is_some();
+        if content && planted(Canary::TimesNotPersisted) {
+            return false;
+        }
         let age = match content {
-            true => self.options.mtime_persist_interval,
+            true => self.options.mtime_persist.saturating_sub(self.period()),
             false => self.options.settle_age,
         };
         let since = meta.ahead_since_ns.unwrap_or(now_ns);
@@ -502,7 +526,7 @@ impl Files {
                 {
                     let mut background = files.background.lock();
                     if !background.stop && !background.hurry {
-                        files.wake.wait_for(&mut background, TICK);
+                        files.wake.wait_for(&mut background, files.period());
                     }
                     if background.stop {
                         return;

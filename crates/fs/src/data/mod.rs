@@ -38,7 +38,7 @@ pub(crate) use crate::content::inode::SIZE_MAX;
 pub(crate) use extents::FREE_MAX;
 pub(crate) use file::Entered;
 pub use file::OpenFile;
-pub(crate) use file::Owners;
+pub(crate) use file::{Owners, Volatile};
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;
@@ -62,8 +62,9 @@ const PAGE: u64 = BLOCK_SIZE as u64;
 pub struct DataOptions {
     /// Memory for pages, in bytes.
     pub cache_bytes: usize,
-    /// How long a new mtime may stay in memory although fsync asks (DESIGN §7); zero: not at all.
-    pub mtime_persist_interval: Duration,
+    /// How long new times of a file that is only written over may stay in memory (DESIGN §7), though its fsync returns
+    /// at once; zero: each fsync makes them durable. See docs/durability.md, *Times*.
+    pub mtime_persist: Duration,
     /// Background write-back takes pages that have been dirty for this long.
     pub write_back_age: Duration,
     /// A file being rewritten from nothing, and times alone, are logged after this long.
@@ -79,7 +80,7 @@ impl Default for DataOptions {
     fn default() -> Self {
         DataOptions {
             cache_bytes: 64 << 20,
-            mtime_persist_interval: Duration::from_secs(1),
+            mtime_persist: Duration::from_secs(1),
             write_back_age: Duration::from_secs(5),
             settle_age: Duration::from_secs(25),
             atime: AtimePolicy::Relative,

@@ -89,10 +89,7 @@ enum Target<'a> {
     None,
 }
 
-#[allow(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once; locks are smaller without their checks"
-)]
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Joined<'a> {
     Member(Member<'a>),
     /// It has nothing to write, or must be written by itself.

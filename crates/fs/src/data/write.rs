@@ -17,12 +17,13 @@
 //!    (`PageCache::admit`).
 
 use super::extents;
-use super::file::{FileState, OpenFile};
+use super::file::{FileState, Meta, OpenFile};
 use super::{Files, PAGE, Promised, SIZE_MAX, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
 use base::canary::{Canary, planted};
+use base::clock::Timestamp;
 use base::sync::Arc;
 use device::AlignedBuf;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
@@ -122,26 +123,30 @@ impl Files {
         if !inside() {
             return Ok(false);
         }
-        self.stamp(state);
+        let now = self.now();
+        self.stamp(state, now);
         let put = |dirty_at| {
             let part = (within, data);
             self.pages.overwrite(state.key, page, part, dirty_at)
         };
-        Ok(match put(None) {
+        let written = match put(None) {
             Overwrote::Done => true,
             Overwrote::Clean if self.has_block(state, page)? => {
                 put(Some(self.now_ns())) == Overwrote::Done
             }
             _ => false,
-        })
+        };
+        // Who looked meanwhile, and read the old content after that, must find another time now.
+        self.stamp(state, now);
+        Ok(written)
     }
 
-    /// The content is about to change, but not the size.
-    fn stamp(&self, state: &Arc<FileState>) {
-        let now = self.now();
+    /// The content changes at `now`, but not the size. The file gets that time if its own is older, or a newer one if
+    /// it was shown with that.
+    fn stamp(&self, state: &Arc<FileState>, now: Timestamp) {
         if !state.meta.is_stamped(now) {
             let now_ns = self.now_ns();
-            state.meta.lock().touch(now, now_ns);
+            self.stamp_locked(&mut state.meta.lock(), now_ns);
         }
     }
 
@@ -196,14 +201,24 @@ impl Files {
         if cutting {
             self.finish_cut(state)?;
         }
-        let (now, now_ns) = (self.now(), self.now_ns());
-        state.meta.lock().touch(now, now_ns);
+        let now_ns = self.now_ns();
+        self.stamp_locked(&mut state.meta.lock(), now_ns);
         Ok(now_ns)
     }
 
-    /// The content has changed. What was logged meanwhile may have ended what `touch` began.
+    /// The one place where a change of content gets its time.
+    fn stamp_locked(&self, meta: &mut Meta, now_ns: u64) {
+        let now = self.times.after(meta.looked);
+        meta.touch(now, now_ns);
+    }
+
+    /// The content has changed. Who looked meanwhile may have seen the new time with the old content: then it gets
+    /// a newer one. What was logged meanwhile may have ended what `touch` began.
     pub(super) fn note_ahead(&self, state: &Arc<FileState>) {
         let mut meta = state.meta.lock();
+        if meta.stamped.is_none() {
+            self.stamp_locked(&mut meta, self.now_ns());
+        }
         if meta.ahead_since_ns.is_none() && meta.is_ahead() {
             meta.ahead(self.now_ns());
         }
@@ -441,12 +456,14 @@ impl Files {
             let outcome = self.direct_step(state, at, part);
             if let Err(error) = outcome {
                 if at == pages.start || !matches!(error, Error::NoSpace) {
+                    self.note_ahead(state);
                     return Err(error);
                 }
                 break;
             }
             at = stop;
         }
+        self.note_ahead(state);
         Ok(((at - pages.start) * PAGE) as usize)
     }
 

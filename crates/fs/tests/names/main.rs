@@ -10,6 +10,7 @@ mod model;
 mod namespace;
 mod paths;
 mod shape;
+mod times;
 mod tree;
 mod walk;
 mod world;

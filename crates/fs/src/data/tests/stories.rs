@@ -399,3 +399,33 @@ fn the_state_of_a_closed_file_goes_when_the_one_before_it_was_used_for_longer() 
     assert_eq!(m.files.table.len(), 0);
     assert!(m.files.table.peek(ino).is_none());
 }
+
+/// Who looks after a write took its time, and before its bytes are there, must not find the new content under that time.
+#[test]
+fn a_look_in_the_middle_of_a_write_does_not_hide_it() {
+    let mut world = World::new(77, 64, 64);
+    world.clock = Clock::manual_with_ticks(1_000_000_000_000_000_000, Duration::from_secs(60));
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 100));
+    let state = &file.state;
+    let look = || {
+        let inode = m.inode(ino);
+        let shown = m
+            .files
+            .volatile_shown(ino, inode.generation, inode.ctime)
+            .unwrap();
+        shown.times.mtime.unwrap()
+    };
+    m.files.touch(state, 100).unwrap();
+    let between = look();
+    m.files.note_ahead(state);
+    let after = look();
+    assert!(after > between);
+    // Nobody looked between these.
+    m.files.touch(state, 100).unwrap();
+    let stamped = state.meta.lock().stamped;
+    m.files.note_ahead(state);
+    assert_eq!(state.meta.lock().stamped, stamped);
+}
