@@ -125,7 +125,8 @@ impl Cookies {
     fn hand_out(&self, store: &Store<FsNode>, ctime: Timestamp, floor: i64) -> Result<u64, Error> {
         let mut series = self.0.lock();
         let cookie = series.cookie(ctime.ns(), floor);
-        if cookie >= series.limit && !store.read_only() {
+        // Of a store that has failed the checkpoint tells.
+        if cookie >= series.limit && !store.options().read_only {
             let ahead = Series {
                 limit: cookie.saturating_add(AHEAD),
                 ..*series

@@ -551,8 +551,14 @@ impl FileSystem {
     ) {
         while !op.merge(dir, grown(names, subdirs, now)) {
             // Somebody looked meanwhile, and has not found the change (tally, invariant 5).
-            let shown = op.peek(dir).inode().map_or(Stamp::NEVER, Inode::shown);
+            let inode = op.peek(dir).inode();
+            let shown = inode.as_ref().map_or(Stamp::NEVER, |inode| inode.shown());
             now = self.times.after(shown);
+            if let Ok(inode) = inode
+                && Stamp::from(now) <= shown
+            {
+                inode.forget_beyond(shown, now);
+            }
         }
     }
 

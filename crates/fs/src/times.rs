@@ -79,12 +79,13 @@ impl Times {
         let mut now = self.clock.now().ns().max(floor);
         if now <= shown {
             // The clock stepped back, or is no finer than that. A stamp that lies beyond the floor was not made
-            // here: it was set by somebody, or when the clock was wrong. What comes now only has to differ.
-            let ours = shown <= floor;
-            now = match ours || now == shown {
+            // here: it was set by somebody, or when the clock was wrong. What comes now has to differ from it, and from all
+            // that was made since.
+            now = match shown <= floor {
                 true => shown.saturating_add(1),
-                false => now,
+                false => now.max(floor.saturating_add(1)),
             };
+            now = now.saturating_add(i64::from(now == shown));
         }
         if planted(Canary::FloorNotRaised) {
             return now;
@@ -136,6 +137,18 @@ impl Shown {
         if self.get() < stamp && !planted(Canary::LookForgotten) {
             self.0.fetch_max(stamp.0, Ordering::SeqCst);
         }
+    }
+}
+
+impl Shown {
+    /// The stamp `beyond` was made by a clock that was ahead, or was set: what this use of the file system makes is older, and
+    /// what it had shown so far is older than `now`. Unless somebody has looked since; whoever looks may put it there again.
+    pub fn forget_beyond(&self, beyond: Stamp, now: Timestamp) {
+        let before = now.ns().saturating_sub(1);
+        // Another one may have come first, with a stamp that does as well.
+        let _ = self
+            .0
+            .compare_exchange(beyond.0, before, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 

@@ -202,6 +202,11 @@ impl Inode {
         self.shown.get()
     }
 
+    /// See [`Shown::forget_beyond`].
+    pub fn forget_beyond(&self, beyond: Stamp, now: Timestamp) {
+        self.shown.forget_beyond(beyond, now);
+    }
+
     /// It is shown with this ctime, under its shared or exclusive lock. Not of a directory.
     #[inline]
     pub fn show(&self, ctime: Timestamp) {

@@ -496,6 +496,42 @@ fn no_cookie_comes_again_after_a_crash() {
     assert!(m.change_cookie(ino).unwrap() > newest);
 }
 
+/// The machine's clock was ahead when a large directory was changed: who changed it next waited until the time had come.
+#[test]
+fn a_directory_of_a_time_to_come_can_be_changed() {
+    let mut m = Ticking::new();
+    let who = Caller::root();
+    let dir = m.mkdir(&who, ROOT, b"dir", 0o755).unwrap().ino;
+    let name = |i: u32| format!("a name of some length {i}").into_bytes();
+    let make = |m: &Ticking, i| m.create(&who, dir, &name(i), 0o644, libc::O_RDWR).unwrap();
+    for i in 0..200 {
+        make(&m, i);
+    }
+    let ahead = m.stat(dir).ctime;
+    m.world.clock = Clock::manual_with_ticks(1_600_000_000_000_000_000, TICK);
+    m.world.options = m
+        .world
+        .options
+        .clone()
+        .without_threads(m.world.clock.clone());
+    m.fs = m.world.remount(Arc::clone(&m.fs));
+    let mut seen = vec![times(&m.stat(dir))];
+    assert_eq!(seen[0].1, ahead);
+    for i in 0..20 {
+        match i % 3 {
+            0 => drop(make(&m, 200 + i)),
+            1 => m.unlink(&who, dir, &name(i)).unwrap(),
+            _ => m
+                .rename(&who, dir, &name(i), dir, &name(300 + i), 0)
+                .unwrap(),
+        }
+        let now = times(&m.getattr(dir).unwrap());
+        assert!(now.1 < ahead && !seen.contains(&now), "change {i}");
+        seen.push(now);
+    }
+    assert!(seen[1..].is_sorted());
+}
+
 #[test]
 fn who_never_asks_for_cookies_pays_for_none() {
     let m = Ticking::new();
