@@ -159,8 +159,8 @@ fn take_option(
     match (name, value) {
         ("discard", None) => fs.store.discard = true,
         ("nodiscard", None) => fs.store.discard = false,
-        ("commit", Some(value)) => fs.store.commit_interval = seconds(name, value)?,
-        ("checkpoint", Some(value)) => fs.store.checkpoint_interval = seconds(name, value)?,
+        ("commit", Some(value)) => fs.store.commit_interval = period(name, value)?,
+        ("checkpoint", Some(value)) => fs.store.checkpoint_interval = period(name, value)?,
         ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
         ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
         ("io", Some("auto")) => *backend = Backend::Auto,
@@ -170,6 +170,9 @@ fn take_option(
     }
     Ok(true)
 }
+
+/// The least time between two commits, or checkpoints, that nobody asks for.
+const PERIOD_LEAST: Duration = Duration::from_millis(10);
 
 fn seconds(name: &str, value: &str) -> Result<Duration, Failure> {
     value
@@ -182,6 +185,18 @@ fn seconds(name: &str, value: &str) -> Result<Duration, Failure> {
                 "{name}={value}: give a number of seconds up to 3600"
             ))
         })
+}
+
+/// How often a thread does something: not all the time.
+fn period(name: &str, value: &str) -> Result<Duration, Failure> {
+    let period = seconds(name, value)?;
+    match period < PERIOD_LEAST {
+        true => Err(Failure::usage(format!(
+            "{name}={value}: give at least {} seconds",
+            PERIOD_LEAST.as_secs_f64()
+        ))),
+        false => Ok(period),
+    }
 }
 
 /// A time with its unit.
@@ -207,6 +222,11 @@ fn interval(name: &str, value: &str) -> Result<Duration, Failure> {
 /// Opens, mounts, and serves until the mount ends.
 fn serve(args: &Mount) -> Outcome {
     let settings = Settings::parse(args)?;
+    // Where it is now: a daemon goes to the root folder.
+    let pid_file = args.pid_file.as_deref().map(std::path::absolute);
+    let pid_file = pid_file
+        .transpose()
+        .map_err(|e| Failure::io("the current folder", &e))?;
     if args.daemon {
         daemon::detach()?;
     }
@@ -258,7 +278,7 @@ fn serve(args: &Mount) -> Outcome {
     std::mem::forget(signals);
     drop(metrics);
     let closed = fs.close();
-    if let Some(pid_file) = &args.pid_file
+    if let Some(pid_file) = &pid_file
         && let Err(error) = std::fs::remove_file(pid_file)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -425,6 +445,8 @@ mod tests {
             ("cache_size", "cache_size"),
             ("cache_size=1K", "at least"),
             ("commit=soon", "commit=soon"),
+            ("commit=0", "at least 0.01 seconds"),
+            ("checkpoint=0.001", "at least 0.01 seconds"),
             ("io=floppy", "io=floppy"),
         ] {
             let failure = settings(options).err().unwrap();
