@@ -74,6 +74,10 @@ enum Links {
     Refused,
 }
 
+fn not_followed() -> io::Error {
+    io::Error::other("it is a symbolic link, which is not followed; remove it first")
+}
+
 /// Opens a file that becomes a copy; only its owner may read a new one.
 fn open_host_file(to: &Path, links: Links) -> io::Result<File> {
     let mut options = OpenOptions::new();
@@ -82,9 +86,7 @@ fn open_host_file(to: &Path, links: Links) -> io::Result<File> {
         options.custom_flags(libc::O_NOFOLLOW);
     }
     match options.open(to) {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(io::Error::other(
-            "it is a symbolic link, which is not followed; remove it first",
-        )),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(not_followed()),
         opened => opened,
     }
 }
@@ -97,9 +99,7 @@ fn make_host_folder(to: &Path) -> io::Result<bool> {
             let found = host::symlink_metadata(to)?.file_type();
             match found {
                 found if found.is_dir() => Ok(false),
-                found if found.is_symlink() => Err(io::Error::other(
-                    "it is a symbolic link, which is not followed; remove it first",
-                )),
+                found if found.is_symlink() => Err(not_followed()),
                 _ => Err(error),
             }
         }

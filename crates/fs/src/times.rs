@@ -138,9 +138,7 @@ impl Shown {
             self.0.fetch_max(stamp.0, Ordering::SeqCst);
         }
     }
-}
 
-impl Shown {
     /// The stamp `beyond` was made by a clock that was ahead, or was set: what this use of the file system makes is older, and
     /// what it had shown so far is older than `now`. Unless somebody has looked since; whoever looks may put it there again.
     pub fn forget_beyond(&self, beyond: Stamp, now: Timestamp) {
