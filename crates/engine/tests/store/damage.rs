@@ -92,8 +92,16 @@ fn sparse(seed: u64) -> Sparse {
     let written = items(&world, &store);
     let segment_of = |nid: Nid| &newest(&written, ItemKind::Node, nid.0).segment;
     let leaf_of = |nid: Nid| nid.0 / LEAF_NIDS;
+    // The creating thread may have wandered from core to core, each with numbers of its own: a leaf may be nearly empty.
+    let elsewhere = |leaf: u64, segment: &Range<u64>| {
+        let of_leaf = all.iter().filter(|nid| leaf_of(**nid) == leaf);
+        of_leaf.filter(|nid| segment_of(**nid) != segment).count()
+    };
     let meet = |two: &[Nid]| {
-        leaf_of(two[0]) != leaf_of(two[1]) && segment_of(two[0]) == segment_of(two[1])
+        let segment = segment_of(two[0]);
+        leaf_of(two[0]) != leaf_of(two[1])
+            && segment == segment_of(two[1])
+            && two.iter().all(|nid| elsewhere(leaf_of(*nid), segment) > 200)
     };
     let two = all
         .windows(2)
