@@ -317,6 +317,13 @@ impl Array {
         self.first_error(&batches)
     }
 
+    /// Whether a transfer of this range is a single one of a single device.
+    pub fn is_one_piece(&self, byte: u64, len: usize) -> bool {
+        let mut pieces = 0;
+        self.each_piece(byte, len, |_| pieces += 1);
+        pieces == 1
+    }
+
     /// The device pieces of a range, neighbours on one device merged.
     fn each_piece(&self, byte: u64, len: usize, mut each: impl FnMut(Piece)) {
         let mut last: Option<Piece> = None;
@@ -446,6 +453,11 @@ impl Array {
     /// succeeded (R17).
     pub fn flush_failures(&self) -> u64 {
         self.flush_failures.get()
+    }
+
+    /// Notes that a flush failed which was a part of something else.
+    pub fn count_failed_flush(&self) {
+        self.flush_failures.count();
     }
 
     /// Treats every device as if it had unflushed writes (R8). A newly opened array starts

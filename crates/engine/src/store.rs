@@ -20,7 +20,7 @@ use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
-use device::Array;
+use device::{Array, Durability, Io};
 use format::item::Place;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
@@ -686,9 +686,29 @@ impl<C: Content> Store<C> {
         let Err(error) = self.array.flush() else {
             return Ok(());
         };
+        self.after_failed_flush(&error);
+        Err(error.into())
+    }
+
+    fn after_failed_flush(&self, error: &device::Error) {
         if !self.journal.forgive_flush() {
             self.latch(&format!("data of changes that wait for a commit: {error}"));
         }
+    }
+
+    /// Writes, and has what it wrote durable when it returns. Meant for a single transfer: each waits for the medium by
+    /// itself. After a failure they are as any that failed.
+    pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        set_durability(ios, Durability::Durable);
+        let Err(error) = self.array.execute(ios) else {
+            return Ok(());
+        };
+        // A device that cannot force a single write is flushed by the kernel after it, and the error does not tell which of
+        // the two failed. If a write can be done it was the flush, and what others wrote went with it (R17).
+        set_durability(ios, Durability::Volatile);
+        self.array.execute(ios)?;
+        self.array.count_failed_flush();
+        self.after_failed_flush(&error);
         Err(error.into())
     }
 
@@ -1014,4 +1034,12 @@ impl<C: Content> Store<C> {
 
 fn not_used(chunk: u32, error: &Error) {
     tracing::error!("free space of chunk {chunk} is not used: {error}");
+}
+
+fn set_durability(ios: &mut [Io<'_>], wanted: Durability) {
+    for io in ios {
+        if let Io::Write { durability, .. } = io {
+            *durability = wanted;
+        }
+    }
 }

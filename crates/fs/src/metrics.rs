@@ -45,9 +45,11 @@ pub struct Quantiles {
 pub(crate) struct FileCounts {
     /// Nanoseconds of each fsync and fdatasync.
     pub fsyncs: Distribution,
-    /// Of them those that needed a commit, and those that flushed what was written in place.
+    /// Of them those that needed a commit, those that flushed what was written in place, and those of which a single write
+    /// in place was durable by itself.
     pub committed: AtomicU64,
     pub flushed: AtomicU64,
+    pub written_durably: AtomicU64,
     /// Those that an exactly kept mtime would have needed a commit for, and that did without.
     pub times_kept: AtomicU64,
     pub data_bytes: AtomicU64,
@@ -253,8 +255,9 @@ fn synced(list: &mut List, files: &FileCounts) {
     let parts = [
         ("commit", get(&files.committed)),
         ("flush", get(&files.flushed)),
+        ("write", get(&files.written_durably)),
     ];
-    let help = "Of them those that needed a commit, and a flush of what was written in place.";
+    let help = "Of them those that needed a commit, a flush of what was written in place, or one durable write in place.";
     list.divided("sheaf_fsync_waits_total", help, "for", parts);
     let help =
         "Commits of a time alone that an fsync did without, because times are persisted coarsely.";

@@ -101,7 +101,9 @@ fn sparse(seed: u64) -> Sparse {
         let segment = segment_of(two[0]);
         leaf_of(two[0]) != leaf_of(two[1])
             && segment == segment_of(two[1])
-            && two.iter().all(|nid| elsewhere(leaf_of(*nid), segment) > 200)
+            && two
+                .iter()
+                .all(|nid| elsewhere(leaf_of(*nid), segment) > 200)
     };
     let two = all
         .windows(2)

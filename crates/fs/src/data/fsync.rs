@@ -21,6 +21,26 @@ pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
 /// States beyond which one that only an access time keeps is settled at close.
 const STATES_MANY: usize = 4096;
 
+/// A sync that is running.
+pub(super) struct Syncing<'a> {
+    count: &'a AtomicU64,
+    /// None other was when it began.
+    alone: bool,
+}
+
+impl<'a> Syncing<'a> {
+    pub fn begin(count: &'a AtomicU64) -> Syncing<'a> {
+        let alone = count.fetch_add(1, Ordering::Relaxed) == 0;
+        Syncing { count, alone }
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Files {
     /// Reports a failed write-back of this file, as `close` does.
     pub fn flush(&self, file: &OpenFile) -> Result<(), Error> {
@@ -64,14 +84,25 @@ impl Files {
             return Ok(());
         }
         let began = self.now_ns();
-        let done = self.make_durable(state, data_only);
+        let syncing = Syncing::begin(&self.syncing);
+        let done = self.make_durable(state, data_only, syncing.alone);
+        drop(syncing);
         let passed = self.now_ns().saturating_sub(began);
         self.counts.fsyncs.record(passed);
         done
     }
 
-    fn make_durable(&self, state: &Arc<FileState>, data_only: bool) -> Result<(), Error> {
-        self.flush_file_by(state, How::Logged)?;
+    fn make_durable(
+        &self,
+        state: &Arc<FileState>,
+        data_only: bool,
+        alone: bool,
+    ) -> Result<(), Error> {
+        let how = match alone {
+            true => How::Alone,
+            false => How::Logged,
+        };
+        self.flush_file_by(state, how)?;
         let times_due = !data_only && self.times_due(state);
         if times_due {
             self.persist_times(state)?;

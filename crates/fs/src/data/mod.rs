@@ -44,6 +44,7 @@ use crate::content::FsNode;
 use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
+use base::atomic::AtomicU64;
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
@@ -116,6 +117,8 @@ pub(crate) struct Files {
     counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
+    /// Syncs of files that are running.
+    syncing: AtomicU64,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
     losses: Mutex<Losses>,
@@ -147,6 +150,7 @@ impl Files {
             orphans: OnceLock::new(),
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
+            syncing: AtomicU64::new(0),
             logged: Mutex::new(rank::LEAF, HashSet::default()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),

@@ -41,6 +41,8 @@ pub(super) enum How {
     Blocks,
     /// It is logged if that costs less than making its block durable, and stays dirty.
     Logged,
+    /// As `Logged`, for a sync that no other runs beside: what is written home in one piece is durable by that.
+    Alone,
 }
 
 /// What is best done with the one dirty page of a file.

@@ -38,6 +38,12 @@ pub(super) struct Segment {
     kind: Target,
 }
 
+impl Segment {
+    fn bytes(&self) -> usize {
+        (self.pages.end - self.pages.start) as usize * BLOCK_SIZE
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// Written blocks: overwritten in place, nothing to log.
@@ -56,6 +62,8 @@ pub(super) struct Layout<'s> {
     pub(super) covered: usize,
     /// Failed flushes of the array before anything was written.
     flush_failures: u64,
+    /// Of what is written in place: with it the write is the flush.
+    durability: Durability,
 }
 
 /// A copy of dirty pages.
@@ -169,7 +177,7 @@ impl Files {
             }
             return Ok(None);
         }
-        if let (How::Logged, 0, &[page]) = (how, from, pages.as_slice())
+        if let (How::Logged | How::Alone, 0, &[page]) = (how, from, pages.as_slice())
             && self.log_page(state, page, size)?
         {
             return Ok(None);
@@ -181,11 +189,15 @@ impl Files {
             }
             return Ok(None);
         };
-        let layout = self.lay_out(state, &copies.pages, false)?;
+        let mut layout = self.lay_out(state, &copies.pages, false)?;
         let covered = layout.covered;
         let done = &copies.pages[..covered];
         let left = copies.pages.get(covered).copied();
-        let limit = size_limit(size, before.or(left).or(beyond)).max(logged_size);
+        let rest = before.or(left).or(beyond);
+        if how == How::Alone && from == 0 && rest.is_none() {
+            layout.durability = self.best_alone(&layout);
+        }
+        let limit = size_limit(size, rest).max(logged_size);
         self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
         let last = done.last().map_or(from, |p| p + 1);
@@ -253,6 +265,7 @@ impl Files {
             reservations: Vec::new(),
             covered: 0,
             flush_failures: self.store.array().flush_failures(),
+            durability: Durability::Volatile,
         };
         let bound = if fresh {
             PAGE_LIMIT
@@ -355,7 +368,7 @@ impl Files {
     ) -> Result<(), Error> {
         let written = self
             .move_inline(state, &layout.segments)
-            .and_then(|()| self.write_segments(&layout.segments, data));
+            .and_then(|()| self.write_segments(&layout.segments, data, layout.durability));
         match written {
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
@@ -405,7 +418,15 @@ impl Files {
         let stored = |page| layout.segments.iter().any(|s| s.pages.contains(&page));
         let tail = tail.filter(|page| stored(*page) && !planted(Canary::TailOutlived));
         if changes.is_empty() && tail.is_none() && size == state.meta.lock().logged_size {
-            return self.wrote_in_place(state, layout.flush_failures);
+            return match layout.durability {
+                Durability::Volatile => self.wrote_in_place(state, layout.flush_failures),
+                Durability::Durable => {
+                    let count = &self.counts.written_durably;
+                    count.fetch_add(1, Ordering::Relaxed);
+                    // Whether what a failed flush of another's lost was this is not known.
+                    self.check_flushes(state, layout.flush_failures)
+                }
+            };
         }
         let written = Some(layout.flush_failures);
         let outcome = self.log_written(state, changes, layout.reservations, size, tail, written);
@@ -458,22 +479,55 @@ impl Files {
         }
     }
 
-    /// One device batch.
-    fn write_segments(&self, segments: &[Segment], data: &[u8]) -> Result<(), Error> {
-        let mut writes = Writes::new(data);
-        writes.add_segments(0, segments);
-        self.write_out(writes)
+    /// How to write what a sync that no other runs beside waits for: one write in place is best made durable by itself,
+    /// where the device turns the two steps into one. Several share the flush that follows them, as syncs at a time do.
+    fn best_alone(&self, layout: &Layout<'_>) -> Durability {
+        let array = self.store.array();
+        match layout.segments.as_slice() {
+            [only]
+                if only.kind == Target::InPlace
+                    && array.is_one_piece(only.block.byte(), only.bytes()) =>
+            {
+                Durability::Durable
+            }
+            _ => Durability::Volatile,
+        }
     }
 
     /// One device batch.
-    pub(super) fn write_out(&self, mut writes: Writes<'_>) -> Result<(), Error> {
+    fn write_segments(
+        &self,
+        segments: &[Segment],
+        data: &[u8],
+        durability: Durability,
+    ) -> Result<(), Error> {
+        let mut writes = Writes::new(data);
+        writes.add_segments(0, segments);
+        match durability {
+            Durability::Durable if !planted(Canary::OverwriteUnflushed) => {
+                self.write_out_by(writes, |ios| self.store.write_durably(ios))
+            }
+            _ => self.write_out(writes),
+        }
+    }
+
+    /// One device batch.
+    pub(super) fn write_out(&self, writes: Writes<'_>) -> Result<(), Error> {
+        self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
+    }
+
+    fn write_out_by(
+        &self,
+        mut writes: Writes<'_>,
+        write: impl FnOnce(&mut [Io<'_>]) -> Result<(), engine::Error>,
+    ) -> Result<(), Error> {
         let last = writes.last.take();
         writes.push(last);
         let bytes = writes.ios.iter().map(Io::bytes).sum::<u64>();
         self.counts.data_bytes.fetch_add(bytes, Ordering::Relaxed);
-        match self.store.array().execute(&mut writes.ios) {
+        match write(&mut writes.ios) {
             Err(_) if planted(Canary::FailedWriteIgnored) => Ok(()),
-            done => Ok(done.map_err(engine::Error::from)?),
+            done => Ok(done?),
         }
     }
 
@@ -698,7 +752,7 @@ impl Files {
             if let Some(copies) = self.copy_pages(state, part.to_vec())? {
                 let at = stamps.len()..stamps.len() + part.len();
                 let segments = part_of(&layout.segments, at);
-                self.write_segments(&segments, &copies.data)?;
+                self.write_segments(&segments, &copies.data, layout.durability)?;
                 stamps.extend(copies.stamps);
             }
         }
@@ -763,7 +817,7 @@ fn inline_max(how: How) -> u64 {
     match how {
         How::Home => INLINE_DATA_MAX as u64,
         How::Blocks => 0,
-        How::Logged => PAGE,
+        How::Logged | How::Alone => PAGE,
     }
 }
 

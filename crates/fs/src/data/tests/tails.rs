@@ -1,6 +1,7 @@
 //! Pages that fsync logs instead of writing them.
 
 use super::*;
+use crate::data::fsync::Syncing;
 use device::sim::Times as Strikes;
 
 /// Writes and flushes that the devices were asked for, the flush in a durable write not counted.
@@ -48,6 +49,65 @@ fn settled(m: &Mounted) -> (Ino, Vec<u8>) {
     m.files.write_back_all().unwrap();
     m.store.sync().unwrap();
     (ino, bytes)
+}
+
+#[test]
+fn an_overwrite_is_one_write_and_survives() {
+    let mut world = World::new(59, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.write(&file, 4096, &pattern(1, 4096));
+    m.files.fsync(&file, true).unwrap();
+    let before = requests(&m);
+    for i in 0..30 {
+        let new = pattern(i, 4096);
+        m.write(&file, 0, &new);
+        bytes[..4096].copy_from_slice(&new);
+        m.files.fsync(&file, true).unwrap();
+    }
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (30, 0));
+    bytes[4096..8192].copy_from_slice(&pattern(1, 4096));
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// What is written in two places, and what is synced beside others, is flushed once for all.
+#[test]
+fn several_overwrites_share_a_flush_and_survive() {
+    let mut world = World::new(58, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let mut bytes = pattern(7, 40_960);
+    m.write(&file, 0, &bytes);
+    m.files.fsync(&file, true).unwrap();
+    let mut put = |page: usize, i| {
+        let at = page * 4096;
+        bytes[at..at + 4096].copy_from_slice(&pattern(i, 4096));
+        m.write(&file, at as u64, &pattern(i, 4096));
+    };
+    let before = requests(&m);
+    put(1, 1);
+    put(7, 2);
+    m.files.fsync(&file, true).unwrap();
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (2, 1));
+    put(3, 3);
+    let other = Syncing::begin(&m.files.syncing);
+    m.files.fsync(&file, true).unwrap();
+    drop(other);
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (3, 2));
+    put(3, 4);
+    m.files.fsync(&file, true).unwrap();
+    let (writes, flushes) = requests(&m);
+    assert_eq!((writes - before.0, flushes - before.1), (4, 2));
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
 }
 
 #[test]
