@@ -40,15 +40,16 @@ impl Files {
             return Err(Error::Invalid("an empty range"));
         }
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let change = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => Files::allocate,
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => Files::punch,
+            libc::FALLOC_FL_ZERO_RANGE => Files::zero,
+            _ => return Err(Error::Unsupported("this mode of fallocate")),
+        };
         let state = &file.state;
         let exclusive = state.lock_exclusive()?;
         self.touch(state, end)?;
-        let changed = match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            0 => self.allocate(state, offset..end),
-            libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.punch(state, offset..end),
-            libc::FALLOC_FL_ZERO_RANGE => self.zero(state, offset..end),
-            _ => Err(Error::Unsupported("this mode of fallocate")),
-        };
+        let changed = change(self, state, offset..end);
         self.note_ahead(state);
         changed?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {

@@ -44,6 +44,8 @@ pub(crate) struct NewTimes {
     pub atime: Option<Timestamp>,
     pub mtime: Option<Timestamp>,
     pub ctime: Option<Timestamp>,
+    /// How often somebody has set times: what is logged of earlier ones settles none of later ones, were they the same.
+    sets: u64,
 }
 
 impl NewTimes {
@@ -71,6 +73,40 @@ pub(super) struct Failure {
     pub reported: bool,
 }
 
+/// Batches of a file that were written in place. The counts only grow: whoever flushes knows by the one it saw before what
+/// its flush is for, whatever others flushed, logged or wrote meanwhile.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InPlace {
+    pub written: u64,
+    /// How many of them a flush or the commit of a record made durable, or are known to be lost.
+    flushed: u64,
+    /// Failed flushes of the array before the first of the others.
+    pub flush_failures: u64,
+}
+
+impl InPlace {
+    pub fn unflushed(&self) -> bool {
+        self.written > self.flushed
+    }
+
+    /// Another one, begun when this many flushes had failed.
+    pub fn wrote(&mut self, flush_failures: u64) {
+        if !self.unflushed() {
+            self.flush_failures = flush_failures;
+        }
+        self.written += 1;
+    }
+
+    /// The first `written` are flushed.
+    pub fn flushed(&mut self, written: u64) {
+        self.flushed = self.flushed.max(written);
+    }
+
+    pub fn all_flushed(&mut self) {
+        self.flushed = self.written;
+    }
+}
+
 /// What is known of a file beyond its inode; see the module's invariants.
 #[derive(Debug, Default)]
 pub(super) struct Meta {
@@ -87,10 +123,7 @@ pub(super) struct Meta {
     /// Monotonic time at which times were last logged.
     pub persisted_ns: u64,
     pub changed: Epoch,
-    /// Batches written in place since the last record or flush of this file.
-    pub unflushed: u64,
-    /// Failed flushes of the array before the first of them.
-    pub flush_failures: u64,
+    pub in_place: InPlace,
     pub promised: u64,
     /// The logged content is superseded: the file was cut to nothing and is being rewritten.
     pub replaced: bool,
@@ -117,7 +150,7 @@ impl Meta {
     /// Nothing is left of a file that nobody uses: its state may go.
     fn is_idle(&self, key: FileKey, pages: &PageCache) -> bool {
         let told = self.failure.count == 0 || self.failure.reported;
-        let ahead = self.is_ahead() || self.promised > 0 || self.unflushed > 0;
+        let ahead = self.is_ahead() || self.promised > 0 || self.in_place.unflushed();
         self.dead || (!ahead && told && !pages.is_dirty(key))
     }
 
@@ -146,6 +179,9 @@ impl Meta {
 
     /// Times as logged are no longer ahead, unless they moved on meanwhile.
     pub fn logged_times(&mut self, logged: NewTimes) {
+        if self.times.sets != logged.sets {
+            return;
+        }
         let settle = |new: &mut Option<Timestamp>, old: Option<Timestamp>| {
             if *new == old {
                 *new = None;
@@ -625,14 +661,6 @@ impl FileTable {
     }
 
     /// Whether one handle is all that is open of the file.
-    pub fn is_last_open(&self, ino: Ino) -> bool {
-        self.shard(ino)
-            .lock()
-            .entries
-            .get(&ino)
-            .is_some_and(|e| e.opens == 1)
-    }
-
     /// Whether a program has the file open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.shard(ino)
@@ -731,6 +759,9 @@ impl Drop for OpenFile {
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
+        }
+        if self.state.meta.lock().failure.count > 0 {
+            self.files.settle_failed(self.ino());
         }
     }
 }
@@ -898,6 +929,11 @@ impl Files {
     pub(crate) fn times_set(&self, ino: Ino, atime: bool, mtime: bool) -> Option<Timestamp> {
         let state = self.table.peek(ino)?;
         let mut meta = state.meta.lock();
+        if meta.dead {
+            // The number may be another inode's by now.
+            return None;
+        }
+        meta.times.sets += 1;
         if atime {
             meta.times.atime = None;
         }

@@ -110,7 +110,7 @@ impl Files {
         }
         let (changed, unflushed) = {
             let meta = state.meta.lock();
-            (meta.changed, meta.unflushed)
+            (meta.changed, meta.in_place.unflushed())
         };
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         // R7: the last change of anything but coarse times must be durable.
@@ -124,7 +124,7 @@ impl Files {
             count(&self.counts.times_kept);
         }
         // Data written in place after that change, which no commit needs to have flushed.
-        if unflushed > 0 && !planted(Canary::OverwriteUnflushed) {
+        if unflushed && !planted(Canary::OverwriteUnflushed) {
             count(&self.counts.flushed);
             self.flush_devices()?;
         }
@@ -148,33 +148,57 @@ impl Files {
     }
 
     /// Flushes the devices for all files that wrote in place. A failure is latched on each of
-    /// them: what they wrote may be lost (R17).
+    /// them: what they wrote may be lost (R17). No lock is held.
     fn flush_devices(&self) -> Result<(), Error> {
-        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
-        let count = |state: Arc<FileState>| {
-            let unflushed = state.meta.lock().unflushed;
-            (state, unflushed)
-        };
-        let waiting: Vec<(Arc<FileState>, u64)> = states.into_iter().map(count).collect();
+        let waiting = self.written_in_place();
         let outcome = self.store.flush();
         let failures = self.store.array().flush_failures();
-        if let Err(error) = outcome {
-            self.flush_failed(&error);
-            return Err(error.into());
+        match outcome {
+            Ok(()) => {
+                self.flushed(waiting, failures);
+                Ok(())
+            }
+            Err(error) => {
+                self.flush_failed(&error);
+                Err(error.into())
+            }
         }
-        for (state, unflushed) in waiting {
+    }
+
+    /// Files that wait for a flush, each with the count of what it wrote in place so far.
+    pub(super) fn written_in_place(&self) -> Vec<(Arc<FileState>, u64)> {
+        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
+        let count = |state: Arc<FileState>| {
+            let written = state.meta.lock().in_place.written;
+            (state, written)
+        };
+        states.into_iter().map(count).collect()
+    }
+
+    /// What these files had written was flushed, if none of the `failures` concerned it.
+    pub(super) fn flushed(&self, waiting: Vec<(Arc<FileState>, u64)>, failures: u64) {
+        for (state, written) in waiting {
             let mut meta = state.meta.lock();
-            if meta.flush_failures != failures && meta.unflushed > 0 {
+            if meta.in_place.unflushed() && meta.in_place.flush_failures != failures {
                 // Ours succeeded, but somebody else's did not.
                 self.lost(&state, &mut meta, FLUSH_FAILED);
-            } else if meta.unflushed != unflushed {
-                // Written again meanwhile: the next flush is for that.
-                continue;
+                meta.in_place.all_flushed();
             }
-            meta.unflushed = 0;
-            self.forget_unflushed(&state);
+            meta.in_place.flushed(written);
+            if !meta.in_place.unflushed() {
+                self.forget_unflushed(&state);
+                drop(meta);
+                self.leave_closed(&state);
+            }
         }
-        Ok(())
+    }
+
+    /// A state that was kept until its file was flushed goes, if nothing else keeps it.
+    fn leave_closed(&self, state: &Arc<FileState>) {
+        if !self.table.is_open(state.ino()) {
+            // Leaving is what removes it.
+            drop(self.use_active(state.ino()));
+        }
     }
 
     /// Nothing that this file wrote in place waits for a flush any more. Its nid may be another
@@ -196,13 +220,15 @@ impl Files {
             if !planted(Canary::FailedFlushForgotten) {
                 self.lost(&state, &mut meta, &error.to_string());
             }
-            meta.unflushed = 0;
+            meta.in_place.all_flushed();
             self.forget_unflushed(&state);
+            drop(meta);
+            self.leave_closed(&state);
         }
     }
 
     /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.
-    fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let (mut op, slot) = match self.begin(state, Need::Reclaim) {
             // Deleted meanwhile, and its times with it.
             Err(Error::Stale(ino)) if ino == state.ino() => return Ok(()),
@@ -371,10 +397,6 @@ impl Files {
         let closed = unflushed.iter().any(|ino| !self.table.is_open(*ino));
         if closed || self.flush_due(!unflushed.is_empty(), now_ns) {
             note(self.flush_devices());
-            for ino in unflushed {
-                // Leaving is what removes a state that nothing keeps any more.
-                drop(self.use_active(ino));
-            }
         }
         outcome
     }
@@ -499,18 +521,13 @@ impl Files {
         }
     }
 
-    /// A handle goes. Times are logged if nothing else will carry them; data that could not be
-    /// written is tried once more before the last handle goes, then given up: its failure
-    /// stays latched, and is reported by the next handle's fsync if by nobody before.
+    /// A handle goes. Times are logged if nothing else will carry them.
     pub(super) fn closing(&self, state: &Arc<FileState>, wrote: bool) {
-        let (failed, times, ahead) = {
+        let (times, ahead) = {
             let meta = state.meta.lock();
             let ahead = meta.replaced || meta.size != meta.logged_size;
-            (meta.failure.count > 0, meta.times, ahead)
+            (meta.times, ahead)
         };
-        if failed {
-            self.settle_failed(state);
-        }
         let content = wrote && (times.mtime.is_some() || times.ctime.is_some());
         let crowded = times.any() && self.table.len() > STATES_MANY;
         if !(content || crowded) || ahead || self.pages.is_dirty(state.key) {
@@ -528,25 +545,33 @@ impl Files {
         }
     }
 
-    /// The last handle of a file goes that could not be written: tries once more, and then drops
-    /// what cannot be written, so that the file is what its inode says. Nobody writes meanwhile:
-    /// what a new handle writes afterwards is not dropped.
-    fn settle_failed(&self, state: &Arc<FileState>) {
+    /// A handle of a file has gone that could not be written. If it was the last one, tries once more, and then drops what
+    /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
+    /// handle's fsync if by nobody before. What a new handle writes is not dropped.
+    pub(super) fn settle_failed(&self, ino: Ino) {
+        // Deleted meanwhile, its pages with it; or it is as its inode says.
+        let Ok(Some(state)) = self.use_active(ino) else {
+            return;
+        };
         let _exclusive = state.io.write();
-        if !self.table.is_last_open(state.ino()) || self.flush_locked(state).is_ok() {
+        if self.table.is_open(ino) || self.flush_locked(&state).is_ok() {
             return;
         }
         {
             let mut meta = state.meta.lock();
             let why = meta.failure.why.clone();
-            self.lost(state, &mut meta, &why);
+            self.lost(&state, &mut meta, &why);
         }
         let size = state.size();
-        self.drop_pages(state, 0..size.div_ceil(PAGE));
-        let mut meta = state.meta.lock();
-        meta.size = meta.logged_size;
-        meta.replaced = false;
-        tracing::error!("unwritten data of inode {} is given up", state.ino());
+        self.drop_pages(&state, 0..size.div_ceil(PAGE));
+        {
+            let mut meta = state.meta.lock();
+            meta.size = meta.logged_size;
+            meta.replaced = false;
+        }
+        // Whoever looked at what is given up sees by its times that it is gone.
+        self.note_ahead(&state);
+        tracing::error!("unwritten data of inode {ino} is given up");
     }
 
     /// Starts the background thread.

@@ -80,6 +80,8 @@ impl Files {
                 meta.size = old.min(logged);
                 self.lost(state, &mut meta, CUT_FAILED);
             }
+            drop(meta);
+            self.note_ahead(state);
             return outcome;
         }
         drop(meta);

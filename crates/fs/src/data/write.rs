@@ -437,10 +437,10 @@ impl Files {
         data: &[u8],
     ) -> Result<usize, Error> {
         let _exclusive = state.lock_exclusive()?;
-        let end = offset + data.len() as u64;
-        if end > SIZE_MAX {
+        let end = offset.checked_add(data.len() as u64);
+        let Some(end) = end.filter(|end| *end <= SIZE_MAX) else {
             return Err(Error::FileTooLarge);
-        }
+        };
         self.touch(state, end)?;
         self.extend_tail(state, offset)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;

@@ -89,10 +89,12 @@ impl Files {
     /// As `flush_file`, but a page may be logged instead, if `how` says so.
     pub(super) fn flush_file_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let _turn = state.flusher.lock();
+        // What is appended from now on is not waited for.
+        let end = state.size().div_ceil(PAGE);
         let mut next = Some(0);
         while let Some(from) = next {
             let _shared = state.io.read();
-            next = self.flush_pass(state, from, how)?;
+            next = self.flush_pass(state, from..end.max(from), how)?;
         }
         Ok(())
     }
@@ -115,19 +117,19 @@ impl Files {
     fn flush_locked_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let mut next = Some(0);
         while let Some(from) = next {
-            next = self.flush_pass(state, from, how)?;
+            next = self.flush_pass(state, from..PAGE_LIMIT, how)?;
         }
         Ok(())
     }
 
-    /// One batch of pages at or after `from`; returns where to go on. A failure is latched.
-    fn flush_pass(
+    /// One batch of these pages; returns where to go on. A failure is latched.
+    pub(super) fn flush_pass(
         &self,
         state: &Arc<FileState>,
-        from: u64,
+        range: Range<u64>,
         how: How,
     ) -> Result<Option<u64>, Error> {
-        let outcome = match self.try_flush_pass(state, from, how) {
+        let outcome = match self.try_flush_pass(state, range, how) {
             // Deleted after this state was made for it: nothing is left to write.
             Err(Error::Stale(ino)) if ino == state.ino() => {
                 state.meta.lock().dead = true;
@@ -146,7 +148,7 @@ impl Files {
     fn try_flush_pass(
         &self,
         state: &Arc<FileState>,
-        from: u64,
+        range: Range<u64>,
         how: How,
     ) -> Result<Option<u64>, Error> {
         let (size, logged_size, replaced, keep_extents) = {
@@ -166,10 +168,11 @@ impl Files {
         }
         // Of what is not logged yet, the first page that an earlier batch has left or that was written since.
         let dirty = |pages, most| self.pages.dirty_pages(state.key, pages, most);
-        let before = dirty(logged_size / PAGE..from, 1).first().copied();
+        let before = dirty(logged_size / PAGE..range.start, 1).first().copied();
         let batch = self.batch_pages();
-        let mut pages = dirty(from..PAGE_LIMIT, batch + 1);
-        let beyond = pages.get(batch).copied();
+        let mut pages = dirty(range.clone(), batch + 1);
+        let outside = || dirty(range.end..PAGE_LIMIT, 1).first().copied();
+        let beyond = pages.get(batch).copied().or_else(outside);
         pages.truncate(batch);
         if size <= inline_max(how) && !keep_extents && self.is_inline(state)? {
             if !pages.is_empty() || size != logged_size {
@@ -177,13 +180,14 @@ impl Files {
             }
             return Ok(None);
         }
-        if let (How::Logged | How::Alone, 0, &[page]) = (how, from, pages.as_slice())
+        if let (How::Logged | How::Alone, 0, &[page], None) =
+            (how, range.start, pages.as_slice(), beyond)
             && self.log_page(state, page, size)?
         {
             return Ok(None);
         }
         let Some(copies) = self.copy_pages(state, pages)? else {
-            let limit = size_limit(size, before);
+            let limit = size_limit(size, before.or(beyond));
             if limit > logged_size {
                 self.log_changes(state, Vec::new(), Vec::new(), limit)?;
             }
@@ -194,16 +198,16 @@ impl Files {
         let done = &copies.pages[..covered];
         let left = copies.pages.get(covered).copied();
         let rest = before.or(left).or(beyond);
-        if how == How::Alone && from == 0 && rest.is_none() {
+        if how == How::Alone && range.start == 0 && rest.is_none() {
             layout.durability = self.best_alone(&layout);
         }
         let limit = size_limit(size, rest).max(logged_size);
         self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
-        let last = done.last().map_or(from, |p| p + 1);
+        let last = done.last().map_or(range.start, |p| p + 1);
         let more = !self
             .pages
-            .dirty_pages(state.key, last..PAGE_LIMIT, 1)
+            .dirty_pages(state.key, last..range.end, 1)
             .is_empty();
         Ok(more.then_some(last))
     }
@@ -446,10 +450,7 @@ impl Files {
     fn wrote_in_place(&self, state: &Arc<FileState>, flush_failures: u64) -> Result<(), Error> {
         {
             let mut meta = state.meta.lock();
-            if meta.unflushed == 0 {
-                meta.flush_failures = flush_failures;
-            }
-            meta.unflushed += 1;
+            meta.in_place.wrote(flush_failures);
             self.unflushed.lock().insert(state.ino(), Arc::clone(state));
         }
         self.check_flushes(state, flush_failures)
@@ -632,8 +633,9 @@ impl Files {
         meta.changed = meta.changed.max(epoch);
         // The commit of this epoch flushes all data written before the record, unless a flush
         // failed before the operation began: one that fails later finds it.
-        if std::mem::take(&mut meta.unflushed) > 0 {
-            let lost = self.store.array().flush_failures() != meta.flush_failures;
+        if meta.in_place.unflushed() {
+            let lost = self.store.array().flush_failures() != meta.in_place.flush_failures;
+            meta.in_place.all_flushed();
             if lost && !planted(Canary::FailedFlushForgotten) {
                 self.lost(state, &mut meta, FLUSH_FAILED);
             }

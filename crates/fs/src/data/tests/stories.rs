@@ -1,4 +1,5 @@
 use super::*;
+use crate::data::tail::How;
 
 #[test]
 fn a_small_file_lives_in_its_inode_until_it_grows() {
@@ -410,14 +411,7 @@ fn a_look_in_the_middle_of_a_write_does_not_hide_it() {
     let file = m.open(ino);
     m.write(&file, 0, &pattern(1, 100));
     let state = &file.state;
-    let look = || {
-        let inode = m.inode(ino);
-        let shown = m
-            .files
-            .volatile_shown(ino, inode.generation, inode.ctime)
-            .unwrap();
-        shown.times.mtime.unwrap()
-    };
+    let look = || m.look(ino);
     m.files.touch(state, 100).unwrap();
     let between = look();
     m.files.note_ahead(state);
@@ -428,4 +422,86 @@ fn a_look_in_the_middle_of_a_write_does_not_hide_it() {
     let stamped = state.meta.lock().stamped;
     m.files.note_ahead(state);
     assert_eq!(state.meta.lock().stamped, stamped);
+}
+
+impl Mounted {
+    /// The mtime that a look at the file shows.
+    fn look(&self, ino: Ino) -> Timestamp {
+        let inode = self.inode(ino);
+        let shown = (self.files).volatile_shown(ino, inode.generation, inode.ctime);
+        let mtime = shown.and_then(|shown| shown.times.mtime);
+        mtime.unwrap_or(inode.mtime)
+    }
+}
+
+/// The content is then what it was before the write, under a time that was seen with what was written.
+#[test]
+fn who_looked_at_what_is_given_up_sees_that_it_is_gone() {
+    let mut world = World::new(78, 64, 64);
+    world.clock = Clock::manual_with_ticks(1_000_000_000_000_000_000, Duration::from_secs(60));
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20_000));
+    for device in &world.devices {
+        device.fail_writes(device::sim::Times::Always, None);
+    }
+    assert!(m.files.write_back(ino).is_err());
+    let seen = m.look(ino);
+    drop(file);
+    assert_eq!(m.size(ino), 0);
+    assert!(m.look(ino) > seen);
+}
+
+#[test]
+fn what_fallocate_cannot_do_changes_no_time() {
+    let world = World::new(79, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20_000));
+    m.files.fsync(&file, false).unwrap();
+    let seen = m.look(ino);
+    let mode = libc::FALLOC_FL_COLLAPSE_RANGE;
+    let refused = m.files.fallocate(&file, mode, 0, 4096).unwrap_err();
+    assert_eq!(refused.errno(), libc::EOPNOTSUPP);
+    assert_eq!(m.look(ino), seen);
+}
+
+/// A sync waits for what was there when it was called.
+#[test]
+fn what_is_appended_during_a_sync_is_left_to_the_next() {
+    let world = World::new(80, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 3 * 4096));
+    let pass = m.files.flush_pass(&file.state, 0..2, How::Logged);
+    assert_eq!(pass.unwrap(), None);
+    assert_eq!(m.inode(ino).size, 2 * 4096);
+    assert_eq!(m.files.pages.dirty_pages(file.state.key, 0..9, 9), [2]);
+    // The rest of the file is a page, and would be logged.
+    let pass = m.files.flush_pass(&file.state, 0..2, How::Logged);
+    assert_eq!(pass.unwrap(), None);
+    assert_eq!(m.inode(ino).size, 2 * 4096);
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(m.inode(ino).size, 3 * 4096);
+}
+
+/// What is logged may settle only times that are those it has, not the same set again.
+#[test]
+fn a_time_that_is_set_while_it_is_logged_does_not_hide_a_later_write() {
+    let mut world = World::new(81, 64, 64);
+    world.clock = Clock::manual_with_ticks(1_000_000_000_000_000_000, Duration::from_secs(60));
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 100));
+    let logged = file.state.meta.lock().times;
+    let _ = m.files.times_set(ino, false, true);
+    m.write(&file, 0, &pattern(2, 100));
+    let stamped = file.state.meta.lock().times.mtime;
+    assert_eq!(stamped, logged.mtime, "within a tick");
+    file.state.meta.lock().logged_times(logged);
+    assert_eq!(file.state.meta.lock().times.mtime, stamped);
 }

@@ -110,6 +110,78 @@ fn several_overwrites_share_a_flush_and_survive() {
     assert_eq!(m.contents(ino), bytes);
 }
 
+/// Two flush for a file, and it is written again between the end of the one and that of the other. The count of what was
+/// not flushed was then what it had been: the second took the new write for flushed as well, and so did the next sync.
+#[test]
+fn a_flush_is_not_taken_for_one_of_what_was_written_during_it() {
+    let mut world = World::new(57, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    let write_home = |i| {
+        m.write(&file, 0, &pattern(i, 4096));
+        m.files.write_back(ino).unwrap();
+    };
+    write_home(1);
+    let (first, second) = (m.files.written_in_place(), m.files.written_in_place());
+    m.store.flush().unwrap();
+    m.files.flushed(first, 0);
+    write_home(2);
+    m.files.flushed(second, 0);
+    m.files.fsync(&file, true).unwrap();
+    bytes[..4096].copy_from_slice(&pattern(2, 4096));
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// So do records, which are another way for a write to become durable.
+#[test]
+fn a_flush_is_not_taken_for_one_of_what_was_written_after_a_record() {
+    let mut world = World::new(56, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    let write_home = |i| {
+        m.write(&file, 0, &pattern(i, 4096));
+        m.files.write_back(ino).unwrap();
+    };
+    write_home(1);
+    let waiting = m.files.written_in_place();
+    m.append(&file, &mut bytes, &pattern(3, 5000));
+    m.files.fsync(&file, true).unwrap();
+    write_home(2);
+    m.files.flushed(waiting, 0);
+    m.files.fsync(&file, true).unwrap();
+    bytes[..4096].copy_from_slice(&pattern(2, 4096));
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// The state of a file holds its inode in memory.
+#[test]
+fn a_file_that_was_flushed_after_its_close_is_not_kept() {
+    let world = World::new(55, 64, 256);
+    let m = world.mount();
+    let (closed, other) = (m.make(), m.make());
+    let file = m.open(other);
+    for ino in [closed, other] {
+        m.write(&m.open(ino), 0, &pattern(1, 9000));
+        m.files.fsync(&m.open(ino), false).unwrap();
+    }
+    m.write(&m.open(closed), 0, &pattern(2, 4096));
+    m.files.write_back(closed).unwrap();
+    m.write(&file, 0, &pattern(3, 4096));
+    m.files.write_back(other).unwrap();
+    m.files
+        .persist_times(&m.files.use_active(closed).unwrap().unwrap())
+        .unwrap();
+    assert!(m.files.table.inos().contains(&closed));
+    m.files.fsync(&file, true).unwrap();
+    assert!(!m.files.table.inos().contains(&closed));
+}
+
 #[test]
 fn an_append_is_one_write_and_survives() {
     let mut world = World::new(60, 64, 256);
