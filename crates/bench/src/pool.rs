@@ -7,6 +7,7 @@
 //!    begin and end with everything at the devices, in Sheaf by a checkpoint, elsewhere by syncfs(2).
 //! 3. Instructions are those of this process's threads since the file system was opened, Sheaf's background threads
 //!    among them; of a kernel file system, its own threads are missing.
+//! 4. Metadata written is what Sheaf counts: records, images, table pages, and what fills them up to blocks.
 
 use base::clock::{Clock, process_cpu_ns};
 use base::counter::Instructions;
@@ -74,6 +75,8 @@ struct Window {
     instructions: Option<f64>,
     /// They include the kernel's.
     with_kernel: bool,
+    /// Bytes of metadata written, where they are counted.
+    written: Option<f64>,
 }
 
 /// Measures. `progress` is told what comes next.
@@ -121,7 +124,7 @@ fn one_run(options: &Options, place: &Place, target: &Target, live: u64) -> Resu
             let files = live + live.div_ceil(options.per_dir) + live / 10 + 10_000;
             let mount = KernelMount::make(*kernel, place, files)?;
             let side = Posix::new(mount.path(), None)?;
-            let window = measure(options, &side, live, counter, &|| side.sync())?;
+            let window = measure(options, &side, live, counter, &|| side.sync(), &|| None)?;
             drop(side);
             mount.close()?;
             Ok(window)
@@ -129,7 +132,8 @@ fn one_run(options: &Options, place: &Place, target: &Target, live: u64) -> Resu
         _ => {
             let devices = place.array()?;
             let side = InProcess::make(&devices.paths, options.memory)?;
-            let window = measure(options, &side, live, counter, &|| side.settle())?;
+            let written = || Some(side.written_by_cause().total());
+            let window = measure(options, &side, live, counter, &|| side.settle(), &written)?;
             side.close()?;
             Ok(window)
         }
@@ -142,6 +146,7 @@ fn measure<S: Side>(
     live: u64,
     counter: Option<Instructions>,
     settle: &dyn Fn() -> Result<(), Error>,
+    written: &dyn Fn() -> Option<u64>,
 ) -> Result<Window, Error> {
     let mut churn = Churn::fill(side, live, options.per_dir)?;
     settle()?;
@@ -149,17 +154,19 @@ fn measure<S: Side>(
     settle()?;
     let clock = Clock::real();
     let read = || counter.as_ref().and_then(|counter| counter.read().ok());
-    let before = (clock.monotonic_ns(), process_cpu_ns(), read());
+    let (before, before_written) = ((clock.monotonic_ns(), process_cpu_ns(), read()), written());
     churn.run(options.pairs)?;
     settle()?;
     let after = (clock.monotonic_ns(), process_cpu_ns(), read());
     let pair = |spent: u64| spent as f64 / options.pairs as f64;
     let instructions = after.2.zip(before.2);
+    let bytes = written().zip(before_written);
     Ok(Window {
         ns: pair(after.0 - before.0),
         cpu_ns: pair(after.1 - before.1),
         instructions: instructions.map(|(after, before)| pair(after - before)),
         with_kernel: counter.is_some_and(|counter| counter.with_kernel()),
+        written: bytes.map(|(after, before)| pair(after - before)),
     })
 }
 
@@ -269,6 +276,8 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         rows.extend(times.map(|spread| row(series, "pairs", "pairs/s", spread)));
         let unit = "instructions/pair";
         rows.extend(instructions.map(|spread| row(series, "instructions", unit, spread)));
+        let written = median(series, |window| window.written);
+        rows.extend(written.map(|spread| row(series, "metadata", "bytes/pair", spread)));
     }
     rows
 }
@@ -313,7 +322,7 @@ mod tests {
             memory: 256 << 20,
         };
         let report = run(&options, &|_| {}).unwrap();
-        let names = ["pairs", "instructions"];
+        let names = ["pairs", "instructions", "metadata"];
         assert!(
             report
                 .rows
@@ -327,6 +336,8 @@ mod tests {
                 .all(|row| row.median > 0.0 && row.runs == 2)
         );
         assert_eq!(report.rows[0].extra["pool"], 20);
+        let metadata = |row: &&Row| row.name == "metadata";
+        assert_eq!(report.rows.iter().filter(metadata).count(), 2);
         assert_eq!(report.checks.len(), 1);
         assert!(report.checks[0].value > 0.0);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);

@@ -587,15 +587,19 @@ impl<C: Content> Store<C> {
                 let (region, leaves) = parts[i];
                 written.extend(write_part(region, leaves, &mut packer)?);
             }
-            Ok::<_, Error>((written, packer.finish()?))
+            let leaf_bytes = packer.leaf_bytes();
+            Ok::<_, Error>((written, leaf_bytes, packer.finish()?))
         });
         base::trace::joined();
         let (mut written, mut bytes) = (Vec::with_capacity(regions.len()), 0);
+        let mut leaf_bytes = 0;
         for result in results {
-            let (mut pointers, more) = result?;
+            let (mut pointers, of_leaves, more) = result?;
             written.append(&mut pointers);
+            leaf_bytes += of_leaves;
             bytes += more;
         }
+        self.dirty.leaves.wrote(leaves, leaf_bytes);
         written.sort_unstable_by_key(|(region, _)| *region);
         let mut packer = packer(first);
         let roots = self.table.write_maps(written, &mut packer)?;

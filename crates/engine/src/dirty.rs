@@ -8,10 +8,13 @@
 //! 1. `memory` has what each node takes that is on a dirty list or in the hands of a checkpoint, until the checkpoint
 //!    lets go of it: no such node can be evicted. A node that changed again meanwhile counts twice.
 //! 2. `images` has what the images of nodes take at most, but for changes too small to be charged yet, until the
-//!    images count as live bytes of segments; `leaves` the pages of the node table that will change with them.
-//! 3. A checkpoint that begins at `limit_now`, or at twice that when operations wait, finds room: an eighth of what is free
-//!    is at least that, and of that room three times the limit is kept from data. For `limit` that is so for
-//!    ever; what is kept beyond is given up when anybody else has need of it (`Store::give_way`).
+//!    images count as live bytes of segments; `leaves` the pages of the node table that will change with them. Both
+//!    together, `to_write`, are a bound. Leaf pages take as much as it has only when all that they name was
+//!    scattered; `expected` has them as the last checkpoint found them, and is none.
+//! 3. A checkpoint finds room for all of the bound. For `limit` that is so for ever: operations wait at twice that, and
+//!    three times that is kept from data. Beyond it the bound may grow twice as much as what is expected, and six times as much
+//!    is kept: so it is never more than two thirds of what is kept, and no more than a quarter of what is free
+//!    when the limits are set. That room is given up when anybody else has need of it (`Store::give_way`).
 
 use crate::op::Dirty;
 use crate::store::StoreOptions;
@@ -24,13 +27,17 @@ use format::{BLOCK_SIZE, Nid};
 use std::ops::AddAssign;
 
 /// Memory charged for a dirty node beyond its own: list entries and padding.
-const OVERHEAD: i64 = 128;
+const OVERHEAD: i64 = 96;
 /// Bytes that a changed leaf page of the node table costs a checkpoint, with its share of the
 /// region pages above.
 pub(crate) const LEAF_COST: i64 = 4160 + 64;
 const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
 /// The most that a checkpoint begins at.
 const WRITES_MOST: i64 = 1 << 30;
+/// By how many times as much as what is expected the bound may grow beyond `limit` (invariant 3).
+const BOUND_GROWTH: i64 = 2;
+/// Least that a leaf page is expected to take.
+const LEAF_LEAST: i64 = 512;
 /// Least of all limits.
 const LEAST: i64 = 32 << 10;
 
@@ -88,7 +95,7 @@ impl<C> DirtyNodes<C> {
             leaves: DirtyLeaves::new(shards, slack),
             memory_limit: memory,
             limit,
-            limit_most: (array_bytes(array) / 32).clamp(limit, WRITES_MOST.max(limit)),
+            limit_most: (array_bytes(array) / 16).clamp(limit, WRITES_MOST.max(limit)),
             limit_now: AtomicI64::new(limit),
         }
     }
@@ -113,9 +120,9 @@ impl<C> DirtyNodes<C> {
         self.memory.add(shard, -memory);
     }
 
-    /// What a checkpoint begun now would have to write, roughly.
+    /// What a checkpoint begun now would have to write at most, roughly.
     pub fn to_write(&self) -> i64 {
-        self.images.about() + self.leaves.bytes()
+        self.images.about() + self.leaves.count.about() * LEAF_COST
     }
 
     /// Changes hold so much memory that nothing but what must be should add to it.
@@ -143,8 +150,24 @@ impl<C> DirtyNodes<C> {
 
     /// How near it is to where operations wait, in thousandths; at half of that a checkpoint is to begin.
     pub fn pressure(&self) -> i64 {
-        let writes = self.to_write() * 500 / self.limit_now();
-        writes.max(self.memory.about() * 500 / self.memory_limit)
+        let (images, leaves, now) = (
+            self.images.about(),
+            self.leaves.count.about(),
+            self.limit_now(),
+        );
+        let bound = (images + leaves * LEAF_COST) * 500 / self.bound(now);
+        let memory = self.memory.about() * 500 / self.memory_limit;
+        let least = bound.max(memory);
+        match now > self.limit {
+            true => least.max((images + leaves * self.leaves.expected()) * 500 / now),
+            // Then the bound's limit is the same, and the bound more.
+            false => least,
+        }
+    }
+
+    /// The bound at which a checkpoint is to begin, for a limit of what is expected (invariant 3).
+    fn bound(&self, now: i64) -> i64 {
+        now + (now - self.limit).max(0) * (BOUND_GROWTH - 1)
     }
 
     pub fn limit_now(&self) -> i64 {
@@ -154,14 +177,16 @@ impl<C> DirtyNodes<C> {
     /// Sets the limit by the room that checkpoints have, and by what of it nobody else may have been promised, in
     /// bytes (invariant 3).
     pub fn adapt(&self, room: i64, unpromised: i64) {
-        let most = self.limit + unpromised.max(0) / 3;
-        let now = (room / 8).clamp(LEAST, most.min(self.limit_most));
-        self.limit_now.store(now, Ordering::Relaxed);
+        let always = (room / 8).clamp(LEAST, self.limit);
+        let beyond = (room / (8 * BOUND_GROWTH)).min(self.limit_most) - self.limit;
+        // Half of what nobody was promised stays for data at once: checkpoints shrink as it comes, and need not give way.
+        let beyond = beyond.min(unpromised / (2 * 3 * BOUND_GROWTH)).max(0);
+        self.limit_now.store(always + beyond, Ordering::Relaxed);
     }
 
     /// Bytes kept from data beyond what is always kept (invariant 3).
     pub fn kept(&self) -> i64 {
-        (self.limit_now() - self.limit).max(0) * 3
+        (self.limit_now() - self.limit).max(0) * 3 * BOUND_GROWTH
     }
 }
 
@@ -197,15 +222,31 @@ pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
 pub(crate) struct DirtyLeaves {
     bits: Box<[AtomicU64]>,
     count: Sum,
+    /// Bytes that one is expected to take.
+    expected: AtomicI64,
 }
 
 impl DirtyLeaves {
-    /// For so many shards; [`bytes`](Self::bytes) may be `slack` wrong.
+    /// For so many shards; the count may be wrong by what is worth `slack`.
     fn new(shards: usize, slack: i64) -> Self {
         let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
         DirtyLeaves {
             bits,
             count: Sum::new(shards, slack / LEAF_COST),
+            expected: AtomicI64::new(LEAF_COST),
+        }
+    }
+
+    fn expected(&self) -> i64 {
+        self.expected.load(Ordering::Relaxed)
+    }
+
+    /// A checkpoint wrote so many, in so many bytes: the next one's are expected to be as large, and somewhat more.
+    pub fn wrote(&self, leaves: u32, bytes: u64) {
+        if leaves > 0 {
+            let mean = bytes as i64 / leaves as i64;
+            let expected = (mean + mean / 8).clamp(LEAF_LEAST, LEAF_COST);
+            self.expected.store(expected, Ordering::Relaxed);
         }
     }
 
@@ -228,10 +269,6 @@ impl DirtyLeaves {
         }
     }
 
-    fn bytes(&self) -> i64 {
-        self.count.about() * LEAF_COST
-    }
-
     /// A checkpoint takes the dirty nodes and their leaves.
     pub fn clear(&self) {
         for word in &self.bits {
@@ -239,6 +276,113 @@ impl DirtyLeaves {
                 let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
                 self.count.add(0, -cleared);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::BlockDevice;
+    use device::sim::SimDevice;
+    use format::geometry::{Geometry, GeometryOptions};
+    use std::sync::Arc;
+
+    const SIZE: u64 = 1 << 30;
+
+    fn dirty() -> DirtyNodes<()> {
+        let device = SimDevice::new(SIZE, 1) as Arc<dyn BlockDevice>;
+        let geometry = Geometry::plan(&[SIZE], GeometryOptions::default()).unwrap();
+        let array = Array::create(vec![device], geometry, "test", [7; 16], [9; 16]).unwrap();
+        let options = StoreOptions {
+            dirty_bytes: Some(1 << 30),
+            shards: 1,
+            ..StoreOptions::default()
+        };
+        DirtyNodes::new(&array, &options)
+    }
+
+    /// Leaf pages change.
+    fn touch(dirty: &DirtyNodes<()>, leaves: u64) {
+        (0..leaves).for_each(|leaf| dirty.leaves.touch(0, Nid(leaf * LEAF_NIDS)));
+    }
+
+    /// The sums may be that much away.
+    fn is_near(a: i64, b: i64) -> bool {
+        (a - b).abs() <= 16
+    }
+
+    #[test]
+    fn with_little_room_leaf_pages_count_as_the_largest() {
+        let dirty = dirty();
+        dirty.leaves.wrote(100, 100 * 800);
+        touch(&dirty, 2000);
+        dirty.charge(
+            0,
+            Charge {
+                memory: 0,
+                image: 1 << 20,
+            },
+        );
+        for room in [8 * dirty.limit, dirty.limit, 0] {
+            dirty.adapt(room, i64::MAX);
+            assert!(dirty.limit_now() <= dirty.limit);
+            assert_eq!(dirty.kept(), 0);
+            let bound = dirty.to_write() * 500 / dirty.limit_now();
+            assert_eq!(dirty.pressure(), bound);
+        }
+        dirty.adapt(1 << 40, 0);
+        assert_eq!(dirty.limit_now(), dirty.limit);
+        assert_eq!(dirty.pressure(), dirty.to_write() * 500 / dirty.limit);
+    }
+
+    #[test]
+    fn with_room_leaf_pages_count_as_the_last_ones_took() {
+        let dirty = dirty();
+        dirty.adapt(1 << 40, 1 << 40);
+        let most = dirty.limit_now();
+        assert_eq!(most, dirty.limit * 4);
+        let images = 20 << 20;
+        touch(&dirty, 2000);
+        dirty.charge(
+            0,
+            Charge {
+                memory: 0,
+                image: images,
+            },
+        );
+        assert!(is_near(
+            dirty.pressure(),
+            (images + 2000 * LEAF_COST) * 500 / most
+        ));
+        dirty.leaves.wrote(2000, 2000 * 1600);
+        assert!(is_near(
+            dirty.pressure(),
+            (images + 2000 * 1800) * 500 / most
+        ));
+        // None were written: nothing is learned from that.
+        dirty.leaves.wrote(0, 0);
+        assert!(is_near(
+            dirty.pressure(),
+            (images + 2000 * 1800) * 500 / most
+        ));
+    }
+
+    #[test]
+    fn what_is_kept_suffices_however_wrong_the_expectation_is() {
+        for room in [SIZE as i64 / 4, SIZE as i64 / 2, SIZE as i64] {
+            let dirty = dirty();
+            dirty.leaves.wrote(100, 100);
+            dirty.adapt(room, 1 << 40);
+            let mut leaves = 0;
+            while dirty.pressure() <= 1000 {
+                leaves += 100;
+                touch(&dirty, leaves);
+            }
+            let worst = leaves as i64 * LEAF_COST;
+            let kept = dirty.limit * 3 + dirty.kept();
+            assert!(worst <= kept / 100 * 68, "{worst} of {kept}");
+            assert!(worst <= room / 100 * 27, "{worst} of {room}");
         }
     }
 }

@@ -472,6 +472,11 @@ impl<'a> Packer<'a> {
         self.changes.added
     }
 
+    /// Bytes of leaf pages of the node table appended.
+    pub fn leaf_bytes(&self) -> u64 {
+        self.written.table_leaves
+    }
+
     pub fn settle(&mut self) -> Result<(), Error> {
         self.segments.settle(&mut self.changes)
     }

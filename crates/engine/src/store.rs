@@ -43,7 +43,7 @@ pub struct StoreOptions {
     pub checkpoint_interval: Duration,
     /// Memory of changed nodes at which a checkpoint begins; operations wait at twice this.
     /// `None`: half of `node_cache_bytes`. One begins earlier when it would write more than a part of the
-    /// array: a 64th at least, up to a 32nd while there is room (`dirty.rs`).
+    /// array: a 64th at least, up to a 16th while there is room (`dirty.rs`).
     pub dirty_bytes: Option<usize>,
     /// Memory of records that wait for a commit at which one begins, in bytes; operations
     /// wait at twice this. More than [`STAGING_MAX`] counts as that.
