@@ -93,6 +93,9 @@ canaries! {
     ShapeIgnored => "shape-ignored", Threads,
     /// Replay merges what the directory's image has already (R5): its count is wrong after a cut.
     MergesReplayedTwice => "merges-replayed-twice", Cut,
+    /// Replay takes the time of the merge that the journal happens to have last for the newest: after a cut a directory
+    /// has an older time than was shown before, though nothing is lost.
+    MergesInLogOrder => "merges-in-log-order", Threads,
     /// A checkpoint does not make the journal durable before its table pages (R3): an image shows
     /// the first half of an operation whose other nodes' changes were lost with the journal's end.
     /// Shows when operations change nodes while these are being captured.

@@ -22,8 +22,8 @@ pub trait Content: Send + Sync + Sized + 'static {
     fn encode(&self, out: &mut Vec<u8>);
     /// Reads an image; total over any bytes.
     fn decode(kind: u8, body: &[u8]) -> Result<Self, Damage>;
-    /// Makes a change. The forward path and recovery both come through here and nothing
-    /// else changes a node.
+    /// Makes a change. The forward path and recovery both come through here, and nothing
+    /// else changes a node but merged changes that are settled.
     fn apply(&mut self, delta: &Self::Delta) -> Result<(), Damage>;
     fn encode_delta(delta: &Self::Delta, out: &mut Vec<u8>);
     fn decode_delta(kind: u8, bytes: &[u8]) -> Result<Self::Delta, Damage>;
@@ -34,6 +34,11 @@ pub trait Content: Send + Sync + Sized + 'static {
     /// Adds a change under a shared lock, in any order among others that are merged. It stays
     /// pending, which means that it is not in the image, until [`Content::settle`].
     fn merge(&self, _delta: &Self::Delta) -> Result<Merged, Damage> {
+        Err(Damage::new("node", "takes no merged changes"))
+    }
+    /// Adds a change that was merged, as the journal has it: it is pending again, whatever else is. Those of one version
+    /// come back in any order.
+    fn merge_again(&self, _delta: &Self::Delta) -> Result<(), Damage> {
         Err(Damage::new("node", "takes no merged changes"))
     }
     /// Whether merged changes are pending.

@@ -222,6 +222,18 @@ impl<C: Content> Body<C> {
         matches!(self, Body::User(content) if content.merges())
     }
 
+    /// Whether merged changes are pending.
+    pub fn is_pending(&self) -> bool {
+        matches!(self, Body::User(content) if content.pending())
+    }
+
+    /// Makes pending changes part of the image.
+    pub fn settle(&mut self) {
+        if let Body::User(content) = self {
+            content.settle();
+        }
+    }
+
     fn memory(&self) -> usize {
         match self {
             Body::Gone => 0,

@@ -9,13 +9,15 @@
 //! 2. A delta is applied only if its version is exactly the node's next; those up to the version
 //!    that the table names are in the image already. A merge is applied only to the version that
 //!    it names; the image has those of earlier versions, and none of its own (`op.rs`, invariant 6).
+//!    It is pending again until the next change of the node, or the end of the run, settles it with all others of
+//!    its version: the journal has these in no order.
 //! 3. Until the last group is done every replayed node is in the cache, dirty, and so stays
 //!    there; nobody else looks. Allocators hear of nodes after that, once each.
 
 use crate::batches::Run;
 use crate::content::Content;
 use crate::error::Error;
-use crate::node::{Body, new_cell, suits};
+use crate::node::{Body, Cell, new_cell, suits};
 use crate::op::Dirty;
 use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
@@ -82,7 +84,7 @@ impl<C: Content> Store<C> {
             Ok(())
         })?;
         self.replay_group(&group, &mut damages, report)?;
-        self.adopt_replayed(&damages, report)?;
+        self.adopt_replayed(&mut damages, report)?;
         Ok(damages)
     }
 
@@ -190,11 +192,19 @@ impl<C: Content> Store<C> {
     }
 
     /// Tells the allocators of nids and of space what replay made of the nodes (invariant 3).
-    fn adopt_replayed(&self, damages: &Damages, report: &mut RecoveryReport) -> Result<(), Error> {
+    fn adopt_replayed(
+        &self,
+        damages: &mut Damages,
+        report: &mut RecoveryReport,
+    ) -> Result<(), Error> {
         let dirty = self.dirty.lists[0].lock().clone();
         for Dirty { nid, cell } in dirty {
             let newest = self.nodes.get(nid);
             if damages.contains_key(&nid.0) || !newest.is_some_and(|n| Arc::ptr_eq(&n, &cell)) {
+                continue;
+            }
+            if let Err(damage) = self.settle_replayed(&cell) {
+                damages.insert(nid.0, damage);
                 continue;
             }
             report.nodes += 1;
@@ -214,7 +224,18 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    /// Applies changes in version order (invariant 2).
+    /// The run's end settles what is pending still (invariant 2).
+    fn settle_replayed(&self, cell: &Arc<Cell<C>>) -> Result<(), Damage> {
+        if !cell.read().body.is_pending() {
+            return Ok(());
+        }
+        let mut state = cell.write();
+        state.body.settle();
+        self.recharge(cell, &state.body);
+        fits_an_image(&state.body)
+    }
+
+    /// Applies changes in version order (invariant 2). The last merges are pending afterwards.
     fn apply_changes(
         &self,
         nid: Nid,
@@ -241,19 +262,29 @@ impl<C: Content> Store<C> {
         if let Some(why) = self.misfit(nid, &body) {
             return Err(Error::node(nid, Damage::new("journal", why)));
         }
-        // Each change fits a node that it may find; together they may outgrow what an image holds.
-        let mut image = Vec::new();
-        body.encode(&mut image);
-        if image.len() > format::item::PAYLOAD_MAX {
-            let damage = Damage::new("journal", "its changes make the node larger than an image");
-            return Err(Error::node(nid, damage));
-        }
+        fits_an_image(&body).map_err(|damage| Error::node(nid, damage))?;
         Ok((version, body))
     }
 }
 
-fn apply_change<C: Content>(body: Body<C>, change: Change<'_>) -> Result<Body<C>, Damage> {
+/// Each change fits a node that it may find; together they may outgrow what an image holds.
+fn fits_an_image<C: Content>(body: &Body<C>) -> Result<(), Damage> {
+    let mut image = Vec::new();
+    body.encode(&mut image);
+    match image.len() <= format::item::PAYLOAD_MAX {
+        true => Ok(()),
+        false => Err(Damage::new(
+            "journal",
+            "its changes make the node larger than an image",
+        )),
+    }
+}
+
+fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Body<C>, Damage> {
     let misfit = |what: &str| Damage::new("journal record", what);
+    if change.action != Action::Merge || planted(Canary::MergesInLogOrder) {
+        body.settle();
+    }
     match (change.action, body) {
         (Action::Create, Body::Gone) => {
             if change.body.len() > format::item::PAYLOAD_MAX {
@@ -273,7 +304,11 @@ fn apply_change<C: Content>(body: Body<C>, change: Change<'_>) -> Result<Body<C>
         (Action::Merge, Body::User(content)) if !content.merges() => {
             Err(misfit("merges into a node that takes no merged changes"))
         }
-        (Action::Apply | Action::Merge, Body::User(mut content)) => {
+        (Action::Merge, Body::User(content)) => {
+            content.merge_again(&C::decode_delta(change.kind, change.body)?)?;
+            Ok(Body::User(content))
+        }
+        (Action::Apply, Body::User(mut content)) => {
             content.apply(&C::decode_delta(change.kind, change.body)?)?;
             Ok(Body::User(content))
         }

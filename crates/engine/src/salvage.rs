@@ -282,7 +282,10 @@ impl<C: Content> Salvage<C> {
             }
             match self.store.replayed_node(Nid(nid), list) {
                 Ok(None) => {}
-                Ok(Some((version, body))) => self.adopt(Nid(nid), version, body),
+                Ok(Some((version, mut body))) => {
+                    body.settle();
+                    self.adopt(Nid(nid), version, body);
+                }
                 Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
                     let version = self.store.table.entry(Nid(nid))?.version.max(newest);
                     self.adopt(Nid(nid), version + 1, Body::Gone);

@@ -180,6 +180,13 @@ impl engine::Content for FsNode {
         }
     }
 
+    fn merge_again(&self, delta: &Delta) -> Result<(), Damage> {
+        match (self, delta) {
+            (FsNode::Inode(inode), Delta::Tally(tally)) if inode.gain_again(*tally) => Ok(()),
+            _ => Err(Damage::new("delta", "cannot be merged")),
+        }
+    }
+
     fn pending(&self) -> bool {
         match self {
             FsNode::Inode(inode) => inode.is_pending(),

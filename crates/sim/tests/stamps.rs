@@ -29,9 +29,11 @@ fn each_breakage_of_times_is_found() {
         plant(None);
         assert!(found.is_some(), "{} survives", canary.name());
     }
-    plant(Some(Canary::LookNotSeen));
-    let found = (1..1000).find(|seed| sim::stamps::crowd(*seed).is_err());
-    plant(None);
-    println!("found by seed {found:?}");
-    assert!(found.is_some());
+    for canary in [Canary::LookNotSeen, Canary::MergesInLogOrder] {
+        plant(Some(canary));
+        let found = (1..1000).find(|seed| sim::stamps::crowd(*seed).is_err());
+        plant(None);
+        println!("{}: found by seed {found:?}", canary.name());
+        assert!(found.is_some(), "{} survives", canary.name());
+    }
 }

@@ -176,6 +176,12 @@ impl Inode {
         Some(self.pending.get()?.add(tally, &self.shown))
     }
 
+    /// The same as the journal has it, whatever the inode was shown with meanwhile; false: this is no directory.
+    pub(super) fn gain_again(&self, tally: Tally) -> bool {
+        let pending = self.pending.get();
+        pending.is_some_and(|pending| pending.add(tally, &Shown::never()).taken)
+    }
+
     /// Whether it gained anything, under its exclusive lock.
     pub fn is_pending(&self) -> bool {
         self.pending.get().is_some_and(Pending::is_owed)
