@@ -97,7 +97,7 @@ pub struct Mount {
     pub devices_and_mountpoint: Vec<PathBuf>,
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
-    /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS,
+    /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(

@@ -11,12 +11,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::failure::{Failure, OPERATIONAL, Outcome};
+use crate::output;
 
 /// The word that the daemon says when it is ready.
 const READY: &str = "ready";
 
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
-/// exit code; it tells on standard error why it failed.
+/// exit code; it tells on standard error why it failed. What it says before is passed on.
 pub fn start(arguments: &[OsString]) -> Outcome {
     let mut child = myself()
         .args(arguments)
@@ -24,14 +25,17 @@ pub fn start(arguments: &[OsString]) -> Outcome {
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|e| Failure::new(format!("cannot start the daemon: {e}")))?;
-    let mut word = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout)
-            .read_line(&mut word)
-            .map_err(|e| Failure::new(format!("cannot hear the daemon: {e}")))?;
-    }
-    if word.trim_end() == READY {
-        return Ok(0);
+        for said in BufReader::new(stdout).lines() {
+            let said = said.map_err(|e| Failure::new(format!("cannot hear the daemon: {e}")))?;
+            if said == READY {
+                return Ok(0);
+            }
+            // Whether or not anybody reads it, the daemon goes on.
+            if let Err(failure) = output::line(said) {
+                tracing::debug!("nobody hears the daemon: {failure:?}");
+            }
+        }
     }
     let status = child
         .wait()

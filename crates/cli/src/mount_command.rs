@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::clock::Clock;
 use device::{Array, Backend};
 use fs::{FileSystem, FsOptions};
 use mount::metrics::{Endpoint, MetricsServer};
@@ -161,6 +160,7 @@ fn take_option(
         ("nodiscard", None) => fs.store.discard = false,
         ("commit", Some(value)) => fs.store.commit_interval = period(name, value)?,
         ("checkpoint", Some(value)) => fs.store.checkpoint_interval = period(name, value)?,
+        ("checkpoint_workers", Some(value)) => fs.store.workers = workers(name, value)?,
         ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
         ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
         ("io", Some("auto")) => *backend = Backend::Auto,
@@ -197,6 +197,16 @@ fn period(name: &str, value: &str) -> Result<Duration, Failure> {
         ))),
         false => Ok(period),
     }
+}
+
+fn workers(name: &str, value: &str) -> Result<usize, Failure> {
+    let workers = value.parse().ok();
+    workers
+        .filter(|n| (1..=engine::THREADS_MAX).contains(n))
+        .ok_or_else(|| {
+            let most = engine::THREADS_MAX;
+            Failure::usage(format!("{name}={value}: give a number from 1 to {most}"))
+        })
 }
 
 /// A time with its unit.
@@ -328,18 +338,22 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
             repair.damage
         );
     }
-    let clock = Clock::real();
     let fs = FileSystem::open(Arc::clone(array), options)?;
     let report = fs.recovery();
     if !report.clean {
-        tracing::info!(
-            "recovered {} in {} ms: {} batches, {} records, {} nodes",
+        let told = format!(
+            "Recovered {} in {:.3} s: {} batches, {} records, {} nodes",
             devices::title(array),
-            clock.monotonic_ns() / 1_000_000,
+            report.took.as_secs_f64(),
             report.batches,
             report.records,
             report.nodes
         );
+        tracing::info!("{told}");
+        // A daemon's parent passes it on.
+        if let Err(failure) = output::line(told) {
+            tracing::warn!("nobody hears how long recovery took: {failure:?}");
+        }
     }
     Ok(fs)
 }
@@ -424,11 +438,14 @@ mod tests {
 
     #[test]
     fn options_reach_their_places() {
-        let settings =
-            settings("noatime,nodiratime,discard,cache_size=96M,commit=0.5,io=threads").unwrap();
+        let settings = settings(
+            "noatime,nodiratime,discard,cache_size=96M,commit=0.5,checkpoint_workers=3,io=threads",
+        )
+        .unwrap();
         assert_eq!(settings.fs.data.cache_bytes, 30 << 20);
         assert_eq!(settings.fs.store.node_cache_bytes, 20 << 20);
         assert_eq!(settings.mount.workers, Some(6));
+        assert_eq!(settings.fs.store.workers, 3);
         assert!(settings.fs.store.discard);
         assert_eq!(
             settings.fs.store.commit_interval,
@@ -447,6 +464,8 @@ mod tests {
             ("commit=soon", "commit=soon"),
             ("commit=0", "at least 0.01 seconds"),
             ("checkpoint=0.001", "at least 0.01 seconds"),
+            ("checkpoint_workers=0", "from 1 to 64"),
+            ("checkpoint_workers=65", "from 1 to 64"),
             ("io=floppy", "io=floppy"),
         ] {
             let failure = settings(options).err().unwrap();

@@ -59,6 +59,8 @@ pub struct DeviceStats {
     pub read_bytes: u64,
     pub writes: u64,
     pub written_bytes: u64,
+    /// Of these writes those that were durable by themselves: what a device without forced writes does with a flush each.
+    pub durable_writes: u64,
     pub flushes: u64,
     /// Requests that failed, flushes included.
     pub errors: u64,
@@ -70,6 +72,7 @@ struct Counters {
     read_bytes: AtomicU64,
     writes: AtomicU64,
     written_bytes: AtomicU64,
+    durable_writes: AtomicU64,
     flushes: AtomicU64,
     errors: AtomicU64,
 }
@@ -379,10 +382,12 @@ impl Array {
     /// Devices without unflushed writes are left alone. Coalesced: callers that arrive
     /// before a flush is issued share it, its error included. After an error the device
     /// still counts as unflushed, but what was written before may be lost for good (R17).
-    pub fn flush(&self) -> Result<(), Error> {
+    /// Returns how many devices this caller flushed; others it waited for.
+    pub fn flush(&self) -> Result<u64, Error> {
         if self.read_only {
-            return Ok(());
+            return Ok(0);
         }
+        let mut issued = 0;
         let _waiting = base::trace::device(|| 0);
         let mut shares: Vec<(usize, Share)> = Vec::new();
         for (index, member) in self.members.iter().enumerate() {
@@ -415,6 +420,7 @@ impl Array {
             {
                 leads.push((*index, lead));
             }
+            issued += leads.len() as u64;
             self.lead_flushes(leads);
         }
         match outcomes.into_iter().min_by_key(|(index, _)| *index) {
@@ -422,7 +428,7 @@ impl Array {
                 device: self.members[index].device.name().to_owned(),
                 source,
             }),
-            None => Ok(()),
+            None => Ok(issued),
         }
     }
 
@@ -605,6 +611,8 @@ impl Member {
                 Operation::Write { durability, .. } => {
                     // A durable write that failed may sit in the cache in part.
                     wrote |= durability == Durability::Volatile || request.error.is_some();
+                    let durable = u64::from(durability == Durability::Durable);
+                    c.durable_writes.fetch_add(durable, Ordering::Relaxed);
                     (&c.writes, Some(&c.written_bytes))
                 }
                 Operation::Flush => (&c.flushes, None),
@@ -633,6 +641,7 @@ impl Counters {
             read_bytes: get(&self.read_bytes),
             writes: get(&self.writes),
             written_bytes: get(&self.written_bytes),
+            durable_writes: get(&self.durable_writes),
             flushes: get(&self.flushes),
             errors: get(&self.errors),
         }

@@ -303,10 +303,9 @@ impl<C: Content> Store<C> {
             }
         }
         if !planted(Canary::CheckpointUnflushed) {
-            self.counts
-                .checkpoint_flushes
-                .fetch_add(1, Ordering::Relaxed);
-            self.array.flush()?;
+            let flushed = self.array.flush()?;
+            let count = &self.counts.checkpoint_flushes;
+            count.fetch_add(flushed, Ordering::Relaxed);
         }
         if self.array.flush_failures() != flush_failures {
             // Somebody else's flush failed, and may have lost what was written here; that
@@ -319,6 +318,8 @@ impl<C: Content> Store<C> {
         }
         self.array
             .write_slot((sequence % 2) as usize, record.as_bytes())?;
+        let count = &self.counts.checkpoint_durably;
+        count.fetch_add(2, Ordering::Relaxed);
         self.segments.written.add(&BytesWritten {
             slots: 2 * BLOCK_SIZE as u64,
             ..BytesWritten::default()

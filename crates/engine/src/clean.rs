@@ -160,6 +160,8 @@ impl<C: Content> Store<C> {
         for node in &nodes {
             self.mark_dirty(self.shard(), node.0.all());
         }
+        let count = &self.counts.cleaned_bytes;
+        count.fetch_add(live, Ordering::Relaxed);
         Ok(true)
     }
 

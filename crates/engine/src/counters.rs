@@ -132,6 +132,9 @@ pub(crate) struct StoreCounts {
     pub stalled: Delays,
     pub data_flushes: AtomicU64,
     pub checkpoint_flushes: AtomicU64,
+    pub data_durably: AtomicU64,
+    pub checkpoint_durably: AtomicU64,
+    pub cleaned_bytes: AtomicU64,
 }
 
 /// What a store has done since it was opened.
@@ -152,14 +155,22 @@ pub struct StoreCounters {
     /// Nodes that checkpoints wrote.
     pub checkpoint_nodes: u64,
     pub cleaned_segments: u64,
+    /// Bytes that these had live and checkpoints wrote again: what cleaning costs.
+    pub cleaned_bytes: u64,
     pub paced: Waits,
     pub stalled: Waits,
-    /// Flushes asked of the array for data alone. Several may have shared one of a device's.
+    /// Flushes of devices, by who issued them: for data alone. Others that waited share them.
     pub data_flushes: u64,
     /// Before a batch of the journal.
     pub journal_flushes: u64,
     /// Before a checkpoint's record.
     pub checkpoint_flushes: u64,
+    /// Writes that were durable by themselves: of data.
+    pub data_durably: u64,
+    /// Of batches of the journal.
+    pub journal_durably: u64,
+    /// Of checkpoint records.
+    pub checkpoint_durably: u64,
 }
 
 impl StoreCounts {
@@ -174,6 +185,9 @@ impl StoreCounts {
             stalled: self.stalled.get(),
             data_flushes: get(&self.data_flushes),
             checkpoint_flushes: get(&self.checkpoint_flushes),
+            data_durably: get(&self.data_durably),
+            checkpoint_durably: get(&self.checkpoint_durably),
+            cleaned_bytes: get(&self.cleaned_bytes),
             ..StoreCounters::default()
         }
     }

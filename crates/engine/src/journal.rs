@@ -133,6 +133,7 @@ pub(crate) struct JournalStats {
     pub record_bytes: AtomicU64,
     pub batch_bytes: AtomicU64,
     flushes: AtomicU64,
+    written_durably: AtomicU64,
     /// Nanoseconds, records and bytes of each batch.
     each_ns: Distribution,
     each_records: Distribution,
@@ -153,6 +154,7 @@ impl JournalStats {
     pub fn add_to(&self, counters: &mut StoreCounters) {
         counters.records = self.records.load(Ordering::Relaxed);
         counters.journal_flushes = self.flushes.load(Ordering::Relaxed);
+        counters.journal_durably = self.written_durably.load(Ordering::Relaxed);
         counters.batches = self.each_ns.summary();
         counters.batch_records = self.each_records.summary();
         counters.batch_bytes = self.each_bytes.summary();
@@ -444,8 +446,8 @@ impl Journal {
         // R14: the records' data was written before they were staged; it must be durable
         // before the batch that names it can be.
         if !planted(Canary::SkipPreflush) {
-            self.stats.flushes.fetch_add(1, Ordering::Relaxed);
-            self.array.flush()?;
+            let flushed = self.array.flush()?;
+            self.stats.flushes.fetch_add(flushed, Ordering::Relaxed);
         }
         if self.array.flush_failures() != self.forgiven.load(Ordering::SeqCst) {
             return Err(Error::Failed("an earlier flush failed".into()));
@@ -469,6 +471,8 @@ impl Journal {
                 durability,
             });
         }
+        let durably = &self.stats.written_durably;
+        durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
         match self.array.execute(&mut ios) {
             Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
             done => Ok(done?),

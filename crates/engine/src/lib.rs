@@ -55,6 +55,6 @@ pub use salvage::{Loss, Salvage, SalvageError};
 pub use scrub::ScrubStep;
 pub use space::{ChunkState, Extent};
 pub use space_map::SpaceMap;
-pub use store::{STAGING_MAX, SpaceInfo, Store, StoreOptions};
+pub use store::{STAGING_MAX, SpaceInfo, Store, StoreOptions, THREADS_MAX};
 pub use verify::{Unread, Verified, Visitor, check_copies};
 pub use written::BytesWritten;

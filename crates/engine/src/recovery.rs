@@ -33,6 +33,7 @@ use format::checkpoint::CheckpointRecord;
 use format::{BLOCK_SIZE, Damage, Nid, U64};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What opening a store found and did.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +44,8 @@ pub struct RecoveryReport {
     pub records: u64,
     pub deltas: u64,
     pub nodes: u64,
+    /// From the first look at the devices until the store was usable.
+    pub took: Duration,
     /// Checkpoint record copies that were unreadable or damaged, as (slot, copy, why).
     pub damaged_copies: Vec<(usize, usize, String)>,
 }
@@ -95,6 +98,7 @@ impl<C: Content> Store<C> {
         options: StoreOptions,
     ) -> Result<(Arc<Self>, RecoveryReport), Error> {
         let read_only = options.read_only;
+        let began = options.clock.monotonic_ns();
         if !read_only {
             array.mark_all_unflushed();
             array.flush()?;
@@ -153,6 +157,8 @@ impl<C: Content> Store<C> {
         if !read_only && store.options.background {
             store.start_threads()?;
         }
+        let passed = store.clock().monotonic_ns().saturating_sub(began);
+        report.took = Duration::from_nanos(passed);
         Ok((store, report))
     }
 }

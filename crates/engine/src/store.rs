@@ -32,6 +32,9 @@ use std::time::Duration;
 /// proves a loss only so far behind the journal's end (`batches.rs`).
 pub const STAGING_MAX: usize = 4 << 20;
 
+/// Threads of a checkpoint, and shards, at most.
+pub const THREADS_MAX: usize = 64;
+
 /// How a store runs; none of it is on disk.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -48,9 +51,10 @@ pub struct StoreOptions {
     /// Memory of records that wait for a commit at which one begins, in bytes; operations
     /// wait at twice this. More than [`STAGING_MAX`] counts as that.
     pub staging_bytes: usize,
-    /// Threads that a checkpoint and recovery use.
+    /// Threads that a checkpoint and recovery use: by default one for each core. From 1 to [`THREADS_MAX`]; what is outside
+    /// counts as the nearest.
     pub workers: usize,
-    /// Shards of per-core structures.
+    /// Shards of per-core structures, likewise.
     pub shards: usize,
     /// Commit and checkpoint in threads of the store. Without, the caller does both.
     pub background: bool,
@@ -70,8 +74,8 @@ impl Default for StoreOptions {
             checkpoint_interval: Duration::from_secs(30),
             dirty_bytes: None,
             staging_bytes: STAGING_MAX,
-            workers: cpus.min(64),
-            shards: cpus.min(64),
+            workers: cpus.min(THREADS_MAX),
+            shards: cpus.min(THREADS_MAX),
             background: true,
             read_only: false,
             discard: false,
@@ -186,6 +190,8 @@ impl<C: Content> Store<C> {
             array, mut options, ..
         } = parts;
         options.staging_bytes = options.staging_bytes.min(STAGING_MAX);
+        options.workers = options.workers.clamp(1, THREADS_MAX);
+        options.shards = options.shards.clamp(1, THREADS_MAX);
         let geometry = array.geometry();
         let reserve = reserve_chunks(&array, &options);
         let dirty = DirtyNodes::new(&array, &options);
@@ -682,9 +688,13 @@ impl<C: Content> Store<C> {
     /// that wrote in place remember that, and if a record that waits for its commit may name such
     /// data, the store turns read-only.
     pub fn flush(&self) -> Result<(), Error> {
-        self.counts.data_flushes.fetch_add(1, Ordering::Relaxed);
-        let Err(error) = self.array.flush() else {
-            return Ok(());
+        let error = match self.array.flush() {
+            Ok(flushed) => {
+                let count = &self.counts.data_flushes;
+                count.fetch_add(flushed, Ordering::Relaxed);
+                return Ok(());
+            }
+            Err(error) => error,
         };
         self.after_failed_flush(&error);
         Err(error.into())
@@ -700,6 +710,8 @@ impl<C: Content> Store<C> {
     /// itself. After a failure they are as any that failed.
     pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         set_durability(ios, Durability::Durable);
+        let count = &self.counts.data_durably;
+        count.fetch_add(ios.len() as u64, Ordering::Relaxed);
         let Err(error) = self.array.execute(ios) else {
             return Ok(());
         };

@@ -42,6 +42,23 @@ impl FileSystem {
         self.files.fsync(file, data_only)
     }
 
+    /// A hint that a range of bytes will be synced soon, as `sync_file_range(2)`: begins to write its dirty pages in the
+    /// background or, with `wait`, writes them before it returns. A later fsync then has only the rest to write. Nothing is
+    /// durable by this call alone. A range that is empty or behind the end of the file is fine.
+    ///
+    /// # Errors
+    /// [`Error::WriteFailed`] when data of the file could not be written since it was opened, as fsync does.
+    pub fn write_range(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: u64,
+        wait: bool,
+    ) -> Result<(), Error> {
+        let bytes = offset..offset.saturating_add(len);
+        self.files.write_range(file, bytes, wait)
+    }
+
     /// As [`FileSystem::fsync`], for anything with an inode number, directories included.
     pub fn fsync_inode(&self, ino: Ino, data_only: bool) -> Result<(), Error> {
         self.files.fsync_inode(ino, data_only)

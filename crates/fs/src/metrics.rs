@@ -147,6 +147,11 @@ impl FileSystem {
             d.written_bytes
         });
         of(
+            "sheaf_device_durable_writes_total",
+            "Of the write requests those that were durable by themselves.",
+            |d| d.durable_writes,
+        );
+        of(
             "sheaf_device_flushes_total",
             "Flushes of the device.",
             |d| d.flushes,
@@ -220,8 +225,15 @@ fn commits(list: &mut List, store: &StoreCounters) {
         ("journal", store.journal_flushes),
         ("checkpoint", store.checkpoint_flushes),
     ];
-    let help = "Flushes asked of the array; several may share one of a device's.";
+    let help = "Flushes of devices, by what issued them; others that waited for one share it.";
     list.divided("sheaf_flushes_total", help, "cause", causes);
+    let causes = [
+        ("data", store.data_durably),
+        ("journal", store.journal_durably),
+        ("checkpoint", store.checkpoint_durably),
+    ];
+    let help = "Writes that were durable by themselves, which a device that cannot force one does with a flush.";
+    list.divided("sheaf_durable_writes_total", help, "cause", causes);
 }
 
 fn checkpoints(list: &mut List, store: &StoreCounters) {
@@ -233,6 +245,8 @@ fn checkpoints(list: &mut List, store: &StoreCounters) {
     let help = "Segments that were cleaned.";
     let cleaned = store.cleaned_segments;
     list.counter("sheaf_cleaned_segments_total", help, cleaned);
+    let help = "Bytes in them that were live and that checkpoints wrote again.";
+    list.counter("sheaf_cleaned_bytes_total", help, store.cleaned_bytes);
     let waits = [("paced", store.paced), ("checkpoint", store.stalled)];
     let of = |value: fn(&Waits) -> u64| waits.map(|(cause, waits)| (cause, value(&waits)));
     let help = "Operations that waited: slowed down as a checkpoint came near, or for one to end.";

@@ -509,6 +509,10 @@ impl Driver {
                 Some(file) => fs.fallocate(&file, *mode, *at, *len),
                 None => Ok(()),
             },
+            Op::WriteRange { path, at, len } => match self.handle(path, 0)? {
+                Some(file) => fs.write_range(&file, *at, *len, true),
+                None => Ok(()),
+            },
             Op::Fsync(path) | Op::Fdatasync(path) => {
                 let data_only = matches!(op, Op::Fdatasync(_));
                 match (self.handle(path, 0)?, self.oracle.now().resolve(path)) {

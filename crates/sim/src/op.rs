@@ -63,6 +63,12 @@ pub enum Op {
     RemoveXattr(String, String),
     Fsync(String),
     Fdatasync(String),
+    /// The hint that a range will be synced, waited for.
+    WriteRange {
+        path: String,
+        at: u64,
+        len: u64,
+    },
     Sync,
     Checkpoint,
     /// Time passes, in milliseconds, and background work is done.
@@ -93,7 +99,13 @@ impl Op {
     pub fn is_sync(&self) -> bool {
         matches!(
             self,
-            Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Checkpoint | Op::Tick(_) | Op::Remount
+            Op::Fsync(_)
+                | Op::Fdatasync(_)
+                | Op::WriteRange { .. }
+                | Op::Sync
+                | Op::Checkpoint
+                | Op::Tick(_)
+                | Op::Remount
         )
     }
 }
@@ -169,6 +181,7 @@ impl fmt::Display for Op {
             Op::RemoveXattr(p, name) => write!(f, "removexattr {p} {name}"),
             Op::Fsync(p) => write!(f, "fsync {p}"),
             Op::Fdatasync(p) => write!(f, "fdatasync {p}"),
+            Op::WriteRange { path, at, len } => write!(f, "write-range {path} {at} {len}"),
             Op::Sync => f.write_str("sync"),
             Op::Checkpoint => f.write_str("checkpoint"),
             Op::Tick(ms) => write!(f, "tick {ms}"),
@@ -251,6 +264,11 @@ impl FromStr for Op {
             "removexattr" => Op::RemoveXattr(word()?, word()?),
             "fsync" => Op::Fsync(word()?),
             "fdatasync" => Op::Fdatasync(word()?),
+            "write-range" => Op::WriteRange {
+                path: word()?,
+                at: number(word()?)?,
+                len: number(word()?)?,
+            },
             "sync" => Op::Sync,
             "checkpoint" => Op::Checkpoint,
             "tick" => Op::Tick(number(word()?)?),

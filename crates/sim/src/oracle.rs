@@ -227,7 +227,7 @@ impl Oracle {
                     history.change(bytes, false);
                 }
             }
-            Op::Fsync(path) | Op::Fdatasync(path) => {
+            Op::Fsync(path) | Op::Fdatasync(path) | Op::WriteRange { path, .. } => {
                 if let Some(id) = self.now().file(path) {
                     self.history(id).write_back();
                 }

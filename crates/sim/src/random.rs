@@ -306,7 +306,7 @@ impl Generator {
             false => (*rng.pick(&files)).clone(),
         };
         let rng = &mut self.rng;
-        match rng.below(61) {
+        match rng.below(63) {
             0..=6 => Op::Create(fresh),
             7 => Op::Mkdir(fresh),
             8 => Op::Symlink(fresh),
@@ -380,6 +380,11 @@ impl Generator {
                 let old = OLD + rng.below(OLD / 2);
                 Op::SetTime(any(rng), (!rng.one_in(3)).then_some(old))
             }
+            59..=60 => Op::WriteRange {
+                path: file(rng),
+                at: rng.below(30_000),
+                len: rng.below(*rng.clone().pick(&[2, 5000, 60_000])),
+            },
             _ => Op::Tick(rng.below(8000)),
         }
     }

@@ -122,6 +122,8 @@ pub(super) struct Meta {
     pub ahead_since_ns: Option<u64>,
     /// Monotonic time at which times were last logged.
     pub persisted_ns: u64,
+    /// Modification and change time that the last sync left in memory alone.
+    pub kept: (Option<Timestamp>, Option<Timestamp>),
     pub changed: Epoch,
     pub in_place: InPlace,
     pub promised: u64,

@@ -11,6 +11,7 @@ use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use engine::Need;
+use std::ops::Range;
 use std::time::Duration;
 
 /// How often the background thread looks, at least and at most.
@@ -18,6 +19,8 @@ const TICK: Duration = Duration::from_secs(1);
 const TICK_MIN: Duration = Duration::from_millis(10);
 /// Why what was written may be lost although no call of the writer's failed.
 pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
+/// Ranges that may wait for the background thread to write them.
+const HINTS_MAX: usize = 1024;
 /// States beyond which one that only an access time keeps is settled at close.
 const STATES_MANY: usize = 4096;
 
@@ -61,6 +64,48 @@ impl Files {
         let outcome = self.fsync_state(&file.state, data_only);
         file.check_failure()?;
         outcome
+    }
+
+    /// A hint, as `sync_file_range(2)`: begins to write the dirty pages of `bytes`, so that a later fsync has less to write.
+    /// `wait`: returns when they are written. Nothing is durable by that: neither are devices flushed nor is anything
+    /// committed.
+    ///
+    /// # Errors
+    /// With `wait` those of writing, which are latched on the file as well; else what failed before.
+    pub fn write_range(&self, file: &OpenFile, bytes: Range<u64>, wait: bool) -> Result<(), Error> {
+        self.check_writable()?;
+        let bytes = bytes.start..bytes.end.min(file.state.size());
+        if bytes.is_empty() {
+            return file.check_failure();
+        }
+        let pages = super::pages_of(bytes);
+        if wait {
+            self.flush_range(&file.state, pages)?;
+        } else {
+            let mut hints = self.hints.lock();
+            // More than these are written when their time comes.
+            if hints.len() < HINTS_MAX {
+                hints.push((file.state.key, pages));
+            }
+            drop(hints);
+            self.hurry();
+        }
+        file.check_failure()
+    }
+
+    /// Writes what somebody asked to be written soon. Failures are latched on the files.
+    fn follow_hints(&self) {
+        let hints = std::mem::take(&mut *self.hints.lock());
+        for (key, pages) in hints {
+            let Ok(Some(state)) = self.use_active(key.nid) else {
+                continue;
+            };
+            if state.key == key
+                && let Err(error) = self.flush_range(&state, pages)
+            {
+                tracing::warn!("write-back: {error}");
+            }
+        }
     }
 
     /// As `fsync` of a file opened for it, by inode; of anything but a regular file it is a commit.
@@ -120,7 +165,7 @@ impl Files {
         }
         if commit || times_due {
             count(&self.counts.committed);
-        } else if !data_only && self.times_coarse(state) {
+        } else if !data_only && self.times_kept(state) {
             count(&self.counts.times_kept);
         }
         // Data written in place after that change, which no commit needs to have flushed.
@@ -145,6 +190,14 @@ impl Files {
     fn times_coarse(&self, state: &Arc<FileState>) -> bool {
         let meta = state.meta.lock();
         meta.times.mtime.is_some() || meta.times.ctime.is_some()
+    }
+
+    /// Times are ahead of the inode's that no earlier sync has left so.
+    fn times_kept(&self, state: &Arc<FileState>) -> bool {
+        let mut meta = state.meta.lock();
+        let ahead = (meta.times.mtime, meta.times.ctime);
+        let kept = std::mem::replace(&mut meta.kept, ahead);
+        ahead != (None, None) && ahead != kept
     }
 
     /// Flushes the devices for all files that wrote in place. A failure is latched on each of
@@ -374,6 +427,7 @@ impl Files {
         if self.store.read_only() {
             return Ok(());
         }
+        self.follow_hints();
         let now_ns = self.now_ns();
         let mut outcome = Ok(());
         let mut note = |done: Result<(), Error>| {

@@ -49,9 +49,10 @@ use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use engine::Store;
-use engine::cache::{CacheCounters, PageCache};
+use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -121,6 +122,8 @@ pub(crate) struct Files {
     syncing: AtomicU64,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
+    /// Pages that somebody asked to be written soon.
+    hints: Mutex<Vec<(FileKey, Range<u64>)>>,
     losses: Mutex<Losses>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
@@ -152,6 +155,7 @@ impl Files {
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
             logged: Mutex::new(rank::LEAF, HashSet::default()),
+            hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: Mutex::new(rank::LEAF, Background::default()),
@@ -239,7 +243,7 @@ impl Files {
     fn drop_pages(
         &self,
         state: &base::sync::Arc<FileState>,
-        pages: std::ops::Range<u64>,
+        pages: Range<u64>,
     ) -> engine::cache::Dropped {
         let dropped = self.pages.invalidate(state.key, pages);
         if dropped.dirty > 0 {
@@ -275,6 +279,6 @@ impl Drop for Promised<'_> {
 }
 
 /// The pages that bytes `start..end` touch.
-fn pages_of(bytes: std::ops::Range<u64>) -> std::ops::Range<u64> {
+fn pages_of(bytes: Range<u64>) -> Range<u64> {
     bytes.start / PAGE..bytes.end.div_ceil(PAGE)
 }

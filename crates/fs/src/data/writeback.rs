@@ -104,6 +104,21 @@ impl Files {
         self.flush_locked_by(state, How::Home)
     }
 
+    /// As `flush_file`, but only the pages of a range.
+    pub(super) fn flush_range(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+    ) -> Result<(), Error> {
+        let _turn = state.flusher.lock();
+        let mut next = Some(pages.start);
+        while let Some(from) = next {
+            let _shared = state.io.read();
+            next = self.flush_pass(state, from..pages.end.max(from), How::Home)?;
+        }
+        Ok(())
+    }
+
     /// As `flush_locked`, in the middle of a write up to `end`: content that this write takes out of the inode
     /// is not put there again, clean, as if it could stay.
     pub(super) fn flush_within(&self, state: &Arc<FileState>, end: u64) -> Result<(), Error> {

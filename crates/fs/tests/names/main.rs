@@ -2,6 +2,7 @@
 
 mod attributes;
 mod concurrent;
+mod counts;
 mod damage;
 mod full;
 mod handles;

@@ -505,3 +505,51 @@ fn a_time_that_is_set_while_it_is_logged_does_not_hide_a_later_write() {
     file.state.meta.lock().logged_times(logged);
     assert_eq!(file.state.meta.lock().times.mtime, stamped);
 }
+
+/// Pages of a range are home after the hint, at once or when the background thread has come round; nothing else is.
+#[test]
+fn a_range_is_written_ahead_of_its_sync() {
+    let world = World::new(82, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 8 * 4096));
+    m.files.fsync(&file, true).unwrap();
+    m.write(&file, 0, &pattern(2, 8 * 4096));
+    let dirty = || m.files.pages.dirty_pages(file.state.key, 0..9, 9);
+    m.files.write_range(&file, 4096..3 * 4096, true).unwrap();
+    assert_eq!(dirty(), [0, 3, 4, 5, 6, 7]);
+    m.files
+        .write_range(&file, 4 * 4096 + 1..5 * 4096 + 1, false)
+        .unwrap();
+    assert_eq!(dirty(), [0, 3, 4, 5, 6, 7], "it is a hint");
+    m.files.tick().unwrap();
+    assert_eq!(dirty(), [0, 3, 6, 7]);
+    m.files
+        .write_range(&file, 9 * 4096..u64::MAX, true)
+        .unwrap();
+    m.files.write_range(&file, 5..5, true).unwrap();
+    assert_eq!(dirty(), [0, 3, 6, 7]);
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(dirty(), []);
+    assert_eq!(m.contents(ino), pattern(2, 8 * 4096));
+}
+
+#[test]
+fn a_range_that_cannot_be_written_is_told() {
+    let world = World::new(83, 64, 64);
+    let m = world.mount();
+    let file = m.open(m.make());
+    m.write(&file, 0, &pattern(1, 20_000));
+    for device in &world.devices {
+        device.fail_writes(device::sim::Times::Next(9), None);
+    }
+    let wait = m.files.write_range(&file, 0..9000, true);
+    assert_eq!(wait.unwrap_err().errno(), libc::EIO);
+    let hint = m.files.write_range(&file, 0..9000, false);
+    assert_eq!(
+        hint.unwrap_err().errno(),
+        libc::EIO,
+        "told until it is opened again"
+    );
+}
