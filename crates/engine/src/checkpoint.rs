@@ -27,6 +27,8 @@
 //!    under one exclusive hold of its lock. So nobody is between merging and marking then, the image has all that
 //!    was merged before it, and whoever merges afterwards puts the node on a list again. Taking that lock twice
 //!    would hold up everybody who works in a shared directory twice.
+//! 5. A data chunk becomes free only between checkpoints (R4): one that is made free while a checkpoint runs could get segments
+//!    of this checkpoint, whose images may have its space map still.
 
 use crate::content::Content;
 use crate::dirty::{Charge, LEAF_COST, reserve_chunks};
@@ -183,19 +185,31 @@ impl<C: Content> Store<C> {
         self.journal.mount_id
     }
 
+    /// Data chunks without data become free before it.
     pub(crate) fn checkpoint_now(&self) -> Result<(), Error> {
-        self.retire_chunks();
-        self.make_checkpoint(false).map(|_| ())
+        let mut state = self.checkpoint_state.lock();
+        self.retire_chunks(&state);
+        self.make_checkpoint_of(&mut state, false)
+    }
+
+    /// As the last one of a clean end.
+    pub(crate) fn closing_checkpoint(&self) -> Result<(), Error> {
+        let mut state = self.checkpoint_state.lock();
+        self.retire_chunks(&state);
+        self.make_checkpoint_of(&mut state, true)
+    }
+
+    pub(crate) fn make_checkpoint(&self, clean: bool) -> Result<(), Error> {
+        self.make_checkpoint_of(&mut self.checkpoint_state.lock(), clean)
     }
 
     /// Latches the store when it fails (invariant 3).
-    pub(crate) fn make_checkpoint(&self, clean: bool) -> Result<CheckpointReport, Error> {
-        let mut state = self.checkpoint_state.lock();
+    fn make_checkpoint_of(&self, state: &mut CheckpointState, clean: bool) -> Result<(), Error> {
         if let Some(error) = self.journal.failed() {
             return Err(error);
         }
         let began = self.clock().monotonic_ns();
-        let result = self.run(&mut state, clean);
+        let result = self.run(state, clean);
         if let Ok(report) = &result {
             let counts = &self.counts;
             counts.checkpoints.record(self.since(began));
@@ -210,7 +224,7 @@ impl<C: Content> Store<C> {
         if let Err(error) = &result {
             self.latch(&format!("checkpoint: {error}"));
         }
-        result
+        result.map(drop)
     }
 
     fn run(&self, state: &mut CheckpointState, clean: bool) -> Result<CheckpointReport, Error> {
@@ -832,3 +846,6 @@ pub(crate) fn read_space(array: &Array, root: ItemPointer) -> Result<SpaceTables
         places,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,6 +161,14 @@ impl Segments {
         self.count_free(&state);
     }
 
+    /// No segment is free but for those of free chunks.
+    #[cfg(test)]
+    pub fn use_up(&self) {
+        let mut state = self.state.lock();
+        state.free.clear();
+        self.count_free(&state);
+    }
+
     pub fn meta_chunks(&self) -> usize {
         self.state.lock().live.len()
     }

@@ -436,7 +436,7 @@ impl Space {
         {
             let mut chunks = self.chunks.lock();
             match chunks.state[chunk as usize] {
-                // Replay ends with the map deleted: the chunk was taken after that.
+                // It got segments after its map was gone: no journal that a store wrote changes that (R4).
                 ChunkState::Meta => return,
                 ChunkState::Free => {
                     chunks.free.remove(&chunk);

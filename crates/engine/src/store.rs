@@ -651,7 +651,7 @@ impl<C: Content> Store<C> {
     /// Makes freed blocks available and empty chunks free, for callers that found none.
     fn reclaim(&self) -> Result<(), Error> {
         self.sync()?;
-        self.retire_chunks();
+        self.retire_chunks(&self.checkpoint_state.lock());
         self.sync()?;
         self.checkpoint_now()
     }
@@ -970,8 +970,8 @@ impl<C: Content> Store<C> {
     }
 
     /// Turns data chunks without data into free ones, in records of their own; they can be
-    /// used again once those are durable.
-    pub(crate) fn retire_chunks(&self) {
+    /// used again once those are durable. No checkpoint runs meanwhile (checkpoint, invariant 5).
+    pub(crate) fn retire_chunks(&self, _none_runs: &CheckpointState) {
         for chunk in self.space.take_empty_chunks(64) {
             if !matches!(self.retire_chunk(chunk), Ok(true)) {
                 self.space.unretired(chunk);

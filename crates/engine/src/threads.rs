@@ -111,8 +111,7 @@ impl<C: Content> Store<C> {
             return Ok(());
         }
         self.sync()?;
-        self.retire_chunks();
-        self.make_checkpoint(true)?;
+        self.closing_checkpoint()?;
         debug_assert_eq!(self.dirty.charged(), Charge::default());
         self.journal.fail(Error::ReadOnly);
         Ok(())

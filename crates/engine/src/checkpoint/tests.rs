@@ -1,0 +1,244 @@
+//! What comes between the steps of a checkpoint.
+
+use crate::finding::{Findings, Severity};
+use crate::op::Need;
+use crate::space::Extent;
+use crate::store::StoreOptions;
+use crate::{Content, Store, Visitor};
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use device::sim::{PowerSwitch, SimDevice};
+use device::{Array, BlockDevice, DeviceInfo, Operation, Request};
+use format::geometry::{Geometry, GeometryOptions};
+use format::label::HEAD_BLOCKS;
+use format::{BLOCK_SIZE, Damage, Nid};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+const SIZE: u64 = 64 << 20;
+
+/// A node of some bytes that never change.
+struct Bytes(Vec<u8>);
+
+impl Content for Bytes {
+    type Delta = ();
+
+    fn kind(&self) -> u8 {
+        format::table::FIRST_FS_KIND
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+
+    fn decode(_: u8, body: &[u8]) -> Result<Self, Damage> {
+        Ok(Bytes(body.to_vec()))
+    }
+
+    fn apply(&mut self, _: &()) -> Result<(), Damage> {
+        Ok(())
+    }
+
+    fn encode_delta(_: &(), _: &mut Vec<u8>) {}
+
+    fn decode_delta(_: u8, _: &[u8]) -> Result<(), Damage> {
+        Ok(())
+    }
+
+    fn owned(_: u8) -> bool {
+        false
+    }
+
+    fn memory(&self) -> usize {
+        self.0.len()
+    }
+
+    fn image_len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+type TestStore = Store<Bytes>;
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// Calls back, once each, when data or metadata is to be written, and when a checkpoint's record has been.
+struct Tap {
+    device: Arc<SimDevice>,
+    written: Mutex<Option<Hook>>,
+    committed: Mutex<Option<Hook>>,
+}
+
+impl Tap {
+    fn take(hook: &Mutex<Option<Hook>>) {
+        let hook = hook.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
+}
+
+impl BlockDevice for Tap {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.device.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.device.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        let head = (HEAD_BLOCKS as usize * BLOCK_SIZE) as u64;
+        let labels = requests.iter().any(
+            |request| matches!(request.operation, Operation::Write { offset, .. } if offset < head),
+        );
+        let writes = requests
+            .iter()
+            .any(|request| matches!(request.operation, Operation::Write { .. }));
+        if writes && !labels {
+            Tap::take(&self.written);
+        }
+        self.device.run(requests, meanwhile);
+        if labels {
+            Tap::take(&self.committed);
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.device.discard(offset, len)
+    }
+}
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        background: false,
+        workers: 1,
+        shards: 1,
+        ..StoreOptions::default()
+    }
+}
+
+fn create(store: &TestStore) {
+    let fresh = store.reserve_nid().unwrap();
+    let mut op = store.begin(Need::Grow).unwrap();
+    op.create(fresh, Bytes(vec![7; 1000]));
+    op.commit();
+}
+
+fn allocate(store: &TestStore, blocks: u32) -> Extent {
+    let mut promise = store.promise(blocks as u64).unwrap();
+    let reservation = store.reserve(&mut promise, blocks, None).unwrap();
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    let extent = op.take(reservation);
+    op.commit();
+    extent
+}
+
+fn free(store: &TestStore, extent: Extent) {
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    op.free(extent).unwrap();
+    op.commit();
+}
+
+struct Nothing;
+
+impl Visitor<Bytes> for Nothing {
+    fn node(&self, _: Nid, _: u64, _: &Bytes) {}
+}
+
+/// While a checkpoint wrote images, another thread began one, deleted the map of a data chunk without data, and
+/// waited for the first; a commit made that durable. The chunk was free, the first checkpoint took it for its
+/// segments, and its table named the map in it still: the checker called the image damaged.
+#[test]
+fn no_chunk_becomes_free_while_a_checkpoint_runs() {
+    let switch = PowerSwitch::new();
+    let device = SimDevice::on_switch(SIZE, 1, &switch);
+    let tap = Arc::new(Tap {
+        device: Arc::clone(&device),
+        written: Mutex::new(rank::LEAF, None),
+        committed: Mutex::new(rank::LEAF, None),
+    });
+    let geometry = Geometry::plan(&[SIZE], GeometryOptions::default()).unwrap();
+    let chunk_blocks = geometry.chunk_blocks;
+    let devices = vec![Arc::clone(&tap) as Arc<dyn BlockDevice>];
+    let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+    let array = Arc::new(array);
+    TestStore::format(&array, options()).unwrap();
+    array.write_labels().unwrap();
+    let (store, _) = TestStore::open(array, options()).unwrap();
+
+    // Three data chunks; the first one is free again, below the others.
+    let data: Vec<Extent> = (0..3).map(|_| allocate(&store, chunk_blocks)).collect();
+    free(&store, data[0]);
+    store.sync().unwrap();
+    store.checkpoint().unwrap();
+    store.checkpoint().unwrap();
+    create(&store);
+    // Nothing is left for the journal: what the checkpoint writes first is an image.
+    store.sync().unwrap();
+
+    let (others, done) = channel();
+    let during = Arc::clone(&store);
+    let emptied = data[1];
+    let hook = move || {
+        let store = during;
+        free(&store, emptied);
+        store.sync().unwrap();
+        // There is room for segments in free chunks only, and only one of them is: the lowest.
+        let (_, free_chunks) = store.space.unloaded_and_free();
+        let kept = free_chunks[0];
+        let taken = store.space.take_free_chunks(free_chunks.len() - 1);
+        assert!(taken.iter().all(|chunk| *chunk > kept));
+        store.segments.use_up();
+        let second = Arc::clone(&store);
+        let second = base::thread::spawn("second", move || drop(second.checkpoint())).unwrap();
+        // It cannot be seen whether a thread waits. If it may retire the chunk it has done so after this.
+        for _ in 0..20_000 {
+            if !store.retired.lock().is_empty() {
+                break;
+            }
+            base::thread::yield_now();
+        }
+        store.sync().unwrap();
+        store.release_retired();
+        others.send(second).unwrap();
+    };
+    *tap.written.lock() = Some(Box::new(move || {
+        // On a thread of its own: whoever writes may hold locks.
+        let hook = base::thread::spawn("during", hook).unwrap();
+        hook.join().unwrap();
+    }));
+    let power = Arc::clone(&switch);
+    *tap.committed.lock() = Some(Box::new(move || power.cut_now()));
+    store.make_checkpoint(false).unwrap();
+    done.recv().unwrap().join().unwrap();
+    drop(store);
+
+    switch.restore();
+    let device = device.restart(&mut Rng::new(1));
+    let array = Array::assemble(vec![device as Arc<dyn BlockDevice>], true).unwrap();
+    let read_only = StoreOptions {
+        read_only: true,
+        ..options()
+    };
+    let (store, _) = TestStore::open(Arc::new(array), read_only).unwrap();
+    let findings = Findings::new();
+    store.verify(&Nothing, &findings, &|_, _| {});
+    let (found, _) = findings.take();
+    let bad: Vec<_> = found
+        .iter()
+        .filter(|one| one.severity > Severity::Notice)
+        .collect();
+    assert!(bad.is_empty(), "{bad:?}");
+}
