@@ -781,8 +781,8 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded.
-    /// Space whose freeing is not durable yet is left out, and what promises need.
+    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded. A run ends where
+    /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
     pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
@@ -802,12 +802,12 @@ impl<C: Content> Store<C> {
                 from = end;
             }
         }
-        for chunk in free {
+        let geometry = self.array.geometry();
+        let len = geometry.chunk_blocks;
+        for chunk in in_long_runs(&free, least_blocks.div_ceil(len) as usize) {
             // A checkpoint may need the last free chunk.
             let _none = self.checkpoint_state.lock();
             if self.space.take_free_chunk(chunk) {
-                let geometry = self.array.geometry();
-                let len = geometry.chunk_blocks;
                 self.discard(Extent {
                     block: geometry.chunk_block(chunk),
                     len,
@@ -1053,5 +1053,29 @@ fn set_durability(ios: &mut [Io<'_>], wanted: Durability) {
         if let Io::Write { durability, .. } = io {
             *durability = wanted;
         }
+    }
+}
+
+/// Those of sorted chunks that have neighbours enough to be `least` in a row.
+fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
+    let runs = chunks.chunk_by(|a, b| a + 1 == *b);
+    runs.filter(move |run| run.len() >= least)
+        .flatten()
+        .copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_long_runs;
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let chunks = [0, 1, 3, 5, 6, 7, 9];
+        let of = |least| in_long_runs(&chunks, least).collect::<Vec<_>>();
+        assert_eq!(of(0), chunks);
+        assert_eq!(of(1), chunks);
+        assert_eq!(of(2), [0, 1, 5, 6, 7]);
+        assert_eq!(of(3), [5, 6, 7]);
+        assert!(of(4).is_empty());
     }
 }

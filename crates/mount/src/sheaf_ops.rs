@@ -711,7 +711,11 @@ impl SheafOps {
             return Err(Errno(libc::EPERM));
         }
         let mut range = TrimRange::read_from_bytes(input).map_err(|_| Errno::INVAL)?;
-        let least = u32::try_from(range.min_len / u64::from(self.fs.statfs().block_size));
+        let least = u32::try_from(
+            range
+                .min_len
+                .div_ceil(u64::from(self.fs.statfs().block_size)),
+        );
         let trimmed = self.fs.store().trim(least.map_err(|_| Errno::INVAL)?);
         range.len = trimmed.map_err(|error| errno(error.into()))?;
         range.write_to(output).map_err(|_| Errno::INVAL)?;

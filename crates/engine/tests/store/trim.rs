@@ -92,3 +92,26 @@ fn promises_hold_while_free_space_is_discarded() {
     }
     assert!(store.failed().is_none());
 }
+
+/// Free chunks were discarded whatever the least run was.
+#[test]
+fn runs_shorter_than_the_least_are_left_alone() {
+    let world = World::new(26, &[64]);
+    let store = world.open().unwrap();
+    let chunk = store.array().geometry().chunk_blocks;
+    // One chunk with data at its beginning; those behind it are free but for metadata at the end.
+    let mut promise = store.promise(8).unwrap();
+    let reservation = store.reserve(&mut promise, 8, None).unwrap();
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    op.take(reservation);
+    op.commit();
+    let all = store.trim(1).unwrap();
+    let rest = (chunk as u64 - 8) * 4096;
+    assert!(all > rest + 2 * chunk as u64 * 4096, "{all} bytes");
+    assert_eq!(store.trim(chunk - 8).unwrap(), all);
+    assert_eq!(store.trim(chunk - 7).unwrap(), all - rest);
+    let chunks = ((all - rest) / (chunk as u64 * 4096)) as u32;
+    assert_eq!(store.trim(chunks * chunk).unwrap(), all - rest);
+    assert_eq!(store.trim(chunks * chunk + 1).unwrap(), 0);
+    assert_eq!(store.trim(u32::MAX).unwrap(), 0);
+}
