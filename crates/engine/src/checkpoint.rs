@@ -300,6 +300,7 @@ impl<C: Content> Store<C> {
         };
         // Step 4.
         self.enter(&captured, state)?;
+        self.dirty.leaves.entered();
         let (roots, space_root, bytes) = self.write_tables(state, sequence)?;
         report.bytes += bytes;
         let mut record = self.record(sequence, anchor);
@@ -365,7 +366,7 @@ impl<C: Content> Store<C> {
     }
 
     fn take_dirty(&self) -> Changed<C> {
-        self.dirty.leaves.clear();
+        self.dirty.leaves.begin();
         let take = |list: &Padded<Mutex<Vec<_>>>| std::mem::take(&mut *list.lock());
         let mut lists: Vec<Vec<Dirty<C>>> = self.dirty.lists.iter().map(take).collect();
         if planted(Canary::DirtyNodeForgotten) {

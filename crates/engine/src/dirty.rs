@@ -19,10 +19,11 @@
 use crate::op::Dirty;
 use crate::store::StoreOptions;
 use crate::sum::{Padded, Sum};
-use base::atomic::{AtomicI64, AtomicU64, Ordering};
-use base::sync::{Mutex, rank};
+use crate::table::ChangedLeaves;
+use base::atomic::{AtomicI64, Ordering};
+use base::sync::{Arc, Mutex, rank};
 use device::Array;
-use format::table::{LEAF_NIDS, NID_LIMIT};
+use format::table::LEAF_NIDS;
 use format::{BLOCK_SIZE, Nid};
 use std::ops::AddAssign;
 
@@ -31,7 +32,6 @@ const OVERHEAD: i64 = 96;
 /// Bytes that a changed leaf page of the node table costs a checkpoint, with its share of the
 /// region pages above.
 pub(crate) const LEAF_COST: i64 = 4160 + 64;
-const LEAF_WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
 /// The most that a checkpoint begins at.
 const WRITES_MOST: i64 = 1 << 30;
 /// By how many times as much as what is expected the bound may grow beyond `limit` (invariant 3).
@@ -82,7 +82,7 @@ pub(crate) struct DirtyNodes<C> {
 }
 
 impl<C> DirtyNodes<C> {
-    pub fn new(array: &Array, options: &StoreOptions) -> Self {
+    pub fn new(array: &Array, options: &StoreOptions, changed: Arc<ChangedLeaves>) -> Self {
         let shards = options.shards;
         let list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
         let (memory, limit) = (memory_limit(options), write_limit(array, options));
@@ -92,7 +92,7 @@ impl<C> DirtyNodes<C> {
             lists: (0..shards).map(list).collect(),
             memory: Sum::new(shards, slack),
             images: Sum::new(shards, slack),
-            leaves: DirtyLeaves::new(shards, slack),
+            leaves: DirtyLeaves::new(changed, shards, slack),
             memory_limit: memory,
             limit,
             limit_most: (array_bytes(array) / 16).clamp(limit, WRITES_MOST.max(limit)),
@@ -215,12 +215,11 @@ pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     wanted.min(geometry.chunk_count / 4).max(2)
 }
 
-/// Which leaf pages of the node table the next checkpoint will have to write, so that changes
-/// scattered over many of them count for what they cost. A hint: a leaf touched while a
-/// checkpoint begins may be counted for the wrong one.
+/// What writing the changed leaf pages of the node table will cost, so that changes scattered over many of them count for
+/// that.
 #[derive(Debug)]
 pub(crate) struct DirtyLeaves {
-    bits: Box<[AtomicU64]>,
+    changed: Arc<ChangedLeaves>,
     count: Sum,
     /// Bytes that one is expected to take.
     expected: AtomicI64,
@@ -228,10 +227,9 @@ pub(crate) struct DirtyLeaves {
 
 impl DirtyLeaves {
     /// For so many shards; the count may be wrong by what is worth `slack`.
-    fn new(shards: usize, slack: i64) -> Self {
-        let bits = (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect();
+    fn new(changed: Arc<ChangedLeaves>, shards: usize, slack: i64) -> Self {
         DirtyLeaves {
-            bits,
+            changed,
             count: Sum::new(shards, slack / LEAF_COST),
             expected: AtomicI64::new(LEAF_COST),
         }
@@ -252,31 +250,24 @@ impl DirtyLeaves {
 
     /// What changing these leaves adds to the next checkpoint.
     pub fn cost_of(&self, leaves: &[u64]) -> i64 {
-        let clean = |leaf: &&u64| {
-            let word = self.bits[**leaf as usize / 64].load(Ordering::Relaxed);
-            word >> (**leaf % 64) & 1 == 0
-        };
-        leaves.iter().filter(clean).count() as i64 * LEAF_COST
+        let clean = leaves.iter().filter(|leaf| !self.changed.has(**leaf));
+        clean.count() as i64 * LEAF_COST
     }
 
     pub fn touch(&self, shard: usize, nid: Nid) {
-        let leaf = nid.0 / LEAF_NIDS;
-        let (word, bit) = (&self.bits[leaf as usize / 64], 1 << (leaf % 64));
-        if word.load(Ordering::Relaxed) & bit == 0
-            && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        {
+        if self.changed.add(nid.0 / LEAF_NIDS) {
             self.count.add(shard, 1);
         }
     }
 
     /// A checkpoint takes the dirty nodes and their leaves.
-    pub fn clear(&self) {
-        for word in &self.bits {
-            if word.load(Ordering::Relaxed) != 0 {
-                let cleared = word.swap(0, Ordering::Relaxed).count_ones() as i64;
-                self.count.add(0, -cleared);
-            }
-        }
+    pub fn begin(&self) {
+        self.count.add(0, -(self.changed.begin() as i64));
+    }
+
+    /// It has entered all of them into the node table.
+    pub fn entered(&self) {
+        self.changed.entered();
     }
 }
 
@@ -286,7 +277,6 @@ mod tests {
     use device::BlockDevice;
     use device::sim::SimDevice;
     use format::geometry::{Geometry, GeometryOptions};
-    use std::sync::Arc;
 
     const SIZE: u64 = 1 << 30;
 
@@ -299,7 +289,7 @@ mod tests {
             shards: 1,
             ..StoreOptions::default()
         };
-        DirtyNodes::new(&array, &options)
+        DirtyNodes::new(&array, &options, Arc::new(ChangedLeaves::new()))
     }
 
     /// Leaf pages change.

@@ -317,6 +317,7 @@ impl<'s, C: Content> Op<'s, C> {
         if !matches!(guard.state().body, Body::User(_)) {
             return Err(Error::Gone(node.nid()));
         }
+        self.store.prepare_change(&node.0)?;
         Ok(self.hold(guard, false))
     }
 
@@ -328,6 +329,7 @@ impl<'s, C: Content> Op<'s, C> {
         }
         let guard = node.0.clone().try_write_owned()?;
         let same = guard.version == version && matches!(guard.body, Body::User(_));
+        let same = same && self.store.prepare_change(&node.0).is_ok();
         same.then(|| self.hold(Guard::Exclusive(guard), false))
     }
 

@@ -194,7 +194,11 @@ impl<C: Content> Store<C> {
         options.shards = options.shards.clamp(1, THREADS_MAX);
         let geometry = array.geometry();
         let reserve = reserve_chunks(&array, &options);
-        let dirty = DirtyNodes::new(&array, &options);
+        let dirty = DirtyNodes::new(
+            &array,
+            &options,
+            base::sync::Arc::clone(&parts.table.changed),
+        );
         let pool = Pool::start("sheaf-worker", options.workers.saturating_sub(1))
             .map_err(|error| Error::Thread(Arc::new(error)))?;
         let pool = Arc::new(pool);
@@ -450,6 +454,7 @@ impl<C: Content> Store<C> {
                 )));
             }
         }
+        self.prepare_change(&node.0)?;
         Ok(node)
     }
 
@@ -469,7 +474,15 @@ impl<C: Content> Store<C> {
 
     /// A nid for a new node.
     pub fn reserve_nid(&self) -> Result<FreshNid<'_, C>, Error> {
-        let (nid, last_version) = self.nids.take(self.shard(), self)?.ok_or(Error::NoSpace)?;
+        let (nid, last_version) = loop {
+            let taken = self.nids.take(self.shard(), self)?;
+            let (nid, last_version) = taken.ok_or(Error::NoSpace)?;
+            match self.table.prepare(nid) {
+                Ok(()) => break (nid, last_version),
+                // What is free there has become useless since it was found; until the next mount nobody gets it again.
+                Err(error) => tracing::error!("node {nid} is not used: {error}"),
+            }
+        };
         Ok(FreshNid {
             store: self,
             nid,
@@ -824,6 +837,16 @@ impl<C: Content> Store<C> {
         let grown = self.nodes.recharge(cell, body);
         if cell.header.dirty_grew(grown) {
             self.dirty.charge(self.shard(), grown);
+        }
+    }
+
+    /// Before a change, while an error harms nobody but the caller: the checkpoint will need the page of the node table
+    /// that names the node.
+    #[inline]
+    pub(crate) fn prepare_change(&self, cell: &Cell<C>) -> Result<(), Error> {
+        match cell.header.dirty.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => self.table.prepare(cell.header.nid),
         }
     }
 

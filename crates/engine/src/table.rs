@@ -14,11 +14,18 @@
 //!    while it is not in memory, the map page's pointer to its page does not change; one that was
 //!    read enters memory only if that still is the pointer it was read by, checked under the lock
 //!    of `regions`.
+//! 6. A leaf of which a node has been marked as changed is in memory, and is not evicted before the checkpoint has set the
+//!    node's entry. An operation brings it there before it changes anything ([`Table::prepare`]): so a page that no
+//!    device returns is an error for that operation, and not for the checkpoint, which cannot go on without it. That holds for as
+//!    many pages as memory may take ([`KEPT_SHARE`]); others, and one that the clock hand takes before the operation has marked
+//!    its node, the checkpoint reads again.
 
+mod changed;
 mod salvage;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use changed::ChangedLeaves;
 pub(crate) use salvage::LostPages;
 
 use crate::blocks::Blocks;
@@ -156,6 +163,8 @@ pub(crate) struct Table {
     array: std::sync::Arc<Array>,
     /// Where pages are read from that come to memory.
     pub blocks: Blocks,
+    /// Invariant 6.
+    pub changed: Arc<ChangedLeaves>,
     maps: Mutex<Maps>,
     regions: Mutex<NidMap<Arc<Region>>>,
     /// The clock: pages in memory in the order the hand meets them.
@@ -179,6 +188,8 @@ type Reading = fn(&Blocks, Place, ItemKind, u64, u32) -> Result<Result<ReadItem,
 
 /// Pages that one that comes may push out, or that are looked at for that.
 const LOOKS: usize = 8;
+/// How many times as many pages as are kept in memory otherwise may be there for the next checkpoint.
+const KEPT_SHARE: usize = 2;
 
 fn split(nid: Nid) -> (u64, usize, usize) {
     let region = nid.0 / REGION_NIDS;
@@ -217,6 +228,7 @@ impl Table {
         };
         Table {
             blocks: Blocks::new(std::sync::Arc::clone(&array)),
+            changed: Arc::new(ChangedLeaves::new()),
             array,
             maps: Mutex::new(rank::TABLE_MAPS, maps),
             regions: Mutex::new(rank::TABLE_REGIONS, NidMap::default()),
@@ -398,7 +410,7 @@ impl Table {
             let Some(victim) = self.loaded.lock().pop_front() else {
                 return;
             };
-            if self.evict(victim) {
+            if self.evict(victim, count > KEPT_SHARE * self.page_limit) {
                 count = self.page_count.fetch_sub(1, Ordering::Relaxed) - 1;
             } else {
                 self.loaded.lock().push_back(victim);
@@ -406,7 +418,8 @@ impl Table {
         }
     }
 
-    fn evict(&self, page: Page) -> bool {
+    /// `any`: also a leaf that the next checkpoint will need.
+    fn evict(&self, page: Page, any: bool) -> bool {
         let (Page::Region(index) | Page::Leaf(index, _)) = page;
         let mut regions = self.regions.lock();
         let Some(region) = regions.get(&index) else {
@@ -416,7 +429,10 @@ impl Table {
             return false;
         };
         match page {
-            Page::Leaf(_, leaf) => state.evict(leaf),
+            Page::Leaf(_, leaf) => {
+                let kept = self.changed.keeps(index * REGION_LEAVES + leaf as u64);
+                (any || !kept) && state.evict(leaf)
+            }
             // References are given out under the lock of `regions`.
             Page::Region(_) => {
                 let evicted = Arc::strong_count(region) == 1 && state.is_evictable();
@@ -432,6 +448,18 @@ impl Table {
         }
         let (region, leaf, slot) = split(nid);
         self.with_leaf(region, leaf, |state| entry_of(state, leaf, slot))
+    }
+
+    /// Before a node's first change since a checkpoint (invariant 6).
+    pub fn prepare(&self, nid: Nid) -> Result<(), Error> {
+        if nid.0 >= NID_LIMIT {
+            return Ok(());
+        }
+        let (region, leaf, _) = split(nid);
+        if self.changed.has(region * REGION_LEAVES + leaf as u64) {
+            return Ok(());
+        }
+        self.with_leaf(region, leaf, |_| ())
     }
 
     /// The versions of nids from `first`, a leaf's, on that have a bit in `wanted`.

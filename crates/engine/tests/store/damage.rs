@@ -225,6 +225,76 @@ fn dead_nodes_of_a_damaged_table_page_do_not_keep_a_segment_from_being_cleaned()
     assert!(has_moved(&sparse));
 }
 
+/// A store with more leaf pages in its node table than are kept in memory, and one node of each of them.
+fn many_leaves(seed: u64) -> (World, Vec<Nid>) {
+    let world = World::new(seed, &[64]);
+    let store = world.open().unwrap();
+    let mut nids: Vec<Nid> = (0..100 * LEAF_NIDS)
+        .map(|_| create(&store, vec![7]).unwrap())
+        .collect();
+    store.close().unwrap();
+    nids.sort_unstable();
+    nids.dedup_by_key(|nid| nid.0 / LEAF_NIDS);
+    assert!(nids.len() > 90);
+    (world, nids)
+}
+
+/// Has pages of the node table read until those that may go are gone from memory.
+fn read_all(store: &TestStore, nids: &[Nid]) {
+    for _ in 0..4 {
+        for nid in nids {
+            store.get(*nid).unwrap();
+        }
+    }
+}
+
+fn damage_leaf(world: &World, store: &TestStore, nid: Nid) {
+    let items = items(world, store);
+    let page = newest(&items, ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
+    // Other pages lie in the same sector.
+    let mut byte = [0];
+    world.devices[0].peek(page.range.start + 100, &mut byte);
+    world.devices[0].poke(page.range.start + 100, &[!byte[0]]);
+}
+
+/// A node was in memory, and the page of the table that names it not any more. Who changed the node was told nothing;
+/// the checkpoint could not go on without the page, and the store turned read-only.
+#[test]
+fn a_damaged_table_page_is_an_error_for_who_changes_its_nodes() {
+    let (world, nids) = many_leaves(55);
+    let store = world.open().unwrap();
+    let (lost, rest) = (nids[10], &nids[11..]);
+    let held = store.get(lost).unwrap();
+    read_all(&store, rest);
+    damage_leaf(&world, &store, lost);
+    let outcome = change(&store, lost, Need::Reclaim, Change::Set(0, 1));
+    assert!(matches!(outcome, Err(Error::Damaged(_))), "{outcome:?}");
+    for nid in rest {
+        change(&store, *nid, Need::Reclaim, Change::Set(0, 2)).unwrap();
+    }
+    store.checkpoint().unwrap();
+    assert_eq!(held.read().unwrap().0, [7]);
+    store.close().unwrap();
+}
+
+/// A page that a change has been made by is in memory until the checkpoint has written it anew.
+#[test]
+fn a_table_page_that_a_checkpoint_needs_is_not_read_again() {
+    let (world, nids) = many_leaves(56);
+    let store = world.open().unwrap();
+    let (changed, rest) = (nids[10], &nids[11..]);
+    for value in 1..4 {
+        change(&store, changed, Need::Reclaim, Change::Set(0, value)).unwrap();
+        damage_leaf(&world, &store, changed);
+        read_all(&store, rest);
+        store.checkpoint().unwrap();
+        read_all(&store, rest);
+    }
+    store.close().unwrap();
+    let nodes = world.check("after the page was written anew");
+    assert_eq!(nodes[&changed].0, [3]);
+}
+
 /// Bytes of the journal of an array of 64 MiB, which begins with it.
 const RING: u64 = 4 << 20;
 const SECTOR: usize = 512;
