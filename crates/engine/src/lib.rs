@@ -38,6 +38,8 @@ mod staging;
 mod store;
 pub mod sum;
 mod table;
+#[cfg(test)]
+mod testing;
 mod threads;
 mod totals;
 mod verify;

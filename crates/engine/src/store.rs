@@ -1089,7 +1089,49 @@ fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::in_long_runs;
+    use super::*;
+    use crate::testing::{TestStore, create, format, log, options};
+    use device::sim::SimDevice;
+
+    /// While no checkpoint can be made, and the journal fills: from half on one is asked for, from three quarters on
+    /// operations are slowed down, and none has to wait for a checkpoint before the ring is full.
+    #[test]
+    fn writers_ask_for_a_checkpoint_and_slow_down_before_the_journal_is_full() {
+        let array = format(SimDevice::new(64 << 20, 1));
+        let threads = StoreOptions {
+            background: true,
+            ..options()
+        };
+        let (store, _) = TestStore::open(array, threads).unwrap();
+        let nid = create(&store, 100);
+        store.sync().unwrap();
+        let running = store.checkpoint_state.lock();
+        let began = store.counts.get();
+        let fill = || store.journal.fill_permille(0);
+        let asked = || store.checkpoint_asked.load(Ordering::Relaxed);
+        let seen = base::thread::parallel(2, |thread| {
+            // The first one holds the lock of checkpoints.
+            let (mut before, mut slowed) = ((false, 0), 0);
+            while thread == 1 && fill() < 900 {
+                log(&store, nid, 2000);
+                let paced = store.counts.get().paced.count - began.paced.count;
+                match fill() {
+                    ..490 => before = (before.0 | asked(), paced),
+                    490..740 => assert_eq!(paced, 0),
+                    _ => slowed = paced,
+                }
+            }
+            (before, slowed)
+        });
+        let (before, slowed) = seen[1];
+        assert_eq!(before, (false, 0));
+        // The store's thread has taken the first question up, and waits; whoever came next asked again.
+        assert!(asked());
+        assert!(slowed > 100, "{slowed} operations were slowed down");
+        assert_eq!(store.counts.get().stalled.count, began.stalled.count);
+        drop(running);
+        store.close().unwrap();
+    }
 
     #[test]
     fn neighbours_are_one_run() {

@@ -1,64 +1,22 @@
 //! What comes between the steps of a checkpoint.
 
+use crate::Visitor;
 use crate::finding::{Findings, Severity};
 use crate::op::Need;
 use crate::space::Extent;
 use crate::store::StoreOptions;
-use crate::{Content, Store, Visitor};
+use crate::testing::{Bytes, TestStore, create, format, options};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice, DeviceInfo, Operation, Request};
-use format::geometry::{Geometry, GeometryOptions};
 use format::label::HEAD_BLOCKS;
-use format::{BLOCK_SIZE, Damage, Nid};
+use format::{BLOCK_SIZE, Nid};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 const SIZE: u64 = 64 << 20;
 
-/// A node of some bytes that never change.
-struct Bytes(Vec<u8>);
-
-impl Content for Bytes {
-    type Delta = ();
-
-    fn kind(&self) -> u8 {
-        format::table::FIRST_FS_KIND
-    }
-
-    fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0);
-    }
-
-    fn decode(_: u8, body: &[u8]) -> Result<Self, Damage> {
-        Ok(Bytes(body.to_vec()))
-    }
-
-    fn apply(&mut self, _: &()) -> Result<(), Damage> {
-        Ok(())
-    }
-
-    fn encode_delta(_: &(), _: &mut Vec<u8>) {}
-
-    fn decode_delta(_: u8, _: &[u8]) -> Result<(), Damage> {
-        Ok(())
-    }
-
-    fn owned(_: u8) -> bool {
-        false
-    }
-
-    fn memory(&self) -> usize {
-        self.0.len()
-    }
-
-    fn image_len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-type TestStore = Store<Bytes>;
 type Hook = Box<dyn FnOnce() + Send>;
 
 /// Calls back, once each, when data or metadata is to be written, and when a checkpoint's record has been.
@@ -120,22 +78,6 @@ impl BlockDevice for Tap {
     }
 }
 
-fn options() -> StoreOptions {
-    StoreOptions {
-        background: false,
-        workers: 1,
-        shards: 1,
-        ..StoreOptions::default()
-    }
-}
-
-fn create(store: &TestStore) {
-    let fresh = store.reserve_nid().unwrap();
-    let mut op = store.begin(Need::Grow).unwrap();
-    op.create(fresh, Bytes(vec![7; 1000]));
-    op.commit();
-}
-
 fn allocate(store: &TestStore, blocks: u32) -> Extent {
     let mut promise = store.promise(blocks as u64).unwrap();
     let reservation = store.reserve(&mut promise, blocks, None).unwrap();
@@ -169,13 +111,8 @@ fn no_chunk_becomes_free_while_a_checkpoint_runs() {
         written: Mutex::new(rank::LEAF, None),
         committed: Mutex::new(rank::LEAF, None),
     });
-    let geometry = Geometry::plan(&[SIZE], GeometryOptions::default()).unwrap();
-    let chunk_blocks = geometry.chunk_blocks;
-    let devices = vec![Arc::clone(&tap) as Arc<dyn BlockDevice>];
-    let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
-    let array = Arc::new(array);
-    TestStore::format(&array, options()).unwrap();
-    array.write_labels().unwrap();
+    let array = format(Arc::clone(&tap) as Arc<dyn BlockDevice>);
+    let chunk_blocks = array.geometry().chunk_blocks;
     let (store, _) = TestStore::open(array, options()).unwrap();
 
     // Three data chunks; the first one is free again, below the others.
@@ -184,7 +121,7 @@ fn no_chunk_becomes_free_while_a_checkpoint_runs() {
     store.sync().unwrap();
     store.checkpoint().unwrap();
     store.checkpoint().unwrap();
-    create(&store);
+    create(&store, 1000);
     // Nothing is left for the journal: what the checkpoint writes first is an image.
     store.sync().unwrap();
 
