@@ -389,3 +389,84 @@ fn batches_share_a_directory() {
     let fs = world.remount(fs);
     fs.close().unwrap();
 }
+
+/// A long name, of which few fit into a leaf.
+fn long_name(i: u64) -> Vec<u8> {
+    let mut name = format!("{i}-").into_bytes();
+    name.resize(255, b'n');
+    name
+}
+
+fn shuffle(names: &mut [Vec<u8>], rng: &mut Rng) {
+    for i in (1..names.len()).rev() {
+        names.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+}
+
+/// Nodes of a checkpoint, which is made.
+fn nodes(fs: &FileSystem) -> u64 {
+    fs.sync().unwrap();
+    fs.store().checkpoint().unwrap();
+    fs.store().space().nodes
+}
+
+/// One call makes so many names that one leaf becomes dozens, on several levels; one call takes nearly all away, and the tree
+/// shrinks to what the rest needs. So it does again, and with a power cut in between.
+#[test]
+fn one_call_splits_a_leaf_many_times_and_one_takes_the_leaves_away() {
+    for (seed, mask) in [(11, None), (12, Some(0xFF << 56))] {
+        let mut world = World::new(1, 64 << 20, seed);
+        world.options.hash_mask = mask;
+        let mut fs = world.open();
+        let (who, mut rng) = (Caller::root(), Rng::new(seed));
+        let dir = fs.mkdir(&who, ROOT, b"d", 0o755).unwrap().ino;
+        let others = nodes(&fs);
+        let mut names = BTreeMap::new();
+        for round in 0..3 {
+            let mut model = Model {
+                fs: &fs,
+                dir,
+                names: std::mem::take(&mut names),
+            };
+            let mut batch: Vec<_> = (0..3000).map(long_name).collect();
+            shuffle(&mut batch, &mut rng);
+            model.create(&batch);
+            assert_eq!(model.names.len(), 3000);
+            let leaves = nodes(&fs) - others - 3000;
+            assert!(leaves > 50, "{leaves} nodes of the directory");
+            model.check();
+            model.stat(&batch[..500]);
+
+            // All but a few of the first leaf's and the last's.
+            let all: Vec<_> = list(&fs, dir, 50)
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect();
+            let mut gone: Vec<_> = all[2..all.len() - 2].to_vec();
+            shuffle(&mut gone, &mut rng);
+            model.unlink(&gone, &[]);
+            assert_eq!(model.names.len(), 4);
+            let leaves = nodes(&fs) - others - 4;
+            assert!(leaves <= 8, "{leaves} nodes of the directory");
+            model.check();
+            names = std::mem::take(&mut model.names);
+            if round == 1 {
+                fs.sync().unwrap();
+                world.switch.cut_now();
+                drop(fs);
+                world.restart(&mut rng);
+                fs = world.open();
+            }
+        }
+        let fs = world.remount(fs);
+        let listed: BTreeMap<_, _> = list(&fs, dir, 50).into_iter().collect();
+        assert_eq!(listed, names);
+        let rest: Vec<_> = names.into_keys().collect();
+        let results = fs.unlink_many(&who, dir, &rest);
+        assert!(results.iter().all(Result::is_ok));
+        assert_eq!(nodes(&fs), others);
+        fs.close().unwrap();
+        drop(fs);
+        world.check();
+    }
+}
