@@ -17,6 +17,8 @@
 //! 6. `Set::departed` counts the frames that lost their page to another one and had been written since that page came.
 //!    So a page that is absent, in a set whose count is what it was when the page was absent before, has not been
 //!    written in between, unless somebody invalidated it: what was read from its device meanwhile is its content.
+//! 7. A way of a set gets its frame when it first holds a page, and keeps it. Frames are given out in order, so memory that was
+//!    touched is at the front of the region, and may be as large pages as the machine has (`frames.rs`).
 //!
 //! Transitions: absent → clean (`admit`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
 //! (`complete`, `inlined`), clean → absent (eviction), any → absent (`invalidate`).
@@ -163,9 +165,13 @@ struct Tag {
     page: u64,
     /// 0: not written since it came.
     stamp: u64,
+    /// Of the way, whatever it holds; [`NO_FRAME`] until it first holds something (invariant 7).
+    frame: u32,
     state: TagState,
     frequency: u8,
 }
+
+const NO_FRAME: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TagState {
@@ -181,6 +187,7 @@ const EMPTY: Tag = Tag {
     },
     page: 0,
     stamp: 0,
+    frame: NO_FRAME,
     state: TagState::Empty,
     frequency: 0,
 };
@@ -221,7 +228,13 @@ impl Set {
 
     fn fill(&mut self, way: usize, print: u8, tag: Tag) {
         self.prints[way] = print;
-        self.tags[way] = tag;
+        let frame = self.tags[way].frame;
+        self.tags[way] = Tag { frame, ..tag };
+    }
+
+    /// The frame of a way that holds a page.
+    fn frame(&self, way: usize) -> usize {
+        self.tags[way].frame as usize
     }
 
     fn empty(&mut self, way: usize) {
@@ -302,8 +315,16 @@ pub struct PageCache {
     sets: Box<[Mutex<Set>]>,
     frames: Frames,
     index: Box<[DirtyShard]>,
-    /// On lines of its own: all who write look at it.
-    dirty: Padded<AtomicUsize>,
+    /// On lines of their own: all who write look at the first, and who changes one often changes both.
+    counts: Padded<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Dirty frames.
+    dirty: AtomicUsize,
+    /// Frames that ways have (invariant 7).
+    given: AtomicUsize,
 }
 
 fn mix(value: u64) -> u64 {
@@ -336,7 +357,7 @@ impl PageCache {
             sets: (0..sets).map(set).collect(),
             frames: Frames::new(sets * WAYS),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
-            dirty: Padded(AtomicUsize::new(0)),
+            counts: Padded::default(),
         }
     }
 
@@ -347,7 +368,7 @@ impl PageCache {
 
     /// Dirty frames now.
     pub fn dirty(&self) -> usize {
-        self.dirty.load(Ordering::Relaxed)
+        self.counts.dirty.load(Ordering::Relaxed)
     }
 
     pub fn counters(&self) -> CacheCounters {
@@ -373,11 +394,20 @@ impl PageCache {
         &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
     }
 
+    /// The frame of a way that is about to hold a page.
+    fn frame_for(&self, set: &mut Set, way: usize) -> usize {
+        let frame = &mut set.tags[way].frame;
+        if *frame == NO_FRAME {
+            // As many frames as ways, and none is given out twice.
+            *frame = self.counts.given.fetch_add(1, Ordering::Relaxed) as u32;
+        }
+        *frame as usize
+    }
+
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
     pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
         let place = self.place(key, page);
-        let at = place.set;
-        let mut set = self.sets[at].lock();
+        let mut set = self.sets[place.set].lock();
         let Some(way) = set.find(place, key, page) else {
             set.counters.misses += 1;
             return false;
@@ -385,7 +415,7 @@ impl PageCache {
         let tag = &mut set.tags[way];
         tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
         // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
-        let frame = unsafe { self.frames.frame(at * WAYS + way) };
+        let frame = unsafe { self.frames.frame(set.frame(way)) };
         out.copy_from_slice(&frame[offset..offset + out.len()]);
         set.counters.hits += 1;
         true
@@ -395,8 +425,7 @@ impl PageCache {
     /// its set. So the caller may hold any lock. Not counted.
     pub fn look(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
         let place = self.place(key, page);
-        let at = place.set;
-        let Some(mut set) = self.sets[at].try_lock() else {
+        let Some(mut set) = self.sets[place.set].try_lock() else {
             return false;
         };
         let Some(way) = set.find(place, key, page) else {
@@ -405,7 +434,7 @@ impl PageCache {
         let tag = &mut set.tags[way];
         tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
         // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
-        let frame = unsafe { self.frames.frame(at * WAYS + way) };
+        let frame = unsafe { self.frames.frame(set.frame(way)) };
         out.copy_from_slice(&frame[offset..offset + out.len()]);
         true
     }
@@ -414,8 +443,7 @@ impl PageCache {
     /// key has no dirty pages. Not counted.
     pub fn keep(&self, key: FileKey, page: u64, content: &[u8]) {
         let place = self.place(key, page);
-        let at = place.set;
-        let Some(mut set) = self.sets[at].try_lock() else {
+        let Some(mut set) = self.sets[place.set].try_lock() else {
             return;
         };
         let found = set.find(place, key, page);
@@ -424,7 +452,7 @@ impl PageCache {
         };
         debug_assert!(!matches!(set.tags[way].state, TagState::Dirty(_)));
         // SAFETY: the set is locked and no reference to its frames exists.
-        unsafe { self.frames.fill(at * WAYS + way, content) };
+        unsafe { self.frames.fill(self.frame_for(&mut set, way), content) };
         let tag = Tag {
             key,
             page,
@@ -467,8 +495,7 @@ impl PageCache {
         keep: bool,
     ) -> bool {
         let place = self.place(key, page);
-        let at = place.set;
-        let mut set = self.sets[at].lock();
+        let mut set = self.sets[place.set].lock();
         if let Some(way) = set.find(place, key, page) {
             return set.tags[way].stamp == 0 && set.departed == departed;
         }
@@ -477,7 +504,7 @@ impl PageCache {
         }
         if keep && let Some(way) = set.victim() {
             // SAFETY: the set is locked and no reference to its frames exists.
-            unsafe { self.frames.fill(at * WAYS + way, content) };
+            unsafe { self.frames.fill(self.frame_for(&mut set, way), content) };
             let tag = Tag {
                 key,
                 page,
@@ -502,8 +529,7 @@ impl PageCache {
         now_ns: u64,
     ) -> Wrote {
         let place = self.place(key, page);
-        let at = place.set;
-        let mut set = self.sets[at].lock();
+        let mut set = self.sets[place.set].lock();
         let way = match set.find(place, key, page) {
             Some(way) => way,
             None => {
@@ -518,7 +544,7 @@ impl PageCache {
                 };
                 if data.len() < BLOCK_SIZE {
                     // SAFETY: the set is locked and no reference to its frames exists.
-                    unsafe { self.frames.fill(at * WAYS + way, around) };
+                    unsafe { self.frames.fill(self.frame_for(&mut set, way), around) };
                 }
                 let tag = Tag {
                     key,
@@ -531,7 +557,7 @@ impl PageCache {
             }
         };
         // What is not filled above is covered by this: data of a page's length has no offset.
-        self.put(&mut set, at, way, (offset, data));
+        self.put(&mut set, way, (offset, data));
         let tag = &mut set.tags[way];
         if tag.state == TagState::Clean {
             tag.state = TagState::Dirty(backing);
@@ -562,15 +588,15 @@ impl PageCache {
             set.tags[way].state = TagState::Dirty(Backing::Allocated);
             self.now_dirty(key, page, Backing::Allocated, now_ns);
         }
-        self.put(&mut set, place.set, way, part);
+        self.put(&mut set, way, part);
         Overwrote::Done
     }
 
     /// Writes into the frame of a page, for its set, which is locked.
-    fn put(&self, set: &mut Set, at: usize, way: usize, (offset, data): (usize, &[u8])) {
+    fn put(&self, set: &mut Set, way: usize, (offset, data): (usize, &[u8])) {
         // SAFETY: the set is locked, by the caller's reference to what is behind its lock, and no reference to its
         // frames exists.
-        unsafe { self.frames.copy_in(at * WAYS + way, offset, data) };
+        unsafe { self.frames.copy_in(self.frame_for(set, way), offset, data) };
         let stamp = set.stamp();
         let tag = &mut set.tags[way];
         tag.stamp = stamp;
@@ -579,7 +605,7 @@ impl PageCache {
     }
 
     fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
-        self.dirty.fetch_add(1, Ordering::Relaxed);
+        self.counts.dirty.fetch_add(1, Ordering::Relaxed);
         let shard = self.shard(key);
         let mut files = shard.lock();
         let file = files.entry(key).or_insert_with(|| DirtyIndex {
@@ -596,7 +622,7 @@ impl PageCache {
     }
 
     fn not_dirty(&self, key: FileKey, page: u64, backing: Backing) {
-        self.dirty.fetch_sub(1, Ordering::Relaxed);
+        self.counts.dirty.fetch_sub(1, Ordering::Relaxed);
         let shard = self.shard(key);
         let mut files = shard.lock();
         let Some(file) = files.get_mut(&key) else {
@@ -668,14 +694,13 @@ impl PageCache {
     /// Copies a dirty page (`out` is one page) for writing it to its device.
     pub fn copy_dirty(&self, key: FileKey, page: u64, out: &mut [u8]) -> Option<(Stamp, Backing)> {
         let place = self.place(key, page);
-        let at = place.set;
-        let set = self.sets[at].lock();
+        let set = self.sets[place.set].lock();
         let way = set.find(place, key, page)?;
         let TagState::Dirty(backing) = set.tags[way].state else {
             return None;
         };
         // SAFETY: the set is locked, and a dirty tag names a filled frame.
-        out.copy_from_slice(unsafe { self.frames.frame(at * WAYS + way) });
+        out.copy_from_slice(unsafe { self.frames.frame(set.frame(way)) });
         Some((Stamp(set.tags[way].stamp), backing))
     }
 
@@ -692,8 +717,7 @@ impl PageCache {
 
     fn settle(&self, key: FileKey, page: u64, stamp: Stamp, has_block: bool) -> bool {
         let place = self.place(key, page);
-        let at = place.set;
-        let mut set = self.sets[at].lock();
+        let mut set = self.sets[place.set].lock();
         let Some(way) = set.find(place, key, page) else {
             return false;
         };
@@ -765,13 +789,12 @@ impl PageCache {
     /// beyond the end of the file, which every load zeroes anyway.
     pub fn zero(&self, key: FileKey, page: u64, bytes: Range<usize>) -> bool {
         let place = self.place(key, page);
-        let at = place.set;
-        let mut set = self.sets[at].lock();
+        let mut set = self.sets[place.set].lock();
         let Some(way) = set.find(place, key, page) else {
             return false;
         };
         // SAFETY: the set is locked and no reference to its frames exists.
-        unsafe { self.frames.zero(at * WAYS + way, bytes) };
+        unsafe { self.frames.zero(set.frame(way), bytes) };
         let stamp = set.stamp();
         set.tags[way].stamp = stamp;
         true

@@ -241,3 +241,37 @@ fn a_page_that_was_written_and_lost_meanwhile_is_not_admitted() {
     );
     assert!(cache.absence(FILE, 1).is_none());
 }
+
+#[test]
+fn frames_are_used_from_the_front_on_and_kept() {
+    let cache = PageCache::new(64 * WAYS * BLOCK_SIZE);
+    let given = || cache.counts.given.load(Ordering::Relaxed);
+    let used = || {
+        let mut used = Vec::new();
+        for set in &cache.sets {
+            let frames = set.lock().tags.map(|tag| tag.frame);
+            used.extend(frames.into_iter().filter(|frame| *frame != NO_FRAME));
+        }
+        used.sort_unstable();
+        used
+    };
+    // Far apart, so in sets far apart.
+    let pages: Vec<u64> = (0..40).map(|n| n << 20).collect();
+    for (i, &n) in pages.iter().enumerate() {
+        match i % 2 {
+            0 => assert_eq!(write(&cache, n, 0, &page(7), Rest::Unknown), Wrote::Done),
+            _ => assert!(insert(&cache, n, &page(7))),
+        }
+        assert_eq!(given(), i + 1);
+    }
+    assert!(used().into_iter().eq(0..40));
+    for &n in &pages {
+        assert_eq!(write(&cache, n, 1, &[8], Rest::Unknown), Wrote::Done);
+        cache.invalidate(FILE, n..n + 1);
+        assert!(insert(&cache, n, &page(9)));
+    }
+    assert_eq!(given(), 40, "what was given up is used again");
+    (0..10_000).for_each(|n| _ = insert(&cache, n, &page(3)));
+    let all = cache.capacity() as u32;
+    assert!(used().into_iter().eq(0..all), "each way has its own");
+}
