@@ -85,15 +85,11 @@ impl FileSystem {
     }
 
     /// [`find`](Self::find), with the place for an operation that follows.
-    pub(crate) fn look(
+    pub(crate) fn look_in(
         &self,
-        parent: At<'_>,
+        dir: &Node<FsNode>,
         name: Wanted<'_>,
     ) -> Result<(Option<Link>, Seen), Error> {
-        self.look_in(&*self.dir_node(parent)?, name)
-    }
-
-    fn look_in(&self, dir: &Node<FsNode>, name: Wanted<'_>) -> Result<(Option<Link>, Seen), Error> {
         let node = dir_of(dir.read()?)?;
         dir::look(&self.store, live_dir(node.inode()?)?, name)
     }

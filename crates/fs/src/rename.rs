@@ -12,7 +12,7 @@ use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::MutexGuard;
-use engine::{Mode, Need, Op, Slot};
+use engine::{Mode, Need, Node, Op, Slot};
 
 /// Fails when the new name exists.
 pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
@@ -28,10 +28,8 @@ const DEPTH_MAX: u32 = 1 << 20;
 #[derive(Clone, Copy)]
 struct Request<'a> {
     from: Ino,
-    from_dir: At<'a>,
     name: Wanted<'a>,
     to: Ino,
-    to_dir: At<'a>,
     new_name: Wanted<'a>,
     exchange: bool,
 }
@@ -110,10 +108,8 @@ impl FileSystem {
         let (parent, new_parent) = (parent.into(), new_parent.into());
         let request = Request {
             from: parent.ino(),
-            from_dir: parent,
             name,
             to: new_parent.ino(),
-            to_dir: new_parent,
             new_name,
             exchange,
         };
@@ -122,9 +118,15 @@ impl FileSystem {
             orphanage: false,
         };
         for _ in 0..TRIES {
-            let (source, old_seen) = self.look(parent, name)?;
+            let from = self.dir_node(parent)?;
+            let other = match request.crosses() {
+                true => Some(self.dir_node(new_parent)?),
+                false => None,
+            };
+            let to = other.as_deref().unwrap_or(&from);
+            let (source, old_seen) = self.look_in(&from, name)?;
             let source = source.ok_or(Error::NotFound)?;
-            let (target, new_seen) = self.look(new_parent, new_name)?;
+            let (target, new_seen) = self.look_in(to, new_name)?;
             match &target {
                 None if exchange => return Err(Error::NotFound),
                 Some(_) if keep => return Err(Error::Exists),
@@ -138,7 +140,7 @@ impl FileSystem {
                 old_seen,
                 new_seen,
             };
-            match self.try_rename(&request, &found, this)? {
+            match self.try_rename(&request, &found, (&from, to), this)? {
                 Outcome::Done(orphan) => {
                     if let Some(ino) = orphan {
                         self.settle_orphan(ino);
@@ -159,6 +161,7 @@ impl FileSystem {
         &self,
         request: &Request<'_>,
         found: &Found,
+        (from, to): (&Node<FsNode>, &Node<FsNode>),
         this: Try,
     ) -> Result<Outcome, Error> {
         let directory = |name: &Link| name.kind == libc::DT_DIR;
@@ -169,10 +172,6 @@ impl FileSystem {
             false => None,
         };
         let _held = guard.filter(|_| !planted(Canary::RenameUnlocked));
-        let (from, to) = (
-            self.dir_node(request.from_dir)?,
-            self.dir_node(request.to_dir)?,
-        );
         let named = |name: &Link| match self.named_node(name.nid) {
             Ok(node) => Ok(Some(node)),
             Err(engine::Error::Gone(_)) => Ok(None),
@@ -215,8 +214,8 @@ impl FileSystem {
         let mut op = self.store.begin(need)?;
         // A place that stays empty has the source's node: one that is given twice is locked once.
         let nodes = [
-            (&*from, this.mode),
-            (&*to, this.mode),
+            (from, this.mode),
+            (to, this.mode),
             (&source, Mode::Exclusive),
             (target.as_ref().unwrap_or(&source), Mode::Exclusive),
             (orphans.as_ref().unwrap_or(&source), Mode::Exclusive),
