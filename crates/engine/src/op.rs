@@ -38,6 +38,7 @@ use format::journal::{
 };
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid};
+use std::cell;
 use std::ops::Deref;
 
 /// An epoch; see [`Store::commit_through`].
@@ -284,10 +285,34 @@ struct MapChange<C> {
     deltas: Vec<SpaceDelta>,
 }
 
+thread_local! {
+    /// Memory for the record of the thread's next operation: that of its last one.
+    static SPARE: cell::Cell<Vec<u8>> = const { cell::Cell::new(Vec::new()) };
+}
+
+/// Capacity that a record begins with, and that is kept at most.
+const RECORD_USUAL: usize = 512;
+const RECORD_KEPT: usize = 4 << 10;
+
+fn empty_record() -> Vec<u8> {
+    // A thread that is about to end may have none.
+    let mut record = SPARE.try_with(cell::Cell::take).unwrap_or_default();
+    record.clear();
+    record.reserve(RECORD_USUAL);
+    record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
+    record
+}
+
+fn keep_record(record: Vec<u8>) {
+    if record.capacity() <= RECORD_KEPT {
+        // Else it is freed, which is as well.
+        _ = SPARE.try_with(|spare| spare.set(record));
+    }
+}
+
 impl<'s, C: Content> Op<'s, C> {
     pub(crate) fn new(store: &'s Store<C>, credit: Credit) -> Self {
-        let mut record = Vec::with_capacity(512);
-        record.extend_from_slice(&[0; RECORD_HEAD_MAX]);
+        let record = empty_record();
         Op {
             store,
             locked: Vec::with_capacity(4),
@@ -653,8 +678,8 @@ impl<'s, C: Content> Op<'s, C> {
             len <= RECORD_MAX,
             "a record of {len} bytes is over the bound"
         );
-        let mut record = std::mem::take(&mut self.record);
-        let record = seal_record(&mut record);
+        let mut memory = std::mem::take(&mut self.record);
+        let record = seal_record(&mut memory);
 
         let merged = |l: &&Locked<C>| l.touched && matches!(l.guard, Guard::Shared(_));
         debug_assert!(self.locked.iter().filter(merged).count() <= MERGES_MAX);
@@ -702,6 +727,7 @@ impl<'s, C: Content> Op<'s, C> {
             self.store.nids.put(shard, *nid, *version);
         }
         drop(pin);
+        keep_record(memory);
         Epoch(epoch)
     }
 
