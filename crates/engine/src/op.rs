@@ -328,6 +328,12 @@ impl<'s, C: Content> Op<'s, C> {
         }
     }
 
+    /// So many nodes are about to be locked, and changes of so many bytes logged: room for them is made at once.
+    pub fn expect(&mut self, nodes: usize, bytes: usize) {
+        self.locked.reserve(nodes);
+        self.record.reserve(bytes);
+    }
+
     /// Locks a node exclusively until the operation ends; a node locked before keeps its slot.
     pub fn lock(&mut self, node: &Node<C>) -> Result<Slot, Error> {
         self.lock_as(node, Mode::Exclusive)

@@ -123,6 +123,16 @@ impl FileSystem {
     }
 }
 
+/// What an inode is that nobody knows of yet.
+pub(crate) fn attr_of_new(ino: Ino, inode: &Inode) -> Attr {
+    let counts = inode.is_dir().then(|| inode.counts());
+    let mut attr = attr_with(ino, inode, counts);
+    if inode.is_file() {
+        add_volatile(&mut attr, None);
+    }
+    attr
+}
+
 /// What an inode shows by itself; a directory with these counts.
 fn attr_with(ino: Ino, inode: &Inode, counts: Option<Counts>) -> Attr {
     let mut attr = Attr {

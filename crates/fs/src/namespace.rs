@@ -6,6 +6,7 @@
 
 use crate::acl::Inherited;
 use crate::api::{Attr, Caller, DirEntry, Ino};
+use crate::attr::attr_of_new;
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Name, Orphan, Tally};
 use crate::data::{Entered, OpenFile};
 use crate::dir::{self, Target, Wanted, is_dot};
@@ -16,7 +17,7 @@ use crate::times::Stamp;
 use crate::{Error, times};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use engine::{Mode, Need, Node, Op, Slot};
+use engine::{Epoch, Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
@@ -188,7 +189,8 @@ impl FileSystem {
         let made = self.make(who, parent.into(), name, &draft, true)?;
         let entered = made.entered.ok_or(Error::Stale(made.attr.ino))?;
         let flags = flags & !libc::O_TRUNC;
-        let file = self.files.open_entered(&self.owners, entered, flags)?;
+        let new = (made.epoch, made.attr.size, made.shown);
+        let file = self.files.open_new(&self.owners, entered, flags, new);
         Ok((made.attr, file))
     }
 
@@ -283,17 +285,22 @@ impl FileSystem {
         let attributes = attributes.plan(&self.store)?;
         let (subdirs, now) = (inode.is_dir() as i32, inode.btime);
         attributes.finish(&mut op, &mut inode);
-        let (attr, generation) = (self.attr_of(ino, &inode), inode.generation);
+        let (attr, shown) = (attr_of_new(ino, &inode), inode.shown());
         let made = op.create(fresh, FsNode::Inode(inode));
         addition.finish(&mut op);
         self.count_names(&mut op, dir, (1, subdirs), now);
         // Open before anybody can unlink it.
         let entered = match open {
-            true => self.files.enter_new(&op.node(made), generation),
+            true => self.files.enter_new(op.node(made), attr.generation),
             false => None,
         };
-        op.commit();
-        Ok(Some(Made { attr, entered }))
+        let epoch = op.commit();
+        Ok(Some(Made {
+            attr,
+            entered,
+            epoch,
+            shown,
+        }))
     }
 
     /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
@@ -668,6 +675,10 @@ struct Made {
     attr: Attr,
     /// If it was to be opened.
     entered: Option<Entered>,
+    /// Of the record that made it.
+    epoch: Epoch,
+    /// What it was made with.
+    shown: Stamp,
 }
 
 /// A removal whose inodes are locked.

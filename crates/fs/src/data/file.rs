@@ -239,10 +239,11 @@ pub(super) struct MetaLock {
     shown: Shown,
 }
 
-/// The lock of a file's [`Meta`]. What others see without it is made to agree before it is given back.
+/// The lock of a file's [`Meta`]. What others see without it is made to agree before it is given back, if it may have changed.
 pub(super) struct MetaGuard<'a> {
     meta: MutexGuard<'a, Meta>,
     shown: &'a Shown,
+    mutated: bool,
 }
 
 impl MetaLock {
@@ -262,6 +263,7 @@ impl MetaLock {
         MetaGuard {
             meta: self.inner.lock(),
             shown: &self.shown,
+            mutated: false,
         }
     }
 
@@ -269,6 +271,7 @@ impl MetaLock {
         Some(MetaGuard {
             meta: self.inner.try_lock()?,
             shown: &self.shown,
+            mutated: false,
         })
     }
 
@@ -300,12 +303,16 @@ impl std::ops::Deref for MetaGuard<'_> {
 
 impl std::ops::DerefMut for MetaGuard<'_> {
     fn deref_mut(&mut self) -> &mut Meta {
+        self.mutated = true;
         &mut self.meta
     }
 }
 
 impl Drop for MetaGuard<'_> {
     fn drop(&mut self) {
+        if !self.mutated {
+            return;
+        }
         // Written under the lock alone; what does not change is not written, for those who read it.
         let Meta { size, dead, .. } = *self.meta;
         if self.shown.size.load(Ordering::Relaxed) != size {
@@ -510,7 +517,7 @@ impl FileTable {
     /// Counts a use, or an open, of a file and returns its state, made if there is none.
     /// A state of an earlier use of the nid gives way. `None`: the file is condemned, and does
     /// not open.
-    fn enter(&self, node: &Node<FsNode>, generation: u64, open: bool) -> Option<Arc<FileState>> {
+    fn enter(&self, node: Node<FsNode>, generation: u64, open: bool) -> Option<Arc<FileState>> {
         let ino = node.nid();
         let key = FileKey {
             nid: ino,
@@ -530,7 +537,7 @@ impl FileTable {
         match &entry.state {
             Some(state) if state.key == key => Some(Arc::clone(state)),
             _ => {
-                let state = Arc::new(FileState::new(key, node.clone()));
+                let state = Arc::new(FileState::new(key, node));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
                     self.states.add(current_cpu(), 1);
                 }
@@ -778,18 +785,57 @@ impl Files {
     ) -> Result<std::sync::Arc<OpenFile>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
-        let entered = self.table.enter(&node, generation, true);
+        let entered = self.table.enter(node, generation, true);
         let entered = Entered(entered.ok_or(Error::Stale(ino))?);
         self.open_entered(owners, entered, flags)
     }
 
     /// Counts an open of a file that an operation is making, before it commits.
-    pub(crate) fn enter_new(&self, node: &Node<FsNode>, generation: u64) -> Option<Entered> {
+    pub(crate) fn enter_new(&self, node: Node<FsNode>, generation: u64) -> Option<Entered> {
         self.table.enter(node, generation, true).map(Entered)
     }
 
+    /// Opens a file whose open was counted before a record of this epoch made it, of this size and shown with this stamp. No
+    /// look at its inode is needed: what has changed it since has a state of it, this one, in which that is noted.
+    pub(crate) fn open_new(
+        &self,
+        owners: &Owners,
+        Entered(state): Entered,
+        flags: i32,
+        (epoch, size, shown): (Epoch, u64, Stamp),
+    ) -> std::sync::Arc<OpenFile> {
+        let forgiven = {
+            let mut meta = state.meta.lock();
+            // Who opened it in between has loaded what it is by now.
+            if !meta.loaded {
+                meta.loaded = true;
+                (meta.size, meta.logged_size) = (size, size);
+                meta.looked = meta.looked.max(shown);
+                meta.changed = meta.changed.max(epoch);
+            }
+            meta.forgiven()
+        };
+        Self::handle(owners, state, flags, forgiven)
+    }
+
+    fn handle(
+        owners: &Owners,
+        state: Arc<FileState>,
+        flags: i32,
+        forgiven: u64,
+    ) -> std::sync::Arc<OpenFile> {
+        std::sync::Arc::new(OpenFile {
+            files: Arc::clone(owners.mine()),
+            state,
+            flags,
+            forgiven,
+            next_read: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+        })
+    }
+
     /// Opens a file whose open is counted. No operation is under way.
-    pub(crate) fn open_entered(
+    fn open_entered(
         &self,
         owners: &Owners,
         Entered(state): Entered,
@@ -803,14 +849,7 @@ impl Files {
         }
         // A failure nobody was told of yet is this handle's to report.
         let forgiven = state.forgiven();
-        Ok(std::sync::Arc::new(OpenFile {
-            files: Arc::clone(owners.mine()),
-            state,
-            flags,
-            forgiven,
-            next_read: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
-        }))
+        Ok(Self::handle(owners, state, flags, forgiven))
     }
 
     fn file_generation(&self, node: &Node<FsNode>) -> Result<u64, Error> {
@@ -856,7 +895,7 @@ impl Files {
     pub(super) fn use_file(&self, ino: Ino) -> Result<StateUse<'_>, Error> {
         let node = self.store.get(ino)?;
         let generation = self.file_generation(&node)?;
-        let entered = self.table.enter(&node, generation, false);
+        let entered = self.table.enter(node, generation, false);
         let state = entered.ok_or(Error::Stale(ino))?;
         let held = StateUse { files: self, state };
         self.load_state(&held)?;
@@ -998,5 +1037,23 @@ impl OpenFile {
         };
         self.ahead.store(window, Ordering::Relaxed);
         window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_only_looks_under_the_lock_writes_nothing_that_others_see() {
+        let lock = MetaLock::new(format::Nid(9));
+        lock.lock().size = 5;
+        assert_eq!(lock.size(), 5);
+        // As it would never be: told apart from what is written anew.
+        lock.shown.size.store(6, Ordering::Relaxed);
+        assert_eq!(lock.lock().size, 5);
+        assert_eq!(lock.size(), 6);
+        lock.lock().dead = true;
+        assert!(lock.size() == 5 && lock.is_dead());
     }
 }

@@ -40,6 +40,8 @@ const GROUP_PAGES: usize = 256;
 /// Bytes of a file in a group's record, and of a run of blocks: more than they take.
 const FILE_BYTES: usize = 256 + 32 * INLINE_EXTENTS_MAX;
 const RUN_BYTES: usize = 64;
+/// Bytes of a file of one extent there, or some more.
+const USUAL_BYTES: usize = 64;
 const _: () = assert!(TOGETHER * FILE_BYTES + GROUP_PAGES * RUN_BYTES < RECORD_MAX / 2);
 
 /// Room for the copies of one group after the other.
@@ -285,6 +287,7 @@ impl<'a> Group<'a> {
     /// one. A file that does not get enough falls out.
     fn give_blocks(&mut self, room: &Room) {
         let is_new = |m: &&Member<'_>| matches!(m.target, Target::New(_));
+        self.reserved.reserve(self.members.len());
         let wanted: usize = self
             .members
             .iter()
@@ -392,6 +395,8 @@ impl<'a> Group<'a> {
     /// Logs those that are still what they were when they joined; all are, but one that turns out to be damaged.
     fn log_locked(&mut self, mut op: Op<'a, FsNode>) {
         let mut slots: Vec<Option<Slot>> = Vec::with_capacity(self.members.len());
+        // And the space map.
+        op.expect(self.members.len() + 1, self.members.len() * USUAL_BYTES);
         for member in &self.members {
             let slot = match member.is_new() {
                 true => op.lock(&member.state.node).ok(),

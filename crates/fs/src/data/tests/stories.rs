@@ -1,5 +1,6 @@
 use super::*;
 use crate::data::tail::How;
+use crate::times::Stamp;
 
 #[test]
 fn a_small_file_lives_in_its_inode_until_it_grows() {
@@ -552,4 +553,40 @@ fn a_range_that_cannot_be_written_is_told() {
         libc::EIO,
         "told until it is opened again"
     );
+}
+
+#[test]
+fn a_new_file_is_opened_as_it_was_made_unless_somebody_came_first() {
+    let world = World::new(96, 64, 256);
+    let m = world.mount();
+    let make = || {
+        let fresh = m.store.reserve_nid().unwrap();
+        let (ino, generation) = (fresh.nid(), fresh.version());
+        let inode = Inode::new(libc::S_IFREG | 0o644, generation, m.files.now());
+        let mut op = m.store.begin(Need::Grow).unwrap();
+        let slot = op.create(fresh, FsNode::Inode(Box::new(inode)));
+        let entered = m.files.enter_new(op.node(slot), generation).unwrap();
+        (ino, entered, op.commit())
+    };
+    let shown = Stamp::from(m.files.now());
+    let open = |entered, epoch| {
+        let new = (epoch, 0, shown);
+        m.files.open_new(&m.owners, entered, libc::O_RDWR, new)
+    };
+    let (ino, entered, epoch) = make();
+    let file = open(entered, epoch);
+    assert!(m.store.durable_epoch() < epoch);
+    m.files.fsync(&file, false).unwrap();
+    assert!(m.store.durable_epoch() >= epoch, "a sync is for its record");
+    m.write(&file, 0, &[6; 5000]);
+    let generation = m.inode(ino).generation;
+    let times = m.files.volatile(ino, generation).unwrap().times;
+    assert!(Stamp::from(times.mtime.unwrap()) > shown);
+
+    let (ino, entered, epoch) = make();
+    m.write(&m.open(ino), 0, &[7; 5000]);
+    let file = open(entered, epoch);
+    assert_eq!((m.size(ino), m.contents(ino)), (5000, vec![7; 5000]));
+    m.write(&file, 5000, &[8]);
+    assert_eq!(m.size(ino), 5001);
 }
