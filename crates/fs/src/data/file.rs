@@ -643,19 +643,14 @@ impl FileTable {
         shard.lookups.sub(ino, count) && shard.entries.get(&ino).is_none_or(|e| e.opens == 0)
     }
 
-    /// All states there are.
-    pub fn states(&self) -> Vec<Arc<FileState>> {
-        let mut all = Vec::new();
+    /// Shows all states there are, one shard's after the other's, so that what is seen of them is at hand. Nothing is locked.
+    pub fn each_state(&self, mut look: impl FnMut(&Arc<FileState>)) {
+        let mut states = Vec::new();
         for shard in &self.shards {
-            all.extend(
-                shard
-                    .lock()
-                    .entries
-                    .values()
-                    .filter_map(|e| e.state.clone()),
-            );
+            let state = |entry: &Entry| entry.state.clone();
+            states.extend(shard.lock().entries.values().filter_map(state));
+            states.drain(..).for_each(|state| look(&state));
         }
-        all
     }
 
     /// The files that have a state.
@@ -867,8 +862,18 @@ impl Files {
         Ok(inode.generation)
     }
 
-    /// Fills a fresh state from the inode (invariant 1).
+    /// Fills a fresh state from the inode (invariant 1). Of one that is filled it says no more than what is known of it: whether
+    /// the inode is still there may be another thing by the time that the caller gets to it anyway.
     fn load_state(&self, state: &FileState) -> Result<(), Error> {
+        {
+            let meta = state.meta.lock();
+            if meta.loaded {
+                return match meta.dead {
+                    true => Err(Error::Stale(state.ino())),
+                    false => Ok(()),
+                };
+            }
+        }
         let content = state.node.read()?;
         let inode = content.inode()?;
         if inode.generation != state.key.generation {

@@ -436,17 +436,21 @@ impl Files {
             }
         };
         let crowded = self.pages.dirty() > self.pages.capacity() / 4;
-        let states = self.table.states();
-        let due = |state: &&Arc<FileState>| {
+        let (mut due, mut old) = (Vec::new(), Vec::new());
+        self.table.each_state(|state| {
             let since = self.pages.dirty_since(state.key);
-            self.write_back_due(state, since, crowded, now_ns)
-        };
-        let mut due: Vec<Ino> = states.iter().filter(due).map(|state| state.ino()).collect();
+            if self.write_back_due(state, since, crowded, now_ns) {
+                due.push(state.ino());
+            }
+            if self.times_old(state, now_ns) {
+                old.push(state.ino());
+            }
+        });
         due.extend(self.take_logged());
         due.sort_unstable();
         due.dedup();
         self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
-        note(self.persist_old_times(&states, now_ns));
+        note(self.persist_old_times(&old, now_ns));
         let unflushed: Vec<Ino> = self.unflushed.lock().keys().copied().collect();
         let closed = unflushed.iter().any(|ino| !self.table.is_open(*ino));
         if closed || self.flush_due(!unflushed.is_empty(), now_ns) {
@@ -538,13 +542,20 @@ impl Files {
         bound.clamp(TICK_MIN, TICK)
     }
 
-    /// Logs the times of files that would be due before the next look, though nothing but overwrites happened.
-    fn persist_old_times(&self, states: &[Arc<FileState>], now_ns: u64) -> Result<(), Error> {
+    /// Logs the times of files that would be due before the next look, though nothing but overwrites happened, unless these
+    /// have been logged since they were looked at.
+    fn persist_old_times(&self, old: &[Ino], now_ns: u64) -> Result<(), Error> {
         let mut outcome = Ok(());
         let mut any = false;
-        for state in states.iter().filter(|state| self.times_old(state, now_ns)) {
-            any = true;
-            outcome = outcome.and(self.persist_state_times(state.ino()));
+        for &ino in old {
+            match self.use_active(ino) {
+                Ok(Some(state)) if self.times_old(&state, now_ns) => {
+                    any = true;
+                    outcome = outcome.and(self.persist_times(&state));
+                }
+                Ok(_) => {}
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
         if any && self.options.mtime_persist < self.period() {
             // The interval is over by now, and the commit's must not be added to what the look came late.
@@ -565,14 +576,6 @@ impl Files {
         };
         let since = meta.ahead_since_ns.unwrap_or(now_ns);
         !meta.dead && meta.times.any() && now_ns.saturating_sub(since) >= age.as_nanos() as u64
-    }
-
-    fn persist_state_times(&self, ino: Ino) -> Result<(), Error> {
-        match self.use_active(ino) {
-            Ok(Some(state)) => self.persist_times(&state),
-            Ok(None) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 
     /// A handle goes. Times are logged if nothing else will carry them.

@@ -194,15 +194,14 @@ impl Files {
     /// The content up to `end` is about to change. Records of the change itself carry the new times: a crash
     /// must not leave a new size under an old time. Returns the monotonic time.
     pub(super) fn touch(&self, state: &Arc<FileState>, end: u64) -> Result<u64, Error> {
-        let cutting = {
-            let meta = state.meta.lock();
-            meta.cutting && end > meta.size
-        };
-        if cutting {
-            self.finish_cut(state)?;
-        }
         let now_ns = self.now_ns();
-        self.stamp_locked(&mut state.meta.lock(), now_ns);
+        let mut meta = state.meta.lock();
+        if meta.cutting && end > meta.size {
+            drop(meta);
+            self.finish_cut(state)?;
+            meta = state.meta.lock();
+        }
+        self.stamp_locked(&mut meta, now_ns);
         Ok(now_ns)
     }
 

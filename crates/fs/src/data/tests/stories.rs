@@ -304,7 +304,8 @@ fn dirty_pages_go_home_in_the_background_when_they_are_old() {
     assert_eq!(m.inode(ino).size, 10_000);
     assert_eq!(m.files.pages.dirty(), 0);
     m.files.tick().unwrap();
-    assert_eq!(m.files.table.states().len(), 0, "nothing keeps the state");
+    let none = |_: &_| panic!("nothing keeps the state");
+    m.files.table.each_state(none);
 }
 
 #[test]
@@ -589,4 +590,17 @@ fn a_new_file_is_opened_as_it_was_made_unless_somebody_came_first() {
     assert_eq!((m.size(ino), m.contents(ino)), (5000, vec![7; 5000]));
     m.write(&file, 5000, &[8]);
     assert_eq!(m.size(ino), 5001);
+}
+
+#[test]
+fn the_state_of_a_file_is_used_while_an_operation_holds_its_inode() {
+    let world = World::new(97, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &[5; 5000]);
+    let mut op = m.store.begin(Need::Reclaim).unwrap();
+    op.lock(&file.state.node).unwrap();
+    let state = m.files.use_active(ino).unwrap().unwrap();
+    assert_eq!(state.size(), file.state.size());
 }
