@@ -422,14 +422,9 @@ pub enum Suite {
 /// What all suites take.
 #[derive(Args, Debug)]
 pub struct BenchOptions {
-    /// File systems to compare with, separated by commas: ext4, xfs, f2fs, btrfs, tmpfs,
-    /// sheaf-mount, paths of folders, or none
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "ext4,xfs"
-    )]
+    /// File systems to compare with, separated by commas, instead of ext4,xfs (fsync, mtime, varmail:
+    /// ext4,ext4-lazytime,ext4-fast_commit,xfs): these, f2fs, btrfs, tmpfs, sheaf-mount, paths of folders, or none
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<String>,
     /// How often each side runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
@@ -575,8 +570,7 @@ pub struct Files {
 ///
 /// Overwrites with and without a look at the file's times, appends of 100 bytes, new files, and overwrites beside a large
 /// writer, each synced; by Sheaf in this process, by kernel file systems and on the device itself, in turn on one
-/// loop device over a file on a disk. Needs root. --against takes ext4-lazytime and ext4-fast_commit too, and no
-/// paths here.
+/// loop device over a file on a disk. Needs root. --against takes no paths here.
 #[derive(Args, Debug)]
 pub struct Fsync {
     /// Workloads, separated by commas, instead of all: overwrite, overwrite-stat, append, create, competing

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bench::contract::Report;
-use bench::target::{self, Storage};
+use bench::target::{self, Storage, Target};
 use bench::{checkpoint, files, fsync, fxmark, list, pool, remove, scale, written};
 use device::Latency;
 
@@ -44,7 +44,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         runs: args.common.runs,
         pools: args.pool.clone(),
         operations: args.operations,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
         memory: memory(args.cache_size),
@@ -76,7 +76,7 @@ fn files(args: &Files) -> Outcome {
         count: args.count,
         threads: args.threads,
         runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
         options: args.options.clone(),
@@ -120,7 +120,7 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
         threads: vec![1],
         time: seconds(args.seconds)?,
         runs: common.runs,
-        against: target::parse_against(&common.against)?,
+        against: against(common, &fsync::AGAINST)?,
         storage: storage(common),
         memory: memory(args.cache_size),
     })
@@ -130,7 +130,7 @@ fn list(args: &List) -> Outcome {
     let options = list::Options {
         count: args.count,
         runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
         options: args.options.clone(),
@@ -144,7 +144,7 @@ fn pool(args: &Pool) -> Outcome {
         pairs: args.pairs,
         per_dir: args.per_folder,
         runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size),
     };
@@ -156,7 +156,7 @@ fn remove(args: &Remove) -> Outcome {
         count: args.count,
         threads: args.threads,
         runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size),
     };
@@ -168,7 +168,7 @@ fn written(args: &Written) -> Outcome {
         checkpoints: args.checkpoints,
         most: args.most,
         runs: args.common.runs,
-        against: target::parse_against(&args.common.against)?,
+        against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size),
     };
@@ -203,6 +203,16 @@ fn scale(args: &Scale) -> Outcome {
 fn seconds(seconds: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| Failure::usage(format!("{seconds} is no number of seconds")))
+}
+
+/// Whom the user wants to compare with, or these.
+fn against(options: &BenchOptions, default: &[&str]) -> Result<Vec<Target>, Failure> {
+    let default = || default.iter().map(|&name| name.to_owned()).collect();
+    let names: Vec<String> = match options.against.is_empty() {
+        true => default(),
+        false => options.against.clone(),
+    };
+    Ok(target::parse_against(&names)?)
 }
 
 fn storage(options: &BenchOptions) -> Storage {

@@ -136,6 +136,9 @@ impl Target {
     }
 }
 
+/// Whom most suites compare with by default.
+pub const AGAINST: [&str; 2] = ["ext4", "xfs"];
+
 /// Comparators from the list that the user gave; `none` stands for no one.
 pub fn parse_against(names: &[String]) -> Result<Vec<Target>, Error> {
     let mut targets = Vec::new();
