@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
-use crate::runner::{self, Load, Operation, Stop, Window};
+use crate::runner::{self, Background, Load, Operation, Stop, Window};
 use crate::target::{Arrangement, InProcess, Place, Side, Storage};
 use crate::timing::{Latencies, Summary};
 use crate::{Error, interrupt};
@@ -237,6 +237,10 @@ impl Load for Creates<'_> {
 
     fn cpu_ns(&self) -> Result<u64, Error> {
         self.side.cpu_ns()
+    }
+
+    fn background(&self) -> Option<Background> {
+        self.side.background()
     }
 }
 

@@ -20,6 +20,9 @@ use base::clock::Clock;
 use base::sync::{Condvar, Mutex, rank};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use serde_json::{Map, Value};
+
+use crate::contract::Spread;
 use crate::meter::{Mark, Meter, Span};
 use crate::{Error, interrupt};
 
@@ -77,6 +80,8 @@ pub struct Measured {
     pub ended: Span,
     /// From the start until everything was at the devices.
     pub synced: Span,
+    /// Until the last thread was done; of Sheaf in this process only.
+    pub background: Option<Background>,
 }
 
 impl Measured {
@@ -91,6 +96,50 @@ impl Measured {
     }
 }
 
+/// What a file system did besides what was asked of it, or has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Background {
+    /// Batches written to the journal.
+    pub commits: u64,
+    /// Syncs of a file that needed one. To overwrites only times that are due for it do that.
+    pub sync_commits: u64,
+    /// That ended.
+    pub checkpoints: u64,
+    /// Of the batches, with their headers and padding.
+    pub logged_bytes: u64,
+}
+
+impl Background {
+    fn since(self, then: Background) -> Background {
+        Background {
+            commits: self.commits - then.commits,
+            sync_commits: self.sync_commits - then.sync_commits,
+            checkpoints: self.checkpoints - then.checkpoints,
+            logged_bytes: self.logged_bytes - then.logged_bytes,
+        }
+    }
+
+    /// Medians of windows that have it, into a row.
+    pub fn put(extra: &mut Map<String, Value>, windows: &[Measured]) {
+        let all: Option<Vec<Background>> = windows.iter().map(|window| window.background).collect();
+        let Some(all) = all.filter(|all| !all.is_empty()) else {
+            return;
+        };
+        let mut put = |key: &str, get: fn(&Background) -> u64| {
+            let median = Spread::of(all.iter().map(|one| get(one) as f64)).median;
+            extra.insert(key.to_owned(), Value::from(median));
+        };
+        put("commits", |one| one.commits);
+        put("sync_commits", |one| one.sync_commits);
+        put("checkpoints", |one| one.checkpoints);
+        let operations = windows.iter().map(|window| window.operations.max(1) as f64);
+        let logged = all.iter().zip(operations);
+        let logged = Spread::of(logged.map(|(one, count)| one.logged_bytes as f64 / count));
+        let logged = (logged.median * 1e3).round() / 1e3;
+        extra.insert("logged_bytes_per_op".to_owned(), Value::from(logged));
+    }
+}
+
 /// What a window is about.
 pub trait Load: Sync {
     /// Prepares one thread, on that thread, and returns what it shall repeat.
@@ -100,6 +149,10 @@ pub trait Load: Sync {
     fn settle(&self) -> Result<(), Error>;
     /// CPU time used so far for the operations, in nanoseconds.
     fn cpu_ns(&self) -> Result<u64, Error>;
+    /// What was done so far besides, where that is known.
+    fn background(&self) -> Option<Background> {
+        None
+    }
 }
 
 /// CPUs that the calling thread may run on.
@@ -146,6 +199,7 @@ struct Whole {
     start: Mark,
     ended: Span,
     synced: Span,
+    background: Option<Background>,
 }
 
 enum Part {
@@ -183,6 +237,7 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
         start: whole.start,
         ended: whole.ended,
         synced: whole.synced,
+        background: whole.background,
     })
 }
 
@@ -259,6 +314,7 @@ impl Gate<'_> {
         interrupt::check()?;
         load.settle()?;
         let before = load.cpu_ns()?;
+        let background = load.background();
         let start = self.meter.mark()?;
         let end = self.clock.monotonic_ns() + window.time.as_nanos() as u64;
         self.start();
@@ -268,12 +324,16 @@ impl Gate<'_> {
         interrupt::check()?;
         let cpu_ns = load.cpu_ns()?.saturating_sub(before);
         let ended = self.meter.since(start)?;
+        let now = load.background();
         load.settle()?;
         Ok(Whole {
             cpu_ns,
             start,
             ended,
             synced: self.meter.since(start)?,
+            background: now
+                .zip(background)
+                .map(|(now, then)| now.since(then)),
         })
     }
 

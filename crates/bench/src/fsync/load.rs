@@ -13,7 +13,7 @@ use device::{AlignedBuf, BlockDevice, Durability, OpenOptions};
 
 use super::Kind;
 use crate::Error;
-use crate::runner::{Load, Operation, Stop};
+use crate::runner::{Background, Load, Operation, Stop};
 use crate::target::Side;
 use crate::timing::Latencies;
 
@@ -227,6 +227,10 @@ impl<S: Side> Load for OnFiles<'_, S> {
 
     fn cpu_ns(&self) -> Result<u64, Error> {
         self.side.cpu_ns()
+    }
+
+    fn background(&self) -> Option<Background> {
+        self.side.background()
     }
 }
 

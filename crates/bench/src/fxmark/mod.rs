@@ -6,7 +6,8 @@
 //! 2. The sides take turns within each run; a first, short run of each is not counted.
 //! 3. Each thread runs on a CPU of its own as long as there are enough.
 //! 4. Every window ends with a sync of its file system, and then with an unmount; what an operation
-//!    takes up to either is measured besides the throughput.
+//!    takes up to either is measured besides the throughput. Of Sheaf in this process a row has the commits and checkpoints
+//!    that a window saw: in a short one there may be none.
 
 mod workloads;
 
@@ -19,7 +20,7 @@ pub use workloads::{Pool, WORKLOADS, Workload, find};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::{Meter, Span};
-use crate::runner::{self, Measured, Window};
+use crate::runner::{self, Background, Measured, Window};
 use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, SheafMount};
 use crate::target::{Side, Storage, Target};
 use crate::{Error, interrupt};
@@ -385,9 +386,8 @@ impl Drop for Folder {
 }
 
 fn row(series: &Series) -> Row {
-    let windows: Vec<&Measured> = series.windows.iter().map(|w| &w.measured).collect();
-    let median =
-        |value: fn(&Measured) -> f64| Spread::of(windows.iter().copied().map(value)).median;
+    let windows: Vec<Measured> = series.windows.iter().map(|w| w.measured).collect();
+    let median = |value: fn(&Measured) -> f64| Spread::of(windows.iter().map(value)).median;
     let rate = Spread::of(windows.iter().map(|window| window.rate()));
     let mut extra = Map::new();
     if let Some(pool) = series.pool {
@@ -403,6 +403,7 @@ fn row(series: &Series) -> Row {
     extra.insert("window_s".to_owned(), seconds);
     let operations = median(|window| window.operations as f64);
     extra.insert("operations".to_owned(), Value::from(operations as u64));
+    Background::put(&mut extra, &windows);
     all_in(&mut extra, "synced", series, |window| {
         Some(window.measured.synced)
     });
@@ -598,9 +599,13 @@ mod tests {
         assert!(synced > 0.0);
         assert!(number("sheaf", "unmounted_us_per_op").unwrap() >= synced);
         assert!(extra("sheaf", "io").is_some());
+        for key in ["commits", "checkpoints", "logged_bytes_per_op"] {
+            assert!(number("sheaf", key).is_some(), "{key}");
+        }
         let folder = folder.display().to_string();
         assert!(number(&folder, "synced_us_per_op").unwrap() > 0.0);
         assert_eq!(extra(&folder, "unmounted_us_per_op"), None);
+        assert_eq!(extra(&folder, "checkpoints"), None);
         assert_eq!(extra(&folder, "synced_written_bytes_per_op"), None);
         assert!(report.checks.is_empty());
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);

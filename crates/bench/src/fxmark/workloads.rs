@@ -17,7 +17,7 @@ use std::fmt::Write;
 use base::rng::Rng;
 
 use crate::Error;
-use crate::runner::{Load, Operation, Stop};
+use crate::runner::{Background, Load, Operation, Stop};
 use crate::target::Side;
 
 /// Bytes that data workloads move at once.
@@ -452,6 +452,10 @@ impl<S: Side> Load for Run<'_, S> {
 
     fn cpu_ns(&self) -> Result<u64, Error> {
         self.side.cpu_ns()
+    }
+
+    fn background(&self) -> Option<Background> {
+        self.side.background()
     }
 }
 

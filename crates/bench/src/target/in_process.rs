@@ -11,6 +11,7 @@ use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROO
 
 use super::{Side, short};
 use crate::Error;
+use crate::runner::Background;
 
 /// Permission bits of what is made, as FxMark has them.
 const MODE: u32 = 0o700;
@@ -289,5 +290,25 @@ impl Side for InProcess {
 
     fn cpu_ns(&self) -> Result<u64, Error> {
         Ok(process_cpu_ns())
+    }
+
+    fn background(&self) -> Option<Background> {
+        let store = self.fs.store().counters();
+        let metrics = self.fs.metrics().into_iter();
+        let mut synced = metrics.filter(|metric| metric.name == "sheaf_fsync_waits_total");
+        let commits = synced.find(|metric| {
+            let label = metric.label.as_ref();
+            label.is_some_and(|(_, value)| value == "commit")
+        });
+        let sync_commits = match commits?.value {
+            fs::Value::Counter(value) => value as u64,
+            _ => return None,
+        };
+        Some(Background {
+            commits: store.batches.count,
+            sync_commits,
+            checkpoints: store.checkpoints.count,
+            logged_bytes: self.logged_bytes(),
+        })
     }
 }

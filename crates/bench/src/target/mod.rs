@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use base::thread::cpu_count;
 
 use crate::Error;
+use crate::runner::Background;
 
 pub use disk::Disk;
 pub use in_process::{Arrangement, InProcess};
@@ -68,6 +69,10 @@ pub trait Side: Sync {
     /// CPU time used so far by this process and, where there is one, the daemon; nanoseconds.
     /// The kernel's own threads are not in it.
     fn cpu_ns(&self) -> Result<u64, Error>;
+    /// What was done so far besides what was asked for, where that is known.
+    fn background(&self) -> Option<Background> {
+        None
+    }
 }
 
 /// Fewer bytes were moved than asked for.
