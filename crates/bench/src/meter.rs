@@ -22,6 +22,8 @@ pub struct Meter {
     clock: Clock,
     /// The accounts of devices.
     devices: Vec<PathBuf>,
+    /// Those that have the flushes of these devices: a partition's are its disk's, and those of a device made of others are theirs.
+    flushed: Vec<PathBuf>,
 }
 
 /// A moment.
@@ -47,24 +49,28 @@ pub struct Span {
     pub busy_seconds: Option<f64>,
     /// To the devices that are watched; `None` without any.
     pub written_bytes: Option<u64>,
-    /// Of these devices.
+    /// Of these devices, or of the disks below them, whoever asked for them there.
     pub flushes: Option<u64>,
 }
 
 impl Meter {
     /// Watches these block devices.
     pub fn new(devices: &[PathBuf]) -> Result<Meter, Error> {
-        let account = |path: &PathBuf| {
+        let mut meter = Meter {
+            clock: Clock::real(),
+            devices: Vec::new(),
+            flushed: Vec::new(),
+        };
+        for path in devices {
             let device = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
             let (major, minor) = (major(device.st_rdev()), minor(device.st_rdev()));
-            Ok(PathBuf::from(format!(
-                "/sys/dev/block/{major}:{minor}/stat"
-            )))
-        };
-        Ok(Meter {
-            clock: Clock::real(),
-            devices: devices.iter().map(account).collect::<Result<_, Error>>()?,
-        })
+            let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+            meter.devices.push(device.join("stat"));
+            meter.flushed.extend(disks(&device));
+        }
+        meter.flushed.sort_unstable();
+        meter.flushed.dedup();
+        Ok(meter)
     }
 
     pub fn mark(&self) -> Result<Mark, Error> {
@@ -92,11 +98,28 @@ impl Meter {
     fn written(&self) -> Result<Option<Account>, Error> {
         let mut sum = Account::default();
         for path in &self.devices {
-            let one = account_of(path)?;
-            sum.written_bytes += one.written_bytes;
-            sum.flushes += one.flushes;
+            sum.written_bytes += account_of(path)?.written_bytes;
+        }
+        for path in &self.flushed {
+            sum.flushes += account_of(path)?.flushes;
         }
         Ok((!self.devices.is_empty()).then_some(sum))
+    }
+}
+
+/// The accounts of the disks that flushes of a device reach, from its folder in sysfs.
+fn disks(device: &Path) -> Vec<PathBuf> {
+    let real = device.canonicalize().unwrap_or_else(|_| device.to_owned());
+    // A partition's folder is in its disk's.
+    if let Some(disk) = real.parent().filter(|_| real.join("partition").exists()) {
+        return disks(disk);
+    }
+    let below = std::fs::read_dir(real.join("slaves")).into_iter().flatten();
+    let mut below: Vec<PathBuf> = below.flatten().map(|entry| entry.path()).collect();
+    below.sort_unstable();
+    match below.is_empty() {
+        true => vec![real.join("stat")],
+        false => below.iter().flat_map(|device| disks(device)).collect(),
     }
 }
 
@@ -152,6 +175,28 @@ mod tests {
         let span = meter.since(start).unwrap();
         assert!(span.seconds > 0.0 && span.seconds < 3600.0, "{span:?}");
         assert_eq!(span.written_bytes, None);
+    }
+
+    #[test]
+    fn flushes_of_a_partition_and_of_a_stacked_device_are_their_disks() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let make = |path: &str| {
+            let path = home.join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let (disk, part) = (make("vda"), make("vda/vda1"));
+        std::fs::write(part.join("partition"), "1").unwrap();
+        let (other, slaves) = (make("vdb"), make("dm-0/slaves"));
+        std::os::unix::fs::symlink(&part, slaves.join("vda1")).unwrap();
+        std::os::unix::fs::symlink(&other, slaves.join("vdb")).unwrap();
+        let stats = |of: &[&PathBuf]| -> Vec<PathBuf> {
+            of.iter().map(|path| path.join("stat")).collect()
+        };
+        assert_eq!(disks(&disk), stats(&[&disk]));
+        assert_eq!(disks(&part), stats(&[&disk]));
+        assert_eq!(disks(&home.join("dm-0")), stats(&[&disk, &other]));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
-use crate::runner::{self, Window};
+use crate::runner::{self, Background, Window};
 use crate::target::{Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
@@ -163,6 +163,15 @@ impl Who {
             Who::Persisting(interval) => format!("sheaf-{interval:?}"),
         }
     }
+
+    /// How long times may stay in memory alone while their file is synced; of Sheaf in this process.
+    fn persists_after(&self) -> Option<Duration> {
+        match self {
+            Who::FileSystem(Target::Sheaf) => Some(FsOptions::default().data.mtime_persist),
+            Who::Persisting(interval) => Some(*interval),
+            _ => None,
+        }
+    }
 }
 
 /// The windows of one side in one workload.
@@ -176,6 +185,7 @@ struct Series {
 /// What one window gave, for each operation.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
+    measured: runner::Measured,
     rate: f64,
     bytes: f64,
     flushes: f64,
@@ -382,6 +392,7 @@ impl Measured {
         let operations = times.operations.max(1) as f64;
         let each = |count: Option<u64>| count.map_or(f64::NAN, |count| count as f64 / operations);
         Ok(Outcome {
+            measured: window,
             rate: operations / window.seconds.max(1e-9),
             bytes: each(window.synced.written_bytes),
             flushes: each(window.ended.flushes),
@@ -406,6 +417,13 @@ fn row(series: &Series) -> Row {
     put("p99_us", |outcome| outcome.p99_us);
     put("p999_us", |outcome| outcome.p999_us);
     put("cpu_us_per_op", |outcome| outcome.cpu_us);
+    put("window_s", |outcome| outcome.measured.seconds);
+    let windows: Vec<_> = series.windows.iter().map(|w| w.measured).collect();
+    Background::put(&mut extra, &windows);
+    if let Some(interval) = series.who.persists_after() {
+        let seconds = Value::from(interval.as_secs_f64());
+        extra.insert("mtime_persist_s".to_owned(), seconds);
+    }
     if let Some(bytes) = series.kind.bytes() {
         extra.insert("user_bytes_per_op".to_owned(), Value::from(bytes));
     }
@@ -465,6 +483,25 @@ impl Cell<'_> {
         all.reduce(f64::min)
     }
 
+    /// Flushes of an overwrite by Sheaf: one, and one more for each interval of the window after which times are persisted:
+    /// 1 / (rate x interval) an operation. Nothing of a window shorter than that interval, in which no times may come due; nor on a device
+    /// that counts no flushes of the device's own ways of writing either.
+    fn flushes(&self) -> Option<Check> {
+        let counted = |method: Method| self.extra(method.name(), "flushes_per_op");
+        if !Method::ALL.into_iter().filter_map(counted).any(|f| f > 0.0) {
+            return None;
+        }
+        let sheaf = |key| self.extra("sheaf", key);
+        let (window, interval) = (sheaf("window_s")?, sheaf("mtime_persist_s")?);
+        if interval <= 0.0 || window < interval * WHOLE {
+            return None;
+        }
+        let operations = self.rate("sheaf")? * window;
+        let due = (window / interval - (1.0 - WHOLE)).ceil() / operations.max(1.0);
+        let of = sheaf("flushes_per_op");
+        self.at_most("flushes, with times due", of, Some(1.0), 1.0 + due)
+    }
+
     /// A ratio that must be at least the bar; nothing where a side is missing.
     fn at_least(&self, what: &str, of: Option<f64>, to: Option<f64>, bar: f64) -> Option<Check> {
         let name = format!("{}/{} {what}", self.kind.name(), self.threads);
@@ -476,6 +513,9 @@ impl Cell<'_> {
         Some(Check::new(name, of? / to?, Comparison::AtMost, bar))
     }
 }
+
+/// What of an interval, or over one, is a whole one: windows end in time but for so much.
+const WHOLE: f64 = 0.99;
 
 /// How coarsely [`run_mtime`] has times persisted, in milliseconds.
 const INTERVALS: [u64; 4] = [0, 1, 10, 1000];
@@ -500,7 +540,6 @@ fn checks(rows: &[Row]) -> Vec<Check> {
         threads,
     };
     let bytes = |cell: &Cell<'_>| cell.extra("sheaf", "written_bytes_per_op");
-    let flushes = |cell: &Cell<'_>| cell.extra("sheaf", "flushes_per_op");
     let mut checks = Vec::new();
     for kind in [Kind::Overwrite, Kind::OverwriteStat] {
         let cell = cell(kind, 1);
@@ -508,7 +547,7 @@ fn checks(rows: &[Row]) -> Vec<Check> {
         let written = Some(PAGE as f64);
         checks.push(cell.at_least("vs raw", sheaf, cell.raw(), 0.95));
         checks.push(cell.at_most("device bytes vs user's", bytes(&cell), written, 1.01));
-        checks.push(cell.at_most("flushes", flushes(&cell), Some(1.0), 1.0));
+        checks.push(cell.flushes());
     }
     let stat = cell(Kind::OverwriteStat, 1);
     checks.push(stat.at_least("vs ext4", stat.rate("sheaf"), stat.rate("ext4"), 3.1));
@@ -548,6 +587,8 @@ mod tests {
         extra.insert("written_bytes_per_op".to_owned(), Value::from(bytes));
         extra.insert("flushes_per_op".to_owned(), Value::from(1.0));
         extra.insert("p99_us".to_owned(), Value::from(100.0));
+        extra.insert("window_s".to_owned(), Value::from(2.0));
+        extra.insert("mtime_persist_s".to_owned(), Value::from(1.0));
         Row {
             name: kind.name().to_owned(),
             target: target.to_owned(),
@@ -572,8 +613,34 @@ mod tests {
         let check = |name: &str| checks.iter().find(|c| c.name == name).unwrap();
         assert!(!check("overwrite/1 vs raw").ok);
         assert!(!check("overwrite/1 device bytes vs user's").ok);
-        assert!(check("overwrite/1 flushes").ok);
+        assert!(check("overwrite/1 flushes, with times due").ok);
         assert!(!checks.iter().any(|check| check.name.starts_with("append")));
+    }
+
+    #[test]
+    fn a_flush_more_is_allowed_for_times_that_come_due_and_judged_where_they_do() {
+        let raw = |flushes: f64| {
+            let mut raw = row(Kind::Overwrite, "raw-fdatasync", 1000.0, 4096.0);
+            raw.extra.insert("flushes_per_op".to_owned(), Value::from(flushes));
+            raw
+        };
+        let judged = |raw: Row, window: f64, flushes: f64| {
+            let mut sheaf = row(Kind::Overwrite, "sheaf", 1000.0, 4096.0);
+            sheaf.extra.insert("window_s".to_owned(), Value::from(window));
+            sheaf.extra.insert("flushes_per_op".to_owned(), Value::from(flushes));
+            let checks = checks(&[raw, sheaf]).into_iter();
+            let mut checks = checks.filter(|check| check.name.contains("flushes"));
+            checks.next()
+        };
+        let two = judged(raw(1.0), 2.0, 1.001).unwrap();
+        assert!(two.ok && (two.bar - 1.001).abs() < 1e-9, "{two:?}");
+        assert!(!judged(raw(1.0), 2.0, 1.0011).unwrap().ok);
+        // Two intervals begin in it.
+        assert!(judged(raw(1.0), 1.5, 1.001).unwrap().bar > 1.0013);
+        assert!(judged(raw(1.0), 0.3, 1.0).is_none());
+        // A window that ended a moment early.
+        assert!(judged(raw(1.0), 0.999, 1.0).is_some());
+        assert!(judged(raw(0.0), 2.0, 0.0).is_none());
     }
 
     #[test]
