@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Background, Load, Operation, Stop, Window};
-use crate::target::{Arrangement, InProcess, Place, Side, Storage};
+use crate::target::{Arrangement, InProcess, Place, Side, Slow, Storage};
 use crate::timing::{Latencies, Summary};
 use crate::{Error, interrupt};
 
@@ -63,15 +63,7 @@ impl Options {
         if !(4 << 20..=1 << 30).contains(&self.journal) {
             return usage("--journal-size takes 4 MiB to 1 GiB");
         }
-        if !(1..=16).contains(&self.devices) {
-            return usage("--devices takes a number from 1 to 16");
-        }
-        if !(1..=1024).contains(&self.latency.depth) {
-            return usage("--depth takes a number from 1 to 1024");
-        }
-        if self.latency.service.max(self.latency.flush) > Duration::from_secs(1) {
-            return usage("--latency and --flush take up to 1000000 microseconds");
-        }
+        crate::fsync::check_slow(&self.latency, self.devices)?;
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
@@ -151,7 +143,7 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
     }
     let arrangement = Arrangement {
         journal: Some(journal),
-        latency: Some(options.latency),
+        slow: Some(Slow::new(options.latency)),
     };
     let side = InProcess::arranged(&devices.paths, fs, &arrangement)?;
     let before = side.newest_checkpoint();

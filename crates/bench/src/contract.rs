@@ -12,6 +12,8 @@ pub struct Report {
     pub machine: Machine,
     pub rows: Vec<Row>,
     pub checks: Vec<Check>,
+    /// What a reader has to know besides, in sentences: how sides were made, who was left out and why.
+    pub notes: Vec<String>,
 }
 
 /// Where it ran.
@@ -120,7 +122,13 @@ impl Report {
             machine: Machine::here(),
             rows,
             checks,
+            notes: Vec::new(),
         }
+    }
+
+    pub fn with_notes(mut self, notes: impl IntoIterator<Item = String>) -> Report {
+        self.notes.extend(notes);
+        self
     }
 
     /// The one object that `--json` prints.
@@ -198,7 +206,7 @@ mod tests {
         };
         assert_eq!(
             keys(&value),
-            ["checks", "machine", "rows", "suite", "version"]
+            ["checks", "machine", "notes", "rows", "suite", "version"]
         );
         assert_eq!(keys(&value["machine"]), ["cores", "cpu", "kernel"]);
         let row = &value["rows"][0];

@@ -106,7 +106,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             }
         }
     }
-    Ok(Report::new("files", rows(options, &sides), Vec::new()))
+    let report = Report::new("files", rows(options, &sides), Vec::new());
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// The seconds of each phase on a fresh file system.

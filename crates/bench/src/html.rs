@@ -79,6 +79,7 @@ pub fn render(report: &Report) -> String {
     plots(&mut page, report, &targets, Axis::Threads);
     plots(&mut page, report, &targets, Axis::Pool);
     rows(&mut page, &report.rows);
+    notes(&mut page, &report.notes);
     report.rows.iter().for_each(|row| lines(&mut page, row));
     page.push_str("</body></html>\n");
     page
@@ -146,6 +147,17 @@ fn rows(page: &mut String, rows: &[Row]) {
         );
     }
     page.push_str("</table>\n");
+}
+
+fn notes(page: &mut String, notes: &[String]) {
+    if notes.is_empty() {
+        return;
+    }
+    page.push_str("<h2>Notes</h2><ul>\n");
+    for note in notes {
+        let _ = writeln!(page, "<li>{}", escape(note));
+    }
+    page.push_str("</ul>\n");
 }
 
 /// The lines that a modelled row's operations share.

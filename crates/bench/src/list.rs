@@ -95,7 +95,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             }
         }
     }
-    Ok(Report::new("list", rows(options, &all), Vec::new()))
+    let report = Report::new("list", rows(options, &all), Vec::new());
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// Seconds of each way on a fresh file system.

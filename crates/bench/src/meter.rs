@@ -6,11 +6,13 @@
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::clock::Clock;
 use rustix::fs::{major, minor};
 
 use crate::Error;
+use crate::target::Writes;
 
 /// The scheduler's own account, to the nanosecond; /proc/stat has hundredths of a second.
 const SCHEDULER: &str = "/proc/schedstat";
@@ -24,6 +26,8 @@ pub struct Meter {
     devices: Vec<PathBuf>,
     /// Those that have the flushes of these devices: a partition's are its disk's, and those of a device made of others are theirs.
     flushed: Vec<PathBuf>,
+    /// Of devices in this process, in the place of those.
+    own: Option<Arc<Writes>>,
 }
 
 /// A moment.
@@ -60,6 +64,7 @@ impl Meter {
             clock: Clock::real(),
             devices: Vec::new(),
             flushed: Vec::new(),
+            own: None,
         };
         for path in devices {
             let device = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
@@ -71,6 +76,16 @@ impl Meter {
         meter.flushed.sort_unstable();
         meter.flushed.dedup();
         Ok(meter)
+    }
+
+    /// Watches devices in this process by their account.
+    pub fn of(writes: Arc<Writes>) -> Meter {
+        Meter {
+            clock: Clock::real(),
+            devices: Vec::new(),
+            flushed: Vec::new(),
+            own: Some(writes),
+        }
     }
 
     pub fn mark(&self) -> Result<Mark, Error> {
@@ -96,6 +111,12 @@ impl Meter {
     }
 
     fn written(&self) -> Result<Option<Account>, Error> {
+        if let Some(own) = &self.own {
+            return Ok(Some(Account {
+                written_bytes: own.bytes(),
+                flushes: own.flushes(),
+            }));
+        }
         let mut sum = Account::default();
         for path in &self.devices {
             sum.written_bytes += account_of(path)?.written_bytes;
@@ -191,9 +212,8 @@ mod tests {
         let (other, slaves) = (make("vdb"), make("dm-0/slaves"));
         std::os::unix::fs::symlink(&part, slaves.join("vda1")).unwrap();
         std::os::unix::fs::symlink(&other, slaves.join("vdb")).unwrap();
-        let stats = |of: &[&PathBuf]| -> Vec<PathBuf> {
-            of.iter().map(|path| path.join("stat")).collect()
-        };
+        let stats =
+            |of: &[&PathBuf]| -> Vec<PathBuf> { of.iter().map(|path| path.join("stat")).collect() };
         assert_eq!(disks(&disk), stats(&[&disk]));
         assert_eq!(disks(&part), stats(&[&disk]));
         assert_eq!(disks(&home.join("dm-0")), stats(&[&disk, &other]));

@@ -112,7 +112,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.windows.push(window);
         }
     }
-    Ok(Report::new("pool", rows(options, &all), checks(&all)))
+    let report = Report::new("pool", rows(options, &all), checks(&all));
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// Fills a fresh file system and measures pairs on it.

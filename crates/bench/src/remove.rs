@@ -95,7 +95,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.synced.push(rate(synced));
         }
     }
-    Ok(Report::new("remove", rows(options, &all), Vec::new()))
+    let report = Report::new("remove", rows(options, &all), Vec::new());
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// Seconds until nothing is left, and until that is at the devices.

@@ -331,9 +331,7 @@ impl Gate<'_> {
             start,
             ended,
             synced: self.meter.since(start)?,
-            background: now
-                .zip(background)
-                .map(|(now, then)| now.since(then)),
+            background: now.zip(background).map(|(now, then)| now.since(then)),
         })
     }
 

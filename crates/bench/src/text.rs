@@ -58,6 +58,12 @@ pub fn render(report: &Report) -> String {
             if check.ok { "holds" } else { "missed" },
         );
     }
+    if !report.notes.is_empty() {
+        text.push('\n');
+    }
+    for note in &report.notes {
+        let _ = writeln!(text, "- {note}");
+    }
     for row in &report.rows {
         lines(&mut text, row);
     }

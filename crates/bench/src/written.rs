@@ -119,7 +119,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.causes = causes.map(|(cause, bytes)| (cause, each(bytes))).collect();
         }
     }
-    Ok(Report::new("written", rows(options, &all), Vec::new()))
+    let report = Report::new("written", rows(options, &all), Vec::new());
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// Files of one run.

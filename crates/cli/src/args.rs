@@ -447,6 +447,19 @@ pub struct SyncedOptions {
     /// Time of one measurement
     #[arg(long, default_value_t = 2.0)]
     pub seconds: f64,
+    /// Measure on devices in memory instead that take so many microseconds to read or write up to 128 KiB: Sheaf
+    /// and the devices themselves, without file systems of the kernel. Needs no root
+    #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device"])]
+    pub latency: Option<u64>,
+    /// Microseconds that a flush of these takes, instead of as many as --latency
+    #[arg(long, value_name = "MICROSECONDS", requires = "latency")]
+    pub flush: Option<u64>,
+    /// Requests that each of them serves at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 32, requires = "latency")]
+    pub depth: usize,
+    /// Number of these devices
+    #[arg(long, value_name = "COUNT", default_value_t = 4, requires = "latency")]
+    pub devices: usize,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,

@@ -115,13 +115,26 @@ fn mtime(args: &Mtime) -> Outcome {
 /// Options of suites about small writes that are synced.
 fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
     let common = &args.common;
+    // Nobody else can be on devices of this process; the names that the user gave are looked at, and told to be left out.
+    let default: &[&str] = match args.latency {
+        Some(_) => &[],
+        None => &fsync::AGAINST,
+    };
     Ok(fsync::Options {
         kinds: Vec::new(),
         threads: vec![1],
         time: seconds(args.seconds)?,
         runs: common.runs,
-        against: against(common, &fsync::AGAINST)?,
+        against: against(common, default)?,
         storage: storage(common),
+        slow: args.latency.map(|service| {
+            let latency = Latency {
+                service: Duration::from_micros(service),
+                flush: Duration::from_micros(args.flush.unwrap_or(service)),
+                depth: args.depth,
+            };
+            (latency, args.devices)
+        }),
         memory: memory(args.cache_size),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use device::{AlignedBuf, BlockDevice, Durability, OpenOptions};
 use super::Kind;
 use crate::Error;
 use crate::runner::{Background, Load, Operation, Stop};
-use crate::target::Side;
+use crate::target::{Side, Slow};
 use crate::timing::Latencies;
 
 pub const PAGE: usize = 4096;
@@ -177,12 +177,13 @@ impl<S: Side> OnFiles<'_, S> {
         Ok(size)
     }
 
-    /// The letters that are there when the window begins; made by the first thread that comes.
+    /// The letters that are there when the window begins. They are made first and told then: no lock is held in a call of the
+    /// file system's.
     fn letters(&self, stop: &Stop) -> Result<(), Error> {
-        let mut made = self.letters.there.lock();
+        let mut made = Vec::new();
         let mut sizes = Rng::new(LETTERS);
         let letter = vec![0x5a; 2 * LETTER];
-        while self.letters.named.load(Ordering::Relaxed) < LETTERS {
+        for _ in 0..LETTERS {
             stop.check()?;
             let name = self.letters.next_name();
             let file = self.side.create(&self.side.root(), &name)?;
@@ -190,6 +191,7 @@ impl<S: Side> OnFiles<'_, S> {
             self.side.write(&file, 0, &letter[..size])?;
             made.push(name);
         }
+        self.letters.there.lock().extend(made);
         Ok(())
     }
 
@@ -215,7 +217,10 @@ impl<S: Side> Load for OnFiles<'_, S> {
             Kind::Competing if thread == 0 => self.overwrite(thread, stop),
             Kind::Competing => self.stream(),
             Kind::Varmail => {
-                self.letters(stop)?;
+                // No thread takes one before all are ready.
+                if thread == 0 {
+                    self.letters(stop)?;
+                }
                 Ok(self.varmail(thread))
             }
         }
@@ -243,10 +248,24 @@ pub enum Method {
     Fdatasync,
     /// A write and a flush by io_uring, as Sheaf's device layer does them.
     Uring,
+    /// One write to devices of this process that is durable at once.
+    Durable,
+    /// A write to them, then a flush.
+    Flushed,
 }
 
 impl Method {
-    pub const ALL: [Method; 3] = [Method::Dsync, Method::Fdatasync, Method::Uring];
+    pub const ALL: [Method; 5] = [
+        Method::Dsync,
+        Method::Fdatasync,
+        Method::Uring,
+        Method::Durable,
+        Method::Flushed,
+    ];
+    /// On block devices.
+    pub const KERNEL: [Method; 3] = [Method::Dsync, Method::Fdatasync, Method::Uring];
+    /// On devices of this process.
+    pub const SLOW: [Method; 2] = [Method::Durable, Method::Flushed];
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
@@ -254,20 +273,24 @@ impl Method {
             Method::Dsync => "raw-dsync",
             Method::Fdatasync => "raw-fdatasync",
             Method::Uring => "raw-io_uring",
+            Method::Durable => "raw-durable",
+            Method::Flushed => "raw-write-flush",
         }
     }
 }
 
-/// The same writes and flushes on the device, with no file system: the floor.
+/// The same writes and flushes on the devices, with no file system: the floor.
 pub struct OnDevice<'a> {
     pub kind: Kind,
     pub method: Method,
     pub latencies: &'a Latencies,
-    direct: File,
-    ring: Arc<dyn BlockDevice>,
+    /// The one device past the page cache, where it is the kernel's.
+    direct: Option<File>,
+    devices: Vec<Arc<dyn BlockDevice>>,
 }
 
 impl<'a> OnDevice<'a> {
+    /// On a block device.
     pub fn open(
         path: &Path,
         kind: Kind,
@@ -277,36 +300,55 @@ impl<'a> OnDevice<'a> {
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let direct = options.open(path).map_err(|e| Error::io(path, e))?;
-        let mut opened = device::open_devices(&[path.to_owned()], &OpenOptions::default())?;
-        let ring = opened
-            .pop()
-            .ok_or_else(|| Error::Usage("a device is needed".to_owned()))?;
         Ok(OnDevice {
             kind,
             method,
             latencies,
-            direct,
-            ring,
+            direct: Some(direct),
+            devices: device::open_devices(&[path.to_owned()], &OpenOptions::default())?,
         })
     }
 
-    fn write(&self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
-        match self.method {
-            Method::Dsync => match base::sys::pwrite_dsync(&self.direct, bytes, at)? {
+    /// On devices of this process, which are as slow as that; threads take them in turn.
+    pub fn slow(
+        paths: &[PathBuf],
+        slow: &Slow,
+        kind: Kind,
+        method: Method,
+        latencies: &'a Latencies,
+    ) -> Result<OnDevice<'a>, Error> {
+        let below = device::open_devices(paths, &OpenOptions::default())?;
+        Ok(OnDevice {
+            kind,
+            method,
+            latencies,
+            direct: None,
+            devices: below.into_iter().map(|below| slow.over(below)).collect(),
+        })
+    }
+
+    fn write(&self, device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        match (self.method, &self.direct) {
+            (Method::Dsync, Some(direct)) => match base::sys::pwrite_dsync(direct, bytes, at)? {
                 moved if moved == bytes.len() => Ok(()),
                 _ => Err(std::io::ErrorKind::WriteZero.into()),
             },
-            Method::Fdatasync => {
-                self.direct.write_all_at(bytes, at)?;
-                self.direct.sync_data()
+            (Method::Fdatasync, Some(direct)) => {
+                direct.write_all_at(bytes, at)?;
+                direct.sync_data()
             }
-            Method::Uring => self.ring.write(at, bytes, Durability::Durable),
+            (Method::Flushed, _) => {
+                device.write(at, bytes, Durability::Volatile)?;
+                device.flush()
+            }
+            _ => device.write(at, bytes, Durability::Durable),
         }
     }
 
-    /// Overwrites `unit` bytes somewhere in the thread's part of the device, or one after the other.
+    /// Overwrites `unit` bytes somewhere in the thread's part of its device, or one after the other.
     fn writes(&self, thread: usize, unit: usize, anywhere: bool) -> Operation<'_> {
-        let base = thread as u64 * FILE_BYTES;
+        let device = &*self.devices[thread % self.devices.len()];
+        let base = (thread / self.devices.len()) as u64 * FILE_BYTES;
         let units = FILE_BYTES / unit as u64;
         let (mut places, mut next, mut own) = (Rng::new(thread as u64), 0, self.latencies.own());
         let bytes = AlignedBuf::zeroed(unit);
@@ -317,19 +359,28 @@ impl<'a> OnDevice<'a> {
             };
             next += 1;
             own.time(|| {
-                let written = self.write(base + place * unit as u64, &bytes);
-                written.map_err(|e| Error::io(Path::new(self.ring.name()), e))
+                let written = self.write(device, base + place * unit as u64, &bytes);
+                written.map_err(|e| Error::io(Path::new(device.name()), e))
             })
         })
     }
 
+    /// Large writes that nobody syncs, to all devices in turn, beside the first thread's part of them.
     fn stream(&self) -> Operation<'_> {
         let bytes = AlignedBuf::zeroed(LARGE);
-        let mut at = 0;
+        let count = self.devices.len() as u64;
+        let room = self.devices[0].bytes().saturating_sub(FILE_BYTES) / LARGE as u64 * count;
+        let pieces = room.clamp(1, STREAM_BYTES / LARGE as u64);
+        let mut next = 0;
         Box::new(move || {
-            let written = self.direct.write_all_at(&bytes, FILE_BYTES + at);
-            written.map_err(|e| Error::io(Path::new(self.ring.name()), e))?;
-            at = (at + LARGE as u64) % STREAM_BYTES;
+            let device = &*self.devices[(next % count) as usize];
+            let at = FILE_BYTES + next / count * LARGE as u64;
+            let written = match &self.direct {
+                Some(direct) => direct.write_all_at(&bytes, at),
+                None => device.write(at, &bytes, Durability::Volatile),
+            };
+            written.map_err(|e| Error::io(Path::new(device.name()), e))?;
+            next = (next + 1) % pieces;
             Ok(1)
         })
     }
@@ -339,15 +390,24 @@ impl Load for OnDevice<'_> {
     fn prepare(&self, thread: usize, _stop: &Stop) -> Result<Operation<'_>, Error> {
         Ok(match self.kind {
             // As a journal has them.
-            Kind::Append => self.writes(thread, self.ring.logical_block() as usize, false),
+            Kind::Append => {
+                let block = self.devices[0].logical_block() as usize;
+                self.writes(thread, block, false)
+            }
             Kind::Competing if thread > 0 => self.stream(),
             _ => self.writes(thread, PAGE, true),
         })
     }
 
     fn settle(&self) -> Result<(), Error> {
-        let synced = self.direct.sync_data();
-        synced.map_err(|e| Error::io(Path::new(self.ring.name()), e))
+        for device in &self.devices {
+            let flushed = match &self.direct {
+                Some(direct) => direct.sync_data(),
+                None => device.flush(),
+            };
+            flushed.map_err(|e| Error::io(Path::new(device.name()), e))?;
+        }
+        Ok(())
     }
 
     fn cpu_ns(&self) -> Result<u64, Error> {
@@ -358,34 +418,89 @@ impl Load for OnDevice<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Posix;
+    use crate::meter::Meter;
+    use crate::runner::{self, Window};
+    use crate::target::{InProcess, Posix};
 
-    #[test]
-    fn letters_come_and_go_and_stay_as_many() {
-        let folder = tempfile::tempdir().unwrap();
-        let side = Posix::new(folder.path(), None).unwrap();
+    /// Rounds by two threads: as many letters as before are there then.
+    fn rounds<S: Side>(side: &S) {
         let latencies = Latencies::new();
         let load = OnFiles {
-            side: &side,
+            side,
             kind: Kind::Varmail,
             latencies: &latencies,
             letters: Letters::new(),
         };
-        base::thread::parallel(2, |thread| {
-            let mut round = load.prepare(thread, &Stop::default()).unwrap();
-            for _ in 0..20 {
-                assert_eq!(round().unwrap(), 1);
-            }
-        });
+        let window = Window {
+            time: std::time::Duration::from_secs(600),
+            threads: 2,
+            operations: 20,
+            cpus: Vec::new(),
+        };
+        let measured = runner::measure(&window, &load, &Meter::new(&[]).unwrap()).unwrap();
         let mut there = load.letters.there.lock().clone();
         there.sort_unstable();
-        let found = std::fs::read_dir(folder.path()).unwrap();
-        let found = found.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut found: Vec<String> = found.collect();
-        found.sort_unstable();
-        assert_eq!(found.len() as u64, LETTERS);
-        assert_eq!(found, there);
+        there.dedup();
+        assert_eq!(there.len() as u64, LETTERS);
+        let mut found = 0;
+        let counted = side.list(&side.root(), &mut || {
+            found += 1;
+            true
+        });
+        counted.unwrap();
+        // The folder and its parent are listed, too.
+        assert_eq!(found, LETTERS + 2);
+        assert!(
+            there
+                .iter()
+                .all(|name| side.open(&side.root(), name).is_ok())
+        );
         drop(load);
-        assert_eq!(latencies.summary().operations, 40);
+        assert!(measured.operations >= 20);
+        assert_eq!(latencies.summary().operations, measured.operations);
+    }
+
+    #[test]
+    fn letters_come_and_go_and_stay_as_many() {
+        let folder = tempfile::tempdir().unwrap();
+        rounds(&Posix::new(folder.path(), None).unwrap());
+        // In this process, where locks are looked at.
+        let image = folder.path().join("image");
+        device::create_image(&image, 256 << 20).unwrap();
+        rounds(&InProcess::make(&[image], 64 << 20).unwrap());
+    }
+
+    #[test]
+    fn every_way_of_writing_counts_its_flushes_on_slow_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let slow = Slow::new(device::Latency {
+            service: std::time::Duration::from_micros(1),
+            flush: std::time::Duration::from_micros(1),
+            depth: 4,
+        });
+        let paths: Vec<_> = (0..2).map(|i| folder.path().join(i.to_string())).collect();
+        for path in &paths {
+            device::create_image(path, 2 * FILE_BYTES).unwrap();
+        }
+        let latencies = Latencies::new();
+        for method in Method::SLOW {
+            let load = OnDevice::slow(&paths, &slow, Kind::Create, method, &latencies).unwrap();
+            // The last thread has the second half of the second device.
+            for thread in 0..4 {
+                let before = (slow.writes.bytes(), slow.writes.flushes());
+                let mut write = load.prepare(thread, &Stop::default()).unwrap();
+                for _ in 0..50 {
+                    write().unwrap();
+                }
+                assert_eq!(slow.writes.bytes() - before.0, 50 * PAGE as u64);
+                assert_eq!(slow.writes.flushes() - before.1, 50);
+            }
+        }
+        let load = OnDevice::slow(&paths, &slow, Kind::Competing, Method::Durable, &latencies);
+        let load = load.unwrap();
+        let mut stream = load.prepare(1, &Stop::default()).unwrap();
+        for _ in 0..2 * (FILE_BYTES / LARGE as u64) + 3 {
+            stream().unwrap();
+        }
     }
 }

@@ -10,23 +10,30 @@
 //! 4. [`run_varmail`]: rounds of a mail server, as filebench has them, by many threads in one folder of 1,000 files of 16 KiB in the mean.
 //!    In a round one file is removed; one is made, gets up to 16 KiB and is synced; one is read, gets up to
 //!    16 KiB more and is synced; one is read. There is no floor of it.
-//! 5. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s.
+//! 5. With [`Options::slow`] Sheaf and the floor are on devices in memory of this process that take a set time for each request, as many
+//!    devices do; bytes and flushes are counted there. No file system of the kernel can be put on them.
+//! 6. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s.
 
 mod load;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use device::Latency;
 use fs::FsOptions;
 use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Background, Window};
-use crate::target::{Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::target::{
+    Arrangement, Devices, Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Slow, Storage,
+    Target,
+};
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
-use load::{ENTRY, LETTERS, Letters, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
+use load::{ENTRY, FILE_BYTES, LETTERS, Letters, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
 
 /// A kind of write that is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +107,8 @@ pub struct Options {
     pub against: Vec<Target>,
     /// A folder for the file below the loop device, or a device.
     pub storage: Storage,
+    /// In the place of that: devices in memory, so many, of this process alone. Who is compared with is left out.
+    pub slow: Option<(Latency, usize)>,
     /// For all that Sheaf takes, in bytes.
     pub memory: usize,
 }
@@ -126,6 +135,9 @@ impl Options {
         if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
             return usage("one device is measured: give one (--device)");
         }
+        if let Some((latency, devices)) = &self.slow {
+            check_slow(latency, *devices)?;
+        }
         if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
             return usage("tmpfs makes nothing durable");
         }
@@ -137,13 +149,33 @@ impl Options {
         all.chain(self.against.iter().cloned()).map(Who::FileSystem)
     }
 
-    /// Of the device.
+    /// Of the device: each thread has its part of it where there is no file system.
     fn bytes(&self) -> u64 {
-        match self.kinds.contains(&Kind::Competing) {
+        let threads = self.kinds.contains(&Kind::Create).then_some(&self.threads);
+        let threads = threads.into_iter().flatten().copied().max().unwrap_or(1) as u64;
+        let least = match self.kinds.contains(&Kind::Competing) {
             true => 2 * STREAM_BYTES + (1 << 30),
             false => 2 << 30,
-        }
+        };
+        // Devices have equal parts, and as many threads or one more.
+        let devices = self.slow.map_or(1, |(_, devices)| devices as u64);
+        least.max(threads.next_multiple_of(devices) * FILE_BYTES)
     }
+}
+
+/// So many slow devices.
+pub(crate) fn check_slow(latency: &Latency, devices: usize) -> Result<(), Error> {
+    let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+    if !(1..=16).contains(&devices) {
+        return usage("--devices takes a number from 1 to 16");
+    }
+    if !(1..=1024).contains(&latency.depth) {
+        return usage("--depth takes a number from 1 to 1024");
+    }
+    if latency.service.max(latency.flush) > Duration::from_secs(1) {
+        return usage("--latency and --flush take up to 1000000 microseconds");
+    }
+    Ok(())
 }
 
 /// Who writes.
@@ -197,7 +229,7 @@ struct Outcome {
 
 /// Measures. `progress` is told what comes next.
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
-    let sides = raw().chain(options.file_systems()).collect();
+    let sides = raw(options).chain(options.file_systems()).collect();
     run_sides("fsync", options, sides, progress)
 }
 
@@ -220,12 +252,16 @@ pub fn run_mtime(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, E
     let persisting = INTERVALS.map(|ms| Who::Persisting(Duration::from_millis(ms)));
     // The default's place is among those.
     let kernels = options.against.iter().cloned().map(Who::FileSystem);
-    let sides = raw().chain(persisting).chain(kernels).collect();
+    let sides = raw(&options).chain(persisting).chain(kernels).collect();
     run_sides("mtime", &options, sides, progress)
 }
 
-fn raw() -> impl Iterator<Item = Who> {
-    Method::ALL.map(Who::Raw).into_iter()
+fn raw(options: &Options) -> impl Iterator<Item = Who> + use<> {
+    let methods = match options.slow {
+        Some(_) => &Method::SLOW[..],
+        None => &Method::KERNEL,
+    };
+    methods.iter().copied().map(Who::Raw)
 }
 
 fn run_sides(
@@ -236,20 +272,9 @@ fn run_sides(
 ) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
-    let disk = match &options.storage {
-        Storage::Devices(devices) => Disk::given(&devices[0]),
-        storage => {
-            progress("a file for the loop device");
-            Disk::make(&folder(storage), options.bytes())?
-        }
-    };
-    let storage = Storage::Devices(vec![disk.path().to_owned()]);
-    let bench = Bench {
-        options,
-        sides,
-        meter: Meter::new(&[disk.path().to_owned()])?,
-        place: Place::new(&storage, options.bytes(), true)?,
-        disk,
+    let bench = match &options.slow {
+        Some((latency, _)) => Bench::on_slow(options, sides, *latency)?,
+        None => Bench::on_disk(options, sides, progress)?,
     };
     let mut all = Vec::new();
     for &kind in &options.kinds {
@@ -263,7 +288,8 @@ fn run_sides(
     }
     let rows: Vec<Row> = all.iter().map(row).collect();
     let checks = checks(&rows);
-    Ok(Report::new(suite, rows, checks))
+    let report = Report::new(suite, rows, checks).with_notes(bench.notes());
+    Ok(report)
 }
 
 /// Where the file below the loop device is.
@@ -281,7 +307,73 @@ struct Bench<'a> {
     sides: Vec<Who>,
     meter: Meter,
     place: Place,
-    disk: Disk,
+    below: Below,
+}
+
+/// What is written to.
+enum Below {
+    Disk(Disk),
+    /// Of this process.
+    Slow(Slow),
+}
+
+impl<'a> Bench<'a> {
+    fn on_disk(
+        options: &'a Options,
+        sides: Vec<Who>,
+        progress: &dyn Fn(&str),
+    ) -> Result<Bench<'a>, Error> {
+        let disk = match &options.storage {
+            Storage::Devices(devices) => Disk::given(&devices[0]),
+            storage => {
+                progress("a file for the loop device");
+                Disk::make(&folder(storage), options.bytes())?
+            }
+        };
+        let storage = Storage::Devices(vec![disk.path().to_owned()]);
+        Ok(Bench {
+            options,
+            sides,
+            meter: Meter::new(&[disk.path().to_owned()])?,
+            place: Place::new(&storage, options.bytes(), true)?,
+            below: Below::Disk(disk),
+        })
+    }
+
+    fn on_slow(
+        options: &'a Options,
+        mut sides: Vec<Who>,
+        latency: Latency,
+    ) -> Result<Bench<'a>, Error> {
+        sides.retain(|who| !matches!(who, Who::FileSystem(Target::Kernel(_))));
+        let slow = Slow::new(latency);
+        Ok(Bench {
+            options,
+            sides,
+            meter: Meter::of(Arc::clone(&slow.writes)),
+            place: Place::new(&Storage::Memory, options.bytes(), false)?,
+            below: Below::Slow(slow),
+        })
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let Some((latency, devices)) = &self.options.slow else {
+            return crate::target::notes(&self.options.against).collect();
+        };
+        let mut notes = vec![format!(
+            "{devices} devices in memory that take {:?} for 128 KiB or less and {:?} for a flush, {} at a time",
+            latency.service, latency.flush, latency.depth
+        )];
+        let asked: Vec<String> = self.options.against.iter().map(Target::name).collect();
+        let asked = match asked.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", asked.join(", ")),
+        };
+        notes.push(format!(
+            "file systems of the kernel{asked} are left out: they cannot be put on devices that exist in this process only"
+        ));
+        notes
+    }
 }
 
 impl Bench<'_> {
@@ -316,10 +408,7 @@ impl Bench<'_> {
     fn window(&self, series: &Series) -> Result<Outcome, Error> {
         let latencies = Latencies::new();
         match &series.who {
-            Who::Raw(method) => {
-                let load = OnDevice::open(self.disk.path(), series.kind, *method, &latencies)?;
-                self.measure(series, &load)?
-            }
+            Who::Raw(method) => self.raw(series, *method, &latencies)?,
             Who::FileSystem(Target::Kernel(kernel)) => {
                 let mount = KernelMount::make(*kernel, &self.place, 1_000_000)?;
                 let measured =
@@ -337,6 +426,31 @@ impl Bench<'_> {
         .of(latencies)
     }
 
+    fn raw(
+        &self,
+        series: &Series,
+        method: Method,
+        latencies: &Latencies,
+    ) -> Result<Measured, Error> {
+        match &self.below {
+            Below::Disk(disk) => {
+                let load = OnDevice::open(disk.path(), series.kind, method, latencies)?;
+                self.measure(series, &load)
+            }
+            Below::Slow(slow) => {
+                let images = self.images()?;
+                let load = OnDevice::slow(&images.paths, slow, series.kind, method, latencies)?;
+                self.measure(series, &load)
+            }
+        }
+    }
+
+    /// What is below slow devices.
+    fn images(&self) -> Result<Devices, Error> {
+        let count = self.options.slow.map_or(1, |(_, devices)| devices as u64);
+        self.place.images(count, "device")
+    }
+
     fn fs_options(&self) -> FsOptions {
         FsOptions::default().with_memory(self.options.memory)
     }
@@ -347,8 +461,15 @@ impl Bench<'_> {
         options: FsOptions,
         latencies: &Latencies,
     ) -> Result<Measured, Error> {
-        let devices = self.place.array()?;
-        let side = InProcess::with(&devices.paths, options)?;
+        let (devices, slow) = match &self.below {
+            Below::Disk(_) => (self.place.array()?, None),
+            Below::Slow(slow) => (self.images()?, Some(slow.clone())),
+        };
+        let arrangement = Arrangement {
+            slow,
+            ..Arrangement::default()
+        };
+        let side = InProcess::arranged(&devices.paths, options, &arrangement)?;
         let measured = self.on_files(series, &side, latencies)?;
         side.close()?;
         Ok(measured)
@@ -621,13 +742,18 @@ mod tests {
     fn a_flush_more_is_allowed_for_times_that_come_due_and_judged_where_they_do() {
         let raw = |flushes: f64| {
             let mut raw = row(Kind::Overwrite, "raw-fdatasync", 1000.0, 4096.0);
-            raw.extra.insert("flushes_per_op".to_owned(), Value::from(flushes));
+            raw.extra
+                .insert("flushes_per_op".to_owned(), Value::from(flushes));
             raw
         };
         let judged = |raw: Row, window: f64, flushes: f64| {
             let mut sheaf = row(Kind::Overwrite, "sheaf", 1000.0, 4096.0);
-            sheaf.extra.insert("window_s".to_owned(), Value::from(window));
-            sheaf.extra.insert("flushes_per_op".to_owned(), Value::from(flushes));
+            sheaf
+                .extra
+                .insert("window_s".to_owned(), Value::from(window));
+            sheaf
+                .extra
+                .insert("flushes_per_op".to_owned(), Value::from(flushes));
             let checks = checks(&[raw, sheaf]).into_iter();
             let mut checks = checks.filter(|check| check.name.contains("flushes"));
             checks.next()
@@ -674,6 +800,61 @@ mod tests {
         assert!(matches!(select(&names(&["apend"])), Err(Error::Usage(_))));
     }
 
+    fn slow_options() -> Options {
+        let latency = Latency {
+            service: Duration::from_micros(1),
+            flush: Duration::from_micros(1),
+            depth: 32,
+        };
+        Options {
+            kinds: vec![Kind::Overwrite, Kind::Append, Kind::Create],
+            threads: vec![1, 3],
+            time: Duration::from_millis(20),
+            runs: 1,
+            against: vec![Target::Kernel(Kernel::Xfs)],
+            storage: Storage::Memory,
+            slow: Some((latency, 2)),
+            memory: 64 << 20,
+        }
+    }
+
+    #[test]
+    fn slow_devices_are_measured_without_the_kernel_and_that_is_told() {
+        let report = run(&slow_options(), &|_| {}).unwrap();
+        let targets: Vec<&str> = report.rows[..3].iter().map(|r| r.target.as_str()).collect();
+        assert_eq!(targets, ["raw-durable", "raw-write-flush", "sheaf"]);
+        assert_eq!(report.rows.len(), 4 * 3);
+        for row in &report.rows {
+            let extra = |key: &str| row.extra[key].as_f64().unwrap();
+            assert!(extra("written_bytes_per_op") > 100.0, "{row:?}");
+            assert!(extra("flushes_per_op") > 0.1, "{row:?}");
+        }
+        assert!(report.rows[2].extra["commits"].as_f64().is_some());
+        assert!(report.checks.iter().any(|c| c.name == "overwrite/1 vs raw"));
+        let told = report.notes.join("\n");
+        assert!(told.contains("(xfs) are left out"), "{told}");
+    }
+
+    #[test]
+    fn a_mail_server_runs_on_slow_devices() {
+        let report = run_varmail(&slow_options(), &|_| {}).unwrap();
+        let rows = report.rows.iter();
+        let rows: Vec<_> = rows.map(|r| (r.target.as_str(), r.threads)).collect();
+        assert_eq!(rows, [("sheaf", 1), ("sheaf", 3)]);
+    }
+
+    #[test]
+    fn the_device_has_a_part_for_each_thread_that_creates() {
+        let options = |threads: usize| Options {
+            kinds: vec![Kind::Create],
+            threads: vec![1, threads],
+            slow: None,
+            ..slow_options()
+        };
+        assert_eq!(options(8).bytes(), 2 << 30);
+        assert_eq!(options(64).bytes(), 64 * FILE_BYTES);
+    }
+
     #[test]
     fn one_device_is_measured() {
         let options = Options {
@@ -683,6 +864,7 @@ mod tests {
             runs: 1,
             against: Vec::new(),
             storage: Storage::Memory,
+            slow: None,
             memory: 64 << 20,
         };
         assert!(options.check().is_ok());

@@ -171,7 +171,8 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         row.extra.insert("relative".to_owned(), relative);
     }
     let checks = checks(&rows);
-    Ok(Report::new("fxmark", rows, checks))
+    let report = Report::new("fxmark", rows, checks);
+    Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
 /// The sizes that make a difference to a workload.

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::clock::{Clock, process_cpu_ns};
-use device::{Array, Latency, LatencyDevice, OpenOptions};
+use base::clock::process_cpu_ns;
+use device::{Array, OpenOptions};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
 
-use super::{Side, short};
+use super::{Side, Slow, short};
 use crate::Error;
 use crate::runner::Background;
 
@@ -38,7 +38,7 @@ pub struct Arrangement {
     /// Size of the journal in bytes.
     pub journal: Option<u64>,
     /// Devices are as slow as that.
-    pub latency: Option<Latency>,
+    pub slow: Option<Slow>,
 }
 
 /// An open file system.
@@ -69,11 +69,8 @@ impl InProcess {
     ) -> Result<InProcess, Error> {
         mkfs(devices, arrangement)?;
         let mut opened = device::open_devices(devices, &OpenOptions::default())?;
-        if let Some(latency) = arrangement.latency {
-            for device in &mut opened {
-                let below = Arc::clone(device);
-                *device = Arc::new(LatencyDevice::new(below, latency, Clock::real()));
-            }
+        if let Some(slow) = &arrangement.slow {
+            opened = opened.into_iter().map(|below| slow.over(below)).collect();
         }
         let io = opened.first().map_or(String::new(), |device| {
             let info = device.info();

@@ -10,6 +10,9 @@ use super::place::{Devices, Place};
 use super::program;
 use crate::Error;
 
+/// No work is left for after the mount.
+const EXT4_MADE: &str = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+
 /// Those that a benchmark can set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
@@ -89,16 +92,34 @@ impl Kernel {
         }
     }
 
+    /// How it is made and mounted, for a report: what is not its default in that.
+    pub fn note(self) -> String {
+        let name = self.name();
+        let how = match self {
+            Kernel::Tmpfs => "mounted with a size".to_owned(),
+            Kernel::Ext4 | Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => {
+                format!("mkfs.ext4 -N <inodes for all files> -E {EXT4_MADE}")
+            }
+            Kernel::Xfs | Kernel::Btrfs => format!("{} -K, without discarding", self.program()),
+            Kernel::F2fs => "mkfs.f2fs -t 0, without discarding".to_owned(),
+        };
+        let more = match self {
+            Kernel::Ext4Lazytime => ", mounted with -o lazytime",
+            Kernel::Ext4FastCommit => " -O fast_commit",
+            _ => "",
+        };
+        format!("{name}: {how}{more}; else the defaults of mkfs and mount")
+    }
+
     /// Without discarding, as Sheaf is made here.
     fn mkfs(self, device: &Path, files: u64) -> Option<Command> {
         let mut mkfs = program::system(&self.program());
         match self {
             Kernel::Tmpfs => return None,
             Kernel::Ext4 | Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => {
-                // Inodes for all files, and no work left for after the mount.
+                // Inodes for all files.
                 let inodes = files.to_string();
-                let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-                mkfs.args(["-q", "-F", "-N", &inodes, "-E", options])
+                mkfs.args(["-q", "-F", "-N", &inodes, "-E", EXT4_MADE])
             }
             Kernel::Xfs | Kernel::Btrfs => mkfs.args(["-q", "-f", "-K"]),
             Kernel::F2fs => mkfs.args(["-q", "-f", "-t", "0"]),

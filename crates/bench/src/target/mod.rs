@@ -8,6 +8,7 @@ mod place;
 mod posix;
 mod program;
 mod sheaf_mount;
+mod slow;
 
 use std::path::PathBuf;
 
@@ -19,10 +20,11 @@ use crate::runner::Background;
 pub use disk::Disk;
 pub use in_process::{Arrangement, InProcess};
 pub use kernel::{Kernel, KernelMount};
-pub use place::{Place, Storage};
+pub use place::{Devices, Place, Storage};
 pub use posix::Posix;
 pub(crate) use program::run as run_program;
 pub use sheaf_mount::SheafMount;
+pub use slow::{Slow, Writes};
 
 /// What a workload does to a file system. Names are those of entries in a directory, not paths.
 ///
@@ -168,6 +170,14 @@ pub(crate) fn file_bytes(against: &[Target]) -> u64 {
         true => 512,
         false => 1536,
     }
+}
+
+/// How those that were compared with are made, for a report.
+pub(crate) fn notes(against: &[Target]) -> impl Iterator<Item = String> {
+    against.iter().filter_map(|target| match target {
+        Target::Kernel(kernel) => Some(kernel.note()),
+        _ => None,
+    })
 }
 
 /// For suites that make each side's file system themselves.

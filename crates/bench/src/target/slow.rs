@@ -1,0 +1,106 @@
+//! Devices of this process alone that take a set time for each request, and count what is written to them: in the
+//! place of a block device's account, which they have not.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::clock::Clock;
+use device::{BlockDevice, DeviceInfo, Durability, Latency, LatencyDevice, Operation, Request};
+
+/// How slow devices are, and their account.
+#[derive(Clone, Debug)]
+pub struct Slow {
+    pub latency: Latency,
+    pub writes: Arc<Writes>,
+}
+
+/// What was written to some devices so far, all together. A write that is durable at once has a flush in it.
+#[derive(Debug, Default)]
+pub struct Writes {
+    bytes: AtomicU64,
+    flushes: AtomicU64,
+}
+
+impl Writes {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, operation: &Operation<'_>) {
+        let flushes = match operation {
+            Operation::Write { durability, .. } => {
+                let bytes = operation.bytes() as u64;
+                self.bytes.fetch_add(bytes, Ordering::Relaxed);
+                *durability == Durability::Durable
+            }
+            Operation::Flush => true,
+            Operation::Read { .. } => false,
+        };
+        self.flushes
+            .fetch_add(u64::from(flushes), Ordering::Relaxed);
+    }
+}
+
+impl Slow {
+    pub fn new(latency: Latency) -> Slow {
+        Slow {
+            latency,
+            writes: Arc::new(Writes::default()),
+        }
+    }
+
+    /// `below` made slow, and counted in this account.
+    pub fn over(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        Arc::new(Counted {
+            below: LatencyDevice::new(below, self.latency, Clock::real()),
+            writes: Arc::clone(&self.writes),
+        })
+    }
+}
+
+struct Counted {
+    below: LatencyDevice,
+    writes: Arc<Writes>,
+}
+
+impl BlockDevice for Counted {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.below.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.below.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.below.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.below.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        for request in requests.iter() {
+            self.writes.count(&request.operation);
+        }
+        self.below.run(requests, meanwhile);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+
+    fn release_claim(&self) -> io::Result<()> {
+        self.below.release_claim()
+    }
+}
