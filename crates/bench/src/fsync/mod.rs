@@ -361,7 +361,7 @@ impl<'a> Bench<'a> {
             return crate::target::notes(&self.options.against).collect();
         };
         let mut notes = vec![format!(
-            "{devices} devices in memory that take {:?} for 128 KiB or less and {:?} for a flush, {} at a time",
+            "devices in memory: {devices}, each taking {:?} for 128 KiB or less and {:?} for a flush, {} requests at a time",
             latency.service, latency.flush, latency.depth
         )];
         let asked: Vec<String> = self.options.against.iter().map(Target::name).collect();
