@@ -8,7 +8,7 @@
 //! 1. `readdir+stat`: getdents64(2) to the end, and fstatat(2) of each entry in the order of the listing.
 //! 2. `ls -lU`: the program, which besides reads two extended attributes of each file. Its output goes nowhere.
 //!
-//! Time is from the start to the last entry. With `--device` both sides are on the same device.
+//! Time is from the start to the last entry. All sides are on the same device, in turn: a loop device, or one that is given.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,7 +18,7 @@ use base::clock::Clock;
 use rustix::fs::{AtFlags, FileType, statat};
 use serde_json::{Map, Value};
 
-use crate::contract::{Report, Row, Spread};
+use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
 use crate::target::{KernelMount, Place, SheafMount, Storage, Target, run_program};
 use crate::{Error, interrupt};
@@ -26,6 +26,8 @@ use crate::{Error, interrupt};
 const WAYS: [&str; 2] = ["readdir+stat", "ls -lU"];
 /// What a file takes in the most generous of the file systems, with its name.
 const FILE_BYTES: u64 = 1536;
+/// With so many the bar holds: Sheaf no slower than ext4.
+const BAR_FILES: u64 = 1_000_000;
 const FOLDER: &str = "folder";
 /// Has the kernel drop clean pages, inodes and names.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
@@ -95,7 +97,9 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             }
         }
     }
-    let report = Report::new("list", rows(options, &all), Vec::new());
+    let rows = rows(options, &all);
+    let checks = checks(options, &rows);
+    let report = Report::new("list", rows, checks);
     Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
@@ -198,9 +202,26 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         .collect()
 }
 
+/// The bar, which is one of a million files.
+fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
+    let rate = |target: &str| {
+        let mut all = rows.iter();
+        let row = all.find(|row| row.name == WAYS[0] && row.target == target);
+        row.map(|row| row.median)
+    };
+    match (rate("sheaf-mount"), rate("ext4")) {
+        (Some(sheaf), Some(ext4)) if options.count == BAR_FILES => {
+            let name = format!("{} vs ext4", WAYS[0]);
+            vec![Check::new(name, sheaf / ext4, Comparison::AtLeast, 1.0)]
+        }
+        _ => Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::Kernel;
 
     #[test]
     fn both_ways_list_a_folder_cold() {
@@ -224,6 +245,30 @@ mod tests {
             lost.map_err(|e| Error::io(&folder, e))
         };
         assert!(ways(5, &folder, &mut lose).is_err());
+    }
+
+    #[test]
+    fn a_million_entries_are_judged_against_ext4() {
+        let options = |count| Options {
+            count,
+            runs: 1,
+            against: Vec::new(),
+            storage: Storage::Memory,
+            sheaf: "/no/such/program".into(),
+            options: Vec::new(),
+        };
+        let series = |target, rate| Series {
+            target,
+            rates: [vec![rate], vec![1.0]],
+        };
+        let all = [
+            series(Target::SheafMount, 90.0),
+            series(Target::Kernel(Kernel::Ext4), 100.0),
+        ];
+        let judged = |count| checks(&options(count), &rows(&options(count), &all));
+        let found = judged(1_000_000);
+        assert_eq!((found.len(), found[0].value, found[0].ok), (1, 0.9, false));
+        assert!(judged(100_000).is_empty());
     }
 
     #[test]

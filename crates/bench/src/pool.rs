@@ -8,6 +8,7 @@
 //! 3. Instructions are those of this process's threads since the file system was opened, Sheaf's background threads
 //!    among them; of a kernel file system, its own threads are missing.
 //! 4. Metadata written is what Sheaf counts: records, images, table pages, and what fills them up to blocks.
+//! 5. The bars are those of 10^7 files in 2 GiB and of 5x10^6 in 512 MiB, each against 10^4; other numbers have none.
 
 use base::clock::{Clock, process_cpu_ns};
 use base::counter::Instructions;
@@ -21,8 +22,12 @@ use crate::{Error, interrupt};
 
 /// Directories in each of those that hold directories.
 const BRANCHES: u64 = 1000;
-/// A pair with the most live files may take this much of one with the fewest.
-const BAR: f64 = 1.1;
+/// Live files that others are measured by.
+const FEW: u64 = 10_000;
+/// (live files, memory in bytes at most, how much of the time with few of them a pair may take).
+const TIME_BARS: [(u64, usize, f64); 2] = [(10_000_000, 2 << 30, 1.5), (5_000_000, 512 << 20, 3.0)];
+/// (live files, memory in bytes at most, how much of the instructions).
+const INSTRUCTIONS_BAR: (u64, usize, f64) = (10_000_000, 2 << 30, 1.1);
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -112,7 +117,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.windows.push(window);
         }
     }
-    let report = Report::new("pool", rows(options, &all), checks(&all));
+    let report = Report::new("pool", rows(options, &all), checks(options, &all));
     Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
@@ -253,6 +258,9 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         extra.insert("pool".to_owned(), Value::from(series.live));
         extra.insert("pairs".to_owned(), Value::from(options.pairs));
         extra.insert("files_per_folder".to_owned(), Value::from(options.per_dir));
+        if series.target == Target::Sheaf {
+            extra.insert("memory_bytes".to_owned(), Value::from(options.memory));
+        }
         let kernel = series.windows.iter().all(|window| window.with_kernel);
         extra.insert("kernel_instructions".to_owned(), Value::from(kernel));
         if let Some(cpu) = median(series, |window| Some(window.cpu_ns)) {
@@ -283,27 +291,27 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
     rows
 }
 
-/// The most live files against the fewest: by instructions, where they were counted, else by CPU time.
-fn checks(all: &[Series]) -> Vec<Check> {
-    let of = |series: &Series| {
-        let counted = median(series, |window| window.instructions);
-        let counted = counted.map(|spread| ("instructions", spread.median));
-        counted.or_else(|| Some(("CPU time", median(series, |w| Some(w.cpu_ns))?.median)))
+/// The bars, which are those of some numbers of files and amounts of memory.
+fn checks(options: &Options, all: &[Series]) -> Vec<Check> {
+    let of = |live: u64, value: fn(&Window) -> Option<f64>| {
+        let mut sheaf = all.iter().filter(|series| series.target == Target::Sheaf);
+        let series = sheaf.find(|series| series.live == live)?;
+        median(series, value).map(|spread| spread.median)
     };
-    let sheaf = || all.iter().filter(|series| series.target == Target::Sheaf);
-    let fewest = sheaf().min_by_key(|series| series.live);
-    let most = sheaf().max_by_key(|series| series.live);
-    let Some((fewest, most)) = fewest.zip(most).filter(|(a, b)| a.live < b.live) else {
-        return Vec::new();
+    let check = |what: &str, (live, memory, bar): (u64, usize, f64), value| {
+        let (many, few) = (of(live, value)?, of(FEW, value)?);
+        if options.memory > memory {
+            return None;
+        }
+        let memory = options.memory >> 20;
+        let name = format!("{what} of a pair, {live} files in {memory} MiB against {FEW}");
+        Some(Check::new(name, many / few, Comparison::AtMost, bar))
     };
-    let Some(((what, few), (_, many))) = of(fewest).zip(of(most)) else {
-        return Vec::new();
-    };
-    let name = format!(
-        "{what} of a pair, {} files against {}",
-        most.live, fewest.live
-    );
-    vec![Check::new(name, many / few, Comparison::AtMost, BAR)]
+    let time = TIME_BARS.map(|bar| check("time", bar, |window| Some(window.ns)));
+    let instructions = check("instructions", INSTRUCTIONS_BAR, |window| {
+        window.instructions
+    });
+    time.into_iter().chain([instructions]).flatten().collect()
 }
 
 #[cfg(test)]
@@ -339,9 +347,55 @@ mod tests {
         assert_eq!(report.rows[0].extra["pool"], 20);
         let metadata = |row: &&Row| row.name == "metadata";
         assert_eq!(report.rows.iter().filter(metadata).count(), 2);
-        assert_eq!(report.checks.len(), 1);
-        assert!(report.checks[0].value > 0.0);
+        // Of no size that a bar is about.
+        assert!(report.checks.is_empty());
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn bars_are_of_their_sizes_and_memory() {
+        let series = |live, ns, instructions| Series {
+            target: Target::Sheaf,
+            live,
+            windows: vec![Window {
+                ns,
+                cpu_ns: ns,
+                instructions,
+                with_kernel: false,
+            }],
+        };
+        let judged = |memory: usize, counted: bool| -> Vec<(String, f64, f64)> {
+            let count = |value| counted.then_some(value);
+            let all = [
+                series(10_000, 100.0, count(1000.0)),
+                series(1_000_000, 900.0, count(9000.0)),
+                series(5_000_000, 200.0, count(9000.0)),
+                series(10_000_000, 140.0, count(1200.0)),
+            ];
+            let options = Options {
+                live: Vec::new(),
+                pairs: 100,
+                per_dir: 100,
+                runs: 1,
+                against: Vec::new(),
+                storage: Storage::Memory,
+                memory,
+            };
+            let checks = checks(&options, &all).into_iter();
+            checks.map(|c| (c.name, c.value, c.bar)).collect()
+        };
+        let name = |what: &str, files: u64, memory: u64| {
+            format!("{what} of a pair, {files} files in {memory} MiB against 10000")
+        };
+        let large = [
+            (name("time", 10_000_000, 2048), 1.4, 1.5),
+            (name("instructions", 10_000_000, 2048), 1.2, 1.1),
+        ];
+        assert_eq!(judged(2 << 30, true), large);
+        assert_eq!(judged(2 << 30, false), large[..1]);
+        let small = judged(512 << 20, false);
+        assert_eq!(small[1], (name("time", 5_000_000, 512), 2.0, 3.0));
+        assert!(judged(4 << 30, true).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::process::Command;
 use base::clock::Clock;
 use serde_json::{Map, Value};
 
-use crate::contract::{Report, Row, Spread};
+use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
 use crate::target::{
     InProcess, KernelMount, Place, Posix, Side, Storage, Target, file_bytes, run_program,
@@ -18,6 +18,12 @@ use crate::target::{
 use crate::{Error, interrupt};
 
 const FILES_PER_FOLDER: u64 = 1000;
+/// So many files Sheaf removes this much faster than `rm -rf` on ext4.
+const BAR_FILES: u64 = 1_000_000;
+const BAR: f64 = 10.0;
+/// Until nothing is left, and until that is at the devices.
+const REMOVED: &str = "removed";
+const SYNCED: &str = "removed and synced";
 const TREE: &str = "tree";
 
 /// What to measure.
@@ -95,7 +101,9 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             series.synced.push(rate(synced));
         }
     }
-    let report = Report::new("remove", rows(options, &all), Vec::new());
+    let rows = rows(options, &all);
+    let checks = checks(options, &rows);
+    let report = Report::new("remove", rows, checks);
     Ok(report.with_notes(crate::target::notes(&options.against)))
 }
 
@@ -183,14 +191,33 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
             extra,
         }
     };
-    let removed = all.iter().map(|s| row("removed", s, &s.removed));
-    let synced = all.iter().map(|s| row("removed and synced", s, &s.synced));
+    let removed = all.iter().map(|s| row(REMOVED, s, &s.removed));
+    let synced = all.iter().map(|s| row(SYNCED, s, &s.synced));
     removed.chain(synced).collect()
+}
+
+/// The bar, which is one of a million files.
+fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
+    let rate = |name: &str, target: &str| {
+        let mut all = rows.iter();
+        let row = all.find(|row| row.name == name && row.target == target);
+        row.map(|row| row.median)
+    };
+    let check = |name: &&str| {
+        let value = rate(name, "sheaf")? / rate(name, "ext4")?;
+        let name = format!("{name} vs rm -rf on ext4");
+        Some(Check::new(name, value, Comparison::AtLeast, BAR))
+    };
+    match options.files() == BAR_FILES {
+        true => [REMOVED, SYNCED].iter().filter_map(check).collect(),
+        false => Vec::new(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::Kernel;
 
     fn options() -> Options {
         Options {
@@ -216,6 +243,26 @@ mod tests {
         assert!(report.rows[0].median >= report.rows[1].median);
         assert_eq!(report.rows[0].extra["files"], 2000);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_million_files_are_judged_against_ext4() {
+        let series = |target, rate| Series {
+            target,
+            removed: vec![rate],
+            synced: vec![rate / 2.0],
+        };
+        let all = [
+            series(Target::Sheaf, 500.0),
+            series(Target::Kernel(Kernel::Ext4), 40.0),
+        ];
+        let judged = |count| {
+            let options = Options { count, ..options() };
+            checks(&options, &rows(&options, &all))
+        };
+        let found = judged(1_000_000);
+        assert!(found.len() == 2 && found.iter().all(|check| check.ok && check.value == 12.5));
+        assert!(judged(100_000).is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Bytes that reach the devices for each created file, in a steady state.
 //!
-//! 1. One thread makes empty files in folders of 1,000. Everything counts that the file system writes: journal, nodes or inodes,
+//! 1. One thread makes empty files in folders of some number, 1,000 or a million by default. Everything counts that the file system writes: journal, nodes or inodes,
 //!    directories, tables, allocation maps.
 //! 2. Sheaf decides itself when to commit and when to make a checkpoint. Its window begins at the end of a checkpoint and ends at
 //!    that of the last of so many later ones, so that each file's part of all of them is in it; both wait for what is
@@ -21,7 +21,7 @@ use engine::BytesWritten;
 use rustix::fs::{major, minor};
 use serde_json::{Map, Value};
 
-use crate::contract::{Report, Row, Spread};
+use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::account_of;
 use crate::runner::Stop;
 use crate::target::{
@@ -29,7 +29,8 @@ use crate::target::{
 };
 use crate::{Error, interrupt};
 
-const FILES_PER_FOLDER: u64 = 1000;
+/// A created file takes at most so many bytes.
+const BAR: f64 = 400.0;
 /// Files between two looks at the number of checkpoints.
 const LOOK: u64 = 50;
 /// Without a write, so that there is none to come.
@@ -43,6 +44,8 @@ pub struct Options {
     pub checkpoints: u64,
     /// Most files that may be made; ends the run with an error.
     pub most: u64,
+    /// Numbers of files in a folder.
+    pub per_folder: Vec<u64>,
     pub runs: usize,
     /// Besides Sheaf in this process.
     pub against: Vec<Target>,
@@ -60,6 +63,10 @@ impl Options {
         if !(1000..=1_000_000_000).contains(&self.most) {
             return usage("--most takes a number from 1000 to 1000000000");
         }
+        let folders = &self.per_folder;
+        if folders.is_empty() || folders.iter().any(|n| !(1..=1_000_000_000).contains(n)) {
+            return usage("--per-folder takes numbers from 1 to 1000000000");
+        }
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
@@ -72,11 +79,14 @@ impl Options {
 
 struct Series {
     target: Target,
+    per_folder: u64,
     /// Bytes for each file of each run.
     bytes: Vec<f64>,
     /// With what the end of its use wrote.
     ended: Vec<f64>,
     files: u64,
+    /// In every run a folder was full.
+    full: bool,
     /// Of the last run: bytes for each file by cause; of Sheaf only.
     causes: Vec<(&'static str, f64)>,
 }
@@ -87,44 +97,69 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     interrupt::catch()?;
     let bytes = options.most * file_bytes(&options.against) + (1 << 30);
     let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
-    let targets = [Target::Sheaf]
-        .into_iter()
-        .chain(options.against.iter().cloned());
-    let series = |target| Series {
+    let targets = || {
+        let own = [Target::Sheaf].into_iter();
+        own.chain(options.against.iter().cloned())
+    };
+    let series = |target, per_folder| Series {
         target,
+        per_folder,
+        full: true,
         bytes: Vec::new(),
         ended: Vec::new(),
         files: 0,
         causes: Vec::new(),
     };
-    let mut all: Vec<Series> = targets.map(series).collect();
+    let mut all: Vec<Vec<Series>> = Vec::new();
+    for &per_folder in &options.per_folder {
+        all.push(targets().map(|target| series(target, per_folder)).collect());
+    }
     for run in 1..=options.runs {
-        let mut files = Made {
-            before: 0,
-            within: 0,
-        };
-        for series in &mut all {
-            let name = series.target.name();
-            progress(&format!("creates on {name}, run {run} of {}", options.runs));
-            let counts = match &series.target {
-                Target::Kernel(kernel) => on_kernel(&place, *kernel, &files),
-                _ => in_process(options, &place, &mut files),
-            };
-            let counts = counts.map_err(|error| error.on("written", &name))?;
-            let each = |bytes: u64| bytes as f64 / files.within as f64;
-            series.bytes.push(each(counts.synced));
-            series.ended.push(each(counts.ended));
-            series.files = files.within;
-            let causes = counts.causes.into_iter();
-            series.causes = causes.map(|(cause, bytes)| (cause, each(bytes))).collect();
+        for group in &mut all {
+            one_run(options, &place, group, run, progress)?;
         }
     }
-    let report = Report::new("written", rows(options, &all), Vec::new());
+    let all: Vec<Series> = all.into_iter().flatten().collect();
+    let rows = rows(options, &all);
+    let report = Report::new("written", rows, checks(&all));
     Ok(report.with_notes(crate::target::notes(&options.against)))
+}
+
+/// All sides once, which make as many files as the first of them.
+fn one_run(
+    options: &Options,
+    place: &Place,
+    group: &mut [Series],
+    run: usize,
+    progress: &dyn Fn(&str),
+) -> Result<(), Error> {
+    let mut files = Made {
+        per_folder: group.first().map_or(1, |series| series.per_folder),
+        before: 0,
+        within: 0,
+    };
+    for series in group {
+        let name = series.target.name();
+        progress(&format!("creates on {name}, run {run} of {}", options.runs));
+        let counts = match &series.target {
+            Target::Kernel(kernel) => on_kernel(place, *kernel, &files),
+            _ => in_process(options, place, &mut files),
+        };
+        let counts = counts.map_err(|error| error.on("written", &name))?;
+        let each = |bytes: u64| bytes as f64 / files.within as f64;
+        series.bytes.push(each(counts.synced));
+        series.ended.push(each(counts.ended));
+        series.files = files.within;
+        series.full &= files.before + files.within >= files.per_folder;
+        let causes = counts.causes.into_iter();
+        series.causes = causes.map(|(cause, bytes)| (cause, each(bytes))).collect();
+    }
+    Ok(())
 }
 
 /// Files of one run.
 struct Made {
+    per_folder: u64,
     before: u64,
     within: u64,
 }
@@ -140,7 +175,7 @@ struct Counts {
 fn in_process(options: &Options, place: &Place, files: &mut Made) -> Result<Counts, Error> {
     let devices = place.array()?;
     let side = InProcess::make(&devices.paths, options.memory)?;
-    let mut maker = Maker::new(&side);
+    let mut maker = Maker::new(&side, files.per_folder);
     let mut checkpoints_later = |count: u64| -> Result<u64, Error> {
         let made = maker.made;
         let until = side.newest_checkpoint() + count;
@@ -200,11 +235,11 @@ fn causes(before: &BytesWritten, after: &BytesWritten, all: u64) -> Vec<(&'stati
 
 fn on_kernel(place: &Place, kernel: Kernel, files: &Made) -> Result<Counts, Error> {
     let all = files.before + files.within;
-    let folders = all.div_ceil(FILES_PER_FOLDER);
+    let folders = all.div_ceil(files.per_folder);
     let mount = KernelMount::make(kernel, place, all + folders + 10_000)?;
     let account = mounted_device(mount.path())?;
     let side = Posix::new(mount.path(), None)?;
-    let mut maker = Maker::new(&side);
+    let mut maker = Maker::new(&side, files.per_folder);
     maker.make(files.before)?;
     side.sync()?;
     let written = || Ok::<_, Error>(account_of(&account)?.written_bytes);
@@ -233,18 +268,20 @@ fn mounted_device(path: &Path) -> Result<PathBuf, Error> {
     )))
 }
 
-/// Makes empty files, one after the other, in folders of 1,000.
+/// Makes empty files, one after the other, in folders of so many.
 struct Maker<'s, S: Side> {
     side: &'s S,
+    per_folder: u64,
     folder: Option<S::Dir>,
     made: u64,
     stop: Stop,
 }
 
 impl<'s, S: Side> Maker<'s, S> {
-    fn new(side: &'s S) -> Self {
+    fn new(side: &'s S, per_folder: u64) -> Self {
         Maker {
             side,
+            per_folder,
             folder: None,
             made: 0,
             stop: Stop::default(),
@@ -254,12 +291,12 @@ impl<'s, S: Side> Maker<'s, S> {
     fn make(&mut self, count: u64) -> Result<(), Error> {
         for _ in 0..count {
             self.stop.check()?;
-            if self.made.is_multiple_of(FILES_PER_FOLDER) {
-                let name = format!("{:06}", self.made / FILES_PER_FOLDER);
+            if self.made.is_multiple_of(self.per_folder) {
+                let name = format!("{:06}", self.made / self.per_folder);
                 self.folder = Some(self.side.make_dir(&self.side.root(), &name)?);
             }
             if let Some(folder) = &self.folder {
-                let name = format!("file{:03}", self.made % FILES_PER_FOLDER);
+                let name = format!("file{:03}", self.made % self.per_folder);
                 self.side.create(folder, &name)?;
             }
             self.made += 1;
@@ -274,6 +311,8 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         let ended = Spread::of(series.ended.iter().copied());
         let mut extra = Map::new();
         extra.insert("files".to_owned(), Value::from(series.files));
+        extra.insert("pool".to_owned(), Value::from(series.per_folder));
+        extra.insert("pool_unit".to_owned(), Value::from("files/folder"));
         extra.insert("checkpoints".to_owned(), Value::from(options.checkpoints));
         extra.insert("ended_bytes_per_file".to_owned(), Value::from(ended.median));
         if !series.causes.is_empty() {
@@ -296,6 +335,31 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
     all.iter().map(row).collect()
 }
 
+/// At most the bar, and no more than ext4 and XFS; where folders were as full as asked for.
+fn checks(all: &[Series]) -> Vec<Check> {
+    let median = |series: &Series| Spread::of(series.bytes.iter().copied()).median;
+    let mut checks = Vec::new();
+    let own = all.iter();
+    for sheaf in own.filter(|series| series.target == Target::Sheaf && series.full) {
+        let (bytes, folder) = (median(sheaf), sheaf.per_folder);
+        let mut check = |what: &str, value, bar| {
+            let name = format!("create, {folder} to a folder, {what}");
+            checks.push(Check::new(name, value, Comparison::AtMost, bar));
+        };
+        check("bytes", bytes, BAR);
+        for kernel in [Kernel::Ext4, Kernel::Xfs] {
+            let same = |series: &&Series| {
+                series.target == Target::Kernel(kernel) && series.per_folder == folder
+            };
+            if let Some(other) = all.iter().find(same) {
+                let what = format!("bytes vs {}", kernel.name());
+                check(&what, bytes / median(other), 1.0);
+            }
+        }
+    }
+    checks
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +368,7 @@ mod tests {
         Options {
             checkpoints: 3,
             most: 200_000,
+            per_folder: vec![1000, 10_000_000],
             runs: 1,
             against: Vec::new(),
             storage: Storage::Dir(home.to_owned()),
@@ -315,9 +380,13 @@ mod tests {
     fn checkpoints_come_by_themselves_and_all_bytes_count() {
         let home = tempfile::tempdir().unwrap();
         let report = run(&options(home.path()), &|_| {}).unwrap();
-        let [row] = &report.rows[..] else {
+        let [row, one_folder] = &report.rows[..] else {
             panic!("{} rows", report.rows.len());
         };
+        assert_eq!(one_folder.extra["pool"], 10_000_000);
+        // Judged where folders came to be full.
+        let names: Vec<&str> = report.checks.iter().map(|c| c.name.as_str()).collect();
+        assert_eq!(names, ["create, 1000 to a folder, bytes"]);
         // At least a record for each file, and its inode.
         assert!(row.median > 100.0, "{row:?}");
         assert!(row.extra["ended_bytes_per_file"].as_f64() >= Some(row.median));
@@ -336,6 +405,35 @@ mod tests {
         // Nothing is counted twice, and little without a cause.
         assert!((all - row.median).abs() < row.median / 50.0, "{row:?}");
         assert!(of("rest") < row.median / 50.0, "{row:?}");
+    }
+
+    #[test]
+    fn a_file_takes_no_more_than_in_the_kernels() {
+        let series = |target, per_folder, bytes| Series {
+            target,
+            per_folder,
+            bytes: vec![bytes],
+            ended: vec![bytes],
+            files: 1_000_000,
+            full: per_folder < 1_000_000,
+            causes: Vec::new(),
+        };
+        let found = checks(&[
+            series(Target::Sheaf, 1000, 300.0),
+            series(Target::Kernel(Kernel::Ext4), 1000, 600.0),
+            series(Target::Kernel(Kernel::Xfs), 1000, 200.0),
+            series(Target::Sheaf, 1_000_000, 100.0),
+        ]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|c| (&c.name[26..], c.value, c.ok))
+            .collect();
+        let wanted = [
+            ("bytes", 300.0, true),
+            ("bytes vs ext4", 0.5, true),
+            ("bytes vs xfs", 1.5, false),
+        ];
+        assert_eq!(found, wanted);
     }
 
     #[test]

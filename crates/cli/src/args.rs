@@ -437,6 +437,10 @@ pub struct BenchOptions {
     /// is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
+    /// Have all sides on one loop device over an image file, in turn, instead of Sheaf on image files and only kernel file
+    /// systems on a loop device; as files, fsync, list, mtime and varmail always do. Needs root
+    #[arg(long = "loop", conflicts_with = "device")]
+    pub on_loop: bool,
     #[command(flatten)]
     pub output: BenchOutput,
 }
@@ -703,6 +707,14 @@ pub struct Written {
     /// Most files for that, and for the first checkpoint, which is not counted
     #[arg(long, value_name = "COUNT", default_value_t = 3_000_000)]
     pub most: u64,
+    /// Numbers of files in a folder, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1000,1000000"
+    )]
+    pub per_folder: Vec<u64>,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,

@@ -77,7 +77,7 @@ fn files(args: &Files) -> Outcome {
         threads: args.threads,
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
-        storage: storage(&args.common),
+        storage: storage(&args.common).shared(),
         sheaf: this_program()?,
         options: args.options.clone(),
     };
@@ -144,7 +144,7 @@ fn list(args: &List) -> Outcome {
         count: args.count,
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
-        storage: storage(&args.common),
+        storage: storage(&args.common).shared(),
         sheaf: this_program()?,
         options: args.options.clone(),
     };
@@ -180,6 +180,7 @@ fn written(args: &Written) -> Outcome {
     let options = written::Options {
         checkpoints: args.checkpoints,
         most: args.most,
+        per_folder: args.per_folder.clone(),
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
@@ -229,10 +230,14 @@ fn against(options: &BenchOptions, default: &[&str]) -> Result<Vec<Target>, Fail
 }
 
 fn storage(options: &BenchOptions) -> Storage {
-    match (&options.dir, options.device.is_empty()) {
+    let storage = match (&options.dir, options.device.is_empty()) {
         (Some(dir), _) => Storage::Dir(dir.clone()),
         (None, false) => Storage::Devices(options.device.clone()),
         (None, true) => Storage::Memory,
+    };
+    match options.on_loop {
+        true => storage.shared(),
+        false => storage,
     }
 }
 

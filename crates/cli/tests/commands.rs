@@ -349,7 +349,11 @@ fn suites_in_process_report_what_the_contract_says() {
     let small: [(&str, &[&str], &str); 3] = [
         ("pool", &["--live", "30,60", "--pairs", "50"], "pairs/s"),
         ("remove", &["--count", "1000"], "files/s"),
-        ("written", &["--cache-size", "24M"], "bytes/file"),
+        (
+            "written",
+            &["--cache-size", "24M", "--per-folder", "1000"],
+            "bytes/file",
+        ),
     ];
     for (suite, options, unit) in small {
         let common = ["--json", "--runs", "1", "--against", "none", "--dir", path];

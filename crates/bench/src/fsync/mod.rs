@@ -295,7 +295,7 @@ fn run_sides(
 /// Where the file below the loop device is.
 fn folder(storage: &Storage) -> PathBuf {
     match storage {
-        Storage::Dir(dir) => dir.clone(),
+        Storage::Dir(dir) | Storage::Loop(Some(dir)) => dir.clone(),
         // On a disk, as a rule, which /tmp need not be.
         _ => PathBuf::from("/var/tmp"),
     }

@@ -6,8 +6,10 @@
 //! 2. Mounts are made in a mount table of this process's own, so that nobody else sees them
 //!    and that they, and the loop devices below them, end with the process, however it ends.
 
+use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -19,6 +21,9 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Bytes at either end of a device where file systems put what they are known by.
 const SIGNATURES: u64 = 1 << 20;
 
+/// Made so far by this process: it may have several.
+static PLACES: AtomicU64 = AtomicU64::new(0);
+
 /// Where the user wants it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
@@ -27,8 +32,21 @@ pub enum Storage {
     Memory,
     /// Image files in this folder.
     Dir(PathBuf),
+    /// One loop device over an image file in this folder, or in memory, for all sides in turn.
+    Loop(Option<PathBuf>),
     /// These block devices, whose content is lost.
     Devices(Vec<PathBuf>),
+}
+
+impl Storage {
+    /// The same, but for all sides on one device in turn.
+    pub fn shared(self) -> Storage {
+        match self {
+            Storage::Memory => Storage::Loop(None),
+            Storage::Dir(dir) => Storage::Loop(Some(dir)),
+            same => same,
+        }
+    }
 }
 
 pub struct Place {
@@ -36,6 +54,8 @@ pub struct Place {
     /// A tmpfs of ours covers `dir`.
     covered: bool,
     devices: Vec<PathBuf>,
+    /// The loop device that they are stays as long as somebody has it open.
+    attached: Option<File>,
     /// Size of a side's storage in all.
     bytes: u64,
 }
@@ -50,6 +70,10 @@ impl Place {
     /// it is one where file systems can be mounted. To be called before the process has other
     /// threads, which would go on seeing the old mount table.
     pub fn new(storage: &Storage, bytes: u64, mounts: bool) -> Result<Place, Error> {
+        if let Storage::Loop(dir) = storage {
+            let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
+            return Place::new(&images, bytes, true)?.on_loop();
+        }
         if mounts && !is_root() {
             return Err(Error::Unable(
                 "to mount the file systems to compare with (on loop devices that are set up for \
@@ -78,12 +102,14 @@ impl Place {
             _ => std::env::temp_dir(),
         };
         let home = home.canonicalize().map_err(|e| Error::io(&home, e))?;
-        let dir = home.join(format!("sheaf-bench-{}", std::process::id()));
+        let number = PLACES.fetch_add(1, Ordering::Relaxed);
+        let dir = home.join(format!("sheaf-bench-{}-{number}", std::process::id()));
         std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, e))?;
         let mut place = Place {
             dir,
             covered: false,
             devices: Vec::new(),
+            attached: None,
             bytes,
         };
         if let Storage::Devices(devices) = storage {
@@ -103,6 +129,21 @@ impl Place {
             place.covered = true;
         }
         Ok(place)
+    }
+
+    /// The same with a loop device over an image file for all sides.
+    fn on_loop(mut self) -> Result<Place, Error> {
+        let image = self.file("image");
+        device::create_image(&image, self.bytes)?;
+        let opened = File::options().read(true).write(true).open(&image);
+        let opened = opened.map_err(|e| Error::io(&image, e))?;
+        let (path, attached) = base::sys::attach_loop(&opened).map_err(|source| Error::Io {
+            what: "a loop device".to_owned(),
+            source,
+        })?;
+        self.devices = vec![path];
+        self.attached = Some(attached);
+        Ok(self)
     }
 
     /// A place for one side's sparse storage of `bytes` bytes, of which at most `written` are ever written.
@@ -187,7 +228,7 @@ fn check_memory(bytes: u64) -> Result<(), Error> {
 /// All devices together hold `bytes`, and with `mounts` the first does.
 fn check_size(devices: &[PathBuf], bytes: u64, mounts: bool) -> Result<(), Error> {
     let size = |path: &PathBuf| {
-        let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
         file.seek(SeekFrom::End(0)).map_err(|e| Error::io(path, e))
     };
     let sizes = devices.iter().map(size).collect::<Result<Vec<u64>, _>>()?;
@@ -220,7 +261,8 @@ fn refuse_used(path: &Path) -> Result<(), Error> {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for device in &self.devices {
+        // The content of a loop device goes with its file.
+        for device in self.devices.iter().filter(|_| self.attached.is_none()) {
             if let Err(error) = wipe(device) {
                 tracing::warn!("{}: not wiped: {error}", device.display());
             }
@@ -291,6 +333,24 @@ mod tests {
         assert!(!image.exists());
         std::fs::write(place.file("other"), "left behind").unwrap();
         drop(place);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn sides_share_one_loop_device_where_that_is_asked_for() {
+        let home = tempfile::tempdir().unwrap();
+        let storage = Storage::Dir(home.path().to_owned()).shared();
+        let place = Place::new(&storage, 8 << 20, false);
+        if !is_root() || !Path::new("/dev/loop-control").exists() {
+            return assert!(place.is_err());
+        }
+        let place = place.unwrap();
+        let (array, single) = (place.array().unwrap(), place.single().unwrap());
+        assert_eq!(array.paths, single.paths);
+        assert_eq!(array.paths, place.devices());
+        assert!(array.paths[0].starts_with("/dev") && !array.images);
+        assert!(check_size(&array.paths, 8 << 20, true).is_ok());
+        drop((array, single, place));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 
