@@ -41,6 +41,33 @@ pub struct Row {
     pub extra: Map<String, Value>,
 }
 
+/// The key of `extra` that has the rates, turn by turn.
+const RATES: &str = "rates";
+
+impl Row {
+    /// Keeps the rates of all turns, so that [`quotient`](Row::quotient) finds them.
+    pub fn note_rates(extra: &mut Map<String, Value>, rates: impl IntoIterator<Item = f64>) {
+        extra.insert(RATES.to_owned(), rates.into_iter().collect());
+    }
+
+    fn rates(&self) -> Option<Vec<f64>> {
+        let rates = self.extra.get(RATES)?.as_array()?;
+        rates.iter().map(Value::as_f64).collect()
+    }
+
+    /// This row's rate divided by another's of the same report: the median over the turns, each side of a quotient in the
+    /// same turn. A machine and a disk change from minute to minute by more than what two medians are compared for.
+    pub fn quotient(&self, other: &Row) -> f64 {
+        match (self.rates(), other.rates()) {
+            (Some(own), Some(others)) if own.len() == others.len() => {
+                let turns = own.iter().zip(&others);
+                Spread::of(turns.map(|(own, other)| own / other)).median
+            }
+            _ => self.median / other.median,
+        }
+    }
+}
+
 /// A bar, and whether this run holds it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
@@ -179,6 +206,33 @@ mod tests {
         assert!(Check::new("a", 1.0, Comparison::AtMost, 2.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtLeast, 0.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtMost, 0.0).ok);
+    }
+
+    fn row(target: &str, rates: &[f64]) -> Row {
+        let Spread { median, min, max } = Spread::of(rates.iter().copied());
+        let mut extra = Map::new();
+        Row::note_rates(&mut extra, rates.iter().copied());
+        Row {
+            name: "MWCL".to_owned(),
+            target: target.to_owned(),
+            threads: 1,
+            unit: "ops/s",
+            median,
+            min,
+            max,
+            runs: rates.len(),
+            extra,
+        }
+    }
+
+    #[test]
+    fn sides_are_compared_turn_by_turn() {
+        let own = row("sheaf", &[950.0, 1880.0, 470.0]);
+        let other = row("raw", &[1000.0, 2000.0, 500.0]);
+        assert!((own.quotient(&other) - 0.94).abs() < 1e-9);
+        // A side that had fewer turns, by the medians.
+        let other = row("raw", &[1000.0, 2000.0]);
+        assert!((own.quotient(&other) - 950.0 / 1500.0).abs() < 1e-9);
     }
 
     #[test]

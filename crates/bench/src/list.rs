@@ -185,6 +185,7 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
         let rates = Spread::of(series.rates[way].iter().copied());
         let mut extra = Map::new();
         extra.insert("files".to_owned(), Value::from(options.count));
+        Row::note_rates(&mut extra, series.rates[way].iter().copied());
         Row {
             name: WAYS[way].to_owned(),
             target: series.target.name(),
@@ -204,15 +205,19 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
 
 /// The bar, which is one of a million files.
 fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
-    let rate = |target: &str| {
+    let find = |target: &str| {
         let mut all = rows.iter();
-        let row = all.find(|row| row.name == WAYS[0] && row.target == target);
-        row.map(|row| row.median)
+        all.find(|row| row.name == WAYS[0] && row.target == target)
     };
-    match (rate("sheaf-mount"), rate("ext4")) {
+    match (find("sheaf-mount"), find("ext4")) {
         (Some(sheaf), Some(ext4)) if options.count == BAR_FILES => {
             let name = format!("{} vs ext4", WAYS[0]);
-            vec![Check::new(name, sheaf / ext4, Comparison::AtLeast, 1.0)]
+            vec![Check::new(
+                name,
+                sheaf.quotient(ext4),
+                Comparison::AtLeast,
+                1.0,
+            )]
         }
         _ => Vec::new(),
     }

@@ -172,13 +172,14 @@ fn measure<S: Side>(
 
 fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
     let row = |name: &str, series: &Series, rates: &[f64]| {
+        let mut extra = Map::new();
+        extra.insert("files".to_owned(), Value::from(options.files()));
+        Row::note_rates(&mut extra, rates.iter().copied());
         let rates = Spread::of(rates.iter().copied());
         let threads = match series.target {
             Target::Sheaf => options.threads,
             _ => 1,
         };
-        let mut extra = Map::new();
-        extra.insert("files".to_owned(), Value::from(options.files()));
         Row {
             name: name.to_owned(),
             target: series.target.name(),
@@ -198,13 +199,12 @@ fn rows(options: &Options, all: &[Series]) -> Vec<Row> {
 
 /// The bar, which is one of a million files.
 fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
-    let rate = |name: &str, target: &str| {
+    let find = |name: &str, target: &str| {
         let mut all = rows.iter();
-        let row = all.find(|row| row.name == name && row.target == target);
-        row.map(|row| row.median)
+        all.find(|row| row.name == name && row.target == target)
     };
     let check = |name: &&str| {
-        let value = rate(name, "sheaf")? / rate(name, "ext4")?;
+        let value = find(name, "sheaf")?.quotient(find(name, "ext4")?);
         let name = format!("{name} vs rm -rf on ext4");
         Some(Check::new(name, value, Comparison::AtLeast, BAR))
     };
