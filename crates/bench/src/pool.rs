@@ -362,6 +362,7 @@ mod tests {
                 cpu_ns: ns,
                 instructions,
                 with_kernel: false,
+                written: None,
             }],
         };
         let judged = |memory: usize, counted: bool| -> Vec<(String, f64, f64)> {
