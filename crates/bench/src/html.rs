@@ -22,8 +22,9 @@ svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--fain
 margin:0 .4em 0 1em;border-radius:50%}";
 
 /// Told apart on light and dark ground, by most colour-blind people too.
-const COLOURS: [&str; 7] = [
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6d31",
+const COLOURS: [&str; 12] = [
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6d31", "#7f7f7f",
+    "#9467bd", "#17becf", "#b5bd00", "#a50026",
 ];
 
 const WIDTH: f64 = 340.0;
@@ -38,6 +39,8 @@ const RIGHT: f64 = 328.0;
 enum Axis {
     Threads,
     Pool,
+    /// Threads that make checkpoints.
+    Workers,
 }
 
 impl Axis {
@@ -45,6 +48,7 @@ impl Axis {
         match self {
             Axis::Threads => "threads",
             Axis::Pool => "pool size",
+            Axis::Workers => "workers",
         }
     }
 
@@ -52,8 +56,14 @@ impl Axis {
         match self {
             Axis::Threads => row.threads as u64,
             Axis::Pool => pool_of(row),
+            Axis::Workers => workers_of(row).unwrap_or(0),
         }
     }
+}
+
+/// Of a row that is about a number of them.
+fn workers_of(row: &Row) -> Option<u64> {
+    row.extra.get("workers").and_then(Value::as_u64)
 }
 
 fn pool_of(row: &Row) -> u64 {
@@ -78,6 +88,7 @@ pub fn render(report: &Report) -> String {
     checks(&mut page, &report.checks);
     plots(&mut page, report, &targets, Axis::Threads);
     plots(&mut page, report, &targets, Axis::Pool);
+    plots(&mut page, report, &targets, Axis::Workers);
     rows(&mut page, &report.rows);
     notes(&mut page, &report.notes);
     report.rows.iter().for_each(|row| lines(&mut page, row));
@@ -191,18 +202,26 @@ fn lines(page: &mut String, row: &Row) {
 }
 
 /// One plot for each workload. By threads, of the largest pool; by pool, of the most threads
-/// and of those workloads alone that have several.
+/// and of those workloads alone that have several; by workers of those that have any, and these by nothing else.
 fn plots(page: &mut String, report: &Report, targets: &[&str], axis: Axis) {
     let mut figures = String::new();
     for name in distinct(report.rows.iter().map(|row| row.name.as_str())) {
         let all = || report.rows.iter().filter(|row| row.name == name);
+        if all().any(|row| workers_of(row).is_some()) != (axis == Axis::Workers) {
+            continue;
+        }
         let fixed = match axis {
             Axis::Threads => Axis::Pool,
-            Axis::Pool => Axis::Threads,
+            Axis::Pool | Axis::Workers => Axis::Threads,
         };
         let most = all().map(|row| fixed.of(row)).max();
         let shown: Vec<&Row> = all().filter(|row| Some(fixed.of(row)) == most).collect();
-        let places: BTreeSet<u64> = shown.iter().map(|row| axis.of(row)).collect();
+        let numbered = |row: &&&Row| axis != Axis::Workers || workers_of(row).is_some();
+        let places: BTreeSet<u64> = shown
+            .iter()
+            .filter(numbered)
+            .map(|row| axis.of(row))
+            .collect();
         if axis == Axis::Pool && places.len() < 2 {
             continue;
         }
@@ -274,6 +293,20 @@ fn plot(
         let mut points: Vec<&&Row> = rows.iter().filter(|row| row.target == *target).collect();
         points.sort_by_key(|row| axis.of(row));
         let colour = colour(targets, target);
+        // What has no number of workers is the same beside any.
+        for row in points.iter().filter(|_| axis == Axis::Workers) {
+            if workers_of(row).is_none() {
+                let height = y(row.median);
+                let _ = write!(
+                    page,
+                    "<line x1={LEFT} x2={RIGHT} y1={height:.1} y2={height:.1} stroke={colour} \
+                     stroke-dasharray=\"6 4\"><title>{}: {}</title></line>",
+                    escape(target),
+                    number(row.median),
+                );
+            }
+        }
+        points.retain(|row| axis != Axis::Workers || workers_of(row).is_some());
         let line: Vec<String> = points
             .iter()
             .map(|row| format!("{:.1},{:.1}", x(axis.of(row)), y(row.median)))
@@ -376,6 +409,32 @@ mod tests {
         for outside in ["http:", "https:", "src=", "href=", "<script", "@import"] {
             assert!(!page.contains(outside), "{outside}");
         }
+    }
+
+    #[test]
+    fn workers_are_the_axis_of_their_plot() {
+        let mut rows: Vec<Row> = [1, 2, 4, 8]
+            .map(|workers: u64| {
+                let mut row = row("creates and unlinks", "sheaf", 2, 0);
+                row.extra.insert("workers".to_owned(), Value::from(workers));
+                row
+            })
+            .into();
+        rows.push(row("creates and unlinks", "sheaf-no-checkpoint", 2, 0));
+        let page = render(&Report::new("checkpoint", rows, vec![]));
+        assert_eq!(page.matches("<svg").count(), 1);
+        assert!(page.contains("Throughput by workers") && !page.contains("by threads"));
+        assert_eq!(page.matches("<circle").count(), 4);
+        assert_eq!(page.matches("stroke-dasharray").count(), 1);
+    }
+
+    #[test]
+    fn no_two_of_the_most_targets_share_a_colour() {
+        // The device in three ways, Sheaf with four intervals, and four kernel file systems.
+        let names: Vec<String> = (0..11).map(|i| i.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let colours: BTreeSet<&str> = names.iter().map(|name| colour(&names, name)).collect();
+        assert_eq!(colours.len(), names.len());
     }
 
     #[test]

@@ -71,11 +71,17 @@ pub fn render(report: &Report) -> String {
 }
 
 /// What rows may have besides that makes a column, and its heading.
-const COLUMNS: [(&str, &str); 6] = [
+const COLUMNS: [(&str, &str); 12] = [
+    ("workers", "workers"),
     ("written_bytes_per_op", "bytes/op"),
+    ("logged_bytes_per_op", "logged bytes/op"),
     ("flushes_per_op", "flushes/op"),
+    ("commits", "commits"),
+    ("sync_commits", "of syncs"),
+    ("checkpoints", "checkpoints"),
     ("p50_us", "p50 µs"),
     ("p99_us", "p99 µs"),
+    ("p999_us", "p99.9 µs"),
     ("cpu_us_per_op", "CPU µs/op"),
     ("synced_us_per_op", "µs/op with sync"),
 ];
@@ -157,6 +163,34 @@ pub fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tails_checkpoints_and_logged_bytes_have_columns() {
+        let extra = ["p999_us", "checkpoints", "logged_bytes_per_op"];
+        let extra = extra.map(|key| (key.to_owned(), serde_json::Value::from(7.25)));
+        let row = Row {
+            name: "append".to_owned(),
+            target: "sheaf".to_owned(),
+            threads: 1,
+            unit: "ops/s",
+            median: 1.0,
+            min: 1.0,
+            max: 1.0,
+            runs: 1,
+            extra: extra.into_iter().collect(),
+        };
+        let report = Report::new("fsync", vec![row], Vec::new());
+        let report = report.with_notes(["<noted>".to_owned()]);
+        let (text, page) = (render(&report), crate::html::render(&report));
+        for heading in ["p99.9 µs", "checkpoints", "logged bytes/op"] {
+            assert!(
+                text.contains(heading) && page.contains(heading),
+                "{heading}"
+            );
+        }
+        assert_eq!(text.matches("7.25").count(), 3);
+        assert!(text.contains("- <noted>") && page.contains("<li>&lt;noted&gt;"));
+    }
 
     #[test]
     fn numbers_are_legible() {
