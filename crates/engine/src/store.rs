@@ -1111,22 +1111,24 @@ mod tests {
         let asked = || store.checkpoint_asked.load(Ordering::Relaxed);
         let seen = base::thread::parallel(2, |thread| {
             // The first one holds the lock of checkpoints.
-            let (mut before, mut slowed) = ((false, 0), 0);
+            let (mut before, mut after, mut slowed) = ((false, 0), false, 0);
             while thread == 1 && fill() < 900 {
                 log(&store, nid, 2000);
                 let paced = store.counts.get().paced.count - began.paced.count;
+                after |= fill() > 600 && asked();
+                // What operations may need counts until they have ended, so this goes up and down a little.
                 match fill() {
-                    ..490 => before = (before.0 | asked(), paced),
-                    490..740 => assert_eq!(paced, 0),
+                    ..350 => before = (before.0 | asked(), paced),
+                    350..650 => assert_eq!(paced, 0),
                     _ => slowed = paced,
                 }
             }
-            (before, slowed)
+            (before, after, slowed)
         });
-        let (before, slowed) = seen[1];
+        let (before, after, slowed) = seen[1];
         assert_eq!(before, (false, 0));
-        // The store's thread has taken the first question up, and waits; whoever came next asked again.
-        assert!(asked());
+        // The store's thread may have taken the first question up, and waits then; whoever came next asked again.
+        assert!(after);
         assert!(slowed > 100, "{slowed} operations were slowed down");
         assert_eq!(store.counts.get().stalled.count, began.stalled.count);
         drop(running);
