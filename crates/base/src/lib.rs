@@ -13,6 +13,7 @@ pub mod canary;
 pub mod clock;
 pub mod counter;
 pub mod map;
+pub mod prefetch;
 pub mod readers;
 pub mod rng;
 #[cfg(feature = "simulate")]

@@ -45,6 +45,7 @@ use crate::table::{DirtyRegion, Entry, PageSink, write_part};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicI64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
+use base::prefetch;
 use base::sync::{Arc, Mutex};
 use base::tight;
 use device::{Array, Durability};
@@ -83,6 +84,9 @@ const PARTS_MAX: usize = 256;
 const PARTS_EACH: usize = 4;
 /// Nodes of each part that are looked at to find where the parts begin.
 const SAMPLES: usize = 8;
+/// So many nodes ahead of the one that is captured its memory is asked for, and what that refers to.
+const CELLS_AHEAD: usize = 12;
+const BODIES_AHEAD: usize = 4;
 /// Changed leaf pages of the node table for one worker, about: what it writes is padded to whole blocks once.
 fn part_leaves() -> usize {
     tight::limit(16, 1)
@@ -434,8 +438,15 @@ impl<C: Content> Store<C> {
         let mut captured = Vec::with_capacity(nodes.len());
         let enough = SETTLED.min(self.dirty.limit / 16) as u64;
         let mut refunds = Charge::default();
-        for one in nodes {
-            captured.push(self.capture_node(&one.cell, packer, &mut refunds)?);
+        let mut image = Vec::new();
+        for (i, one) in nodes.iter().enumerate() {
+            if let Some(later) = nodes.get(i + CELLS_AHEAD) {
+                prefetch::shared(&later.cell);
+            }
+            if let Some(soon) = nodes.get(i + BODIES_AHEAD) {
+                soon.cell.try_read().inspect(|node| node.body.prefetch());
+            }
+            captured.push(self.capture_node(&one.cell, packer, &mut refunds, &mut image)?);
             packer.relieve()?;
             if packer.unsettled() >= enough {
                 self.settle(packer, &mut refunds)?;
@@ -459,6 +470,7 @@ impl<C: Content> Store<C> {
         cell: &Arc<Cell<C>>,
         packer: &mut Packer<'_>,
         refunds: &mut Charge,
+        image: &mut Vec<u8>,
     ) -> Result<Captured, Error> {
         let node = cell.read();
         if !cell.header.merges.load(Ordering::Relaxed) {
@@ -468,17 +480,17 @@ impl<C: Content> Store<C> {
         }
         drop(node);
         // Invariant 4. The lock is held while the image is made, not while it is written.
-        let mut image = Vec::new();
+        image.clear();
         let mut captured = {
             let mut node = cell.write();
             self.fold(cell, &mut node);
             self.capture_state(cell, &node, refunds, |encode| {
-                encode(&mut image);
+                encode(image);
                 Ok(Place::NONE)
             })?
         };
         if !image.is_empty() {
-            captured.entry.place = packer.append(|out| out.extend_from_slice(&image))?;
+            captured.entry.place = packer.append(|out| out.extend_from_slice(image))?;
         }
         Ok(captured)
     }

@@ -16,6 +16,7 @@ use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicBool, AtomicU32, Ordering};
+use base::prefetch;
 use base::sync::{Arc, Handle, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
 use base::thread::{current_cpu, lane};
 use base::tight::limit;
@@ -89,6 +90,16 @@ impl CellHeader {
         if !self.recent.load(Ordering::Relaxed) {
             self.recent.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether it was looked up since the clock hand last asked. That is a hint, so no exchange is needed, for which the
+    /// processor would wait until all it has asked memory for is there.
+    fn was_used(&self) -> bool {
+        let recent = self.recent.load(Ordering::Relaxed);
+        if recent {
+            self.recent.store(false, Ordering::Relaxed);
+        }
+        recent
     }
 
     /// Counts a look-up; true if cores are to hold it by themselves.
@@ -216,6 +227,14 @@ impl<C: Content> Body<C> {
         format::item::encode(out, ItemKind::Node, self.kind(), nid.0, version, |o| {
             self.encode(o)
         });
+    }
+
+    /// Asks for memory that encoding this will look at.
+    pub fn prefetch(&self) {
+        match self {
+            Body::Gone | Body::Space(_) => {}
+            Body::User(content) => content.prefetch(),
+        }
     }
 
     pub fn merges(&self) -> bool {
@@ -425,6 +444,9 @@ pub(crate) struct NodeCache<C> {
 const NEIGHBOURS: usize = 4;
 /// Shards for each core: so many that two cores seldom meet in one.
 const SHARDS: usize = 64;
+/// Cells that the clock hand looks at for one that comes, at most; and so many are likely.
+const LOOKS: usize = 16;
+const LOOKS_AHEAD: usize = 3;
 /// Part of the limit by which the charges may be wrong.
 const SLACK: usize = 64;
 
@@ -624,7 +646,7 @@ impl<C: Content> NodeCache<C> {
 
     /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
     fn make_room(&self, shard: &mut Shard<C>) {
-        let mut looks = 16;
+        let mut looks = LOOKS;
         while self.bytes.about() > self.limit && looks > 0 {
             looks -= 1;
             let Some(nid) = shard.clock.pop_front() else {
@@ -634,9 +656,10 @@ impl<C: Content> NodeCache<C> {
                 continue;
             };
             let header = &cell.header;
-            let idle = (header.is_common() || Arc::strong_count(cell) == 1)
-                && !header.dirty.load(Ordering::Acquire)
-                && !header.recent.swap(false, Ordering::Relaxed);
+            // The count lies on a line of its own.
+            let idle = !header.dirty.load(Ordering::Acquire)
+                && !header.was_used()
+                && (header.is_common() || Arc::strong_count(cell) == 1);
             if idle && header.is_common() {
                 self.held.let_go(Nid(nid));
             }
@@ -648,6 +671,12 @@ impl<C: Content> NodeCache<C> {
             } else {
                 shard.clock.push_back(nid);
             }
+        }
+        if looks < LOOKS {
+            // The hand meets these next, when this shard gets its next node.
+            let next = shard.clock.iter().take(LOOKS_AHEAD);
+            next.filter_map(|nid| shard.cells.get(nid))
+                .for_each(prefetch::shared);
         }
     }
 }

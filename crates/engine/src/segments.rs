@@ -20,6 +20,7 @@ use crate::sum::{Padded, Sum};
 use crate::table::{PageSink, Written};
 use crate::written::{BytesWritten, Counters};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use base::map::HashMap;
 use base::sync::{Mutex, rank};
 use base::tight;
 use device::{AlignedBuf, Array, Durability};
@@ -72,7 +73,7 @@ pub(crate) struct Segments {
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Added and removed, by segment; `None`: in no segment.
-    segments: BTreeMap<Option<SegmentId>, (u64, u64)>,
+    segments: HashMap<Option<SegmentId>, (u64, u64)>,
     added: u64,
 }
 
@@ -317,7 +318,7 @@ impl Segments {
         let per_chunk = self.per_chunk();
         let mut sum = 0;
         let mut state = self.state.lock();
-        for (segment, (added, removed)) in std::mem::take(&mut changes.segments) {
+        for (segment, (added, removed)) in changes.segments.drain() {
             let count = segment
                 .and_then(|s| {
                     let chunk = state.live.get_mut(&((s.0 / per_chunk) as u32))?;

@@ -18,6 +18,7 @@ use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
+use base::prefetch;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
 use device::{Array, Durability, Io};
@@ -34,6 +35,9 @@ pub const STAGING_MAX: usize = 4 << 20;
 
 /// Threads of a checkpoint, and shards, at most.
 pub const THREADS_MAX: usize = 64;
+
+/// So many nodes ahead of the one that a checkpoint lets go of its memory is asked for.
+const RELEASED_AHEAD: usize = 8;
 
 /// How a store runs; none of it is on disk.
 #[derive(Clone, Debug)]
@@ -759,8 +763,11 @@ impl<C: Content> Store<C> {
             parts.push(list);
         }
         let release = |part: &mut Vec<Dirty<C>>| {
-            for one in part.drain(..) {
+            while let Some(one) = part.pop() {
                 base::trace::mark("release");
+                if let Some(later) = part.len().checked_sub(RELEASED_AHEAD) {
+                    prefetch::shared(&part[later].cell);
+                }
                 drop(one);
             }
         };

@@ -748,12 +748,14 @@ pub(crate) fn write_part(
     let (index, region) = (one.index, &one.region);
     let mut payload = Vec::new();
     for leaf in (0..REGION_LEAVES as usize).filter(|l| leaves >> l & 1 == 1) {
-        // Only the checkpoint changes entries, so the copy stays true while it is written.
-        let copy = region.state.lock().leaves[leaf].clone();
-        let page = copy.expect("a dirty leaf is in memory");
         let id = index * REGION_LEAVES + leaf as u64;
         payload.clear();
-        encode_leaf(&page, &mut payload);
+        {
+            // Only the checkpoint changes entries, so the image stays true while it is written.
+            let state = region.state.lock();
+            let page = state.leaves[leaf].as_deref();
+            encode_leaf(page.expect("a dirty leaf is in memory"), &mut payload);
+        }
         let written = sink.write(ItemKind::TableLeaf, id, &payload)?;
         let mut state = region.state.lock();
         sink.discard(state.pointers[leaf].place());

@@ -204,6 +204,12 @@ impl engine::Content for FsNode {
         kind != KIND_INODE
     }
 
+    fn prefetch(&self) {
+        if let FsNode::Inode(inode) = self {
+            base::prefetch::object(&**inode);
+        }
+    }
+
     fn memory(&self) -> usize {
         FsNode::memory(self)
     }
