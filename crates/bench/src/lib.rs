@@ -16,6 +16,7 @@ mod interrupt;
 pub mod list;
 mod meter;
 pub mod pool;
+pub mod recovery;
 pub mod remove;
 mod runner;
 pub mod scale;

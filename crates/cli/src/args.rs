@@ -413,6 +413,7 @@ pub enum Suite {
     List(List),
     Mtime(Mtime),
     Pool(Pool),
+    Recovery(BenchRecovery),
     Remove(Remove),
     Scale(Scale),
     Varmail(Varmail),
@@ -674,6 +675,34 @@ pub struct Pool {
     pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
+}
+
+/// How long a file system takes to open that was cut off with a full journal
+///
+/// Files are made, and unlinked once there are enough, until so much is logged, without a checkpoint. Sheaf in this process, on
+/// image files. Needs no root.
+#[derive(Args, Debug)]
+pub struct BenchRecovery {
+    /// Bytes that the journal holds
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
+    pub journal_size: u64,
+    /// Files there are then, about
+    #[arg(long, value_name = "COUNT", default_value_t = 200_000)]
+    pub files: u64,
+    /// Threads that make files
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    pub threads: usize,
+    /// How often; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Memory that Sheaf may take
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
+    pub cache_size: u64,
+    /// Put image files in a new folder in this one, instead of in memory
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: BenchOutput,
 }
 
 /// A tree of many files removed: by Sheaf in this process in parallel, elsewhere by `rm -rf`

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bench::contract::Report;
 use bench::target::{self, Storage, Target};
-use bench::{checkpoint, files, fsync, fxmark, list, pool, remove, scale, written};
+use bench::{checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written};
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchCheckpoint, BenchOptions, BenchOutput, Files, Fsync, Fxmark, List, Mtime, Pool,
-    Remove, Scale, Suite, SyncedOptions, Varmail,
+    Bench, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery, Files, Fsync, Fxmark, List,
+    Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -25,6 +25,7 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::List(args) => list(args),
         Suite::Mtime(args) => mtime(args),
         Suite::Pool(args) => pool(args),
+        Suite::Recovery(args) => recovery(args),
         Suite::Remove(args) => remove(args),
         Suite::Scale(args) => scale(args),
         Suite::Varmail(args) => varmail(args),
@@ -162,6 +163,22 @@ fn pool(args: &Pool) -> Outcome {
         memory: memory(args.cache_size),
     };
     show(&args.common.output, |tell| Ok(pool::run(&options, tell)?))
+}
+
+fn recovery(args: &BenchRecovery) -> Outcome {
+    let options = recovery::Options {
+        journal: args.journal_size,
+        files: args.files,
+        threads: args.threads,
+        runs: args.runs,
+        storage: match &args.dir {
+            Some(dir) => Storage::Dir(dir.clone()),
+            None => Storage::Memory,
+        },
+        memory: args.cache_size as usize,
+    };
+    let suite = |tell: &dyn Fn(&str)| Ok(recovery::run(&options, tell)?);
+    show(&args.output, suite)
 }
 
 fn remove(args: &Remove) -> Outcome {

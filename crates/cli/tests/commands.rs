@@ -390,6 +390,9 @@ fn benchmarks_refuse_what_makes_no_sense() {
     refused("remove", &["--count", "0"]);
     refused("written", &["--checkpoints", "2"]);
     refused("list", &["--count", "0"]);
+    refused("checkpoint", &["--workers", "0"]);
+    sheaf(&["bench", "recovery", "--files", "1"], &[], &[]).exits(USAGE);
+    sheaf(&["bench", "fsync", "--depth", "4"], &[], &[]).exits(USAGE);
     sheaf(&["bench"], &[], &[]).exits(USAGE);
 }
 

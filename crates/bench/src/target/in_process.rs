@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
 use device::{Array, OpenOptions};
+use engine::RecoveryReport;
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
 
@@ -68,8 +69,21 @@ impl InProcess {
         arrangement: &Arrangement,
     ) -> Result<InProcess, Error> {
         mkfs(devices, arrangement)?;
+        Self::open_slow(devices, options, arrangement.slow.as_ref())
+    }
+
+    /// Opens a file system that is on the devices.
+    pub fn open(devices: &[PathBuf], options: FsOptions) -> Result<InProcess, Error> {
+        Self::open_slow(devices, options, None)
+    }
+
+    fn open_slow(
+        devices: &[PathBuf],
+        options: FsOptions,
+        slow: Option<&Slow>,
+    ) -> Result<InProcess, Error> {
         let mut opened = device::open_devices(devices, &OpenOptions::default())?;
-        if let Some(slow) = &arrangement.slow {
+        if let Some(slow) = slow {
             opened = opened.into_iter().map(|below| slow.over(below)).collect();
         }
         let io = opened.first().map_or(String::new(), |device| {
@@ -90,6 +104,19 @@ impl InProcess {
             io,
             closed: false,
         })
+    }
+
+    /// What opening found to recover.
+    pub fn recovery(&self) -> &RecoveryReport {
+        self.fs.recovery()
+    }
+
+    /// Ends the use as a cut of power does: nothing is written any more.
+    pub fn cut(mut self) {
+        self.closed = true;
+        self.fs.store().latch("a benchmark cuts it off");
+        // That it is cut off is what closing reports.
+        let _ = self.fs.close();
     }
 
     /// From now on directories are open, and calls go by their handles.
