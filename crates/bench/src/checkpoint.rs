@@ -5,7 +5,10 @@
 //!    journal holds. So what there is stays the same, and a checkpoint has most of what was made since the last to write.
 //! 2. So does a file system whose journal holds all of that and which makes no checkpoint: the rate that
 //!    checkpoints are measured by. A run of it that made one all the same is an error.
-//! 3. There is no counterpart of a kernel file system's: none can be put on these devices.
+//! 3. File systems of the kernel cannot be put on these devices. Those that are named do the same, with as many operations, on one
+//!    loop device over a file on a disk, in turn with Sheaf on the same one; each with the journal that is its default, since most do
+//!    not make one as small as Sheaf's is here. A file system of the kernel has no number of workers to vary, and how many checkpoints it made is not
+//!    known; so there is no bar, only what an operation took with the sync after the last.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +20,10 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
-use crate::runner::{self, Background, Load, Operation, Stop, Window};
-use crate::target::{Arrangement, InProcess, Place, Side, Slow, Storage};
+use crate::runner::{self, Background, Load, Measured, Operation, Stop, Window};
+use crate::target::{
+    Arrangement, Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Slow, Storage, Target,
+};
 use crate::timing::{Latencies, Summary};
 use crate::{Error, interrupt};
 
@@ -32,6 +37,8 @@ const FOLDERS: u64 = 20;
 const ARRAY_BYTES: u64 = 128 << 30;
 /// Memory that what a run writes may take: records, and each image and table page once or more.
 const WRITTEN_JOURNALS: u64 = 60;
+/// Of the loop device at least: what is logged there, and images of what is changed over and over.
+const LOOP_BYTES: u64 = 2 << 30;
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -47,6 +54,10 @@ pub struct Options {
     pub devices: usize,
     pub latency: Latency,
     pub runs: usize,
+    /// Who does the same on a loop device, beside Sheaf; nobody: neither does.
+    pub against: Vec<Target>,
+    /// A folder for the file below that loop device, or a device.
+    pub storage: Storage,
     /// For all that Sheaf takes, in bytes.
     pub memory: usize,
 }
@@ -67,9 +78,19 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
-        Ok(())
+        if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
+            return usage("one device is measured: give one (--device)");
+        }
+        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
+            return usage("tmpfs makes nothing durable");
+        }
+        crate::target::only_kernels(&self.against)
     }
 }
+
+/// What the rows of slow devices are about, and those of the loop device.
+const SLOW: &str = "creates and unlinks";
+const ON_LOOP: &str = "creates and unlinks on a loop device";
 
 /// How the file system of one series is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +108,14 @@ impl Kind {
             Kind::Endless => "no checkpoint".to_owned(),
         }
     }
+
+    /// As rows have it.
+    fn target(self) -> &'static str {
+        match self {
+            Kind::Workers(_) => "sheaf",
+            Kind::Endless => "sheaf-no-checkpoint",
+        }
+    }
 }
 
 /// What one run gave.
@@ -94,15 +123,18 @@ impl Kind {
 struct Outcome {
     rate: f64,
     times: Summary,
-    checkpoints: u64,
-    cpu_us: f64,
-    logged: f64,
+    measured: Measured,
 }
 
 /// Measures. `progress` is told what comes next.
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
+    // First, while there are no other threads: mounts are this process's own.
+    let on_loop = match options.against.is_empty() {
+        true => Vec::new(),
+        false => on_loop(options, progress)?,
+    };
     // What runs write must fit; the array as a whole does not.
     let place = Place::sparse(
         &Storage::Memory,
@@ -120,12 +152,120 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             outcomes.push(outcome.map_err(|error| error.on("checkpoint", &name))?);
         }
     }
-    let rows: Vec<Row> = all
+    let mut rows: Vec<Row> = all
         .iter()
         .map(|(kind, runs)| row(options, *kind, runs))
         .collect();
     let checks = checks(options, &rows);
-    Ok(Report::new("checkpoint", rows, checks))
+    rows.extend(
+        on_loop
+            .iter()
+            .map(|(target, runs)| loop_row(options, target, runs)),
+    );
+    Ok(Report::new("checkpoint", rows, checks).with_notes(crate::target::notes(&options.against)))
+}
+
+/// Sheaf and the others in turn on a loop device. Those do as many operations as Sheaf did in the same turn.
+fn on_loop(
+    options: &Options,
+    progress: &dyn Fn(&str),
+) -> Result<Vec<(Target, Vec<Outcome>)>, Error> {
+    let disk = match &options.storage {
+        Storage::Devices(devices) => Disk::given(&devices[0]),
+        storage => {
+            progress("a file for the loop device");
+            Disk::make(
+                &crate::fsync::folder(storage),
+                LOOP_BYTES.max(8 * options.journal),
+            )?
+        }
+    };
+    let devices = vec![disk.path().to_owned()];
+    let meter = Meter::new(&devices)?;
+    let place = Place::new(
+        &Storage::Devices(devices),
+        LOOP_BYTES.max(8 * options.journal),
+        true,
+    )?;
+    let own = [Target::Sheaf].into_iter();
+    let all = own.chain(options.against.iter().cloned());
+    let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();
+    for run in 1..=options.runs {
+        let mut operations = u64::MAX;
+        for (target, outcomes) in &mut all {
+            interrupt::check()?;
+            let name = target.name();
+            progress(&format!("{ON_LOOP}, {name}, run {run} of {}", options.runs));
+            let outcome = loop_run(options, &place, &meter, target, operations);
+            let outcome = outcome.map_err(|error| error.on(ON_LOOP, &name))?;
+            operations = operations.min(outcome.measured.operations);
+            outcomes.push(outcome);
+        }
+    }
+    Ok(all)
+}
+
+fn loop_run(
+    options: &Options,
+    place: &Place,
+    meter: &Meter,
+    target: &Target,
+    operations: u64,
+) -> Result<Outcome, Error> {
+    match target {
+        Target::Kernel(kernel) => {
+            // Files come and go; folders stay.
+            let mount = KernelMount::make(*kernel, place, FOLDERS * FILES_PER_FOLDER + 200_000)?;
+            let side = Posix::new(mount.path(), None)?;
+            let outcome = creates(options, &side, &|| false, operations, meter)?;
+            drop(side);
+            mount.close()?;
+            Ok(outcome)
+        }
+        _ => {
+            let fs = FsOptions::default().with_memory(options.memory);
+            let arrangement = Arrangement {
+                journal: Some(options.journal),
+                slow: None,
+            };
+            let side = InProcess::arranged(&place.array()?.paths, fs, &arrangement)?;
+            let until = side.logged_bytes() + options.journal * JOURNALS;
+            let enough = || side.logged_bytes() >= until;
+            let outcome = creates(options, &side, &enough, operations, meter)?;
+            side.close()?;
+            Ok(outcome)
+        }
+    }
+}
+
+/// One window of what threads do, until `enough` or so many operations.
+fn creates<S: Side>(
+    options: &Options,
+    side: &S,
+    enough: &(dyn Fn() -> bool + Sync),
+    operations: u64,
+    meter: &Meter,
+) -> Result<Outcome, Error> {
+    let latencies = Latencies::new();
+    let load = Creates {
+        side,
+        threads: options.threads as u64,
+        enough,
+        latencies: &latencies,
+        folders: AtomicU64::new(0),
+    };
+    let window = Window {
+        time: NEVER,
+        threads: options.threads,
+        operations: operations / options.threads as u64,
+        cpus: Vec::new(),
+    };
+    let measured = runner::measure(&window, &load, meter)?;
+    Ok(Outcome {
+        rate: measured.rate(),
+        times: latencies.summary(),
+        measured,
+    })
 }
 
 fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Error> {
@@ -147,23 +287,9 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
     };
     let side = InProcess::arranged(&devices.paths, fs, &arrangement)?;
     let before = side.newest_checkpoint();
-    let latencies = Latencies::new();
-    let load = Creates {
-        side: &side,
-        threads: options.threads as u64,
-        until: side.logged_bytes() + options.journal * JOURNALS,
-        latencies: &latencies,
-        folders: AtomicU64::new(0),
-    };
-    let logged = side.logged_bytes();
-    let window = Window {
-        time: NEVER,
-        threads: options.threads,
-        operations: u64::MAX,
-        cpus: Vec::new(),
-    };
-    let measured = runner::measure(&window, &load, &Meter::new(&[])?)?;
-    let logged = side.logged_bytes() - logged;
+    let until = side.logged_bytes() + options.journal * JOURNALS;
+    let enough = || side.logged_bytes() >= until;
+    let outcome = creates(options, &side, &enough, u64::MAX, &Meter::new(&[])?)?;
     let checkpoints = side.newest_checkpoint() - before;
     if kind == Kind::Endless && checkpoints > 0 {
         return Err(Error::Unable(format!(
@@ -172,26 +298,19 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
         )));
     }
     side.close()?;
-    Ok(Outcome {
-        rate: measured.rate(),
-        times: latencies.summary(),
-        checkpoints,
-        cpu_us: measured.cpu_us(),
-        logged: logged as f64 / measured.operations.max(1) as f64,
-    })
+    Ok(outcome)
 }
 
 /// Threads that make and unlink empty files until enough is logged.
-struct Creates<'a> {
-    side: &'a InProcess,
+struct Creates<'a, S: Side> {
+    side: &'a S,
     threads: u64,
-    /// Of the journal's position.
-    until: u64,
+    enough: &'a (dyn Fn() -> bool + Sync),
     latencies: &'a Latencies,
     folders: AtomicU64,
 }
 
-impl Load for Creates<'_> {
+impl<S: Side> Load for Creates<'_, S> {
     fn prepare(&self, _thread: usize, _stop: &Stop) -> Result<Operation<'_>, Error> {
         let mut own = self.latencies.own();
         let most = (FOLDERS / self.threads).max(1) as usize;
@@ -207,7 +326,7 @@ impl Load for Creates<'_> {
                 folders.push_back(self.side.make_dir(&self.side.root(), &name)?);
             }
             // What others log meanwhile is seen a little late.
-            if made % (64 / self.threads).max(1) == 0 && self.side.logged_bytes() >= self.until {
+            if made % (64 / self.threads).max(1) == 0 && (self.enough)() {
                 return Ok(0);
             }
             made += 1;
@@ -236,19 +355,57 @@ impl Load for Creates<'_> {
     }
 }
 
-fn row(options: &Options, kind: Kind, outcomes: &[Outcome]) -> Row {
-    let of = |get: fn(&Outcome) -> f64| Spread::of(outcomes.iter().map(get));
-    let rates = of(|outcome| outcome.rate);
+/// What both kinds of rows have.
+fn extra(outcomes: &[Outcome]) -> Map<String, Value> {
     let mut extra = Map::new();
     let mut put = |key: &str, get: fn(&Outcome) -> f64| {
-        extra.insert(key.to_owned(), Value::from(of(get).median));
+        let median = Spread::of(outcomes.iter().map(get)).median;
+        extra.insert(key.to_owned(), Value::from(median));
     };
     put("p50_us", |outcome| outcome.times.p50_us);
     put("p99_us", |outcome| outcome.times.p99_us);
     put("p999_us", |outcome| outcome.times.p999_us);
-    put("checkpoints", |outcome| outcome.checkpoints as f64);
-    put("cpu_us_per_op", |outcome| outcome.cpu_us);
-    put("logged_bytes_per_op", |outcome| outcome.logged);
+    put("cpu_us_per_op", |outcome| outcome.measured.cpu_us());
+    put("synced_us_per_op", |outcome| {
+        outcome.measured.synced.seconds * 1e6 / outcome.measured.operations.max(1) as f64
+    });
+    let windows: Vec<Measured> = outcomes.iter().map(|outcome| outcome.measured).collect();
+    Background::put(&mut extra, &windows);
+    Row::note_rates(&mut extra, outcomes.iter().map(|outcome| outcome.rate));
+    extra
+}
+
+fn loop_row(options: &Options, target: &Target, outcomes: &[Outcome]) -> Row {
+    let rates = Spread::of(outcomes.iter().map(|outcome| outcome.rate));
+    let mut extra = extra(outcomes);
+    let written = outcomes.iter().filter_map(|outcome| {
+        let bytes = outcome.measured.synced.written_bytes? as f64;
+        Some(bytes / outcome.measured.operations.max(1) as f64)
+    });
+    let written = Value::from(Spread::of(written).median);
+    extra.insert("written_bytes_per_op".to_owned(), written);
+    if *target == Target::Sheaf {
+        extra.insert("journal_bytes".to_owned(), Value::from(options.journal));
+    }
+    Row {
+        name: ON_LOOP.to_owned(),
+        target: target.name(),
+        threads: options.threads,
+        unit: "ops/s",
+        median: rates.median,
+        min: rates.min,
+        max: rates.max,
+        runs: outcomes.len(),
+        extra,
+    }
+}
+
+fn row(options: &Options, kind: Kind, outcomes: &[Outcome]) -> Row {
+    let rates = Spread::of(outcomes.iter().map(|outcome| outcome.rate));
+    let mut extra = extra(outcomes);
+    if let Kind::Workers(workers) = kind {
+        extra.insert("workers".to_owned(), Value::from(workers));
+    }
     extra.insert("journal_bytes".to_owned(), Value::from(options.journal));
     extra.insert("devices".to_owned(), Value::from(options.devices));
     let us = |time: Duration| Value::from(time.as_nanos() as f64 / 1e3);
@@ -256,8 +413,8 @@ fn row(options: &Options, kind: Kind, outcomes: &[Outcome]) -> Row {
     extra.insert("flush_us".to_owned(), us(options.latency.flush));
     extra.insert("depth".to_owned(), Value::from(options.latency.depth));
     Row {
-        name: kind.name(),
-        target: "sheaf".to_owned(),
+        name: SLOW.to_owned(),
+        target: kind.target().to_owned(),
         threads: options.threads,
         unit: "ops/s",
         median: rates.median,
@@ -269,7 +426,15 @@ fn row(options: &Options, kind: Kind, outcomes: &[Outcome]) -> Row {
 }
 
 fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
-    let row = |kind: Kind| rows.iter().find(|row| row.name == kind.name());
+    let row = |kind: Kind| {
+        let workers = |row: &Row| row.extra.get("workers").and_then(Value::as_u64);
+        let wanted = match kind {
+            Kind::Workers(workers) => Some(workers as u64),
+            Kind::Endless => None,
+        };
+        let mut all = rows.iter();
+        all.find(|row| row.target == kind.target() && workers(row) == wanted)
+    };
     let most = options.workers.iter().copied().max().unwrap_or(1);
     let (Some(many), Some(endless)) = (row(Kind::Workers(most)), row(Kind::Endless)) else {
         return Vec::new();
@@ -280,13 +445,13 @@ fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
             .and_then(Value::as_f64)
             .unwrap_or(f64::NAN)
     };
-    let name = |what: &str| format!("{} vs {what}", many.name);
+    let name = |what: &str| format!("{} vs {what}", Kind::Workers(most).name());
     let mut checks = Vec::new();
     if let Some(one) = row(Kind::Workers(1)).filter(|_| most > 1) {
-        let value = many.median / one.median;
+        let value = many.quotient(one);
         checks.push(Check::new(name("1"), value, Comparison::AtLeast, 1.92));
     }
-    let value = many.median / endless.median;
+    let value = many.quotient(endless);
     checks.push(Check::new(
         name("no checkpoint"),
         value,
@@ -319,6 +484,8 @@ mod tests {
                 depth: 32,
             },
             runs: 1,
+            against: Vec::new(),
+            storage: Storage::Memory,
             memory: 512 << 20,
         }
     }
@@ -326,12 +493,36 @@ mod tests {
     #[test]
     fn checkpoints_are_made_but_for_the_endless_journal() {
         let report = run(&options(), &|_| {}).unwrap();
-        let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
-        assert_eq!(names, ["1 workers", "2 workers", "no checkpoint"]);
+        let workers = |row: &Row| row.extra.get("workers").and_then(Value::as_u64);
+        let rows = report.rows.iter();
+        let found: Vec<_> = rows
+            .map(|row| (row.target.as_str(), workers(row)))
+            .collect();
+        let wanted = [
+            ("sheaf", Some(1)),
+            ("sheaf", Some(2)),
+            ("sheaf-no-checkpoint", None),
+        ];
+        assert_eq!(found, wanted);
         let checkpoints = |row: &Row| row.extra["checkpoints"].as_f64().unwrap();
         assert!(checkpoints(&report.rows[0]) >= 5.0, "{:?}", report.rows[0]);
         assert_eq!(checkpoints(&report.rows[2]), 0.0);
         assert_eq!(report.checks.len(), 3);
+    }
+
+    #[test]
+    fn others_do_as_many_operations() {
+        let folder = tempfile::tempdir().unwrap();
+        let side = Posix::new(folder.path(), None).unwrap();
+        let meter = Meter::new(&[]).unwrap();
+        let outcome = creates(&options(), &side, &|| false, 500, &meter).unwrap();
+        // The first of two threads that has done half of it ends the window.
+        let done = outcome.measured.operations;
+        assert!((250..=500).contains(&done), "{done}");
+        let target = Target::Kernel(Kernel::Xfs);
+        let row = loop_row(&options(), &target, &[outcome]);
+        assert_eq!((row.target.as_str(), row.name.as_str()), ("xfs", ON_LOOP));
+        assert!(row.extra["synced_us_per_op"].as_f64() > Some(0.0));
     }
 
     #[test]
@@ -344,6 +535,10 @@ mod tests {
         }));
         assert!(refused(Options {
             journal: 1 << 20,
+            ..options()
+        }));
+        assert!(refused(Options {
+            against: vec![Target::SheafMount],
             ..options()
         }));
     }

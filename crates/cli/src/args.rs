@@ -526,7 +526,7 @@ pub struct Fxmark {
 /// Whether operations notice checkpoints, and what many checkpoint threads do for them
 ///
 /// Files made until ten times as much is logged as the journal holds, by Sheaf in this process on slow devices in memory,
-/// beside a journal that holds all of it. Needs no root.
+/// beside a journal that holds all of it; with --against on a loop device, too. Needs no root without.
 #[derive(Args, Debug)]
 pub struct BenchCheckpoint {
     /// Numbers of checkpoint threads, separated by commas
@@ -558,6 +558,13 @@ pub struct BenchCheckpoint {
     /// How often each runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
+    /// File systems of the kernel, separated by commas, that do the same on a loop device over a file on a disk, beside Sheaf on
+    /// it; without, nobody does. Needs root
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub against: Vec<String>,
+    /// Put that file in this folder, instead of in /var/tmp
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
     /// Memory that Sheaf may take
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
     pub cache_size: u64,

@@ -66,6 +66,11 @@ fn checkpoint(args: &BenchCheckpoint) -> Outcome {
             depth: args.depth,
         },
         runs: args.runs,
+        against: target::parse_against(&args.against)?,
+        storage: match &args.dir {
+            Some(dir) => Storage::Dir(dir.clone()),
+            None => Storage::Memory,
+        },
         memory: args.cache_size as usize,
     };
     let suite = |tell: &dyn Fn(&str)| Ok(checkpoint::run(&options, tell)?);

@@ -332,7 +332,7 @@ fn run_sides(
 }
 
 /// Where the file below the loop device is.
-fn folder(storage: &Storage) -> PathBuf {
+pub(crate) fn folder(storage: &Storage) -> PathBuf {
     match storage {
         Storage::Dir(dir) | Storage::Loop(Some(dir)) => dir.clone(),
         // On a disk, as a rule, which /tmp need not be.
