@@ -71,7 +71,7 @@ pub fn render(report: &Report) -> String {
 }
 
 /// What rows may have besides that makes a column, and its heading.
-const COLUMNS: [(&str, &str); 12] = [
+const COLUMNS: [(&str, &str); 15] = [
     ("workers", "workers"),
     ("written_bytes_per_op", "bytes/op"),
     ("logged_bytes_per_op", "logged bytes/op"),
@@ -84,6 +84,9 @@ const COLUMNS: [(&str, &str); 12] = [
     ("p999_us", "p99.9 µs"),
     ("cpu_us_per_op", "CPU µs/op"),
     ("synced_us_per_op", "µs/op with sync"),
+    ("opened_s", "opened in s"),
+    ("records", "records"),
+    ("records_per_s", "records/s"),
 ];
 
 /// Those that any of the rows has.
