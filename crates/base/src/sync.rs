@@ -92,6 +92,7 @@ pub mod rank {
     pub const STAGING: Rank = ranked(150, "journal staging shard");
     pub const DIRTY_LIST: Rank = ranked(160, "dirty list shard");
     pub const COMMIT_STATE: Rank = ranked(170, "commit state");
+    pub const DEVICE_DOUBT: Rank = ranked(190, "durable write of data");
     pub const DEVICE_FLUSH: Rank = ranked(200, "device flush");
     pub const DEVICE_STATE: Rank = ranked(220, "device state");
     pub const TALLY: Rank = ranked(240, "pending changes of a directory");

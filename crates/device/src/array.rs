@@ -12,8 +12,9 @@ use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
-use base::atomic::{AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
+use base::sync::{Mutex, rank};
 use format::geometry::{Geometry, Piece};
 use format::label::Label;
 use format::{BLOCK_SIZE, Damage};
@@ -93,6 +94,9 @@ pub struct Array {
     bytes: u64,
     memory_align: usize,
     flush_failures: Failures,
+    /// Held by a durable write that may turn out to be a failed flush; see [`Array::write_durably`].
+    doubt: Mutex<()>,
+    in_doubt: AtomicBool,
 }
 
 /// Requests of one device within a batch.
@@ -125,6 +129,8 @@ impl Array {
             repairs,
             memory_align,
             flush_failures: Failures::new(),
+            doubt: Mutex::new(rank::DEVICE_DOUBT, ()),
+            in_doubt: AtomicBool::new(false),
         }
     }
 
@@ -387,6 +393,13 @@ impl Array {
         if self.read_only {
             return Ok(0);
         }
+        let outcome = self.flush_devices();
+        // What it flushed may be what a write has lost that does not know yet.
+        self.await_doubt();
+        outcome
+    }
+
+    fn flush_devices(&self) -> Result<u64, Error> {
         let mut issued = 0;
         let _waiting = base::trace::device(|| 0);
         let mut shares: Vec<(usize, Share)> = Vec::new();
@@ -464,6 +477,34 @@ impl Array {
     /// Notes that a flush failed which was a part of something else.
     pub fn count_failed_flush(&self) {
         self.flush_failures.count();
+    }
+
+    /// As `execute` of writes that are durable by themselves, of data over which no journal watches. One caller at a time.
+    ///
+    /// A device that cannot force a single write is flushed by the kernel after it, and the error does not tell which of
+    /// the two failed. So the write is tried again without: if that can be done it was the flush, which counts as one that
+    /// failed; with it may have gone what others wrote (R17). Until that is known every flush waits, good or not, so that
+    /// nobody takes what is lost for flushed.
+    pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        let _doubt = self.doubt.lock();
+        self.in_doubt.store(true, Ordering::SeqCst);
+        set_durability(ios, Durability::Durable);
+        let mut outcome = self.execute(ios);
+        if let Err(error) = outcome {
+            set_durability(ios, Durability::Volatile);
+            outcome = self.execute(ios).and_then(|()| {
+                self.count_failed_flush();
+                Err(error)
+            });
+        }
+        self.in_doubt.store(false, Ordering::SeqCst);
+        outcome
+    }
+
+    fn await_doubt(&self) {
+        if self.in_doubt.load(Ordering::SeqCst) {
+            drop(self.doubt.lock());
+        }
     }
 
     /// Treats every device as if it had unflushed writes (R8). A newly opened array starts
@@ -644,6 +685,14 @@ impl Counters {
             durable_writes: get(&self.durable_writes),
             flushes: get(&self.flushes),
             errors: get(&self.errors),
+        }
+    }
+}
+
+fn set_durability(ios: &mut [Io<'_>], wanted: Durability) {
+    for io in ios {
+        if let Io::Write { durability, .. } = io {
+            *durability = wanted;
         }
     }
 }

@@ -331,6 +331,10 @@ impl<C: Content> Store<C> {
             // ours succeeded says nothing of it (R17).
             return Err(Error::Failed("a flush failed during a checkpoint".into()));
         }
+        if let Some(error) = self.journal.failed() {
+            // A batch that failed may have taken with it what was written here.
+            return Err(error);
+        }
         // Step 5.
         if planted(Canary::TailBeforeRecord) {
             self.journal.release(anchor.position, sequence);

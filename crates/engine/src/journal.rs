@@ -475,7 +475,10 @@ impl Journal {
         durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
         match self.array.execute(&mut ios) {
             Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
-            done => Ok(done?),
+            done => Ok(done.inspect_err(|_| {
+                // It may have been the flush that the kernel does with it, and then what others wrote is lost too.
+                self.array.count_failed_flush();
+            })?),
         }
     }
 

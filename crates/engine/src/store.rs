@@ -21,7 +21,7 @@ use base::clock::Clock;
 use base::prefetch;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
-use device::{Array, Durability, Io};
+use device::{Array, Io};
 use format::item::Place;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
 use format::{Block, Damage, Nid};
@@ -724,20 +724,17 @@ impl<C: Content> Store<C> {
     }
 
     /// Writes, and has what it wrote durable when it returns. Meant for a single transfer: each waits for the medium by
-    /// itself. After a failure they are as any that failed.
+    /// itself. After a failure they are as any that failed; it may have been a flush that did ([`Array::write_durably`]).
     pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
-        set_durability(ios, Durability::Durable);
         let count = &self.counts.data_durably;
         count.fetch_add(ios.len() as u64, Ordering::Relaxed);
-        let Err(error) = self.array.execute(ios) else {
+        let failures = self.array.flush_failures();
+        let Err(error) = self.array.write_durably(ios) else {
             return Ok(());
         };
-        // A device that cannot force a single write is flushed by the kernel after it, and the error does not tell which of
-        // the two failed. If a write can be done it was the flush, and what others wrote went with it (R17).
-        set_durability(ios, Durability::Volatile);
-        self.array.execute(ios)?;
-        self.array.count_failed_flush();
-        self.after_failed_flush(&error);
+        if self.array.flush_failures() != failures {
+            self.after_failed_flush(&error);
+        }
         Err(error.into())
     }
 
@@ -1076,14 +1073,6 @@ impl<C: Content> Store<C> {
 
 fn not_used(chunk: u32, error: &Error) {
     tracing::error!("free space of chunk {chunk} is not used: {error}");
-}
-
-fn set_durability(ios: &mut [Io<'_>], wanted: Durability) {
-    for io in ios {
-        if let Io::Write { durability, .. } = io {
-            *durability = wanted;
-        }
-    }
 }
 
 /// Those of sorted chunks that have neighbours enough to be `least` in a row.

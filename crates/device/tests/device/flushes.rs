@@ -3,11 +3,12 @@
 use crate::fixture::{Sims, UNEQUAL, create};
 use base::sync::{Condvar, Mutex, rank};
 use device::sim::{SimDevice, Times};
-use device::{BlockDevice, DeviceInfo, Durability, Error, Operation, Request};
+use device::{BlockDevice, DeviceInfo, Durability, Error, Io, Operation, Request};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// A device whose flushes wait for the test.
+/// A device whose flushes, or writes that are not durable by themselves, wait for the test.
 struct Gated {
     inner: Arc<SimDevice>,
     state: Mutex<Gate>,
@@ -20,6 +21,7 @@ struct Gate {
     permits: u64,
     started: u64,
     open: bool,
+    writes: bool,
 }
 
 impl Gated {
@@ -37,6 +39,14 @@ impl Gated {
 
     fn close(&self) {
         *self.state.lock() = Gate::default();
+    }
+
+    /// Writes wait, and flushes do not.
+    fn close_for_writes(&self) {
+        *self.state.lock() = Gate {
+            writes: true,
+            ..Gate::default()
+        };
     }
 
     fn open(&self) {
@@ -84,7 +94,14 @@ impl BlockDevice for Gated {
         self.inner.info()
     }
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
-        if matches!(requests[0].operation, Operation::Flush) {
+        let waits = match (&requests[0].operation, self.state.lock().writes) {
+            (Operation::Flush, writes) => !writes,
+            (Operation::Write { durability, .. }, writes) => {
+                writes && *durability == Durability::Volatile
+            }
+            (Operation::Read { .. }, _) => false,
+        };
+        if waits {
             self.pass();
         }
         self.inner.run(requests, meanwhile);
@@ -219,4 +236,68 @@ fn a_write_that_failed_still_counts_as_unflushed() {
     assert!(array.write(0, &[1; 4096], Durability::Volatile).is_err());
     array.flush().unwrap();
     assert_eq!(flushes(&array), [2, 1, 1]);
+}
+
+/// A durable write has failed, and it is not known yet whether that was the flush which the kernel does with it. A flush of
+/// somebody else's succeeds meanwhile, and says nothing of what the first may have lost.
+#[test]
+fn no_flush_is_good_while_another_is_in_doubt() {
+    let sims = Sims::new(&[64 << 20], 1);
+    let gated = Gated::new(Arc::clone(&sims.devices[0]));
+    let array = create(vec![gated.clone()], 4096);
+    array.write(4096, &[2; 4096], Durability::Volatile).unwrap();
+    gated.close_for_writes();
+    sims.devices[0].fail_writes(Times::Next(1), None);
+    let returned = (Mutex::new(rank::LEAF, false), Condvar::new());
+    base::thread::parallel(3, |thread| match thread {
+        0 => {
+            let mut ios = [Io::Write {
+                byte: 0,
+                buf: &[1; 4096],
+                durability: Durability::Durable,
+            }];
+            array.write_durably(&mut ios).unwrap_err();
+            assert_eq!(array.flush_failures(), 1);
+        }
+        1 => {
+            gated.wait_for_started(1);
+            assert_eq!(array.flush_failures(), 0);
+            array.flush().unwrap();
+            assert_eq!(array.flush_failures(), 1);
+            *returned.0.lock() = true;
+            returned.1.notify_all();
+        }
+        _ => {
+            gated.wait_for_started(1);
+            // Time for a flush that does not wait to return.
+            let mut done = returned.0.lock();
+            if !*done {
+                returned.1.wait_for(&mut done, Duration::from_millis(100));
+            }
+            drop(done);
+            gated.open();
+        }
+    });
+    // A write that fails however it is done is no flush.
+    sims.devices[0].fail_writes(Times::Next(2), None);
+    let mut ios = [Io::Write {
+        byte: 0,
+        buf: &[1; 4096],
+        durability: Durability::Durable,
+    }];
+    array.write_durably(&mut ios).unwrap_err();
+    assert_eq!(array.flush_failures(), 1);
+    array.write_durably(&mut ios).unwrap();
+    array.flush().unwrap();
+    assert_eq!(array.flush_failures(), 1);
+}
+
+/// With them the kernel may do a flush.
+#[test]
+fn a_checkpoint_record_that_fails_counts_as_a_failed_flush() {
+    let sims = Sims::new(&[64 << 20], 1);
+    let array = create(sims.members(), 4096);
+    sims.devices[0].fail_writes(Times::Next(1), None);
+    array.write_slot(0, &[0; 4096]).unwrap_err();
+    assert_eq!(array.flush_failures(), 1);
 }

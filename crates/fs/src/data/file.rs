@@ -765,7 +765,7 @@ impl Drop for OpenFile {
             self.files.last_reference_gone(self.ino());
         }
         if self.state.meta.lock().failure.count > 0 {
-            self.files.settle_failed(self.ino());
+            self.files.settle_failed(&self.state);
         }
     }
 }

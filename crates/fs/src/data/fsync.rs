@@ -605,11 +605,15 @@ impl Files {
     /// A handle of a file has gone that could not be written. If it was the last one, tries once more, and then drops what
     /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
     /// handle's fsync if by nobody before. What a new handle writes is not dropped.
-    pub(super) fn settle_failed(&self, ino: Ino) {
+    pub(super) fn settle_failed(&self, mine: &Arc<FileState>) {
+        let ino = mine.ino();
         // Deleted meanwhile, its pages with it; or it is as its inode says.
         let Ok(Some(state)) = self.use_active(ino) else {
             return;
         };
+        if state.key != mine.key {
+            return;
+        }
         let _exclusive = state.io.write();
         if self.table.is_open(ino) || self.flush_locked(&state).is_ok() {
             return;

@@ -104,14 +104,16 @@ impl Files {
         self.flush_locked_by(state, How::Home)
     }
 
-    /// As `flush_file`, but only the pages of a range.
+    /// As `flush_file`, but only the pages of a range; and those before it that are not logged, so that no block is mapped
+    /// behind the size that is: who makes the file longer after a crash would find in it what is there.
     pub(super) fn flush_range(
         &self,
         state: &Arc<FileState>,
         pages: Range<u64>,
     ) -> Result<(), Error> {
         let _turn = state.flusher.lock();
-        let mut next = Some(pages.start);
+        let logged = state.meta.lock().logged_size / PAGE;
+        let mut next = Some(pages.start.min(logged));
         while let Some(from) = next {
             let _shared = state.io.read();
             next = self.flush_pass(state, from..pages.end.max(from), How::Home)?;

@@ -182,6 +182,33 @@ fn a_file_that_was_flushed_after_its_close_is_not_kept() {
     assert!(!m.files.table.inos().contains(&closed));
 }
 
+/// Nor are blocks mapped behind the size that is logged, which whoever makes the file longer would read.
+#[test]
+fn what_a_range_writes_ahead_is_not_found_behind_the_end() {
+    let mut world = World::new(54, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let start = pattern(1, 8192);
+    m.write(&file, 0, &start);
+    m.files.fsync(&file, false).unwrap();
+    m.write(&file, 8192, &pattern(2, 120_000));
+    m.files
+        .write_range(&file, 20 * 4096..24 * 4096, true)
+        .unwrap();
+    let logged = m.inode(ino).size;
+    m.store.sync().unwrap();
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.size(ino), logged);
+    m.files.truncate(ino, 140_000).unwrap();
+    let content = m.contents(ino);
+    assert_eq!(content[..8192], start);
+    let kept = (logged as usize).max(8192);
+    assert_eq!(content[8192..kept], pattern(2, 120_000)[..kept - 8192]);
+    assert!(content[kept..].iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn an_append_is_one_write_and_survives() {
     let mut world = World::new(60, 64, 256);
