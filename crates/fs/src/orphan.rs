@@ -102,7 +102,10 @@ fn orphan_spot(op: &mut Op<'_, FsNode>, dir: Slot, ino: Ino) -> Result<list::Spo
 
 /// The blocks of an inode that one record can free whole; `None`: it takes more than that.
 fn small(inode: &Inode) -> Option<Vec<Extent>> {
-    let plain = inode.xattr_root.is_none() && xattr::is_plain(&inode.xattrs);
+    // With a cut that stopped half way it is listed already.
+    let plain = inode.pending_truncate.is_none()
+        && inode.xattr_root.is_none()
+        && xattr::is_plain(&inode.xattrs);
     if !plain || inode.blocks > crate::data::FREE_MAX {
         return None;
     }

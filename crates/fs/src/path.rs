@@ -104,6 +104,10 @@ impl FileSystem {
                 return self.follow(before, &path, links + 1);
             }
             let Some(name) = name else {
+                // A slash at the end of a path is a look into a directory.
+                if !names.0.is_empty() && !begins && !inode.is_dir() {
+                    return Err(Error::NotADirectory);
+                }
                 return Ok(End::Found(self.show(here.at.ino(), inode)));
             };
             let dir = live_dir(inode)?;
@@ -163,7 +167,8 @@ impl From<Ino> for Start<'_> {
 #[cold]
 fn joined(link: &Inode, rest: Names<'_>) -> Result<Vec<u8>, Error> {
     match &link.body {
-        Body::Inline(target) => Ok([target, &b"/"[..], rest.0].concat()),
+        // What is left of the path begins with a slash.
+        Body::Inline(target) => Ok([target, rest.0].concat()),
         _ => Err(Error::Invalid("not a symbolic link")),
     }
 }

@@ -119,7 +119,8 @@ impl FileSystem {
         };
         for _ in 0..TRIES {
             let from = self.dir_node(parent)?;
-            let other = match request.crosses() {
+            // A handle is looked at even so: it may be another file system's.
+            let other = match request.crosses() || new_parent.number().is_none() {
                 true => Some(self.dir_node(new_parent)?),
                 false => None,
             };
@@ -131,7 +132,13 @@ impl FileSystem {
                 None if exchange => return Err(Error::NotFound),
                 Some(_) if keep => return Err(Error::Exists),
                 // Two names of one file: POSIX wants nothing to happen.
-                Some(target) if target.nid == source.nid => return Ok(()),
+                Some(target) if target.nid == source.nid => {
+                    match target.generation == source.generation {
+                        true => return Ok(()),
+                        // The one is gone, and the other has its number.
+                        false => continue,
+                    }
+                }
                 _ => {}
             }
             let found = Found {

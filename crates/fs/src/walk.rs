@@ -88,18 +88,26 @@ trait Work: Sync {
     fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error>;
 }
 
+/// Somebody is in a directory; also one who panics there must leave it, or the others wait for ever.
+struct Busy<'a>(&'a Crew);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().busy -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
 impl Crew {
     /// Works until there is nothing left, or something failed.
     fn work(&self, work: &dyn Work) {
         while let Some(found) = self.next() {
+            let busy = Busy(self);
             let outcome = self.visit(work, &found);
-            let mut queue = self.queue.lock();
-            queue.busy -= 1;
             if let Err(error) = outcome {
-                queue.failed.get_or_insert(error);
+                self.queue.lock().failed.get_or_insert(error);
             }
-            drop(queue);
-            self.changed.notify_all();
+            drop(busy);
         }
     }
 

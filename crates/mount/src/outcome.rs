@@ -8,10 +8,11 @@
 //! Invariant: only [`Outcome::tell`] with success, called last of all, writes [`WRITTEN`]; so
 //! silence, however it came about, is never taken for success.
 
+use crate::sys;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
 /// The ioctl on any directory of a mount that tells which descriptor of its daemon is the
 /// reading end of its outcome: `_IOR('S', 2, u32)`.
@@ -60,18 +61,24 @@ impl Ear {
     /// Opens the outcome of process `pid` that is to come. Permitted to the daemon's own user
     /// and to root.
     pub fn open(pid: u32, number: u32) -> std::io::Result<Self> {
-        let file = File::open(format!("/proc/{pid}/fd/{number}"))?;
+        // Whoever serves the mount says what is opened: it may be what blocks, or ends never.
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(format!("/proc/{pid}/fd/{number}"))?;
         // In another PID namespace the number is somebody else's.
-        match file.metadata()?.file_type().is_fifo() {
-            true => Ok(Ear(file)),
-            false => Err(std::io::ErrorKind::NotFound.into()),
+        if !file.metadata()?.file_type().is_fifo() {
+            return Err(std::io::ErrorKind::NotFound.into());
         }
+        sys::wait_in_reads(file.as_fd())?;
+        Ok(Ear(file))
     }
 
     /// Waits for the daemon's end. `Err`: what it left as its last words.
     pub fn hear(mut self) -> Result<(), String> {
         let mut heard = Vec::new();
-        if let Err(error) = self.0.read_to_end(&mut heard) {
+        let most = MESSAGE_MAX as u64;
+        if let Err(error) = (&mut self.0).take(most).read_to_end(&mut heard) {
             return Err(format!("the daemon's outcome cannot be read: {error}"));
         }
         match String::from_utf8_lossy(&heard) {

@@ -248,7 +248,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             }
             Err(error) => {
                 self.idle.fetch_sub(1, Ordering::Relaxed);
-                self.end(number, None);
+                self.gone(&mut self.state.lock());
                 Err(error)
             }
         }
@@ -284,6 +284,8 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             });
             match more {
                 Ok(true) if surplus < SURPLUS_PATIENCE => {}
+                Ok(true) if self.leaves() => return Ok(()),
+                Ok(true) => surplus = 0,
                 ended => {
                     self.idle.fetch_sub(1, Ordering::Relaxed);
                     return ended.map(drop);
@@ -299,9 +301,25 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             tracing::error!(%error, "a FUSE worker stopped");
             state.error.get_or_insert(error);
         }
+        self.gone(&mut state);
+    }
+
+    /// One less lives; under the session's lock.
+    fn gone(&self, _state: &mut State) {
         if self.live.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.over.notify_all();
         }
+    }
+
+    /// Whether this worker is one too many, and need not be counted as idle any more. Decided and done in one step, so that
+    /// of several that see the same number not more go than are too many.
+    fn leaves(&self) -> bool {
+        let least = self.config.workers_idle;
+        let less = |idle: usize| (idle > least).then(|| idle - 1);
+        let counted = self
+            .idle
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        counted.is_ok()
     }
 
     /// Waits until no worker is left, nor holds anything of the session.

@@ -32,6 +32,13 @@ pub fn fuse_clone(fresh: BorrowedFd<'_>, mounted: BorrowedFd<'_>) -> Result<()> 
     .map(drop)
 }
 
+/// Reads of what was opened with `O_NONBLOCK` wait from now on.
+pub fn wait_in_reads(fd: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: no pointers; only the open file's own flags change.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) })?;
+    Ok(())
+}
+
 /// ioctl(2) that fills one plain value.
 pub fn ioctl_u32(fd: BorrowedFd<'_>, command: u32) -> Result<u32> {
     let mut value: u32 = 0;

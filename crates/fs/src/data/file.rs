@@ -516,8 +516,13 @@ impl FileTable {
 
     /// Counts a use, or an open, of a file and returns its state, made if there is none.
     /// A state of an earlier use of the nid gives way. `None`: the file is condemned, and does
-    /// not open.
-    fn enter(&self, node: Node<FsNode>, generation: u64, open: bool) -> Option<Arc<FileState>> {
+    /// not open, or it is gone, and the nid has a later use.
+    pub(super) fn enter(
+        &self,
+        node: Node<FsNode>,
+        generation: u64,
+        open: bool,
+    ) -> Option<Arc<FileState>> {
         let ino = node.nid();
         let key = FileKey {
             nid: ino,
@@ -525,6 +530,10 @@ impl FileTable {
         };
         let mut shard = self.shard(ino).lock();
         if open && shard.condemned.contains(&key) {
+            return None;
+        }
+        let newest = shard.entries.get(&ino).and_then(|e| e.state.as_ref());
+        if newest.is_some_and(|state| state.key.generation > generation) {
             return None;
         }
         let entry = shard.entries.entry(ino).or_default();

@@ -215,6 +215,9 @@ fn a_handle_is_of_one_file_system() {
     let dir = other.open_dir(ROOT).unwrap();
     let made = fs.mkdir(&Caller::root(), &dir, b"d", 0o755);
     assert!(matches!(made, Err(Error::Invalid(_))), "{made:?}");
+    fs.mkdir(&Caller::root(), ROOT, b"d", 0o755).unwrap();
+    let moved = fs.rename(&Caller::root(), ROOT, b"d", &dir, b"e", 0);
+    assert!(matches!(moved, Err(Error::Invalid(_))), "{moved:?}");
     drop(dir);
     fs.close().unwrap();
     other.close().unwrap();

@@ -261,3 +261,18 @@ fn a_tree_in_use_is_removed_or_found_not_empty() {
     drop(fs);
     world.check();
 }
+
+/// The others of the crew do not wait for it for ever.
+#[test]
+fn a_walk_ends_when_what_it_calls_panics() {
+    let world = World::new(1, 64 << 20, 9);
+    let fs = world.open();
+    for name in ["a", "b", "c"] {
+        fs.mkdir(&Caller::root(), ROOT, name.as_bytes(), 0o755)
+            .unwrap();
+    }
+    let walk = || fs.walk(ROOT, 4, &|_, _| panic!("as the test wants"));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(walk));
+    assert!(outcome.is_err());
+    fs.close().unwrap();
+}

@@ -604,3 +604,21 @@ fn the_state_of_a_file_is_used_while_an_operation_holds_its_inode() {
     let state = m.files.use_active(ino).unwrap().unwrap();
     assert_eq!(state.size(), file.state.size());
 }
+
+/// Somebody looked at a file that was deleted before he opened it, and its number is another's by now: that one keeps its state.
+#[test]
+fn who_comes_too_late_does_not_take_the_state_of_a_later_file() {
+    let world = World::new(84, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let old = || m.store.get(ino).unwrap();
+    let generation = m.inode(ino).generation;
+    m.delete(ino);
+    assert_eq!(m.make(), ino, "the nid is used again");
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 9000));
+    assert!(m.files.table.enter(old(), generation, true).is_none());
+    assert!(m.files.table.enter(old(), generation, false).is_none());
+    m.files.write_back_all().unwrap();
+    assert_eq!(m.inode(ino).size, 9000);
+}

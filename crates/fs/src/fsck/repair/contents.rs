@@ -254,7 +254,7 @@ impl Round<'_> {
         };
         for (node, low, high) in &found.missing {
             let end = high.map_or("the end".into(), |page| {
-                (page * BLOCK_SIZE as u64).to_string()
+                page.saturating_mul(BLOCK_SIZE as u64).to_string()
             });
             let from = low.saturating_mul(BLOCK_SIZE as u64);
             let what = format!("bytes {from} to {end} are lost with node {node}: now a hole");
