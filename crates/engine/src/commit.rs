@@ -6,6 +6,8 @@
 //! Invariants:
 //! 1. `durable` = e only if every batch of an epoch up to e was completed without an error.
 //! 2. After a failure `durable` never advances again, and everyone who waits learns of it.
+//! 3. Who waits, waits for something that is under way and that its end tells: a batch, which completes, or somebody who is
+//!    `gathering`. Both are looked at under the lock under which they change. So no wait is bounded by time.
 
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -19,6 +21,8 @@ struct State<E> {
     /// Tickets given out, and completed in order.
     issued: u64,
     completed: u64,
+    /// Somebody has found nobody gathering, and does that now.
+    gathering: bool,
     durable: u64,
     failed: Option<E>,
 }
@@ -49,6 +53,7 @@ impl<E: Clone> Commits<E> {
         let state = State {
             issued: 0,
             completed: 0,
+            gathering: false,
             durable,
             failed: None,
         };
@@ -97,6 +102,8 @@ impl<E: Clone> Commits<E> {
         let mut state = self.state.lock();
         let number = state.issued;
         state.issued += 1;
+        // A checkpoint's batch may end another one's turn too early: then two gather, one after the other.
+        state.gathering = false;
         drop(state);
         self.changed.notify_all();
         Ticket {
@@ -140,7 +147,7 @@ impl<E: Clone> Commits<E> {
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. `open` is the open epoch;
-    /// `gather` closes it and gathers a batch, unless another thread does, or it is past `epoch`;
+    /// `gather` closes it and gathers a batch, unless it is past `epoch` by then;
     /// `write` writes and completes that.
     pub fn through<B>(
         &self,
@@ -153,29 +160,30 @@ impl<E: Clone> Commits<E> {
             if self.durable_epoch() >= epoch {
                 return Ok(());
             }
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            if open() > epoch || state.issued - state.completed >= PIPELINE {
-                // Gathered by somebody, or the pipeline is full: wait for a change.
+            let full = state.issued - state.completed >= PIPELINE;
+            if open() > epoch || state.gathering || full {
                 self.wait(state, epoch);
                 continue;
             }
+            state.gathering = true;
             drop(state);
             match gather() {
                 Some(batch) => write(batch)?,
-                None => self.wait(self.state.lock(), epoch),
+                None => {
+                    self.state.lock().gathering = false;
+                    self.changed.notify_all();
+                }
             }
         }
     }
 
     fn wait(&self, mut state: MutexGuard<'_, State<E>>, epoch: u64) {
-        // Who gathers ends by `issue`, which notifies, so a bounded wait only covers the moment
-        // between finding somebody at it and that notification.
         if state.durable < epoch && state.failed.is_none() {
-            self.changed
-                .wait_for(&mut state, std::time::Duration::from_millis(1));
+            self.changed.wait(&mut state);
         }
     }
 }

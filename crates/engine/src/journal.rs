@@ -306,11 +306,11 @@ impl Journal {
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. Callers share batches:
-    /// whoever finds the gather lock free leads, the others wait for the outcome.
+    /// whoever finds nobody gathering leads, the others wait for the outcome.
     pub fn commit_through(&self, epoch: u64) -> Result<(), Error> {
         base::sync::assert_none_held_from(rank::INODE);
         let gather = || {
-            let mut gather = self.gather.try_lock()?;
+            let mut gather = self.gather.lock();
             (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather, false))
         };
         let write = |batch| self.write_batch(batch);
