@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
 const BLKSSZGET: libc::c_ulong = 0x1268;
@@ -181,13 +180,6 @@ pub fn bound_allocator(heaps: usize) -> io::Result<()> {
 #[cfg(not(target_env = "gnu"))]
 pub fn bound_allocator(_heaps: usize) -> io::Result<()> {
     Ok(())
-}
-
-/// Asks for large pages behind a region of whole ones, where nothing was touched yet. Its content is what it was, whether
-/// there are any or not.
-pub fn prefer_large_pages(start: NonNull<libc::c_void>, bytes: usize) -> io::Result<()> {
-    // SAFETY: the advice changes no content and no mapping; the kernel refuses addresses that are not mapped.
-    check(unsafe { libc::madvise(start.as_ptr(), bytes, libc::MADV_HUGEPAGE) })
 }
 
 /// Sets the size of the file at `path`, without opening it.

@@ -1,17 +1,12 @@
-//! The memory behind the page cache: one aligned region, cut into 4 KiB frames.
+//! The memory behind the page cache: one page-aligned region, cut into 4 KiB frames.
 //!
-//! Frames are used from the front on, so nearly all of a large page is used once any of it is. Then a large page costs the
-//! kernel one fault and one look for memory where small ones would cost 512, each of them more than the copy into it.
+//! Frames are used from the front on. The region is not advised to be of large pages: measured, their first use was dearer
+//! than that of small ones and took from a third to twice as long in all (docs/performance.md).
 
 use format::BLOCK_SIZE;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::Range;
 use std::ptr::NonNull;
-
-/// What the machine may give as one page.
-const LARGE: usize = 2 << 20;
-/// A smaller region takes no more memory than it uses.
-const LARGE_FROM: usize = 8 * LARGE;
 
 /// All frames of a cache. Memory is touched (and so charged to the process) only when a
 /// frame is first filled.
@@ -32,23 +27,13 @@ impl Frames {
     pub fn new(count: usize) -> Self {
         assert!(count > 0, "a cache has frames");
         assert!(count < u32::MAX as usize, "frames have numbers");
-        let bytes = count * BLOCK_SIZE;
-        let align = match bytes < LARGE_FROM {
-            true => BLOCK_SIZE,
-            false => LARGE,
-        };
-        let layout = Layout::from_size_align(bytes, align)
+        let layout = Layout::from_size_align(count * BLOCK_SIZE, BLOCK_SIZE)
             .expect("the cache size is bounded by the address space");
         // SAFETY: the layout has a non-zero size.
         let base = unsafe { alloc(layout) };
         let Some(base) = NonNull::new(base) else {
             handle_alloc_error(layout)
         };
-        if align == LARGE
-            && let Err(error) = base::sys::prefer_large_pages(base.cast(), bytes / LARGE * LARGE)
-        {
-            tracing::debug!("the page cache has no large pages: {error}");
-        }
         Frames {
             base,
             layout,

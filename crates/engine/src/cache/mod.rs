@@ -18,7 +18,7 @@
 //!    So a page that is absent, in a set whose count is what it was when the page was absent before, has not been
 //!    written in between, unless somebody invalidated it: what was read from its device meanwhile is its content.
 //! 7. A way of a set gets its frame when it first holds a page, and keeps it. Frames are given out in order, so memory that was
-//!    touched is at the front of the region, and may be as large pages as the machine has (`frames.rs`).
+//!    touched is at the front of the region.
 //!
 //! Transitions: absent → clean (`admit`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
 //! (`complete`, `inlined`), clean → absent (eviction), any → absent (`invalidate`).
