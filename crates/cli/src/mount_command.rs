@@ -229,6 +229,9 @@ fn interval(name: &str, value: &str) -> Result<Duration, Failure> {
         })
 }
 
+/// How the line begins that says, in the foreground, that the mount is usable.
+pub const USABLE: &str = "Mounted at";
+
 /// Opens, mounts, and serves until the mount ends.
 fn serve(args: &Mount) -> Outcome {
     let settings = Settings::parse(args)?;
@@ -370,7 +373,7 @@ fn announce(args: &Mount, mountpoint: &Path) {
     }
     let told = match args.daemon {
         true => daemon::ready().map_err(|e| output::failed(&e)),
-        false => output::line(format!("Mounted at {}", mountpoint.display())),
+        false => output::line(format!("{USABLE} {}", mountpoint.display())),
     };
     if let Err(failure) = told {
         tracing::warn!("nobody hears that the mount is usable: {failure:?}");

@@ -303,8 +303,9 @@ before=$(value checkpoint_seconds_count)
 "$SHEAF" checkpoint mnt --json | grep '"checkpoint": [0-9]'
 test "$(value checkpoint_seconds_count)" = $((before + 1))
 kill -9 "$(cat pid)"
-"$SHEAF" mount a.img mnt --log log2
-grep "recovered .*: 0 batches, 0 records" log2
+"$SHEAF" mount a.img mnt --log log2 > told
+grep "^Recovered .* s: 0 batches, 0 records" told
+grep "Recovered .*: 0 batches, 0 records" log2
 "$SHEAF" umount mnt
 mkdir plain
 refused "no Sheaf file system" "$SHEAF" checkpoint plain

@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal};
 use crate::args::Mkfs;
 use crate::daemon::myself;
 use crate::failure::Failure;
+use crate::mount_command::USABLE;
 use crate::{fsck, mkfs, umount};
 
 /// In the folder that the user names.
@@ -132,10 +133,11 @@ impl Array {
         let (tell, told) = mpsc::channel();
         // It ends with the daemon at the latest.
         base::thread::spawn("ready", move || {
-            let mut line = String::new();
-            let read = BufReader::new(output).read_line(&mut line);
+            let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+            // What recovery took comes first.
+            let usable = lines.any(|line| line.starts_with(USABLE));
             // Nobody listens any more when it took too long.
-            let _ = tell.send(read.is_ok_and(|bytes| bytes > 0));
+            let _ = tell.send(usable);
         })
         .map_err(|e| Failure::io("a thread", &e))?;
         match told.recv_timeout(READY) {
