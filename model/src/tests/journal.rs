@@ -583,8 +583,6 @@ fn a_commit_is_durable_with_all_before_it() {
 
 /// A checkpoint closes epochs for itself while somebody syncs, and may take the record along: whoever found nothing left to
 /// gather is not in the way of those who come later.
-///
-/// Found when broken: `through` that goes on `gathering` without a batch.
 #[test]
 fn a_commit_beside_a_checkpoint_ends() {
     check(2, || {
