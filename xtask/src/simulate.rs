@@ -99,7 +99,8 @@ pub fn suite(suite: &mut Suite) -> Fallible<()> {
     process::run("sim-build", &mut build(), limit)?.check("cargo build of the simulator")?;
     let mut command = simulate(None);
     command.args(["--seconds", &SUITE_SECONDS.to_string()]);
-    command.args(["--canary-seconds", "30"]);
+    // The slowest take 45 s in the first mode that finds them.
+    command.args(["--canary-seconds", "60"]);
     command.args(["--first", &SUITE_FIRST.to_string()]);
     let outcome = process::run("sim", &mut command, limit)?;
     if let Some(line) = outcome.output.lines().last() {
