@@ -53,6 +53,15 @@ canaries! {
     /// A commit's batch is written without flushing the data it names first (R14): after a power
     /// cut a synced file holds zeros or what its blocks held before.
     SkipPreflush => "skip-preflush", Cut,
+    /// Recovery does not look at the data for which the last batches vouch (batches): after a power cut a file that was
+    /// being synced holds what its blocks held before.
+    DataUnchecked => "data-unchecked", Cut,
+    /// Blocks are written in place while the batch that vouches for what they held is not confirmed (vouched, invariant 1):
+    /// after a power cut recovery takes that batch for one that was never whole, and what was synced is gone.
+    VouchedOverwritten => "vouched-overwritten", Cut,
+    /// Blocks are given out again while a batch that vouches for what they held is not confirmed (vouched,
+    /// invariant 3): as above. Shows when free space is short.
+    VouchedReused => "vouched-reused", Cut,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

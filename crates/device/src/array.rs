@@ -42,6 +42,13 @@ impl Io<'_> {
             Io::Write { buf, .. } => buf.len() as u64,
         }
     }
+
+    /// Where in the array it begins.
+    pub fn byte(&self) -> u64 {
+        match self {
+            Io::Read { byte, .. } | Io::Write { byte, .. } => *byte,
+        }
+    }
 }
 
 /// What an array has done since it was opened.
@@ -467,6 +474,14 @@ impl Array {
         });
     }
 
+    /// Whether everything written so far is durable that no checksum vouches for: what names it may be written, if no
+    /// flush has failed by then.
+    pub fn is_ordered(&self) -> bool {
+        // In this order: a flush that ended well beside a doubtful write counts when the doubt is over.
+        let ordered = self.members.iter().all(|member| member.gate.is_ordered());
+        ordered && !self.in_doubt.load(Ordering::SeqCst)
+    }
+
     /// Flushes that have failed since the array was opened. Whoever remembers the count
     /// from before a write sees by it that the write may be lost, even if a later flush
     /// succeeded (R17).
@@ -644,14 +659,15 @@ impl std::fmt::Debug for Array {
 impl Member {
     fn account(&self, requests: &[Request<'_>]) {
         let c = &self.counters;
-        let mut wrote = false;
+        let (mut wrote, mut ordered) = (false, false);
         for request in requests {
             let bytes = request.operation.bytes() as u64;
             let (count, total) = match request.operation {
                 Operation::Read { .. } => (&c.reads, Some(&c.read_bytes)),
                 Operation::Write { durability, .. } => {
                     // A durable write that failed may sit in the cache in part.
-                    wrote |= durability == Durability::Volatile || request.error.is_some();
+                    wrote |= durability != Durability::Durable || request.error.is_some();
+                    ordered |= durability == Durability::Volatile || request.error.is_some();
                     let durable = u64::from(durability == Durability::Durable);
                     c.durable_writes.fetch_add(durable, Ordering::Relaxed);
                     (&c.writes, Some(&c.written_bytes))
@@ -666,8 +682,10 @@ impl Member {
                 c.errors.fetch_add(1, Ordering::Relaxed);
             }
         }
-        if wrote {
-            self.gate.wrote();
+        match (wrote, ordered) {
+            (_, true) => self.gate.wrote(),
+            (true, false) => self.gate.wrote_checked(),
+            (false, false) => {}
         }
     }
 }

@@ -7,6 +7,9 @@ use std::io;
 pub enum Durability {
     /// May sit in the device's volatile cache until a flush.
     Volatile,
+    /// As `Volatile`, but a checksum elsewhere tells after a crash whether it got to the medium: what names it need not
+    /// wait for a flush ([`Array::is_ordered`](crate::Array::is_ordered)).
+    Checked,
     /// Survives power loss once completed (forced unit access); promises nothing about
     /// other writes.
     Durable,

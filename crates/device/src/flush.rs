@@ -7,7 +7,9 @@
 //!    ([`FlushGate::begin`]), and only a good one raises `flushed` ([`Lead::finish`]).
 //! 2. At most one flush is in flight. Everyone who arrives meanwhile holds the ticket of the
 //!    next one; one of them issues it for all.
-//! 3. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
+//! 3. `ordered` is at least the value of `written` after each completed write that no checksum vouches for; who has learnt
+//!    of such a write and finds `flushed` there may write what names it.
+//! 4. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
 
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Condvar, Mutex, rank};
@@ -67,6 +69,8 @@ pub(crate) struct FlushGate {
     written: AtomicU64,
     /// The value of `written` that the last good flush covered.
     flushed: AtomicU64,
+    /// The value of `written` after the last write that must be flushed before what names it is written.
+    ordered: AtomicU64,
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -99,6 +103,7 @@ impl FlushGate {
         FlushGate {
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
+            ordered: AtomicU64::new(1),
             state: Mutex::keyed(rank::DEVICE_FLUSH, device as u64, state),
             ended: Condvar::new(),
         }
@@ -106,7 +111,18 @@ impl FlushGate {
 
     /// Notes completed volatile writes; called before their completion is reported.
     pub fn wrote(&self) {
+        let before = self.written.fetch_add(1, Ordering::Release);
+        self.ordered.fetch_max(before + 1, Ordering::Release);
+    }
+
+    /// As [`wrote`](Self::wrote), of writes for which a checksum vouches.
+    pub fn wrote_checked(&self) {
         self.written.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether all completed writes are flushed but those for which a checksum vouches.
+    pub fn is_ordered(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) >= self.ordered.load(Ordering::Acquire)
     }
 
     /// A share in a flush that covers every write completed so far; `None` when all are

@@ -215,7 +215,7 @@ impl<'r, 'b, 'a> InFlight<'r, 'b, 'a> {
                 let rest = &buf[done..];
                 let len = rest.len().min(TRANSFER_MAX) as u32;
                 let flags = match durability {
-                    Durability::Volatile => 0,
+                    Durability::Volatile | Durability::Checked => 0,
                     Durability::Durable => libc::RWF_DSYNC,
                 };
                 opcode::Write::new(fd, rest.as_ptr(), len)

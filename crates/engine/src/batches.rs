@@ -1,4 +1,7 @@
 //! Reading the journal: its ring, and the unbroken run of batches in it that recovery replays.
+//!
+//! A batch that vouches for data (`vouched.rs`) is part of the run only if that data is on the devices, or if a batch of the run
+//! or the checkpoint says that the batch was durable: then the data was, and may have changed since.
 
 use crate::commit::PIPELINE;
 use crate::error::Error;
@@ -8,9 +11,9 @@ use crate::store::STAGING_MAX;
 use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
-use format::journal::{BATCH_MAGIC, BatchHeader};
-use format::{Damage, checksum, checksum_joined};
-use std::collections::BTreeMap;
+use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
+use format::{BLOCK_SIZE, Block, Damage, checksum, checksum_joined};
+use std::collections::{BTreeMap, VecDeque};
 use zerocopy::{FromBytes, IntoBytes};
 
 const WINDOW: u64 = 1 << 20;
@@ -125,6 +128,8 @@ pub(crate) struct Run {
     pub start: Anchor,
     pub end: Anchor,
     pub next_epoch: u64,
+    /// Its last batches vouch for data, and nothing says yet that they were durable.
+    pub unconfirmed: bool,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
 }
@@ -171,6 +176,8 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
     let mut next = start;
     let mut last_epoch = record.epoch.get();
     let mut loss: Option<Damage> = None;
+    let image_sequence = record.image_sequence.get();
+    let mut vouching: VecDeque<Vouching> = VecDeque::new();
     while let Some((batch, after)) = read_batch(&mut ring, array, record, next)? {
         let old = batch.header.epoch.get() <= last_epoch && !planted(Canary::StaleBatchAccepted);
         if after.position - start.position > ring.size || old {
@@ -179,11 +186,35 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
         if batch.header.checkpoint_sequence.get() > record.sequence.get() {
             loss.get_or_insert_with(|| lost_record(record, &batch.header));
         }
+        let durable = batch.header.durable_sequence.get();
+        vouching.retain(|one| one.at.sequence > durable);
+        if batch.header.checked.get() > 0 && next.sequence >= image_sequence {
+            match sums_of(&batch.records) {
+                Ok(sums) => vouching.push_back(Vouching {
+                    at: next,
+                    epoch_before: last_epoch,
+                    sums,
+                }),
+                Err(damage) => drop(loss.get_or_insert(damage)),
+            }
+        }
         next = after;
         last_epoch = batch.header.epoch.get();
     }
+    let mut unconfirmed = false;
+    for one in vouching {
+        match one.holds(array) {
+            Ok(true) => unconfirmed = true,
+            Ok(false) if planted(Canary::DataUnchecked) => {}
+            Ok(false) => {
+                (next, last_epoch) = (one.at, one.epoch_before);
+                break;
+            }
+            Err(damage) => drop(loss.get_or_insert(damage)),
+        }
+    }
     let image_epoch = record.image_epoch.get();
-    if next.sequence < record.image_sequence.get() {
+    if next.sequence < image_sequence {
         let what = format!(
             "the journal ends before batch {}, but images depend on all before batch {}",
             next.sequence, record.image_sequence
@@ -197,8 +228,70 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
         start,
         end: next,
         next_epoch: last_epoch.max(image_epoch) + 1,
+        unconfirmed,
         loss,
     })
+}
+
+/// A batch that counts only if its data is there.
+pub(crate) struct Vouching {
+    at: Anchor,
+    /// The newest epoch before it.
+    epoch_before: u64,
+    sums: Vec<DataSum>,
+}
+
+impl Vouching {
+    fn holds(&self, array: &Array) -> Result<bool, Damage> {
+        for sum in &self.sums {
+            if !data_is(array, sum)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The checksums of data in a batch's records.
+pub(crate) fn sums_of(records: &[u8]) -> Result<Vec<DataSum>, Damage> {
+    let mut sums = Vec::new();
+    parse_records(records, |entries| {
+        for entry in entries.iter().filter(|e| e.action == Action::Sum) {
+            sums.push(DataSum::decode(entry.body)?);
+        }
+        Ok(())
+    })?;
+    Ok(sums)
+}
+
+/// Whether blocks hold what was written to them, as far as they can be read. What a device refuses to read was lost, if at
+/// all, in another way than by a power cut: whoever reads the file is told.
+pub(crate) fn data_is(array: &Array, sum: &DataSum) -> Result<bool, Damage> {
+    let geometry = array.geometry();
+    let last = Block(sum.block.0 + u64::from(sum.blocks) - 1);
+    if geometry.chunk_of(sum.block).is_none() || geometry.chunk_of(last).is_none() {
+        let what = format!(
+            "vouches for {} blocks from {}, outside the data",
+            sum.blocks, sum.block
+        );
+        return Err(Damage::new("journal", what));
+    }
+    let mut crc = 0;
+    let mut buf = AlignedBuf::zeroed((sum.blocks as usize * BLOCK_SIZE).min(WINDOW as usize));
+    let (mut at, end) = (
+        sum.block.byte(),
+        sum.block.byte() + u64::from(sum.blocks) * BLOCK_SIZE as u64,
+    );
+    while at < end {
+        let len = (end - at).min(buf.len() as u64) as usize;
+        if let Err(error) = array.read(at, &mut buf[..len]) {
+            tracing::warn!("data of the last commit is not checked: {error}");
+            return Ok(true);
+        }
+        crc = checksum(crc, &buf[..len]);
+        at += len as u64;
+    }
+    Ok(crc == sum.crc)
 }
 
 /// The batch at `at` if it is the one that must follow, and where the next one is.

@@ -351,6 +351,8 @@ impl<C: Content> Store<C> {
         state.sequence = sequence;
         state.clean = clean;
         self.journal.release(anchor.position, sequence);
+        // Recovery takes batches that images depend on as they are.
+        self.journal.vouched.confirm(image_epoch);
         self.segments.find_free();
         self.space.chunks_freed(released);
         self.adapt_limits();

@@ -4,7 +4,8 @@
 //! that epoch and unpins. To commit, a leader closes the epoch, waits for its pins, gathers
 //! all staging buffers into one batch, assigns it a place in the ring and its predecessor's
 //! checksum (all under `gather`), and then, without that lock, flushes the devices that hold
-//! ordered data and writes the batch with data-sync semantics. Batches may be written
+//! ordered data and writes the batch with data-sync semantics. Or, when the batch vouches for all data that is not
+//! flushed ([`crate::vouched`]), writes it and flushes both. Batches may be written
 //! at once; `durable` advances in their order.
 //!
 //! Invariants:
@@ -35,8 +36,10 @@ use crate::commit::{Commits, Ticket};
 use crate::counters::{Distribution, StoreCounters};
 use crate::error::Error;
 use crate::ring::{Credit, Ring, Slack};
+use crate::space::Extent;
 use crate::staging::{Pin, Records, Staging};
 use crate::store::StoreOptions;
+use crate::vouched::Vouched;
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
@@ -45,7 +48,9 @@ use base::thread::Pool;
 use base::tight;
 use device::{AlignedBuf, Array, Durability, Io};
 use format::geometry::Geometry;
-use format::journal::{BATCH_MAGIC, BatchHeader, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX};
+use format::journal::{
+    BATCH_MAGIC, BatchHeader, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX, seal_record,
+};
 use format::{BLOCK_SIZE, U32, U64, checksum, checksum_joined};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -63,9 +68,9 @@ const SLACK: Slack = Slack {
     credit: CREDIT,
     batches: UNPAID * BATCH_SLACK,
 };
-/// Batches of folds alone behind the ring's tail: two of the checkpoint that runs, and the last one of the checkpoint
-/// that moved the tail, which comes after it.
-const UNPAID: u64 = 3;
+/// Batches behind the ring's tail that nobody pays for. Of folds alone: two of the checkpoint that runs, and the last one of
+/// the checkpoint that moved the tail, which comes after it. And the one by which recovery confirms the last ones.
+const UNPAID: u64 = 4;
 
 /// Where a batch goes on from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,6 +128,17 @@ struct Batch {
     ticket: Ticket,
     position: u64,
     bytes: Option<AlignedBuf>,
+    /// It vouches for data that is flushed together with it.
+    vouches: bool,
+    /// The newest epoch that it says is durable.
+    confirms: u64,
+}
+
+/// A batch as it will lie in the ring.
+struct Sealed {
+    bytes: AlignedBuf,
+    vouches: bool,
+    confirms: u64,
 }
 
 #[derive(Debug, Default)]
@@ -173,6 +189,7 @@ pub(crate) struct Journal {
     commits: Commits<Error>,
     /// Failed flushes of the array that lost nothing that a record names.
     forgiven: AtomicU64,
+    pub vouched: Vouched,
     /// Sequence of the newest checkpoint, for batch headers (R9).
     pub checkpoint_sequence: AtomicU64,
     gather: Mutex<Gather>,
@@ -216,6 +233,7 @@ impl Journal {
             staging: Staging::new(resume.epoch, shards, staged_slack),
             ring: Ring::new(size, resume.anchor.position, SLACK, shards),
             commits: Commits::new(resume.epoch - 1, resume.anchor.sequence - 1),
+            vouched: Vouched::new(resume.epoch - 1),
             checkpoint_sequence: AtomicU64::new(resume.checkpoint_sequence),
             gather: Mutex::new(
                 rank::GATHER,
@@ -263,10 +281,11 @@ impl Journal {
         self.staging.pin(shard)
     }
 
-    /// Stages a record under a pin; what it leaves of its credit goes back.
-    pub fn stage(&self, pin: &Pin<'_>, record: &[u8], credit: Credit) {
+    /// Stages a record under a pin, which vouches for what these blocks hold; what it leaves of its credit goes back.
+    pub fn stage(&self, pin: &Pin<'_>, record: &[u8], vouches: &[Extent], credit: Credit) {
         debug_assert!(record.len() <= RECORD_MAX);
-        let batch = match self.staging.push(pin, record, true) {
+        self.vouched.add(pin.epoch(), vouches);
+        let batch = match self.staging.push(pin, record, vouches.len() as u32, true) {
             true => BATCH_SLACK,
             false => 0,
         };
@@ -291,7 +310,7 @@ impl Journal {
     pub fn stage_fold(&self, pin: &Pin<'_>, record: &[u8]) {
         let len = record.len() as u64;
         debug_assert!(len <= FOLD);
-        self.staging.push(pin, record, false);
+        self.staging.push(pin, record, 0, false);
         self.ring.staged_owed(FOLD, len);
     }
 
@@ -315,6 +334,15 @@ impl Journal {
         };
         let write = |batch| self.write_batch(batch);
         self.commits.through(epoch, || self.epoch(), gather, write)
+    }
+
+    /// Stages a record that changes nothing, so that there is a batch; `None` when the ring has no room. Returns its epoch.
+    pub fn stage_nothing(&self, shard: usize) -> Option<u64> {
+        let credit = self.try_credit(shard)?;
+        let mut record = vec![0; RECORD_HEAD_MAX];
+        let pin = self.pin(shard);
+        self.stage(&pin, seal_record(&mut record), &[], credit);
+        Some(pin.epoch())
     }
 
     /// Closes the open epoch, makes it durable and returns it with the anchor after its batch.
@@ -341,7 +369,7 @@ impl Journal {
         let bytes = (records.count > 0).then(|| {
             let reserved = records.payload() + records.paid as u64 * BATCH_SLACK;
             let sealed = self.seal(&mut gather.next, epoch, records);
-            let fits = self.ring.gathered(reserved, sealed.len() as u64);
+            let fits = self.ring.gathered(reserved, sealed.bytes.len() as u64);
             debug_assert!(fits, "invariant 3");
             fits.then_some(sealed)
         });
@@ -350,20 +378,33 @@ impl Journal {
             let what = "the journal has no room for a batch that was promised some";
             self.fail(Error::Failed(what.into()));
         }
-        let bytes = bytes.flatten();
+        let sealed = bytes.flatten();
+        let (vouches, confirms) = match &sealed {
+            Some(sealed) => (sealed.vouches, sealed.confirms),
+            None => (false, 0),
+        };
         Batch {
             epoch,
             ticket: self
                 .commits
-                .issue(epoch, bytes.is_some().then_some(sequence)),
+                .issue(epoch, sealed.is_some().then_some(sequence)),
             position,
-            bytes,
+            bytes: sealed.map(|sealed| sealed.bytes),
+            vouches,
+            confirms,
         }
     }
 
     /// Makes one batch of the staged pieces, and moves `next` past it.
-    fn seal(&self, next: &mut Anchor, epoch: u64, records: Records) -> AlignedBuf {
+    fn seal(&self, next: &mut Anchor, epoch: u64, records: Records) -> Sealed {
         let payload = records.payload() as usize;
+        // All that its records name was written before they were staged, and is counted by now.
+        let vouches = records.sums > 0 && self.array.is_ordered();
+        if records.sums > 0 && !vouches {
+            self.vouched.flushed(epoch);
+        }
+        // No older than what the header says in sequence numbers, which recovery goes by: that is read after it.
+        let confirms = self.durable_epoch();
         let mut header = BatchHeader::zeroed();
         header.magic = U32::new(BATCH_MAGIC);
         header.previous_crc = U32::new(next.previous_crc);
@@ -372,10 +413,11 @@ impl Journal {
         header.mount_id = U64::new(self.mount_id);
         header.sequence = U64::new(next.sequence);
         header.epoch = U64::new(epoch);
-        header.durable_epoch = U64::new(self.durable_epoch());
+        header.durable_epoch = U64::new(confirms);
         header.durable_sequence = U64::new(self.commits.durable_sequence());
         header.checkpoint_sequence = U64::new(self.checkpoint_sequence.load(Ordering::SeqCst));
         header.records = U32::new(records.count);
+        header.checked = U32::new(if vouches { records.sums } else { 0 });
         let used = BatchHeader::SIZE + payload;
         let padded = (used as u64).next_multiple_of(self.align);
         let mut buf = AlignedBuf::zeroed(padded as usize);
@@ -391,7 +433,11 @@ impl Journal {
         };
         self.stats
             .sealed(records.count as u64, payload as u64, padded);
-        buf
+        Sealed {
+            bytes: buf,
+            vouches,
+            confirms,
+        }
     }
 
     /// Copies pieces into the body of a batch, and continues a checksum over them. Of a long one several threads
@@ -429,7 +475,10 @@ impl Journal {
         let result = match &batch.bytes {
             Some(bytes) => {
                 let began = self.clock.monotonic_ns();
-                let written = self.write_ring(batch.position, bytes);
+                let written = match batch.vouches {
+                    true => self.write_and_flush(batch.position, bytes),
+                    false => self.flush_and_write(batch.position, bytes),
+                };
                 let passed = self.clock.monotonic_ns().saturating_sub(began);
                 self.stats.each_ns.record(passed);
                 written
@@ -439,26 +488,63 @@ impl Journal {
         self.commits.complete(
             batch.ticket,
             result.map_err(|error| Error::Failed(format!("journal write: {error}").into())),
-        )
+        )?;
+        self.vouched.confirm(batch.confirms);
+        Ok(())
     }
 
-    fn write_ring(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
-        // R14: the records' data was written before they were staged; it must be durable
-        // before the batch that names it can be.
-        if !planted(Canary::SkipPreflush) {
-            let flushed = self.array.flush()?;
-            self.stats.flushes.fetch_add(flushed, Ordering::Relaxed);
+    /// R14: the records' data was written before they were staged; it must be durable
+    /// before the batch that names it can be.
+    fn flush_and_write(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        if !planted(Canary::SkipPreflush) && !self.array.is_ordered() {
+            self.flush_all()?;
         }
-        if self.array.flush_failures() != self.forgiven.load(Ordering::SeqCst) {
-            return Err(Error::Failed("an earlier flush failed".into()));
-        }
-        let at = position % self.ring.size();
-        let first = ((self.ring.size() - at) as usize).min(bytes.len());
-        let (head, rest) = bytes.split_at(first);
+        self.check_flushes()?;
         let durability = match planted(Canary::BatchNotDurable) {
             true => Durability::Volatile,
             false => Durability::Durable,
         };
+        match self.write_ring(position, bytes, durability) {
+            Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
+            done => done.inspect_err(|_| {
+                // It may have been the flush that the kernel does with it, and then what others wrote is lost too.
+                self.array.count_failed_flush();
+            }),
+        }
+    }
+
+    /// The batch has checksums of all data that its records name and that is not durable yet.
+    fn write_and_flush(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.check_flushes()?;
+        match self.write_ring(position, bytes, Durability::Checked) {
+            Err(_) if planted(Canary::FailedBatchIgnored) => {}
+            done => done?,
+        }
+        if !planted(Canary::BatchNotDurable) {
+            self.flush_all()?;
+        }
+        // What failed meanwhile, or since the data was written, may have lost that.
+        self.check_flushes()
+    }
+
+    fn flush_all(&self) -> Result<(), Error> {
+        let flushed = self.array.flush()?;
+        self.stats.flushes.fetch_add(flushed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Invariant 6.
+    fn check_flushes(&self) -> Result<(), Error> {
+        match self.array.flush_failures() == self.forgiven.load(Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(Error::Failed("an earlier flush failed".into())),
+        }
+    }
+
+    fn write_ring(&self, position: u64, bytes: &[u8], durability: Durability) -> Result<(), Error> {
+        let at = position % self.ring.size();
+        let first = ((self.ring.size() - at) as usize).min(bytes.len());
+        let (head, rest) = bytes.split_at(first);
         let mut ios = vec![Io::Write {
             byte: self.base + at,
             buf: head,
@@ -471,15 +557,11 @@ impl Journal {
                 durability,
             });
         }
-        let durably = &self.stats.written_durably;
-        durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
-        match self.array.execute(&mut ios) {
-            Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
-            done => Ok(done.inspect_err(|_| {
-                // It may have been the flush that the kernel does with it, and then what others wrote is lost too.
-                self.array.count_failed_flush();
-            })?),
+        if durability == Durability::Durable {
+            let durably = &self.stats.written_durably;
+            durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
         }
+        Ok(self.array.execute(&mut ios)?)
     }
 
     /// Goes on after a flush that failed outside a commit; false when data of records that wait

@@ -43,6 +43,7 @@ mod testing;
 mod threads;
 mod totals;
 mod verify;
+mod vouched;
 mod written;
 
 pub use checkpoint::{CheckpointReport, USER_WORDS};

@@ -34,7 +34,7 @@ use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Handle, OwnedReadGuard, OwnedWriteGuard};
 use format::journal::{
-    Action, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX, put_entry, seal_record,
+    Action, DataSum, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX, put_entry, seal_record,
 };
 use format::table::{KIND_SPACE_MAP, space_map_nid};
 use format::{Block, Damage, Nid};
@@ -270,6 +270,8 @@ pub struct Op<'s, C: Content> {
     /// One for each space map; few.
     maps: Vec<MapChange<C>>,
     freed: Vec<Extent>,
+    /// Blocks whose data the record vouches for.
+    vouched: Vec<Extent>,
     /// With the versions that the deletions made.
     deleted: Vec<(Nid, u64)>,
     finished: bool,
@@ -321,6 +323,7 @@ impl<'s, C: Content> Op<'s, C> {
             entries: 0,
             maps: Vec::new(),
             freed: Vec::new(),
+            vouched: Vec::new(),
             deleted: Vec::new(),
             finished: false,
             failed: false,
@@ -655,6 +658,24 @@ impl<'s, C: Content> Op<'s, C> {
         extent
     }
 
+    /// The data of these blocks, which was written as [`Durability::Checked`](device::Durability::Checked) and has this
+    /// CRC-32C, is durable when the operation is: its batch vouches for it (phase 2). A checkpoint alone
+    /// does not make it so, and until the batch is durable the blocks' old content may be what they hold. `slot` is the node
+    /// that names them.
+    pub fn vouch(&mut self, slot: Slot, blocks: Extent, crc: u32) {
+        let sum = DataSum {
+            block: blocks.block,
+            blocks: blocks.len,
+            crc,
+        };
+        let (nid, kind) = (
+            self.nid(slot),
+            self.locked[slot.0].guard.state().body.kind(),
+        );
+        self.put_entry(nid, 0, Action::Sum, kind, |out| sum.encode(out));
+        self.vouched.push(blocks);
+    }
+
     fn put_entry(
         &mut self,
         nid: Nid,
@@ -722,7 +743,9 @@ impl<'s, C: Content> Op<'s, C> {
             self.store.mark_dirty(shard, locked.guard.cell().all());
         }
         if let Some(credit) = self.credit.take() {
-            self.store.journal.stage(&pin, record, credit);
+            self.store
+                .journal
+                .stage(&pin, record, &self.vouched, credit);
         }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);

@@ -15,11 +15,14 @@
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).
-//! 2. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
-//! 3. After replay a checkpoint empties the journal before the first user operation (R8), under
+//! 2. Before anything else is written, a batch without records behind the run says that this was durable, if its end rests on
+//!    data: what recovery or a user writes may be where a file's data was that the run deletes, and the next
+//!    recovery, if this one is cut off, must find the same end.
+//! 3. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
+//! 4. After replay a checkpoint empties the journal before the first user operation (R8), under
 //!    a new mount id, so that no batch of the last mount can follow a batch of this one.
 
-use crate::batches::read_run;
+use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, read_space};
 use crate::content::Content;
 use crate::error::Error;
@@ -28,12 +31,14 @@ use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
 use base::canary::{Canary, planted};
-use device::Array;
+use device::{AlignedBuf, Array, Durability};
 use format::checkpoint::CheckpointRecord;
-use format::{BLOCK_SIZE, Damage, Nid, U64};
+use format::journal::{BATCH_MAGIC, BatchHeader};
+use format::{BLOCK_SIZE, Damage, Nid, U32, U64, checksum};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// What opening a store found and did.
 #[derive(Clone, Debug, Default)]
@@ -106,11 +111,14 @@ impl<C: Content> Store<C> {
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
         report.clean = record.clean.get() == 1;
-        let run = read_run(&array, &record)?;
+        let mut run = read_run(&array, &record)?;
         if let Some(loss) = run.loss {
             return Err(Error::Damaged(loss));
         }
         report.batches = run.end.sequence - run.start.sequence;
+        if run.unconfirmed && !read_only {
+            confirm_run(&array, &record, &mut run)?;
+        }
 
         let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
         let table = Table::open(Arc::clone(&array), &record, page_limit)?;
@@ -161,6 +169,40 @@ impl<C: Content> Store<C> {
         report.took = Duration::from_nanos(passed);
         Ok((store, report))
     }
+}
+
+/// Invariant 2. There is room: the ring keeps some that no operation gets (`journal.rs`, `UNPAID`).
+fn confirm_run(array: &Array, record: &CheckpointRecord, run: &mut Run) -> Result<(), Error> {
+    let at = run.end;
+    let mut header = BatchHeader::zeroed();
+    header.magic = U32::new(BATCH_MAGIC);
+    header.previous_crc = U32::new(at.previous_crc);
+    header.uuid = array.uuid();
+    header.mount_id = record.mount_id;
+    header.sequence = U64::new(at.sequence);
+    header.epoch = U64::new(run.next_epoch);
+    header.durable_epoch = U64::new(run.next_epoch - 1);
+    header.durable_sequence = U64::new(at.sequence - 1);
+    header.checkpoint_sequence = record.sequence;
+    let crc = checksum(array.journal_seed(), &header.as_bytes()[8..]);
+    header.crc = U32::new(crc);
+    let geometry = array.geometry();
+    let size = (BatchHeader::SIZE as u64).next_multiple_of(geometry.journal_align as u64);
+    let ring = geometry.journal_bytes();
+    if at.position + size - run.start.position > ring {
+        return Err(damaged("journal", "there is no room behind its last batch"));
+    }
+    let mut bytes = AlignedBuf::zeroed(size as usize);
+    bytes[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
+    let place = geometry.journal_start.byte() + at.position % ring;
+    array.write(place, &bytes, Durability::Durable)?;
+    run.end = Anchor {
+        position: at.position + size,
+        sequence: at.sequence + 1,
+        previous_crc: crc,
+    };
+    run.next_epoch += 1;
+    Ok(())
 }
 
 /// The valid record with the highest sequence among two slots of two copies.

@@ -97,7 +97,7 @@ impl<C: Content> Store<C> {
         let mut changes: BTreeMap<u64, Vec<Change<'_>>> = BTreeMap::new();
         for records in group {
             let parsed = parse_records(records, |entries| {
-                for entry in entries {
+                for entry in entries.iter().filter(|e| e.action != Action::Sum) {
                     report.deltas += 1;
                     changes.entry(entry.nid).or_default().push(Change {
                         version: entry.version,
@@ -301,6 +301,8 @@ fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Bod
         }
         (Action::Fold, body) if change.body.is_empty() => Ok(body),
         (Action::Fold, _) => Err(misfit("folds with something else besides")),
+        // Left out before.
+        (Action::Sum, _) => Err(misfit("takes a checksum for a change")),
         (Action::Merge, Body::User(content)) if !content.merges() => {
             Err(misfit("merges into a node that takes no merged changes"))
         }

@@ -60,7 +60,7 @@ use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
-use format::journal::parse_records;
+use format::journal::{Action, parse_records};
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Damage, Nid, U64};
 use scan::Scan;
@@ -254,7 +254,8 @@ impl<C: Content> Salvage<C> {
         for records in batches {
             let mut list = Vec::new();
             let parsed = parse_records(records, |entries| {
-                list.extend(entries.iter().map(|entry| {
+                let changes = entries.iter().filter(|e| e.action != Action::Sum);
+                list.extend(changes.map(|entry| {
                     let change = Change {
                         version: entry.version,
                         action: entry.action,

@@ -34,13 +34,16 @@ pub(crate) struct Records {
     pub count: u32,
     /// Shards that have paid for header and padding of the batch (invariant 4).
     pub paid: u32,
+    /// Checksums of data in them.
+    pub sums: u32,
 }
 
 /// Capacity of a piece that takes several records.
 const PIECE: usize = 64 << 10;
 
 impl Records {
-    fn push(&mut self, record: &[u8]) {
+    fn push(&mut self, record: &[u8], sums: u32) {
+        self.sums += sums;
         let fits = |piece: &Vec<u8>| piece.capacity() - piece.len() >= record.len();
         match self.pieces.last_mut().filter(|piece| fits(piece)) {
             Some(piece) => piece.extend_from_slice(record),
@@ -118,11 +121,12 @@ impl Staging {
         Pin { shard, number, pin }
     }
 
-    /// Stages a record under a pin (invariant 1). Returns whether it pays for the batch, if it can (invariant 4).
-    pub fn push(&self, pin: &Pin<'_>, record: &[u8], can_pay: bool) -> bool {
+    /// Stages a record, which has so many checksums of data, under a pin (invariant 1). Returns whether it pays for the
+    /// batch, if it can (invariant 4).
+    pub fn push(&self, pin: &Pin<'_>, record: &[u8], sums: u32, can_pay: bool) -> bool {
         let mut staged = pin.shard.staged.lock();
         let slot = &mut staged[(pin.epoch() % 2) as usize];
-        slot.push(record);
+        slot.push(record, sums);
         let pays = can_pay && slot.paid == 0;
         slot.paid += pays as u32;
         self.bytes.add(pin.number, record.len() as i64);
@@ -149,6 +153,7 @@ impl Staging {
             all.pieces.extend(staged.pieces);
             all.count += staged.count;
             all.paid += staged.paid;
+            all.sums += staged.sums;
         }
         if all.paid == 0 && !asked {
             std::mem::swap(kept, &mut all);

@@ -667,9 +667,9 @@ impl<C: Content> Store<C> {
 
     /// Makes freed blocks available and empty chunks free, for callers that found none.
     fn reclaim(&self) -> Result<(), Error> {
-        self.sync()?;
+        self.settle_freed()?;
         self.retire_chunks(&self.checkpoint_state.lock());
-        self.sync()?;
+        self.settle_freed()?;
         self.checkpoint_now()
     }
 
@@ -738,9 +738,65 @@ impl<C: Content> Store<C> {
         Err(error.into())
     }
 
-    fn release_freed(&self, wait: bool) {
+    /// Up to which epoch what was freed may be given out (R4; vouched, invariant 3).
+    fn settled_epoch(&self) -> u64 {
         let durable = self.journal.durable_epoch();
-        self.space.release_through(durable, wait, |extent| {
+        self.journal.vouched.settled(durable)
+    }
+
+    /// Blocks for whose content a batch vouches that recovery would look at after a crash now.
+    pub fn vouched(&self) -> Vec<Extent> {
+        self.journal.vouched.runs()
+    }
+
+    /// Returns when nothing hinders a write to these blocks: when no batch vouches for what they hold that recovery
+    /// might look at.
+    pub fn confirm(&self, blocks: Extent) -> Result<(), Error> {
+        match self.journal.vouched.newest_of(blocks) {
+            Some(epoch) => self.confirm_through(epoch),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns when no batch of an epoch up to this one vouches for data any more.
+    fn confirm_through(&self, epoch: u64) -> Result<(), Error> {
+        while !self.journal.vouched.is_confirmed(epoch) {
+            // Somebody else's batch may have done it by now.
+            self.journal.commit_through(epoch)?;
+            let seen = self.newest_checkpoint();
+            match self.journal.stage_nothing(self.shard()) {
+                // This one is gathered when that one is durable, and says so.
+                Some(next) => self.journal.commit_through(next)?,
+                None => self.make_room(seen)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits, and makes everything available that was freed until then.
+    fn settle_freed(&self) -> Result<(), Error> {
+        self.sync()?;
+        self.confirm_all()?;
+        self.release_freed(true);
+        Ok(())
+    }
+
+    /// What was freed so far need not wait for batches that vouch for what it held.
+    pub(crate) fn confirm_all(&self) -> Result<(), Error> {
+        match self.journal.vouched.newest() {
+            Some(epoch) => self.confirm_through(epoch),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an operation may vouch for data instead of having it flushed first ([`Op::vouch`]).
+    pub fn may_vouch(&self) -> bool {
+        self.journal.vouched.has_room()
+    }
+
+    fn release_freed(&self, wait: bool) {
+        let settled = self.settled_epoch();
+        self.space.release_through(settled, wait, |extent| {
             if self.options.discard {
                 self.discard(extent);
             }
@@ -885,8 +941,7 @@ impl<C: Content> Store<C> {
         }
         if !self.space.try_promise(blocks) {
             if self.space.pending_blocks() > 0 || self.journal.outstanding() {
-                self.sync()?;
-                self.release_freed(true);
+                self.settle_freed()?;
             }
             // What checkpoints keep beyond their reserve is for whoever needs it.
             if !self.space.try_promise(blocks) {
@@ -954,8 +1009,7 @@ impl<C: Content> Store<C> {
                 }
                 Source::None if !committed => {
                     committed = true;
-                    self.sync()?;
-                    self.release_freed(true);
+                    self.settle_freed()?;
                     self.release_retired();
                     self.give_way()?;
                 }
@@ -1029,9 +1083,9 @@ impl<C: Content> Store<C> {
 
     /// Chunks whose space map is durably gone become free.
     pub(crate) fn release_retired(&self) {
-        let durable = self.journal.durable_epoch();
+        let settled = self.settled_epoch();
         let mut retired = self.retired.lock();
-        let ready = retired.extract_if(.., |(epoch, _)| *epoch <= durable);
+        let ready = retired.extract_if(.., |(epoch, _)| *epoch <= settled);
         let chunks: Vec<u32> = ready.map(|(_, chunk)| chunk).collect();
         drop(retired);
         self.space.chunks_freed(&chunks);

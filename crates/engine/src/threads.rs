@@ -22,6 +22,9 @@ impl<C: Content> Store<C> {
                 if store.journal.outstanding() || store.space.pending_blocks() > 0 {
                     store.commit_through(store.epoch())?;
                 }
+                if store.space.pending_blocks() > 0 {
+                    store.confirm_all()?;
+                }
                 Ok(())
             },
         )?;

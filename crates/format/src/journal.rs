@@ -2,7 +2,7 @@
 
 use crate::packed::{NUMBER_MAX, number, number_len, put_number, write_number};
 use crate::table::KIND_LIMIT;
-use crate::{COUNTER_MAX, Damage, U32, U64};
+use crate::{BLOCK_SIZE, Block, COUNTER_MAX, Damage, U32, U64};
 
 pub const BATCH_MAGIC: u32 = 0x4A46_4853;
 
@@ -37,8 +37,11 @@ layout! {
         pub durable_sequence: U64,
         /// Number of records.
         pub records: U32,
+        /// Number of checksums of file data in the records that were not durable before the batch was written: it
+        /// counts only if they match, or if a later batch or a checkpoint says that it was durable. 0: none needs a look.
+        pub checked: U32,
         /// Zero.
-        pub reserved: [u8; 12],
+        pub reserved: [u8; 8],
     }
 }
 
@@ -55,17 +58,60 @@ packed! {
     RecordEntry {
         /// In the lowest three bits: 1 create (the change is the image), 2 apply (a delta), 3 delete (empty), 4 merge (a
         /// delta; comes after what made its version and before what makes the next, in any
-        /// order among the merges of that version), 5 fold (empty: changes nothing but the version). In
-        /// the others the node kind.
+        /// order among the merges of that version), 5 fold (empty: changes nothing but the version), 6 checksum (changes
+        /// nothing: of data in blocks that the change before it names). In the others the node kind.
         action: "u8",
         /// The node.
         nid: "number",
-        /// Its version after the change; of a merge, the version it belongs to.
+        /// Its version after the change; of a merge, the version it belongs to; of a checksum 0.
         version: "number",
         /// Bytes of the change.
         len: "number",
-        /// The change: an image or a delta.
+        /// The change: an image, a delta or a `DataChecksum`.
         change: "bytes",
+    }
+
+    /// The checksum of data that was written before the record, and may not have been durable before its batch was.
+    DataChecksum {
+        /// The first block.
+        block: "number",
+        /// How many there are.
+        blocks: "number",
+        /// CRC-32C of what they hold.
+        crc: "u32",
+    }
+}
+
+/// A run of blocks and the CRC-32C of what was written to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSum {
+    pub block: Block,
+    pub blocks: u32,
+    pub crc: u32,
+}
+
+impl DataSum {
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_number(out, self.block.0);
+        put_number(out, self.blocks.into());
+        out.extend_from_slice(&self.crc.to_le_bytes());
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<DataSum, Damage> {
+        let damage = || Damage::new("journal record", "a checksum of data that is none");
+        let (block, rest) = number(bytes).ok_or_else(damage)?;
+        let (blocks, rest) = number(rest).ok_or_else(damage)?;
+        let crc = <[u8; 4]>::try_from(rest).map_err(|_| damage())?;
+        let blocks = u32::try_from(blocks).map_err(|_| damage())?;
+        let end = block.checked_add(blocks.into());
+        if blocks == 0 || end.is_none_or(|end| end > u64::MAX / BLOCK_SIZE as u64) {
+            return Err(damage());
+        }
+        Ok(DataSum {
+            block: Block(block),
+            blocks,
+            crc: u32::from_le_bytes(crc),
+        })
     }
 }
 
@@ -135,6 +181,8 @@ pub enum Action {
     Delete = 3,
     Merge = 4,
     Fold = 5,
+    /// Of data: see [`DataSum`].
+    Sum = 6,
 }
 
 /// One node change as read from a record.
@@ -193,6 +241,7 @@ fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
         3 => Action::Delete,
         4 => Action::Merge,
         5 => Action::Fold,
+        6 => Action::Sum,
         _ => return Err(damage("unknown action")),
     };
     let (body, rest) = rest.split_at(len as usize);
@@ -259,7 +308,7 @@ mod tests {
             entries_of(&bad).is_err()
         };
         assert!(with(0, 4) && with(0, 6), "the record's length");
-        assert!(with(1, 16 << ACTION_BITS) && with(1, 6), "the action");
+        assert!(with(1, 16 << ACTION_BITS) && with(1, 7), "the action");
         assert!(with(4, 2) && with(4, 0), "the entry's length");
         assert!(entries_of(&[0xFF; 20]).is_err());
         for version in [COUNTER_MAX + 1, u64::MAX] {

@@ -30,8 +30,8 @@ pub const BLOCK_SHIFT: u32 = 12;
 /// The version this code writes, and the only one it reads: a label with another is refused.
 /// Version 2 keys the checksums of journal batches by the array's label; version 4 packs inodes, names
 /// and records; version 5 keeps the last page of a
-/// file that grows by synced appends in its inode.
-pub const FORMAT_VERSION: u32 = 5;
+/// file that grows by synced appends in its inode; version 6 has checksums of data in the journal.
+pub const FORMAT_VERSION: u32 = 6;
 
 /// The most devices one array can have.
 pub const MAX_DEVICES: usize = 16;

@@ -7,14 +7,16 @@
 //!    where the file has them when it is looked at, and by where it had them when the lie was
 //!    told, since a page that was read into memory may have moved since.
 //! 2. The journal's tail: batches may be missing in silence if each of them was hurt and so was
-//!    every later one.
+//!    every later one. The last ones are hurt, too, by a lie about data for which they vouch.
 
 use crate::look::Found;
 use crate::oracle::Oracle;
 use crate::tree::{Id, Kind};
 use crate::world::Machine;
 use device::sim::FaultKind;
+use engine::Extent;
 use format::BLOCK_SIZE;
+use format::geometry::Geometry;
 use fs::content::{Body, FileExtent};
 use fs::{FileSystem, Ino};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,11 +87,16 @@ impl Lies {
     ) {
         let first = self.places.len();
         let (mut lost, mut damaged) = (false, false);
+        let vouched = fs.map(|fs| fs.store().vouched());
         for (index, device) in machine.devices.iter().enumerate() {
             let struck = device.struck();
             let noted = self.noted.insert(index, struck.len()).unwrap_or(0);
             for lie in &struck[noted.min(struck.len())..] {
                 let journal = machine.in_journal(index, &lie.range);
+                let geometry = machine.shape.geometry();
+                let meets = |run: &Extent| meets(&geometry, *run, index, &lie.range);
+                // Without a file system to ask, the power went in this operation.
+                damaged |= !journal && vouched.as_ref().is_none_or(|runs| runs.iter().any(meets));
                 match lie.kind {
                     FaultKind::Lost => lost |= journal,
                     FaultKind::Overwritten | FaultKind::Rot => damaged |= journal,
@@ -170,6 +177,16 @@ impl Lies {
 
 /// Operations whose batches one damaged place in the journal may concern.
 const LAST_BATCHES: usize = 2;
+
+/// Whether some of a run of blocks is in this range of a device.
+pub fn meets(geometry: &Geometry, run: Extent, device: usize, range: &Range<u64>) -> bool {
+    let mut met = false;
+    geometry.pieces(run.block.byte(), run.len as usize * BLOCK_SIZE, |piece| {
+        let end = piece.offset + piece.len as u64;
+        met |= piece.device == device && piece.offset < range.end && range.start < end;
+    });
+    met
+}
 
 /// Pages of a file whose blocks lie in one of the places. A file that cannot be read has none:
 /// that is noticed elsewhere.

@@ -152,7 +152,7 @@ impl State {
                 store(&mut self.durable, offset, buf);
                 Ok(())
             }
-            (Power::On, Durability::Volatile) => {
+            (Power::On, Durability::Volatile | Durability::Checked) => {
                 self.cached.push(Cached::new(offset, buf.into()));
                 Ok(())
             }

@@ -51,7 +51,7 @@ fn merge(journal: &Journal, nid: u64, len: usize) -> bool {
     };
     journal.owe_fold(Some(&mut credit));
     let pin = journal.pin(0);
-    journal.stage(&pin, &record(nid, 1, Action::Merge, len), credit);
+    journal.stage(&pin, &record(nid, 1, Action::Merge, len), &[], credit);
     true
 }
 

@@ -241,6 +241,7 @@ impl Survey {
             start: end,
             end,
             next_epoch: self.epoch + 1,
+            unconfirmed: false,
             loss,
         }
     }

@@ -3,6 +3,9 @@
 //! Called with the file's I/O lock held exclusively, or shared together with its flusher lock: nobody else
 //! allocates for the same pages, and size and mapping stay. Pages may be overwritten meanwhile (see `write`).
 //!
+//! What a sync writes to new blocks, if it is little, is not flushed before its record is: the record vouches for it
+//! ([`engine::Op::vouch`]), so that one flush makes both durable.
+//!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
 //! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
 
@@ -20,7 +23,7 @@ use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
-use format::{BLOCK_SIZE, Block, Damage};
+use format::{BLOCK_SIZE, Block, Damage, checksum};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
@@ -62,9 +65,14 @@ pub(super) struct Layout<'s> {
     pub(super) covered: usize,
     /// Failed flushes of the array before anything was written.
     flush_failures: u64,
-    /// Of what is written in place: with it the write is the flush.
+    /// `Durable`: what is written in place needs no flush. `Checked`: the record vouches for what is written.
     durability: Durability,
 }
+
+/// Bytes for which one record vouches, and runs of blocks: beyond that a flush more costs little beside the data, and recovery
+/// would read much.
+const VOUCHED_MAX: usize = 128 << 10;
+const VOUCHED_RUNS: usize = 16;
 
 /// A copy of dirty pages.
 pub(super) struct Copies {
@@ -219,6 +227,10 @@ impl Files {
             layout.durability = self.best_alone(&layout);
         }
         let limit = size_limit(size, rest).max(logged_size);
+        let synced = matches!(how, How::Logged | How::Alone) && range.start == 0 && rest.is_none();
+        if synced && self.is_vouched(state, &layout, limit)? {
+            layout.durability = Durability::Checked;
+        }
         self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
         let last = done.last().map_or(range.start, |p| p + 1);
@@ -391,6 +403,10 @@ impl Files {
             .move_inline(state, &layout.segments)
             .and_then(|()| self.write_segments(&layout.segments, data, layout.durability));
         match written {
+            Ok(()) if layout.durability == Durability::Checked => {
+                let sums = sums_of(&layout.segments, data);
+                self.log_checked(state, layout, size, &sums)
+            }
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
                 self.unreserve(state, layout);
@@ -426,6 +442,33 @@ impl Files {
         self.store(state, layout, &content, logged_size)
     }
 
+    /// Whether a record follows what a sync writes that can vouch for it.
+    fn is_vouched(
+        &self,
+        state: &Arc<FileState>,
+        layout: &Layout<'_>,
+        size: u64,
+    ) -> Result<bool, Error> {
+        let bytes: usize = layout.segments.iter().map(Segment::bytes).sum();
+        if bytes > VOUCHED_MAX || layout.segments.len() > VOUCHED_RUNS || !self.store.may_vouch() {
+            return Ok(false);
+        }
+        let mapped = layout.segments.iter().any(|s| s.kind != Target::InPlace);
+        let resized = size != state.meta.lock().logged_size;
+        Ok(mapped || resized || self.stored_tail(state, layout)?.is_some())
+    }
+
+    /// The page of the tail, if it is among those laid out.
+    fn stored_tail(
+        &self,
+        state: &Arc<FileState>,
+        layout: &Layout<'_>,
+    ) -> Result<Option<u64>, Error> {
+        let tail = self.tail_page(state)?;
+        let stored = |page| layout.segments.iter().any(|s| s.pages.contains(&page));
+        Ok(tail.filter(|page| stored(*page) && !planted(Canary::TailOutlived)))
+    }
+
     /// Logs laid-out pages that were written.
     pub(super) fn log_stored(
         &self,
@@ -433,14 +476,25 @@ impl Files {
         layout: Layout<'_>,
         size: u64,
     ) -> Result<(), Error> {
+        self.log_checked(state, layout, size, &[])
+    }
+
+    /// As `log_stored`, with the checksums of what was written, if it was as [`Durability::Checked`].
+    fn log_checked(
+        &self,
+        state: &Arc<FileState>,
+        layout: Layout<'_>,
+        size: u64,
+        sums: &[(Extent, u32)],
+    ) -> Result<(), Error> {
         let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
-        let tail = self.tail_page(state)?;
-        let stored = |page| layout.segments.iter().any(|s| s.pages.contains(&page));
-        let tail = tail.filter(|page| stored(*page) && !planted(Canary::TailOutlived));
+        let tail = self.stored_tail(state, &layout)?;
         if changes.is_empty() && tail.is_none() && size == state.meta.lock().logged_size {
             return match layout.durability {
-                Durability::Volatile => self.wrote_in_place(state, layout.flush_failures),
+                Durability::Volatile | Durability::Checked => {
+                    self.wrote_in_place(state, layout.flush_failures)
+                }
                 Durability::Durable => {
                     let count = &self.counts.written_durably;
                     count.fetch_add(1, Ordering::Relaxed);
@@ -449,8 +503,12 @@ impl Files {
                 }
             };
         }
-        let written = Some(layout.flush_failures);
-        let outcome = self.log_written(state, changes, layout.reservations, size, tail, written);
+        let written = Written {
+            flush_failures: layout.flush_failures,
+            sums,
+        };
+        let reservations = layout.reservations;
+        let outcome = self.log_written(state, changes, reservations, size, tail, Some(written));
         if outcome.is_err() {
             self.promise_again(state, reserved);
         }
@@ -520,6 +578,9 @@ impl Files {
         durability: Durability,
     ) -> Result<(), Error> {
         let mut writes = Writes::new(data);
+        if durability == Durability::Checked {
+            writes.durability = durability;
+        }
         writes.add_segments(0, segments);
         match durability {
             Durability::Durable if !planted(Canary::OverwriteUnflushed) => {
@@ -542,6 +603,10 @@ impl Files {
         let last = writes.last.take();
         writes.push(last);
         let bytes = writes.ios.iter().map(Io::bytes).sum::<u64>();
+        for io in &writes.ios {
+            // What is new is not vouched for; what is not, may be.
+            self.store.confirm(blocks_written(io))?;
+        }
         self.counts.data_bytes.fetch_add(bytes, Ordering::Relaxed);
         match write(&mut writes.ios) {
             Err(_) if planted(Canary::FailedWriteIgnored) => Ok(()),
@@ -577,8 +642,7 @@ impl Files {
         self.log_written(state, changes, reservations, size, tail, None)
     }
 
-    /// As `log_changes`, of data that was written; `before` is the number of flushes that had
-    /// failed until then. With the page of a `tail` that ends by this.
+    /// As `log_changes`, of data that was `written`. With the page of a `tail` that ends by this.
     fn log_written(
         &self,
         state: &Arc<FileState>,
@@ -586,12 +650,12 @@ impl Files {
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
         tail: Option<u64>,
-        before: Option<u64>,
+        written: Option<Written<'_>>,
     ) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
-        if let Some(before) = before {
+        if let Some(written) = &written {
             // The operation has begun: a flush that fails from here on finds it.
-            self.check_flushes(state, before)?;
+            self.check_flushes(state, written.flush_failures)?;
         }
         let mut attrs = AttrChange::default();
         let plan = match changes.is_empty() {
@@ -607,6 +671,9 @@ impl Files {
         }
         if tail.is_some() {
             op.apply(slot, Delta::EndTail);
+        }
+        for (blocks, crc) in written.iter().flat_map(|written| written.sums) {
+            op.vouch(slot, *blocks, *crc);
         }
         self.commit_attrs(state, op, slot, attrs, Some(size));
         Ok(())
@@ -826,6 +893,37 @@ impl Files {
     }
 }
 
+/// Data that a record is of.
+struct Written<'a> {
+    /// Flushes that had failed before it was written.
+    flush_failures: u64,
+    /// What the record vouches for.
+    sums: &'a [(Extent, u32)],
+}
+
+/// The checksum of each segment of what is written.
+fn sums_of(segments: &[Segment], mut data: &[u8]) -> Vec<(Extent, u32)> {
+    let mut sums = Vec::with_capacity(segments.len());
+    for segment in segments {
+        let (bytes, rest) = data.split_at(segment.bytes());
+        let blocks = Extent {
+            block: segment.block,
+            len: (bytes.len() / BLOCK_SIZE) as u32,
+        };
+        sums.push((blocks, checksum(0, bytes)));
+        data = rest;
+    }
+    sums
+}
+
+/// The blocks that a transfer of whole ones touches.
+fn blocks_written(io: &Io<'_>) -> Extent {
+    Extent {
+        block: Block(io.byte() / BLOCK_SIZE as u64),
+        len: (io.bytes() / BLOCK_SIZE as u64) as u32,
+    }
+}
+
 /// The size that may be logged when this is the first page that is neither home nor clean since write-back began.
 pub(super) fn size_limit(size: u64, left: Option<u64>) -> u64 {
     left.map_or(size, |page| size.min(page * PAGE))
@@ -903,6 +1001,7 @@ fn changes_of(segments: &[Segment]) -> Vec<Change> {
 pub(super) struct Writes<'a> {
     data: &'a [u8],
     ios: Vec<Io<'a>>,
+    durability: Durability,
     /// Where the last one goes, and what it writes.
     last: Option<(u64, Range<usize>)>,
 }
@@ -912,6 +1011,7 @@ impl<'a> Writes<'a> {
         Writes {
             data,
             ios: Vec::new(),
+            durability: Durability::Volatile,
             last: None,
         }
     }
@@ -942,7 +1042,7 @@ impl<'a> Writes<'a> {
         self.ios.extend(write.map(|(byte, bytes)| Io::Write {
             byte,
             buf: &self.data[bytes],
-            durability: Durability::Volatile,
+            durability: self.durability,
         }));
     }
 }

@@ -6,16 +6,19 @@
 //! 1. The sectors that it touched, as they are after it, in the device's cache and durably. A file
 //!    that shows such a sector, or some of its bytes among its own, shows a lie: nothing but the
 //!    blocks of files can, since all else carries checksums.
-//! 2. The batches of the journal that it hurt. Recovery misses them in silence only if none that
+//! 2. The batches of the journal that it hurt: themselves, or data for which they vouch. Recovery misses them in silence only if none that
 //!    came later is whole; one that is tells what was durable when it was made, which is as long
 //!    before it was written as batches are on their way together.
 
 use crate::content::SECTOR;
+use crate::lies::meets;
 use crate::world::{Machine, Watch};
 use base::sched;
 use base::sync::{Mutex, rank};
 use device::sim::{FaultKind, SimDevice};
-use format::journal::{BATCH_MAGIC, BatchHeader};
+use engine::Extent;
+use format::geometry::Geometry;
+use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -30,6 +33,8 @@ struct Head {
     device: usize,
     range: Range<u64>,
     hurt: bool,
+    /// What it vouches for; `None`: that cannot be told.
+    vouches: Option<Vec<Extent>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +43,8 @@ struct Notes {
     noted: Vec<usize>,
     traces: Vec<[u8; SECTOR]>,
     heads: Vec<Head>,
+    /// Places of lies outside of the journal.
+    outside: Vec<(usize, Range<u64>)>,
     ever: bool,
 }
 
@@ -46,6 +53,7 @@ pub(super) struct Deceit {
     devices: Vec<Arc<SimDevice>>,
     /// Where the journal is on each device.
     ring: Vec<Vec<Range<u64>>>,
+    geometry: Geometry,
     notes: Mutex<Notes>,
 }
 
@@ -62,6 +70,7 @@ impl Deceit {
         let deceit = Arc::new(Deceit {
             devices: machine.devices.clone(),
             ring,
+            geometry,
             notes: Mutex::new(
                 rank::LEAF,
                 Notes {
@@ -94,8 +103,16 @@ impl Deceit {
                     let notes = &mut *self.notes.lock();
                     notes.ever = true;
                     notes.traces.extend(traces);
-                    if in_ring {
-                        notes.hurt(index, &lie.range, lie.kind);
+                    match in_ring {
+                        true => notes.hurt(index, &lie.range, lie.kind),
+                        false => {
+                            let place = [(index, lie.range.clone())];
+                            // Those before are confirmed.
+                            let last = notes.heads.len().saturating_sub(APART);
+                            let heads = notes.heads[last..].iter_mut();
+                            heads.for_each(|h| h.hurt |= h.rests_on(&self.geometry, &place));
+                            notes.outside.extend(place);
+                        }
                     }
                 }
             }
@@ -150,6 +167,39 @@ fn traces(device: &SimDevice, range: &Range<u64>) -> Vec<[u8; SECTOR]> {
     both.flatten().collect()
 }
 
+/// What a batch vouches for, if it is all there.
+fn vouches(batch: &[u8]) -> Option<Vec<Extent>> {
+    let (header, rest) = BatchHeader::read_from_prefix(batch).ok()?;
+    if header.checked.get() == 0 {
+        return Some(Vec::new());
+    }
+    let mut runs = Vec::new();
+    let parsed = parse_records(rest.get(..header.len.get() as usize)?, |entries| {
+        for entry in entries.iter().filter(|e| e.action == Action::Sum) {
+            let sum = DataSum::decode(entry.body)?;
+            runs.push(Extent {
+                block: sum.block,
+                len: sum.blocks,
+            });
+        }
+        Ok(())
+    });
+    parsed.ok().map(|_| runs)
+}
+
+impl Head {
+    fn rests_on(&self, geometry: &Geometry, places: &[(usize, Range<u64>)]) -> bool {
+        let hit = |run: &Extent| {
+            let mut places = places.iter();
+            places.any(|(device, range)| meets(geometry, *run, *device, range))
+        };
+        match &self.vouches {
+            Some(runs) => runs.iter().any(hit),
+            None => !places.is_empty(),
+        }
+    }
+}
+
 impl Notes {
     /// A batch was written whole that is so much later that it tells of what was there before it,
     /// and so much earlier than the last that the cut did not catch it.
@@ -185,11 +235,15 @@ impl Watch for Deceit {
         let head = BatchHeader::read_from_prefix(bytes);
         let head = head.is_ok_and(|(head, _)| head.magic.get() == BATCH_MAGIC);
         if head && self.in_ring(device, &range) {
-            self.notes.lock().heads.push(Head {
+            let mut head = Head {
                 device,
                 range,
                 hurt: false,
-            });
+                vouches: vouches(bytes),
+            };
+            let notes = &mut *self.notes.lock();
+            head.hurt = head.rests_on(&self.geometry, &notes.outside);
+            notes.heads.push(head);
         }
     }
 

@@ -9,6 +9,7 @@ fn a_failed_write_is_reported_by_every_fsync_until_the_file_is_reopened() {
     let (file, innocent) = (m.open(ino), m.open(other));
     m.write(&file, 0, &pattern(1, 20_000));
     m.files.fsync(&file, false).unwrap();
+    m.commit_more();
     m.write(&file, 0, &pattern(2, 20_000));
     for device in &world.devices {
         device.fail_writes(Strikes::Always, None);
@@ -91,6 +92,7 @@ fn a_failed_flush_stops_the_commit_of_data_that_it_may_have_lost() {
     let (file, fresh) = (m.open(ino), m.open(other));
     m.write(&file, 0, &pattern(1, 20_000));
     m.files.fsync(&file, false).unwrap();
+    m.commit_more();
     m.write(&fresh, 0, &pattern(2, 20_000));
     m.files.write_back(other).unwrap();
     m.write(&file, 0, &pattern(3, 20_000));

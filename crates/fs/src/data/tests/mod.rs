@@ -152,6 +152,12 @@ impl Mounted {
         buf
     }
 
+    /// A commit of something else, which confirms those before it: what they vouch for may be written in place.
+    pub fn commit_more(&self) {
+        self.make();
+        self.store.sync().unwrap();
+    }
+
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) {
         assert_eq!(self.files.write(file, offset, data).unwrap(), data.len());
     }

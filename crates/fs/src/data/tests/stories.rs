@@ -117,6 +117,7 @@ fn an_overwrite_needs_no_journal_commit() {
     let file = m.open(ino);
     m.write(&file, 0, &pattern(1, 40_960));
     m.files.fsync(&file, false).unwrap();
+    m.commit_more();
     let durable = m.store.durable_epoch();
     for i in 0..10 {
         m.write(&file, i * 4096, &pattern(i, 4096));

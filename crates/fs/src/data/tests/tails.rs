@@ -84,6 +84,7 @@ fn several_overwrites_share_a_flush_and_survive() {
     let mut bytes = pattern(7, 40_960);
     m.write(&file, 0, &bytes);
     m.files.fsync(&file, true).unwrap();
+    m.commit_more();
     let mut put = |page: usize, i| {
         let at = page * 4096;
         bytes[at..at + 4096].copy_from_slice(&pattern(i, 4096));
