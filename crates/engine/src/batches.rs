@@ -203,7 +203,7 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
     }
     let mut unconfirmed = false;
     for one in vouching {
-        match one.holds(array) {
+        match all_there(array, &one.sums) {
             Ok(true) => unconfirmed = true,
             Ok(false) if planted(Canary::DataUnchecked) => {}
             Ok(false) => {
@@ -234,26 +234,29 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
 }
 
 /// A batch that counts only if its data is there.
-pub(crate) struct Vouching {
+struct Vouching {
     at: Anchor,
     /// The newest epoch before it.
     epoch_before: u64,
     sums: Vec<DataSum>,
 }
 
-impl Vouching {
-    fn holds(&self, array: &Array) -> Result<bool, Damage> {
-        for sum in &self.sums {
-            if !data_is(array, sum)? {
-                return Ok(false);
-            }
+/// Whether the data is there for which these records vouch.
+pub(crate) fn vouched_for(array: &Array, records: &[u8]) -> Result<bool, Damage> {
+    all_there(array, &sums_of(records)?)
+}
+
+fn all_there(array: &Array, sums: &[DataSum]) -> Result<bool, Damage> {
+    for sum in sums {
+        if !data_is(array, sum)? {
+            return Ok(false);
         }
-        Ok(true)
     }
+    Ok(true)
 }
 
 /// The checksums of data in a batch's records.
-pub(crate) fn sums_of(records: &[u8]) -> Result<Vec<DataSum>, Damage> {
+fn sums_of(records: &[u8]) -> Result<Vec<DataSum>, Damage> {
     let mut sums = Vec::new();
     parse_records(records, |entries| {
         for entry in entries.iter().filter(|e| e.action == Action::Sum) {
@@ -266,7 +269,7 @@ pub(crate) fn sums_of(records: &[u8]) -> Result<Vec<DataSum>, Damage> {
 
 /// Whether blocks hold what was written to them, as far as they can be read. What a device refuses to read was lost, if at
 /// all, in another way than by a power cut: whoever reads the file is told.
-pub(crate) fn data_is(array: &Array, sum: &DataSum) -> Result<bool, Damage> {
+fn data_is(array: &Array, sum: &DataSum) -> Result<bool, Damage> {
     let geometry = array.geometry();
     let last = Block(sum.block.0 + u64::from(sum.blocks) - 1);
     if geometry.chunk_of(sum.block).is_none() || geometry.chunk_of(last).is_none() {

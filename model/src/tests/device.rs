@@ -28,15 +28,20 @@ impl Device {
     fn write_and_flush(&self) -> u64 {
         let number = self.written.fetch_add(1, Ordering::AcqRel) + 1;
         self.gate.wrote();
+        self.flush();
+        number
+    }
+
+    fn flush(&self) {
         let Some(share) = self.gate.draw() else {
-            return number;
+            return;
         };
         let mut turn = self.gate.turn(&share);
         loop {
             turn = match turn {
                 Turn::Done(outcome) => {
                     outcome.unwrap();
-                    return number;
+                    return;
                 }
                 Turn::Lead(lead) => {
                     let issued = self.written.load(Ordering::Acquire);
@@ -69,6 +74,35 @@ fn a_flush_covers_what_was_written_before_it_was_issued() {
         let number = device.write_and_flush();
         assert!(device.durable.load(Ordering::Acquire) >= number);
         other.join().unwrap();
+    });
+}
+
+/// Two threads write, one of them data for which a checksum vouches, and flush. Who finds all in order that must be has the
+/// other's write durable, if that had to be, once it is known to have been done.
+///
+/// Found when broken: `wrote` raising `ordered` to the count before it, or not at all.
+#[test]
+fn what_is_in_order_is_durable_but_for_what_is_vouched_for() {
+    check(3, || {
+        let device = Device::new();
+        let other = {
+            let device = Arc::clone(&device);
+            loom::thread::spawn(move || {
+                device.written.fetch_add(1, Ordering::AcqRel);
+                device.gate.wrote_checked();
+            })
+        };
+        let first = device.written.fetch_add(1, Ordering::AcqRel) + 1;
+        device.gate.wrote();
+        assert!(!device.gate.is_ordered(), "nobody flushes");
+        device.flush();
+        assert!(device.gate.is_ordered());
+        assert!(device.durable.load(Ordering::Acquire) >= first);
+        other.join().unwrap();
+        assert!(
+            device.gate.is_ordered(),
+            "what is vouched for need not be flushed"
+        );
     });
 }
 

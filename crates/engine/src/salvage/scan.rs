@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run};
+use crate::batches::{RingReader, Run, vouched_for};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -249,7 +249,7 @@ impl Survey {
     /// The records of the unbroken run at the end of the last mount's batches, where no record
     /// says where the journal begins: what the images have already is told by versions.
     pub fn last_run(&self, array: &Array) -> Result<Vec<Vec<u8>>, SalvageError> {
-        let mut batches = Vec::new();
+        let mut batches: Vec<(BatchHeader, Vec<u8>)> = Vec::new();
         let mut ring = RingReader::new(array);
         let mut wanted: Option<(u64, u32)> = None;
         for (sequence, (offset, header)) in self.last.iter().rev() {
@@ -259,10 +259,19 @@ impl Survey {
             }
             let mut records = vec![0; header.len.get() as usize];
             ring.read(offset + BatchHeader::SIZE as u64, &mut records)?;
-            batches.push(records);
+            batches.push((*header, records));
             wanted = Some((sequence.wrapping_sub(1), header.previous_crc.get()));
         }
         batches.reverse();
-        Ok(batches)
+        let newest = |header: &BatchHeader| header.durable_sequence.get();
+        let durable = batches.iter().map(|(header, _)| newest(header)).max();
+        let whole = |(header, records): &(BatchHeader, Vec<u8>)| {
+            let unsure = header.checked.get() > 0 && Some(header.sequence.get()) > durable;
+            // Records that say nothing sensible are met when they are replayed.
+            !unsure || vouched_for(array, records).unwrap_or(true)
+        };
+        let whole = batches.iter().take_while(|batch| whole(batch)).count();
+        batches.truncate(whole);
+        Ok(batches.into_iter().map(|(_, records)| records).collect())
     }
 }

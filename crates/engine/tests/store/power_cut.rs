@@ -3,7 +3,7 @@
 use crate::world::{Change, Numbers, TestStore, World, create, delete};
 use base::rng::Rng;
 use device::Durability;
-use engine::{Epoch, Error, Extent, Need, Reservation, StoreOptions};
+use engine::{Epoch, Error, Extent, Need, Op, Reservation, Slot, StoreOptions};
 use format::table::REGION_NIDS;
 use format::{Block, Nid};
 use std::collections::BTreeMap;
@@ -87,20 +87,42 @@ fn is_power(error: &Error) -> bool {
 /// First number of a node that names blocks: mark, block, length, stamp in every block.
 const MARK: u64 = u64::MAX - 7;
 
-/// Reserves blocks, fills them with a stamp, and returns what a node says of them.
-fn write_blocks<'s>(
-    store: &'s TestStore,
-    rng: &mut Rng,
-) -> Result<(Reservation<'s, Numbers>, Vec<u64>), Error> {
+/// Blocks that were written, and what a node says of them.
+struct Blocks<'s> {
+    reservation: Reservation<'s, Numbers>,
+    state: Vec<u64>,
+    /// For the record to vouch for.
+    crc: Option<u32>,
+}
+
+impl<'s> Blocks<'s> {
+    fn take(self, op: &mut Op<'s, Numbers>, slot: Slot) -> Vec<u64> {
+        let blocks = op.take(self.reservation);
+        if let Some(crc) = self.crc {
+            op.vouch(slot, blocks, crc);
+        }
+        self.state
+    }
+}
+
+/// Reserves blocks and fills them with a stamp.
+fn write_blocks<'s>(store: &'s TestStore, rng: &mut Rng) -> Result<Blocks<'s>, Error> {
     let mut promise = store.promise(8)?;
     let reservation = store.reserve(&mut promise, rng.below(8) as u32 + 1, None)?;
     let Extent { block, len } = reservation.extent();
     let stamp = rng.next_u64() | 1;
     let bytes = stamp.to_le_bytes().repeat(len as usize * 512);
-    store
-        .array()
-        .write(block.byte(), &bytes, Durability::Volatile)?;
-    Ok((reservation, vec![MARK, block.0, len as u64, stamp]))
+    let vouched = rng.one_in(2);
+    let durability = match vouched {
+        true => Durability::Checked,
+        false => Durability::Volatile,
+    };
+    store.array().write(block.byte(), &bytes, durability)?;
+    Ok(Blocks {
+        reservation,
+        state: vec![MARK, block.0, len as u64, stamp],
+        crc: vouched.then(|| format::checksum(0, &bytes)),
+    })
 }
 
 fn extent_of(numbers: &[u64]) -> Option<Extent> {
@@ -138,10 +160,10 @@ fn step_blocks(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<
     if choice == 0 {
         let fresh = store.reserve_nid()?;
         let nid = fresh.nid();
-        let (reservation, state) = write_blocks(store, rng)?;
+        let blocks = write_blocks(store, rng)?;
         let mut op = store.begin(Need::Grow)?;
-        op.create(fresh, Numbers(state.clone()));
-        op.take(reservation);
+        let slot = op.create(fresh, Numbers(blocks.state.clone()));
+        let state = blocks.take(&mut op, slot);
         oracle.record(nid, op.commit(), Some(state));
         return Ok(());
     }
@@ -155,8 +177,8 @@ fn step_blocks(store: &TestStore, oracle: &mut Oracle, rng: &mut Rng) -> Result<
     let old = extent_of(&op.peek(slot).0).expect("chosen for its blocks");
     op.free(old)?;
     let state = match fresh {
-        Some((reservation, state)) => {
-            op.take(reservation);
+        Some(blocks) => {
+            let state = blocks.take(&mut op, slot);
             for (i, number) in state.iter().enumerate() {
                 op.apply(slot, Change::Set(i, *number));
             }
@@ -398,6 +420,125 @@ fn a_ring_that_wraps_many_times_keeps_everything() {
     let store = world.open().unwrap();
     let node = store.get(nid).unwrap();
     assert_eq!(node.read().unwrap().0[999], 39_999);
+}
+
+/// The data of a few synced blocks, and the record that names them, take one flush, which comes last; so does nothing that was
+/// synced go with a cut, whatever of the rest does.
+#[test]
+fn vouched_data_and_its_batch_share_a_flush() {
+    let mut rng = Rng::new(44);
+    for seed in 0..40 {
+        let mut world = World::new(500 + seed, &[64, 64]);
+        let store = world.open().unwrap();
+        let mut oracle = Oracle::default();
+        let requests = || {
+            let stats = store.array().stats();
+            let sum =
+                |of: fn(&device::DeviceStats) -> u64| stats.devices.iter().map(of).sum::<u64>();
+            (sum(|d| d.durable_writes), sum(|d| d.flushes))
+        };
+        create(&store, vec![1]).unwrap();
+        store.sync().unwrap();
+        for synced in [true, true, false] {
+            let blocks = loop {
+                let blocks = write_blocks(&store, &mut rng).unwrap();
+                if blocks.crc.is_some() {
+                    break blocks;
+                }
+                store.flush().unwrap();
+            };
+            let (fresh, before) = (store.reserve_nid().unwrap(), requests());
+            let nid = fresh.nid();
+            let mut op = store.begin(Need::Grow).unwrap();
+            let slot = op.create(fresh, Numbers(blocks.state.clone()));
+            let state = blocks.take(&mut op, slot);
+            let epoch = op.commit();
+            oracle.record(nid, epoch, Some(state));
+            if synced {
+                store.commit_through(epoch).unwrap();
+                oracle.durable = epoch;
+                let after = requests();
+                assert_eq!(after.0, before.0, "no durable write");
+                // Of the device with the batch, and of those with data.
+                assert!(
+                    (1..=2).contains(&(after.1 - before.1)),
+                    "{before:?} {after:?}"
+                );
+            } else {
+                // The batch may be on the device, and the data not.
+                world.switch.cut_after(rng.below(4));
+                _ = store.commit_through(epoch);
+            }
+        }
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut rng);
+        let store = world.open().unwrap();
+        oracle.check_and_settle(&store, seed);
+    }
+}
+
+/// Blocks for which a batch vouches are written in place, and are freed and given out again: before either a
+/// batch says that the other was durable, so that recovery does not look for what they held.
+#[test]
+fn vouched_blocks_change_only_when_nobody_looks_for_what_they_held() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(600 + seed, &[64]);
+        let store = world.open().unwrap();
+        let blocks = loop {
+            let blocks = write_blocks(&store, &mut rng).unwrap();
+            if blocks.crc.is_some() {
+                break blocks;
+            }
+        };
+        store.flush().unwrap();
+        let fresh = store.reserve_nid().unwrap();
+        let nid = fresh.nid();
+        let mut op = store.begin(Need::Grow).unwrap();
+        let slot = op.create(fresh, Numbers(blocks.state.clone()));
+        let state = blocks.take(&mut op, slot);
+        let extent = extent_of(&state).unwrap();
+        let epoch = op.commit();
+        assert_eq!(store.vouched(), [extent]);
+        store.commit_through(epoch).unwrap();
+        assert_eq!(
+            store.vouched(),
+            [extent],
+            "nothing says yet that it was durable"
+        );
+        let batches = || store.counters().batches.count;
+        let before = batches();
+        store
+            .confirm(Extent {
+                block: Block(extent.block.0 + 100),
+                len: 4,
+            })
+            .unwrap();
+        assert_eq!(batches(), before, "these are not vouched for");
+        if seed % 2 == 0 {
+            store.confirm(extent).unwrap();
+            assert_eq!(batches(), before + 1);
+            let bytes = vec![3; extent.len as usize * 4096];
+            store
+                .array()
+                .write(extent.block.byte(), &bytes, Durability::Volatile)
+                .unwrap();
+        } else {
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            let slot = op.lock(&store.get(nid).unwrap()).unwrap();
+            op.free(extent).unwrap();
+            op.delete(slot);
+            store.commit_through(op.commit()).unwrap();
+        }
+        assert_eq!(store.vouched(), []);
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut rng);
+        let store = world.open().unwrap();
+        let found = store.get(nid).and_then(|node| Ok(node.read()?.0.clone()));
+        assert_eq!(found.is_ok(), seed % 2 == 0, "seed {seed}");
+    }
 }
 
 /// Each mount reserves nids it does not use, on every shard, and ends without notice.

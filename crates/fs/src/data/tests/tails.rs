@@ -624,3 +624,59 @@ fn what_differs_is_logged_and_nothing_else() {
         assert_eq!(made, new, "from {old:?}");
     }
 }
+
+/// New pages of a few files that are synced need one flush each, and no durable write: the record vouches for them. So does what makes
+/// a file longer, whatever of it is in a block that it has. Then such a block is written in place, which first takes a
+/// batch that says that the other was durable.
+#[test]
+fn what_a_sync_adds_takes_one_flush_and_survives() {
+    let mut world = World::new(59, 64, 256);
+    let m = world.mount();
+    let inos: Vec<_> = (0..4).map(|_| m.make()).collect();
+    m.store.sync().unwrap();
+    let mut wanted = Vec::new();
+    for (i, ino) in inos.iter().enumerate() {
+        let file = m.open(*ino);
+        let mut bytes = pattern(i as u64, 9_000 + 4_096 * i);
+        let before = requests(&m);
+        m.write(&file, 0, &bytes);
+        m.files.fsync(&file, true).unwrap();
+        let after = requests(&m);
+        assert_eq!(
+            (after.0 - before.0, after.1 - before.1),
+            (2, 1),
+            "data and batch"
+        );
+        // Something else is committed, which confirms that.
+        m.commit_more();
+        let more = pattern(9, 10_000);
+        m.write(&file, bytes.len() as u64, &more);
+        bytes.extend(more);
+        let before = requests(&m);
+        m.files.fsync(&file, true).unwrap();
+        let after = requests(&m);
+        assert_eq!(after.1 - before.1, 1);
+        wanted.push(bytes);
+    }
+    let (file, new) = (m.open(inos[3]), pattern(11, 4_096));
+    assert!(!m.store.vouched().is_empty());
+    let (before, batches) = (requests(&m), m.store.counters().batches.count);
+    m.write(&file, 4_096, &new);
+    wanted[3][4_096..8_192].copy_from_slice(&new);
+    m.files.fsync(&file, true).unwrap();
+    let after = requests(&m);
+    // The page was confirmed by what was committed since it was new.
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 0));
+    assert_eq!(m.store.counters().batches.count, batches);
+    let last = wanted[3].len() - 4_000;
+    m.write(&file, last as u64, &new[..100]);
+    wanted[3][last..last + 100].copy_from_slice(&new[..100]);
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(m.store.counters().batches.count, batches + 1);
+    assert!(m.store.vouched().is_empty());
+    drop(file);
+    let m = cut(&mut world, m);
+    for (ino, bytes) in inos.iter().zip(wanted) {
+        assert_eq!(m.contents(*ino), bytes);
+    }
+}
