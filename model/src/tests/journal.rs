@@ -24,7 +24,7 @@ fn an_epoch_is_gathered_whole() {
                 let staging = Arc::clone(&staging);
                 loom::thread::spawn(move || {
                     let pin = staging.pin(shard);
-                    staging.push(&pin, &[pin.epoch() as u8], true);
+                    staging.push(&pin, &[pin.epoch() as u8], 0, true);
                     pin.epoch()
                 })
             })
@@ -62,15 +62,15 @@ fn what_pays_for_no_batch_waits_for_one_that_is_paid_for() {
         let other = {
             let staging = Arc::clone(&staging);
             loom::thread::spawn(move || {
-                staging.push(&staging.pin(0), &[1], false);
-                staging.push(&staging.pin(0), &[2], true);
+                staging.push(&staging.pin(0), &[1], 0, false);
+                staging.push(&staging.pin(0), &[2], 0, true);
             })
         };
         let mut kept = Records::default();
         let mut batches: Vec<_> = (0..2).map(|_| staging.close(&mut kept, false)).collect();
         other.join().unwrap();
         batches.push(staging.close(&mut kept, false));
-        staging.push(&staging.pin(0), &[3], false);
+        staging.push(&staging.pin(0), &[3], 0, false);
         batches.extend([false, false, true].map(|asked| staging.close(&mut kept, asked)));
         let (last, paid) = batches.split_last().unwrap();
         assert!(
@@ -292,7 +292,7 @@ fn commits_between_what_a_checkpoint_logs_overrun_nothing() {
         for _ in 0..MANY {
             let mut credit = ring.try_credit(0).expect("there is room");
             credit.owe(OWED);
-            staging.push(&staging.pin(0), &[0; RECORD as usize], true);
+            staging.push(&staging.pin(0), &[0; RECORD as usize], 0, true);
             ring.staged(credit, RECORD + HEADER);
             commit(&shared, false);
         }
@@ -302,7 +302,7 @@ fn commits_between_what_a_checkpoint_logs_overrun_nothing() {
             loom::thread::spawn(move || commit(&shared, false))
         };
         for _ in 0..MANY {
-            staging.push(&staging.pin(0), &[0; OWED as usize], false);
+            staging.push(&staging.pin(0), &[0; OWED as usize], 0, false);
             ring.staged_owed(OWED, OWED);
             commit(&shared, false);
         }
@@ -456,7 +456,7 @@ fn who_finds_nothing_outstanding_is_seen_by_whoever_begins_later() {
                         false => {
                             loom::thread::yield_now();
                             let pin = staging.pin(1);
-                            staging.push(&pin, &[1], true);
+                            staging.push(&pin, &[1], 0, true);
                             ring.staged(credit, 1);
                         }
                     }
@@ -543,7 +543,7 @@ impl Journal {
     fn sync(&self, record: u8) -> Result<(), &'static str> {
         let epoch = {
             let pin = self.staging.pin(0);
-            self.staging.push(&pin, &[record], true);
+            self.staging.push(&pin, &[record], 0, true);
             pin.epoch()
         };
         self.commits.through(
