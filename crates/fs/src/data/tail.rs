@@ -1,7 +1,8 @@
 //! Bytes in the journal instead of pages on a device: what makes a synced append, and a small new file, one write.
 //!
 //! A page that is the only dirty one of a file is logged by fsync as a change of the inode: as its inline body, if the
-//! file is no larger than that page, else as its *tail*. The page goes home later, with others.
+//! file is no larger than that page, else as its *tail*. So is the last page, which is not full, of several that fsync adds to
+//! a file. The page goes home later, with others.
 //!
 //! Invariants:
 //! 1. A tail is all that its page holds, whatever the block behind it does: zeros follow its bytes. So does an inline
@@ -25,7 +26,8 @@ use engine::Need;
 use format::BLOCK_SIZE;
 use std::ops::Range;
 
-/// Bytes of a page that are logged rather than written at most, of a file that has more than this page.
+/// Bytes of a page that are logged rather than written at most, of a file that has more than this page; of a page that is
+/// likely to be written again soon, as the file has just grown into it and does not fill it, any number is.
 const LOGGED_MAX: u64 = PAGE / 2;
 /// A part of the page cache, and of what may change between two checkpoints, that logged pages take before they go
 /// home; and as many as always may be.
@@ -85,8 +87,14 @@ pub(super) fn cut(inode: &Inode, size: u64) -> Option<Delta> {
     })
 }
 
-/// What is done with a page that holds these bytes and zeros. `same_size`: the inode has the size.
-fn step(inode: &Inode, page: u64, bytes: &[u8], same_size: bool) -> Step {
+/// Whether a file of `logged` bytes grows into this page, and not to its end.
+fn grows_into(page: u64, logged: u64, size: u64) -> bool {
+    0 < logged && logged < size && page == size / PAGE && !size.is_multiple_of(PAGE)
+}
+
+/// What is done with a page that holds these bytes and zeros, of a file whose inode says that it has `logged`.
+fn step(inode: &Inode, page: u64, bytes: &[u8], logged: u64, size: u64) -> Step {
+    let same_size = logged == size;
     let old = inode.tail.as_ref().map(|tail| tail.bytes.as_slice());
     let range = match (changed(old.unwrap_or_default(), bytes), old) {
         (None, Some(_)) if same_size => return Step::Nothing,
@@ -95,7 +103,8 @@ fn step(inode: &Inode, page: u64, bytes: &[u8], same_size: bool) -> Step {
         (Some(range), _) => range,
     };
     // Without a tail there is all of the page to log, once, however little of it is new.
-    if (old.is_some() || same_size) && range.len() as u64 > LOGGED_MAX {
+    let known = (old.is_some() || same_size) && !grows_into(page, logged, size);
+    if known && range.len() as u64 > LOGGED_MAX {
         return Step::Home;
     }
     Step::Log(Some(Delta::Tail {
@@ -104,6 +113,23 @@ fn step(inode: &Inode, page: u64, bytes: &[u8], same_size: bool) -> Step {
         offset: range.start as u32,
         data: bytes[range].to_vec(),
     }))
+}
+
+/// All but the zeros at the end.
+fn used(bytes: &[u8]) -> &[u8] {
+    let last = bytes.iter().rposition(|b| *b != 0);
+    &bytes[..last.map_or(0, |last| last + 1)]
+}
+
+/// Makes a page the tail, whatever the file has for one that is not another page's.
+pub(super) fn whole_tail(page: u64, bytes: &[u8]) -> Delta {
+    let bytes = used(bytes);
+    Delta::Tail {
+        page,
+        len: bytes.len() as u32,
+        offset: 0,
+        data: bytes.to_vec(),
+    }
 }
 
 impl Tail {
@@ -140,14 +166,10 @@ impl Files {
             return Ok(false);
         };
         let valid = (size - page * PAGE).min(PAGE) as usize;
-        let bytes = &copies.data[..valid];
-        let used = bytes
-            .iter()
-            .rposition(|b| *b != 0)
-            .map_or(0, |last| last + 1);
+        let bytes = used(&copies.data[..valid]);
         let step = {
             let content = state.node.read()?;
-            step(content.inode()?, page, &bytes[..used], size == logged_size)
+            step(content.inode()?, page, bytes, logged_size, size)
         };
         match step {
             Step::Home => return Ok(false),
@@ -179,10 +201,38 @@ impl Files {
         }
         match &inode.tail {
             Some(tail) => Ok(tail.page == page),
+            None if grows_into(page, logged_size, size) => Ok(true),
             None if size > logged_size => Ok(size - logged_size.max(start) <= LOGGED_MAX),
             None => {
                 let mapped = extents::lookup(&self.store, inode, page..page + 1, 1)?;
                 // Overwritten in place it needs no record at all.
+                Ok(!mapped.iter().any(|e| e.written))
+            }
+        }
+    }
+
+    /// Whether a page without a block can become the tail, and is better than stored, when these before it are.
+    pub(super) fn may_be_tail(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        stored: &[u64],
+        size: u64,
+    ) -> Result<bool, Error> {
+        if !grows_into(page, state.meta.lock().logged_size, size) {
+            return Ok(false);
+        }
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        let fits = matches!(inode.body, Body::Extents(_) | Body::Tree(_));
+        if !fits || inode.pending_truncate.is_some() {
+            return Ok(false);
+        }
+        match &inode.tail {
+            Some(tail) if tail.page == page => Ok(true),
+            Some(tail) if !stored.contains(&tail.page) => Ok(false),
+            _ => {
+                let mapped = extents::lookup(&self.store, inode, page..page + 1, 1)?;
                 Ok(!mapped.iter().any(|e| e.written))
             }
         }

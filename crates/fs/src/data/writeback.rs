@@ -12,7 +12,7 @@
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
-use super::tail::{How, changed};
+use super::tail::{How, changed, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
@@ -211,6 +211,10 @@ impl Files {
         {
             return Ok(None);
         }
+        let synced = matches!(how, How::Logged | How::Alone) && range.start == 0;
+        if synced && beyond.is_none() && self.log_append(state, &pages, size)? {
+            return Ok(None);
+        }
         let Some(copies) = self.copy_pages(state, pages)? else {
             let limit = size_limit(size, before.or(beyond));
             if limit > logged_size {
@@ -223,11 +227,11 @@ impl Files {
         let done = &copies.pages[..covered];
         let left = copies.pages.get(covered).copied();
         let rest = before.or(left).or(beyond);
-        if how == How::Alone && range.start == 0 && rest.is_none() {
+        let synced = synced && rest.is_none();
+        if synced && how == How::Alone {
             layout.durability = self.best_alone(&layout);
         }
         let limit = size_limit(size, rest).max(logged_size);
-        let synced = matches!(how, How::Logged | How::Alone) && range.start == 0 && rest.is_none();
         if synced && self.is_vouched(state, &layout, limit)? {
             layout.durability = Durability::Checked;
         }
@@ -405,7 +409,7 @@ impl Files {
         match written {
             Ok(()) if layout.durability == Durability::Checked => {
                 let sums = sums_of(&layout.segments, data);
-                self.log_checked(state, layout, size, &sums)
+                self.log_checked(state, layout, size, sums, None)
             }
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
@@ -413,6 +417,54 @@ impl Files {
                 Err(error)
             }
         }
+    }
+
+    /// Stores what a sync adds to a file but for its last page, which is logged, as the next sync is likely to write more
+    /// of it: then no block is written twice. False, with nothing done: that is not what these pages are.
+    fn log_append(&self, state: &Arc<FileState>, pages: &[u64], size: u64) -> Result<bool, Error> {
+        let Some((&last, whole)) = pages.split_last().filter(|(_, whole)| !whole.is_empty()) else {
+            return Ok(false);
+        };
+        if !self.may_be_tail(state, last, whole, size)? {
+            return Ok(false);
+        }
+        let mut layout = self.lay_out(state, whole, false)?;
+        layout.durability = Durability::Checked;
+        if layout.covered < whole.len() || !self.is_vouched(state, &layout, size)? {
+            self.unreserve(state, layout);
+            return Ok(false);
+        }
+        let stored = self.store_append(state, layout, pages, size);
+        stored.map(|()| true)
+    }
+
+    fn store_append(
+        &self,
+        state: &Arc<FileState>,
+        layout: Layout<'_>,
+        pages: &[u64],
+        size: u64,
+    ) -> Result<(), Error> {
+        let whole = layout.covered;
+        let written = self.copy_pages(state, pages.to_vec()).and_then(|copies| {
+            let copies = copies.ok_or(Error::Invalid("an append without pages"))?;
+            let data = &copies.data[..whole * BLOCK_SIZE];
+            self.write_segments(&layout.segments, data, layout.durability)?;
+            Ok((sums_of(&layout.segments, data), copies))
+        });
+        let (sums, copies) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                self.unreserve(state, layout);
+                return Err(error);
+            }
+        };
+        let end = (size % PAGE) as usize;
+        let tail = whole_tail(pages[whole], &copies.data[whole * BLOCK_SIZE..][..end]);
+        self.log_checked(state, layout, size, sums, Some(tail))?;
+        self.complete(state, &copies, whole);
+        self.stays_logged(state);
+        Ok(())
     }
 
     /// Gives an inline body a block of its own before extents take its place that do not cover it. A write has
@@ -476,16 +528,17 @@ impl Files {
         layout: Layout<'_>,
         size: u64,
     ) -> Result<(), Error> {
-        self.log_checked(state, layout, size, &[])
+        self.log_checked(state, layout, size, Vec::new(), None)
     }
 
-    /// As `log_stored`, with the checksums of what was written, if it was as [`Durability::Checked`].
+    /// As `log_stored`, with the checksums of what was written, if it was as [`Durability::Checked`], and a new tail.
     fn log_checked(
         &self,
         state: &Arc<FileState>,
         layout: Layout<'_>,
         size: u64,
-        sums: &[(Extent, u32)],
+        sums: Vec<(Extent, u32)>,
+        new_tail: Option<Delta>,
     ) -> Result<(), Error> {
         let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
@@ -506,6 +559,7 @@ impl Files {
         let written = Written {
             flush_failures: layout.flush_failures,
             sums,
+            tail: new_tail,
         };
         let reservations = layout.reservations;
         let outcome = self.log_written(state, changes, reservations, size, tail, Some(written));
@@ -650,7 +704,7 @@ impl Files {
         reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
         tail: Option<u64>,
-        written: Option<Written<'_>>,
+        written: Option<Written>,
     ) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         if let Some(written) = &written {
@@ -672,8 +726,13 @@ impl Files {
         if tail.is_some() {
             op.apply(slot, Delta::EndTail);
         }
-        for (blocks, crc) in written.iter().flat_map(|written| written.sums) {
-            op.vouch(slot, *blocks, *crc);
+        if let Some(written) = written {
+            if let Some(tail) = written.tail {
+                op.apply(slot, tail);
+            }
+            for (blocks, crc) in written.sums {
+                op.vouch(slot, blocks, crc);
+            }
         }
         self.commit_attrs(state, op, slot, attrs, Some(size));
         Ok(())
@@ -894,11 +953,13 @@ impl Files {
 }
 
 /// Data that a record is of.
-struct Written<'a> {
+struct Written {
     /// Flushes that had failed before it was written.
     flush_failures: u64,
     /// What the record vouches for.
-    sums: &'a [(Extent, u32)],
+    sums: Vec<(Extent, u32)>,
+    /// The tail that the file has from then on.
+    tail: Option<Delta>,
 }
 
 /// The checksum of each segment of what is written.

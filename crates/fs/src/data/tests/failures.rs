@@ -63,9 +63,11 @@ fn a_failed_flush_is_latched_on_the_files_it_concerns() {
     let (ino, other) = (m.make(), m.make());
     let (file, bystander) = (m.open(ino), m.open(other));
     for f in [&file, &bystander] {
-        m.write(f, 0, &pattern(1, 300_000));
+        m.write(f, 0, &pattern(1, 73 * 4096));
+        // Whole pages: nothing of it is logged.
         m.files.fsync(f, false).unwrap();
-        m.write(f, 0, &pattern(2, 300_000));
+        m.commit_more();
+        m.write(f, 0, &pattern(2, 73 * 4096));
         m.files.write_back(f.ino()).unwrap();
     }
     for device in &world.devices {

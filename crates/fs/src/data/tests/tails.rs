@@ -625,14 +625,13 @@ fn what_differs_is_logged_and_nothing_else() {
     }
 }
 
-/// New pages of a few files that are synced need one flush each, and no durable write: the record vouches for them. So does what makes
-/// a file longer, whatever of it is in a block that it has. Then such a block is written in place, which first takes a
-/// batch that says that the other was durable.
+/// New pages that are synced need one flush, and no durable write: the record vouches for them. So does what makes a file
+/// longer. When such a block is written in place, that takes a batch first, once, that says that the other was durable.
 #[test]
 fn what_a_sync_adds_takes_one_flush_and_survives() {
     let mut world = World::new(59, 64, 256);
     let m = world.mount();
-    let inos: Vec<_> = (0..4).map(|_| m.make()).collect();
+    let mut inos: Vec<_> = (0..4).map(|_| m.make()).collect();
     m.store.sync().unwrap();
     let mut wanted = Vec::new();
     for (i, ino) in inos.iter().enumerate() {
@@ -658,25 +657,57 @@ fn what_a_sync_adds_takes_one_flush_and_survives() {
         assert_eq!(after.1 - before.1, 1);
         wanted.push(bytes);
     }
-    let (file, new) = (m.open(inos[3]), pattern(11, 4_096));
-    assert!(!m.store.vouched().is_empty());
-    let (before, batches) = (requests(&m), m.store.counters().batches.count);
-    m.write(&file, 4_096, &new);
-    wanted[3][4_096..8_192].copy_from_slice(&new);
+    let ino = m.make();
+    let (file, mut bytes) = (m.open(ino), pattern(11, 9_000));
+    m.write(&file, 0, &bytes);
     m.files.fsync(&file, true).unwrap();
-    let after = requests(&m);
-    // The page was confirmed by what was committed since it was new.
-    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 0));
-    assert_eq!(m.store.counters().batches.count, batches);
-    let last = wanted[3].len() - 4_000;
-    m.write(&file, last as u64, &new[..100]);
-    wanted[3][last..last + 100].copy_from_slice(&new[..100]);
-    m.files.fsync(&file, true).unwrap();
-    assert_eq!(m.store.counters().batches.count, batches + 1);
-    assert!(m.store.vouched().is_empty());
+    let batches = || m.store.counters().batches.count;
+    for (i, confirmed) in [(1, 1), (2, 0), (3, 0)] {
+        let before = batches();
+        let new = pattern(i, 4_096);
+        m.write(&file, 4_096, &new);
+        bytes[4_096..8_192].copy_from_slice(&new);
+        assert_eq!(m.store.vouched().is_empty(), i > 1);
+        m.files.fsync(&file, true).unwrap();
+        assert_eq!(batches() - before, confirmed);
+    }
+    inos.push(ino);
+    wanted.push(bytes);
     drop(file);
     let m = cut(&mut world, m);
     for (ino, bytes) in inos.iter().zip(wanted) {
         assert_eq!(m.contents(*ino), bytes);
+    }
+}
+
+/// A log that grows by more than a page with each sync: one batch and one flush each, as no block is written twice.
+#[test]
+fn a_log_that_grows_by_pages_takes_one_flush_each_time() {
+    for step in [2_500, 5_000, 12_345, 70_000] {
+        let mut world = World::new(60, 64, 256);
+        let m = world.mount();
+        let ino = m.make();
+        let file = m.open(ino);
+        let mut bytes = pattern(1, 5_000);
+        m.write(&file, 0, &bytes);
+        m.files.fsync(&file, true).unwrap();
+        let mut more = |i| {
+            let new = pattern(i, step);
+            m.write(&file, bytes.len() as u64, &new);
+            bytes.extend(new);
+            m.files.fsync(&file, true).unwrap();
+        };
+        // The first finds its page in a block for which a batch vouches.
+        more(2);
+        let (before, batches) = (requests(&m), m.store.counters().batches.count);
+        (0..20).for_each(&mut more);
+        let after = requests(&m);
+        assert_eq!(m.store.counters().batches.count - batches, 20, "{step}");
+        // Of each device at most; what is logged alone goes by a durable write.
+        let (flushes, devices) = (after.1 - before.1, m.store.array().devices().count());
+        assert!(flushes <= 20 * devices as u64, "{step}: {flushes}");
+        drop(file);
+        let m = cut(&mut world, m);
+        assert_eq!(m.contents(ino), bytes, "{step}");
     }
 }
