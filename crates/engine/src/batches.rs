@@ -128,7 +128,7 @@ pub(crate) struct Run {
     pub start: Anchor,
     pub end: Anchor,
     pub next_epoch: u64,
-    /// Its last batches vouch for data, and nothing says yet that they were durable.
+    /// Where it ends depends on data: its last batches vouch for some, or the one behind it does for what is not there.
     pub unconfirmed: bool,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
@@ -207,7 +207,13 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
             Ok(true) => unconfirmed = true,
             Ok(false) if planted(Canary::DataUnchecked) => {}
             Ok(false) => {
+                tracing::info!(
+                    "batch {} was being written and is left out",
+                    one.at.sequence
+                );
                 (next, last_epoch) = (one.at, one.epoch_before);
+                // Nor may anything come to take its place (recovery, invariant 2).
+                unconfirmed = true;
                 break;
             }
             Err(damage) => drop(loss.get_or_insert(damage)),

@@ -128,8 +128,7 @@ struct Batch {
     ticket: Ticket,
     position: u64,
     bytes: Option<AlignedBuf>,
-    /// It vouches for data that is flushed together with it.
-    vouches: bool,
+    flush: Flush,
     /// The newest epoch that it says is durable.
     confirms: u64,
 }
@@ -137,8 +136,19 @@ struct Batch {
 /// A batch as it will lie in the ring.
 struct Sealed {
     bytes: AlignedBuf,
-    vouches: bool,
+    flush: Flush,
     confirms: u64,
+}
+
+/// How what a batch's records name becomes durable. Decided once, when its header is made, which says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    /// Before the batch, if anything is not durable that must be by then.
+    IfNeeded,
+    /// Before the batch: it could vouch for data and does not.
+    Before,
+    /// With the batch, which vouches for it.
+    With,
 }
 
 #[derive(Debug, Default)]
@@ -379,9 +389,9 @@ impl Journal {
             self.fail(Error::Failed(what.into()));
         }
         let sealed = bytes.flatten();
-        let (vouches, confirms) = match &sealed {
-            Some(sealed) => (sealed.vouches, sealed.confirms),
-            None => (false, 0),
+        let (flush, confirms) = match &sealed {
+            Some(sealed) => (sealed.flush, sealed.confirms),
+            None => (Flush::IfNeeded, 0),
         };
         Batch {
             epoch,
@@ -390,7 +400,7 @@ impl Journal {
                 .issue(epoch, sealed.is_some().then_some(sequence)),
             position,
             bytes: sealed.map(|sealed| sealed.bytes),
-            vouches,
+            flush,
             confirms,
         }
     }
@@ -399,10 +409,15 @@ impl Journal {
     fn seal(&self, next: &mut Anchor, epoch: u64, records: Records) -> Sealed {
         let payload = records.payload() as usize;
         // All that its records name was written before they were staged, and is counted by now.
-        let vouches = records.sums > 0 && self.array.is_ordered();
-        if records.sums > 0 && !vouches {
-            self.vouched.flushed(epoch);
-        }
+        let flush = match records.sums {
+            0 => Flush::IfNeeded,
+            _ if self.array.is_ordered() => Flush::With,
+            _ => Flush::Before,
+        };
+        let checked = match flush {
+            Flush::With => records.sums,
+            _ => 0,
+        };
         // No older than what the header says in sequence numbers, which recovery goes by: that is read after it.
         let confirms = self.durable_epoch();
         let mut header = BatchHeader::zeroed();
@@ -417,7 +432,7 @@ impl Journal {
         header.durable_sequence = U64::new(self.commits.durable_sequence());
         header.checkpoint_sequence = U64::new(self.checkpoint_sequence.load(Ordering::SeqCst));
         header.records = U32::new(records.count);
-        header.checked = U32::new(if vouches { records.sums } else { 0 });
+        header.checked = U32::new(checked);
         let used = BatchHeader::SIZE + payload;
         let padded = (used as u64).next_multiple_of(self.align);
         let mut buf = AlignedBuf::zeroed(padded as usize);
@@ -435,7 +450,7 @@ impl Journal {
             .sealed(records.count as u64, payload as u64, padded);
         Sealed {
             bytes: buf,
-            vouches,
+            flush,
             confirms,
         }
     }
@@ -475,9 +490,13 @@ impl Journal {
         let result = match &batch.bytes {
             Some(bytes) => {
                 let began = self.clock.monotonic_ns();
-                let written = match batch.vouches {
-                    true => self.write_and_flush(batch.position, bytes),
-                    false => self.flush_and_write(batch.position, bytes),
+                let written = match batch.flush {
+                    Flush::With => self.write_and_flush(batch.position, bytes),
+                    Flush::Before => self.flush_and_write(batch.position, bytes, true),
+                    Flush::IfNeeded => {
+                        let needed = !self.array.is_ordered();
+                        self.flush_and_write(batch.position, bytes, needed)
+                    }
                 };
                 let passed = self.clock.monotonic_ns().saturating_sub(began);
                 self.stats.each_ns.record(passed);
@@ -489,14 +508,17 @@ impl Journal {
             batch.ticket,
             result.map_err(|error| Error::Failed(format!("journal write: {error}").into())),
         )?;
+        if batch.flush == Flush::Before {
+            self.vouched.flushed(batch.epoch);
+        }
         self.vouched.confirm(batch.confirms);
         Ok(())
     }
 
     /// R14: the records' data was written before they were staged; it must be durable
     /// before the batch that names it can be.
-    fn flush_and_write(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
-        if !planted(Canary::SkipPreflush) && !self.array.is_ordered() {
+    fn flush_and_write(&self, position: u64, bytes: &[u8], flush: bool) -> Result<(), Error> {
+        if flush && !planted(Canary::SkipPreflush) {
             self.flush_all()?;
         }
         self.check_flushes()?;

@@ -766,7 +766,10 @@ impl<C: Content> Store<C> {
             let seen = self.newest_checkpoint();
             match self.journal.stage_nothing(self.shard()) {
                 // This one is gathered when that one is durable, and says so.
-                Some(next) => self.journal.commit_through(next)?,
+                Some(next) => {
+                    self.journal.commit_through(next)?;
+                    self.journal.vouched.confirm(epoch);
+                }
                 None => self.make_room(seen)?,
             }
         }
@@ -795,6 +798,9 @@ impl<C: Content> Store<C> {
     }
 
     fn release_freed(&self, wait: bool) {
+        if self.space.pending_blocks() == 0 {
+            return;
+        }
         let settled = self.settled_epoch();
         self.space.release_through(settled, wait, |extent| {
             if self.options.discard {
@@ -1083,8 +1089,11 @@ impl<C: Content> Store<C> {
 
     /// Chunks whose space map is durably gone become free.
     pub(crate) fn release_retired(&self) {
-        let settled = self.settled_epoch();
         let mut retired = self.retired.lock();
+        if retired.is_empty() {
+            return;
+        }
+        let settled = self.settled_epoch();
         let ready = retired.extract_if(.., |(epoch, _)| *epoch <= settled);
         let chunks: Vec<u32> = ready.map(|(_, chunk)| chunk).collect();
         drop(retired);

@@ -21,9 +21,11 @@ use format::Block;
 use std::collections::VecDeque;
 
 /// Runs of blocks that may wait to be confirmed: beyond that batches take the other way, and flush first.
-const RUNS_MAX: usize = 4096;
+const RUNS_MAX: usize = 512;
 
+/// On cache lines of its own: syncs write them.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Vouched {
     /// With the epochs of their records, which grow, but for those of threads that came at the same time.
     runs: Mutex<VecDeque<(u64, Extent)>>,
@@ -58,16 +60,17 @@ impl Vouched {
         self.count.store(all.len(), Ordering::SeqCst);
     }
 
-    /// The batch of this epoch does not vouch for anything: what it names was flushed before.
+    /// The batch of this epoch, which is durable, does not vouch for anything: what it names was flushed before.
     pub fn flushed(&self, epoch: u64) {
         self.forget(|of| of == epoch);
     }
 
     /// A batch is durable that says of all up to `epoch` that they are, or a checkpoint that needs none of them.
     pub fn confirm(&self, epoch: u64) {
-        let before = self.confirmed.fetch_max(epoch, Ordering::SeqCst);
-        if before < epoch {
-            self.forget(|of| of <= epoch);
+        // In this order: who finds it confirmed finds nothing of it here.
+        self.forget(|of| of <= epoch);
+        if self.confirmed.load(Ordering::SeqCst) < epoch {
+            self.confirmed.fetch_max(epoch, Ordering::SeqCst);
         }
     }
 

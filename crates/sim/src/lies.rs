@@ -96,12 +96,13 @@ impl Lies {
                 let geometry = machine.shape.geometry();
                 let meets = |run: &Extent| meets(&geometry, *run, index, &lie.range);
                 // Without a file system to ask, the power went in this operation.
-                damaged |= !journal && vouched.as_ref().is_none_or(|runs| runs.iter().any(meets));
+                let rests = !journal && vouched.as_ref().is_none_or(|runs| runs.iter().any(meets));
                 match lie.kind {
                     FaultKind::Lost => lost |= journal,
                     FaultKind::Overwritten | FaultKind::Rot => damaged |= journal,
                     _ => continue,
                 }
+                damaged |= rests;
                 self.places.push((index, lie.range.clone()));
             }
         }

@@ -4,6 +4,7 @@ use super::*;
 use crate::batches::read_run;
 use device::BlockDevice;
 use device::sim::SimDevice;
+use format::Block;
 use format::checkpoint::CheckpointRecord;
 use format::geometry::GeometryOptions;
 use format::journal::{Action, parse_records, put_entry, seal_record};
@@ -17,9 +18,14 @@ const FIRST: Anchor = Anchor {
 };
 
 fn journal() -> Journal {
-    let device = SimDevice::new(SIZE, 1) as Arc<dyn BlockDevice>;
-    let geometry = Geometry::plan(&[SIZE], GeometryOptions::default()).unwrap();
-    let array = Array::create(vec![device], geometry, "test", [7; 16], [9; 16]).unwrap();
+    journal_on(&[SimDevice::new(SIZE, 1)])
+}
+
+fn journal_on(devices: &[Arc<SimDevice>]) -> Journal {
+    let geometry = Geometry::plan(&vec![SIZE; devices.len()], GeometryOptions::default()).unwrap();
+    let dynamic = |device: &Arc<SimDevice>| Arc::clone(device) as Arc<dyn BlockDevice>;
+    let devices = devices.iter().map(dynamic).collect();
+    let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
     let options = StoreOptions {
         shards: 2,
         workers: 1,
@@ -154,4 +160,61 @@ fn a_fold_is_in_the_next_batch_that_is_paid_for() {
     journal.ring.take_back();
     assert!(!journal.outstanding());
     assert_eq!(journal.ring.used(), 3 * 4096 + SLACK.batches);
+}
+
+/// Whether the batch vouches for data is decided once: when that is not in order at that moment, because of a durable
+/// write of somebody else's of which is not known yet how it ends, the data is flushed, though all is in order when
+/// the batch is written.
+#[test]
+fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_then() {
+    let devices = [SimDevice::new(SIZE, 1), SimDevice::new(SIZE, 2)];
+    let journal = journal_on(&devices);
+    let array = Arc::clone(&journal.array);
+    array.flush().unwrap();
+    let geometry = array.geometry();
+    let on = |wanted: usize| {
+        let first = geometry.chunk_block(0).0;
+        let found = (first..first + 1024).map(Block).find(|block| {
+            let mut device = None;
+            geometry.pieces(block.byte(), BLOCK_SIZE, |piece| {
+                device = Some(piece.device)
+            });
+            device == Some(wanted)
+        });
+        found.unwrap()
+    };
+    let (mine, other) = (on(0), on(1));
+    let bytes = AlignedBuf::zeroed(BLOCK_SIZE);
+    devices[1].stick();
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            let write = Io::Write {
+                byte: other.byte(),
+                buf: &bytes,
+                durability: Durability::Durable,
+            };
+            return array.write_durably(&mut [write]).unwrap();
+        }
+        while devices[1].waiting() == 0 {
+            base::thread::yield_now();
+        }
+        let written = array.write(mine.byte(), &bytes, Durability::Checked);
+        written.unwrap();
+        let credit = journal.try_credit(0).unwrap();
+        let run = Extent {
+            block: mine,
+            len: 1,
+        };
+        let record = record(1, 1, Action::Create, 9);
+        journal.stage(&journal.pin(0), &record, &[run], credit);
+        let batch = journal.close_epoch(&mut journal.gather.lock(), false);
+        devices[1].release();
+        while !array.is_ordered() {
+            base::thread::yield_now();
+        }
+        assert!(devices[0].volatile_bytes() > 0);
+        journal.write_batch(batch).unwrap();
+        assert_eq!(devices[0].volatile_bytes(), 0);
+        assert!(journal.vouched.newest().is_none());
+    });
 }

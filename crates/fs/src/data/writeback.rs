@@ -544,6 +544,7 @@ impl Files {
         let changes = changes_of(&layout.segments);
         let tail = self.stored_tail(state, &layout)?;
         if changes.is_empty() && tail.is_none() && size == state.meta.lock().logged_size {
+            debug_assert!(sums.is_empty(), "a record vouches for what was written so");
             return match layout.durability {
                 Durability::Volatile | Durability::Checked => {
                     self.wrote_in_place(state, layout.flush_failures)

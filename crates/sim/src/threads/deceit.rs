@@ -232,6 +232,11 @@ impl Notes {
 impl Watch for Deceit {
     fn before(&self, device: usize, offset: u64, bytes: &[u8]) {
         let range = offset..offset + bytes.len() as u64;
+        // What is written anew is as it should be, or is told of again.
+        let anew = |place: &(usize, Range<u64>)| {
+            place.0 == device && range.start <= place.1.start && place.1.end <= range.end
+        };
+        self.notes.lock().outside.retain(|place| !anew(place));
         let head = BatchHeader::read_from_prefix(bytes);
         let head = head.is_ok_and(|(head, _)| head.magic.get() == BATCH_MAGIC);
         if head && self.in_ring(device, &range) {
