@@ -115,6 +115,7 @@ pub fn packed_tables() -> Vec<&'static PackedDoc> {
         &crate::table::LeafEntry::DOC,
         &crate::journal::Record::DOC,
         &crate::journal::RecordEntry::DOC,
+        &crate::journal::DataChecksum::DOC,
         &crate::inode::PackedInode::DOC,
         &crate::dir::DirEntry::DOC,
     ]
