@@ -197,8 +197,42 @@ pub struct Entry<'a> {
 
 /// Splits a batch's records into entries; each call of `each` gets one record's entries.
 pub fn parse_records<'a>(
-    mut bytes: &'a [u8],
+    bytes: &'a [u8],
     mut each: impl FnMut(Vec<Entry<'a>>) -> Result<(), Damage>,
+) -> Result<u32, Damage> {
+    each_record(bytes, |mut body| {
+        // Most have a few.
+        let mut entries = Vec::with_capacity(4);
+        while !body.is_empty() {
+            let (entry, tail) = parse_entry(body)?;
+            entries.push(entry);
+            body = tail;
+        }
+        each(entries)
+    })
+}
+
+/// Calls `each` with the entries of a batch's records in their order, and where in `bytes` each begins.
+pub fn each_entry<'a>(
+    bytes: &'a [u8],
+    mut each: impl FnMut(usize, Entry<'a>),
+) -> Result<u32, Damage> {
+    each_record(bytes, |mut body| {
+        while !body.is_empty() {
+            let at = body.as_ptr().addr() - bytes.as_ptr().addr();
+            let (entry, tail) = parse_entry(body)?;
+            each(at, entry);
+            body = tail;
+        }
+        Ok(())
+    })
+}
+
+/// Calls `each` with the entries of one record after the other, as bytes; returns how many there were.
+#[inline]
+fn each_record<'a>(
+    mut bytes: &'a [u8],
+    mut each: impl FnMut(&'a [u8]) -> Result<(), Damage>,
 ) -> Result<u32, Damage> {
     let damage = |what: &str| Damage::new("journal record", what);
     let mut count = 0;
@@ -207,22 +241,17 @@ pub fn parse_records<'a>(
         if len > RECORD_MAX as u64 || len > rest.len() as u64 {
             return Err(damage("length out of range"));
         }
-        let (mut body, after) = rest.split_at(len as usize);
-        // Most have a few.
-        let mut entries = Vec::with_capacity(4);
-        while !body.is_empty() {
-            let (entry, tail) = parse_entry(body)?;
-            entries.push(entry);
-            body = tail;
-        }
-        each(entries)?;
+        let (body, after) = rest.split_at(len as usize);
+        each(body)?;
         count += 1;
         bytes = after;
     }
     Ok(count)
 }
 
-fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
+/// The entry at the beginning of `bytes`, and what follows it.
+#[inline]
+pub fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
     let damage = |what: &str| Damage::new("journal record", what);
     let cut = || damage("entry cut short");
     let (&first, rest) = bytes.split_first().ok_or_else(cut)?;
@@ -291,6 +320,15 @@ mod tests {
             ]);
         }
         assert_eq!(entries_of(&batch).unwrap(), wanted);
+        let mut one_by_one = Vec::new();
+        let records = each_entry(&batch, |at, entry| {
+            let (same, _) = parse_entry(&batch[at..]).unwrap();
+            assert_eq!((same.version, same.body), (entry.version, entry.body));
+            one_by_one.push((entry.nid, entry.version, entry.action));
+        });
+        assert_eq!(records.unwrap() as usize, wanted.len());
+        let expected = wanted.iter().flatten().map(|one| (one.0, one.1, one.2));
+        assert!(one_by_one.into_iter().eq(expected));
         for cut in [1, 3, 60, batch.len() - 1] {
             assert!(entries_of(&batch[..cut]).is_err(), "{cut}");
         }

@@ -93,6 +93,30 @@ pub fn write_number(bytes: &mut [u8], mut number: u64) {
 /// The number at the start of `bytes`, and what follows; `None` when there is none in its shortest form.
 #[inline]
 pub fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    match bytes {
+        [byte, rest @ ..] if *byte < 0x80 => Some(((*byte).into(), rest)),
+        _ => long_number(bytes),
+    }
+}
+
+/// One that may have several bytes: all at once, if they are in a word, and that is there.
+#[inline]
+fn long_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    // A word without an end is no word at all.
+    let word = bytes
+        .first_chunk()
+        .map_or(u64::MAX, |word| u64::from_le_bytes(*word));
+    let len = match ends(word) {
+        0 => return longer_number(bytes),
+        ends => ends.trailing_zeros() + 1,
+    };
+    let own = word & (u64::MAX >> (u64::BITS - len)) & !MORE;
+    let is_shortest = own >> (len - 8) != 0;
+    is_shortest.then(|| (gather(own), &bytes[len as usize / 8..]))
+}
+
+#[inline(never)]
+fn longer_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut number = 0;
     for (i, &byte) in bytes.iter().take(NUMBER_MAX).enumerate() {
         let bits = (byte & 0x7F) as u64;
@@ -105,6 +129,14 @@ pub fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
         }
     }
     None
+}
+
+/// Undoes [`spread`].
+#[inline]
+fn gather(bytes: u64) -> u64 {
+    let pairs = bytes & 0x007F_007F_007F_007F | (bytes & 0x7F00_7F00_7F00_7F00) >> 1;
+    let halves = pairs & 0x0000_3FFF_0000_3FFF | (pairs & 0x3FFF_0000_3FFF_0000) >> 2;
+    halves & 0x0FFF_FFFF | (halves & 0x0FFF_FFFF_0000_0000) >> 4
 }
 
 /// The number at the start of `bytes`, and what follows; [`number`] has read it before.
@@ -201,9 +233,15 @@ mod tests {
             put_number(&mut bytes, wanted);
             assert_eq!(bytes.len(), number_len(wanted), "{wanted}");
             assert!(bytes.len() <= NUMBER_MAX);
+            let len = bytes.len();
             bytes.push(7);
             assert_eq!(number(&bytes), Some((wanted, &[7][..])));
-            for cut in 0..bytes.len() - 1 {
+            for behind in [0, 0x7F, 0x80, 0xFF] {
+                let mut more = bytes[..len].to_vec();
+                more.resize(len + 9, behind);
+                assert_eq!(number(&more), Some((wanted, &[behind; 9][..])));
+            }
+            for cut in 0..len {
                 assert_eq!(number(&bytes[..cut]), None);
             }
             assert_eq!(unsigned(signed(wanted)), wanted);
@@ -215,6 +253,11 @@ mod tests {
     fn a_number_has_one_form() {
         assert_eq!(number(&[0x81, 0]), None);
         assert_eq!(number(&[0x80, 0]), None);
+        for len in 1..8 {
+            let mut longer = [0x81; 9];
+            longer[len..].fill(0);
+            assert_eq!(number(&longer), None);
+        }
         assert_eq!(number(&[0xFF; 11]), None);
         let mut most = [0xFF; 10];
         most[9] = 1;
