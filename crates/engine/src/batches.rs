@@ -14,9 +14,15 @@ use format::checkpoint::CheckpointRecord;
 use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
 use format::{BLOCK_SIZE, Block, Damage, checksum, checksum_joined};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Bytes that are read at once, at first; and at most, where the ring is read on and on: enough for all devices at once.
 const WINDOW: u64 = 1 << 20;
+const WINDOW_MAX: u64 = 32 << 20;
+/// Of the memory for batches, the part that one window may take.
+const WINDOW_SHARE: usize = 8;
 /// How far behind the run's end batches that prove a loss are looked for. Whoever began to gather a batch after the
 /// first lost one was durable says so in it; before that one there are, with the lost one, no more than the pipeline
 /// of commits has under way.
@@ -26,24 +32,35 @@ const LOOK_AHEAD: u64 = 64 << 20;
 /// moment, for the lag of the sum they look at, and for padding.
 const _: () = assert!(PIPELINE * 4 * STAGING_MAX as u64 <= LOOK_AHEAD);
 
-/// Reads the ring in large pieces.
+/// Reads the ring in large pieces. Batches refer to what was read, and keep it in memory.
 pub(crate) struct RingReader<'a> {
     array: &'a Array,
     base: u64,
     pub size: u64,
-    window: AlignedBuf,
-    window_start: Option<u64>,
+    window: Arc<AlignedBuf>,
+    /// What part of the ring the window has.
+    holds: Range<u64>,
+    /// Bytes of the next window, and of any.
+    next: u64,
+    most: u64,
 }
 
 impl<'a> RingReader<'a> {
     pub fn new(array: &'a Array) -> Self {
+        RingReader::keeping(array, 0)
+    }
+
+    /// For who keeps so many bytes of batches in memory.
+    fn keeping(array: &'a Array, keep: usize) -> Self {
         let geometry = array.geometry();
         RingReader {
             array,
             base: geometry.journal_start.byte(),
             size: geometry.journal_bytes(),
-            window: AlignedBuf::zeroed(WINDOW as usize),
-            window_start: None,
+            window: Arc::new(AlignedBuf::zeroed(0)),
+            holds: 0..0,
+            next: WINDOW,
+            most: ((keep / WINDOW_SHARE) as u64).clamp(WINDOW, WINDOW_MAX),
         }
     }
 
@@ -60,21 +77,57 @@ impl<'a> RingReader<'a> {
         Ok(())
     }
 
-    /// What is in memory from a ring position on: at least a byte, and all up to a multiple of
-    /// [`WINDOW`].
-    fn peek(&mut self, position: u64) -> Result<&[u8], Error> {
-        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(WINDOW)) };
+    /// `len` bytes at a ring position, as they were read if they are in one piece there.
+    fn records(&mut self, position: u64, len: u64) -> Result<Records, Error> {
         let at = position % self.size;
-        let start = at / WINDOW * WINDOW;
-        let len = WINDOW.min(self.size - start) as usize;
-        if self.window_start != Some(start) {
-            self.window_start = None;
-            self.array
-                .read(self.base + start, &mut self.window[..len])?;
-            self.window_start = Some(start);
+        if at + len > self.size || len > self.most {
+            let mut copy = vec![0; len as usize];
+            self.read(position, &mut copy)?;
+            return Ok(copy.into());
         }
-        Ok(&self.window[(at - start) as usize..len])
+        if at < self.holds.start || at + len > self.holds.end {
+            self.load(at, len)?;
+        }
+        let from = (at - self.holds.start) as usize;
+        Ok(Records {
+            window: Arc::clone(&self.window),
+            range: from..from + len as usize,
+        })
     }
+
+    /// What is in memory from a ring position on: at least a byte, and all up to a multiple of a block.
+    fn peek(&mut self, position: u64) -> Result<&[u8], Error> {
+        let at = position % self.size;
+        if !self.holds.contains(&at) {
+            self.load(at, 1)?;
+        }
+        let held = (self.holds.end - self.holds.start) as usize;
+        Ok(&self.window[(at - self.holds.start) as usize..held])
+    }
+
+    /// Reads `len` bytes and more from a place in the ring on.
+    fn load(&mut self, at: u64, len: u64) -> Result<(), Error> {
+        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(BLOCK_SIZE as u64)) };
+        let start = at / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        let goes_on = (self.holds.start..=self.holds.end).contains(&start);
+        self.next = match goes_on && self.holds.end > 0 {
+            true => (2 * self.next).min(self.most),
+            false => WINDOW,
+        };
+        let least = (at - start + len).next_multiple_of(BLOCK_SIZE as u64);
+        let len = self.next.max(least).min(self.size - start);
+        self.holds = 0..0;
+        let own = Arc::get_mut(&mut self.window);
+        if own.is_none_or(|window| (window.len() as u64) < len) {
+            self.window = Arc::new(AlignedBuf::zeroed(len as usize));
+        }
+        let window = Arc::get_mut(&mut self.window).expect("nobody has it");
+        self.array
+            .read(self.base + start, &mut window[..len as usize])?;
+        self.holds = start..start + len;
+        Ok(())
+    }
+
     /// The header of a batch of this array, if one lies at a ring position, which is aligned as
     /// the journal is.
     pub fn header(&mut self, position: u64) -> Result<Option<BatchHeader>, Error> {
@@ -116,14 +169,39 @@ impl<'a> RingReader<'a> {
     }
 }
 
+/// Records of a batch, in memory with others that were read with them.
+#[derive(Clone)]
+pub(crate) struct Records {
+    window: Arc<AlignedBuf>,
+    range: Range<usize>,
+}
+
+impl Deref for Records {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.window[self.range.clone()]
+    }
+}
+
+impl From<Vec<u8>> for Records {
+    fn from(bytes: Vec<u8>) -> Records {
+        Records {
+            window: Arc::new(AlignedBuf::from_slice(&bytes)),
+            range: 0..bytes.len(),
+        }
+    }
+}
+
 /// A batch read from the ring.
 pub(crate) struct Batch {
     pub header: BatchHeader,
-    pub records: Vec<u8>,
+    pub records: Records,
 }
 
 /// The unbroken run of batches from a record's anchor. The batches themselves may be more than
-/// memory has room for, and are read again one by one.
+/// memory has room for: the first ones are kept, and the others read again one by one.
 pub(crate) struct Run {
     pub start: Anchor,
     pub end: Anchor,
@@ -132,18 +210,60 @@ pub(crate) struct Run {
     pub unconfirmed: bool,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
+    /// Batches from `start` on, and where the next one is.
+    pub kept: Kept,
+    /// Bytes of batches that whoever goes through the run may have in memory.
+    pub keep: usize,
+}
+
+/// The first batches of a run.
+pub(crate) struct Kept {
+    batches: Vec<Batch>,
+    bytes: usize,
+    /// Where the first batch is that is not kept.
+    end: Anchor,
+}
+
+impl Kept {
+    pub fn none(start: Anchor) -> Kept {
+        Kept {
+            batches: Vec::new(),
+            bytes: 0,
+            end: start,
+        }
+    }
+
+    /// The run ends here, if not before.
+    fn cut(&mut self, end: Anchor) {
+        if self.end.sequence > end.sequence {
+            let inside = |batch: &Batch| batch.header.sequence.get() < end.sequence;
+            self.batches.retain(inside);
+            self.end = end;
+        }
+    }
+
+    /// Keeps the next batch, if all so far were kept, and with it they are no more than so many bytes.
+    fn keep(&mut self, batch: Batch, before: Anchor, after: Anchor, most: usize) {
+        if self.end == before && self.bytes + batch.records.len() <= most {
+            self.bytes += batch.records.len();
+            self.batches.push(batch);
+            self.end = after;
+        }
+    }
 }
 
 impl Run {
-    /// Reads the run again, batch by batch.
+    /// Goes through the run batch by batch, once: what was kept is given away.
     pub fn for_each(
-        &self,
+        &mut self,
         array: &Array,
         record: &CheckpointRecord,
         mut each: impl FnMut(Batch) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut ring = RingReader::new(array);
-        let mut next = self.start;
+        let kept = std::mem::replace(&mut self.kept, Kept::none(self.start));
+        kept.batches.into_iter().try_for_each(&mut each)?;
+        let mut ring = RingReader::keeping(array, self.keep);
+        let mut next = kept.end;
         while next.sequence < self.end.sequence {
             let read = read_batch(&mut ring, array, record, next)?;
             let (batch, after) = read.ok_or_else(|| {
@@ -158,9 +278,14 @@ impl Run {
 }
 
 /// Reads batches from the anchor while each is the exact successor of the one before, and
-/// checks the end against everything that says how far the journal must reach (R9).
-pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
-    let mut ring = RingReader::new(array);
+/// checks the end against everything that says how far the journal must reach (R9). Of the batches, the
+/// first `keep` bytes stay in memory.
+pub(crate) fn read_run(
+    array: &Array,
+    record: &CheckpointRecord,
+    keep: usize,
+) -> Result<Run, Error> {
+    let mut ring = RingReader::keeping(array, keep);
     let start = Anchor {
         position: record.anchor_position.get(),
         sequence: record.anchor_sequence.get(),
@@ -178,6 +303,7 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
     let mut loss: Option<Damage> = None;
     let image_sequence = record.image_sequence.get();
     let mut vouching: VecDeque<Vouching> = VecDeque::new();
+    let mut kept = Kept::none(start);
     while let Some((batch, after)) = read_batch(&mut ring, array, record, next)? {
         let old = batch.header.epoch.get() <= last_epoch && !planted(Canary::StaleBatchAccepted);
         if after.position - start.position > ring.size || old {
@@ -198,8 +324,9 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
                 Err(damage) => drop(loss.get_or_insert(damage)),
             }
         }
-        next = after;
         last_epoch = batch.header.epoch.get();
+        kept.keep(batch, next, after, keep);
+        next = after;
     }
     let mut unconfirmed = false;
     for one in vouching {
@@ -219,6 +346,7 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
             Err(damage) => drop(loss.get_or_insert(damage)),
         }
     }
+    kept.cut(next);
     let image_epoch = record.image_epoch.get();
     if next.sequence < image_sequence {
         let what = format!(
@@ -236,6 +364,8 @@ pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, 
         next_epoch: last_epoch.max(image_epoch) + 1,
         unconfirmed,
         loss,
+        kept,
+        keep,
     })
 }
 
@@ -322,12 +452,11 @@ fn read_batch(
     {
         return Ok(None);
     }
-    // The length is only as good as the checksum: memory is taken for what passed it.
-    if len > WINDOW && !ring.is_whole(at.position, &header)? {
+    // The length is only as good as the checksum: much memory is taken for what passed it.
+    if len > ring.most && !ring.is_whole(at.position, &header)? {
         return Ok(None);
     }
-    let mut records = vec![0; len as usize];
-    ring.read(at.position + BatchHeader::SIZE as u64, &mut records)?;
+    let records = ring.records(at.position + BatchHeader::SIZE as u64, len)?;
     let crc = checksum(ring.begun_checksum(&header), &records);
     if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
         return Ok(None);

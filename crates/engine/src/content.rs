@@ -38,7 +38,7 @@ pub trait Content: Send + Sync + Sized + 'static {
     }
     /// Adds a change that was merged, as the journal has it: it is pending again, whatever else is. Those of one version
     /// come back in any order.
-    fn merge_again(&self, _delta: &Self::Delta) -> Result<(), Damage> {
+    fn merge_again(&mut self, _delta: &Self::Delta) -> Result<(), Damage> {
         Err(Damage::new("node", "takes no merged changes"))
     }
     /// Whether merged changes are pending.

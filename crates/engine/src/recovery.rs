@@ -27,6 +27,7 @@ use crate::checkpoint::{CheckpointState, read_space};
 use crate::content::Content;
 use crate::error::Error;
 use crate::journal::{Anchor, Resume};
+use crate::replay::{RecoveryPhases, group_bytes};
 use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
@@ -49,6 +50,8 @@ pub struct RecoveryReport {
     pub records: u64,
     pub deltas: u64,
     pub nodes: u64,
+    /// Where the time went.
+    pub phases: RecoveryPhases,
     /// From the first look at the devices until the store was usable.
     pub took: Duration,
     /// Checkpoint record copies that were unreadable or damaged, as (slot, copy, why).
@@ -111,11 +114,14 @@ impl<C: Content> Store<C> {
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
         report.clean = record.clean.get() == 1;
-        let mut run = read_run(&array, &record)?;
-        if let Some(loss) = run.loss {
+        let mut run = read_run(&array, &record, group_bytes(options.node_cache_bytes))?;
+        if let Some(loss) = run.loss.take() {
             return Err(Error::Damaged(loss));
         }
         report.batches = run.end.sequence - run.start.sequence;
+        let clock = options.clock.clone();
+        let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
+        report.phases.verify = passed(began);
         if run.unconfirmed && !read_only {
             confirm_run(&array, &record, &mut run)?;
         }
@@ -151,7 +157,7 @@ impl<C: Content> Store<C> {
         };
         let mut store = Store::<C>::assemble(parts)?;
         store.adapt_limits();
-        let damaged = store.replay(&record, &run, &mut report)?;
+        let damaged = store.replay(&record, &mut run, &mut report)?;
         if let Some((nid, damage)) = damaged.iter().next()
             && !read_only
         {
@@ -159,14 +165,15 @@ impl<C: Content> Store<C> {
         }
         store.unreplayed = damaged;
         if !read_only && !planted(Canary::NoClosingCheckpoint) {
+            let began = store.clock().monotonic_ns();
             store.make_checkpoint(false)?;
+            report.phases.checkpoint = passed(began);
         }
         let store = Arc::new(store);
         if !read_only && store.options.background {
             store.start_threads()?;
         }
-        let passed = store.clock().monotonic_ns().saturating_sub(began);
-        report.took = Duration::from_nanos(passed);
+        report.took = passed(began);
         Ok((store, report))
     }
 }

@@ -1,11 +1,14 @@
 //! Replay: nodes are brought to the state that the journal's run describes.
 //!
-//! The run was verified whole before; it is read again here in groups of batches, so that what
-//! is in memory is one group and the nodes that changed, not the journal.
+//! The run was verified whole before. It is replayed in groups of batches, as large as memory allows, so that what is in
+//! memory is one group and the nodes that changed, not the journal. A group has three phases, each by all workers:
+//! batches are read, entry by entry; entries are linked to chains of their nodes ([`crate::chains`], which says what of
+//! a node that is deleted again is looked at); and chains are applied to nodes. The first two alternate, section by
+//! section, so that what they hand over stays near the processor.
 //!
 //! Invariants:
 //! 1. A group has all changes of some consecutive epochs. What follows on a node never has a
-//!    smaller epoch, so sorting a node's changes by version within a group puts all in order.
+//!    smaller epoch, so a chain has a node's changes of the group in their order, and the next group's come later.
 //! 2. A delta is applied only if its version is exactly the node's next; those up to the version
 //!    that the table names are in the image already. A merge is applied only to the version that
 //!    it names; the image has those of earlier versions, and none of its own (`op.rs`, invariant 6).
@@ -13,26 +16,51 @@
 //!    its version: the journal has these in no order.
 //! 3. Until the last group is done every replayed node is in the cache, dirty, and so stays
 //!    there; nobody else looks. Allocators hear of nodes after that, once each.
+//! 4. Of a node that a group deletes nothing older than the deletion is read or decoded, not even its image, unless the image is newer.
+//!    What is checked of that is that the versions of all its changes follow one another, and the first of them on the
+//!    image's, and that each finds a node or, to create it, none. So no change is lost unnoticed, and with
+//!    the deletion's version the node is gone: whoever gets its nid next begins beyond.
+//! 5. What a group does to a node depends on the group alone, and on no other node: any worker may do it at any time.
 
-use crate::batches::Run;
+#[cfg(test)]
+mod tests;
+
+use crate::batches::{Records, Run};
+use crate::chains::{BATCHES_MAX, Chains, Changed, Logged, part_of};
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, Cell, new_cell, suits};
 use crate::op::Dirty;
 use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
-use crate::store::Store;
+use crate::store::{STAGING_MAX, Store};
 use base::canary::{Canary, planted};
-use base::sync::{Arc, Mutex, rank};
+use base::sync::Arc;
+use base::tight;
 use format::checkpoint::CheckpointRecord;
-use format::journal::{Action, parse_records};
+use format::item::PAYLOAD_MAX;
+use format::journal::{Action, Entry, each_entry};
 use format::table::{KIND_SPACE_MAP, SPACE_MAP_FIRST};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-/// Bytes of batches that make a group, at most: enough work for all workers. A batch, which is
-/// as large as its writer let records wait for a commit, is never divided.
-const GROUP_BYTES_MAX: usize = 4 << 20;
+/// Bytes of batches, and of links for their entries, that make a group: a part of the memory for nodes, which has none when
+/// this begins, and at least so many. A batch, which is as large as its writer let records wait for a commit, is never
+/// divided.
+const GROUP_PART: (usize, usize) = (3, 4);
+const GROUP_BYTES_MIN: usize = 4 << 20;
+/// Bytes of batches of a section for each worker: two of the largest that are usual, so that all have something to read.
+/// What a worker leaves for the next phase is as much again, and should stay near it.
+const SECTION_BYTES: usize = 2 * STAGING_MAX;
+/// The part of a group that is a section, at most.
+const SECTION_SHARE: usize = 8;
+/// Bytes of batches for one of a section's readers, at least.
+fn reader_bytes() -> usize {
+    tight::limit(64 << 10, 256)
+}
+/// Readers of a section for each worker, and chains: the last to end do not keep all waiting.
+const PARTS_EACH: usize = 4;
 
 /// A logged change of one node.
 pub(crate) struct Change<'a> {
@@ -40,6 +68,17 @@ pub(crate) struct Change<'a> {
     pub action: Action,
     pub kind: u8,
     pub body: &'a [u8],
+}
+
+impl<'a> From<Entry<'a>> for Change<'a> {
+    fn from(entry: Entry<'a>) -> Change<'a> {
+        Change {
+            version: entry.version,
+            action: entry.action,
+            kind: entry.kind,
+            body: entry.body,
+        }
+    }
 }
 
 impl Change<'_> {
@@ -61,96 +100,279 @@ impl Change<'_> {
 /// Nodes that cannot be brought up to date, and why.
 type Damages = BTreeMap<u64, Damage>;
 
+/// Time of each phase.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RecoveryPhases {
+    /// The journal's run was found and verified.
+    pub verify: Duration,
+    /// What of it had no room in memory was read again.
+    pub read: Duration,
+    pub parse: Duration,
+    pub link: Duration,
+    pub apply: Duration,
+    /// Allocators were told.
+    pub adopt: Duration,
+    /// The checkpoint at the end.
+    pub checkpoint: Duration,
+}
+
+/// Bytes of a group that the store's memory has room for.
+pub(crate) fn group_bytes(node_cache_bytes: usize) -> usize {
+    let (part, of) = GROUP_PART;
+    let bytes = (node_cache_bytes / of * part).max(GROUP_BYTES_MIN);
+    tight::limit(bytes, 8 << 10)
+}
+
+/// Some batches of a section, and their entries in lists for each of the chains.
+#[derive(Default)]
+struct Reader {
+    lists: Vec<Vec<Logged>>,
+    records: u64,
+    deltas: u64,
+    damage: Option<Damage>,
+}
+
+impl Reader {
+    /// Reads batches, the first of which is the group's number `first`.
+    fn read(&mut self, batches: &[Records], first: usize) {
+        let parts = self.lists.len();
+        self.lists.iter_mut().for_each(Vec::clear);
+        (self.records, self.deltas) = (0, 0);
+        for (number, records) in (first..).zip(batches) {
+            let parsed = each_entry(records, |at, entry| {
+                if entry.action == Action::Sum {
+                    return;
+                }
+                self.deltas += 1;
+                self.lists[part_of(entry.nid, parts)].push(Logged::new(number, at, &entry));
+            });
+            match parsed {
+                Ok(records) => self.records += u64::from(records),
+                Err(damage) => {
+                    self.damage = Some(damage);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A replay under way: the batches of a group, and what they say of nodes.
+struct Replay<'s, C: Content> {
+    store: &'s Store<C>,
+    report: &'s mut RecoveryReport,
+    damages: Damages,
+    group_bytes: usize,
+    section_bytes: usize,
+    batches: Vec<Records>,
+    bytes: usize,
+    /// So many of them are in sections that ended, and bytes in others.
+    linked: usize,
+    unlinked_bytes: usize,
+    readers: Vec<Reader>,
+    chains: Vec<Chains>,
+}
+
+impl<'s, C: Content> Replay<'s, C> {
+    fn new(
+        store: &'s Store<C>,
+        group_bytes: usize,
+        report: &'s mut RecoveryReport,
+    ) -> Replay<'s, C> {
+        let workers = store.options.workers;
+        let parts = (workers * PARTS_EACH).next_power_of_two();
+        let section = (workers * SECTION_BYTES).min(group_bytes / SECTION_SHARE);
+        let reader = || Reader {
+            lists: vec![Vec::new(); parts],
+            ..Reader::default()
+        };
+        Replay {
+            store,
+            report,
+            damages: Damages::new(),
+            group_bytes,
+            section_bytes: tight::limit(section, 1 << 10),
+            batches: Vec::new(),
+            bytes: 0,
+            linked: 0,
+            unlinked_bytes: 0,
+            readers: (0..parts).map(|_| reader()).collect(),
+            chains: (0..parts).map(|_| Chains::new()).collect(),
+        }
+    }
+
+    fn take(&mut self, records: Records) -> Result<(), Error> {
+        self.bytes += records.len();
+        self.unlinked_bytes += records.len();
+        self.batches.push(records);
+        if self.unlinked_bytes >= self.section_bytes {
+            self.end_section()?;
+        }
+        let links: usize = self.chains.iter().map(Chains::link_bytes).sum();
+        if self.bytes + links >= self.group_bytes || self.batches.len() >= BATCHES_MAX {
+            self.end_group()?;
+        }
+        Ok(())
+    }
+
+    /// Links what is not linked.
+    fn end_section(&mut self) -> Result<(), Error> {
+        let began = self.store.clock().monotonic_ns();
+        let section = &self.batches[self.linked..];
+        let wanted = (self.unlinked_bytes / reader_bytes()).clamp(1, self.readers.len());
+        let share = self.unlinked_bytes.div_ceil(wanted).max(1);
+        let mut work = Vec::new();
+        let (mut from, mut readers) = (0, self.readers.iter_mut());
+        while from < section.len() {
+            let mut bytes = 0;
+            let enough = |batch: &Records| {
+                bytes += batch.len();
+                bytes >= share
+            };
+            let len = section[from..].iter().position(enough);
+            let to = len.map_or(section.len(), |len| from + len + 1);
+            let reader = readers.next().expect("each but the last has a share");
+            work.push((reader, from..to));
+            from = to;
+        }
+        self.store.run_parts(&mut work, &|(reader, range)| {
+            reader.read(&section[range.clone()], self.linked + range.start);
+        });
+        let read: Vec<&Reader> = work.into_iter().map(|(reader, _)| &*reader).collect();
+        for reader in &read {
+            self.report.records += reader.records;
+            self.report.deltas += reader.deltas;
+            if let Some(damage) = &reader.damage {
+                return Err(Error::Damaged(damage.clone()));
+            }
+        }
+        let parsed = self.store.clock().monotonic_ns();
+        let mut work: Vec<_> = self.chains.iter_mut().enumerate().collect();
+        self.store.run_parts(&mut work, &|(part, chains)| {
+            for reader in &read {
+                reader.lists[*part].iter().for_each(|one| chains.push(one));
+            }
+            chains.end_section(&self.batches);
+        });
+        (self.linked, self.unlinked_bytes) = (self.batches.len(), 0);
+        let phases = &mut self.report.phases;
+        phases.parse += Duration::from_nanos(parsed.saturating_sub(began));
+        phases.link += Duration::from_nanos(self.store.since(parsed));
+        Ok(())
+    }
+
+    /// Applies the chains, and forgets them.
+    fn end_group(&mut self) -> Result<(), Error> {
+        self.end_section()?;
+        let began = self.store.clock().monotonic_ns();
+        let apply = |(part, chains): (usize, &Chains)| {
+            self.store
+                .apply_chains(part, chains, &self.batches, &self.damages)
+        };
+        let mut work: Vec<_> = self
+            .chains
+            .iter()
+            .enumerate()
+            .map(|one| (one, Ok(Damages::new())))
+            .collect();
+        self.store
+            .run_parts(&mut work, &|(one, found)| *found = apply(*one));
+        let found: Vec<_> = work.into_iter().map(|(_, found)| found).collect();
+        for found in found {
+            self.damages.append(&mut found?);
+        }
+        self.chains.iter_mut().for_each(Chains::clear);
+        self.batches.clear();
+        (self.bytes, self.linked) = (0, 0);
+        self.report.phases.apply += Duration::from_nanos(self.store.since(began));
+        Ok(())
+    }
+}
+
 impl<C: Content> Store<C> {
     /// Replays the run; returns the nodes that it cannot bring up to date.
     pub(crate) fn replay(
         &self,
         record: &CheckpointRecord,
-        run: &Run,
+        run: &mut Run,
         report: &mut RecoveryReport,
     ) -> Result<Damages, Error> {
-        let group_bytes = self.options.staging_bytes.min(GROUP_BYTES_MAX);
-        let mut damages = Damages::new();
-        let mut group: Vec<Vec<u8>> = Vec::new();
-        let mut bytes = 0;
-        run.for_each(&self.array, record, |batch| {
-            bytes += batch.records.len();
-            group.push(batch.records);
-            if bytes >= group_bytes {
-                self.replay_group(&group, &mut damages, report)?;
-                group.clear();
-                bytes = 0;
-            }
-            Ok(())
-        })?;
-        self.replay_group(&group, &mut damages, report)?;
+        let began = self.clock().monotonic_ns();
+        let group_bytes = group_bytes(self.options.node_cache_bytes);
+        let mut replay = Replay::new(self, group_bytes, report);
+        run.for_each(&self.array, record, |batch| replay.take(batch.records))?;
+        replay.end_group()?;
+        let mut damages = replay.damages;
+        let phases = &mut report.phases;
+        let rest = Duration::from_nanos(self.since(began));
+        phases.read = rest.saturating_sub(phases.parse + phases.link + phases.apply);
+        let began = self.clock().monotonic_ns();
         self.adopt_replayed(&mut damages, report)?;
+        report.phases.adopt = Duration::from_nanos(self.since(began));
         Ok(damages)
     }
 
-    fn replay_group(
+    /// Applies what some chains have for nodes that are not among `damaged`; returns those that become so. Dirty
+    /// ones go to the list that has the number `part`.
+    fn apply_chains(
         &self,
-        group: &[Vec<u8>],
-        damages: &mut Damages,
-        report: &mut RecoveryReport,
-    ) -> Result<(), Error> {
-        let mut changes: BTreeMap<u64, Vec<Change<'_>>> = BTreeMap::new();
-        for records in group {
-            let parsed = parse_records(records, |entries| {
-                for entry in entries.iter().filter(|e| e.action != Action::Sum) {
-                    report.deltas += 1;
-                    changes.entry(entry.nid).or_default().push(Change {
-                        version: entry.version,
-                        action: entry.action,
-                        kind: entry.kind,
-                        body: entry.body,
-                    });
-                }
-                Ok(())
-            });
-            report.records += parsed.map_err(Error::Damaged)? as u64;
-        }
-        changes.retain(|nid, _| !damages.contains_key(nid));
-        let workers = self.options.workers.min(changes.len() / 256 + 1);
-        let work = Mutex::new(rank::INODE, changes.into_iter());
-        let found: Mutex<Damages> = Mutex::new(rank::LEAF, Damages::new());
-        let results = self.fan_out(workers, |_| {
-            loop {
-                let next = work.lock().next();
-                let Some((nid, list)) = next else {
-                    return Ok(());
-                };
-                match self.replay_node(Nid(nid), list) {
-                    Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
-                        found.lock().insert(nid, damage);
-                    }
-                    other => other?,
-                }
+        part: usize,
+        chains: &Chains,
+        batches: &[Records],
+        damaged: &Damages,
+    ) -> Result<Damages, Error> {
+        let mut found = chains.damages().clone();
+        found.retain(|nid, _| !damaged.contains_key(nid));
+        for changed in chains.changed() {
+            if damaged.contains_key(&changed.nid.0) {
+                continue;
             }
-        });
-        damages.append(&mut found.into_inner());
-        results.into_iter().collect()
+            match self.replay_node(part, &changed, batches) {
+                Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
+                    found.insert(changed.nid.0, damage);
+                }
+                other => other?,
+            }
+        }
+        Ok(found)
     }
 
     /// Applies one node's changes of a group.
-    fn replay_node(&self, nid: Nid, changes: Vec<Change<'_>>) -> Result<(), Error> {
+    fn replay_node(
+        &self,
+        part: usize,
+        changed: &Changed<'_>,
+        batches: &[Records],
+    ) -> Result<(), Error> {
+        let nid = changed.nid;
+        let changes = changed.entries(batches).map(Change::from);
         // Of an earlier group (invariant 3).
         let Some(cell) = self.nodes.get(nid) else {
-            if let Some((version, body)) = self.replayed_node(nid, changes)? {
-                self.add_replayed(nid, version, body);
+            let replayed = match self.replayed_cut(changed)? {
+                Some(version) => Some(self.apply_changes(nid, version, Body::Gone, changes)?),
+                None => self.replayed_image(nid, changes)?,
+            };
+            if let Some((version, body)) = replayed {
+                self.add_replayed(part, nid, version, body);
             }
             return Ok(());
         };
         let (version, body) = {
             let mut state = cell.write();
-            (
-                state.version,
-                std::mem::replace(&mut state.body, Body::Gone),
-            )
+            let body = std::mem::replace(&mut state.body, Body::Gone);
+            (state.version, body)
         };
-        let (version, body) = self.apply_changes(nid, version, body, changes)?;
+        let (version, body) = match changed.cut() {
+            Some(cut) => {
+                // Whatever is there came from the journal: nothing comes twice.
+                let exists = !matches!(body, Body::Gone);
+                check_first(changed, changed.first().is_next(version), version, exists)?;
+                self.apply_changes(nid, cut, Body::Gone, changes)?
+            }
+            None => self.apply_changes(nid, version, body, changes)?,
+        };
         if !suits(&cell, &body) {
-            self.add_replayed(nid, version, body);
+            self.add_replayed(part, nid, version, body);
             return Ok(());
         }
         let mut state = cell.write();
@@ -160,21 +382,50 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    fn add_replayed(&self, nid: Nid, version: u64, body: Body<C>) {
-        let cell = new_cell(nid, version, body);
-        self.nodes.insert(Arc::clone(&cell));
-        self.mark_dirty(0, &cell);
+    /// The version with which the journal says that a node is gone, if that is newer than what the table has (invariant 4).
+    fn replayed_cut(&self, changed: &Changed<'_>) -> Result<Option<u64>, Error> {
+        let Some(cut) = changed.cut() else {
+            return Ok(None);
+        };
+        let entry = self.table.entry(changed.nid)?;
+        if cut <= entry.version {
+            return Ok(None);
+        }
+        let (follows, exists) = (
+            changed.first().follows(entry.version),
+            !entry.place.is_none(),
+        );
+        check_first(changed, follows, entry.version, exists)?;
+        Ok(Some(cut))
     }
 
-    /// A node as the table has it, with changes applied; `None`: its image has them all.
+    fn add_replayed(&self, part: usize, nid: Nid, version: u64, body: Body<C>) {
+        let cell = new_cell(nid, version, body);
+        self.nodes.insert(Arc::clone(&cell));
+        self.mark_dirty(part, &cell);
+    }
+
+    /// A node as the table has it, with changes applied, which come in any order; `None`: its image has them all.
     pub(crate) fn replayed_node(
         &self,
         nid: Nid,
         mut changes: Vec<Change<'_>>,
     ) -> Result<Option<(u64, Body<C>)>, Error> {
+        changes.sort_by_key(Change::order);
+        self.replayed_image(nid, changes.into_iter())
+    }
+
+    /// The same with changes in their order.
+    fn replayed_image<'a>(
+        &self,
+        nid: Nid,
+        changes: impl Iterator<Item = Change<'a>>,
+    ) -> Result<Option<(u64, Body<C>)>, Error> {
         let entry = self.table.entry(nid)?;
-        changes.retain(|change| !change.is_in(entry.version));
-        let Some(first) = changes.iter().min_by_key(|change| change.order()) else {
+        let mut changes = changes
+            .filter(|change| !change.is_in(entry.version))
+            .peekable();
+        let Some(first) = changes.peek() else {
             return Ok(None);
         };
         let body = match first.action {
@@ -197,64 +448,67 @@ impl<C: Content> Store<C> {
         damages: &mut Damages,
         report: &mut RecoveryReport,
     ) -> Result<(), Error> {
-        let dirty = self.dirty.lists[0].lock().clone();
-        for Dirty { nid, cell } in dirty {
-            let newest = self.nodes.get(nid);
-            if damages.contains_key(&nid.0) || !newest.is_some_and(|n| Arc::ptr_eq(&n, &cell)) {
-                continue;
+        let lists = self.dirty.lists.iter().map(|list| list.lock().clone());
+        let mut parts: Vec<(Vec<Dirty<C>>, Settled)> =
+            lists.map(|list| (list, Settled::default())).collect();
+        self.run_parts(&mut parts, &|(list, settled)| {
+            for Dirty { nid, cell } in list.drain(..) {
+                if !damages.contains_key(&nid.0) && !cell.header.is_gone() {
+                    self.settle_replayed(nid, &cell, settled);
+                }
             }
-            if let Err(damage) = self.settle_replayed(&cell) {
-                damages.insert(nid.0, damage);
-                continue;
-            }
-            report.nodes += 1;
-            let state = cell.read();
-            if nid.0 < SPACE_MAP_FIRST {
-                let in_use = !matches!(state.body, Body::Gone);
+        });
+        for (_, mut settled) in parts {
+            damages.append(&mut settled.damages);
+            report.nodes += settled.nodes;
+            for (nid, in_use) in settled.nids {
                 self.nids.recover(nid, in_use, self)?;
-                continue;
-            }
-            // A chunk of this array, or the node would be damaged.
-            let chunk = (nid.0 - SPACE_MAP_FIRST) as u32;
-            match &state.body {
-                Body::Space(map) => self.space.recovered(chunk, Some(map.words())),
-                _ => self.space.recovered(chunk, None),
             }
         }
         Ok(())
     }
 
     /// The run's end settles what is pending still (invariant 2).
-    fn settle_replayed(&self, cell: &Arc<Cell<C>>) -> Result<(), Damage> {
-        if !cell.read().body.is_pending() {
-            return Ok(());
+    fn settle_replayed(&self, nid: Nid, cell: &Arc<Cell<C>>, settled: &mut Settled) {
+        if cell.read().body.is_pending() {
+            let mut state = cell.write();
+            state.body.settle();
+            self.recharge(cell, &state.body);
+            if let Err(damage) = fits_an_image(&state.body) {
+                settled.damages.insert(nid.0, damage);
+                return;
+            }
         }
-        let mut state = cell.write();
-        state.body.settle();
-        self.recharge(cell, &state.body);
-        fits_an_image(&state.body)
+        settled.nodes += 1;
+        let state = cell.read();
+        if nid.0 < SPACE_MAP_FIRST {
+            let in_use = !matches!(state.body, Body::Gone);
+            settled.nids.push((nid, in_use));
+            return;
+        }
+        // A chunk of this array, or the node would be damaged.
+        let chunk = (nid.0 - SPACE_MAP_FIRST) as u32;
+        match &state.body {
+            Body::Space(map) => self.space.recovered(chunk, Some(map.words())),
+            _ => self.space.recovered(chunk, None),
+        }
     }
 
-    /// Applies changes in version order (invariant 2). The last merges are pending afterwards.
-    fn apply_changes(
+    /// Applies changes that are in their order (invariant 2). The last merges are pending afterwards.
+    fn apply_changes<'a>(
         &self,
         nid: Nid,
         mut version: u64,
         mut body: Body<C>,
-        mut changes: Vec<Change<'_>>,
+        changes: impl Iterator<Item = Change<'a>>,
     ) -> Result<(u64, Body<C>), Error> {
-        changes.sort_by_key(Change::order);
         for change in changes {
             let (merge, to) = (change.action == Action::Merge, change.version);
             let follows = to == version + u64::from(!merge)
                 || planted(Canary::VersionGapAccepted)
                 || (merge && planted(Canary::MergesReplayedTwice));
             if !follows {
-                let what = match merge {
-                    false => format!("node {nid} goes from version {version} to {to}"),
-                    true => format!("node {nid} merges at version {to}, but is at {version}"),
-                };
-                return Err(damaged("journal", what));
+                return Err(gap(nid, version, to, merge));
             }
             body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
             version += u64::from(!merge);
@@ -267,11 +521,53 @@ impl<C: Content> Store<C> {
     }
 }
 
+/// What the allocators are to be told of some nodes.
+#[derive(Default)]
+struct Settled {
+    nodes: u64,
+    nids: Vec<(Nid, bool)>,
+    damages: Damages,
+}
+
+fn gap(nid: Nid, version: u64, to: u64, merge: bool) -> Error {
+    let what = match merge {
+        false => format!("node {nid} goes from version {version} to {to}"),
+        true => format!("node {nid} merges at version {to}, but is at {version}"),
+    };
+    damaged("journal", what)
+}
+
+/// Checks the first change of a node that the group deletes, where the node has this version before, and exists or does not
+/// (invariant 4).
+fn check_first(
+    changed: &Changed<'_>,
+    follows: bool,
+    version: u64,
+    exists: bool,
+) -> Result<(), Error> {
+    let (nid, first) = (changed.nid, changed.first());
+    if !follows && !planted(Canary::VersionGapAccepted) {
+        return Err(gap(nid, version, first.version(), first.is_merge()));
+    }
+    if first.is_next(version) && changed.finds_node() != exists {
+        let what = match exists {
+            true => format!("node {nid} is created and exists"),
+            false => format!("node {nid} is changed and does not exist"),
+        };
+        return Err(damaged("journal", what));
+    }
+    Ok(())
+}
+
 /// Each change fits a node that it may find; together they may outgrow what an image holds.
 fn fits_an_image<C: Content>(body: &Body<C>) -> Result<(), Damage> {
+    // What that says is right but for a few bytes; encoding looks at every one.
+    if body.image() <= PAYLOAD_MAX / 2 {
+        return Ok(());
+    }
     let mut image = Vec::new();
     body.encode(&mut image);
-    match image.len() <= format::item::PAYLOAD_MAX {
+    match image.len() <= PAYLOAD_MAX {
         true => Ok(()),
         false => Err(Damage::new(
             "journal",
@@ -287,7 +583,7 @@ fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Bod
     }
     match (change.action, body) {
         (Action::Create, Body::Gone) => {
-            if change.body.len() > format::item::PAYLOAD_MAX {
+            if change.body.len() > PAYLOAD_MAX {
                 return Err(misfit("creates a node over the bound"));
             }
             Body::decode(change.kind, change.body)
@@ -306,7 +602,7 @@ fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Bod
         (Action::Merge, Body::User(content)) if !content.merges() => {
             Err(misfit("merges into a node that takes no merged changes"))
         }
-        (Action::Merge, Body::User(content)) => {
+        (Action::Merge, Body::User(mut content)) => {
             content.merge_again(&C::decode_delta(change.kind, change.body)?)?;
             Ok(Body::User(content))
         }

@@ -529,10 +529,10 @@ impl Base {
         let survey = scan::Survey::of(array)?;
         let mut batches = Vec::new();
         let run = match &record {
-            Some(record) => match read_run(array, record) {
-                Ok(run) => {
+            Some(record) => match read_run(array, record, 0) {
+                Ok(mut run) => {
                     run.for_each(array, record, |batch| {
-                        batches.push(batch.records);
+                        batches.push(batch.records.to_vec());
                         Ok(())
                     })?;
                     run

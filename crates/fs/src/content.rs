@@ -180,10 +180,14 @@ impl engine::Content for FsNode {
         }
     }
 
-    fn merge_again(&self, delta: &Delta) -> Result<(), Damage> {
-        match (self, delta) {
-            (FsNode::Inode(inode), Delta::Tally(tally)) if inode.gain_again(*tally) => Ok(()),
-            _ => Err(Damage::new("delta", "cannot be merged")),
+    fn merge_again(&mut self, delta: &Delta) -> Result<(), Damage> {
+        let gained = match (self, delta) {
+            (FsNode::Inode(inode), Delta::Tally(tally)) => inode.gain_again(*tally),
+            _ => false,
+        };
+        match gained {
+            true => Ok(()),
+            false => Err(Damage::new("delta", "cannot be merged")),
         }
     }
 

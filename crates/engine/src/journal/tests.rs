@@ -75,11 +75,19 @@ fn batches(journal: &Journal) -> u64 {
 
 /// What recovery reads: the nids of merges and folds, batch by batch.
 fn replayed(journal: &Journal) -> Vec<Vec<(u64, Action)>> {
+    let all = replayed_keeping(journal, 0);
+    for keep in [1, 10, 100, 1000, 5000, 200 << 10, usize::MAX] {
+        assert_eq!(replayed_keeping(journal, keep), all, "{keep} bytes kept");
+    }
+    all
+}
+
+fn replayed_keeping(journal: &Journal, keep: usize) -> Vec<Vec<(u64, Action)>> {
     let mut record = CheckpointRecord::zeroed();
     record.uuid = journal.uuid;
     record.mount_id = U64::new(journal.mount_id);
     record.anchor_sequence = U64::new(FIRST.sequence);
-    let run = read_run(&journal.array, &record).unwrap();
+    let mut run = read_run(&journal.array, &record, keep).unwrap();
     assert!(run.loss.is_none());
     let mut all = Vec::new();
     let read = run.for_each(&journal.array, &record, |batch| {

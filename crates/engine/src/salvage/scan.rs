@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run, vouched_for};
+use crate::batches::{Kept, RingReader, Run, vouched_for};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -243,6 +243,8 @@ impl Survey {
             next_epoch: self.epoch + 1,
             unconfirmed: false,
             loss,
+            kept: Kept::none(end),
+            keep: 0,
         }
     }
 

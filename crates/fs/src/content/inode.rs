@@ -177,9 +177,9 @@ impl Inode {
     }
 
     /// The same as the journal has it, whatever the inode was shown with meanwhile; false: this is no directory.
-    pub(super) fn gain_again(&self, tally: Tally) -> bool {
-        let pending = self.pending.get();
-        pending.is_some_and(|pending| pending.add(tally, &Shown::never()).taken)
+    pub(super) fn gain_again(&mut self, tally: Tally) -> bool {
+        let pending = self.pending.get_mut();
+        pending.map(|pending| pending.add_again(tally)).is_some()
     }
 
     /// Whether it gained anything, under its exclusive lock.

@@ -99,6 +99,12 @@ impl Pending {
         self.add_by(lane(), tally, shown)
     }
 
+    /// Adds what was added once, whatever was shown.
+    pub fn add_again(&mut self, tally: Tally) {
+        *self.owed.get_mut() = true;
+        add_to(&mut self.together.get_mut().sum, tally);
+    }
+
     fn add_by(&self, core: usize, tally: Tally, shown: &Shown) -> Merged {
         // Of several that find nothing, one is the first.
         let first = !self.owed.load(Ordering::SeqCst) && !self.owed.swap(true, Ordering::SeqCst);
@@ -238,8 +244,12 @@ impl Gains {
         self.0.as_deref()
     }
 
+    pub fn get_mut(&mut self) -> Option<&mut Pending> {
+        self.0.as_deref_mut()
+    }
+
     pub fn take(&mut self) -> Option<Tally> {
-        self.0.as_mut()?.take()
+        self.get_mut()?.take()
     }
 
     fn sum(&self) -> Option<Tally> {
