@@ -5,7 +5,8 @@
 //!    error. The journal has twice the room, for a checkpoint begins when half of it is full.
 //! 2. When as much is logged as asked for, all of it is committed and the file system is cut off: from then on nothing is written, not even by
 //!    closing it.
-//! 3. What is timed is all that opening takes: devices, labels, replay, and the checkpoint at its end. The store's own part is told besides.
+//! 3. What is timed is all that opening takes: devices, labels, replay, and the checkpoint at its end. The store's own part is told besides, and
+//!    its phases.
 //!    What was made last must be there.
 
 use std::collections::VecDeque;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use base::clock::Clock;
 use base::thread::parallel;
+use engine::RecoveryPhases;
 use fs::FsOptions;
 use serde_json::{Map, Value};
 
@@ -85,7 +87,9 @@ struct Outcome {
     store_s: f64,
     batches: u64,
     records: u64,
+    deltas: u64,
     nodes: u64,
+    phases: RecoveryPhases,
 }
 
 /// Measures. `progress` is told what comes next.
@@ -156,7 +160,9 @@ fn open(
         store_s: report.took.as_secs_f64(),
         batches: report.batches,
         records: report.records,
+        deltas: report.deltas,
         nodes: report.nodes,
+        phases: report.phases,
     })
 }
 
@@ -211,7 +217,17 @@ fn row(options: &Options, outcomes: &[Outcome]) -> Row {
     put("logged_bytes", |outcome| outcome.logged as f64);
     put("batches", |outcome| outcome.batches as f64);
     put("records", |outcome| outcome.records as f64);
+    put("changes", |outcome| outcome.deltas as f64);
     put("nodes", |outcome| outcome.nodes as f64);
+    put("verify_s", |outcome| outcome.phases.verify.as_secs_f64());
+    put("read_s", |outcome| outcome.phases.read.as_secs_f64());
+    put("parse_s", |outcome| outcome.phases.parse.as_secs_f64());
+    put("link_s", |outcome| outcome.phases.link.as_secs_f64());
+    put("apply_s", |outcome| outcome.phases.apply.as_secs_f64());
+    put("adopt_s", |outcome| outcome.phases.adopt.as_secs_f64());
+    put("checkpoint_s", |outcome| {
+        outcome.phases.checkpoint.as_secs_f64()
+    });
     put("records_per_s", |outcome| {
         outcome.records as f64 / outcome.opened_s.max(1e-9)
     });
@@ -266,6 +282,10 @@ mod tests {
         // A create or an unlink is a record of a hundred bytes or so.
         assert!(extra("records") > 10_000.0, "{row:?}");
         assert!(extra("store_s") > 0.0 && extra("opened_s") >= extra("store_s"));
+        assert!(extra("changes") > extra("records"), "{row:?}");
+        let phases = ["verify_s", "parse_s", "link_s", "apply_s", "checkpoint_s"].map(extra);
+        assert!(phases.iter().all(|seconds| *seconds > 0.0), "{row:?}");
+        assert!(phases.iter().sum::<f64>() <= extra("store_s"), "{row:?}");
         assert!(row.median > 0.0 && row.runs == 2);
         assert!(report.checks.is_empty());
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -283,7 +303,9 @@ mod tests {
             store_s: 2.0,
             batches: 1,
             records: 1,
+            deltas: 1,
             nodes: 1,
+            phases: RecoveryPhases::default(),
         };
         let found = checks(&options, &[outcome]);
         assert!(found.len() == 1 && found[0].value == 2.5 && !found[0].ok);
