@@ -1,6 +1,8 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
+use super::extents::PAGE_LIMIT;
 use super::file::{FileState, Meta, OpenFile};
+use super::pace::piece_pages;
 use super::tail::How;
 use super::together::{Room, TOGETHER};
 use super::{Files, PAGE};
@@ -121,6 +123,7 @@ impl Files {
                 outcome
             }
             Err(Error::IsADirectory | Error::Invalid(_)) => {
+                self.pace.note_sync(self.now_ns());
                 Ok(self.store.commit_through(self.store.epoch())?)
             }
             Err(error) => Err(error),
@@ -164,7 +167,9 @@ impl Files {
         // R7: the last change of anything but coarse times must be durable.
         let commit = changed > self.store.durable_epoch();
         if commit && !planted(Canary::FsyncUncommitted) {
+            let written = self.pace.written();
             self.store.commit_through(changed)?;
+            self.flushed_one(written);
         }
         if commit || times_due {
             count(&self.counts.committed);
@@ -207,7 +212,7 @@ impl Files {
     /// them: what they wrote may be lost (R17). No lock is held.
     fn flush_devices(&self) -> Result<(), Error> {
         let waiting = self.written_in_place();
-        let outcome = self.store.flush();
+        let outcome = self.flush_counted();
         let failures = self.store.array().flush_failures();
         match outcome {
             Ok(()) => {
@@ -376,8 +381,8 @@ impl Files {
     }
 
     /// Keeps dirty pages below half of the cache: above it one writer writes back the oldest
-    /// files, and those that follow wait for it when hardly a clean page is left. No lock is
-    /// held.
+    /// files, and those that follow wait for it when hardly a clean page is left. Beside syncs a file with little to write
+    /// does not, so that who syncs does not write back for others. No lock is held.
     pub(super) fn balance(&self, state: &Arc<FileState>) -> Result<(), Error> {
         let capacity = self.pages.capacity();
         if self.pages.dirty() <= capacity / 4 {
@@ -385,6 +390,10 @@ impl Files {
         }
         self.hurry();
         if self.pages.dirty() <= capacity / 2 {
+            return Ok(());
+        }
+        if self.pages.dirty() <= capacity / 8 * 7 && self.keeps_pace() && self.has_few_dirty(state)
+        {
             return Ok(());
         }
         let turn = match self.balancer.try_lock() {
@@ -413,6 +422,13 @@ impl Files {
         }
         drop(turn);
         Ok(())
+    }
+
+    /// Whether a file has no more to write than one piece.
+    fn has_few_dirty(&self, state: &FileState) -> bool {
+        let most = piece_pages();
+        let pages = self.pages.dirty_pages(state.key, 0..PAGE_LIMIT, most + 1);
+        pages.len() <= most
     }
 
     pub(super) fn hurry(&self) {

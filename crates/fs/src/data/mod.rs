@@ -18,11 +18,13 @@
 //!    on the device: a dirty page never leaves the cache otherwise. Under the shared one the page may be another by the time it is
 //!    read: whoever reads it asks the cache once more ([`write`], 6).
 //! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
+//! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
 
 mod extents;
 mod fallocate;
 mod file;
 mod fsync;
+mod pace;
 mod read;
 mod references;
 mod seek;
@@ -52,6 +54,7 @@ use engine::Store;
 use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
+use pace::Pace;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -120,6 +123,8 @@ pub(crate) struct Files {
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
     /// Syncs of files that are running.
     syncing: AtomicU64,
+    /// Of what is written back beside syncs.
+    pace: Pace,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
     /// Pages that somebody asked to be written soon.
@@ -154,6 +159,7 @@ impl Files {
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
+            pace: Pace::new(),
             logged: Mutex::new(rank::LEAF, HashSet::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),

@@ -12,6 +12,7 @@
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
+use super::pace::piece_pages;
 use super::tail::{How, changed, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
@@ -67,6 +68,8 @@ pub(super) struct Layout<'s> {
     flush_failures: u64,
     /// `Durable`: what is written in place needs no flush. `Checked`: the record vouches for what is written.
     durability: Durability,
+    /// A small sync waits for it, or a direct write: it is written at once, and not at the pace of write-back.
+    at_once: bool,
 }
 
 /// Bytes for which one record vouches, and runs of blocks: beyond that a flush more costs little beside the data, and recovery
@@ -199,6 +202,7 @@ impl Files {
         let outside = || dirty(range.end..PAGE_LIMIT, 1).first().copied();
         let beyond = pages.get(batch).copied().or_else(outside);
         pages.truncate(batch);
+        let small = range.start == 0 && beyond.is_none() && self.is_small_sync(how, &pages);
         if size <= inline_max(how) && !keep_extents && self.is_inline(state)? {
             if !pages.is_empty() || size != logged_size {
                 self.flush_inline(state, size)?;
@@ -228,7 +232,8 @@ impl Files {
         let left = copies.pages.get(covered).copied();
         let rest = before.or(left).or(beyond);
         let synced = synced && rest.is_none();
-        if synced && how == How::Alone {
+        layout.at_once = synced && small;
+        if synced && how == How::Alone && (small || !self.keeps_pace()) {
             layout.durability = self.best_alone(&layout);
         }
         let limit = size_limit(size, rest).max(logged_size);
@@ -303,6 +308,7 @@ impl Files {
             covered: 0,
             flush_failures: self.store.array().flush_failures(),
             durability: Durability::Volatile,
+            at_once: false,
         };
         let bound = if fresh {
             PAGE_LIMIT
@@ -404,8 +410,8 @@ impl Files {
         size: u64,
     ) -> Result<(), Error> {
         let written = self
-            .move_inline(state, &layout.segments)
-            .and_then(|()| self.write_segments(&layout.segments, data, layout.durability));
+            .move_inline(state, &layout)
+            .and_then(|()| self.write_segments(&layout.segments, data, &layout));
         match written {
             Ok(()) if layout.durability == Durability::Checked => {
                 let sums = sums_of(&layout.segments, data);
@@ -430,6 +436,7 @@ impl Files {
         }
         let mut layout = self.lay_out(state, whole, false)?;
         layout.durability = Durability::Checked;
+        layout.at_once = true;
         if layout.covered < whole.len() || !self.is_vouched(state, &layout, size)? {
             self.unreserve(state, layout);
             return Ok(false);
@@ -449,7 +456,7 @@ impl Files {
         let written = self.copy_pages(state, pages.to_vec()).and_then(|copies| {
             let copies = copies.ok_or(Error::Invalid("an append without pages"))?;
             let data = &copies.data[..whole * BLOCK_SIZE];
-            self.write_segments(&layout.segments, data, layout.durability)?;
+            self.write_segments(&layout.segments, data, &layout)?;
             Ok((sums_of(&layout.segments, data), copies))
         });
         let (sums, copies) = match written {
@@ -470,8 +477,8 @@ impl Files {
     /// Gives an inline body a block of its own before extents take its place that do not cover it. A write has
     /// made its page dirty before it dirties others, so that it goes home with them or before: what is left for this
     /// are writers and cuts between the passes of one write-back.
-    fn move_inline(&self, state: &Arc<FileState>, segments: &[Segment]) -> Result<(), Error> {
-        let covered = segments.iter().any(|s| s.pages.contains(&0));
+    fn move_inline(&self, state: &Arc<FileState>, before: &Layout<'_>) -> Result<(), Error> {
+        let covered = before.segments.iter().any(|s| s.pages.contains(&0));
         let (replaced, logged_size) = {
             let meta = state.meta.lock();
             (meta.replaced, meta.logged_size)
@@ -490,7 +497,8 @@ impl Files {
             self.pages.state(state.key, 0) == Some(PageState::Dirty(Backing::Promised));
         let mut promise = self.promise(!has_promise as u64)?;
         state.meta.lock().promised += promise.give(1);
-        let layout = self.lay_out(state, &[0], false)?;
+        let mut layout = self.lay_out(state, &[0], false)?;
+        layout.at_once = before.at_once;
         self.store(state, layout, &content, logged_size)
     }
 
@@ -610,6 +618,16 @@ impl Files {
         }
     }
 
+    /// Whether this is a sync of a file that has no more than these pages to write, and they are few; write-back beside it keeps
+    /// the pace from now on.
+    fn is_small_sync(&self, how: How, pages: &[u64]) -> bool {
+        let small = matches!(how, How::Logged | How::Alone) && pages.len() <= piece_pages();
+        if small {
+            self.pace.note_sync(self.now_ns());
+        }
+        small
+    }
+
     /// How to write what a sync that no other runs beside waits for: one write in place is best made durable by itself,
     /// where the device turns the two steps into one. Several share the flush that follows them, as syncs at a time do.
     fn best_alone(&self, layout: &Layout<'_>) -> Durability {
@@ -625,29 +643,39 @@ impl Files {
         }
     }
 
-    /// One device batch.
+    /// Writes segments of a layout, or parts of them.
     fn write_segments(
         &self,
         segments: &[Segment],
         data: &[u8],
-        durability: Durability,
+        layout: &Layout<'_>,
     ) -> Result<(), Error> {
         let mut writes = Writes::new(data);
-        if durability == Durability::Checked {
-            writes.durability = durability;
+        if layout.durability == Durability::Checked {
+            writes.durability = layout.durability;
         }
         writes.add_segments(0, segments);
-        match durability {
+        match layout.durability {
             Durability::Durable if !planted(Canary::OverwriteUnflushed) => {
-                self.write_out_by(writes, |ios| self.store.write_durably(ios))
+                self.write_out_by(writes, |ios| self.write_durably(ios))
+            }
+            _ if layout.at_once => {
+                self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
             }
             _ => self.write_out(writes),
         }
     }
 
-    /// One device batch.
+    fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), engine::Error> {
+        let written = self.pace.written();
+        self.store.write_durably(ios)?;
+        self.flushed_one(written);
+        Ok(())
+    }
+
+    /// One device batch, or beside syncs one piece after the other.
     pub(super) fn write_out(&self, writes: Writes<'_>) -> Result<(), Error> {
-        self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
+        self.write_out_by(writes, |ios| self.write_at_pace(ios))
     }
 
     fn write_out_by(
@@ -833,6 +861,7 @@ impl Files {
         let pages = self
             .pages
             .dirty_pages(state.key, 0..PAGE_LIMIT, REPLACE_MAX + 1);
+        let small = self.is_small_sync(how, &pages);
         if size <= inline_max(how) && !keep_extents {
             let copies = self.copy_pages(state, pages)?;
             let bytes = match &copies {
@@ -843,7 +872,7 @@ impl Files {
             self.inlined(state, copies, size);
             return Ok(None);
         }
-        if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size)? {
+        if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size, small)? {
             return Ok(None);
         }
         self.log_replacement(state, Body::Inline(Vec::new()), 0)?;
@@ -871,8 +900,10 @@ impl Files {
         state: &Arc<FileState>,
         pages: &[u64],
         size: u64,
+        at_once: bool,
     ) -> Result<bool, Error> {
-        let layout = self.lay_out(state, pages, true)?;
+        let mut layout = self.lay_out(state, pages, true)?;
+        layout.at_once = at_once;
         let reserved = blocks_of(&layout.reservations);
         if layout.covered < pages.len() {
             drop(layout);
@@ -898,7 +929,7 @@ impl Files {
             if let Some(copies) = self.copy_pages(state, part.to_vec())? {
                 let at = stamps.len()..stamps.len() + part.len();
                 let segments = part_of(&layout.segments, at);
-                self.write_segments(&segments, &copies.data, layout.durability)?;
+                self.write_segments(&segments, &copies.data, &layout)?;
                 stamps.extend(copies.stamps);
             }
         }
@@ -937,7 +968,8 @@ impl Files {
         let mut done = 0;
         while done < pages.len() {
             let rest = &pages[done..];
-            let layout = self.lay_out(state, rest, false)?;
+            let mut layout = self.lay_out(state, rest, false)?;
+            layout.at_once = true;
             let covered = layout.covered;
             let logged = match done + covered == pages.len() {
                 true => size,

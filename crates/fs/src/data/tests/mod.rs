@@ -5,6 +5,7 @@ mod failures;
 mod groups;
 mod model;
 mod outgrow;
+mod pace;
 mod shared;
 mod stories;
 mod tails;
@@ -88,7 +89,12 @@ impl World {
     }
 
     pub fn mount(&self) -> Mounted {
-        let array = Array::assemble(self.handles(), false).unwrap();
+        self.mount_on(self.handles())
+    }
+
+    /// On these devices, which are its own or stand before them.
+    pub fn mount_on(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Mounted {
+        let array = Array::assemble(devices, false).unwrap();
         let (store, _) = Store::open(Arc::new(array), self.store_options()).unwrap();
         let times = Arc::new(Times::new(self.clock.clone()));
         let files = Files::new(Arc::clone(&store), times, self.options.clone());
