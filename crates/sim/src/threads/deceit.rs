@@ -45,6 +45,8 @@ struct Notes {
     heads: Vec<Head>,
     /// Places of lies outside of the journal.
     outside: Vec<(usize, Range<u64>)>,
+    /// Heads still to come of which one may be that of a batch whose rest was lost before.
+    hurt_ahead: usize,
     ever: bool,
 }
 
@@ -219,7 +221,8 @@ impl Notes {
                     self.heads[batch].hurt = true;
                     return;
                 }
-                // The rest of one of the last batches.
+                // The rest of one of the last batches; or of one of the next, whose head another device gets later.
+                self.hurt_ahead = APART;
                 self.heads.len().saturating_sub(APART)
             }
             // Of any batch.
@@ -247,7 +250,8 @@ impl Watch for Deceit {
                 vouches: vouches(bytes),
             };
             let notes = &mut *self.notes.lock();
-            head.hurt = head.rests_on(&self.geometry, &notes.outside);
+            head.hurt = notes.hurt_ahead > 0 || head.rests_on(&self.geometry, &notes.outside);
+            notes.hurt_ahead = notes.hurt_ahead.saturating_sub(1);
             notes.heads.push(head);
         }
     }
@@ -313,6 +317,24 @@ mod tests {
                 "{count}"
             );
         }
+    }
+
+    /// The rest went to another device, and was lost before the head was sent: the batch counted as whole, and what was
+    /// promised with it as firm.
+    #[test]
+    fn a_batch_whose_rest_was_lost_before_its_head_was_sent_is_hurt() {
+        let machine = machine();
+        let deceit = Deceit::watch(&machine);
+        let at = deceit.ring[0][0].start;
+        machine.devices[0].lose_writes(Times::Next(1), None);
+        write(&machine, &deceit, at + BLOCK_SIZE as u64, &[3; SECTOR]);
+        let mut head = BatchHeader::new_zeroed();
+        head.magic.set(BATCH_MAGIC);
+        let mut batch = [0; SECTOR];
+        batch[..size_of::<BatchHeader>()].copy_from_slice(head.as_bytes());
+        write(&machine, &deceit, at, &batch);
+        assert!(deceit.ever() && deceit.mark() == 1);
+        assert!(!deceit.is_firm(1) && deceit.tail_may_be_missing());
     }
 
     #[test]
