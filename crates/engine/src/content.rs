@@ -37,8 +37,8 @@ pub trait Content: Send + Sync + Sized + 'static {
         Err(Damage::new("node", "takes no merged changes"))
     }
     /// Adds a change that was merged, as the journal has it: it is pending again, whatever else is. Those of one version
-    /// come back in any order.
-    fn merge_again(&mut self, _delta: &Self::Delta) -> Result<(), Damage> {
+    /// come back in any order. They are a third of all that a full journal may have, so none is made a `Delta` of.
+    fn merge_again(&mut self, _kind: u8, _delta: &[u8]) -> Result<(), Damage> {
         Err(Damage::new("node", "takes no merged changes"))
     }
     /// Whether merged changes are pending.

@@ -282,7 +282,8 @@ impl<'s, C: Content> Replay<'s, C> {
             self.damages.append(&mut found?);
         }
         self.chains.iter_mut().for_each(Chains::clear);
-        self.batches.clear();
+        let batches = std::mem::take(&mut self.batches);
+        self.store.let_go(batches);
         (self.bytes, self.linked) = (0, 0);
         self.report.phases.apply += Duration::from_nanos(self.store.since(began));
         Ok(())
@@ -303,6 +304,7 @@ impl<C: Content> Store<C> {
         run.for_each(&self.array, record, |batch| replay.take(batch.records))?;
         replay.end_group()?;
         let mut damages = replay.damages;
+        self.let_go(replay.chains);
         let phases = &mut report.phases;
         let rest = Duration::from_nanos(self.since(began));
         phases.read = rest.saturating_sub(phases.parse + phases.link + phases.apply);
@@ -310,6 +312,15 @@ impl<C: Content> Store<C> {
         self.adopt_replayed(&mut damages, report)?;
         report.phases.adopt = Duration::from_nanos(self.since(began));
         Ok(damages)
+    }
+
+    /// Frees much memory: the system takes a while for each page, so all workers do.
+    fn let_go<T: Send>(&self, things: Vec<T>) {
+        let share = things.len().div_ceil(self.options.workers).max(1);
+        let mut things = things.into_iter();
+        let part = |_| things.by_ref().take(share).collect();
+        let mut parts: Vec<Vec<T>> = (0..self.options.workers).map(part).collect();
+        self.run_parts(&mut parts, &|part| part.clear());
     }
 
     /// Applies what some chains have for nodes that are not among `damaged`; returns those that become so. Dirty
@@ -603,7 +614,7 @@ fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Bod
             Err(misfit("merges into a node that takes no merged changes"))
         }
         (Action::Merge, Body::User(mut content)) => {
-            content.merge_again(&C::decode_delta(change.kind, change.body)?)?;
+            content.merge_again(change.kind, change.body)?;
             Ok(Body::User(content))
         }
         (Action::Apply, Body::User(mut content)) => {

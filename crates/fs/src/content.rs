@@ -180,9 +180,9 @@ impl engine::Content for FsNode {
         }
     }
 
-    fn merge_again(&mut self, delta: &Delta) -> Result<(), Damage> {
-        let gained = match (self, delta) {
-            (FsNode::Inode(inode), Delta::Tally(tally)) => inode.gain_again(*tally),
+    fn merge_again(&mut self, _kind: u8, delta: &[u8]) -> Result<(), Damage> {
+        let gained = match (self, Tally::decode_delta(delta)?) {
+            (FsNode::Inode(inode), Some(tally)) => inode.gain_again(tally),
             _ => false,
         };
         match gained {

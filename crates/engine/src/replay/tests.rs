@@ -49,7 +49,7 @@ impl Content for Trail {
     fn merges(&self) -> bool {
         true
     }
-    fn merge_again(&mut self, delta: &Vec<u8>) -> Result<(), Damage> {
+    fn merge_again(&mut self, _: u8, delta: &[u8]) -> Result<(), Damage> {
         self.pending.get_mut().extend_from_slice(delta);
         Ok(())
     }

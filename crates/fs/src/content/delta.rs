@@ -254,15 +254,32 @@ impl Delta {
             }
             tag::XATTRS_INLINE => Delta::InlineXattrs(entry::decode_list(&mut r)?),
             tag::CHILD_LOWER => Delta::Lower(r.u64()?),
-            tag::TALLY => Delta::Tally(Tally {
-                names: difference(&mut r)?,
-                subdirs: difference(&mut r)?,
-                time: r.time()?,
-            }),
+            tag::TALLY => Delta::Tally(Tally::decode(&mut r)?),
             _ => return Err(r.damage("unknown tag")),
         };
         r.finish()?;
         Ok(delta)
+    }
+}
+
+impl Tally {
+    /// The tally that an encoded delta is; `None`: it is another one.
+    pub fn decode_delta(bytes: &[u8]) -> Result<Option<Tally>, Damage> {
+        let mut r = Reader::new("delta", bytes);
+        if r.u8()? != tag::TALLY {
+            return Ok(None);
+        }
+        let tally = Tally::decode(&mut r)?;
+        r.finish()?;
+        Ok(Some(tally))
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Tally, Damage> {
+        Ok(Tally {
+            names: difference(r)?,
+            subdirs: difference(r)?,
+            time: r.time()?,
+        })
     }
 }
 
