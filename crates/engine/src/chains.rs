@@ -15,8 +15,9 @@
 //!    follow what made it; and each change finds what it needs, a node that exists or, to create one, none. A chain
 //!    of which that cannot be said is damaged, whatever is in it: nothing that comes later makes it good. That much is checked of
 //!    all changes, those that were cut off too.
-//! 3. Within a section changes may come in another order, as cores log apart. A chain that sees one out of order is sorted
-//!    at the section's end.
+//! 3. Within a section changes may come in another order, as cores log apart. Of a chain that sees one out of order, the links
+//!    that the section has added are sorted at its end, and go on from what the chain was at its beginning: a large directory
+//!    that several cores share is so in every section.
 //! 4. A chain is cut at the end of a section only (by invariant 1 nothing older comes then), behind the newest deletion. What is
 //!    cut off has no meaning any more but that the node is gone with the version of `cut`.
 //!    Its bytes are never decoded: nonsense in them that has a right checksum stays unnoticed, and harms nobody.
@@ -140,6 +141,12 @@ struct Chain {
     /// The link of the newest deletion that is not cut off yet.
     cut_link: u32,
     flags: u32,
+    /// The last section that added a link; and of the time before it the last link, the node's version, and whether
+    /// there was a change and a node.
+    section: u32,
+    before_link: u32,
+    before_version: u64,
+    before_flags: u32,
 }
 
 /// There has been a change.
@@ -164,6 +171,13 @@ impl Chain {
 
     fn set(&mut self, flag: u32, on: bool) {
         self.flags = self.flags & !flag | if on { flag } else { 0 };
+    }
+
+    /// A section adds its first link.
+    fn begin(&mut self, section: u32) {
+        self.section = section;
+        self.before_link = self.tail;
+        (self.before_version, self.before_flags) = (self.version, self.flags & (SEEN | EXISTS));
     }
 
     /// Takes a change if it follows on what is there (invariant 2).
@@ -201,7 +215,11 @@ pub(crate) struct Chains {
     /// Chains to be cut, and to be sorted, at the section's end.
     cutting: Vec<u64>,
     unordered: Vec<u64>,
+    /// The number of the section, from 1 on.
+    section: u32,
     damages: BTreeMap<u64, Damage>,
+    #[cfg(test)]
+    pub sorted: usize,
 }
 
 /// A node that the journal has changed.
@@ -257,7 +275,10 @@ impl Chains {
             next: Vec::new(),
             cutting: Vec::new(),
             unordered: Vec::new(),
+            section: 1,
             damages: BTreeMap::new(),
+            #[cfg(test)]
+            sorted: 0,
         }
     }
 
@@ -310,7 +331,11 @@ impl Chains {
         let link = self.at.len() as u32;
         self.at.push(one.at);
         self.next.push(NONE);
+        let section = self.section;
         let chain = self.chain(one.nid);
+        if chain.section != section {
+            chain.begin(section);
+        }
         let before = std::mem::replace(&mut chain.tail, link);
         if before == NONE {
             chain.head = link;
@@ -348,12 +373,17 @@ impl Chains {
         for nid in std::mem::take(&mut self.cutting) {
             self.cut(nid);
         }
+        self.section += 1;
     }
 
-    /// Sorts a chain by [`Order`], and checks it (invariant 2).
+    /// Sorts what a section has added to a chain by [`Order`], and checks it (invariants 2 and 3).
     fn sort(&mut self, nid: u64, batches: &[Records]) -> Result<(), Damage> {
         let mut chain = *self.chain(nid);
-        let links: Vec<u32> = self.links(chain.head).collect();
+        let added = match chain.before_link {
+            NONE => chain.head,
+            before => self.next[before as usize],
+        };
+        let links: Vec<u32> = self.links(added).collect();
         let of_link = |link: &u32| {
             let at = self.at[*link as usize];
             let entry = entry_at(batches, at);
@@ -361,15 +391,12 @@ impl Chains {
         };
         let mut sorted: Vec<(Order, At)> = links.iter().map(of_link).collect();
         sorted.sort_by_key(|(order, _)| *order);
-        chain.set(UNORDERED, false);
-        match chain.has(CUT) {
-            true => {
-                // What was cut off earlier ended so.
-                chain.version = chain.cut;
-                chain.set(EXISTS, false);
-            }
-            false => chain.set(SEEN, false),
+        #[cfg(test)]
+        {
+            self.sorted += sorted.len();
         }
+        chain.version = chain.before_version;
+        chain.flags = chain.flags & !(UNORDERED | SEEN | EXISTS) | chain.before_flags;
         let was_cutting = chain.has(CUTTING);
         let mut follows = Ok(());
         for (link, (order, at)) in links.into_iter().zip(sorted) {

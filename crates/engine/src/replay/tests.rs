@@ -347,6 +347,46 @@ fn a_chain_that_does_not_hold_is_damage_of_its_node_alone() {
     assert!(broken > 80, "{broken}");
 }
 
+/// The directory that several cores share is out of order in every section, and has all of a journal's merges.
+#[test]
+fn what_a_section_adds_is_sorted_once() {
+    const SECTIONS: u64 = 50;
+    let mut rng = Rng::new(1);
+    let store = store(&mut rng, &[], &[]);
+    let mut report = RecoveryReport::default();
+    let mut replay = Replay::new(&store, 1 << 20, &mut report);
+    let made = |version, action| Made {
+        nid: 300,
+        version,
+        action,
+        bytes: vec![version as u8],
+    };
+    let mut log = vec![made(1, Action::Create)];
+    let mut sections = vec![log.clone()];
+    for version in 2..SECTIONS + 2 {
+        // The core that makes the version is gathered first.
+        let merge = |version| made(version, Action::Merge);
+        let section = [
+            made(version, Action::Apply),
+            merge(version),
+            merge(version - 1),
+        ];
+        log.extend_from_slice(&section);
+        sections.push(section.to_vec());
+    }
+    let expected = expected(&store, &log, 300);
+    for section in &sections {
+        replay.take(records(&mut rng, section).into()).unwrap();
+        replay.end_section().unwrap();
+    }
+    let sorted: usize = replay.chains.iter().map(|chains| chains.sorted).sum();
+    assert_eq!(sorted as u64, 3 * SECTIONS);
+    replay.end_group().unwrap();
+    let mut damages = std::mem::take(&mut replay.damages);
+    store.adopt_replayed(&mut damages, &mut report).unwrap();
+    assert_eq!(replayed(&store, &damages, 300), expected);
+}
+
 /// Of what a group deletes again nothing is decoded or read.
 #[test]
 fn a_node_that_ends_in_its_deletion_needs_no_image() {
