@@ -7,11 +7,15 @@
 //! 1. `durable` = e only if every batch of an epoch up to e was completed without an error.
 //! 2. After a failure `durable` never advances again, and everyone who waits learns of it.
 //! 3. Who waits, waits for something that is under way and that its end tells: a batch, which completes, or somebody who is
-//!    `gathering`. Both are looked at under the lock under which they change. So no wait is bounded by time.
+//!    gathering or was told to. All of that is looked at under the lock under which it changes. So no wait is bounded by time.
+//! 4. Nobody is woken for nothing: a batch's end wakes those whose epoch it makes durable, and when somebody may gather, one of
+//!    those is whose epoch nobody has. If one is told and finds that it need not, then somebody else has gathered since, and
+//!    tells the next; or its epoch is closed, and whoever closed it does when its batch has its place.
 
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
+use std::sync::Arc;
 
 /// Batches that may be on their way to the devices at once.
 pub(crate) const PIPELINE: u64 = 4;
@@ -23,8 +27,54 @@ struct State<E> {
     completed: u64,
     /// Somebody has found nobody gathering, and does that now.
     gathering: bool,
+    /// The newest epoch of a ticket.
+    closed: u64,
     durable: u64,
     failed: Option<E>,
+    waiting: Vec<Waiting>,
+}
+
+/// Somebody who waits until its epoch is durable, or until it is to gather.
+#[derive(Debug)]
+struct Waiting {
+    epoch: u64,
+    turn: Arc<Turn>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    /// Under the lock of the state.
+    told: AtomicBool,
+    wake: Condvar,
+}
+
+impl<E> State<E> {
+    fn is_full(&self) -> bool {
+        self.issued - self.completed >= PIPELINE
+    }
+
+    /// Takes those out of the list who have nothing to wait for any more, and, when somebody may gather, one who can
+    /// (invariant 4); they are woken when the lock is given back.
+    fn tell(&mut self) -> Vec<Arc<Turn>> {
+        let (durable, failed) = (self.durable, self.failed.is_some());
+        let over = |waiting: &mut Waiting| failed || waiting.epoch <= durable;
+        let over = self.waiting.extract_if(.., over);
+        let mut told: Vec<Arc<Turn>> = over.map(|waiting| waiting.turn).collect();
+        if !self.gathering && !self.is_full() {
+            let next = self.waiting.iter().position(|w| w.epoch > self.closed);
+            told.extend(next.map(|next| self.waiting.remove(next).turn));
+        }
+        for turn in &told {
+            turn.told.store(true, Ordering::Relaxed);
+        }
+        told
+    }
+}
+
+fn wake(told: Vec<Arc<Turn>>) {
+    for turn in told {
+        turn.wake.notify_all();
+    }
 }
 
 /// The place of a gathered batch among the others.
@@ -44,7 +94,8 @@ pub(crate) struct Commits<E> {
     state: Mutex<State<E>>,
     /// Whether `state.failed` holds an error.
     has_failed: AtomicBool,
-    changed: Condvar,
+    /// For who completes a batch: those before it are complete.
+    completed: Condvar,
 }
 
 impl<E: Clone> Commits<E> {
@@ -54,15 +105,17 @@ impl<E: Clone> Commits<E> {
             issued: 0,
             completed: 0,
             gathering: false,
+            closed: durable,
             durable,
             failed: None,
+            waiting: Vec::new(),
         };
         Commits {
             durable: AtomicU64::new(durable),
             durable_sequence: AtomicU64::new(durable_sequence),
             state: Mutex::new(rank::COMMIT_STATE, state),
             has_failed: AtomicBool::new(false),
-            changed: Condvar::new(),
+            completed: Condvar::new(),
         }
     }
 
@@ -86,8 +139,10 @@ impl<E: Clone> Commits<E> {
     pub fn fail(&self, error: E) {
         let mut state = self.state.lock();
         self.latch(&mut state, error);
+        let told = state.tell();
         drop(state);
-        self.changed.notify_all();
+        self.completed.notify_all();
+        wake(told);
     }
 
     fn latch(&self, state: &mut State<E>, error: E) {
@@ -104,8 +159,10 @@ impl<E: Clone> Commits<E> {
         state.issued += 1;
         // A checkpoint's batch may end another one's turn too early: then two gather, one after the other.
         state.gathering = false;
+        state.closed = epoch;
+        let told = state.tell();
         drop(state);
-        self.changed.notify_all();
+        wake(told);
         Ticket {
             number,
             epoch,
@@ -124,7 +181,7 @@ impl<E: Clone> Commits<E> {
         let mut state = self.state.lock();
         let in_order = !planted(Canary::DurableOutOfOrder);
         while state.completed != ticket.number && state.failed.is_none() && in_order {
-            self.changed.wait(&mut state);
+            self.completed.wait(&mut state);
         }
         if let Err(error) = written {
             self.latch(&mut state, error);
@@ -141,8 +198,13 @@ impl<E: Clone> Commits<E> {
                 Ok(())
             }
         };
+        let told = state.tell();
+        let others = state.issued > state.completed;
         drop(state);
-        self.changed.notify_all();
+        if others {
+            self.completed.notify_all();
+        }
+        wake(told);
         outcome
     }
 
@@ -164,8 +226,7 @@ impl<E: Clone> Commits<E> {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            let full = state.issued - state.completed >= PIPELINE;
-            if open() > epoch || state.gathering || full {
+            if open() > epoch || state.gathering || state.is_full() {
                 self.wait(state, epoch);
                 continue;
             }
@@ -174,16 +235,30 @@ impl<E: Clone> Commits<E> {
             match gather() {
                 Some(batch) => write(batch)?,
                 None => {
-                    self.state.lock().gathering = false;
-                    self.changed.notify_all();
+                    let mut state = self.state.lock();
+                    state.gathering = false;
+                    let told = state.tell();
+                    drop(state);
+                    wake(told);
                 }
             }
         }
     }
 
     fn wait(&self, mut state: MutexGuard<'_, State<E>>, epoch: u64) {
-        if state.durable < epoch && state.failed.is_none() {
-            self.changed.wait(&mut state);
+        if state.durable >= epoch {
+            return;
+        }
+        let turn = Arc::new(Turn {
+            told: AtomicBool::new(false),
+            wake: Condvar::new(),
+        });
+        state.waiting.push(Waiting {
+            epoch,
+            turn: Arc::clone(&turn),
+        });
+        while !turn.told.load(Ordering::Relaxed) {
+            turn.wake.wait(&mut state);
         }
     }
 }

@@ -597,6 +597,28 @@ fn a_commit_beside_a_checkpoint_ends() {
     });
 }
 
+/// Two sync, and a checkpoint takes along what one of them is about to gather: neither waits for ever.
+///
+/// Found when broken: `tell` that tells nobody; `wake` that wakes nobody.
+#[test]
+fn who_finds_nothing_to_gather_leaves_nobody_behind() {
+    check(2, || {
+        let journal = Journal::new(None);
+        let spawn = |work: fn(&Journal)| {
+            let journal = Arc::clone(&journal);
+            loom::thread::spawn(move || work(&journal))
+        };
+        let others = [
+            spawn(|journal| journal.close_and_commit().unwrap()),
+            spawn(|journal| journal.sync(1).unwrap()),
+        ];
+        journal.sync(2).unwrap();
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
 /// The device refuses the first batch: nothing is durable from then on, whatever later batches do,
 /// and everybody learns of it.
 ///
