@@ -8,6 +8,7 @@
 //! 2. After a failure `durable` never advances again, and everyone who waits learns of it.
 //! 3. Who waits, waits for something that is under way and that its end tells: a batch, which completes, or somebody who is
 //!    gathering or was told to. All of that is looked at under the lock under which it changes. So no wait is bounded by time.
+//!    Whoever may not gather because too few wait for that (`may_gather`) is told by the end of a batch.
 //! 4. Nobody is woken for nothing: a batch's end wakes those whose epoch it makes durable, and when somebody may gather, one of
 //!    those is whose epoch nobody has. If one is told and finds that it need not, then somebody else has gathered since, and
 //!    tells the next; or its epoch is closed, and whoever closed it does when its batch has its place.
@@ -19,6 +20,9 @@ use std::sync::Arc;
 
 /// Batches that may be on their way to the devices at once.
 pub(crate) const PIPELINE: u64 = 4;
+
+/// Part of all who wait for whom a batch must be that is not the only one under way.
+const BATCH_SHARE: usize = 2;
 
 #[derive(Debug)]
 struct State<E> {
@@ -49,8 +53,19 @@ struct Turn {
 }
 
 impl<E> State<E> {
-    fn is_full(&self) -> bool {
-        self.issued - self.completed >= PIPELINE
+    /// Whether somebody may gather now, if `more` than those in the list wait for that. While no batch is under way, any is
+    /// better than none: who is alone never waits. Beside others a batch must be worth a flush of its own.
+    fn may_gather(&self, more: usize) -> bool {
+        let under_way = self.issued - self.completed;
+        if self.gathering || under_way >= PIPELINE {
+            return false;
+        }
+        let uncovered = self
+            .waiting
+            .iter()
+            .filter(|w| w.epoch > self.closed)
+            .count();
+        under_way == 0 || (uncovered + more) * BATCH_SHARE >= self.waiting.len() + more
     }
 
     /// Takes those out of the list who have nothing to wait for any more, and, when somebody may gather, one who can
@@ -60,7 +75,7 @@ impl<E> State<E> {
         let over = |waiting: &mut Waiting| failed || waiting.epoch <= durable;
         let over = self.waiting.extract_if(.., over);
         let mut told: Vec<Arc<Turn>> = over.map(|waiting| waiting.turn).collect();
-        if !self.gathering && !self.is_full() {
+        if self.may_gather(0) {
             let next = self.waiting.iter().position(|w| w.epoch > self.closed);
             told.extend(next.map(|next| self.waiting.remove(next).turn));
         }
@@ -226,7 +241,7 @@ impl<E: Clone> Commits<E> {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            if open() > epoch || state.gathering || state.is_full() {
+            if open() > epoch || !state.may_gather(1) {
                 self.wait(state, epoch);
                 continue;
             }

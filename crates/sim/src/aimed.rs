@@ -40,6 +40,11 @@ const CLASSICS: &[&str] = &[
     "write A/foo 20000 100 1; fdatasync A/foo; write A/foo 20050 100 2; fdatasync A/foo; write A/foo 0 100 3; fdatasync A/foo; remount",
     "create foo; write foo 0 4000 1; fsync foo; write foo end 50 2; fsync foo; tick 6000; write foo 10 20 3; fsync foo; remount",
     "create B/new; write B/new 0 4000 1; fsync B/new; rename B/new A/foo 0; write A/foo 0 100 2; fsync B; sync",
+    // What a batch vouches for is written over, cut, and given to another file.
+    "create foo; write foo 0 9000 1; fsync foo; write foo 100 50 2; fsync foo; write foo 5000 4096 3; fdatasync foo; sync",
+    "create foo; write foo 0 9000 1; fsync foo; truncate foo 5000; write foo 8000 3000 2; fsync foo; checkpoint; write foo 0 9000 3; fsync foo; remount",
+    "create foo; write foo 0 9000 1; fsync foo; unlink foo; fsync A; create B/new; write B/new 0 9000 2; fsync B/new; sync",
+    "write A/foo end 200 1; fdatasync A/foo; write A/foo end 9000 2; rename A/foo A/bar 0; unlink A/bar; sync; create B/new; write B/new 0 12000 3; fsync B/new; remount",
     // A nid that is used again.
     "write A/foo 0 9000 1; sync; unlink A/foo; create B/foo; truncate B/foo 9000; sync",
     // What must be refused.
