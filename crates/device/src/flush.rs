@@ -10,6 +10,8 @@
 //! 3. `ordered` is at least the value of `written` after each completed write that no checksum vouches for; who has learnt
 //!    of such a write and finds `flushed` there may write what names it.
 //! 4. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
+//! 5. The end of a flush wakes those who wait for it, and one of those who wait for the next. While one waits for a flush that is not in
+//!    flight, somebody has been woken who will look whether to issue it.
 
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Condvar, Mutex, rank};
@@ -39,9 +41,14 @@ impl Failures {
     }
 }
 
-/// How one flush ended, once it has.
+/// One flush.
 #[derive(Debug)]
-struct Ticket(Mutex<Option<Outcome>>);
+struct Ticket {
+    /// How it ended, once it has.
+    outcome: Mutex<Option<Outcome>>,
+    /// It has ended, or one of those who wait for it may issue it. Under the lock of the gate.
+    news: Condvar,
+}
 
 /// A share in one flush: the one that is issued next when the share is drawn.
 #[derive(Debug)]
@@ -53,7 +60,10 @@ pub(crate) struct Share {
 
 impl Ticket {
     fn new() -> Arc<Ticket> {
-        Arc::new(Ticket(Mutex::new(rank::DEVICE_STATE, None)))
+        Arc::new(Ticket {
+            outcome: Mutex::new(rank::DEVICE_STATE, None),
+            news: Condvar::new(),
+        })
     }
 }
 
@@ -72,7 +82,6 @@ pub(crate) struct FlushGate {
     /// The value of `written` after the last write that must be flushed before what names it is written.
     ordered: AtomicU64,
     state: Mutex<State>,
-    ended: Condvar,
 }
 
 /// What a caller of flush has to do next.
@@ -105,7 +114,6 @@ impl FlushGate {
             flushed: AtomicU64::new(0),
             ordered: AtomicU64::new(1),
             state: Mutex::keyed(rank::DEVICE_FLUSH, device as u64, state),
-            ended: Condvar::new(),
         }
     }
 
@@ -147,14 +155,21 @@ impl FlushGate {
         let mut state = self.state.lock();
         loop {
             match self.turn_locked(&mut state, share) {
-                Turn::Wait => self.ended.wait(&mut state),
-                turn => return turn,
+                Turn::Wait => share.ticket.news.wait(&mut state),
+                Turn::Done(outcome) => {
+                    if !state.in_flight {
+                        // Who was woken to issue it, and need not, leaves that to the next (invariant 5).
+                        share.ticket.news.notify_one();
+                    }
+                    return Turn::Done(outcome);
+                }
+                lead => return lead,
             }
         }
     }
 
     fn turn_locked(&self, state: &mut State, share: &Share) -> Turn<'_> {
-        if let Some(outcome) = &*share.ticket.0.lock() {
+        if let Some(outcome) = &*share.ticket.outcome.lock() {
             return Turn::Done(outcome.clone());
         }
         if self.flushed.load(Ordering::Acquire) >= share.need {
@@ -192,9 +207,10 @@ impl Lead<'_> {
         if outcome.is_ok() {
             self.gate.flushed.fetch_max(self.covers, Ordering::AcqRel);
         }
-        *self.ticket.0.lock() = Some(outcome);
+        *self.ticket.outcome.lock() = Some(outcome);
         state.in_flight = false;
-        self.gate.ended.notify_all();
+        self.ticket.news.notify_all();
+        state.next.news.notify_one();
     }
 }
 

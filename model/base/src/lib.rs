@@ -225,6 +225,10 @@ pub mod sync {
             true
         }
 
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
         pub fn notify_all(&self) {
             self.0.notify_all();
         }

@@ -77,6 +77,28 @@ fn a_flush_covers_what_was_written_before_it_was_issued() {
     });
 }
 
+/// Three threads do: while one flushes two wait for the next flush, or for none. Nobody waits for ever.
+///
+/// Found when broken: `publish` that wakes nobody who waits for the next flush, or nobody who waited for this one; `wait`
+/// that leaves it to nobody when it was woken and finds that its writes are flushed.
+#[test]
+fn the_end_of_a_flush_strands_nobody() {
+    check(2, || {
+        let device = Device::new();
+        let others = [(); 2].map(|()| {
+            let device = Arc::clone(&device);
+            loom::thread::spawn(move || {
+                let number = device.write_and_flush();
+                assert!(device.durable.load(Ordering::Acquire) >= number);
+            })
+        });
+        device.write_and_flush();
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
 /// Two threads write, one of them data for which a checksum vouches, and flush. Who finds all in order that must be has the
 /// other's write durable, if that had to be, once it is known to have been done.
 ///
