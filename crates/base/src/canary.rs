@@ -59,9 +59,6 @@ canaries! {
     /// Blocks are written in place while the batch that vouches for what they held is not confirmed (vouched, invariant 1):
     /// after a power cut recovery takes that batch for one that was never whole, and what was synced is gone.
     VouchedOverwritten => "vouched-overwritten", Cut,
-    /// Blocks are given out again while a batch that vouches for what they held is not confirmed (vouched,
-    /// invariant 3): as above. Shows when free space is short.
-    VouchedReused => "vouched-reused", Cut,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

@@ -113,7 +113,7 @@ impl Vouched {
 
     /// What was freed up to here may be given out, of what is durable up to `durable` (invariant 3).
     pub fn settled(&self, durable: u64) -> u64 {
-        if self.count.load(Ordering::SeqCst) == 0 || planted(Canary::VouchedReused) {
+        if self.count.load(Ordering::SeqCst) == 0 {
             return durable;
         }
         let all = self.runs.lock();

@@ -541,6 +541,43 @@ fn vouched_blocks_change_only_when_nobody_looks_for_what_they_held() {
     }
 }
 
+/// Blocks are vouched for and freed in one batch: until another one says that it was durable they are nobody's, as recovery
+/// would look for what they held; then they are given out.
+#[test]
+fn what_was_vouched_for_and_freed_is_given_out_when_nobody_looks_for_it() {
+    let mut rng = Rng::new(7);
+    let world = World::new(700, &[64]);
+    let store = world.open().unwrap();
+    let blocks = loop {
+        let blocks = write_blocks(&store, &mut rng).unwrap();
+        if blocks.crc.is_some() {
+            break blocks;
+        }
+    };
+    store.flush().unwrap();
+    let fresh = store.reserve_nid().unwrap();
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow).unwrap();
+    let slot = op.create(fresh, Numbers(blocks.state.clone()));
+    let extent = extent_of(&blocks.take(&mut op, slot)).unwrap();
+    op.commit();
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    let slot = op.lock(&store.get(nid).unwrap()).unwrap();
+    op.free(extent).unwrap();
+    op.delete(slot);
+    store.commit_through(op.commit()).unwrap();
+    assert_eq!(store.vouched(), [extent]);
+    let given = || {
+        let mut promise = store.promise(1).unwrap();
+        let reserved = store.reserve(&mut promise, 1, Some(extent.block));
+        reserved.unwrap().extent().block
+    };
+    assert_ne!(given(), extent.block);
+    store.confirm(extent).unwrap();
+    store.sync().unwrap();
+    assert_eq!(given(), extent.block);
+}
+
 /// Each mount reserves nids it does not use, on every shard, and ends without notice.
 #[test]
 fn nids_that_a_crash_found_reserved_are_free_again_and_keep_their_versions() {
