@@ -16,6 +16,7 @@
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Batches that may be on their way to the devices at once.
@@ -35,7 +36,9 @@ struct State<E> {
     closed: u64,
     durable: u64,
     failed: Option<E>,
-    waiting: Vec<Waiting>,
+    /// Those whose epoch is in no ticket, in the order in which they came; and the others.
+    open: VecDeque<Waiting>,
+    covered: Vec<Waiting>,
 }
 
 /// Somebody who waits until its epoch is durable, or until it is to gather.
@@ -60,24 +63,33 @@ impl<E> State<E> {
         if self.gathering || under_way >= PIPELINE {
             return false;
         }
-        let uncovered = self
-            .waiting
-            .iter()
-            .filter(|w| w.epoch > self.closed)
-            .count();
-        under_way == 0 || (uncovered + more) * BATCH_SHARE >= self.waiting.len() + more
+        let open = self.open.len() + more;
+        under_way == 0 || open * BATCH_SHARE >= open + self.covered.len()
     }
 
-    /// Takes those out of the list who have nothing to wait for any more, and, when somebody may gather, one who can
+    /// An epoch is in a ticket.
+    fn cover(&mut self, epoch: u64) {
+        self.closed = epoch;
+        let mut at = 0;
+        while at < self.open.len() {
+            match self.open[at].epoch <= epoch {
+                true => self.covered.extend(self.open.remove(at)),
+                false => at += 1,
+            }
+        }
+    }
+
+    /// Takes those out of the lists who have nothing to wait for any more, and, when somebody may gather, one who can
     /// (invariant 4); they are woken when the lock is given back.
     fn tell(&mut self) -> Vec<Arc<Turn>> {
         let (durable, failed) = (self.durable, self.failed.is_some());
         let over = |waiting: &mut Waiting| failed || waiting.epoch <= durable;
-        let over = self.waiting.extract_if(.., over);
+        let over = self.covered.extract_if(.., over);
         let mut told: Vec<Arc<Turn>> = over.map(|waiting| waiting.turn).collect();
-        if self.may_gather(0) {
-            let next = self.waiting.iter().position(|w| w.epoch > self.closed);
-            told.extend(next.map(|next| self.waiting.remove(next).turn));
+        if failed {
+            told.extend(self.open.drain(..).map(|waiting| waiting.turn));
+        } else if self.may_gather(0) {
+            told.extend(self.open.pop_front().map(|waiting| waiting.turn));
         }
         for turn in &told {
             turn.told.store(true, Ordering::Relaxed);
@@ -123,7 +135,8 @@ impl<E: Clone> Commits<E> {
             closed: durable,
             durable,
             failed: None,
-            waiting: Vec::new(),
+            open: VecDeque::new(),
+            covered: Vec::new(),
         };
         Commits {
             durable: AtomicU64::new(durable),
@@ -167,14 +180,16 @@ impl<E: Clone> Commits<E> {
         }
     }
 
-    /// Gives a batch its place. Whoever gathers keeps others from gathering until this returns.
-    pub fn issue(&self, epoch: u64, sequence: Option<u64>) -> Ticket {
+    /// Gives a batch its place. `through`: of somebody who gathers because [`through`](Self::through) said so, which keeps others
+    /// from gathering until this returns.
+    pub fn issue(&self, epoch: u64, sequence: Option<u64>, through: bool) -> Ticket {
         let mut state = self.state.lock();
         let number = state.issued;
         state.issued += 1;
-        // A checkpoint's batch may end another one's turn too early: then two gather, one after the other.
-        state.gathering = false;
-        state.closed = epoch;
+        if through {
+            state.gathering = false;
+        }
+        state.cover(epoch);
         let told = state.tell();
         drop(state);
         wake(told);
@@ -268,10 +283,14 @@ impl<E: Clone> Commits<E> {
             told: AtomicBool::new(false),
             wake: Condvar::new(),
         });
-        state.waiting.push(Waiting {
+        let waiting = Waiting {
             epoch,
             turn: Arc::clone(&turn),
-        });
+        };
+        match epoch > state.closed {
+            true => state.open.push_back(waiting),
+            false => state.covered.push(waiting),
+        }
         while !turn.told.load(Ordering::Relaxed) {
             turn.wake.wait(&mut state);
         }

@@ -340,7 +340,7 @@ impl Journal {
         base::sync::assert_none_held_from(rank::INODE);
         let gather = || {
             let mut gather = self.gather.lock();
-            (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather, false))
+            (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather, false, true))
         };
         let write = |batch| self.write_batch(batch);
         self.commits.through(epoch, || self.epoch(), gather, write)
@@ -363,7 +363,7 @@ impl Journal {
             if let Some(error) = self.failed() {
                 return Err(error);
             }
-            let batch = self.close_epoch(&mut gather, true);
+            let batch = self.close_epoch(&mut gather, true, false);
             (batch, gather.next)
         };
         let epoch = batch.epoch;
@@ -372,8 +372,9 @@ impl Journal {
         Ok((epoch, anchor))
     }
 
-    /// Closes the epoch and gathers its records (invariants 1 and 2); `folds` says whether a batch may hold nothing else.
-    fn close_epoch(&self, gather: &mut Gather, folds: bool) -> Batch {
+    /// Closes the epoch and gathers its records (invariants 1 and 2); `folds` says whether a batch may hold nothing else,
+    /// `through` whether it is [`Commits::through`] that wants it.
+    fn close_epoch(&self, gather: &mut Gather, folds: bool, through: bool) -> Batch {
         let (epoch, records) = self.staging.close(&mut gather.kept, folds);
         let (position, sequence) = (gather.next.position, gather.next.sequence);
         let bytes = (records.count > 0).then(|| {
@@ -397,7 +398,7 @@ impl Journal {
             epoch,
             ticket: self
                 .commits
-                .issue(epoch, sealed.is_some().then_some(sequence)),
+                .issue(epoch, sealed.is_some().then_some(sequence), through),
             position,
             bytes: sealed.map(|sealed| sealed.bytes),
             flush,

@@ -179,7 +179,11 @@ impl<C: Content> Store<C> {
 }
 
 /// Invariant 2. There is room: the ring keeps some that no operation gets (`journal.rs`, `UNPAID`).
-fn confirm_run(array: &Array, record: &CheckpointRecord, run: &mut Run) -> Result<(), Error> {
+pub(crate) fn confirm_run(
+    array: &Array,
+    record: &CheckpointRecord,
+    run: &mut Run,
+) -> Result<(), Error> {
     let at = run.end;
     let mut header = BatchHeader::zeroed();
     header.magic = U32::new(BATCH_MAGIC);

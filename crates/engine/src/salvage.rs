@@ -49,7 +49,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, newest_record};
+use crate::recovery::{RecoveryReport, confirm_run, newest_record};
 use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -535,6 +535,10 @@ impl Base {
                         batches.push(batch.records.to_vec());
                         Ok(())
                     })?;
+                    // As recovery does (its invariant 2); but where something is lost nothing takes its place.
+                    if run.unconfirmed && run.loss.is_none() && !array.read_only() {
+                        confirm_run(array, record, &mut run)?;
+                    }
                     run
                 }
                 Err(Error::Damaged(damage)) => survey.no_run(Some(damage)),

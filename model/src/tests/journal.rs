@@ -510,21 +510,21 @@ impl Journal {
         if self.staging.epoch() > epoch {
             return None;
         }
-        Some(self.close(&mut next))
+        Some(self.close(&mut next, true))
     }
 
     /// As a checkpoint does.
     fn close_and_commit(&self) -> Result<(), &'static str> {
-        let batch = self.close(&mut self.gather.lock());
+        let batch = self.close(&mut self.gather.lock(), false);
         self.write(batch)
     }
 
-    fn close(&self, next: &mut u64) -> Batch {
+    fn close(&self, next: &mut u64, through: bool) -> Batch {
         let (epoch, records) = self.staging.close(&mut Records::default(), true);
         let sequence = *next;
         *next += 1;
         Batch {
-            ticket: self.commits.issue(epoch, Some(sequence)),
+            ticket: self.commits.issue(epoch, Some(sequence), through),
             sequence,
             records: records.pieces.concat(),
         }

@@ -215,7 +215,7 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
         };
         let record = record(1, 1, Action::Create, 9);
         journal.stage(&journal.pin(0), &record, &[run], credit);
-        let batch = journal.close_epoch(&mut journal.gather.lock(), false);
+        let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
         devices[1].release();
         while !array.is_ordered() {
             base::thread::yield_now();

@@ -256,8 +256,11 @@ impl Survey {
         let mut wanted: Option<(u64, u32)> = None;
         for (sequence, (offset, header)) in self.last.iter().rev() {
             let crc = header.crc.get();
-            if wanted.is_some_and(|w| w != (*sequence, crc)) {
-                break;
+            match wanted {
+                Some((before, _)) if before != *sequence => break,
+                // Recovery has cut off those behind it, and put this one in the place of the first.
+                Some((_, before)) if before != crc => batches.clear(),
+                _ => {}
             }
             let mut records = vec![0; header.len.get() as usize];
             ring.read(offset + BatchHeader::SIZE as u64, &mut records)?;

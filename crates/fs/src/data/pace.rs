@@ -136,7 +136,7 @@ impl Files {
         Ok(())
     }
 
-    /// A write that is durable by itself has ended, or a commit: where there is one device, its flush is in that.
+    /// A commit has ended: where there is one device, its flush is in that.
     pub(super) fn flushed_one(&self, written: u64) {
         if self.store.array().devices().count() == 1 {
             self.pace.flushed(written);

@@ -216,8 +216,11 @@ impl Files {
             return Ok(None);
         }
         let synced = matches!(how, How::Logged | How::Alone) && range.start == 0;
-        if synced && beyond.is_none() && self.log_append(state, &pages, size)? {
-            return Ok(None);
+        if synced
+            && beyond.is_none()
+            && let Some(appended) = self.log_append(state, &pages, size)?
+        {
+            return Ok(appended.left);
         }
         let Some(copies) = self.copy_pages(state, pages)? else {
             let limit = size_limit(size, before.or(beyond));
@@ -237,8 +240,8 @@ impl Files {
             layout.durability = self.best_alone(&layout);
         }
         let limit = size_limit(size, rest).max(logged_size);
-        if synced && self.is_vouched(state, &layout, limit)? {
-            layout.durability = Durability::Checked;
+        if synced {
+            layout = self.vouch_if_possible(state, layout, limit)?;
         }
         self.store(state, layout, &copies.data, limit)?;
         self.complete(state, &copies, covered);
@@ -426,52 +429,73 @@ impl Files {
     }
 
     /// Stores what a sync adds to a file but for its last page, which is logged, as the next sync is likely to write more
-    /// of it: then no block is written twice. False, with nothing done: that is not what these pages are.
-    fn log_append(&self, state: &Arc<FileState>, pages: &[u64], size: u64) -> Result<bool, Error> {
-        let Some((&last, whole)) = pages.split_last().filter(|(_, whole)| !whole.is_empty()) else {
-            return Ok(false);
-        };
-        if !self.may_be_tail(state, last, whole, size)? {
-            return Ok(false);
-        }
-        let mut layout = self.lay_out(state, whole, false)?;
-        layout.durability = Durability::Checked;
-        layout.at_once = true;
-        if layout.covered < whole.len() || !self.is_vouched(state, &layout, size)? {
-            self.unreserve(state, layout);
-            return Ok(false);
-        }
-        let stored = self.store_append(state, layout, pages, size);
-        stored.map(|()| true)
-    }
-
-    fn store_append(
+    /// of it: then no block is written twice. `None`, with nothing done: that is not what these pages are.
+    fn log_append(
         &self,
         state: &Arc<FileState>,
-        layout: Layout<'_>,
         pages: &[u64],
         size: u64,
-    ) -> Result<(), Error> {
-        let whole = layout.covered;
-        let written = self.copy_pages(state, pages.to_vec()).and_then(|copies| {
-            let copies = copies.ok_or(Error::Invalid("an append without pages"))?;
-            let data = &copies.data[..whole * BLOCK_SIZE];
-            self.write_segments(&layout.segments, data, &layout)?;
-            Ok((sums_of(&layout.segments, data), copies))
-        });
-        let (sums, copies) = match written {
-            Ok(written) => written,
+    ) -> Result<Option<Appended>, Error> {
+        let Some((&last, whole)) = pages.split_last().filter(|(_, whole)| !whole.is_empty()) else {
+            return Ok(None);
+        };
+        // What can be told before blocks are reserved: who gives them back may not get them again.
+        let little = whole.len() * BLOCK_SIZE <= VOUCHED_MAX && self.store.may_vouch();
+        if !little || !self.may_be_tail(state, last, whole, size)? {
+            return Ok(None);
+        }
+        let Some(copies) = self.copy_pages(state, pages.to_vec())? else {
+            return Ok(None);
+        };
+        let mut layout = self.lay_out(state, whole, false)?;
+        layout.at_once = true;
+        let covered = layout.covered;
+        let limit = match covered == whole.len() {
+            true => size,
+            false => size_limit(size, Some(whole[covered])),
+        };
+        layout = self.vouch_if_possible(state, layout, limit)?;
+        let data = &copies.data[..covered * BLOCK_SIZE];
+        if limit < size || layout.durability != Durability::Checked {
+            // Blocks are scattered. The rest has its turn by itself.
+            let logged_size = state.meta.lock().logged_size;
+            let limit = size_limit(size, Some(pages[covered])).max(logged_size);
+            layout.durability = Durability::Volatile;
+            self.store(state, layout, data, limit)?;
+            self.complete(state, &copies, covered);
+            return Ok(Some(Appended {
+                left: Some(pages[covered]),
+            }));
+        }
+        if let Err(error) = self.write_segments(&layout.segments, data, &layout) {
+            self.unreserve(state, layout);
+            return Err(error);
+        }
+        let sums = sums_of(&layout.segments, data);
+        let end = (size % PAGE) as usize;
+        let tail = whole_tail(last, &copies.data[covered * BLOCK_SIZE..][..end]);
+        self.log_checked(state, layout, size, sums, Some(tail))?;
+        self.complete(state, &copies, covered);
+        self.stays_logged(state);
+        Ok(Some(Appended { left: None }))
+    }
+
+    /// A layout whose record vouches for what is written, if it may and one follows.
+    fn vouch_if_possible<'s>(
+        &self,
+        state: &Arc<FileState>,
+        mut layout: Layout<'s>,
+        size: u64,
+    ) -> Result<Layout<'s>, Error> {
+        match self.is_vouched(state, &layout, size) {
+            Ok(true) => layout.durability = Durability::Checked,
+            Ok(false) => {}
             Err(error) => {
                 self.unreserve(state, layout);
                 return Err(error);
             }
-        };
-        let end = (size % PAGE) as usize;
-        let tail = whole_tail(pages[whole], &copies.data[whole * BLOCK_SIZE..][..end]);
-        self.log_checked(state, layout, size, sums, Some(tail))?;
-        self.complete(state, &copies, whole);
-        self.stays_logged(state);
-        Ok(())
+        }
+        Ok(layout)
     }
 
     /// Gives an inline body a block of its own before extents take its place that do not cover it. A write has
@@ -621,7 +645,10 @@ impl Files {
     /// Whether this is a sync of a file that has no more than these pages to write, and they are few; write-back beside it keeps
     /// the pace from now on.
     fn is_small_sync(&self, how: How, pages: &[u64]) -> bool {
-        let small = matches!(how, How::Logged | How::Alone) && pages.len() <= piece_pages();
+        // A rename logs what is logged already, and nobody waits for it as for a sync.
+        let syncing = self.syncing.load(Ordering::Relaxed) > 0;
+        let logged = matches!(how, How::Logged | How::Alone);
+        let small = syncing && logged && pages.len() <= piece_pages();
         if small {
             self.pace.note_sync(self.now_ns());
         }
@@ -657,20 +684,14 @@ impl Files {
         writes.add_segments(0, segments);
         match layout.durability {
             Durability::Durable if !planted(Canary::OverwriteUnflushed) => {
-                self.write_out_by(writes, |ios| self.write_durably(ios))
+                // The flush of what was written in turns may not be in it: a device may force one write to the medium.
+                self.write_out_by(writes, |ios| self.store.write_durably(ios))
             }
             _ if layout.at_once => {
                 self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
             }
             _ => self.write_out(writes),
         }
-    }
-
-    fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), engine::Error> {
-        let written = self.pace.written();
-        self.store.write_durably(ios)?;
-        self.flushed_one(written);
-        Ok(())
     }
 
     /// One device batch, or beside syncs one piece after the other.
@@ -983,6 +1004,11 @@ impl Files {
         meta.size = meta.size.max(size);
         Ok(())
     }
+}
+
+/// A sync's pages but the last are stored, as far as `left`, where write-back goes on.
+struct Appended {
+    left: Option<u64>,
 }
 
 /// Data that a record is of.
