@@ -599,7 +599,7 @@ fn a_commit_beside_a_checkpoint_ends() {
 
 /// Two sync, and a checkpoint takes along what one of them is about to gather: neither waits for ever.
 ///
-/// Found when broken: `tell` that tells nobody; `wake` that wakes nobody.
+/// Found when broken: `tell` that tells nobody; `wake` that wakes nobody; `through` that tells nobody when it found nothing.
 #[test]
 fn who_finds_nothing_to_gather_leaves_nobody_behind() {
     check(2, || {
