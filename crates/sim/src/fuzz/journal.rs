@@ -189,13 +189,11 @@ pub fn check_records(input: &[u8]) {
     }
     put(&array, start, &content);
     drop(array);
-    // Versions that the image has already are passed over; the others must follow each other.
+    // Versions must follow each other, those, too, that the image has already and that are passed over.
+    let versions: Vec<u64> = taken.iter().map(|(version, _)| *version).collect();
+    let follows = versions.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    let whole = follows && versions.first().is_none_or(|due| *due <= first + 1);
     taken.retain(|(version, _)| *version > first);
-    let mut versions: Vec<u64> = taken.iter().map(|(version, _)| *version).collect();
-    versions.sort_unstable();
-    let whole = (first + 1..)
-        .zip(&versions)
-        .all(|(due, found)| due == *found);
     let opened = assemble(&device, false).and_then(|array| FileSystem::open(array, options()));
     match opened {
         Ok(fs) => {
