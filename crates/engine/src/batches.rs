@@ -244,8 +244,10 @@ impl Kept {
 
     /// Keeps the next batch, if all so far were kept, and with it they are no more than so many bytes.
     fn keep(&mut self, batch: Batch, before: Anchor, after: Anchor, most: usize) {
-        if self.end == before && self.bytes + batch.records.len() <= most {
-            self.bytes += batch.records.len();
+        // The window that it lies in stays, with headers and padding.
+        let bytes = (after.position - before.position) as usize + size_of::<Batch>();
+        if self.end == before && self.bytes + bytes <= most {
+            self.bytes += bytes;
             self.batches.push(batch);
             self.end = after;
         }

@@ -435,9 +435,10 @@ impl Chains {
         self.chain(nid).head = self.next[last as usize];
     }
 
-    /// Bytes that links take.
-    pub fn link_bytes(&self) -> usize {
-        self.at.len() * (size_of::<At>() + size_of::<u32>())
+    /// Bytes that links and what is known of nodes take.
+    pub fn bytes(&self) -> usize {
+        let links = self.at.len() * (size_of::<At>() + size_of::<u32>());
+        links + self.chains.len() * size_of::<[Chain; NEIGHBOURS]>()
     }
 
     /// Nodes whose chain is damaged (invariant 2).

@@ -11,7 +11,7 @@
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
-//! *Damaged* is decided before the first write. Two copies of each slot exist; one suffices.
+//! *Damaged* is decided before the first write (what only replay finds, after that of invariant 2, which changes nothing). Two copies of each slot exist; one suffices.
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).

@@ -39,10 +39,11 @@ use base::sync::Arc;
 use base::tight;
 use format::checkpoint::CheckpointRecord;
 use format::item::PAYLOAD_MAX;
-use format::journal::{Action, Entry, each_entry};
+use format::journal::{Action, BatchHeader, Entry, each_entry};
 use format::table::{KIND_SPACE_MAP, SPACE_MAP_FIRST};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Bytes of batches, and of links for their entries, that make a group: a part of the memory for nodes, which has none when
@@ -202,13 +203,16 @@ impl<'s, C: Content> Replay<'s, C> {
     }
 
     fn take(&mut self, records: Records) -> Result<(), Error> {
-        self.bytes += records.len();
+        // The window that it lies in is in memory with its header and what pads it.
+        let align = self.store.array.geometry().journal_align as usize;
+        let lies = (BatchHeader::SIZE + records.len()).next_multiple_of(align);
+        self.bytes += lies + size_of::<Records>();
         self.unlinked_bytes += records.len();
         self.batches.push(records);
         if self.unlinked_bytes >= self.section_bytes {
             self.end_section()?;
         }
-        let links: usize = self.chains.iter().map(Chains::link_bytes).sum();
+        let links: usize = self.chains.iter().map(Chains::bytes).sum();
         if self.bytes + links >= self.group_bytes || self.batches.len() >= BATCHES_MAX {
             self.end_group()?;
         }
@@ -220,21 +224,8 @@ impl<'s, C: Content> Replay<'s, C> {
         let began = self.store.clock().monotonic_ns();
         let section = &self.batches[self.linked..];
         let wanted = (self.unlinked_bytes / reader_bytes()).clamp(1, self.readers.len());
-        let share = self.unlinked_bytes.div_ceil(wanted).max(1);
-        let mut work = Vec::new();
-        let (mut from, mut readers) = (0, self.readers.iter_mut());
-        while from < section.len() {
-            let mut bytes = 0;
-            let enough = |batch: &Records| {
-                bytes += batch.len();
-                bytes >= share
-            };
-            let len = section[from..].iter().position(enough);
-            let to = len.map_or(section.len(), |len| from + len + 1);
-            let reader = readers.next().expect("each but the last has a share");
-            work.push((reader, from..to));
-            from = to;
-        }
+        let lens: Vec<usize> = section.iter().map(|records| records.len()).collect();
+        let mut work: Vec<_> = self.readers.iter_mut().zip(shares(&lens, wanted)).collect();
         self.store.run_parts(&mut work, &|(reader, range)| {
             reader.read(&section[range.clone()], self.linked + range.start);
         });
@@ -530,6 +521,24 @@ impl<C: Content> Store<C> {
         fits_an_image(&body).map_err(|damage| Error::node(nid, damage))?;
         Ok((version, body))
     }
+}
+
+/// Divides batches of these lengths into so many runs at most, of about the same bytes. The last takes what is left: batches that are
+/// empty, too.
+fn shares(lens: &[usize], most: usize) -> Vec<Range<usize>> {
+    let share = lens.iter().sum::<usize>().div_ceil(most).max(1);
+    let (mut shares, mut from, mut bytes) = (Vec::with_capacity(most), 0, 0);
+    for (at, len) in lens.iter().enumerate() {
+        bytes += len;
+        if bytes >= share && shares.len() + 1 < most {
+            shares.push(from..at + 1);
+            (from, bytes) = (at + 1, 0);
+        }
+    }
+    if from < lens.len() {
+        shares.push(from..lens.len());
+    }
+    shares
 }
 
 /// What the allocators are to be told of some nodes.

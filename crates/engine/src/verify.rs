@@ -265,7 +265,8 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
             }
         }
         for Dirty { nid, cell } in self.store.replayed() {
-            if (self.wanted)(nid) {
+            // What is in memory of one that could not be replayed is what it was in the middle of the journal.
+            if (self.wanted)(nid) && !self.store.unreplayed.contains_key(&nid.0) {
                 let state = cell.read();
                 self.show(nid, state.version, &state.body);
             }

@@ -455,3 +455,21 @@ fn a_node_that_outgrows_an_image_is_damaged() {
         assert_eq!(damages.contains_key(&nid), more > 0);
     }
 }
+
+/// Equal batches, as many as readers or a multiple, and empty ones behind them: no more readers are wanted than there are.
+#[test]
+fn what_is_left_of_a_section_is_the_last_readers() {
+    let full = |count: usize| vec![1000; count];
+    for most in 1..9 {
+        for count in 0..40 {
+            for empty in 0..3 {
+                let lens = [full(count), vec![0; empty]].concat();
+                let shares = shares(&lens, most);
+                assert!(shares.len() <= most, "{count} and {empty} for {most}");
+                let all: Vec<usize> = shares.into_iter().flatten().collect();
+                assert!(all.into_iter().eq(0..lens.len()));
+            }
+        }
+    }
+    assert_eq!(shares(&full(8), 4), [0..2, 2..4, 4..6, 6..8]);
+}
