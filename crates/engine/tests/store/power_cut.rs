@@ -478,6 +478,23 @@ fn vouched_data_and_its_batch_share_a_flush() {
     }
 }
 
+/// A node that names blocks for which its record vouches, while all else is flushed.
+fn create_vouched(store: &TestStore, rng: &mut Rng) -> (Nid, Extent, Epoch) {
+    let blocks = loop {
+        let blocks = write_blocks(store, rng).unwrap();
+        if blocks.crc.is_some() {
+            break blocks;
+        }
+    };
+    store.flush().unwrap();
+    let fresh = store.reserve_nid().unwrap();
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow).unwrap();
+    let slot = op.create(fresh, Numbers(blocks.state.clone()));
+    let extent = extent_of(&blocks.take(&mut op, slot)).unwrap();
+    (nid, extent, op.commit())
+}
+
 /// Blocks for which a batch vouches are written in place, and are freed and given out again: before either a
 /// batch says that the other was durable, so that recovery does not look for what they held.
 #[test]
@@ -486,20 +503,7 @@ fn vouched_blocks_change_only_when_nobody_looks_for_what_they_held() {
         let mut rng = Rng::new(seed);
         let mut world = World::new(600 + seed, &[64]);
         let store = world.open().unwrap();
-        let blocks = loop {
-            let blocks = write_blocks(&store, &mut rng).unwrap();
-            if blocks.crc.is_some() {
-                break blocks;
-            }
-        };
-        store.flush().unwrap();
-        let fresh = store.reserve_nid().unwrap();
-        let nid = fresh.nid();
-        let mut op = store.begin(Need::Grow).unwrap();
-        let slot = op.create(fresh, Numbers(blocks.state.clone()));
-        let state = blocks.take(&mut op, slot);
-        let extent = extent_of(&state).unwrap();
-        let epoch = op.commit();
+        let (nid, extent, epoch) = create_vouched(&store, &mut rng);
         assert_eq!(store.vouched(), [extent]);
         store.commit_through(epoch).unwrap();
         assert_eq!(
@@ -548,19 +552,7 @@ fn what_was_vouched_for_and_freed_is_given_out_when_nobody_looks_for_it() {
     let mut rng = Rng::new(7);
     let world = World::new(700, &[64]);
     let store = world.open().unwrap();
-    let blocks = loop {
-        let blocks = write_blocks(&store, &mut rng).unwrap();
-        if blocks.crc.is_some() {
-            break blocks;
-        }
-    };
-    store.flush().unwrap();
-    let fresh = store.reserve_nid().unwrap();
-    let nid = fresh.nid();
-    let mut op = store.begin(Need::Grow).unwrap();
-    let slot = op.create(fresh, Numbers(blocks.state.clone()));
-    let extent = extent_of(&blocks.take(&mut op, slot)).unwrap();
-    op.commit();
+    let (nid, extent, _) = create_vouched(&store, &mut rng);
     let mut op = store.begin(Need::Reclaim).unwrap();
     let slot = op.lock(&store.get(nid).unwrap()).unwrap();
     op.free(extent).unwrap();
