@@ -469,6 +469,11 @@ impl<C: Content> NodeCache<C> {
         }
     }
 
+    /// Bytes that the nodes take, while nobody changes any.
+    pub fn bytes(&self) -> usize {
+        self.bytes.exact().max(0) as usize
+    }
+
     /// The number of a nid's shard. Unrelated to its place within the shard's table, which would
     /// else use a part of its places only.
     fn shard_of(&self, nid: Nid) -> usize {

@@ -46,9 +46,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes of batches, and of links for their entries, that make a group: a part of the memory for nodes, which has none when
-/// this begins, and at least so many. A batch, which is as large as its writer let records wait for a commit, is never
-/// divided.
+/// Bytes of batches, of links for their entries, and of the nodes that earlier groups have left in memory (invariant 3), that make
+/// a group: a part of the memory for nodes, which has none when this begins; and of the first two at least so many. A batch, which
+/// is as large as its writer let records wait for a commit, is never divided.
 const GROUP_PART: (usize, usize) = (3, 4);
 const GROUP_BYTES_MIN: usize = 4 << 20;
 /// Bytes of batches of a section for each worker: two of the largest that are usual, so that all have something to read.
@@ -64,6 +64,7 @@ fn reader_bytes() -> usize {
 const PARTS_EACH: usize = 4;
 
 /// A logged change of one node.
+#[derive(Clone, Copy)]
 pub(crate) struct Change<'a> {
     pub version: u64,
     pub action: Action,
@@ -164,6 +165,8 @@ struct Replay<'s, C: Content> {
     report: &'s mut RecoveryReport,
     damages: Damages,
     group_bytes: usize,
+    /// Of these the part that earlier groups have left.
+    group_room: usize,
     section_bytes: usize,
     batches: Vec<Records>,
     bytes: usize,
@@ -192,6 +195,7 @@ impl<'s, C: Content> Replay<'s, C> {
             report,
             damages: Damages::new(),
             group_bytes,
+            group_room: group_bytes,
             section_bytes: tight::limit(section, 1 << 10),
             batches: Vec::new(),
             bytes: 0,
@@ -213,7 +217,7 @@ impl<'s, C: Content> Replay<'s, C> {
             self.end_section()?;
         }
         let links: usize = self.chains.iter().map(Chains::bytes).sum();
-        if self.bytes + links >= self.group_bytes || self.batches.len() >= BATCHES_MAX {
+        if self.bytes + links >= self.group_room || self.batches.len() >= BATCHES_MAX {
             self.end_group()?;
         }
         Ok(())
@@ -276,6 +280,8 @@ impl<'s, C: Content> Replay<'s, C> {
         let batches = std::mem::take(&mut self.batches);
         self.store.let_go(batches);
         (self.bytes, self.linked) = (0, 0);
+        let room = self.group_bytes.saturating_sub(self.store.nodes.bytes());
+        self.group_room = room.max(GROUP_BYTES_MIN.min(self.group_bytes));
         self.report.phases.apply += Duration::from_nanos(self.store.since(began));
         Ok(())
     }
@@ -417,7 +423,28 @@ impl<C: Content> Store<C> {
         self.replayed_image(nid, changes.into_iter())
     }
 
-    /// The same with changes in their order.
+    /// A node as these changes alone have it, which come in any order, with the version that they give it: what they say from its
+    /// last creation or deletion on is all that there is to know, whatever an image or they said before. `None`: there is neither.
+    pub(crate) fn replayed_anew(
+        &self,
+        nid: Nid,
+        changes: &[Change<'_>],
+    ) -> Option<Result<(u64, Body<C>), Error>> {
+        let mut changes = changes.to_vec();
+        changes.sort_by_key(Change::order);
+        let all_there_is =
+            |change: &Change<'_>| matches!(change.action, Action::Create | Action::Delete);
+        let last = changes.iter().rposition(all_there_is)?;
+        let (first, later) = (changes[last], changes[last + 1..].iter().copied());
+        // It was there before it was deleted, and not before it was created.
+        let (version, changes) = match first.action {
+            Action::Create => (first.version.checked_sub(1)?, Some(first)),
+            _ => (first.version, None),
+        };
+        Some(self.apply_changes(nid, version, Body::Gone, changes.into_iter().chain(later)))
+    }
+
+    /// As [`Store::replayed_node`], with changes in their order.
     fn replayed_image<'a>(
         &self,
         nid: Nid,

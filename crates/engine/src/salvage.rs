@@ -13,11 +13,13 @@
 //! 2. The node table. Leaf pages whose pointer is lost are found by a scan ([`scan`]); of a lost
 //!    leaf page, its nodes are: the newest image of each, unless an old copy of the page knows of
 //!    a later deletion.
-//! 3. Replay in memory. A node that it cannot bring up to date is dropped, because an older
-//!    state of it may refer to what has another owner since.
+//! 3. Replay in memory. Of a node that the journal creates or deletes, what precedes the last time that it does is not
+//!    needed: neither an image, which may have rotted, nor, where a page of the table is lost, its version. Any other node
+//!    that replay cannot bring up to date is dropped, because an older state of it may refer to what has another owner since.
 //! 4. All images are read once. What is damaged is dropped: its nid gets the next version and no
 //!    image. A *device* that does not return an image is another matter: it may return it
-//!    tomorrow, or to a rescue tool, so then nothing is repaired at all.
+//!    tomorrow, or to a rescue tool, so then nothing is repaired at all; but if replay has put something in its place,
+//!    nobody needs it.
 //! 5. The caller looks, and changes nodes ([`Salvage::put`], [`Salvage::delete`]).
 //! 6. [`Salvage::set_space`] makes space maps of what is in use, [`Salvage::publish`] writes.
 //!
@@ -162,7 +164,7 @@ impl<C: Content> Salvage<C> {
             true => Vec::new(),
             false => salvage.rebuild_table(&base, &lost, space.as_ref())?,
         };
-        salvage.replay(&std::mem::take(&mut base.batches))?;
+        salvage.replay(&std::mem::take(&mut base.batches), &rebuilt)?;
         salvage.load_rebuilt(&rebuilt)?;
         salvage.drop_damaged()?;
         salvage.count(space, base.run.loss.is_some())?;
@@ -248,8 +250,8 @@ impl<C: Content> Salvage<C> {
         Ok(rebuilt.into_iter().collect())
     }
 
-    /// Step 3. Space maps are derived, so only their versions count.
-    fn replay(&mut self, batches: &[Vec<u8>]) -> Result<(), SalvageError> {
+    /// Step 3, with the leaf pages that were put together from nodes. Space maps are derived, so only their versions count.
+    fn replay(&mut self, batches: &[Vec<u8>], rebuilt: &[u64]) -> Result<(), SalvageError> {
         let mut changes: BTreeMap<u64, Vec<Change<'_>>> = BTreeMap::new();
         for records in batches {
             let mut list = Vec::new();
@@ -281,7 +283,7 @@ impl<C: Content> Salvage<C> {
                 self.map_versions.insert(nid, newest);
                 continue;
             }
-            match self.store.replayed_node(Nid(nid), list) {
+            match self.replayed(Nid(nid), list, rebuilt) {
                 Ok(None) => {}
                 Ok(Some((version, mut body))) => {
                     body.settle();
@@ -297,6 +299,28 @@ impl<C: Content> Salvage<C> {
             }
         }
         Ok(())
+    }
+
+    /// A node after these changes; `None`: the table has them all.
+    fn replayed(
+        &self,
+        nid: Nid,
+        changes: Vec<Change<'_>>,
+        rebuilt: &[u64],
+    ) -> Result<Option<(u64, Body<C>)>, Error> {
+        let Entry { place, version } = self.store.table.entry(nid)?;
+        if let Some(Ok((newest, body))) = self.store.replayed_anew(nid, &changes) {
+            // An image that has these changes, too, may have rotted.
+            if newest > version || newest == version && !place.is_none() {
+                return Ok(Some((newest, body)));
+            }
+            let unknown = || rebuilt.binary_search(&(nid.0 / LEAF_NIDS)).is_ok();
+            if place.is_none() && unknown() {
+                // Invariant 3.
+                return Ok(Some((version + 1, body)));
+            }
+        }
+        self.store.replayed_node(nid, changes)
     }
 
     /// A node whose newest state is in memory only.
@@ -340,10 +364,10 @@ impl<C: Content> Salvage<C> {
         let bad = std::mem::take(&mut *probe.bad.lock());
         for (nid, why) in bad {
             match why {
-                Unread::Device(why) => {
+                Unread::Device(why) if !self.is_adopted(Nid(nid)) => {
                     return Err(SalvageError::Unreadable(format!("node {nid}: {why}")));
                 }
-                Unread::Damage(why) => {
+                Unread::Device(why) | Unread::Damage(why) => {
                     let entry = self.store.table.entry(Nid(nid))?;
                     self.drop_image(Nid(nid), entry, &why)?;
                 }

@@ -407,6 +407,8 @@ fn fail_at(fresh: &World, n: u64, times: Times) {
     let mut world = copy_of(fresh);
     world.switch.fail_after(n, times);
     let day = run(&mut world);
+    // Threads share work by chance: there may have been some operations less than there are mostly.
+    let struck = world.switch.operations() > n;
     // Without an unmount, and the devices lose what they need not keep.
     world.switch.cut_now();
     world.restart(&mut Rng::new(n));
@@ -414,7 +416,7 @@ fn fail_at(fresh: &World, n: u64, times: Times) {
         drop(world.open());
         return;
     };
-    assert!(day.failures > 0 || times != Times::Always);
+    assert!(day.failures > 0 || times != Times::Always || !struck);
     day.fs = world.open();
     let known = day.names.keys().filter(|name| !name.contains('/'));
     for (name, _) in list(&day.fs, ROOT, 7) {

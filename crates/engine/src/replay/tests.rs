@@ -432,6 +432,53 @@ fn a_node_that_ends_in_its_deletion_needs_no_image() {
     assert_eq!(replayed(&store, &damages, 300), Ok(Some((4, None))));
 }
 
+/// What a group leaves in memory the next ones do without: recovery once took the memory of a group, and that of all nodes besides.
+#[test]
+fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
+    const GROUP: usize = 12 << 20;
+    const BODY: usize = 10 << 10;
+    let mut rng = Rng::new(1);
+    let store = store(&mut rng, &[], &[]);
+    let made = |nid, version, action, len| Made {
+        nid,
+        version,
+        action,
+        bytes: vec![1; len],
+    };
+    let mut report = RecoveryReport::default();
+    let mut replay = Replay::new(&store, GROUP, &mut report);
+    // Every other node is deleted again, and leaves nothing.
+    let mut groups = Vec::new();
+    let (mut before, mut last) = (0, 0);
+    for nid in 300..3300 {
+        let mut batch = vec![made(nid, 1, Action::Create, BODY)];
+        if nid % 2 == 0 {
+            batch.push(made(nid, 2, Action::Delete, 0));
+        }
+        replay.take(records(&mut rng, &batch).into()).unwrap();
+        let links: usize = replay.chains.iter().map(Chains::bytes).sum();
+        match replay.batches.is_empty() {
+            true => {
+                groups.push((before, last));
+                before = store.nodes.bytes();
+            }
+            false => last = replay.bytes + links,
+        }
+    }
+    // Nodes, and what was read beside them, at the end of each but the last.
+    let batch = 2 * BODY;
+    for (nodes, read) in &groups {
+        let most = GROUP.saturating_sub(*nodes).max(GROUP_BYTES_MIN);
+        let all = most - batch..most + batch;
+        assert!(all.contains(read), "{read} beside {nodes}");
+    }
+    let part_full = |(nodes, _): &&(usize, usize)| (1..GROUP - GROUP_BYTES_MIN).contains(nodes);
+    assert!(groups.iter().any(|group| part_full(&group)), "{groups:?}");
+    assert!(groups.last().unwrap().0 > GROUP, "{groups:?}");
+    replay.end_group().unwrap();
+    assert!(replay.damages.is_empty());
+}
+
 /// However many changes came before it, one that makes a node too large for an image is damage.
 #[test]
 fn a_node_that_outgrows_an_image_is_damaged() {

@@ -16,16 +16,16 @@ use zerocopy::{FromBytes, IntoBytes};
 const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
 
 /// A sound item in a segment; it need not be live.
-struct Item {
+pub struct Item {
     kind: u8,
     id: u64,
     version: u64,
     /// Bytes on the device.
-    range: Range<u64>,
+    pub range: Range<u64>,
     segment: Range<u64>,
 }
 
-fn items(world: &World, store: &TestStore) -> Vec<Item> {
+pub fn items(world: &World, store: &TestStore) -> Vec<Item> {
     let geometry = store.array().geometry();
     let len = geometry.segment_bytes();
     let mut found = Vec::new();
@@ -58,7 +58,7 @@ fn items(world: &World, store: &TestStore) -> Vec<Item> {
 }
 
 /// The newest item of its kind and number.
-fn newest(items: &[Item], kind: ItemKind, id: u64) -> &Item {
+pub fn newest(items: &[Item], kind: ItemKind, id: u64) -> &Item {
     let these = items.iter().filter(|i| i.kind == kind as u8 && i.id == id);
     these.max_by_key(|i| i.version).expect("it was written")
 }
@@ -248,7 +248,7 @@ fn read_all(store: &TestStore, nids: &[Nid]) {
     }
 }
 
-fn damage_leaf(world: &World, store: &TestStore, nid: Nid) {
+pub fn damage_leaf(world: &World, store: &TestStore, nid: Nid) {
     let items = items(world, store);
     let page = newest(&items, ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
     // Other pages lie in the same sector.

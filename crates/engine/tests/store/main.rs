@@ -5,5 +5,6 @@ mod load;
 mod memory;
 mod power_cut;
 mod pressure;
+mod salvage;
 mod trim;
 mod world;

@@ -6,7 +6,8 @@ use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
 use engine::{
-    Content, Error, Extent, Finding, Findings, Need, SpaceMap, Store, StoreOptions, Visitor,
+    Content, Error, Extent, Finding, Findings, Need, Salvage, SalvageError, SpaceMap, Store,
+    StoreOptions, Visitor,
 };
 use format::geometry::{Geometry, GeometryOptions};
 use format::{Damage, Nid};
@@ -141,6 +142,12 @@ impl World {
     pub fn open_with(&self, options: StoreOptions) -> Result<Arc<TestStore>, Error> {
         let array = Array::assemble(self.handles(), options.read_only)?;
         Store::open(Arc::new(array), options).map(|(store, _)| store)
+    }
+
+    /// What a repair begins with.
+    pub fn salvage(&self) -> Result<Salvage<Numbers>, SalvageError> {
+        let array = Array::assemble(self.handles(), false).unwrap();
+        Salvage::open(&Arc::new(array), World::options())
     }
 
     /// Where the journal's ring begins on the first device, in bytes.
