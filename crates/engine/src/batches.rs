@@ -2,6 +2,12 @@
 //!
 //! A batch that vouches for data (`vouched.rs`) is part of the run only if that data is on the devices, or if a batch of the run
 //! or the checkpoint says that the batch was durable: then the data was, and may have changed since.
+//!
+//! Of data that a device does not return, though it is asked several times, nobody knows whether it is there. The batch may have been
+//! acknowledged, so it is not left out; and it may never have been whole, and the blocks hold what was there before, so nobody says that
+//! it was durable. It is part of the run, and [`Run::unread`] has what could not be read: who wants to write anything
+//! does not begin (`recovery.rs`), a store that is open read-only shows what the batch says, and tells who verifies it; and a repair,
+//! which somebody has asked for who can be told, keeps what the batch says and names the files.
 
 use crate::commit::PIPELINE;
 use crate::error::Error;
@@ -12,8 +18,9 @@ use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
-use format::{BLOCK_SIZE, Block, Damage, checksum, checksum_joined};
+use format::{BLOCK_SIZE, Block, Damage, Nid, checksum, checksum_joined};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,6 +34,9 @@ const WINDOW_SHARE: usize = 8;
 /// first lost one was durable says so in it; before that one there are, with the lost one, no more than the pipeline
 /// of commits has under way.
 const LOOK_AHEAD: u64 = 64 << 20;
+
+/// Times that data is asked for before it counts as unreadable.
+const READS: usize = 3;
 
 /// Operations wait for a commit at twice what may be staged; as much again is for what several of them stage at that
 /// moment, for the lag of the sum they look at, and for padding.
@@ -208,6 +218,8 @@ pub(crate) struct Run {
     pub next_epoch: u64,
     /// Where it ends depends on data: its last batches vouch for some, or the one behind it does for what is not there.
     pub unconfirmed: bool,
+    /// Data for which its last batches vouch, and of which nobody knows whether it is there.
+    pub unread: Vec<Unread>,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
     /// Batches from `start` on, and where the next one is.
@@ -330,9 +342,9 @@ pub(crate) fn read_run(
         kept.keep(batch, next, after, keep);
         next = after;
     }
-    let mut unconfirmed = false;
+    let (mut unconfirmed, mut unread) = (false, Vec::new());
     for one in vouching {
-        match all_there(array, &one.sums) {
+        match all_there(array, &one.sums, &mut unread) {
             Ok(true) => unconfirmed = true,
             Ok(false) if planted(Canary::DataUnchecked) => {}
             Ok(false) => {
@@ -365,6 +377,7 @@ pub(crate) fn read_run(
         end: next,
         next_epoch: last_epoch.max(image_epoch) + 1,
         unconfirmed,
+        unread,
         loss,
         kept,
         keep,
@@ -376,38 +389,67 @@ struct Vouching {
     at: Anchor,
     /// The newest epoch before it.
     epoch_before: u64,
-    sums: Vec<DataSum>,
+    sums: Vec<(Nid, DataSum)>,
 }
 
-/// Whether the data is there for which these records vouch.
-pub(crate) fn vouched_for(array: &Array, records: &[u8]) -> Result<bool, Damage> {
-    all_there(array, &sums_of(records)?)
+/// Data of a node that a device does not return.
+#[derive(Clone, Debug)]
+pub(crate) struct Unread {
+    pub nid: Nid,
+    pub error: device::Error,
 }
 
-fn all_there(array: &Array, sums: &[DataSum]) -> Result<bool, Damage> {
-    for sum in sums {
-        if !data_is(array, sum)? {
-            return Ok(false);
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = &self.error;
+        write!(
+            f,
+            "data that was synced last cannot be read, so nobody knows whether it is there: {error}"
+        )
+    }
+}
+
+/// Whether the data is there for which these records vouch, but for what is `unread`.
+pub(crate) fn vouched_for(
+    array: &Array,
+    records: &[u8],
+    unread: &mut Vec<Unread>,
+) -> Result<bool, Damage> {
+    all_there(array, &sums_of(records)?, unread)
+}
+
+/// Adds nothing to `unread` when something is not there: that is enough to know.
+fn all_there(
+    array: &Array,
+    sums: &[(Nid, DataSum)],
+    unread: &mut Vec<Unread>,
+) -> Result<bool, Damage> {
+    let mut refused = Vec::new();
+    for (nid, sum) in sums {
+        match data_is(array, sum)? {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => refused.push(Unread { nid: *nid, error }),
         }
     }
+    unread.append(&mut refused);
     Ok(true)
 }
 
-/// The checksums of data in a batch's records.
-fn sums_of(records: &[u8]) -> Result<Vec<DataSum>, Damage> {
+/// The checksums of data in a batch's records, and the nodes that it belongs to.
+fn sums_of(records: &[u8]) -> Result<Vec<(Nid, DataSum)>, Damage> {
     let mut sums = Vec::new();
     parse_records(records, |entries| {
         for entry in entries.iter().filter(|e| e.action == Action::Sum) {
-            sums.push(DataSum::decode(entry.body)?);
+            sums.push((Nid(entry.nid), DataSum::decode(entry.body)?));
         }
         Ok(())
     })?;
     Ok(sums)
 }
 
-/// Whether blocks hold what was written to them, as far as they can be read. What a device refuses to read was lost, if at
-/// all, in another way than by a power cut: whoever reads the file is told.
-fn data_is(array: &Array, sum: &DataSum) -> Result<bool, Damage> {
+/// Whether blocks hold what was written to them, or why a device does not tell.
+fn data_is(array: &Array, sum: &DataSum) -> Result<Result<bool, device::Error>, Damage> {
     let geometry = array.geometry();
     let last = Block(sum.block.0 + u64::from(sum.blocks) - 1);
     if geometry.chunk_of(sum.block).is_none() || geometry.chunk_of(last).is_none() {
@@ -425,14 +467,24 @@ fn data_is(array: &Array, sum: &DataSum) -> Result<bool, Damage> {
     );
     while at < end {
         let len = (end - at).min(buf.len() as u64) as usize;
-        if let Err(error) = array.read(at, &mut buf[..len]) {
-            tracing::warn!("data of the last commit is not checked: {error}");
-            return Ok(true);
+        if let Err(error) = read_often(array, at, &mut buf[..len]) {
+            return Ok(Err(error));
         }
         crc = checksum(crc, &buf[..len]);
         at += len as u64;
     }
-    Ok(crc == sum.crc)
+    Ok(Ok(crc == sum.crc))
+}
+
+fn read_often(array: &Array, at: u64, out: &mut [u8]) -> Result<(), device::Error> {
+    let mut left = READS;
+    loop {
+        left -= 1;
+        match array.read(at, out) {
+            Err(error) if left > 0 => tracing::warn!("read once more: {error}"),
+            done => return done,
+        }
+    }
 }
 
 /// The batch at `at` if it is the one that must follow, and where the next one is.

@@ -8,6 +8,7 @@
 //! | found | a batch names a newer checkpoint | damaged: the newer record was lost (R9) |
 //! | found | unbroken run reaches every batch that it must | replay the run |
 //! | found | run ends before a batch that an image depends on | damaged (R9) |
+//! | found | a device does not return data for which one of the last batches vouches | not opened but read-only: the batch may have been acknowledged, or never been whole |
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
@@ -118,12 +119,17 @@ impl<C: Content> Store<C> {
         if let Some(loss) = run.loss.take() {
             return Err(Error::Damaged(loss));
         }
+        if let Some(unread) = run.unread.first()
+            && !read_only
+        {
+            return Err(Error::Unread(Arc::new(unread.error.clone())));
+        }
         report.batches = run.end.sequence - run.start.sequence;
         let clock = options.clock.clone();
         let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
         report.phases.verify = passed(began);
         if run.unconfirmed && !read_only {
-            confirm_run(&array, &record, &mut run)?;
+            Confirmation::of(&array, &record, &mut run)?.write(&array)?;
         }
 
         let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
@@ -164,6 +170,7 @@ impl<C: Content> Store<C> {
             return Err(Error::node(Nid(*nid), damage.clone()));
         }
         store.unreplayed = damaged;
+        store.unread = std::mem::take(&mut run.unread);
         if !read_only && !planted(Canary::NoClosingCheckpoint) {
             let began = store.clock().monotonic_ns();
             store.make_checkpoint(false)?;
@@ -178,42 +185,56 @@ impl<C: Content> Store<C> {
     }
 }
 
-/// Invariant 2. There is room: the ring keeps some that no operation gets (`journal.rs`, `UNPAID`).
-pub(crate) fn confirm_run(
-    array: &Array,
-    record: &CheckpointRecord,
-    run: &mut Run,
-) -> Result<(), Error> {
-    let at = run.end;
-    let mut header = BatchHeader::zeroed();
-    header.magic = U32::new(BATCH_MAGIC);
-    header.previous_crc = U32::new(at.previous_crc);
-    header.uuid = array.uuid();
-    header.mount_id = record.mount_id;
-    header.sequence = U64::new(at.sequence);
-    header.epoch = U64::new(run.next_epoch);
-    header.durable_epoch = U64::new(run.next_epoch - 1);
-    header.durable_sequence = U64::new(at.sequence - 1);
-    header.checkpoint_sequence = record.sequence;
-    let crc = checksum(array.journal_seed(), &header.as_bytes()[8..]);
-    header.crc = U32::new(crc);
-    let geometry = array.geometry();
-    let size = (BatchHeader::SIZE as u64).next_multiple_of(geometry.journal_align as u64);
-    let ring = geometry.journal_bytes();
-    if at.position + size - run.start.position > ring {
-        return Err(damaged("journal", "there is no room behind its last batch"));
+/// A batch without records that says of those before it that they were durable (invariant 2).
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    byte: u64,
+    batch: AlignedBuf,
+}
+
+impl Confirmation {
+    /// The next batch of the run, which goes on behind it. There is room: the ring keeps some that no operation gets
+    /// (`journal.rs`, `UNPAID`).
+    pub fn of(
+        array: &Array,
+        record: &CheckpointRecord,
+        run: &mut Run,
+    ) -> Result<Confirmation, Error> {
+        let at = run.end;
+        let mut header = BatchHeader::zeroed();
+        header.magic = U32::new(BATCH_MAGIC);
+        header.previous_crc = U32::new(at.previous_crc);
+        header.uuid = array.uuid();
+        header.mount_id = record.mount_id;
+        header.sequence = U64::new(at.sequence);
+        header.epoch = U64::new(run.next_epoch);
+        header.durable_epoch = U64::new(run.next_epoch - 1);
+        header.durable_sequence = U64::new(at.sequence - 1);
+        header.checkpoint_sequence = record.sequence;
+        let crc = checksum(array.journal_seed(), &header.as_bytes()[8..]);
+        header.crc = U32::new(crc);
+        let geometry = array.geometry();
+        let size = (BatchHeader::SIZE as u64).next_multiple_of(geometry.journal_align as u64);
+        let ring = geometry.journal_bytes();
+        if at.position + size - run.start.position > ring {
+            return Err(damaged("journal", "there is no room behind its last batch"));
+        }
+        let mut batch = AlignedBuf::zeroed(size as usize);
+        batch[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
+        run.end = Anchor {
+            position: at.position + size,
+            sequence: at.sequence + 1,
+            previous_crc: crc,
+        };
+        run.next_epoch += 1;
+        let byte = geometry.journal_start.byte() + at.position % ring;
+        Ok(Confirmation { byte, batch })
     }
-    let mut bytes = AlignedBuf::zeroed(size as usize);
-    bytes[..BatchHeader::SIZE].copy_from_slice(header.as_bytes());
-    let place = geometry.journal_start.byte() + at.position % ring;
-    array.write(place, &bytes, Durability::Durable)?;
-    run.end = Anchor {
-        position: at.position + size,
-        sequence: at.sequence + 1,
-        previous_crc: crc,
-    };
-    run.next_epoch += 1;
-    Ok(())
+
+    pub fn write(&self, array: &Array) -> Result<(), Error> {
+        array.write(self.byte, &self.batch, Durability::Durable)?;
+        Ok(())
+    }
 }
 
 /// The valid record with the highest sequence among two slots of two copies.

@@ -23,7 +23,8 @@
 //! 5. The caller looks, and changes nodes ([`Salvage::put`], [`Salvage::delete`]).
 //! 6. [`Salvage::set_space`] makes space maps of what is in use, [`Salvage::publish`] writes.
 //!
-//! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`, and that is a
+//! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`. That begins with a batch without records behind
+//! the journal's run, if the run's end rests on data (recovery, invariant 2): the next repair finds the same end. Then it is a
 //! checkpoint: images, table pages and space tables go where nothing lies that the state so far
 //! reaches, then a flush, then the record, into the slot that the state so far is not in. *That
 //! is the one commit point.* Before it a repeat begins from the very same state; after it the
@@ -51,7 +52,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, confirm_run, newest_record};
+use crate::recovery::{Confirmation, RecoveryReport, newest_record};
 use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -85,8 +86,10 @@ pub enum SalvageError {
 pub struct Loss {
     pub object: Object,
     pub what: String,
-    /// Something that nothing else holds is gone; else it was derived or found again.
+    /// Something that nothing else holds is gone, or nobody knows whether it is; else it was derived or found again.
     pub lost: bool,
+    /// It stays as it is all the same.
+    pub kept: bool,
 }
 
 /// Versions of nids whose last version is unknown start at the next multiple of this.
@@ -102,12 +105,15 @@ pub struct Salvage<C: Content> {
     kept_chunks: BTreeSet<u32>,
     /// Newest versions of space maps that the journal names.
     map_versions: BTreeMap<u64, u64>,
+    /// To be written first of all.
+    confirmation: Option<Confirmation>,
 }
 
 /// What there is to start from.
 struct Base {
     record: Option<CheckpointRecord>,
     run: Run,
+    confirmation: Option<Confirmation>,
     /// The records of the run's batches.
     batches: Vec<Vec<u8>>,
     /// Of the next checkpoint.
@@ -159,6 +165,7 @@ impl<C: Content> Salvage<C> {
             occupied: BTreeSet::new(),
             kept_chunks: BTreeSet::new(),
             map_versions: BTreeMap::new(),
+            confirmation: base.confirmation.take(),
         };
         let rebuilt = match lost.is_empty() && base.record.is_some() {
             true => Vec::new(),
@@ -186,6 +193,7 @@ impl<C: Content> Salvage<C> {
             object,
             what: what.into(),
             lost,
+            kept: false,
         });
     }
 
@@ -538,6 +546,7 @@ impl Base {
                 object,
                 what,
                 lost: true,
+                kept: false,
             });
         };
         let mut report = RecoveryReport::default();
@@ -551,7 +560,7 @@ impl Base {
             Err(error) => return Err(error.into()),
         };
         let survey = scan::Survey::of(array)?;
-        let mut batches = Vec::new();
+        let (mut batches, mut confirmation) = (Vec::new(), None);
         let run = match &record {
             Some(record) => match read_run(array, record, 0) {
                 Ok(mut run) => {
@@ -560,8 +569,8 @@ impl Base {
                         Ok(())
                     })?;
                     // As recovery does (its invariant 2); but where something is lost nothing takes its place.
-                    if run.unconfirmed && run.loss.is_none() && !array.read_only() {
-                        confirm_run(array, record, &mut run)?;
+                    if run.unconfirmed && run.loss.is_none() {
+                        confirmation = Some(Confirmation::of(array, record, &mut run)?);
                     }
                     run
                 }
@@ -569,8 +578,12 @@ impl Base {
                 Err(error) => return Err(error.into()),
             },
             None => {
-                batches = survey.last_run(array)?;
-                survey.no_run(None)
+                let mut unread = Vec::new();
+                batches = survey.last_run(array, &mut unread)?;
+                Run {
+                    unread,
+                    ..survey.no_run(None)
+                }
             }
         };
         if let Some(damage) = &run.loss {
@@ -580,6 +593,12 @@ impl Base {
             let what = format!("{damage}; replayed as far as it goes, later changes are lost");
             lose(Object::Journal, what);
         }
+        losses.extend(run.unread.iter().map(|unread| Loss {
+            object: Object::Node(unread.nid),
+            what: format!("{unread}; the file stays as it is"),
+            lost: true,
+            kept: true,
+        }));
         let stated = record.map_or(0, |r| r.sequence.get());
         let mut sequence = stated.max(survey.checkpoint_sequence) + 1;
         if record.is_some() && sequence % 2 == stated % 2 {
@@ -599,6 +618,7 @@ impl Base {
         Ok(Base {
             record,
             run,
+            confirmation,
             batches,
             sequence,
             resume,
@@ -624,6 +644,7 @@ impl Base {
                     object: Object::SpaceTables,
                     what: format!("{damage}; made anew"),
                     lost: false,
+                    kept: false,
                 });
                 Ok(None)
             }

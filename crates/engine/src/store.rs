@@ -1,5 +1,6 @@
 //! The store: nodes, space and journal put together, and the threads that serve them.
 
+use crate::batches::Unread;
 use crate::cache::PageCache;
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
@@ -133,6 +134,8 @@ pub struct Store<C: Content> {
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
     /// damaged to whoever asks: what the table has of them is old.
     pub(crate) unreplayed: BTreeMap<u64, Damage>,
+    /// Data of which nobody knows whether it is what was synced; only a store that is open read-only has some.
+    pub(crate) unread: Vec<Unread>,
     pub(crate) counts: StoreCounts,
     pool: Arc<Pool>,
 }
@@ -229,6 +232,7 @@ impl<C: Content> Store<C> {
             threads: Mutex::new(rank::LEAF, Vec::new()),
             closed: AtomicBool::new(false),
             unreplayed: BTreeMap::new(),
+            unread: Vec::new(),
             counts: StoreCounts::default(),
             pool,
             array,

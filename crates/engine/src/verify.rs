@@ -263,6 +263,11 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 audit.findings.error(Object::Node(Nid(*nid)), what);
                 self.visitor.unreadable(Nid(*nid));
             }
+            for unread in &self.store.unread {
+                audit
+                    .findings
+                    .error(Object::Node(unread.nid), unread.to_string());
+            }
         }
         for Dirty { nid, cell } in self.store.replayed() {
             // What is in memory of one that could not be replayed is what it was in the middle of the journal.

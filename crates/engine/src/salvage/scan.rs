@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{Kept, RingReader, Run, vouched_for};
+use crate::batches::{Kept, RingReader, Run, Unread, vouched_for};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -242,6 +242,7 @@ impl Survey {
             end,
             next_epoch: self.epoch + 1,
             unconfirmed: false,
+            unread: Vec::new(),
             loss,
             kept: Kept::none(end),
             keep: 0,
@@ -250,7 +251,12 @@ impl Survey {
 
     /// The records of the unbroken run at the end of the last mount's batches, where no record
     /// says where the journal begins: what the images have already is told by versions.
-    pub fn last_run(&self, array: &Array) -> Result<Vec<Vec<u8>>, SalvageError> {
+    /// Adds data to `unread` of which nobody knows whether it is there.
+    pub fn last_run(
+        &self,
+        array: &Array,
+        unread: &mut Vec<Unread>,
+    ) -> Result<Vec<Vec<u8>>, SalvageError> {
         let mut batches: Vec<(BatchHeader, Vec<u8>)> = Vec::new();
         let mut ring = RingReader::new(array);
         let mut wanted: Option<(u64, u32)> = None;
@@ -270,10 +276,10 @@ impl Survey {
         batches.reverse();
         let newest = |header: &BatchHeader| header.durable_sequence.get();
         let durable = batches.iter().map(|(header, _)| newest(header)).max();
-        let whole = |(header, records): &(BatchHeader, Vec<u8>)| {
+        let mut whole = |(header, records): &(BatchHeader, Vec<u8>)| {
             let unsure = header.checked.get() > 0 && Some(header.sequence.get()) > durable;
             // Records that say nothing sensible are met when they are replayed.
-            !unsure || vouched_for(array, records).unwrap_or(true)
+            !unsure || vouched_for(array, records, unread).unwrap_or(true)
         };
         let whole = batches.iter().take_while(|batch| whole(batch)).count();
         batches.truncate(whole);

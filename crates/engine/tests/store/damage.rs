@@ -13,7 +13,7 @@ use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Where the array begins on its only device.
-const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
+pub const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
 
 /// A sound item in a segment; it need not be live.
 pub struct Item {

@@ -7,4 +7,5 @@ mod power_cut;
 mod pressure;
 mod salvage;
 mod trim;
+mod unread;
 mod world;

@@ -136,7 +136,7 @@ fn extent_of(numbers: &[u64]) -> Option<Extent> {
 }
 
 /// The blocks that a node names hold its stamp and nothing else.
-fn check_blocks(store: &TestStore, numbers: &[u64], seed: u64) {
+pub fn check_blocks(store: &TestStore, numbers: &[u64], seed: u64) {
     let Some(extent) = extent_of(numbers) else {
         return;
     };
@@ -479,7 +479,7 @@ fn vouched_data_and_its_batch_share_a_flush() {
 }
 
 /// A node that names blocks for which its record vouches, while all else is flushed.
-fn create_vouched(store: &TestStore, rng: &mut Rng) -> (Nid, Extent, Epoch) {
+pub fn create_vouched(store: &TestStore, rng: &mut Rng) -> (Nid, Extent, Epoch) {
     let blocks = loop {
         let blocks = write_blocks(store, rng).unwrap();
         if blocks.crc.is_some() {

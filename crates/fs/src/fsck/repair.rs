@@ -82,6 +82,8 @@ impl Default for RepairOptions {
 pub enum ActionKind {
     /// A damaged node, or one that nobody owns, is gone.
     Dropped,
+    /// What a file synced last cannot be read, so nobody knows whether it is there; the file stays as it is.
+    Doubtful,
     /// A part of a file reads as zeros.
     Hole,
     /// A name was removed, or corrected.
@@ -111,6 +113,7 @@ impl ActionKind {
     pub fn name(self) -> &'static str {
         match self {
             ActionKind::Dropped => "dropped",
+            ActionKind::Doubtful => "doubtful",
             ActionKind::Hole => "hole",
             ActionKind::Name => "name",
             ActionKind::Attribute => "attribute",
@@ -214,7 +217,7 @@ impl Actions {
         self.list.push(action);
     }
 
-    /// A path for what was dropped before anybody knew its name.
+    /// A path for what was noted before anybody knew its name.
     fn name(&mut self, nid: Nid, path: &str) {
         for index in self.pathless.remove(&nid).unwrap_or_default() {
             self.list[index].path = Some(path.to_owned());
@@ -264,7 +267,14 @@ pub fn repair(
     let mut salvage = None;
     if !rest.is_empty() {
         match mend(array, options, &mut actions, progress)? {
-            Ok(mended) => salvage = Some(mended),
+            Ok(mended) => {
+                salvage = Some(mended);
+                for finding in &rest {
+                    if let (Object::Node(nid), Some(path)) = (&finding.object, &finding.path) {
+                        actions.name(*nid, path);
+                    }
+                }
+            }
             Err(outcome) => {
                 report.outcome = outcome;
                 return Ok(report.with(actions));

@@ -8,13 +8,14 @@ use crate::images::*;
 use base::rng::Rng;
 use device::sim::{PowerSwitch, SimDevice, Times};
 use engine::Object;
-use format::Nid;
 use format::item::{ItemHeader, ItemKind};
 use format::journal::BatchHeader;
 use format::label::TAIL_BLOCKS;
+use format::{BLOCK_SIZE, Nid};
 use fs::FileSystem;
+use fs::content::{Body, FsNode};
 use fs::fsck::FsckOptions;
-use fs::fsck::repair::{Action, Outcome, RepairOptions, RepairReport, repair};
+use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, RepairReport, repair};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -631,6 +632,64 @@ fn a_newest_record_that_cannot_be_read_now_is_not_given_up() {
     is_left_alone_without(&devices, &sectors);
     let report = try_repair(&devices, false).unwrap();
     assert_eq!(report.outcome, Outcome::Sound, "{:#?}", report.actions);
+}
+
+/// The power goes after a sync for whose data the journal vouches, and a device does not return some of that. Nobody knows whether it
+/// is what was synced: no mount says so, and a repair tells it and gives nothing up.
+#[test]
+fn synced_data_that_a_device_does_not_return_is_named_and_kept() {
+    let (devices, mut model) = build();
+    let fs = open(&devices, false).unwrap();
+    let content = vec![7; 5 * BLOCK_SIZE];
+    let ino = model.add(&fs, "/fs/synced", Thing::File(content));
+    fs.fsync_inode(ino, true).unwrap();
+    let inode = fs.store().get(ino).unwrap();
+    let blocks = match &*inode.read().unwrap() {
+        FsNode::Inode(inode) => match &inode.body {
+            Body::Extents(list) => list[0].block,
+            other => panic!("{other:?}"),
+        },
+        _ => panic!("no inode"),
+    };
+    let copies: Vec<_> = devices.iter().map(|d| d.clone_state(1)).collect();
+    let image = image(&copies, model, None);
+    let array = assemble(&image.devices(), true).unwrap();
+    let mut place = None;
+    let geometry = array.geometry();
+    geometry.pieces(blocks.byte(), BLOCK_SIZE, |piece| {
+        place = Some((piece.device, piece.offset));
+    });
+    let (index, offset) = place.unwrap();
+    let devices = image.devices();
+    devices[index].fail_reads(Times::Always, Some(offset..offset + 512));
+    let opened = open(&devices, false).map(|_| ());
+    assert!(matches!(
+        opened,
+        Err(fs::Error::Store(engine::Error::Unread(_)))
+    ));
+    assert_eq!(
+        open(&devices, true)
+            .unwrap()
+            .resolve(b"/fs/synced")
+            .unwrap()
+            .ino,
+        ino
+    );
+    let report = try_repair(&devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    let [action] = &report.actions[..] else {
+        panic!("{:#?}", report.actions);
+    };
+    assert_eq!(action.kind, ActionKind::Doubtful);
+    assert_eq!(action.path.as_deref(), Some("/fs/synced"));
+    assert!(action.lost && report.lost());
+    let fs = open(&devices, false).unwrap();
+    let lost = image.model.compare(&fs, None, "unreadable");
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    drop(fs);
+    devices.iter().for_each(|d| d.heal());
+    let fs = open(&devices, false).unwrap();
+    assert!(image.model.compare(&fs, None, "readable again").is_empty());
 }
 
 #[test]

@@ -115,6 +115,7 @@ impl<'a> Rounds<'a> {
         let losses = self.salvage.losses();
         for loss in &losses[self.losses.min(losses.len())..] {
             let kind = match (&loss.object, loss.lost) {
+                _ if loss.kept => ActionKind::Doubtful,
                 (Object::Journal, _) => ActionKind::Journal,
                 (Object::Node(_), true) => ActionKind::Dropped,
                 _ => ActionKind::Rebuilt,
