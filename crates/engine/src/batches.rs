@@ -31,16 +31,17 @@ const WINDOW_MAX: u64 = 32 << 20;
 /// Of the memory for batches, the part that one window may take.
 const WINDOW_SHARE: usize = 8;
 /// How far behind the run's end batches that prove a loss are looked for. Whoever began to gather a batch after the
-/// first lost one was durable says so in it; before that one there are, with the lost one, no more than the pipeline
-/// of commits has under way.
-const LOOK_AHEAD: u64 = 64 << 20;
+/// first lost one was durable says so in it; before that one there are, with the lost one, no more than are under way at once.
+const LOOK_AHEAD: u64 = UNDER_WAY * BATCH_MAX;
+/// Those that may gather only while fewer than [`PIPELINE`] are under way, and one of a checkpoint, which does not ask
+/// ([`Journal::close_and_commit`](crate::journal::Journal::close_and_commit)).
+pub(crate) const UNDER_WAY: u64 = PIPELINE + 1;
+/// Bytes of a batch, at most: operations wait for a commit at twice what may be staged; as much again is for what several of them
+/// stage at that moment, for the lag of the sum they look at, and for padding.
+const BATCH_MAX: u64 = 4 * STAGING_MAX as u64;
 
 /// Times that data is asked for before it counts as unreadable.
 const READS: usize = 3;
-
-/// Operations wait for a commit at twice what may be staged; as much again is for what several of them stage at that
-/// moment, for the lag of the sum they look at, and for padding.
-const _: () = assert!(PIPELINE * 4 * STAGING_MAX as u64 <= LOOK_AHEAD);
 
 /// Reads the ring in large pieces. Batches refer to what was read, and keep it in memory.
 pub(crate) struct RingReader<'a> {

@@ -19,7 +19,7 @@ use base::sync::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Batches that may be on their way to the devices at once.
+/// Batches that may be on their way to the devices at once, but for one of a checkpoint, which waits for none of them.
 pub(crate) const PIPELINE: u64 = 4;
 
 /// Part of all who wait for whom a batch must be that is not the only one under way.

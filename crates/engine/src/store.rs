@@ -762,6 +762,11 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// Whether [`Store::confirm`] would have to wait.
+    pub fn is_vouched(&self, blocks: Extent) -> bool {
+        self.journal.vouched.newest_of(blocks).is_some()
+    }
+
     /// Returns when no batch of an epoch up to this one vouches for data any more.
     fn confirm_through(&self, epoch: u64) -> Result<(), Error> {
         while !self.journal.vouched.is_confirmed(epoch) {

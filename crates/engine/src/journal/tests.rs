@@ -1,7 +1,7 @@
 //! Batches of what no operation pays for.
 
 use super::*;
-use crate::batches::read_run;
+use crate::batches::{UNDER_WAY, read_run};
 use device::BlockDevice;
 use device::sim::SimDevice;
 use format::Block;
@@ -225,4 +225,32 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
         assert_eq!(devices[0].volatile_bytes(), 0);
         assert!(journal.vouched.newest().is_none());
     });
+}
+
+/// A loss is told if it is within what can be under way at once (`batches.rs`): one batch more than those who commit may have.
+#[test]
+fn a_checkpoints_batch_comes_on_top_of_the_pipeline() {
+    const COMMITS: u64 = crate::commit::PIPELINE;
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    journal.array.flush().unwrap();
+    device.stick();
+    base::thread::parallel(COMMITS as usize + 2, |thread| {
+        let before = thread as u64;
+        while device.waiting() < before {
+            base::thread::yield_now();
+        }
+        let staged = before > COMMITS || merge(&journal, before, 10);
+        assert!(staged);
+        match before {
+            0..COMMITS => commit(&journal),
+            COMMITS => drop(journal.close_and_commit().unwrap()),
+            _ => {
+                assert_eq!(device.waiting(), UNDER_WAY);
+                assert_eq!(journal.commits.durable_sequence(), 0);
+                device.release();
+            }
+        }
+    });
+    assert_eq!(batches(&journal), UNDER_WAY);
 }

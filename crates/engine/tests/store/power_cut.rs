@@ -570,6 +570,77 @@ fn what_was_vouched_for_and_freed_is_given_out_when_nobody_looks_for_it() {
     assert_eq!(given(), extent.block);
 }
 
+/// A node in a long record that vouches for a block, in a batch of its own.
+fn create_long_vouched(store: &TestStore, number: u64) -> (Nid, Extent) {
+    let mut promise = store.promise(1).unwrap();
+    let reservation = store.reserve(&mut promise, 1, None).unwrap();
+    let blocks = reservation.extent();
+    let bytes = number.to_le_bytes().repeat(512);
+    let array = store.array();
+    array
+        .write(blocks.block.byte(), &bytes, Durability::Checked)
+        .unwrap();
+    let fresh = store.reserve_nid().unwrap();
+    let nid = fresh.nid();
+    let mut op = store.begin(Need::Grow).unwrap();
+    let slot = op.create(fresh, Numbers(vec![number; 1900]));
+    op.take(reservation);
+    op.vouch(slot, blocks, format::checksum(0, &bytes));
+    store.commit_through(op.commit()).unwrap();
+    (nid, blocks)
+}
+
+/// The last batch that fits in the ring vouches for data, and no operation gets room for another: a checkpoint says that it was durable,
+/// or recovery does, for which there is always room.
+#[test]
+fn the_last_batch_of_a_full_ring_is_confirmed() {
+    let options = || StoreOptions {
+        node_cache_bytes: 64 << 20,
+        dirty_bytes: Some(16 << 20),
+        ..World::options()
+    };
+    let fill = |rounds: Option<u64>| {
+        let world = World::new(710, &[64]);
+        let store = world.open_with(options()).unwrap();
+        let checkpoint = store.newest_checkpoint();
+        let mut last = None;
+        let mut round = 0;
+        while rounds != Some(round) && store.newest_checkpoint() == checkpoint {
+            last = Some(create_long_vouched(&store, round));
+            round += 1;
+        }
+        (world, store, last.unwrap(), round)
+    };
+    // The last one needed a checkpoint.
+    let (.., rounds) = fill(None);
+    for crash in [true, false] {
+        let (mut world, store, (nid, blocks), _) = fill(Some(rounds - 1));
+        assert_eq!(store.vouched(), [blocks]);
+        let checkpoint = store.newest_checkpoint();
+        let mut number = rounds - 2;
+        if !crash {
+            store.confirm(blocks).unwrap();
+            assert_eq!(store.newest_checkpoint(), checkpoint + 1);
+            assert_eq!(store.vouched(), []);
+            number = 1 << 40;
+            let bytes = number.to_le_bytes().repeat(512);
+            let array = store.array();
+            array
+                .write(blocks.block.byte(), &bytes, Durability::Durable)
+                .unwrap();
+        }
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut Rng::new(crash as u64));
+        let store = world.open_with(options()).unwrap();
+        let expected = vec![rounds - 2; 1900];
+        assert_eq!(store.get(nid).unwrap().read().unwrap().0, expected);
+        let mut bytes = vec![0; 4096];
+        store.array().read(blocks.block.byte(), &mut bytes).unwrap();
+        assert_eq!(bytes, number.to_le_bytes().repeat(512));
+    }
+}
+
 /// Each mount reserves nids it does not use, on every shard, and ends without notice.
 #[test]
 fn nids_that_a_crash_found_reserved_are_free_again_and_keep_their_versions() {

@@ -12,7 +12,10 @@
 //! 3. The record is begun after all writes of the group have completed. If one of them failed nothing is
 //!    logged of those that share it: `flush_file` then finds out whose bytes cannot be written, and
 //!    latches that on these files alone.
-//! 4. Promised blocks that a file brought along are reserved for it, or are in its promise again.
+//! 4. Nobody waits in a group for a commit: a file with a block for which a batch vouches is left to `flush_file`, which has
+//!    another one confirm that and keeps no other file waiting. What a batch vouches for stays as it is while a file's locks are
+//!    held: only its own write-back and direct writes make it more.
+//! 5. Promised blocks that a file brought along are reserved for it, or are in its promise again.
 
 use super::Files;
 use super::extents::PAGE_LIMIT;
@@ -238,8 +241,12 @@ impl<'a> Group<'a> {
             has_no_block(inode)
         };
         if !new {
-            let layout = self.files.lay_out(state, &room.pages[places], false);
-            return Some(Target::Mapped(layout.ok()?));
+            let layout = self.files.lay_out(state, &room.pages[places], false).ok()?;
+            if self.files.must_confirm(&layout) {
+                self.files.unreserve(state, layout);
+                return None;
+            }
+            return Some(Target::Mapped(layout));
         }
         let mut meta = state.meta.lock();
         meta.promised = meta.promised.checked_sub(places.len() as u64)?;
@@ -337,7 +344,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Leaves a file to `flush_file`: its blocks go back (invariant 4).
+    /// Leaves a file to `flush_file`: its blocks go back (invariant 5).
     fn fall_out(&mut self, at: usize) {
         let Member {
             state,

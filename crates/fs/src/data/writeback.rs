@@ -46,6 +46,13 @@ impl Segment {
     fn bytes(&self) -> usize {
         (self.pages.end - self.pages.start) as usize * BLOCK_SIZE
     }
+
+    fn blocks(&self) -> Extent {
+        Extent {
+            block: self.block,
+            len: (self.pages.end - self.pages.start) as u32,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -670,6 +677,12 @@ impl Files {
         }
     }
 
+    /// Whether what is written to these blocks has to wait for a batch that confirms another one.
+    pub(super) fn must_confirm(&self, layout: &Layout<'_>) -> bool {
+        let vouched = |segment: &Segment| self.store.is_vouched(segment.blocks());
+        layout.segments.iter().any(vouched)
+    }
+
     /// Writes segments of a layout, or parts of them.
     fn write_segments(
         &self,
@@ -1026,11 +1039,7 @@ fn sums_of(segments: &[Segment], mut data: &[u8]) -> Vec<(Extent, u32)> {
     let mut sums = Vec::with_capacity(segments.len());
     for segment in segments {
         let (bytes, rest) = data.split_at(segment.bytes());
-        let blocks = Extent {
-            block: segment.block,
-            len: (bytes.len() / BLOCK_SIZE) as u32,
-        };
-        sums.push((blocks, checksum(0, bytes)));
+        sums.push((segment.blocks(), checksum(0, bytes)));
         data = rest;
     }
     sums

@@ -1,9 +1,11 @@
 //! Small files written back in groups.
 
 use super::*;
+use crate::data::together::Room;
 use base::atomic::{AtomicBool, Ordering};
 use device::sim::Times as Strikes;
 use extents::PAGE_LIMIT;
+use file::StateUse;
 
 const FILES: u64 = 40;
 
@@ -413,4 +415,47 @@ fn a_group_on_a_full_array_takes_what_was_promised() {
     drop(file);
     m.delete(filler);
     assert!(m.free_blocks() >= before, "no block is lost");
+}
+
+/// A batch vouches for some files' blocks: to write in them takes another one that confirms it. The files of a group once all waited for that,
+/// and whoever synced one of them.
+#[test]
+fn nobody_waits_in_a_group_for_a_batch() {
+    let world = World::new(58, 64, 256);
+    let m = world.mount();
+    let vouched: Vec<Ino> = (0..2).map(|_| m.make()).collect();
+    let mut inos = written(&m);
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    m.commit_more();
+    for &ino in &vouched {
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(7, 9_000));
+        m.files.fsync(&file, true).unwrap();
+    }
+    assert!(!m.store.vouched().is_empty());
+    inos.splice(3..3, vouched.iter().copied());
+    let each = |ino: &Ino| {
+        m.write(&m.open(*ino), 100, b"over");
+        m.files.use_file(*ino).unwrap()
+    };
+    let states: Vec<StateUse<'_>> = inos.iter().map(each).collect();
+    let batches = || m.store.counters().batches.count;
+    let before = batches();
+    let left = m.files.flush_together(&states, &mut Room::new());
+    assert_eq!(batches(), before, "nobody has waited for one");
+    // The last to be synced: the batch of the second says that the first was durable.
+    let dirty = |state: &&StateUse<'_>| m.files.pages.is_dirty(state.key);
+    let dirty: Vec<&StateUse<'_>> = left.into_iter().filter(dirty).collect();
+    let [alone] = dirty[..] else {
+        panic!("{} are dirty", dirty.len());
+    };
+    assert_eq!(alone.ino(), vouched[1]);
+    m.files.flush_file(alone).unwrap();
+    assert_eq!(batches(), before + 1);
+    assert_eq!(m.files.pages.dirty(), 0);
+    for ino in inos {
+        assert_eq!(m.contents(ino)[100..104], *b"over");
+        m.check(ino);
+    }
 }
