@@ -113,6 +113,9 @@ canaries! {
     /// A checkpoint record is written before what it names is flushed: a cut leaves a record of
     /// pages that are not there.
     CheckpointUnflushed => "checkpoint-unflushed", Cut,
+    /// Operations do not ask for a checkpoint, nor slow down, before the journal is full: all stop then until one has been
+    /// made, though nothing is lost.
+    PaceIgnored => "pace-ignored", Nothing,
     /// The journal's tail moves before the record that says so: batches that the last checkpoint
     /// needs are overwritten, or name a checkpoint that was never written. Shows when somebody
     /// commits between the two.

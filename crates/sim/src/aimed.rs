@@ -5,6 +5,7 @@ use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::{Op, parse_list};
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
+use crate::reclaim;
 use crate::run::guarded;
 use crate::sequences;
 use crate::stamps;
@@ -93,6 +94,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let order = rng.next_u64();
         let place = |what| failure(format!("a crowd, order {order}: {what}"), Vec::new());
         guarded(|| crowd::run(order).map_err(place))?;
+    }
+    for _ in 0..2 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("reclaim, order {order}: {what}"), Vec::new());
+        guarded(|| reclaim::run(order).map_err(place))?;
     }
     for _ in 0..20 {
         crossing(&base, rng.next_u64())?;

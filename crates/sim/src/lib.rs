@@ -16,6 +16,7 @@ pub mod look;
 pub mod op;
 pub mod oracle;
 pub mod random;
+mod reclaim;
 pub mod run;
 pub mod sequences;
 pub mod stamps;
