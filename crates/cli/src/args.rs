@@ -541,7 +541,7 @@ pub struct BenchCheckpoint {
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     pub threads: usize,
     /// Size of the journal
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "8M")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
     pub journal_size: u64,
     /// Number of devices
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
