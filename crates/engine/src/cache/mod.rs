@@ -25,6 +25,7 @@
 
 mod dirty;
 mod frames;
+mod policy;
 
 use crate::sum::Padded;
 use base::atomic::{AtomicUsize, Ordering};
@@ -34,16 +35,13 @@ use base::sync::{Mutex, MutexGuard, rank};
 use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
+use policy::Policy;
 use std::ops::Range;
 
 /// Frames in a set.
 pub const WAYS: usize = 16;
 /// Shards of the dirty index.
 const DIRTY_SHARDS: usize = 64;
-/// Uses that a frame remembers; the clock hand takes one away each time it passes.
-const FREQUENCY_MAX: u8 = 3;
-/// Neighbouring pages that are sure to be in different sets.
-const RUN_SHIFT: u32 = 6;
 
 /// Whose page it is: a nid and the version at which this use of it began, so that pages of
 /// a deleted file are never taken for those of its successor.
@@ -168,7 +166,6 @@ struct Tag {
     /// Of the way, whatever it holds; [`NO_FRAME`] until it first holds something (invariant 7).
     frame: u32,
     state: TagState,
-    frequency: u8,
 }
 
 const NO_FRAME: u32 = u32::MAX;
@@ -189,15 +186,16 @@ const EMPTY: Tag = Tag {
     stamp: 0,
     frame: NO_FRAME,
     state: TagState::Empty,
-    frequency: 0,
 };
 
 /// The tags of one set lie in many cache lines, of which a look-up touches those whose prints match.
 #[derive(Debug)]
 struct Set {
-    /// A byte of the hash of what each frame holds, 0 of an empty one (invariant 5).
-    prints: [u8; WAYS],
-    hand: u32,
+    /// Some bits of the hash of what each frame holds, 0 of an empty one (invariant 5).
+    prints: [u16; WAYS],
+    /// The ways whose pages are dirty, a bit each.
+    dirty: u16,
+    policy: Policy,
     next_stamp: u64,
     /// Invariant 6.
     departed: u64,
@@ -208,7 +206,7 @@ struct Set {
 
 impl Set {
     /// The frames with this print, one bit each.
-    fn printed(&self, print: u8) -> u16 {
+    fn printed(&self, print: u16) -> u16 {
         let bits = self.prints.iter().enumerate();
         bits.fold(0, |all, (way, &p)| all | u16::from(p == print) << way)
     }
@@ -226,10 +224,17 @@ impl Set {
         None
     }
 
-    fn fill(&mut self, way: usize, print: u8, tag: Tag) {
+    fn fill(&mut self, way: usize, print: u16, tag: Tag) {
         self.prints[way] = print;
         let frame = self.tags[way].frame;
         self.tags[way] = Tag { frame, ..tag };
+        self.set_state(way, tag.state);
+    }
+
+    fn set_state(&mut self, way: usize, state: TagState) {
+        self.tags[way].state = state;
+        let dirty = matches!(state, TagState::Dirty(_));
+        self.dirty = self.dirty & !(1 << way) | u16::from(dirty) << way;
     }
 
     /// The frame of a way that holds a page.
@@ -246,30 +251,25 @@ impl Set {
         self.next_stamp
     }
 
-    /// A frame for a new page: an empty one, else a clean one that was used least; none when
-    /// all are dirty (invariant 2). The tag is empty on return.
-    fn victim(&mut self) -> Option<usize> {
+    /// A way for a new page with this print: an empty one, else that of a clean page; none when all are dirty (invariant 2).
+    /// The tag is empty on return.
+    fn room_for(&mut self, print: u16) -> Option<usize> {
+        let on_trial = self.policy.expect(print);
         let empty = self.printed(0);
-        if empty != 0 {
-            return Some(empty.trailing_zeros() as usize);
-        }
-        // After FREQUENCY_MAX full turns every clean frame has lost all its uses.
-        for _ in 0..WAYS * (FREQUENCY_MAX as usize + 1) {
-            let way = self.hand as usize;
-            self.hand = (self.hand + 1) % WAYS as u32;
-            let tag = &mut self.tags[way];
-            match tag.state {
-                TagState::Dirty(_) => {}
-                _ if tag.frequency > 0 => tag.frequency -= 1,
-                _ => {
-                    self.departed += (tag.stamp != 0) as u64;
-                    self.empty(way);
-                    self.counters.evicted += 1;
-                    return Some(way);
-                }
-            }
-        }
-        None
+        let way = match empty {
+            0 => self.evict()?,
+            _ => empty.trailing_zeros() as usize,
+        };
+        self.policy.came(way, on_trial);
+        Some(way)
+    }
+
+    fn evict(&mut self) -> Option<usize> {
+        let way = self.policy.victim(!self.dirty, &self.prints)?;
+        self.departed += (self.tags[way].stamp != 0) as u64;
+        self.empty(way);
+        self.counters.evicted += 1;
+        Some(way)
     }
 }
 
@@ -307,7 +307,7 @@ impl DirtyShard {
 #[derive(Clone, Copy)]
 struct Place {
     set: usize,
-    print: u8,
+    print: u16,
 }
 
 #[derive(Debug)]
@@ -341,7 +341,8 @@ impl PageCache {
         let set = |i| {
             let set = Set {
                 prints: [0; WAYS],
-                hand: 0,
+                dirty: 0,
+                policy: Policy::new(),
                 next_stamp: 0,
                 departed: 0,
                 counters: CacheCounters::default(),
@@ -379,14 +380,18 @@ impl PageCache {
         all
     }
 
-    /// Pages of one run of 64 go to sets next to each other, so that a sequential file
-    /// fills all sets evenly; runs are scattered.
+    /// As many pages of a file as there are sets, one after the other, have one set each, from a set on that follows from
+    /// which file and which such run it is. So a file that nearly fills the cache fills all sets evenly.
     fn place(&self, key: FileKey, page: u64) -> Place {
-        let run = mix(key.hash() ^ (page >> RUN_SHIFT));
+        let sets = self.sets.len() as u64;
+        let run = page / sets;
+        let hash = mix(key.hash() ^ run);
+        let first = (u128::from(hash) * u128::from(sets)) >> 64;
+        let set = first as u64 + (page - run * sets);
         Place {
-            set: (run.wrapping_add(page) % self.sets.len() as u64) as usize,
+            set: (if set < sets { set } else { set - sets }) as usize,
             // Of bits that have little to do with the choice of the set.
-            print: (run >> 57) as u8 + 1,
+            print: (hash as u16).max(1),
         }
     }
 
@@ -412,8 +417,7 @@ impl PageCache {
             set.counters.misses += 1;
             return false;
         };
-        let tag = &mut set.tags[way];
-        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        set.policy.used(way);
         // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
         let frame = unsafe { self.frames.frame(set.frame(way)) };
         out.copy_from_slice(&frame[offset..offset + out.len()]);
@@ -431,8 +435,7 @@ impl PageCache {
         let Some(way) = set.find(place, key, page) else {
             return false;
         };
-        let tag = &mut set.tags[way];
-        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        set.policy.used(way);
         // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
         let frame = unsafe { self.frames.frame(set.frame(way)) };
         out.copy_from_slice(&frame[offset..offset + out.len()]);
@@ -447,7 +450,7 @@ impl PageCache {
             return;
         };
         let found = set.find(place, key, page);
-        let Some(way) = found.or_else(|| set.victim()) else {
+        let Some(way) = found.or_else(|| set.room_for(place.print)) else {
             return;
         };
         debug_assert!(!matches!(set.tags[way].state, TagState::Dirty(_)));
@@ -502,7 +505,7 @@ impl PageCache {
         if set.departed != departed {
             return false;
         }
-        if keep && let Some(way) = set.victim() {
+        if keep && let Some(way) = set.room_for(place.print) {
             // SAFETY: the set is locked and no reference to its frames exists.
             unsafe { self.frames.fill(self.frame_for(&mut set, way), content) };
             let tag = Tag {
@@ -531,14 +534,17 @@ impl PageCache {
         let place = self.place(key, page);
         let mut set = self.sets[place.set].lock();
         let way = match set.find(place, key, page) {
-            Some(way) => way,
+            Some(way) => {
+                set.policy.used(way);
+                way
+            }
             None => {
                 let around = match rest {
                     Rest::From(around) => around,
                     Rest::Unknown if data.len() == BLOCK_SIZE => &[],
                     Rest::Unknown => return Wrote::Absent,
                 };
-                let Some(way) = set.victim() else {
+                let Some(way) = set.room_for(place.print) else {
                     set.counters.no_room += 1;
                     return Wrote::NoRoom;
                 };
@@ -558,9 +564,8 @@ impl PageCache {
         };
         // What is not filled above is covered by this: data of a page's length has no offset.
         self.put(&mut set, way, (offset, data));
-        let tag = &mut set.tags[way];
-        if tag.state == TagState::Clean {
-            tag.state = TagState::Dirty(backing);
+        if set.tags[way].state == TagState::Clean {
+            set.set_state(way, TagState::Dirty(backing));
             self.now_dirty(key, page, backing, now_ns);
         }
         Wrote::Done
@@ -585,9 +590,10 @@ impl PageCache {
             let Some(now_ns) = dirty_at else {
                 return Overwrote::Clean;
             };
-            set.tags[way].state = TagState::Dirty(Backing::Allocated);
+            set.set_state(way, TagState::Dirty(Backing::Allocated));
             self.now_dirty(key, page, Backing::Allocated, now_ns);
         }
+        set.policy.used(way);
         self.put(&mut set, way, part);
         Overwrote::Done
     }
@@ -598,9 +604,7 @@ impl PageCache {
         // frames exists.
         unsafe { self.frames.copy_in(self.frame_for(set, way), offset, data) };
         let stamp = set.stamp();
-        let tag = &mut set.tags[way];
-        tag.stamp = stamp;
-        tag.frequency = (tag.frequency + 1).min(FREQUENCY_MAX);
+        set.tags[way].stamp = stamp;
         set.counters.written += 1;
     }
 
@@ -721,7 +725,7 @@ impl PageCache {
         let Some(way) = set.find(place, key, page) else {
             return false;
         };
-        let tag = &mut set.tags[way];
+        let tag = &set.tags[way];
         let TagState::Dirty(backing) = tag.state else {
             return false;
         };
@@ -729,7 +733,7 @@ impl PageCache {
             return false;
         }
         if tag.stamp != stamp.0 {
-            tag.state = TagState::Dirty(Backing::Allocated);
+            set.set_state(way, TagState::Dirty(Backing::Allocated));
             if backing == Backing::Promised
                 && let Some(file) = self.shard(key).lock().get_mut(&key)
             {
@@ -737,7 +741,7 @@ impl PageCache {
             }
             return false;
         }
-        tag.state = TagState::Clean;
+        set.set_state(way, TagState::Clean);
         self.not_dirty(key, page, backing);
         set.counters.cleaned += 1;
         true

@@ -1,0 +1,223 @@
+//! Which page of a set makes room for another one.
+//!
+//! The pages of a set are in two queues, each in the order in which its pages came. A new page is *on trial*; if it has been
+//! used again by the time it is the oldest there, it is *kept*: it goes to the other queue, from which it leaves when it has
+//! come to the front as often as it was used, and once more. So what is used once passes through few ways, however much of it
+//! there is, and what is used often stays. (Yang et al., FIFO Queues are All You Need for Cache Eviction, SOSP 2023.)
+//!
+//! How many ways are for pages on trial follows from what comes back: one more when a page returns that has lately left from
+//! there, one fewer when one returns that was kept. So the set adapts to loads whose pages are used soon or not at all, for which
+//! a small trial would be a small cache. (Megiddo, Modha: ARC, FAST 2003.)
+//!
+//! Measured against the clock that was here before, and others, in docs/performance.md.
+//!
+//! Invariants:
+//! 1. `order` has each way once.
+//! 2. A use changes one byte, and none once there are [`USES_MAX`].
+//! 3. [`Policy::victim`] returns a way of those that are allowed, if any is: each step that does not end it takes a use away.
+
+use super::WAYS;
+
+/// Uses that are remembered.
+const USES_MAX: u8 = 3;
+/// Ways for pages on trial, at first, at least and at most.
+const TRIAL_FIRST: u8 = 2;
+const TRIAL_LEAST: u8 = 1;
+const TRIAL_MOST: u8 = WAYS as u8 - 2;
+
+#[derive(Debug)]
+pub(super) struct Policy {
+    uses: [u8; WAYS],
+    /// The ways, in the order in which their pages came, the oldest first.
+    order: [u8; WAYS],
+    /// Those whose pages are on trial, a bit each.
+    trial: u16,
+    /// Ways that are for pages on trial.
+    share: u8,
+    /// What has left each of the two queues.
+    tried: Departed,
+    kept: Departed,
+}
+
+/// Prints of the last pages that left a queue; 0: none.
+#[derive(Debug, Default)]
+struct Departed {
+    prints: [u16; WAYS],
+    next: u8,
+}
+
+impl Departed {
+    fn push(&mut self, print: u16) {
+        self.prints[self.next as usize] = print;
+        self.next = (self.next + 1) % WAYS as u8;
+    }
+
+    /// Whether the page is among them; it is not any more then.
+    fn take(&mut self, print: u16) -> bool {
+        let found = self.prints.iter_mut().find(|p| **p == print);
+        found.map(|p| *p = 0).is_some()
+    }
+}
+
+impl Policy {
+    pub fn new() -> Policy {
+        Policy {
+            uses: [0; WAYS],
+            order: std::array::from_fn(|way| way as u8),
+            trial: 0,
+            share: TRIAL_FIRST,
+            tried: Departed::default(),
+            kept: Departed::default(),
+        }
+    }
+
+    /// The page of a way is used again.
+    pub fn used(&mut self, way: usize) {
+        if self.uses[way] < USES_MAX {
+            self.uses[way] += 1;
+        }
+    }
+
+    /// A page with this print will come. Returns whether it is on trial: it has not been here lately.
+    pub fn expect(&mut self, print: u16) -> bool {
+        if self.tried.take(print) {
+            self.share = (self.share + 1).min(TRIAL_MOST);
+            return false;
+        }
+        if self.kept.take(print) {
+            self.share = (self.share - 1).max(TRIAL_LEAST);
+            return false;
+        }
+        true
+    }
+
+    /// It has come, to a way that was empty.
+    pub fn came(&mut self, way: usize, on_trial: bool) {
+        self.uses[way] = 0;
+        self.set_trial(way, on_trial);
+        self.move_last(way);
+    }
+
+    /// The way, of those in `allowed`, whose page leaves a set that is full; `prints` are those of all its pages.
+    pub fn victim(&mut self, allowed: u16, prints: &[u16; WAYS]) -> Option<usize> {
+        if allowed == 0 {
+            return None;
+        }
+        loop {
+            let preferred = match self.trial.count_ones() >= u32::from(self.share) {
+                true => self.trial,
+                false => !self.trial,
+            };
+            let from = match preferred & allowed {
+                0 => allowed,
+                some => some,
+            };
+            let oldest = self.order.iter().find(|&&way| from >> way & 1 == 1);
+            let way = usize::from(*oldest?);
+            let on_trial = self.trial >> way & 1 == 1;
+            match (self.uses[way], on_trial) {
+                (0, true) => self.tried.push(prints[way]),
+                (0, false) => self.kept.push(prints[way]),
+                (uses, _) => {
+                    self.uses[way] = if on_trial { 0 } else { uses - 1 };
+                    self.set_trial(way, false);
+                    self.move_last(way);
+                    continue;
+                }
+            }
+            return Some(way);
+        }
+    }
+
+    fn set_trial(&mut self, way: usize, on_trial: bool) {
+        self.trial = self.trial & !(1 << way) | u16::from(on_trial) << way;
+    }
+
+    fn move_last(&mut self, way: usize) {
+        if let Some(at) = self.order.iter().position(|&w| usize::from(w) == way) {
+            self.order[at..].rotate_left(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::rng::Rng;
+
+    fn prints() -> [u16; WAYS] {
+        std::array::from_fn(|way| way as u16 + 100)
+    }
+
+    /// A full set of pages on trial that came in the order of their ways.
+    fn full() -> Policy {
+        let mut policy = Policy::new();
+        (0..WAYS).for_each(|way| policy.came(way, true));
+        policy
+    }
+
+    #[test]
+    fn the_oldest_leaves_unless_it_was_used_since_it_came() {
+        let mut policy = full();
+        policy.used(0);
+        policy.used(2);
+        assert_eq!(policy.victim(!0, &prints()), Some(1));
+        policy.came(1, true);
+        assert_eq!(policy.victim(!0, &prints()), Some(3));
+        assert_eq!(policy.trial >> 2 & 1, 0, "what was used is kept");
+    }
+
+    #[test]
+    fn what_is_kept_comes_to_the_front_once_for_each_use_before_it_leaves() {
+        let mut policy = full();
+        policy.trial = 0;
+        (0..9).for_each(|_| policy.used(5));
+        let victims = std::iter::from_fn(|| {
+            let way = policy.victim(!0, &prints())?;
+            policy.came(way, false);
+            Some(way)
+        });
+        let others = victims.take_while(|&way| way != 5).count();
+        assert_eq!(others, 5 + usize::from(USES_MAX) * (WAYS - 1));
+    }
+
+    #[test]
+    fn what_comes_back_is_kept_and_moves_the_bound_between_the_queues() {
+        let mut policy = full();
+        assert_eq!(policy.victim(!0, &prints()), Some(0));
+        assert!(!policy.expect(100), "it has just left");
+        assert_eq!(policy.share, TRIAL_FIRST + 1);
+        assert!(policy.expect(100), "it is expected once");
+        policy.came(0, false);
+        assert_eq!(policy.victim(1, &prints()), Some(0));
+        assert!(!policy.expect(100));
+        assert_eq!(policy.share, TRIAL_FIRST);
+    }
+
+    /// Whatever was used, a way is found if one is allowed, and it is one of those (invariants 1 and 3).
+    #[test]
+    fn a_victim_is_among_the_allowed() {
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let mut policy = full();
+            for _ in 0..500 {
+                let way = rng.below(WAYS as u64) as usize;
+                match rng.below(3) {
+                    0 => policy.used(way),
+                    1 => assert_eq!(policy.victim(0, &prints()), None),
+                    _ => {
+                        let allowed = rng.next_u64() as u16 | 1 << way;
+                        let on_trial = policy.expect(prints()[way]);
+                        let victim = policy.victim(allowed, &prints()).unwrap();
+                        assert_eq!(allowed >> victim & 1, 1);
+                        policy.came(victim, on_trial);
+                    }
+                }
+                let mut order = policy.order;
+                order.sort_unstable();
+                assert_eq!(order, std::array::from_fn(|way| way as u8));
+                assert!((TRIAL_LEAST..=TRIAL_MOST).contains(&policy.share));
+            }
+        }
+    }
+}
