@@ -1,5 +1,10 @@
 //! The store: nodes, space and journal put together, and the threads that serve them.
 
+mod durable;
+mod space;
+
+pub use space::SpaceInfo;
+
 use crate::batches::Unread;
 use crate::cache::PageCache;
 use crate::checkpoint::CheckpointState;
@@ -11,9 +16,9 @@ use crate::items;
 use crate::journal::{Journal, Resume};
 use crate::nids::{LeafNids, NidSource, Nids};
 use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
-use crate::op::{Dirty, Epoch, FreshNid, Need, Op, Promise, Reservation};
+use crate::op::{Dirty, FreshNid, Need, Op};
 use crate::segments::Segments;
-use crate::space::{ChunkState, Extent, Source, Space};
+use crate::space::{ChunkState, Space};
 use crate::table::{Entry, Table};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -22,10 +27,10 @@ use base::clock::Clock;
 use base::prefetch;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
-use device::{Array, Io};
+use device::Array;
 use format::item::Place;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
-use format::{Block, Damage, Nid};
+use format::{Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,15 +92,6 @@ impl Default for StoreOptions {
             clock: Clock::real(),
         }
     }
-}
-
-/// Free and total space, in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceInfo {
-    pub total_blocks: u64,
-    pub free_blocks: u64,
-    /// Nodes in the table as of the last checkpoint.
-    pub nodes: u64,
 }
 
 /// What the store's threads wait on.
@@ -669,155 +665,6 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    /// Makes freed blocks available and empty chunks free, for callers that found none.
-    fn reclaim(&self) -> Result<(), Error> {
-        self.settle_freed()?;
-        self.retire_chunks(&self.checkpoint_state.lock());
-        self.settle_freed()?;
-        self.checkpoint_now()
-    }
-
-    /// The open epoch: everything committed so far belongs to it or to an earlier one.
-    pub fn epoch(&self) -> Epoch {
-        Epoch(self.journal.epoch())
-    }
-
-    pub fn durable_epoch(&self) -> Epoch {
-        Epoch(self.journal.durable_epoch())
-    }
-
-    /// Returns when every operation of an epoch up to `epoch` is durable, together with the data
-    /// written before them. Concurrent callers share one batch and one flush.
-    pub fn commit_through(&self, epoch: Epoch) -> Result<(), Error> {
-        self.journal.commit_through(epoch.0)?;
-        self.release_freed(false);
-        Ok(())
-    }
-
-    /// Everything committed and written so far becomes durable.
-    pub fn sync(&self) -> Result<(), Error> {
-        if self.options.read_only {
-            return Ok(());
-        }
-        self.commit_through(self.epoch())?;
-        // An empty epoch writes no batch and so flushes nothing; data may still wait.
-        self.flush()
-    }
-
-    /// Makes everything written so far durable, without a commit. After a failure what was
-    /// written since the last good flush may be lost, whatever later flushes say (R17): callers
-    /// that wrote in place remember that, and if a record that waits for its commit may name such
-    /// data, the store turns read-only.
-    pub fn flush(&self) -> Result<(), Error> {
-        let error = match self.array.flush() {
-            Ok(flushed) => {
-                let count = &self.counts.data_flushes;
-                count.fetch_add(flushed, Ordering::Relaxed);
-                return Ok(());
-            }
-            Err(error) => error,
-        };
-        self.after_failed_flush(&error);
-        Err(error.into())
-    }
-
-    fn after_failed_flush(&self, error: &device::Error) {
-        if !self.journal.forgive_flush() {
-            self.latch(&format!("data of changes that wait for a commit: {error}"));
-        }
-    }
-
-    /// Writes, and has what it wrote durable when it returns. Meant for a single transfer: each waits for the medium by
-    /// itself. After a failure they are as any that failed; it may have been a flush that did ([`Array::write_durably`]).
-    pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
-        let count = &self.counts.data_durably;
-        count.fetch_add(ios.len() as u64, Ordering::Relaxed);
-        let failures = self.array.flush_failures();
-        let Err(error) = self.array.write_durably(ios) else {
-            return Ok(());
-        };
-        if self.array.flush_failures() != failures {
-            self.after_failed_flush(&error);
-        }
-        Err(error.into())
-    }
-
-    /// Up to which epoch what was freed may be given out (R4; vouched, invariant 3).
-    fn settled_epoch(&self) -> u64 {
-        let durable = self.journal.durable_epoch();
-        self.journal.vouched.settled(durable)
-    }
-
-    /// Blocks for whose content a batch vouches that recovery would look at after a crash now.
-    pub fn vouched(&self) -> Vec<Extent> {
-        self.journal.vouched.runs()
-    }
-
-    /// Returns when nothing hinders a write to these blocks: when no batch vouches for what they hold that recovery
-    /// might look at.
-    pub fn confirm(&self, blocks: Extent) -> Result<(), Error> {
-        match self.journal.vouched.newest_of(blocks) {
-            Some(epoch) => self.confirm_through(epoch),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether [`Store::confirm`] would have to wait.
-    pub fn is_vouched(&self, blocks: Extent) -> bool {
-        self.journal.vouched.newest_of(blocks).is_some()
-    }
-
-    /// Returns when no batch of an epoch up to this one vouches for data any more.
-    fn confirm_through(&self, epoch: u64) -> Result<(), Error> {
-        while !self.journal.vouched.is_confirmed(epoch) {
-            // Somebody else's batch may have done it by now.
-            self.journal.commit_through(epoch)?;
-            let seen = self.newest_checkpoint();
-            match self.journal.stage_nothing(self.shard()) {
-                // This one is gathered when that one is durable, and says so.
-                Some(next) => {
-                    self.journal.commit_through(next)?;
-                    self.journal.vouched.confirm(epoch);
-                }
-                None => self.make_room(seen)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Commits, and makes everything available that was freed until then.
-    fn settle_freed(&self) -> Result<(), Error> {
-        self.sync()?;
-        self.confirm_all()?;
-        self.release_freed(true);
-        Ok(())
-    }
-
-    /// What was freed so far need not wait for batches that vouch for what it held.
-    pub(crate) fn confirm_all(&self) -> Result<(), Error> {
-        match self.journal.vouched.newest() {
-            Some(epoch) => self.confirm_through(epoch),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether an operation may vouch for data instead of having it flushed first ([`Op::vouch`]).
-    pub fn may_vouch(&self) -> bool {
-        self.journal.vouched.has_room()
-    }
-
-    fn release_freed(&self, wait: bool) {
-        if self.space.pending_blocks() == 0 {
-            return;
-        }
-        let settled = self.settled_epoch();
-        self.space.release_through(settled, wait, |extent| {
-            if self.options.discard {
-                self.discard(extent);
-            }
-        });
-    }
-
     /// Lets go of nodes that were captured, on the store's threads and the caller's: each count
     /// of references is one that another core has written.
     pub(crate) fn release(&self, lists: Vec<Vec<Dirty<C>>>) {
@@ -861,52 +708,6 @@ impl<C: Content> Store<C> {
             .collect()
     }
 
-    /// A device that cannot discard loses speed, not data: warned of, not failed.
-    fn discard(&self, extent: Extent) {
-        let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
-        if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
-            tracing::warn!("discard of {extent:?} failed: {error}");
-        }
-    }
-
-    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded. A run ends where
-    /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
-    pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
-        if self.options.read_only {
-            return Err(Error::ReadOnly);
-        }
-        self.sync()?;
-        let (unloaded, free) = self.space.unloaded_and_free();
-        unloaded
-            .into_iter()
-            .for_each(|chunk| self.load_space(chunk));
-        let mut blocks = 0;
-        for chunk in self.space.loaded_chunks() {
-            let mut from = 0;
-            while let Some((run, end)) = self.space.take_run(chunk, from, least_blocks.max(1)) {
-                self.discard(run);
-                self.space.give(run);
-                blocks += run.len as u64;
-                from = end;
-            }
-        }
-        let geometry = self.array.geometry();
-        let len = geometry.chunk_blocks;
-        for chunk in in_long_runs(&free, least_blocks.div_ceil(len) as usize) {
-            // A checkpoint may need the last free chunk.
-            let _none = self.checkpoint_state.lock();
-            if self.space.take_free_chunk(chunk) {
-                self.discard(Extent {
-                    block: geometry.chunk_block(chunk),
-                    len,
-                });
-                self.space.unconverted(chunk);
-                blocks += len as u64;
-            }
-        }
-        Ok(blocks * format::BLOCK_SIZE as u64)
-    }
-
     /// Brings the charges of a cell up to date; the caller holds its lock exclusively.
     pub(crate) fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
         let grown = self.nodes.recharge(cell, body);
@@ -945,214 +746,6 @@ impl<C: Content> Store<C> {
         self.dirty.charge(shard, cell.header.dirty_charge());
         self.dirty.leaves.touch(shard, cell.header.nid);
     }
-
-    /// Sets space aside for data to be allocated later.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`], after a commit and a second look.
-    pub fn promise(&self, blocks: u64) -> Result<Promise<'_, C>, Error> {
-        if self.options.read_only {
-            return Err(Error::ReadOnly);
-        }
-        if !self.space.try_promise(blocks) {
-            if self.space.pending_blocks() > 0 || self.journal.outstanding() {
-                self.settle_freed()?;
-            }
-            // What checkpoints keep beyond their reserve is for whoever needs it.
-            if !self.space.try_promise(blocks) {
-                self.give_way()?;
-                if !self.space.try_promise(blocks) {
-                    return Err(Error::NoSpace);
-                }
-            }
-        }
-        Ok(Promise {
-            store: self,
-            blocks,
-        })
-    }
-
-    /// Takes over a promise left by [`Promise::into_blocks`].
-    pub fn adopt_promise(&self, blocks: u64) -> Promise<'_, C> {
-        Promise {
-            store: self,
-            blocks,
-        }
-    }
-
-    /// Reserves one run of 1 to `blocks` contiguous blocks, at `goal` if possible, out of `promise`.
-    /// May commit a record of its own; the caller holds no node lock.
-    pub fn reserve(
-        &self,
-        promise: &mut Promise<'_, C>,
-        blocks: u32,
-        goal: Option<Block>,
-    ) -> Result<Reservation<'_, C>, Error> {
-        let shard = self.shard();
-        let blocks = blocks.min(self.array.geometry().chunk_blocks);
-        let mut committed = false;
-        loop {
-            if let Some(extent) = self.space.take(shard, blocks, goal) {
-                let geometry = self.array.geometry();
-                let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
-                match self.load_map(chunk) {
-                    Ok(map) => {
-                        promise.consume(extent.len as u64);
-                        return Ok(Reservation {
-                            store: self,
-                            extent,
-                            map,
-                            taken: false,
-                        });
-                    }
-                    Err(error) => {
-                        not_used(chunk, &error);
-                        self.space.unusable(chunk);
-                    }
-                }
-                continue;
-            }
-            match self.space.next_source(shard) {
-                Source::Loaded => {}
-                Source::Load(chunk) => self.load_space(chunk),
-                Source::Convert(chunk) => {
-                    if let Err(error) = self.convert_chunk(chunk) {
-                        self.space.unconverted(chunk);
-                        return Err(error);
-                    }
-                    self.space.converted(chunk);
-                }
-                Source::None if !committed => {
-                    committed = true;
-                    self.settle_freed()?;
-                    self.release_retired();
-                    self.give_way()?;
-                }
-                Source::None => return Err(Error::NoSpace),
-            }
-        }
-    }
-
-    /// Makes the free blocks of a data chunk available. Allocation goes on without a chunk whose map is unreadable.
-    fn load_space(&self, chunk: u32) {
-        if let Err(error) = self.read_space(chunk) {
-            let lost = self.space.unloadable(chunk);
-            // One that others have retired meanwhile has no map, and that is right.
-            if lost > 0 || !matches!(error, Error::Gone(_)) {
-                not_used(chunk, &error);
-            }
-        }
-    }
-
-    fn read_space(&self, chunk: u32) -> Result<(), Error> {
-        let map = self.load_map(chunk)?;
-        let state = map.0.read();
-        match &state.body {
-            Body::Space(map) => {
-                self.space.loaded(chunk, map.words());
-                Ok(())
-            }
-            _ => Err(Error::Gone(space_map_nid(chunk))),
-        }
-    }
-
-    /// Gives a free chunk a space map, in a record of its own.
-    fn convert_chunk(&self, chunk: u32) -> Result<(), Error> {
-        let last_version = self.last_version(space_map_nid(chunk))?;
-        let mut op = self.begin(Need::Reclaim)?;
-        op.create_map(chunk, last_version);
-        op.commit();
-        Ok(())
-    }
-
-    /// Turns data chunks without data into free ones, in records of their own; they can be
-    /// used again once those are durable. No checkpoint runs meanwhile (checkpoint, invariant 5).
-    pub(crate) fn retire_chunks(&self, _none_runs: &CheckpointState) {
-        for chunk in self.space.take_empty_chunks(64) {
-            if !matches!(self.retire_chunk(chunk), Ok(true)) {
-                self.space.unretired(chunk);
-                self.load_space(chunk);
-            }
-        }
-        self.release_retired();
-    }
-
-    /// False when the chunk is in use again, or the journal has no room now: the checkpoint
-    /// that makes room may be what calls this, so it must not wait for one.
-    fn retire_chunk(&self, chunk: u32) -> Result<bool, Error> {
-        let map = self.load_map(chunk)?;
-        if self.journal.failed().is_some() {
-            return Ok(false);
-        }
-        let Some(credit) = self.journal.try_credit(self.shard()) else {
-            return Ok(false);
-        };
-        let mut op = Op::new(self, credit);
-        if !op.delete_map(&map) {
-            return Ok(false);
-        }
-        let epoch = op.commit();
-        self.retired.lock().push((epoch.0, chunk));
-        Ok(true)
-    }
-
-    /// Chunks whose space map is durably gone become free.
-    pub(crate) fn release_retired(&self) {
-        let mut retired = self.retired.lock();
-        if retired.is_empty() {
-            return;
-        }
-        let settled = self.settled_epoch();
-        let ready = retired.extract_if(.., |(epoch, _)| *epoch <= settled);
-        let chunks: Vec<u32> = ready.map(|(_, chunk)| chunk).collect();
-        drop(retired);
-        self.space.chunks_freed(&chunks);
-    }
-
-    pub fn space(&self) -> SpaceInfo {
-        let geometry = self.array.geometry();
-        let free_blocks = self.space.free_blocks();
-        // What the next checkpoint will take beyond the reserve.
-        let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
-        SpaceInfo {
-            total_blocks: geometry.chunk_count as u64 * geometry.chunk_blocks as u64,
-            free_blocks: free_blocks.saturating_sub(soon as u64),
-            nodes: self.table.node_count(),
-        }
-    }
-
-    /// For each chunk, whether segments of metadata lie in it.
-    pub fn meta_chunks(&self) -> Vec<bool> {
-        let live = self.segments.live();
-        let count = self.array.geometry().chunk_count;
-        (0..count).map(|chunk| live.contains_key(&chunk)).collect()
-    }
-
-    /// A run of blocks is inside the data area; fsck and readers check before use.
-    pub fn is_data_extent(&self, extent: Extent) -> bool {
-        let geometry = self.array.geometry();
-        let last = Block(
-            extent
-                .block
-                .0
-                .saturating_add(extent.len.saturating_sub(1) as u64),
-        );
-        extent.len > 0
-            && geometry.chunk_of(extent.block).is_some()
-            && geometry.chunk_of(last).is_some()
-    }
-}
-
-fn not_used(chunk: u32, error: &Error) {
-    tracing::error!("free space of chunk {chunk} is not used: {error}");
-}
-
-/// Those of sorted chunks that have neighbours enough to be `least` in a row.
-fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
-    let runs = chunks.chunk_by(|a, b| a + 1 == *b);
-    runs.filter(move |run| run.len() >= least)
-        .flatten()
-        .copied()
 }
 
 #[cfg(test)]
@@ -1201,16 +794,5 @@ mod tests {
         assert_eq!(store.counts.get().stalled.count, began.stalled.count);
         drop(running);
         store.close().unwrap();
-    }
-
-    #[test]
-    fn neighbours_are_one_run() {
-        let chunks = [0, 1, 3, 5, 6, 7, 9];
-        let of = |least| in_long_runs(&chunks, least).collect::<Vec<_>>();
-        assert_eq!(of(0), chunks);
-        assert_eq!(of(1), chunks);
-        assert_eq!(of(2), [0, 1, 5, 6, 7]);
-        assert_eq!(of(3), [5, 6, 7]);
-        assert!(of(4).is_empty());
     }
 }

@@ -9,7 +9,12 @@
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
 //! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
 
-use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
+mod layout;
+mod replace;
+
+pub(super) use layout::{Layout, Writes};
+
+use super::extents::{self, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
 use super::pace::piece_pages;
@@ -17,67 +22,21 @@ use super::tail::{How, changed, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
-use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use crate::content::{AttrChange, Body, Delta, FsNode};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{AlignedBuf, Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
-use format::{BLOCK_SIZE, Block, Damage, checksum};
+use format::{BLOCK_SIZE, Damage};
+use layout::{Segment, Target, blocks_of, blocks_written, changes_of, sums_of};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
 const BATCH_MAX: usize = 1024;
 const BATCH_MIN: usize = 64;
 pub(super) const FLUSH_FAILED_MEANWHILE: &str = "a flush failed while it was written";
-/// Pages of a rewritten file that replace the old content in one record: 64 MiB.
-pub(super) const REPLACE_MAX: usize = 16 << 10;
-
-/// Pages at consecutive offsets that go to consecutive blocks.
-#[derive(Debug)]
-pub(super) struct Segment {
-    pages: Range<u64>,
-    block: Block,
-    kind: Target,
-}
-
-impl Segment {
-    fn bytes(&self) -> usize {
-        (self.pages.end - self.pages.start) as usize * BLOCK_SIZE
-    }
-
-    fn blocks(&self) -> Extent {
-        Extent {
-            block: self.block,
-            len: (self.pages.end - self.pages.start) as u32,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    /// Written blocks: overwritten in place, nothing to log.
-    InPlace,
-    /// Allocated blocks that hold nothing yet.
-    Unwritten,
-    /// Blocks just reserved.
-    Fresh,
-}
-
-/// Where the leading pages of a batch go.
-pub(super) struct Layout<'s> {
-    pub(super) segments: Vec<Segment>,
-    reservations: Vec<Reservation<'s, FsNode>>,
-    /// Pages covered, from the front of the batch.
-    pub(super) covered: usize,
-    /// Failed flushes of the array before anything was written.
-    flush_failures: u64,
-    /// `Durable`: what is written in place needs no flush. `Checked`: the record vouches for what is written.
-    durability: Durability,
-    /// A small sync waits for it, or a direct write: it is written at once, and not at the pace of write-back.
-    at_once: bool,
-}
 
 /// Bytes for which one record vouches, and runs of blocks: beyond that a flush more costs little beside the data, and recovery
 /// would read much.
@@ -300,117 +259,6 @@ impl Files {
         state.meta.lock().logged = false;
     }
 
-    /// Decides where pages go, and reserves blocks for those that have none, as far as one
-    /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
-    pub(super) fn lay_out(
-        &self,
-        state: &Arc<FileState>,
-        pages: &[u64],
-        fresh: bool,
-    ) -> Result<Layout<'_>, Error> {
-        if planted(Canary::TailEndedEarly) {
-            self.drop_tail(state, &(0..PAGE_LIMIT))?;
-            self.store.commit_through(self.store.epoch())?;
-        }
-        let mut layout = Layout {
-            segments: Vec::new(),
-            reservations: Vec::new(),
-            covered: 0,
-            flush_failures: self.store.array().flush_failures(),
-            durability: Durability::Volatile,
-            at_once: false,
-        };
-        let bound = if fresh {
-            PAGE_LIMIT
-        } else {
-            let content = state.node.read()?;
-            extents::leaf_end(&self.store, content.inode()?, pages[0])?
-        };
-        let inside = &pages[..pages.partition_point(|&p| p < bound)];
-        for run in inside.chunk_by(|a, b| a + 1 == *b) {
-            let run = run[0]..run[0] + run.len() as u64;
-            // The page before tells where the file goes on.
-            let around = run.start.saturating_sub(1)..run.end;
-            let mapped = match fresh {
-                true => Vec::new(),
-                false => self.mapped(state, around)?,
-            };
-            let laid = self.lay_out_run(state, run.clone(), &mapped, &mut layout)?;
-            layout.covered += (laid - run.start) as usize;
-            if laid < run.end {
-                break;
-            }
-        }
-        Ok(layout)
-    }
-
-    /// Lays out one run of pages; returns the page at which the record is full.
-    fn lay_out_run<'s>(
-        &'s self,
-        state: &Arc<FileState>,
-        run: Range<u64>,
-        mapped: &[FileExtent],
-        layout: &mut Layout<'s>,
-    ) -> Result<u64, Error> {
-        let mut at = run.start;
-        while at < run.end {
-            if layout.segments.len() >= CHANGES_MAX {
-                break;
-            }
-            let here = mapped.iter().find(|e| e.end() > at);
-            match here {
-                Some(extent) if extent.page <= at => {
-                    let pages = at..extent.end().min(run.end);
-                    at = pages.end;
-                    layout.segments.push(Segment {
-                        block: Block(extent.block.0 + (pages.start - extent.page)),
-                        pages,
-                        kind: match extent.written {
-                            true => Target::InPlace,
-                            false => Target::Unwritten,
-                        },
-                    });
-                }
-                next => {
-                    let end = next.map_or(run.end, |e| e.page.min(run.end));
-                    let before = mapped.iter().find(|e| e.end() == at);
-                    let goal = match layout.segments.last() {
-                        Some(last) => {
-                            Some(Block(last.block.0 + (last.pages.end - last.pages.start)))
-                        }
-                        None => before.map(|e| Block(e.block.0 + e.len as u64)),
-                    };
-                    let want = (end - at).min(u32::MAX as u64) as u32;
-                    let reservation = self.reserve(state, want, goal)?;
-                    let Extent { block, len } = reservation.extent();
-                    layout.segments.push(Segment {
-                        pages: at..at + len as u64,
-                        block,
-                        kind: Target::Fresh,
-                    });
-                    layout.reservations.push(reservation);
-                    at += len as u64;
-                }
-            }
-        }
-        Ok(at)
-    }
-
-    /// Blocks out of the file's promise.
-    pub(super) fn reserve(
-        &self,
-        state: &Arc<FileState>,
-        want: u32,
-        goal: Option<Block>,
-    ) -> Result<Reservation<'_, FsNode>, Error> {
-        // Nobody else changes the count meanwhile; stat goes on seeing it.
-        let blocks = state.meta.lock().promised;
-        let mut promise = self.store.adopt_promise(blocks);
-        let outcome = self.store.reserve(&mut promise, want, goal);
-        state.meta.lock().promised = promise.into_blocks();
-        Ok(outcome?)
-    }
-
     /// Writes laid-out pages to their blocks and logs what changed.
     fn store(
         &self,
@@ -609,13 +457,6 @@ impl Files {
         outcome
     }
 
-    /// Gives a layout's blocks back to the promise they came from.
-    pub(super) fn unreserve(&self, state: &Arc<FileState>, layout: Layout<'_>) {
-        let reserved = blocks_of(&layout.reservations);
-        drop(layout);
-        self.promise_again(state, reserved);
-    }
-
     fn wrote_in_place(&self, state: &Arc<FileState>, flush_failures: u64) -> Result<(), Error> {
         {
             let mut meta = state.meta.lock();
@@ -639,14 +480,6 @@ impl Files {
 
     pub(super) fn flush_failed_since(&self, before: u64) -> bool {
         self.store.array().flush_failures() != before && !planted(Canary::FailedFlushForgotten)
-    }
-
-    /// Reserved blocks went back unused: the pages they were for need a promise again. If the
-    /// space is gone meanwhile, the next reservation finds out.
-    pub(super) fn promise_again(&self, state: &Arc<FileState>, blocks: u64) {
-        if let Ok(mut promise) = self.promise(blocks) {
-            state.meta.lock().promised += promise.give(blocks);
-        }
     }
 
     /// Whether this is a sync of a file that has no more than these pages to write, and they are few; write-back beside it keeps
@@ -881,113 +714,6 @@ impl Files {
         state.meta.lock().logged = false;
     }
 
-    /// Puts the new content of a replaced file in place of the old in one record, so that a
-    /// crash leaves one or the other. More than [`REPLACE_MAX`] pages, or pages scattered over
-    /// more than [`CHANGES_MAX`] runs of blocks, are not kept together: then the old content
-    /// goes first.
-    fn flush_replaced(
-        &self,
-        state: &Arc<FileState>,
-        size: u64,
-        how: How,
-    ) -> Result<Option<u64>, Error> {
-        let keep_extents = state.meta.lock().keep_extents;
-        let pages = self
-            .pages
-            .dirty_pages(state.key, 0..PAGE_LIMIT, REPLACE_MAX + 1);
-        let small = self.is_small_sync(how, &pages);
-        if size <= inline_max(how) && !keep_extents {
-            let copies = self.copy_pages(state, pages)?;
-            let bytes = match &copies {
-                Some(copies) => copies.data[..size as usize].to_vec(),
-                None => vec![0; size as usize],
-            };
-            self.log_replacement(state, Body::Inline(bytes), size)?;
-            self.inlined(state, copies, size);
-            return Ok(None);
-        }
-        if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size, small)? {
-            return Ok(None);
-        }
-        self.log_replacement(state, Body::Inline(Vec::new()), 0)?;
-        Ok(Some(0))
-    }
-
-    /// Replaces the body by one without extents.
-    fn log_replacement(&self, state: &Arc<FileState>, body: Body, size: u64) -> Result<(), Error> {
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
-        extents::free_inline_extents(&mut op, slot)?;
-        op.apply(slot, Delta::Body(body));
-        let attrs = AttrChange {
-            blocks: Some(0),
-            ..AttrChange::default()
-        };
-        self.commit_attrs(state, op, slot, attrs, Some(size));
-        state.meta.lock().replaced = false;
-        Ok(())
-    }
-
-    /// Writes all pages to fresh blocks and replaces the body; false, with nothing changed, when
-    /// the blocks are too scattered for one record.
-    fn store_replacement(
-        &self,
-        state: &Arc<FileState>,
-        pages: &[u64],
-        size: u64,
-        at_once: bool,
-    ) -> Result<bool, Error> {
-        let mut layout = self.lay_out(state, pages, true)?;
-        layout.at_once = at_once;
-        let reserved = blocks_of(&layout.reservations);
-        if layout.covered < pages.len() {
-            drop(layout);
-            self.promise_again(state, reserved);
-            return Ok(false);
-        }
-        let outcome = self.replace_by(state, layout, pages, size);
-        if outcome.is_err() {
-            self.promise_again(state, reserved);
-        }
-        outcome.map(|()| true)
-    }
-
-    fn replace_by(
-        &self,
-        state: &Arc<FileState>,
-        layout: Layout<'_>,
-        pages: &[u64],
-        size: u64,
-    ) -> Result<(), Error> {
-        let mut stamps = Vec::with_capacity(pages.len());
-        for part in pages.chunks(self.batch_pages()) {
-            if let Some(copies) = self.copy_pages(state, part.to_vec())? {
-                let at = stamps.len()..stamps.len() + part.len();
-                let segments = part_of(&layout.segments, at);
-                self.write_segments(&segments, &copies.data, &layout)?;
-                stamps.extend(copies.stamps);
-            }
-        }
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
-        self.check_flushes(state, layout.flush_failures)?;
-        extents::free_inline_extents(&mut op, slot)?;
-        let plan = extents::plan_replacement(&self.store, slot, changes_of(&layout.segments))?;
-        for reservation in layout.reservations {
-            op.take(reservation);
-        }
-        let attrs = AttrChange {
-            blocks: Some(plan.gained().max(0) as u64),
-            ..AttrChange::default()
-        };
-        if op.peek(slot).inode()?.tail.is_some() {
-            op.apply(slot, Delta::EndTail);
-        }
-        plan.apply(&mut op);
-        self.commit_attrs(state, op, slot, attrs, Some(size));
-        state.meta.lock().replaced = false;
-        self.complete_pages(state, pages, &stamps);
-        Ok(())
-    }
-
     /// Writes whole pages straight to their blocks, past the cache, and logs them with `size`.
     /// New blocks come out of the file's promise. The I/O lock is held exclusively, and no
     /// dirty page lies below.
@@ -1034,25 +760,6 @@ struct Written {
     tail: Option<Delta>,
 }
 
-/// The checksum of each segment of what is written.
-fn sums_of(segments: &[Segment], mut data: &[u8]) -> Vec<(Extent, u32)> {
-    let mut sums = Vec::with_capacity(segments.len());
-    for segment in segments {
-        let (bytes, rest) = data.split_at(segment.bytes());
-        sums.push((segment.blocks(), checksum(0, bytes)));
-        data = rest;
-    }
-    sums
-}
-
-/// The blocks that a transfer of whole ones touches.
-fn blocks_written(io: &Io<'_>) -> Extent {
-    Extent {
-        block: Block(io.byte() / BLOCK_SIZE as u64),
-        len: (io.bytes() / BLOCK_SIZE as u64) as u32,
-    }
-}
-
 /// The size that may be logged when this is the first page that is neither home nor clean since write-back began.
 pub(super) fn size_limit(size: u64, left: Option<u64>) -> u64 {
     left.map_or(size, |page| size.min(page * PAGE))
@@ -1082,96 +789,4 @@ fn inline_change(node: &FsNode, bytes: &[u8]) -> Result<Option<Delta>, Error> {
         offset: range.start as u32,
         data: bytes[range].to_vec(),
     }))
-}
-
-fn blocks_of(reservations: &[Reservation<'_, FsNode>]) -> u64 {
-    reservations.iter().map(|r| r.extent().len as u64).sum()
-}
-
-/// The segments of the pages at these places of the list that `segments` cover in order.
-fn part_of(segments: &[Segment], places: Range<usize>) -> Vec<Segment> {
-    let mut part = Vec::new();
-    let mut first = 0;
-    for segment in segments {
-        let last = first + (segment.pages.end - segment.pages.start) as usize;
-        let (from, to) = (places.start.max(first), places.end.min(last));
-        if from < to {
-            let skip = (from - first) as u64;
-            let start = segment.pages.start + skip;
-            part.push(Segment {
-                pages: start..start + (to - from) as u64,
-                block: Block(segment.block.0 + skip),
-                kind: segment.kind,
-            });
-        }
-        first = last;
-    }
-    part
-}
-
-/// What segments change in a file's mapping.
-fn changes_of(segments: &[Segment]) -> Vec<Change> {
-    let changed = segments.iter().filter(|s| s.kind != Target::InPlace);
-    let change = |s: &Segment| Change {
-        pages: s.pages.clone(),
-        with: vec![FileExtent {
-            page: s.pages.start,
-            block: s.block,
-            len: (s.pages.end - s.pages.start) as u32,
-            written: true,
-        }],
-        same_blocks: s.kind == Target::Unwritten,
-    };
-    changed.map(change).collect()
-}
-
-/// Writes of pages that lie next to each other in `data`: those that continue the one before become one
-/// with it.
-pub(super) struct Writes<'a> {
-    data: &'a [u8],
-    ios: Vec<Io<'a>>,
-    durability: Durability,
-    /// Where the last one goes, and what it writes.
-    last: Option<(u64, Range<usize>)>,
-}
-
-impl<'a> Writes<'a> {
-    pub fn new(data: &'a [u8]) -> Self {
-        Writes {
-            data,
-            ios: Vec::new(),
-            durability: Durability::Volatile,
-            last: None,
-        }
-    }
-
-    /// Adds runs of blocks that take what lies from `at` on.
-    pub fn add(&mut self, mut at: usize, runs: impl IntoIterator<Item = (Block, u64)>) {
-        for (block, blocks) in runs {
-            let (byte, end) = (block.byte(), at + blocks as usize * BLOCK_SIZE);
-            match &mut self.last {
-                Some((first, bytes)) if bytes.end == at && *first + bytes.len() as u64 == byte => {
-                    bytes.end = end;
-                }
-                _ => {
-                    let done = self.last.replace((byte, at..end));
-                    self.push(done);
-                }
-            }
-            at = end;
-        }
-    }
-
-    pub fn add_segments(&mut self, at: usize, segments: &[Segment]) {
-        let run = |s: &Segment| (s.block, s.pages.end - s.pages.start);
-        self.add(at, segments.iter().map(run));
-    }
-
-    fn push(&mut self, write: Option<(u64, Range<usize>)>) {
-        self.ios.extend(write.map(|(byte, bytes)| Io::Write {
-            byte,
-            buf: &self.data[bytes],
-            durability: self.durability,
-        }));
-    }
 }

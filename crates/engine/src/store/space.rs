@@ -1,0 +1,320 @@
+//! Blocks for data: promised, reserved, freed, given out again; chunks on their way from free to data and back.
+
+use super::Store;
+use crate::checkpoint::CheckpointState;
+use crate::content::Content;
+use crate::error::Error;
+use crate::node::Body;
+use crate::op::{Need, Op, Promise, Reservation};
+use crate::space::{Extent, Source};
+use format::Block;
+use format::table::space_map_nid;
+
+/// Free and total space, in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceInfo {
+    pub total_blocks: u64,
+    pub free_blocks: u64,
+    /// Nodes in the table as of the last checkpoint.
+    pub nodes: u64,
+}
+
+impl<C: Content> Store<C> {
+    /// Makes freed blocks available and empty chunks free, for callers that found none.
+    pub(super) fn reclaim(&self) -> Result<(), Error> {
+        self.settle_freed()?;
+        self.retire_chunks(&self.checkpoint_state.lock());
+        self.settle_freed()?;
+        self.checkpoint_now()
+    }
+
+    /// Commits, and makes everything available that was freed until then.
+    fn settle_freed(&self) -> Result<(), Error> {
+        self.sync()?;
+        self.confirm_all()?;
+        self.release_freed(true);
+        Ok(())
+    }
+
+    pub(super) fn release_freed(&self, wait: bool) {
+        if self.space.pending_blocks() == 0 {
+            return;
+        }
+        let settled = self.settled_epoch();
+        self.space.release_through(settled, wait, |extent| {
+            if self.options.discard {
+                self.discard(extent);
+            }
+        });
+    }
+
+    /// A device that cannot discard loses speed, not data: warned of, not failed.
+    fn discard(&self, extent: Extent) {
+        let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
+        if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
+            tracing::warn!("discard of {extent:?} failed: {error}");
+        }
+    }
+
+    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded. A run ends where
+    /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
+    pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.sync()?;
+        let (unloaded, free) = self.space.unloaded_and_free();
+        unloaded
+            .into_iter()
+            .for_each(|chunk| self.load_space(chunk));
+        let mut blocks = 0;
+        for chunk in self.space.loaded_chunks() {
+            let mut from = 0;
+            while let Some((run, end)) = self.space.take_run(chunk, from, least_blocks.max(1)) {
+                self.discard(run);
+                self.space.give(run);
+                blocks += run.len as u64;
+                from = end;
+            }
+        }
+        let geometry = self.array.geometry();
+        let len = geometry.chunk_blocks;
+        for chunk in in_long_runs(&free, least_blocks.div_ceil(len) as usize) {
+            // A checkpoint may need the last free chunk.
+            let _none = self.checkpoint_state.lock();
+            if self.space.take_free_chunk(chunk) {
+                self.discard(Extent {
+                    block: geometry.chunk_block(chunk),
+                    len,
+                });
+                self.space.unconverted(chunk);
+                blocks += len as u64;
+            }
+        }
+        Ok(blocks * format::BLOCK_SIZE as u64)
+    }
+
+    /// Sets space aside for data to be allocated later.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], after a commit and a second look.
+    pub fn promise(&self, blocks: u64) -> Result<Promise<'_, C>, Error> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if !self.space.try_promise(blocks) {
+            if self.space.pending_blocks() > 0 || self.journal.outstanding() {
+                self.settle_freed()?;
+            }
+            // What checkpoints keep beyond their reserve is for whoever needs it.
+            if !self.space.try_promise(blocks) {
+                self.give_way()?;
+                if !self.space.try_promise(blocks) {
+                    return Err(Error::NoSpace);
+                }
+            }
+        }
+        Ok(Promise {
+            store: self,
+            blocks,
+        })
+    }
+
+    /// Takes over a promise left by [`Promise::into_blocks`].
+    pub fn adopt_promise(&self, blocks: u64) -> Promise<'_, C> {
+        Promise {
+            store: self,
+            blocks,
+        }
+    }
+
+    /// Reserves one run of 1 to `blocks` contiguous blocks, at `goal` if possible, out of `promise`.
+    /// May commit a record of its own; the caller holds no node lock.
+    pub fn reserve(
+        &self,
+        promise: &mut Promise<'_, C>,
+        blocks: u32,
+        goal: Option<Block>,
+    ) -> Result<Reservation<'_, C>, Error> {
+        let shard = self.shard();
+        let blocks = blocks.min(self.array.geometry().chunk_blocks);
+        let mut committed = false;
+        loop {
+            if let Some(extent) = self.space.take(shard, blocks, goal) {
+                let geometry = self.array.geometry();
+                let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
+                match self.load_map(chunk) {
+                    Ok(map) => {
+                        promise.consume(extent.len as u64);
+                        return Ok(Reservation {
+                            store: self,
+                            extent,
+                            map,
+                            taken: false,
+                        });
+                    }
+                    Err(error) => {
+                        not_used(chunk, &error);
+                        self.space.unusable(chunk);
+                    }
+                }
+                continue;
+            }
+            match self.space.next_source(shard) {
+                Source::Loaded => {}
+                Source::Load(chunk) => self.load_space(chunk),
+                Source::Convert(chunk) => {
+                    if let Err(error) = self.convert_chunk(chunk) {
+                        self.space.unconverted(chunk);
+                        return Err(error);
+                    }
+                    self.space.converted(chunk);
+                }
+                Source::None if !committed => {
+                    committed = true;
+                    self.settle_freed()?;
+                    self.release_retired();
+                    self.give_way()?;
+                }
+                Source::None => return Err(Error::NoSpace),
+            }
+        }
+    }
+
+    /// Makes the free blocks of a data chunk available. Allocation goes on without a chunk whose map is unreadable.
+    fn load_space(&self, chunk: u32) {
+        if let Err(error) = self.read_space(chunk) {
+            let lost = self.space.unloadable(chunk);
+            // One that others have retired meanwhile has no map, and that is right.
+            if lost > 0 || !matches!(error, Error::Gone(_)) {
+                not_used(chunk, &error);
+            }
+        }
+    }
+
+    fn read_space(&self, chunk: u32) -> Result<(), Error> {
+        let map = self.load_map(chunk)?;
+        let state = map.0.read();
+        match &state.body {
+            Body::Space(map) => {
+                self.space.loaded(chunk, map.words());
+                Ok(())
+            }
+            _ => Err(Error::Gone(space_map_nid(chunk))),
+        }
+    }
+
+    /// Gives a free chunk a space map, in a record of its own.
+    fn convert_chunk(&self, chunk: u32) -> Result<(), Error> {
+        let last_version = self.last_version(space_map_nid(chunk))?;
+        let mut op = self.begin(Need::Reclaim)?;
+        op.create_map(chunk, last_version);
+        op.commit();
+        Ok(())
+    }
+
+    /// Turns data chunks without data into free ones, in records of their own; they can be
+    /// used again once those are durable. No checkpoint runs meanwhile (checkpoint, invariant 5).
+    pub(crate) fn retire_chunks(&self, _none_runs: &CheckpointState) {
+        for chunk in self.space.take_empty_chunks(64) {
+            if !matches!(self.retire_chunk(chunk), Ok(true)) {
+                self.space.unretired(chunk);
+                self.load_space(chunk);
+            }
+        }
+        self.release_retired();
+    }
+
+    /// False when the chunk is in use again, or the journal has no room now: the checkpoint
+    /// that makes room may be what calls this, so it must not wait for one.
+    fn retire_chunk(&self, chunk: u32) -> Result<bool, Error> {
+        let map = self.load_map(chunk)?;
+        if self.journal.failed().is_some() {
+            return Ok(false);
+        }
+        let Some(credit) = self.journal.try_credit(self.shard()) else {
+            return Ok(false);
+        };
+        let mut op = Op::new(self, credit);
+        if !op.delete_map(&map) {
+            return Ok(false);
+        }
+        let epoch = op.commit();
+        self.retired.lock().push((epoch.0, chunk));
+        Ok(true)
+    }
+
+    /// Chunks whose space map is durably gone become free.
+    pub(crate) fn release_retired(&self) {
+        let mut retired = self.retired.lock();
+        if retired.is_empty() {
+            return;
+        }
+        let settled = self.settled_epoch();
+        let ready = retired.extract_if(.., |(epoch, _)| *epoch <= settled);
+        let chunks: Vec<u32> = ready.map(|(_, chunk)| chunk).collect();
+        drop(retired);
+        self.space.chunks_freed(&chunks);
+    }
+
+    pub fn space(&self) -> SpaceInfo {
+        let geometry = self.array.geometry();
+        let free_blocks = self.space.free_blocks();
+        // What the next checkpoint will take beyond the reserve.
+        let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
+        SpaceInfo {
+            total_blocks: geometry.chunk_count as u64 * geometry.chunk_blocks as u64,
+            free_blocks: free_blocks.saturating_sub(soon as u64),
+            nodes: self.table.node_count(),
+        }
+    }
+
+    /// For each chunk, whether segments of metadata lie in it.
+    pub fn meta_chunks(&self) -> Vec<bool> {
+        let live = self.segments.live();
+        let count = self.array.geometry().chunk_count;
+        (0..count).map(|chunk| live.contains_key(&chunk)).collect()
+    }
+
+    /// A run of blocks is inside the data area; fsck and readers check before use.
+    pub fn is_data_extent(&self, extent: Extent) -> bool {
+        let geometry = self.array.geometry();
+        let last = Block(
+            extent
+                .block
+                .0
+                .saturating_add(extent.len.saturating_sub(1) as u64),
+        );
+        extent.len > 0
+            && geometry.chunk_of(extent.block).is_some()
+            && geometry.chunk_of(last).is_some()
+    }
+}
+
+fn not_used(chunk: u32, error: &Error) {
+    tracing::error!("free space of chunk {chunk} is not used: {error}");
+}
+
+/// Those of sorted chunks that have neighbours enough to be `least` in a row.
+fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
+    let runs = chunks.chunk_by(|a, b| a + 1 == *b);
+    runs.filter(move |run| run.len() >= least)
+        .flatten()
+        .copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let chunks = [0, 1, 3, 5, 6, 7, 9];
+        let of = |least| in_long_runs(&chunks, least).collect::<Vec<_>>();
+        assert_eq!(of(0), chunks);
+        assert_eq!(of(1), chunks);
+        assert_eq!(of(2), [0, 1, 5, 6, 7]);
+        assert_eq!(of(3), [5, 6, 7]);
+        assert!(of(4).is_empty());
+    }
+}
