@@ -119,6 +119,9 @@ impl<C: Content> Store<C> {
         if let Some(loss) = run.loss.take() {
             return Err(Error::Damaged(loss));
         }
+        for unread in &run.unread {
+            tracing::warn!("node {}: {unread}", unread.nid);
+        }
         if let Some(unread) = run.unread.first()
             && !read_only
         {
