@@ -47,10 +47,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Bytes of batches, of links for their entries, and of the nodes that earlier groups have left in memory (invariant 3), that make
-/// a group: a part of the memory for nodes, which has none when this begins; and of the first two at least so many. A batch, which
+/// a group: a part of the memory for nodes, which has none when this begins; and so many at least. A batch, which
 /// is as large as its writer let records wait for a commit, is never divided.
 const GROUP_PART: (usize, usize) = (3, 4);
 const GROUP_BYTES_MIN: usize = 4 << 20;
+/// The part of that which batches and links have, however much nodes take: small groups find few nodes that are deleted again.
+/// Operations wait when changed nodes take two thirds of their memory, so with three sixteenths all stays within it.
+const GROUP_LEAST_PART: usize = 4;
 /// Bytes of batches of a section for each worker: two of the largest that are usual, so that all have something to read.
 /// What a worker leaves for the next phase is as much again, and should stay near it.
 const SECTION_BYTES: usize = 2 * STAGING_MAX;
@@ -123,6 +126,10 @@ pub(crate) fn group_bytes(node_cache_bytes: usize) -> usize {
     let (part, of) = GROUP_PART;
     let bytes = (node_cache_bytes / of * part).max(GROUP_BYTES_MIN);
     tight::limit(bytes, 8 << 10)
+}
+
+fn least_room(group_bytes: usize) -> usize {
+    (group_bytes / GROUP_LEAST_PART).max(GROUP_BYTES_MIN.min(group_bytes))
 }
 
 /// Some batches of a section, and their entries in lists for each of the chains.
@@ -281,7 +288,7 @@ impl<'s, C: Content> Replay<'s, C> {
         self.store.let_go(batches);
         (self.bytes, self.linked) = (0, 0);
         let room = self.group_bytes.saturating_sub(self.store.nodes.bytes());
-        self.group_room = room.max(GROUP_BYTES_MIN.min(self.group_bytes));
+        self.group_room = room.max(least_room(self.group_bytes));
         self.report.phases.apply += Duration::from_nanos(self.store.since(began));
         Ok(())
     }

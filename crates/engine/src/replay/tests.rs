@@ -435,7 +435,7 @@ fn a_node_that_ends_in_its_deletion_needs_no_image() {
 /// What a group leaves in memory the next ones do without: recovery once took the memory of a group, and that of all nodes besides.
 #[test]
 fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
-    const GROUP: usize = 12 << 20;
+    const GROUP: usize = 24 << 20;
     const BODY: usize = 10 << 10;
     let mut rng = Rng::new(1);
     let store = store(&mut rng, &[], &[]);
@@ -450,7 +450,7 @@ fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
     // Every other node is deleted again, and leaves nothing.
     let mut groups = Vec::new();
     let (mut before, mut last) = (0, 0);
-    for nid in 300..3300 {
+    for nid in 300..6300 {
         let mut batch = vec![made(nid, 1, Action::Create, BODY)];
         if nid % 2 == 0 {
             batch.push(made(nid, 2, Action::Delete, 0));
@@ -468,11 +468,11 @@ fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
     // Nodes, and what was read beside them, at the end of each but the last.
     let batch = 2 * BODY;
     for (nodes, read) in &groups {
-        let most = GROUP.saturating_sub(*nodes).max(GROUP_BYTES_MIN);
+        let most = GROUP.saturating_sub(*nodes).max(GROUP / 4);
         let all = most - batch..most + batch;
         assert!(all.contains(read), "{read} beside {nodes}");
     }
-    let part_full = |(nodes, _): &&(usize, usize)| (1..GROUP - GROUP_BYTES_MIN).contains(nodes);
+    let part_full = |(nodes, _): &&(usize, usize)| (1..GROUP - GROUP / 4).contains(nodes);
     assert!(groups.iter().any(|group| part_full(&group)), "{groups:?}");
     assert!(groups.last().unwrap().0 > GROUP, "{groups:?}");
     replay.end_group().unwrap();
