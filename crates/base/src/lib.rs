@@ -6,6 +6,7 @@
 // Parts that `model/` compiles against a crate of its own name this one.
 extern crate self as base;
 
+pub mod aio;
 #[cfg(feature = "trace")]
 mod arc;
 pub mod atomic;

@@ -41,6 +41,8 @@ enum Axis {
     Pool,
     /// Threads that make checkpoints.
     Workers,
+    /// Of an array.
+    Devices,
 }
 
 impl Axis {
@@ -49,6 +51,7 @@ impl Axis {
             Axis::Threads => "threads",
             Axis::Pool => "pool size",
             Axis::Workers => "workers",
+            Axis::Devices => "devices",
         }
     }
 
@@ -56,14 +59,23 @@ impl Axis {
         match self {
             Axis::Threads => row.threads as u64,
             Axis::Pool => pool_of(row),
-            Axis::Workers => workers_of(row).unwrap_or(0),
+            Axis::Workers | Axis::Devices => self.number(row).unwrap_or(0),
         }
     }
-}
 
-/// Of a row that is about a number of them.
-fn workers_of(row: &Row) -> Option<u64> {
-    row.extra.get("workers").and_then(Value::as_u64)
+    /// Of a row that is about a number of them: such rows are plotted by nothing else.
+    fn number(self, row: &Row) -> Option<u64> {
+        let key = match self {
+            Axis::Workers => "workers",
+            Axis::Devices => "members",
+            Axis::Threads | Axis::Pool => return None,
+        };
+        row.extra.get(key).and_then(Value::as_u64)
+    }
+
+    fn is_own(self) -> bool {
+        matches!(self, Axis::Workers | Axis::Devices)
+    }
 }
 
 fn pool_of(row: &Row) -> u64 {
@@ -89,6 +101,7 @@ pub fn render(report: &Report) -> String {
     plots(&mut page, report, &targets, Axis::Threads);
     plots(&mut page, report, &targets, Axis::Pool);
     plots(&mut page, report, &targets, Axis::Workers);
+    plots(&mut page, report, &targets, Axis::Devices);
     rows(&mut page, &report.rows);
     notes(&mut page, &report.notes);
     report.rows.iter().for_each(|row| lines(&mut page, row));
@@ -207,16 +220,22 @@ fn plots(page: &mut String, report: &Report, targets: &[&str], axis: Axis) {
     let mut figures = String::new();
     for name in distinct(report.rows.iter().map(|row| row.name.as_str())) {
         let all = || report.rows.iter().filter(|row| row.name == name);
-        if all().any(|row| workers_of(row).is_some()) != (axis == Axis::Workers) {
+        let own = [Axis::Workers, Axis::Devices].into_iter();
+        let own = own.filter(|own| all().any(|row| own.number(row).is_some()));
+        let shown_by = own.reduce(|first, _| first);
+        if shown_by.is_some_and(|own| own != axis) || shown_by.is_none() && axis.is_own() {
             continue;
         }
         let fixed = match axis {
-            Axis::Threads => Axis::Pool,
-            Axis::Pool | Axis::Workers => Axis::Threads,
+            Axis::Threads => Some(Axis::Pool),
+            Axis::Pool | Axis::Workers => Some(Axis::Threads),
+            // Each side has as many threads as it takes.
+            Axis::Devices => None,
         };
-        let most = all().map(|row| fixed.of(row)).max();
-        let shown: Vec<&Row> = all().filter(|row| Some(fixed.of(row)) == most).collect();
-        let numbered = |row: &&&Row| axis != Axis::Workers || workers_of(row).is_some();
+        let most = |fixed: Axis| all().map(|row| fixed.of(row)).max();
+        let shown = |row: &&Row| fixed.is_none_or(|fixed| Some(fixed.of(row)) == most(fixed));
+        let shown: Vec<&Row> = all().filter(shown).collect();
+        let numbered = |row: &&&Row| !axis.is_own() || axis.number(row).is_some();
         let places: BTreeSet<u64> = shown
             .iter()
             .filter(numbered)
@@ -294,8 +313,8 @@ fn plot(
         points.sort_by_key(|row| axis.of(row));
         let colour = colour(targets, target);
         // What has no number of workers is the same beside any.
-        for row in points.iter().filter(|_| axis == Axis::Workers) {
-            if workers_of(row).is_none() {
+        for row in points.iter().filter(|_| axis.is_own()) {
+            if axis.number(row).is_none() {
                 let height = y(row.median);
                 let _ = write!(
                     page,
@@ -306,7 +325,7 @@ fn plot(
                 );
             }
         }
-        points.retain(|row| axis != Axis::Workers || workers_of(row).is_some());
+        points.retain(|row| !axis.is_own() || axis.number(row).is_some());
         let line: Vec<String> = points
             .iter()
             .map(|row| format!("{:.1},{:.1}", x(axis.of(row)), y(row.median)))
@@ -426,6 +445,25 @@ mod tests {
         assert!(page.contains("Throughput by workers") && !page.contains("by threads"));
         assert_eq!(page.matches("<circle").count(), 4);
         assert_eq!(page.matches("stroke-dasharray").count(), 1);
+    }
+
+    #[test]
+    fn devices_are_the_axis_of_their_plot_whatever_number_of_threads_a_side_has() {
+        let rows = [
+            (1, "raw", 1),
+            (2, "raw", 1),
+            (1, "sheaf-file", 32),
+            (2, "sheaf-file", 64),
+        ];
+        let rows = rows.map(|(members, target, threads)| {
+            let mut row = row("random read", target, threads, 0);
+            row.extra.insert("members".to_owned(), Value::from(members));
+            row
+        });
+        let page = render(&Report::new("array", rows.into(), vec![]));
+        assert_eq!(page.matches("<svg").count(), 1);
+        assert!(page.contains("Throughput by devices") && !page.contains("by threads"));
+        assert_eq!(page.matches("<circle").count(), 4);
     }
 
     #[test]

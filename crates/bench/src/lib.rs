@@ -5,8 +5,10 @@
 //! users run it, with journal, checksums and checkpoints. Deliberately absent: command-line
 //! parsing, which is `cli`'s, and anything that only a benchmark could call in the layers below.
 
+pub mod array;
 pub mod checkpoint;
 pub mod contract;
+mod counted;
 mod error;
 pub mod files;
 pub mod fsync;

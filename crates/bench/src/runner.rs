@@ -82,6 +82,30 @@ pub struct Measured {
     pub synced: Span,
     /// Until the last thread was done; of Sheaf in this process only.
     pub background: Option<Background>,
+    /// Likewise, of whatever is counted.
+    pub counts: Counts,
+}
+
+/// What was counted so far, or between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Of this process's threads.
+    pub instructions: Option<u64>,
+    /// Calls that they made of the kernel.
+    pub calls: Option<u64>,
+    /// Requests that Sheaf made of devices.
+    pub requests: Option<u64>,
+}
+
+impl Counts {
+    fn since(self, then: Counts) -> Counts {
+        let since = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));
+        Counts {
+            instructions: since(self.instructions, then.instructions),
+            calls: since(self.calls, then.calls),
+            requests: since(self.requests, then.requests),
+        }
+    }
 }
 
 impl Measured {
@@ -153,6 +177,10 @@ pub trait Load: Sync {
     fn background(&self) -> Option<Background> {
         None
     }
+    /// What was counted so far.
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
 }
 
 /// CPUs that the calling thread may run on.
@@ -182,7 +210,9 @@ pub fn measure(window: &Window, load: &dyn Load, meter: &Meter) -> Result<Measur
         clock: Clock::real(),
     };
     let results = base::thread::parallel(window.threads + 1, |i| match i {
-        0 => gate.conduct(window, load).map(Part::Conductor),
+        0 => gate
+            .conduct(window, load)
+            .map(|whole| Part::Conductor(Box::new(whole))),
         i => gate.perform(window, load, i - 1).map(Part::Thread),
     });
     gather(results, window.threads)
@@ -200,10 +230,11 @@ struct Whole {
     ended: Span,
     synced: Span,
     background: Option<Background>,
+    counts: Counts,
 }
 
 enum Part {
-    Conductor(Whole),
+    Conductor(Box<Whole>),
     Thread(Share),
 }
 
@@ -238,6 +269,7 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
         ended: whole.ended,
         synced: whole.synced,
         background: whole.background,
+        counts: whole.counts,
     })
 }
 
@@ -315,6 +347,7 @@ impl Gate<'_> {
         load.settle()?;
         let before = load.cpu_ns()?;
         let background = load.background();
+        let counts = load.counts();
         let start = self.meter.mark()?;
         let end = self.clock.monotonic_ns() + window.time.as_nanos() as u64;
         self.start();
@@ -324,6 +357,7 @@ impl Gate<'_> {
         interrupt::check()?;
         let cpu_ns = load.cpu_ns()?.saturating_sub(before);
         let ended = self.meter.since(start)?;
+        let counts = load.counts().since(counts);
         let now = load.background();
         load.settle()?;
         Ok(Whole {
@@ -332,6 +366,7 @@ impl Gate<'_> {
             ended,
             synced: self.meter.since(start)?,
             background: now.zip(background).map(|(now, then)| now.since(then)),
+            counts,
         })
     }
 

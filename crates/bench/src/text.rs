@@ -71,8 +71,10 @@ pub fn render(report: &Report) -> String {
 }
 
 /// What rows may have besides that makes a column, and its heading.
-const COLUMNS: [(&str, &str); 15] = [
+const COLUMNS: [(&str, &str); 22] = [
     ("workers", "workers"),
+    ("members", "devices"),
+    ("in_flight", "in flight"),
     ("written_bytes_per_op", "bytes/op"),
     ("logged_bytes_per_op", "logged bytes/op"),
     ("flushes_per_op", "flushes/op"),
@@ -82,7 +84,12 @@ const COLUMNS: [(&str, &str); 15] = [
     ("p50_us", "p50 µs"),
     ("p99_us", "p99 µs"),
     ("p999_us", "p99.9 µs"),
+    ("mib_per_s", "MiB/s"),
     ("cpu_us_per_op", "CPU µs/op"),
+    ("machine_us_per_op", "machine's CPU µs/op"),
+    ("instructions_per_op", "instructions/op"),
+    ("calls_per_op", "system calls/op"),
+    ("requests_per_op", "device requests/op"),
     ("synced_us_per_op", "µs/op with sync"),
     ("opened_s", "opened in s"),
     ("records", "records"),

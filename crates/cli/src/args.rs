@@ -407,6 +407,7 @@ pub struct Bench {
 #[derive(Subcommand, Debug)]
 pub enum Suite {
     Fxmark(Fxmark),
+    Array(BenchArray),
     Checkpoint(BenchCheckpoint),
     Files(Files),
     Fsync(Fsync),
@@ -568,6 +569,50 @@ pub struct BenchCheckpoint {
     /// Memory that Sheaf may take
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
     pub cache_size: u64,
+    #[command(flatten)]
+    pub output: BenchOutput,
+}
+
+/// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO and through Sheaf
+///
+/// On 1 to 8 loop devices over files in memory, in turn, with as many transfers in flight on each as --depth says, and one at a
+/// time. Needs root, but for --dir without --loop and for --latency.
+#[derive(Args, Debug)]
+pub struct BenchArray {
+    /// Numbers of devices, separated by commas, instead of 1,2,4,8 or up to those that are given
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub devices: Vec<usize>,
+    /// Transfers in flight on each device
+    #[arg(long, value_name = "COUNT", default_value_t = 32)]
+    pub depth: usize,
+    /// Threads that share them; a file is read by as many threads as there are transfers in flight
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub threads: usize,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// How often each side runs; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Size of each device; half of it is used
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
+    pub size: u64,
+    /// Measure on devices of this process instead that take so many microseconds for a transfer and serve --depth of
+    /// them at a time
+    #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device", "on_loop"])]
+    pub latency: Option<u64>,
+    /// Use files in a new folder in this one, without loop devices
+    #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
+    pub dir: Option<PathBuf>,
+    /// Have loop devices over the files of --dir
+    #[arg(long = "loop", requires = "dir")]
+    pub on_loop: bool,
+    /// Use these block devices, which must hold nothing known; all content is lost
+    #[arg(long, value_name = "DEVICE", num_args = 1..)]
+    pub device: Vec<PathBuf>,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
     #[command(flatten)]
     pub output: BenchOutput,
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use bench::contract::Report;
 use bench::target::{self, Storage, Target};
-use bench::{checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written};
+use bench::{
+    array, checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written,
+};
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery, Files, Fsync, Fxmark, List,
-    Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
+    Bench, BenchArray, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery, Files, Fsync,
+    Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -19,6 +21,7 @@ use crate::{mount_command, output, progress};
 pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
         Suite::Fxmark(args) => fxmark(args),
+        Suite::Array(args) => array(args),
         Suite::Checkpoint(args) => checkpoint(args),
         Suite::Files(args) => files(args),
         Suite::Fsync(args) => fsync(args),
@@ -52,6 +55,30 @@ fn fxmark(args: &Fxmark) -> Outcome {
         relative: args.relative,
     };
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
+}
+
+fn array(args: &BenchArray) -> Outcome {
+    let devices = match args.devices.is_empty() {
+        true => array::default_devices(args.device.len()),
+        false => args.devices.clone(),
+    };
+    let count = devices.iter().copied().max().unwrap_or(1) as u64;
+    let options = array::Options {
+        devices,
+        depth: args.depth,
+        threads: args.threads,
+        time: seconds(args.seconds)?,
+        runs: args.runs,
+        bytes: args.size,
+        storage: match (&args.dir, args.on_loop) {
+            _ if !args.device.is_empty() => Storage::Devices(args.device.clone()),
+            (Some(dir), false) => Storage::Dir(dir.clone()),
+            (dir, _) => Storage::Loops(dir.clone(), count),
+        },
+        latency: args.latency.map(Duration::from_micros),
+        memory: memory(args.cache_size),
+    };
+    show(&args.output, |tell| Ok(array::run(&options, tell)?))
 }
 
 fn checkpoint(args: &BenchCheckpoint) -> Outcome {

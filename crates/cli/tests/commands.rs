@@ -371,6 +371,46 @@ fn suites_in_process_report_what_the_contract_says() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// On files, and on devices of the process itself: neither needs a loop device.
+#[test]
+fn an_array_is_measured_beside_its_devices() {
+    let dir = TempDir::new().unwrap();
+    let page = dir.path().join("report.html");
+    let path = dir.path().to_str().unwrap();
+    for (storage, raw) in [
+        (["--dir", path], "raw-io_uring"),
+        (["--latency", "500"], "raw-queue"),
+    ] {
+        let common = ["--json", "--runs", "1", "--seconds", "0.01", "--depth", "2"];
+        let rest = [
+            "--devices",
+            "1,2",
+            "--size",
+            "64M",
+            "--cache-size",
+            "32M",
+            "--html",
+        ];
+        let options = [&common[..], &storage, &rest].concat();
+        let ran = sheaf(&["bench", "array"], &options, &one(&page)).succeeds();
+        let report: serde_json::Value = serde_json::from_str(&ran.output()).unwrap();
+        assert_eq!(report["suite"], "array");
+        let row = &report["rows"][0];
+        assert_eq!(
+            (row["name"].as_str(), row["target"].as_str()),
+            (Some("random read"), Some(raw))
+        );
+        assert!(row["median"].as_f64() > Some(0.0), "{row}");
+        assert!(!report["checks"].as_array().unwrap().is_empty());
+        assert!(
+            fs::read_to_string(&page)
+                .unwrap()
+                .contains("Throughput by devices")
+        );
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn benchmarks_refuse_what_makes_no_sense() {
     let fxmark = |options: &[&str]| sheaf(&["bench", "fxmark", "--against", "none"], options, &[]);
@@ -393,6 +433,10 @@ fn benchmarks_refuse_what_makes_no_sense() {
     refused("checkpoint", &["--workers", "0"]);
     sheaf(&["bench", "recovery", "--files", "1"], &[], &[]).exits(USAGE);
     sheaf(&["bench", "fsync", "--depth", "4"], &[], &[]).exits(USAGE);
+    sheaf(&["bench", "array", "--depth", "0"], &[], &[])
+        .exits(USAGE)
+        .says("--depth");
+    sheaf(&["bench", "array", "--loop"], &[], &[]).exits(USAGE);
     sheaf(&["bench"], &[], &[]).exits(USAGE);
 }
 

@@ -33,4 +33,5 @@ pub use labels::{LabelRepair, feature_text, label_features, label_name};
 pub use latency::{Latency, LatencyDevice};
 pub use probe::{Signature, probe, signatures};
 pub use scan::{ArrayId, Member, candidates, find_members, scan};
+pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};

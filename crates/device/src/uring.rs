@@ -13,6 +13,8 @@
 //! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls. Fork
 //! before opening devices: a ring does not follow into the child.
 
+pub(crate) mod raw;
+
 use crate::block::{Durability, Operation, Request};
 use crate::file::FileDevice;
 use crate::reap::{self, Policy};

@@ -64,7 +64,8 @@ impl Disk {
     }
 }
 
-fn fill(mut file: &File, bytes: u64) -> Result<(), Error> {
+/// Writes each block once.
+pub(super) fn fill(mut file: &File, bytes: u64) -> Result<(), Error> {
     let io = |source| Error::Io {
         what: String::new(),
         source,

@@ -106,6 +106,18 @@ impl InProcess {
         })
     }
 
+    /// Opens a file with these flags besides those for reading and writing: `O_DIRECT`, as a rule.
+    pub fn open_with(&self, dir: &Folder, name: &str, flags: i32) -> Result<Arc<OpenFile>, Error> {
+        let ino = self.fs.lookup(dir.at(), name.as_bytes())?.ino;
+        Ok(self.fs.open_file(ino, libc::O_RDWR | flags)?)
+    }
+
+    /// Reads and writes of all devices so far, for whatever reason.
+    pub fn device_requests(&self) -> u64 {
+        let stats = self.fs.store().array().stats();
+        stats.devices.iter().map(|d| d.reads + d.writes).sum()
+    }
+
     /// What opening found to recover.
     pub fn recovery(&self) -> &RecoveryReport {
         self.fs.recovery()

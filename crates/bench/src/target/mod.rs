@@ -7,6 +7,7 @@ mod kernel;
 mod place;
 mod posix;
 mod program;
+mod queue;
 mod sheaf_mount;
 mod slow;
 
@@ -23,6 +24,8 @@ pub use kernel::{Kernel, KernelMount};
 pub use place::{Devices, Place, Storage};
 pub use posix::Posix;
 pub(crate) use program::run as run_program;
+pub use queue::{Interface, Queue, SlowQueue, Transfer};
+pub(crate) use queue::{open_direct, whole};
 pub use sheaf_mount::SheafMount;
 pub use slow::{Slow, Writes};
 

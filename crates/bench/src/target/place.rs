@@ -34,6 +34,8 @@ pub enum Storage {
     Dir(PathBuf),
     /// One loop device over an image file in this folder, or in memory, for all sides in turn.
     Loop(Option<PathBuf>),
+    /// So many loop devices over image files of which every block was written, for all sides in turn.
+    Loops(Option<PathBuf>, u64),
     /// These block devices, whose content is lost.
     Devices(Vec<PathBuf>),
 }
@@ -55,7 +57,7 @@ pub struct Place {
     covered: bool,
     devices: Vec<PathBuf>,
     /// The loop device that they are stays as long as somebody has it open.
-    attached: Option<File>,
+    attached: Vec<File>,
     /// Size of a side's storage in all.
     bytes: u64,
 }
@@ -73,6 +75,10 @@ impl Place {
         if let Storage::Loop(dir) = storage {
             let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
             return Place::new(&images, bytes, true)?.on_loop();
+        }
+        if let Storage::Loops(dir, count) = storage {
+            let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
+            return Place::new(&images, bytes, true)?.on_loops(*count);
         }
         if mounts && !is_root() {
             return Err(Error::Unable(
@@ -109,7 +115,7 @@ impl Place {
             dir,
             covered: false,
             devices: Vec::new(),
-            attached: None,
+            attached: Vec::new(),
             bytes,
         };
         if let Storage::Devices(devices) = storage {
@@ -135,15 +141,32 @@ impl Place {
     fn on_loop(mut self) -> Result<Place, Error> {
         let image = self.file("image");
         device::create_image(&image, self.bytes)?;
-        let opened = File::options().read(true).write(true).open(&image);
-        let opened = opened.map_err(|e| Error::io(&image, e))?;
+        self.attach(&image)?;
+        Ok(self)
+    }
+
+    /// The same with so many.
+    fn on_loops(mut self, count: u64) -> Result<Place, Error> {
+        let mut images = self.written(count)?;
+        for image in &images.paths {
+            self.attach(image)?;
+        }
+        // From here on they go with the folder.
+        images.images = false;
+        Ok(self)
+    }
+
+    /// One more device: a loop device over this file.
+    fn attach(&mut self, image: &Path) -> Result<(), Error> {
+        let opened = File::options().read(true).write(true).open(image);
+        let opened = opened.map_err(|e| Error::io(image, e))?;
         let (path, attached) = base::sys::attach_loop(&opened).map_err(|source| Error::Io {
             what: "a loop device".to_owned(),
             source,
         })?;
-        self.devices = vec![path];
-        self.attached = Some(attached);
-        Ok(self)
+        self.devices.push(path);
+        self.attached.push(attached);
+        Ok(())
     }
 
     /// A place for one side's sparse storage of `bytes` bytes, of which at most `written` are ever written.
@@ -189,6 +212,20 @@ impl Place {
             Some(first) => Ok(Devices::given(vec![first.clone()])),
             None => self.images(1, "image"),
         }
+    }
+
+    /// Fresh image files of equal size, of which every block was written: no side pays for the first time.
+    pub fn written(&self, count: u64) -> Result<Devices, Error> {
+        let images = self.images(count, "device")?;
+        for path in &images.paths {
+            let opened = File::options().write(true).open(path);
+            let file = opened.map_err(|e| Error::io(path, e))?;
+            super::disk::fill(&file, self.bytes.div_ceil(count)).map_err(|error| match error {
+                Error::Io { source, .. } => Error::io(path, source),
+                other => other,
+            })?;
+        }
+        Ok(images)
     }
 
     /// Fresh image files of equal size.
@@ -262,7 +299,7 @@ fn refuse_used(path: &Path) -> Result<(), Error> {
 impl Drop for Place {
     fn drop(&mut self) {
         // The content of a loop device goes with its file.
-        for device in self.devices.iter().filter(|_| self.attached.is_none()) {
+        for device in self.devices.iter().filter(|_| self.attached.is_empty()) {
             if let Err(error) = wipe(device) {
                 tracing::warn!("{}: not wiped: {error}", device.display());
             }
@@ -351,6 +388,22 @@ mod tests {
         assert!(array.paths[0].starts_with("/dev") && !array.images);
         assert!(check_size(&array.paths, 8 << 20, true).is_ok());
         drop((array, single, place));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn several_loop_devices_are_of_one_place() {
+        let home = tempfile::tempdir().unwrap();
+        let storage = Storage::Loops(Some(home.path().to_owned()), 3);
+        let place = Place::new(&storage, 3 << 20, false);
+        if !is_root() || !Path::new("/dev/loop-control").exists() {
+            return assert!(place.is_err());
+        }
+        let place = place.unwrap();
+        let array = place.array().unwrap();
+        assert_eq!((array.paths.len(), array.images), (3, false));
+        assert!(check_size(&array.paths, 3 << 20, false).is_ok());
+        drop((array, place));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 
