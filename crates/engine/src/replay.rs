@@ -546,7 +546,7 @@ impl<C: Content> Store<C> {
             if !follows {
                 return Err(gap(nid, version, to, merge));
             }
-            body = apply_change(body, change).map_err(|damage| Error::node(nid, damage))?;
+            apply_change(&mut body, change).map_err(|damage| Error::node(nid, damage))?;
             version += u64::from(!merge);
         }
         if let Some(why) = self.misfit(nid, &body) {
@@ -630,42 +630,41 @@ fn fits_an_image<C: Content>(body: &Body<C>) -> Result<(), Damage> {
     }
 }
 
-fn apply_change<C: Content>(mut body: Body<C>, change: Change<'_>) -> Result<Body<C>, Damage> {
+/// Applies one change; where that fails the body is of no use any more.
+#[inline]
+fn apply_change<C: Content>(body: &mut Body<C>, change: Change<'_>) -> Result<(), Damage> {
     let misfit = |what: &str| Damage::new("journal record", what);
     if change.action != Action::Merge || planted(Canary::MergesInLogOrder) {
         body.settle();
     }
-    match (change.action, body) {
+    match (change.action, &mut *body) {
+        // A third of a full journal may be merges: nothing is moved for them.
+        (Action::Merge, Body::User(content)) => match content.merges() {
+            true => content.merge_again(change.kind, change.body)?,
+            false => return Err(misfit("merges into a node that takes no merged changes")),
+        },
         (Action::Create, Body::Gone) => {
             if change.body.len() > PAYLOAD_MAX {
                 return Err(misfit("creates a node over the bound"));
             }
-            Body::decode(change.kind, change.body)
+            *body = Body::decode(change.kind, change.body)?;
         }
-        (Action::Create, _) => Err(misfit("creates a node that exists")),
-        (_, Body::Gone) => Err(misfit("changes a node that does not exist")),
-        (Action::Delete, _) => Ok(Body::Gone),
-        (Action::Apply, Body::Space(mut map)) if change.kind == KIND_SPACE_MAP => {
+        (Action::Create, _) => return Err(misfit("creates a node that exists")),
+        (_, Body::Gone) => return Err(misfit("changes a node that does not exist")),
+        (Action::Delete, _) => *body = Body::Gone,
+        (Action::Apply, Body::Space(map)) if change.kind == KIND_SPACE_MAP => {
             map.apply(&SpaceDelta::decode(change.body)?)?;
-            Ok(Body::Space(map))
         }
-        (Action::Fold, body) if change.body.is_empty() => Ok(body),
-        (Action::Fold, _) => Err(misfit("folds with something else besides")),
+        (Action::Fold, _) if change.body.is_empty() => {}
+        (Action::Fold, _) => return Err(misfit("folds with something else besides")),
         // Left out before.
-        (Action::Sum, _) => Err(misfit("takes a checksum for a change")),
-        (Action::Merge, Body::User(content)) if !content.merges() => {
-            Err(misfit("merges into a node that takes no merged changes"))
-        }
-        (Action::Merge, Body::User(mut content)) => {
-            content.merge_again(change.kind, change.body)?;
-            Ok(Body::User(content))
-        }
-        (Action::Apply, Body::User(mut content)) => {
+        (Action::Sum, _) => return Err(misfit("takes a checksum for a change")),
+        (Action::Apply, Body::User(content)) => {
             content.apply(&C::decode_delta(change.kind, change.body)?)?;
-            Ok(Body::User(content))
         }
         (Action::Apply | Action::Merge, Body::Space(_)) => {
-            Err(misfit("has the wrong kind for a space map"))
+            return Err(misfit("has the wrong kind for a space map"));
         }
     }
+    Ok(())
 }

@@ -1,8 +1,9 @@
 //! The journal on disk: batches of records, each a list of node changes.
 
-use crate::packed::{NUMBER_MAX, number, number_len, put_number, write_number};
+use crate::packed::{NUMBER_MAX, number, number_len, put_number, three_numbers, write_number};
 use crate::table::KIND_LIMIT;
 use crate::{BLOCK_SIZE, Block, COUNTER_MAX, Damage, U32, U64};
+use std::ops::Range;
 
 pub const BATCH_MAGIC: u32 = 0x4A46_4853;
 
@@ -200,7 +201,8 @@ pub fn parse_records<'a>(
     bytes: &'a [u8],
     mut each: impl FnMut(Vec<Entry<'a>>) -> Result<(), Damage>,
 ) -> Result<u32, Damage> {
-    each_record(bytes, |mut body| {
+    each_record(bytes, |record| {
+        let mut body = &bytes[record];
         // Most have a few.
         let mut entries = Vec::with_capacity(4);
         while !body.is_empty() {
@@ -217,34 +219,34 @@ pub fn each_entry<'a>(
     bytes: &'a [u8],
     mut each: impl FnMut(usize, Entry<'a>),
 ) -> Result<u32, Damage> {
-    each_record(bytes, |mut body| {
-        while !body.is_empty() {
-            let at = body.as_ptr().addr() - bytes.as_ptr().addr();
-            let (entry, tail) = parse_entry(body)?;
+    each_record(bytes, |record| {
+        let mut at = record.start;
+        while at < record.end {
+            let (entry, after) = entry_in(bytes, at, record.end)?;
             each(at, entry);
-            body = tail;
+            at = after;
         }
         Ok(())
     })
 }
 
-/// Calls `each` with the entries of one record after the other, as bytes; returns how many there were.
+/// Calls `each` with where the entries of one record after the other lie; returns how many records there were.
 #[inline]
-fn each_record<'a>(
-    mut bytes: &'a [u8],
-    mut each: impl FnMut(&'a [u8]) -> Result<(), Damage>,
+fn each_record(
+    bytes: &[u8],
+    mut each: impl FnMut(Range<usize>) -> Result<(), Damage>,
 ) -> Result<u32, Damage> {
     let damage = |what: &str| Damage::new("journal record", what);
-    let mut count = 0;
-    while !bytes.is_empty() {
-        let (len, rest) = number(bytes).ok_or_else(|| damage("without a length"))?;
+    let (mut count, mut at) = (0, 0);
+    while at < bytes.len() {
+        let (len, rest) = number(&bytes[at..]).ok_or_else(|| damage("without a length"))?;
         if len > RECORD_MAX as u64 || len > rest.len() as u64 {
             return Err(damage("length out of range"));
         }
-        let (body, after) = rest.split_at(len as usize);
-        each(body)?;
+        let start = bytes.len() - rest.len();
+        at = start + len as usize;
+        each(start..at)?;
         count += 1;
-        bytes = after;
     }
     Ok(count)
 }
@@ -252,18 +254,22 @@ fn each_record<'a>(
 /// The entry at the beginning of `bytes`, and what follows it.
 #[inline]
 pub fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
+    let (entry, after) = entry_in(bytes, 0, bytes.len())?;
+    Ok((entry, &bytes[after..]))
+}
+
+/// The entry at `at` of a record that ends at `end`, and where it ends itself.
+#[inline(always)]
+fn entry_in(bytes: &[u8], at: usize, end: usize) -> Result<(Entry<'_>, usize), Damage> {
     let damage = |what: &str| Damage::new("journal record", what);
-    let cut = || damage("entry cut short");
-    let (&first, rest) = bytes.split_first().ok_or_else(cut)?;
-    let (nid, rest) = number(rest).ok_or_else(cut)?;
-    let (version, rest) = number(rest).ok_or_else(cut)?;
-    let (len, rest) = number(rest).ok_or_else(cut)?;
-    if len > rest.len() as u64 {
+    let ([nid, version, len], start) = entry_numbers(bytes, at + 1, end)?;
+    if len > (end - start) as u64 {
         return Err(damage("entry length out of range"));
     }
     if version > COUNTER_MAX {
         return Err(damage("version out of range"));
     }
+    let first = bytes[at];
     let action = match first & ((1 << ACTION_BITS) - 1) {
         1 => Action::Create,
         2 => Action::Apply,
@@ -273,15 +279,40 @@ pub fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), Damage> {
         6 => Action::Sum,
         _ => return Err(damage("unknown action")),
     };
-    let (body, rest) = rest.split_at(len as usize);
+    let after = start + len as usize;
     let entry = Entry {
         nid,
         version,
         action,
         kind: first >> ACTION_BITS,
-        body,
+        body: &bytes[start..after],
     };
-    Ok((entry, rest))
+    Ok((entry, after))
+}
+
+/// An entry's numbers, which begin at `at`, and where its change begins. Of nearly all entries they are in one word, which may reach
+/// beyond the record.
+#[inline(always)]
+fn entry_numbers(bytes: &[u8], at: usize, end: usize) -> Result<([u64; 3], usize), Damage> {
+    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    let numbers = word.and_then(|word| three_numbers(u64::from_le_bytes(*word)));
+    if let Some((numbers, len)) = numbers
+        && at + len <= end
+    {
+        return Ok((numbers, at + len));
+    }
+    longer_numbers(bytes, at, end)
+}
+
+#[inline(never)]
+fn longer_numbers(bytes: &[u8], at: usize, end: usize) -> Result<([u64; 3], usize), Damage> {
+    let cut = || Damage::new("journal record", "entry cut short");
+    let mut rest = bytes.get(at..end).ok_or_else(cut)?;
+    let mut numbers = [0; 3];
+    for one in &mut numbers {
+        (*one, rest) = number(rest).ok_or_else(cut)?;
+    }
+    Ok((numbers, end - rest.len()))
 }
 
 #[cfg(test)]
@@ -331,6 +362,71 @@ mod tests {
         assert!(one_by_one.into_iter().eq(expected));
         for cut in [1, 3, 60, batch.len() - 1] {
             assert!(entries_of(&batch[..cut]).is_err(), "{cut}");
+        }
+    }
+
+    /// An entry's numbers are read as a word where there is one, and else one by one: both say the same.
+    #[test]
+    fn an_entry_is_what_it_is_whatever_follows_it() {
+        let numbers = [
+            0,
+            1,
+            0x7F,
+            0x80,
+            0x3FFF,
+            0x4000,
+            0x1F_FFFF,
+            1 << 28,
+            COUNTER_MAX,
+        ];
+        let lens = [0, 1, 7, 127, 128, 300];
+        let cases = numbers
+            .iter()
+            .flat_map(|nid| numbers.iter().map(move |v| (*nid, *v)));
+        for ((nid, version), len) in cases.flat_map(|case| lens.map(|len| (case, len))) {
+            let mut record = vec![0; RECORD_HEAD_MAX];
+            put_entry(&mut record, nid, version, Action::Apply, 9, |o| {
+                o.resize(o.len() + len, 0xFF)
+            });
+            let entry = record.split_off(RECORD_HEAD_MAX);
+            for follows in 0..12 {
+                let mut bytes = entry.clone();
+                bytes.resize(entry.len() + follows, 0x01);
+                let (found, after) = entry_in(&bytes, 0, entry.len()).unwrap();
+                let of = (
+                    found.nid,
+                    found.version,
+                    found.action,
+                    found.kind,
+                    found.body.len(),
+                );
+                assert_eq!(of, (nid, version, Action::Apply, 9, len));
+                assert_eq!(after, entry.len());
+                for end in 1..entry.len() {
+                    assert!(
+                        entry_in(&bytes, 0, end).is_err(),
+                        "{nid} {version} {len}: {end}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// A number in more bytes than it takes is none, wherever it is read.
+    #[test]
+    fn a_number_that_is_not_in_its_shortest_form_is_damage() {
+        for longer in [
+            &[0x82, 0x00, 1, 0][..],
+            &[1, 0x81, 0x00, 0],
+            &[1, 1, 0x80, 0x00],
+        ] {
+            for follows in [0, 20] {
+                let mut bytes = vec![Action::Delete as u8];
+                bytes.extend_from_slice(longer);
+                let end = bytes.len();
+                bytes.resize(end + follows, 1);
+                assert!(entry_in(&bytes, 0, end).is_err(), "{longer:?}");
+            }
         }
     }
 

@@ -131,6 +131,28 @@ fn longer_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
+/// The three numbers that `word` begins with, and the bytes that they take; `None` if they are not all in it, or one is not in its
+/// shortest form: [`number`] tells which.
+#[inline(always)]
+pub fn three_numbers(word: u64) -> Option<([u64; 3], usize)> {
+    let (mut ends, mut from) = (ends(word), 0);
+    let mut numbers = [0; 3];
+    for number in &mut numbers {
+        if ends == 0 {
+            return None;
+        }
+        let to = ends.trailing_zeros() + 1;
+        let own = ((word & (u64::MAX >> (u64::BITS - to))) >> from) & !MORE;
+        let len = to - from;
+        if len > 8 && own >> (len - 8) == 0 {
+            return None;
+        }
+        *number = if len == 8 { own } else { gather(own) };
+        (ends, from) = (ends & (ends - 1), to);
+    }
+    Some((numbers, from as usize / 8))
+}
+
 /// Undoes [`spread`].
 #[inline]
 fn gather(bytes: u64) -> u64 {
