@@ -25,11 +25,8 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that are read at once, at first; and at most, where the ring is read on and on: enough for all devices at once.
+/// Bytes that are read at once.
 const WINDOW: u64 = 1 << 20;
-const WINDOW_MAX: u64 = 32 << 20;
-/// Of the memory for batches, the part that one window may take.
-const WINDOW_SHARE: usize = 8;
 /// How far behind the run's end batches that prove a loss are looked for. Whoever began to gather a batch after the
 /// first lost one was durable says so in it; before that one there are, with the lost one, no more than are under way at once.
 const LOOK_AHEAD: u64 = UNDER_WAY * BATCH_MAX;
@@ -43,7 +40,7 @@ const BATCH_MAX: u64 = 4 * STAGING_MAX as u64;
 /// Times that data is asked for before it counts as unreadable.
 const READS: usize = 3;
 
-/// Reads the ring in large pieces. Batches refer to what was read, and keep it in memory.
+/// Reads the ring in large pieces, one after the other. Batches refer to what was read, and keep it in memory.
 pub(crate) struct RingReader<'a> {
     array: &'a Array,
     base: u64,
@@ -51,18 +48,10 @@ pub(crate) struct RingReader<'a> {
     window: Arc<AlignedBuf>,
     /// What part of the ring the window has.
     holds: Range<u64>,
-    /// Bytes of the next window, and of any.
-    next: u64,
-    most: u64,
 }
 
 impl<'a> RingReader<'a> {
     pub fn new(array: &'a Array) -> Self {
-        RingReader::keeping(array, 0)
-    }
-
-    /// For who keeps so many bytes of batches in memory.
-    fn keeping(array: &'a Array, keep: usize) -> Self {
         let geometry = array.geometry();
         RingReader {
             array,
@@ -70,8 +59,6 @@ impl<'a> RingReader<'a> {
             size: geometry.journal_bytes(),
             window: Arc::new(AlignedBuf::zeroed(0)),
             holds: 0..0,
-            next: WINDOW,
-            most: ((keep / WINDOW_SHARE) as u64).clamp(WINDOW, WINDOW_MAX),
         }
     }
 
@@ -91,7 +78,7 @@ impl<'a> RingReader<'a> {
     /// `len` bytes at a ring position, as they were read if they are in one piece there.
     fn records(&mut self, position: u64, len: u64) -> Result<Records, Error> {
         let at = position % self.size;
-        if at + len > self.size || len > self.most {
+        if at + len > self.size || len > WINDOW {
             let mut copy = vec![0; len as usize];
             self.read(position, &mut copy)?;
             return Ok(copy.into());
@@ -120,13 +107,8 @@ impl<'a> RingReader<'a> {
     fn load(&mut self, at: u64, len: u64) -> Result<(), Error> {
         const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(BLOCK_SIZE as u64)) };
         let start = at / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
-        let goes_on = (self.holds.start..=self.holds.end).contains(&start);
-        self.next = match goes_on && self.holds.end > 0 {
-            true => (2 * self.next).min(self.most),
-            false => WINDOW,
-        };
         let least = (at - start + len).next_multiple_of(BLOCK_SIZE as u64);
-        let len = self.next.max(least).min(self.size - start);
+        let len = WINDOW.max(least).min(self.size - start);
         self.holds = 0..0;
         let own = Arc::get_mut(&mut self.window);
         if own.is_none_or(|window| (window.len() as u64) < len) {
@@ -176,8 +158,12 @@ impl<'a> RingReader<'a> {
 
     /// The checksum of a batch, as far as its header goes.
     fn begun_checksum(&self, header: &BatchHeader) -> u32 {
-        checksum(self.array.journal_seed(), &header.as_bytes()[8..])
+        begun_checksum(self.array, header)
     }
+}
+
+fn begun_checksum(array: &Array, header: &BatchHeader) -> u32 {
+    checksum(array.journal_seed(), &header.as_bytes()[8..])
 }
 
 /// Records of a batch, in memory with others that were read with them.
@@ -185,6 +171,24 @@ impl<'a> RingReader<'a> {
 pub(crate) struct Records {
     window: Arc<AlignedBuf>,
     range: Range<usize>,
+}
+
+impl Records {
+    /// A part of what was read.
+    pub fn new(window: Arc<AlignedBuf>, range: Range<usize>) -> Records {
+        Records { window, range }
+    }
+
+    /// The memory that they lie in, if nobody else has it.
+    pub fn into_memory(self) -> Option<AlignedBuf> {
+        Arc::into_inner(self.window)
+    }
+}
+
+impl Default for Records {
+    fn default() -> Records {
+        Records::new(Arc::new(AlignedBuf::zeroed(0)), 0..0)
+    }
 }
 
 impl Deref for Records {
@@ -211,8 +215,14 @@ pub(crate) struct Batch {
     pub records: Records,
 }
 
+impl Batch {
+    pub fn is_whole(&self, array: &Array) -> bool {
+        checksum(begun_checksum(array, &self.header), &self.records) == self.header.crc.get()
+    }
+}
+
 /// The unbroken run of batches from a record's anchor. The batches themselves may be more than
-/// memory has room for: the first ones are kept, and the others read again one by one.
+/// memory has room for.
 pub(crate) struct Run {
     pub start: Anchor,
     pub end: Anchor,
@@ -223,62 +233,18 @@ pub(crate) struct Run {
     pub unread: Vec<Unread>,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
-    /// Batches from `start` on, and where the next one is.
-    pub kept: Kept,
-    /// Bytes of batches that whoever goes through the run may have in memory.
-    pub keep: usize,
-}
-
-/// The first batches of a run.
-pub(crate) struct Kept {
-    batches: Vec<Batch>,
-    bytes: usize,
-    /// Where the first batch is that is not kept.
-    end: Anchor,
-}
-
-impl Kept {
-    pub fn none(start: Anchor) -> Kept {
-        Kept {
-            batches: Vec::new(),
-            bytes: 0,
-            end: start,
-        }
-    }
-
-    /// The run ends here, if not before.
-    fn cut(&mut self, end: Anchor) {
-        if self.end.sequence > end.sequence {
-            let inside = |batch: &Batch| batch.header.sequence.get() < end.sequence;
-            self.batches.retain(inside);
-            self.end = end;
-        }
-    }
-
-    /// Keeps the next batch, if all so far were kept, and with it they are no more than so many bytes.
-    fn keep(&mut self, batch: Batch, before: Anchor, after: Anchor, most: usize) {
-        // The window that it lies in stays, with headers and padding.
-        let bytes = (after.position - before.position) as usize + size_of::<Batch>();
-        if self.end == before && self.bytes + bytes <= most {
-            self.bytes += bytes;
-            self.batches.push(batch);
-            self.end = after;
-        }
-    }
 }
 
 impl Run {
-    /// Goes through the run batch by batch, once: what was kept is given away.
+    /// Reads the run once more, batch by batch.
     pub fn for_each(
-        &mut self,
+        &self,
         array: &Array,
         record: &CheckpointRecord,
         mut each: impl FnMut(Batch) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let kept = std::mem::replace(&mut self.kept, Kept::none(self.start));
-        kept.batches.into_iter().try_for_each(&mut each)?;
-        let mut ring = RingReader::keeping(array, self.keep);
-        let mut next = kept.end;
+        let mut ring = RingReader::new(array);
+        let mut next = self.start;
         while next.sequence < self.end.sequence {
             let read = read_batch(&mut ring, array, record, next)?;
             let (batch, after) = read.ok_or_else(|| {
@@ -293,96 +259,144 @@ impl Run {
 }
 
 /// Reads batches from the anchor while each is the exact successor of the one before, and
-/// checks the end against everything that says how far the journal must reach (R9). Of the batches, the
-/// first `keep` bytes stay in memory.
-pub(crate) fn read_run(
-    array: &Array,
-    record: &CheckpointRecord,
-    keep: usize,
-) -> Result<Run, Error> {
-    let mut ring = RingReader::keeping(array, keep);
-    let start = Anchor {
-        position: record.anchor_position.get(),
-        sequence: record.anchor_sequence.get(),
-        previous_crc: record.anchor_checksum.get(),
-    };
-    let align = array.geometry().journal_align as u64;
-    if !start.position.is_multiple_of(align) {
-        return Err(damaged(
-            "checkpoint record",
-            "the journal anchor is not aligned",
-        ));
-    }
-    let mut next = start;
-    let mut last_epoch = record.epoch.get();
-    let mut loss: Option<Damage> = None;
-    let image_sequence = record.image_sequence.get();
-    let mut vouching: VecDeque<Vouching> = VecDeque::new();
-    let mut kept = Kept::none(start);
-    while let Some((batch, after)) = read_batch(&mut ring, array, record, next)? {
-        let old = batch.header.epoch.get() <= last_epoch && !planted(Canary::StaleBatchAccepted);
-        if after.position - start.position > ring.size || old {
+/// checks the end against everything that says how far the journal must reach (R9).
+pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
+    let mut ring = RingReader::new(array);
+    let mut walk = Walk::begin(array, record)?;
+    while let Some((batch, after)) = read_batch(&mut ring, array, record, walk.next)? {
+        if !walk.take(&batch.header, after, || sums_of(&batch.records)) {
             break;
         }
-        if batch.header.checkpoint_sequence.get() > record.sequence.get() {
-            loss.get_or_insert_with(|| lost_record(record, &batch.header));
+    }
+    walk.end()
+}
+
+/// Goes through a run's batches, and decides where it ends and whether something is lost.
+pub(crate) struct Walk<'a> {
+    array: &'a Array,
+    record: &'a CheckpointRecord,
+    pub start: Anchor,
+    /// Where the next batch is.
+    pub next: Anchor,
+    /// The newest epoch so far.
+    last_epoch: u64,
+    loss: Option<Damage>,
+    /// Batches of which nothing says that they were durable.
+    vouching: VecDeque<Vouching>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn begin(array: &'a Array, record: &'a CheckpointRecord) -> Result<Walk<'a>, Error> {
+        let start = Anchor {
+            position: record.anchor_position.get(),
+            sequence: record.anchor_sequence.get(),
+            previous_crc: record.anchor_checksum.get(),
+        };
+        let align = array.geometry().journal_align as u64;
+        if !start.position.is_multiple_of(align) {
+            return Err(damaged(
+                "checkpoint record",
+                "the journal anchor is not aligned",
+            ));
         }
-        let durable = batch.header.durable_sequence.get();
-        vouching.retain(|one| one.at.sequence > durable);
-        if batch.header.checked.get() > 0 && next.sequence >= image_sequence {
-            match sums_of(&batch.records) {
-                Ok(sums) => vouching.push_back(Vouching {
-                    at: next,
-                    epoch_before: last_epoch,
+        Ok(Walk {
+            array,
+            record,
+            start,
+            next: start,
+            last_epoch: record.epoch.get(),
+            loss: None,
+            vouching: VecDeque::new(),
+        })
+    }
+
+    /// Takes the next batch, which is whole, and behind which the one after it is; false: the run ends before it. `sums` are those
+    /// of its data, and are asked for if it vouches for some.
+    pub fn take(
+        &mut self,
+        header: &BatchHeader,
+        after: Anchor,
+        sums: impl FnOnce() -> Result<Vec<(Nid, DataSum)>, Damage>,
+    ) -> bool {
+        let old = header.epoch.get() <= self.last_epoch && !planted(Canary::StaleBatchAccepted);
+        let ring = self.array.geometry().journal_bytes();
+        if after.position - self.start.position > ring || old {
+            return false;
+        }
+        if header.checkpoint_sequence.get() > self.record.sequence.get() {
+            let record = self.record;
+            self.loss.get_or_insert_with(|| lost_record(record, header));
+        }
+        let durable = header.durable_sequence.get();
+        self.vouching.retain(|one| one.at.sequence > durable);
+        if self.vouches(header) {
+            match sums() {
+                Ok(sums) => self.vouching.push_back(Vouching {
+                    at: self.next,
+                    epoch_before: self.last_epoch,
                     sums,
                 }),
+                Err(damage) => drop(self.loss.get_or_insert(damage)),
+            }
+        }
+        self.last_epoch = header.epoch.get();
+        self.next = after;
+        true
+    }
+
+    /// Whether a batch counts only if data is there.
+    pub fn vouches(&self, header: &BatchHeader) -> bool {
+        header.checked.get() > 0 && header.sequence.get() >= self.record.image_sequence.get()
+    }
+
+    /// The number of the first batch of which is not known yet whether it counts.
+    pub fn sure(&self) -> u64 {
+        let first = self.vouching.front();
+        first.map_or(self.next.sequence, |one| one.at.sequence)
+    }
+
+    /// The run, if no other batch follows.
+    pub fn end(self) -> Result<Run, Error> {
+        let (array, record) = (self.array, self.record);
+        let (mut next, mut last_epoch, mut loss) = (self.next, self.last_epoch, self.loss);
+        let (mut unconfirmed, mut unread) = (false, Vec::new());
+        for one in self.vouching {
+            match all_there(array, &one.sums, &mut unread) {
+                Ok(true) => unconfirmed = true,
+                Ok(false) if planted(Canary::DataUnchecked) => {}
+                Ok(false) => {
+                    tracing::info!(
+                        "batch {} was being written and is left out",
+                        one.at.sequence
+                    );
+                    (next, last_epoch) = (one.at, one.epoch_before);
+                    // Nor may anything come to take its place (recovery, invariant 2).
+                    unconfirmed = true;
+                    break;
+                }
                 Err(damage) => drop(loss.get_or_insert(damage)),
             }
         }
-        last_epoch = batch.header.epoch.get();
-        kept.keep(batch, next, after, keep);
-        next = after;
-    }
-    let (mut unconfirmed, mut unread) = (false, Vec::new());
-    for one in vouching {
-        match all_there(array, &one.sums, &mut unread) {
-            Ok(true) => unconfirmed = true,
-            Ok(false) if planted(Canary::DataUnchecked) => {}
-            Ok(false) => {
-                tracing::info!(
-                    "batch {} was being written and is left out",
-                    one.at.sequence
-                );
-                (next, last_epoch) = (one.at, one.epoch_before);
-                // Nor may anything come to take its place (recovery, invariant 2).
-                unconfirmed = true;
-                break;
-            }
-            Err(damage) => drop(loss.get_or_insert(damage)),
+        let (image_epoch, image_sequence) = (record.image_epoch.get(), record.image_sequence.get());
+        if next.sequence < image_sequence {
+            let what = format!(
+                "the journal ends before batch {}, but images depend on all before batch {}",
+                next.sequence, record.image_sequence
+            );
+            loss.get_or_insert_with(|| Damage::new("journal", what));
         }
+        if loss.is_none() && !planted(Canary::SilentTruncation) {
+            loss = check_end(&mut RingReader::new(array), array, record, next)?;
+        }
+        Ok(Run {
+            start: self.start,
+            end: next,
+            next_epoch: last_epoch.max(image_epoch) + 1,
+            unconfirmed,
+            unread,
+            loss,
+        })
     }
-    kept.cut(next);
-    let image_epoch = record.image_epoch.get();
-    if next.sequence < image_sequence {
-        let what = format!(
-            "the journal ends before batch {}, but images depend on all before batch {}",
-            next.sequence, record.image_sequence
-        );
-        loss.get_or_insert_with(|| Damage::new("journal", what));
-    }
-    if loss.is_none() && !planted(Canary::SilentTruncation) {
-        loss = check_end(&mut ring, array, record, next)?;
-    }
-    Ok(Run {
-        start,
-        end: next,
-        next_epoch: last_epoch.max(image_epoch) + 1,
-        unconfirmed,
-        unread,
-        loss,
-        kept,
-        keep,
-    })
 }
 
 /// A batch that counts only if its data is there.
@@ -495,20 +509,13 @@ fn read_batch(
     record: &CheckpointRecord,
     at: Anchor,
 ) -> Result<Option<(Batch, Anchor)>, Error> {
-    let Some(header) = ring.header(at.position)? else {
+    let header = ring.header(at.position)?;
+    let Some(header) = header.filter(|header| follows(array, record, at, header)) else {
         return Ok(None);
     };
     let len = header.len.get() as u64;
-    let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
-    if !header.is_countable()
-        || (stale && !planted(Canary::StaleBatchAccepted))
-        || header.sequence.get() != at.sequence
-        || BatchHeader::SIZE as u64 + len > ring.size
-    {
-        return Ok(None);
-    }
     // The length is only as good as the checksum: much memory is taken for what passed it.
-    if len > ring.most && !ring.is_whole(at.position, &header)? {
+    if len > WINDOW && !ring.is_whole(at.position, &header)? {
         return Ok(None);
     }
     let records = ring.records(at.position + BatchHeader::SIZE as u64, len)?;
@@ -516,14 +523,34 @@ fn read_batch(
     if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
         return Ok(None);
     }
+    let after = after(array, at, &header);
+    Ok(Some((Batch { header, records }, after)))
+}
+
+/// Whether this is the header of the batch that must be at `at`, if its checksum is right.
+pub(crate) fn follows(
+    array: &Array,
+    record: &CheckpointRecord,
+    at: Anchor,
+    header: &BatchHeader,
+) -> bool {
+    let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
+    let len = BatchHeader::SIZE as u64 + header.len.get() as u64;
+    header.is_countable()
+        && (!stale || planted(Canary::StaleBatchAccepted))
+        && header.sequence.get() == at.sequence
+        && len <= array.geometry().journal_bytes()
+}
+
+/// Where the batch behind one is.
+pub(crate) fn after(array: &Array, at: Anchor, header: &BatchHeader) -> Anchor {
     let align = array.geometry().journal_align as u64;
-    let size = BatchHeader::SIZE as u64 + len;
-    let after = Anchor {
+    let size = BatchHeader::SIZE as u64 + header.len.get() as u64;
+    Anchor {
         position: at.position + size.next_multiple_of(align),
         sequence: at.sequence + 1,
-        previous_crc: crc,
-    };
-    Ok(Some((Batch { header, records }, after)))
+        previous_crc: header.crc.get(),
+    }
 }
 
 fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {

@@ -21,11 +21,15 @@
 //! 4. A chain is cut at the end of a section only (by invariant 1 nothing older comes then), behind the newest deletion. What is
 //!    cut off has no meaning any more but that the node is gone with the version of `cut`.
 //!    Its bytes are never decoded: nonsense in them that has a right checksum stays unnoticed, and harms nobody.
+//! 5. Between sections chains are sifted, so that the memory of batches can be used again: of a chain that is young, made since
+//!    its node was created or deleted and never carried on, the entries are copied and it goes on from there, as most such nodes
+//!    are deleted soon; any other is applied to its node, and begins anew. So no entry is copied twice.
 
 use crate::batches::Records;
 use crate::node::NidMap;
 use base::canary::{Canary, planted};
 use base::prefetch;
+use device::AlignedBuf;
 use format::journal::{Action, Entry, parse_entry};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
@@ -60,13 +64,84 @@ impl Order {
     }
 }
 
+/// Records that chains refer to, by number: those that were carried on, of one of the [`Chains`] each, and batches in their order.
+#[derive(Default)]
+pub(crate) struct Logs {
+    pub carried: Vec<Records>,
+    /// Batches, the first of which has this number.
+    pub first: usize,
+    pub batches: Vec<Records>,
+}
+
+impl Logs {
+    /// For so many [`Chains`].
+    pub fn new(parts: usize) -> Logs {
+        Logs {
+            carried: (0..parts).map(|_| Records::default()).collect(),
+            first: parts,
+            batches: Vec::new(),
+        }
+    }
+
+    /// The number that the next batch gets.
+    pub fn next(&self) -> usize {
+        self.first + self.batches.len()
+    }
+
+    #[inline]
+    fn at(&self, at: At) -> &[u8] {
+        let records = match self.carried.get(at.batch()) {
+            Some(records) => records,
+            None => &self.batches[at.batch() - self.first],
+        };
+        &records[at.offset()..]
+    }
+
+    fn ask_for(&self, at: At) {
+        let bytes = self.at(at);
+        match bytes.first_chunk::<ENTRY_USUAL>() {
+            Some(start) => prefetch::object(start),
+            None => prefetch::object(&bytes[0]),
+        }
+    }
+
+    fn entry(&self, at: At) -> Entry<'_> {
+        self.entry_and_len(at).0
+    }
+
+    fn entry_and_len(&self, at: At) -> (Entry<'_>, usize) {
+        let bytes = self.at(at);
+        let (entry, rest) = parse_entry(bytes).expect("a section's reader found it whole");
+        (entry, bytes.len() - rest.len())
+    }
+}
+
+/// Memory for entries that are carried on.
+pub(crate) struct Arena {
+    pub bytes: AlignedBuf,
+    pub used: usize,
+}
+
+impl Arena {
+    fn has_room(&self, len: usize) -> bool {
+        self.bytes.len() - self.used >= len
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        let start = self.used;
+        self.used += bytes.len();
+        self.bytes[start..self.used].copy_from_slice(bytes);
+        start
+    }
+}
+
 /// Where an entry lies: the batch's number, where in the batch, and what it does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At(u64);
 
 const OFFSET_BITS: u32 = 32;
-const ACTION_BITS: u32 = 8;
-/// Batches that can be told apart.
+const ACTION_BITS: u32 = 3;
+/// Batches that can be told apart: those of any ring.
 pub(crate) const BATCHES_MAX: usize = 1 << (u64::BITS - OFFSET_BITS - ACTION_BITS);
 
 impl At {
@@ -78,8 +153,14 @@ impl At {
         (self.0 >> ACTION_BITS) as u32 as usize
     }
 
+    fn new(batch: usize, offset: usize, action: u8) -> At {
+        debug_assert!(batch < BATCHES_MAX && offset as u64 >> OFFSET_BITS == 0);
+        let place = (batch as u64) << OFFSET_BITS | offset as u64;
+        At(place << ACTION_BITS | u64::from(action))
+    }
+
     fn action(self) -> u8 {
-        self.0 as u8
+        self.0 as u8 & ((1 << ACTION_BITS) - 1)
     }
 
     fn is(self, action: Action) -> bool {
@@ -97,12 +178,10 @@ pub(crate) struct Logged {
 
 impl Logged {
     pub fn new(batch: usize, offset: usize, entry: &Entry<'_>) -> Logged {
-        debug_assert!(batch < BATCHES_MAX && offset as u64 >> OFFSET_BITS == 0);
-        let place = (batch as u64) << OFFSET_BITS | offset as u64;
         Logged {
             nid: entry.nid,
             version: entry.version,
-            at: At(place << ACTION_BITS | entry.action as u64),
+            at: At::new(batch, offset, entry.action as u8),
         }
     }
 }
@@ -116,6 +195,10 @@ const RECENT: usize = 32;
 const NOWHERE: u64 = u64::MAX;
 /// So many links ahead of the one that is followed its entry is asked for.
 const AHEAD: usize = 8;
+/// So many places ahead of the one whose chains are looked at.
+const BLOCKS_AHEAD: usize = 2;
+/// Bytes of an entry that are asked for: most have no more.
+const ENTRY_USUAL: usize = 96;
 
 /// The number of the one of so many [`Chains`] that has a node; a power of two.
 pub(crate) fn part_of(nid: u64, parts: usize) -> usize {
@@ -125,8 +208,10 @@ pub(crate) fn part_of(nid: u64, parts: usize) -> usize {
 
 const NONE: u32 = u32::MAX;
 
+const LINK_BYTES: usize = size_of::<At>() + size_of::<u32>();
+
 /// What a node's chain is, besides its links.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Chain {
     /// Its first change of all, whatever was cut off.
     first: Order,
@@ -163,8 +248,27 @@ const UNORDERED: u32 = 16;
 const CHANGES_FIRST: u32 = 32;
 /// Invariant 2 is broken.
 const DAMAGED: u32 = 64;
+/// What is there was carried on.
+const CARRIED: u32 = 128;
+/// There are merges in it.
+const MERGES: u32 = 256;
 
 impl Chain {
+    const EMPTY: Chain = Chain {
+        first: Order(0),
+        version: 0,
+        cut: 0,
+        cutting: 0,
+        head: NONE,
+        tail: NONE,
+        cut_link: NONE,
+        flags: 0,
+        section: 0,
+        before_link: NONE,
+        before_version: 0,
+        before_flags: 0,
+    };
+
     fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
@@ -196,6 +300,9 @@ impl Chain {
         }
         self.version = version;
         self.set(EXISTS, !at.is(Action::Delete));
+        if at.is(Action::Merge) {
+            self.flags |= MERGES;
+        }
         true
     }
 }
@@ -212,6 +319,8 @@ pub(crate) struct Chains {
     /// and finding them takes longer than what they save.
     at: Vec<At>,
     next: Vec<u32>,
+    /// Memory of links that were carried on.
+    spare: (Vec<At>, Vec<u32>),
     /// Chains to be cut, and to be sorted, at the section's end.
     cutting: Vec<u64>,
     unordered: Vec<u64>,
@@ -246,23 +355,17 @@ impl Changed<'_> {
     }
 
     /// The entries of the changes, in their order (invariant 2).
-    pub fn entries<'a>(&self, batches: &'a [Records]) -> impl Iterator<Item = Entry<'a>> {
+    pub fn entries<'a>(&self, logs: &'a Logs) -> impl Iterator<Item = Entry<'a>> {
         let place = |link: u32| self.chains.at[link as usize];
         let mut later = self.chains.links(self.chain.head).skip(AHEAD);
         let links = self.chains.links(self.chain.head);
         links.map(move |link| {
             if let Some(later) = later.next() {
-                let at = place(later);
-                prefetch::object(&batches[at.batch()][at.offset()]);
+                prefetch::object(&logs.at(place(later))[0]);
             }
-            entry_at(batches, place(link))
+            logs.entry(place(link))
         })
     }
-}
-
-fn entry_at(batches: &[Records], at: At) -> Entry<'_> {
-    let parsed = parse_entry(&batches[at.batch()][at.offset()..]);
-    parsed.expect("a section's reader found it whole").0
 }
 
 impl Chains {
@@ -273,6 +376,7 @@ impl Chains {
             recent: [(NOWHERE, 0); RECENT],
             at: Vec::new(),
             next: Vec::new(),
+            spare: Default::default(),
             cutting: Vec::new(),
             unordered: Vec::new(),
             section: 1,
@@ -280,16 +384,6 @@ impl Chains {
             #[cfg(test)]
             sorted: 0,
         }
-    }
-
-    /// Forgets everything but its memory.
-    pub fn clear(&mut self) {
-        self.chains.clear();
-        self.places.clear();
-        self.recent = [(NOWHERE, 0); RECENT];
-        self.at.clear();
-        self.next.clear();
-        self.damages.clear();
     }
 
     #[inline]
@@ -308,13 +402,7 @@ impl Chains {
         let fresh = self.chains.len() as u32;
         let index = *self.places.entry(place).or_insert(fresh);
         if index == fresh {
-            let empty = Chain {
-                head: NONE,
-                tail: NONE,
-                cut_link: NONE,
-                ..Chain::default()
-            };
-            self.chains.push([empty; NEIGHBOURS]);
+            self.chains.push([Chain::EMPTY; NEIGHBOURS]);
         }
         self.recent[place as usize % RECENT] = (place, index);
         index
@@ -363,9 +451,9 @@ impl Chains {
     }
 
     /// All of a section came: sorts what came out of order, and cuts off what has no meaning any more.
-    pub fn end_section(&mut self, batches: &[Records]) {
+    pub fn end_section(&mut self, logs: &Logs) {
         for nid in std::mem::take(&mut self.unordered) {
-            if let Err(what) = self.sort(nid, batches) {
+            if let Err(what) = self.sort(nid, logs) {
                 self.chain(nid).set(DAMAGED, true);
                 self.damages.entry(nid).or_insert(what);
             }
@@ -377,7 +465,7 @@ impl Chains {
     }
 
     /// Sorts what a section has added to a chain by [`Order`], and checks it (invariants 2 and 3).
-    fn sort(&mut self, nid: u64, batches: &[Records]) -> Result<(), Damage> {
+    fn sort(&mut self, nid: u64, logs: &Logs) -> Result<(), Damage> {
         let mut chain = *self.chain(nid);
         let added = match chain.before_link {
             NONE => chain.head,
@@ -386,7 +474,7 @@ impl Chains {
         let links: Vec<u32> = self.links(added).collect();
         let of_link = |link: &u32| {
             let at = self.at[*link as usize];
-            let entry = entry_at(batches, at);
+            let entry = logs.entry(at);
             (Order::new(entry.version, entry.action), at)
         };
         let mut sorted: Vec<(Order, At)> = links.iter().map(of_link).collect();
@@ -427,7 +515,7 @@ impl Chains {
         }
         let last = chain.cut_link;
         (chain.cut, chain.cut_link) = (chain.cutting, NONE);
-        chain.set(CUTTING, false);
+        chain.set(CUTTING | CARRIED | MERGES, false);
         chain.set(CUT, true);
         if chain.tail == last {
             chain.tail = NONE;
@@ -435,32 +523,128 @@ impl Chains {
         self.chain(nid).head = self.next[last as usize];
     }
 
+    /// Calls `apply` with the nodes that were changed, in the order of their numbers, and forgets them; but young chains
+    /// are carried on, into the arena that has that number from then on (invariant 5).
+    pub fn sift<E>(
+        &mut self,
+        logs: &Logs,
+        mut arena: Option<(usize, &mut Arena)>,
+        mut apply: impl FnMut(&Changed<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut at, mut next) = std::mem::take(&mut self.spare);
+        let mut places: Vec<(u64, u32)> = self.places.iter().map(|(at, i)| (*at, *i)).collect();
+        places.sort_unstable();
+        for (k, (place, index)) in places.iter().enumerate() {
+            self.ask_ahead(logs, &places[k..]);
+            for i in 0..NEIGHBOURS {
+                let chain = &self.chains[*index as usize][i];
+                // Of a node that is gone nothing is in the way.
+                let stays = arena.is_some() && chain.has(CUT) && chain.head == NONE;
+                if !chain.has(SEEN) || stays {
+                    continue;
+                }
+                let carried = match &mut arena {
+                    Some((into, arena)) if Self::is_young(chain) => {
+                        self.carry(chain, logs, (*into, arena), (&mut at, &mut next))
+                    }
+                    _ => None,
+                };
+                if carried.is_none() && !chain.has(DAMAGED) {
+                    apply(&Changed {
+                        nid: Nid(place * NEIGHBOURS as u64 + i as u64),
+                        chain,
+                        chains: self,
+                    })?;
+                }
+                self.chains[*index as usize][i] = carried.unwrap_or(Chain::EMPTY);
+            }
+        }
+        std::mem::swap(&mut self.at, &mut at);
+        std::mem::swap(&mut self.next, &mut next);
+        at.clear();
+        next.clear();
+        self.spare = (at, next);
+        self.damages.clear();
+        if arena.is_none() {
+            self.chains.clear();
+            self.places.clear();
+            self.recent = [(NOWHERE, 0); RECENT];
+        }
+        Ok(())
+    }
+
+    /// Asks for what will be looked at soon: chains lie anywhere, and so do their first links, and so do entries.
+    #[inline]
+    fn ask_ahead(&self, logs: &Logs, places: &[(u64, u32)]) {
+        if let Some((_, index)) = places.get(3 * BLOCKS_AHEAD) {
+            prefetch::object(&self.chains[*index as usize]);
+        }
+        if let Some((_, index)) = places.get(2 * BLOCKS_AHEAD) {
+            for chain in &self.chains[*index as usize] {
+                if let Some(at) = self.at.get(chain.head as usize) {
+                    prefetch::object(at);
+                }
+            }
+        }
+        if let Some((_, index)) = places.get(BLOCKS_AHEAD) {
+            for chain in &self.chains[*index as usize] {
+                if let Some(at) = self.at.get(chain.head as usize) {
+                    logs.ask_for(*at);
+                }
+            }
+        }
+    }
+
+    /// A directory that gets merges lives long, and their sum is shorter than they are.
+    fn is_young(chain: &Chain) -> bool {
+        let made = chain.has(CUT) || !chain.has(CHANGES_FIRST);
+        made && !chain.has(CARRIED | DAMAGED | MERGES)
+    }
+
+    /// Copies a chain; `None`: there is no room for it.
+    fn carry(
+        &self,
+        chain: &Chain,
+        logs: &Logs,
+        (into, arena): (usize, &mut Arena),
+        (at, next): (&mut Vec<At>, &mut Vec<u32>),
+    ) -> Option<Chain> {
+        let (links, used) = (at.len(), arena.used);
+        for link in self.links(chain.head) {
+            let from = self.at[link as usize];
+            let len = logs.entry_and_len(from).1;
+            if !arena.has_room(len) {
+                arena.used = used;
+                at.truncate(links);
+                next.truncate(links);
+                return None;
+            }
+            let offset = arena.put(&logs.at(from)[..len]);
+            at.push(At::new(into, offset, from.action()));
+            next.push(at.len() as u32);
+        }
+        *next.last_mut()? = NONE;
+        Some(Chain {
+            head: links as u32,
+            tail: at.len() as u32 - 1,
+            flags: chain.flags | CARRIED,
+            ..*chain
+        })
+    }
+
     /// Bytes that links and what is known of nodes take.
     pub fn bytes(&self) -> usize {
-        let links = self.at.len() * (size_of::<At>() + size_of::<u32>());
-        links + self.chains.len() * size_of::<[Chain; NEIGHBOURS]>()
+        self.at.len() * LINK_BYTES + self.node_bytes()
+    }
+
+    /// Bytes that what is known of nodes takes.
+    pub fn node_bytes(&self) -> usize {
+        self.chains.len() * size_of::<[Chain; NEIGHBOURS]>()
     }
 
     /// Nodes whose chain is damaged (invariant 2).
     pub fn damages(&self) -> &BTreeMap<u64, Damage> {
         &self.damages
-    }
-
-    /// The other nodes that were changed, in the order of their numbers.
-    pub fn changed(&self) -> impl Iterator<Item = Changed<'_>> {
-        let mut places: Vec<(u64, u32)> = self.places.iter().map(|(at, i)| (*at, *i)).collect();
-        places.sort_unstable();
-        let chains = places.into_iter().flat_map(|(place, i)| {
-            let first = place * NEIGHBOURS as u64;
-            let chains = (0..).zip(&self.chains[i as usize]);
-            chains.map(move |(i, chain): (u64, _)| (first + i, chain))
-        });
-        let changed = chains.filter(|(_, chain)| chain.has(SEEN) && !chain.has(DAMAGED));
-        changed.map(|(nid, chain)| Changed {
-            nid: Nid(nid),
-            chain,
-            chains: self,
-        })
     }
 }
 

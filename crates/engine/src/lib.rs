@@ -5,6 +5,7 @@
 //! and recovery applies the same deltas by the same code. See [`op`] for operations,
 //! [`journal`] for durability, [`checkpoint`] for the way home, [`recovery`] for the way back.
 
+mod ahead;
 mod batches;
 mod bitmap;
 mod blocks;

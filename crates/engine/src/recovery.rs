@@ -12,7 +12,7 @@
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
-//! *Damaged* is decided before the first write (what only replay finds, after that of invariant 2, which changes nothing). Two copies of each slot exist; one suffices.
+//! *Damaged* is decided before the first write, but for a damaged node after that of invariant 2, which changes nothing. Two copies of each slot exist; one suffices.
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).
@@ -28,7 +28,7 @@ use crate::checkpoint::{CheckpointState, read_space};
 use crate::content::Content;
 use crate::error::Error;
 use crate::journal::{Anchor, Resume};
-use crate::replay::{RecoveryPhases, group_bytes};
+use crate::replay::RecoveryPhases;
 use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
@@ -115,58 +115,22 @@ impl<C: Content> Store<C> {
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
         report.clean = record.clean.get() == 1;
-        let mut run = read_run(&array, &record, group_bytes(options.node_cache_bytes))?;
-        if let Some(loss) = run.loss.take() {
-            return Err(Error::Damaged(loss));
-        }
-        for unread in &run.unread {
-            tracing::warn!("node {}: {unread}", unread.nid);
-        }
-        if let Some(unread) = run.unread.first()
-            && !read_only
-        {
-            return Err(Error::Unread(Arc::new(unread.error.clone())));
-        }
-        report.batches = run.end.sequence - run.start.sequence;
         let clock = options.clock.clone();
         let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
-        report.phases.verify = passed(began);
+        let mut store = match Self::of_checkpoint(&array, &record, options) {
+            Ok(store) => store,
+            // What is lost says why.
+            Err(error) => {
+                let loss = read_run(&array, &record)?.loss;
+                return Err(loss.map_or(error, Error::Damaged));
+            }
+        };
+        let (mut run, damaged) = store.replay(&record, &mut report)?;
+        report.batches = run.end.sequence - run.start.sequence;
         if run.unconfirmed && !read_only {
             Confirmation::of(&array, &record, &mut run)?.write(&array)?;
         }
-
-        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
-        let table = Table::open(Arc::clone(&array), &record, page_limit)?;
-        let space = read_space(&array, record.space_root)?;
-        let mut states = space.chunks.clone();
-        for chunk in space.live.keys() {
-            states[*chunk as usize] = ChunkState::Meta;
-        }
-        let resume = Resume {
-            anchor: run.end,
-            epoch: run.next_epoch,
-            mount_id: record.mount_id.get() + 1,
-            checkpoint_sequence: record.sequence.get(),
-        };
-        let parts = Parts {
-            free_nids: table.free_counts(record.regions.get()),
-            chunks: states,
-            live: space.live,
-            resume,
-            checkpoint_state: CheckpointState {
-                sequence: record.sequence.get(),
-                chunks: space.chunks,
-                space_places: space.places,
-                clean: false,
-                user: record.user.map(U64::get),
-            },
-            table,
-            array,
-            options,
-        };
-        let mut store = Store::<C>::assemble(parts)?;
-        store.adapt_limits();
-        let damaged = store.replay(&record, &mut run, &mut report)?;
+        store.resume(resume(&record, run.end, run.next_epoch));
         if let Some((nid, damage)) = damaged.iter().next()
             && !read_only
         {
@@ -185,6 +149,55 @@ impl<C: Content> Store<C> {
         }
         report.took = passed(began);
         Ok((store, report))
+    }
+
+    /// A store as a checkpoint left it: the journal is not looked at, and where it goes on is not known yet.
+    fn of_checkpoint(
+        array: &Arc<Array>,
+        record: &CheckpointRecord,
+        options: StoreOptions,
+    ) -> Result<Self, Error> {
+        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let table = Table::open(Arc::clone(array), record, page_limit)?;
+        let space = read_space(array, record.space_root)?;
+        let mut states = space.chunks.clone();
+        for chunk in space.live.keys() {
+            states[*chunk as usize] = ChunkState::Meta;
+        }
+        let start = Anchor {
+            position: record.anchor_position.get(),
+            sequence: record.anchor_sequence.get(),
+            previous_crc: record.anchor_checksum.get(),
+        };
+        let parts = Parts {
+            free_nids: table.free_counts(record.regions.get()),
+            chunks: states,
+            live: space.live,
+            resume: resume(record, start, record.epoch.get() + 1),
+            checkpoint_state: CheckpointState {
+                sequence: record.sequence.get(),
+                chunks: space.chunks,
+                space_places: space.places,
+                clean: false,
+                user: record.user.map(U64::get),
+            },
+            table,
+            array: Arc::clone(array),
+            options,
+        };
+        let store = Store::<C>::assemble(parts)?;
+        store.adapt_limits();
+        Ok(store)
+    }
+}
+
+/// Where a new mount goes on.
+fn resume(record: &CheckpointRecord, anchor: Anchor, epoch: u64) -> Resume {
+    Resume {
+        anchor,
+        epoch,
+        mount_id: record.mount_id.get() + 1,
+        checkpoint_sequence: record.sequence.get(),
     }
 }
 

@@ -1,64 +1,70 @@
 //! Replay: nodes are brought to the state that the journal's run describes.
 //!
-//! The run was verified whole before. It is replayed in groups of batches, as large as memory allows, so that what is in
-//! memory is one group and the nodes that changed, not the journal. A group has three phases, each by all workers:
-//! batches are read, entry by entry; entries are linked to chains of their nodes ([`crate::chains`], which says what of
-//! a node that is deleted again is looked at); and chains are applied to nodes. The first two alternate, section by
-//! section, so that what they hand over stays near the processor.
+//! The ring is gone through once, window by window, and what is in memory are some windows and the nodes that changed, not the
+//! journal. The batches of a window are a section. All workers have a part in each of three stages, which are of different sections
+//! at the same time: a window is fetched; batches are verified and read, entry by entry; and entries are
+//! linked to chains of their nodes ([`crate::chains`], which says what of a node that is deleted again is looked at). When
+//! batches and links take up their memory, chains are sifted: those of young nodes are carried on, others are applied to theirs.
 //!
 //! Invariants:
-//! 1. A group has all changes of some consecutive epochs. What follows on a node never has a
-//!    smaller epoch, so a chain has a node's changes of the group in their order, and the next group's come later.
+//! 1. A section has all changes of some consecutive epochs, and is linked after those before it, once it is known that the run
+//!    reaches its end: that its batches are whole, and count. What follows on a node never has a
+//!    smaller epoch, so a chain has a node's changes in their order, and what comes after it was applied comes later.
 //! 2. A delta is applied only if its version is exactly the node's next; those up to the version
 //!    that the table names are in the image already. A merge is applied only to the version that
 //!    it names; the image has those of earlier versions, and none of its own (`op.rs`, invariant 6).
 //!    It is pending again until the next change of the node, or the end of the run, settles it with all others of
 //!    its version: the journal has these in no order.
-//! 3. Until the last group is done every replayed node is in the cache, dirty, and so stays
+//! 3. Until all is done every replayed node is in the cache, dirty, and so stays
 //!    there; nobody else looks. Allocators hear of nodes after that, once each.
-//! 4. Of a node that a group deletes nothing older than the deletion is read or decoded, not even its image, unless the image is newer.
+//! 4. Of a node that a chain deletes nothing older than the deletion is read or decoded, not even its image, unless the image is newer.
 //!    What is checked of that is that the versions of all its changes follow one another, and the first of them on the
 //!    image's, and that each finds a node or, to create it, none. So no change is lost unnoticed, and with
 //!    the deletion's version the node is gone: whoever gets its nid next begins beyond.
-//! 5. What a group does to a node depends on the group alone, and on no other node: any worker may do it at any time.
+//! 5. What a chain does to a node depends on no other node: any worker may do it at any time.
+//! 6. Of what is found wrong a loss comes first: the run is gone through to its end, whatever cannot be replayed.
 
 #[cfg(test)]
 mod tests;
 
-use crate::batches::{Records, Run};
-use crate::chains::{BATCHES_MAX, Chains, Changed, Logged, part_of};
+use crate::ahead::{Ahead, Fetch, Found};
+use crate::batches::{Records, Run, Walk};
+use crate::chains::{Arena, Chains, Changed, Logged, Logs, part_of};
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, Cell, new_cell, suits};
 use crate::op::Dirty;
 use crate::recovery::{RecoveryReport, damaged};
 use crate::space_map::SpaceDelta;
-use crate::store::{STAGING_MAX, Store};
+use crate::store::Store;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use base::tight;
+use device::AlignedBuf;
 use format::checkpoint::CheckpointRecord;
 use format::item::PAYLOAD_MAX;
-use format::journal::{Action, BatchHeader, Entry, each_entry};
+use format::journal::{Action, BatchHeader, DataSum, Entry, each_entry};
 use format::table::{KIND_SPACE_MAP, SPACE_MAP_FIRST};
 use format::{Damage, Nid};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes of batches, of links for their entries, and of the nodes that earlier groups have left in memory (invariant 3), that make
-/// a group: a part of the memory for nodes, which has none when this begins; and so many at least. A batch, which
-/// is as large as its writer let records wait for a commit, is never divided.
-const GROUP_PART: (usize, usize) = (3, 4);
-const GROUP_BYTES_MIN: usize = 4 << 20;
-/// The part of that which batches and links have, however much nodes take: small groups find few nodes that are deleted again.
+/// Memory of replay: a part of that for nodes, which has none when this begins; the nodes that it leaves in memory (invariant 3)
+/// leave less of it. It is at least so many bytes. A batch, which is as large as its writer let records wait for a commit, is
+/// never divided.
+const MEMORY_PART: (usize, usize) = (3, 4);
+const MEMORY_MIN: usize = 4 << 20;
+/// The part that it has however much nodes take: who sifts often finds few nodes that are deleted again.
 /// Operations wait when changed nodes take two thirds of their memory, so with three sixteenths all stays within it.
-const GROUP_LEAST_PART: usize = 4;
-/// Bytes of batches of a section for each worker: two of the largest that are usual, so that all have something to read.
-/// What a worker leaves for the next phase is as much again, and should stay near it.
-const SECTION_BYTES: usize = 2 * STAGING_MAX;
-/// The part of a group that is a section, at most.
-const SECTION_SHARE: usize = 8;
+const LEAST_PART: usize = 4;
+/// The part of it that batches and their links take before they are sifted; and at most so much, as memory that was used before costs
+/// less than other.
+const SIFT_SHARE: usize = 3;
+const SIFT_BYTES: usize = 192 << 20;
+/// The part of that which can be carried on, and that chains may take without links.
+const CARRY_SHARE: usize = 4;
+const CHAINS_SHARE: usize = 2;
 /// Bytes of batches for one of a section's readers, at least.
 fn reader_bytes() -> usize {
     tight::limit(64 << 10, 256)
@@ -105,12 +111,12 @@ impl Change<'_> {
 /// Nodes that cannot be brought up to date, and why.
 type Damages = BTreeMap<u64, Damage>;
 
-/// Time of each phase.
+/// Time of each phase. Several go on at the same time: their times are those of all workers, divided by their number.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecoveryPhases {
-    /// The journal's run was found and verified.
+    /// The journal's run was verified, and its end found.
     pub verify: Duration,
-    /// What of it had no room in memory was read again.
+    /// It was read.
     pub read: Duration,
     pub parse: Duration,
     pub link: Duration,
@@ -121,15 +127,15 @@ pub struct RecoveryPhases {
     pub checkpoint: Duration,
 }
 
-/// Bytes of a group that the store's memory has room for.
-pub(crate) fn group_bytes(node_cache_bytes: usize) -> usize {
-    let (part, of) = GROUP_PART;
-    let bytes = (node_cache_bytes / of * part).max(GROUP_BYTES_MIN);
+/// Bytes of memory that replay has.
+pub(crate) fn replay_bytes(node_cache_bytes: usize) -> usize {
+    let (part, of) = MEMORY_PART;
+    let bytes = (node_cache_bytes / of * part).max(MEMORY_MIN);
     tight::limit(bytes, 8 << 10)
 }
 
-fn least_room(group_bytes: usize) -> usize {
-    (group_bytes / GROUP_LEAST_PART).max(GROUP_BYTES_MIN.min(group_bytes))
+fn least_room(replay_bytes: usize) -> usize {
+    (replay_bytes / LEAST_PART).max(MEMORY_MIN.min(replay_bytes))
 }
 
 /// Some batches of a section, and their entries in lists for each of the chains.
@@ -138,184 +144,510 @@ struct Reader {
     lists: Vec<Vec<Logged>>,
     records: u64,
     deltas: u64,
-    damage: Option<Damage>,
+    /// The first batch that is not whole, by number; nothing of those behind it was read.
+    torn: Option<usize>,
+    /// The first whose records say nothing sensible: those behind it were not read, either.
+    damage: Option<(usize, Damage)>,
+    /// Of data for which batches vouch.
+    sums: Vec<(usize, Nid, Result<DataSum, Damage>)>,
+    verify_ns: u64,
 }
 
 impl Reader {
-    /// Reads batches, the first of which is the group's number `first`.
-    fn read(&mut self, batches: &[Records], first: usize) {
+    fn new(parts: usize) -> Reader {
+        Reader {
+            lists: vec![Vec::new(); parts],
+            ..Reader::default()
+        }
+    }
+
+    fn clear(&mut self) {
+        let mut lists = std::mem::take(&mut self.lists);
+        lists.iter_mut().for_each(Vec::clear);
+        *self = Reader {
+            lists,
+            ..Reader::default()
+        };
+    }
+
+    /// Reads batches, the first of which has the number `first`. `is_whole` looks at a batch that was not verified.
+    fn read(
+        &mut self,
+        found: &[Found],
+        first: usize,
+        is_whole: &impl Fn(&Found) -> bool,
+        now: &impl Fn() -> u64,
+    ) {
+        for (number, found) in (first..).zip(found) {
+            let began = now();
+            let whole = is_whole(found);
+            self.verify_ns += now().saturating_sub(began);
+            if !whole {
+                self.torn = Some(number);
+                return;
+            }
+            if self.damage.is_none() {
+                self.parse(number, found);
+            }
+        }
+    }
+
+    fn parse(&mut self, number: usize, found: &Found) {
         let parts = self.lists.len();
-        self.lists.iter_mut().for_each(Vec::clear);
-        (self.records, self.deltas) = (0, 0);
-        for (number, records) in (first..).zip(batches) {
-            let parsed = each_entry(records, |at, entry| {
-                if entry.action == Action::Sum {
-                    return;
+        let vouches = found.batch.header.checked.get() > 0;
+        let parsed = each_entry(&found.batch.records, |at, entry| {
+            if entry.action == Action::Sum {
+                if vouches {
+                    let sum = DataSum::decode(entry.body);
+                    self.sums.push((number, Nid(entry.nid), sum));
                 }
-                self.deltas += 1;
-                self.lists[part_of(entry.nid, parts)].push(Logged::new(number, at, &entry));
-            });
-            match parsed {
-                Ok(records) => self.records += u64::from(records),
-                Err(damage) => {
-                    self.damage = Some(damage);
-                    return;
-                }
+                return;
+            }
+            self.deltas += 1;
+            self.lists[part_of(entry.nid, parts)].push(Logged::new(number, at, &entry));
+        });
+        match parsed {
+            Ok(records) => self.records += u64::from(records),
+            Err(damage) => self.damage = Some((number, damage)),
+        }
+    }
+
+    /// The checksums of data in a batch's records, and the nodes that it belongs to.
+    fn sums_of(&self, number: usize) -> Result<Vec<(Nid, DataSum)>, Damage> {
+        match &self.damage {
+            Some((at, damage)) if *at == number => Err(damage.clone()),
+            _ => {
+                let sums = self.sums.iter().filter(|(at, ..)| *at == number);
+                sums.map(|(_, nid, sum)| Ok((*nid, sum.clone()?))).collect()
             }
         }
     }
 }
 
-/// A replay under way: the batches of a group, and what they say of nodes.
+/// Batches that are read together.
+struct Section {
+    /// The number of the first.
+    first: usize,
+    found: Vec<Found>,
+    verified: bool,
+    /// What each reader reads.
+    shares: Vec<Range<usize>>,
+    readers: Vec<Reader>,
+}
+
+impl Section {
+    fn reading(&self) -> impl Iterator<Item = &Reader> {
+        self.readers.iter().take(self.shares.len())
+    }
+
+    /// How many batches are whole, from the first on.
+    fn whole(&self) -> usize {
+        let torn = self.reading().filter_map(|reader| reader.torn).min();
+        torn.map_or(self.found.len(), |number| number - self.first)
+    }
+
+    fn sums_of(&self, i: usize) -> Result<Vec<(Nid, DataSum)>, Damage> {
+        let reader = self.shares.iter().position(|share| share.contains(&i));
+        reader.map_or(Ok(Vec::new()), |r| self.readers[r].sums_of(self.first + i))
+    }
+}
+
+/// Something for a worker to do.
+enum Work<'w> {
+    Fetch(&'w mut Fetch),
+    Read {
+        reader: &'w mut Reader,
+        found: &'w [Found],
+        first: usize,
+        verified: bool,
+    },
+    Link(usize, &'w mut Chains),
+}
+
+/// Nanoseconds of all workers.
+#[derive(Default)]
+struct Busy {
+    fetch: u64,
+    verify: u64,
+    parse: u64,
+    link: u64,
+    apply: u64,
+}
+
+/// A replay under way: sections, and what they say of nodes.
 struct Replay<'s, C: Content> {
     store: &'s Store<C>,
     report: &'s mut RecoveryReport,
     damages: Damages,
-    group_bytes: usize,
-    /// Of these the part that earlier groups have left.
-    group_room: usize,
-    section_bytes: usize,
-    batches: Vec<Records>,
+    replay_bytes: usize,
+    logs: Logs,
+    /// Of batches that are linked.
     bytes: usize,
-    /// So many of them are in sections that ended, and bytes in others.
-    linked: usize,
-    unlinked_bytes: usize,
-    readers: Vec<Reader>,
+    /// Sections that were read and not linked, and memory of readers. Those that wait to be known to count are few: a batch names
+    /// the newest durable one, and writers do not wait for more than some batches to become so.
+    read: VecDeque<Section>,
+    spare: Vec<Vec<Reader>>,
     chains: Vec<Chains>,
+    /// Memory for what is carried on, of each of them.
+    arenas: Vec<Option<AlignedBuf>>,
+    /// What ended it (invariant 6).
+    failed: Option<Error>,
+    busy: Busy,
 }
 
 impl<'s, C: Content> Replay<'s, C> {
     fn new(
         store: &'s Store<C>,
-        group_bytes: usize,
+        replay_bytes: usize,
         report: &'s mut RecoveryReport,
     ) -> Replay<'s, C> {
-        let workers = store.options.workers;
-        let parts = (workers * PARTS_EACH).next_power_of_two();
-        let section = (workers * SECTION_BYTES).min(group_bytes / SECTION_SHARE);
-        let reader = || Reader {
-            lists: vec![Vec::new(); parts],
-            ..Reader::default()
-        };
+        let parts = (store.options.workers * PARTS_EACH).next_power_of_two();
         Replay {
             store,
             report,
             damages: Damages::new(),
-            group_bytes,
-            group_room: group_bytes,
-            section_bytes: tight::limit(section, 1 << 10),
-            batches: Vec::new(),
+            replay_bytes,
+            logs: Logs::new(parts),
             bytes: 0,
-            linked: 0,
-            unlinked_bytes: 0,
-            readers: (0..parts).map(|_| reader()).collect(),
+            read: VecDeque::new(),
+            spare: Vec::new(),
             chains: (0..parts).map(|_| Chains::new()).collect(),
+            arenas: (0..parts).map(|_| None).collect(),
+            failed: None,
+            busy: Busy::default(),
         }
     }
 
-    fn take(&mut self, records: Records) -> Result<(), Error> {
-        // The window that it lies in is in memory with its header and what pads it.
-        let align = self.store.array.geometry().journal_align as usize;
-        let lies = (BatchHeader::SIZE + records.len()).next_multiple_of(align);
-        self.bytes += lies + size_of::<Records>();
-        self.unlinked_bytes += records.len();
-        self.batches.push(records);
-        if self.unlinked_bytes >= self.section_bytes {
-            self.end_section()?;
+    /// Goes through the run, and links what is known to count.
+    fn run(&mut self, walk: &mut Walk<'_>, ahead: &mut Ahead<'_>) -> Result<(), Error> {
+        loop {
+            let found = ahead.find()?;
+            let mut section = (!found.is_empty()).then(|| self.section(found, false));
+            let (mut fetch, link) = (ahead.fetch(), self.next_to_link(walk.sure()));
+            if section.is_none() && fetch.is_none() && link.is_none() {
+                return Ok(());
+            }
+            self.step(fetch.as_mut(), section.as_mut(), link.as_ref());
+            if let Some(fetch) = fetch {
+                ahead.fetched(fetch);
+            }
+            if let Some(section) = section
+                && !self.walk(walk, section)
+            {
+                ahead.end();
+            }
+            if let Some(link) = link {
+                self.linked(link);
+            }
+            ahead.reclaim();
         }
-        let links: usize = self.chains.iter().map(Chains::bytes).sum();
-        if self.bytes + links >= self.group_room || self.batches.len() >= BATCHES_MAX {
-            self.end_group()?;
-        }
-        Ok(())
     }
 
-    /// Links what is not linked.
-    fn end_section(&mut self) -> Result<(), Error> {
-        let began = self.store.clock().monotonic_ns();
-        let section = &self.batches[self.linked..];
-        let wanted = (self.unlinked_bytes / reader_bytes()).clamp(1, self.readers.len());
-        let lens: Vec<usize> = section.iter().map(|records| records.len()).collect();
-        let mut work: Vec<_> = self.readers.iter_mut().zip(shares(&lens, wanted)).collect();
-        self.store.run_parts(&mut work, &|(reader, range)| {
-            reader.read(&section[range.clone()], self.linked + range.start);
+    /// Divides batches, the next ones, among readers.
+    fn section(&mut self, found: Vec<Found>, verified: bool) -> Section {
+        let parts = self.chains.len();
+        let readers = self.spare.pop();
+        let mut section = Section {
+            first: self.logs.next(),
+            found,
+            verified,
+            shares: Vec::new(),
+            readers: readers.unwrap_or_else(|| (0..parts).map(|_| Reader::new(parts)).collect()),
+        };
+        self.divide(&mut section);
+        let records = section
+            .found
+            .iter()
+            .map(|found| found.batch.records.clone());
+        self.logs.batches.extend(records);
+        section
+    }
+
+    fn divide(&self, section: &mut Section) {
+        let found = section.found.iter();
+        let lens: Vec<usize> = found.map(|found| found.batch.records.len()).collect();
+        let wanted = lens.iter().sum::<usize>() / reader_bytes();
+        section.shares = shares(&lens, wanted.clamp(1, section.readers.len()));
+        section.readers.iter_mut().for_each(Reader::clear);
+    }
+
+    /// One step of each stage, by all workers.
+    fn step(
+        &mut self,
+        fetch: Option<&mut Fetch>,
+        read: Option<&mut Section>,
+        link: Option<&Section>,
+    ) {
+        let mut work: Vec<(Work<'_>, u64)> = Vec::new();
+        work.extend(fetch.map(|fetch| (Work::Fetch(fetch), 0)));
+        if let Some(section) = read {
+            let readers = section.readers.iter_mut().zip(&section.shares);
+            work.extend(readers.map(|(reader, share)| {
+                let read = Work::Read {
+                    reader,
+                    found: &section.found[share.clone()],
+                    first: section.first + share.start,
+                    verified: section.verified,
+                };
+                (read, 0)
+            }));
+        }
+        if link.is_some() {
+            let chains = self.chains.iter_mut().enumerate();
+            work.extend(chains.map(|(part, chains)| (Work::Link(part, chains), 0)));
+        }
+        let (array, logs, clock) = (&self.store.array, &self.logs, self.store.clock());
+        let now = || clock.monotonic_ns();
+        self.store.run_parts(&mut work, &|(work, took)| {
+            let began = now();
+            match work {
+                Work::Fetch(fetch) => fetch.run(array),
+                Work::Read {
+                    reader,
+                    found,
+                    first,
+                    verified,
+                } => {
+                    let is_whole = |found: &Found| {
+                        let given = *verified || planted(Canary::TornBatchAccepted);
+                        given || found.batch.is_whole(array)
+                    };
+                    reader.read(found, *first, &is_whole, &now);
+                }
+                Work::Link(part, chains) => {
+                    let readers = link.into_iter().flat_map(Section::reading);
+                    for reader in readers {
+                        reader.lists[*part].iter().for_each(|one| chains.push(one));
+                    }
+                    chains.end_section(logs);
+                }
+            }
+            *took = now().saturating_sub(began);
         });
-        let read: Vec<&Reader> = work.into_iter().map(|(reader, _)| &*reader).collect();
-        for reader in &read {
+        for (work, took) in work {
+            match work {
+                Work::Fetch(_) => self.busy.fetch += took,
+                Work::Read { reader, .. } => {
+                    self.busy.verify += reader.verify_ns;
+                    self.busy.parse += took.saturating_sub(reader.verify_ns);
+                }
+                Work::Link(..) => self.busy.link += took,
+            }
+        }
+    }
+
+    /// Takes the batches of a section that was read; false: the run ends in it.
+    fn walk(&mut self, walk: &mut Walk<'_>, section: Section) -> bool {
+        let whole = section.whole();
+        let taken = section.found[..whole].iter().enumerate();
+        let taken = taken
+            .take_while(|(i, found)| {
+                walk.take(&found.batch.header, found.after, || section.sums_of(*i))
+            })
+            .count();
+        let goes_on = taken == section.found.len();
+        self.read.push_back(section);
+        self.keep(if self.failed.is_some() { 0 } else { taken });
+        goes_on
+    }
+
+    /// Of the last section that was read only so many batches count.
+    fn keep(&mut self, count: usize) {
+        let Some(mut section) = self.read.pop_back() else {
+            return;
+        };
+        if count < section.found.len() {
+            section.found.truncate(count);
+            let end = section.first + count;
+            self.logs.batches.truncate(end - self.logs.first);
+            section.verified = true;
+            self.divide(&mut section);
+            self.step(None, Some(&mut section), None);
+        }
+        match section.found.is_empty() {
+            true => self.spare.push(section.readers),
+            false => self.read.push_back(section),
+        }
+    }
+
+    /// The next section, if all of it is before the batch that has this number.
+    fn next_to_link(&mut self, sure: u64) -> Option<Section> {
+        let section = self.read.front()?;
+        let last = section.found.last()?;
+        if self.failed.is_some() || last.at.sequence >= sure {
+            return None;
+        }
+        if let Some((_, damage)) = section.reading().find_map(|reader| reader.damage.as_ref()) {
+            self.failed = Some(Error::Damaged(damage.clone()));
+            return None;
+        }
+        self.read.pop_front()
+    }
+
+    /// A section was linked.
+    fn linked(&mut self, section: Section) {
+        for reader in section.reading() {
             self.report.records += reader.records;
             self.report.deltas += reader.deltas;
-            if let Some(damage) = &reader.damage {
-                return Err(Error::Damaged(damage.clone()));
-            }
         }
-        let parsed = self.store.clock().monotonic_ns();
-        let mut work: Vec<_> = self.chains.iter_mut().enumerate().collect();
-        self.store.run_parts(&mut work, &|(part, chains)| {
-            for reader in &read {
-                reader.lists[*part].iter().for_each(|one| chains.push(one));
-            }
-            chains.end_section(&self.batches);
-        });
-        (self.linked, self.unlinked_bytes) = (self.batches.len(), 0);
-        let phases = &mut self.report.phases;
-        phases.parse += Duration::from_nanos(parsed.saturating_sub(began));
-        phases.link += Duration::from_nanos(self.store.since(parsed));
-        Ok(())
+        // The window that batches lie in is in memory with their headers and what pads them.
+        let align = self.store.array.geometry().journal_align as usize;
+        let lie = |records: usize| (BatchHeader::SIZE + records).next_multiple_of(align);
+        let lens = section.found.iter().map(|found| found.batch.records.len());
+        self.bytes += lens
+            .map(|len| lie(len) + size_of::<Records>())
+            .sum::<usize>();
+        self.spare.push(section.readers);
+        let links: usize = self.chains.iter().map(Chains::bytes).sum();
+        if self.bytes + links >= self.sift_bytes() {
+            self.sift();
+        }
     }
 
-    /// Applies the chains, and forgets them.
-    fn end_group(&mut self) -> Result<(), Error> {
-        self.end_section()?;
-        let began = self.store.clock().monotonic_ns();
-        let apply = |(part, chains): (usize, &Chains)| {
-            self.store
-                .apply_chains(part, chains, &self.batches, &self.damages)
+    fn sift_bytes(&self) -> usize {
+        let room = self.replay_bytes.saturating_sub(self.store.nodes.bytes());
+        let room = room.max(least_room(self.replay_bytes));
+        (room / SIFT_SHARE).min(SIFT_BYTES)
+    }
+
+    /// Carries young chains on, applies others, and lets go of linked batches.
+    fn sift(&mut self) {
+        let most = self.sift_bytes();
+        let arena = most / CARRY_SHARE / self.chains.len();
+        let took = |memory: &mut Option<AlignedBuf>| Arena {
+            bytes: memory.take().unwrap_or_else(|| AlignedBuf::zeroed(arena)),
+            used: 0,
         };
+        let arenas: Vec<Arena> = self.arenas.iter_mut().map(took).collect();
         let mut work: Vec<_> = self
             .chains
-            .iter()
+            .iter_mut()
+            .zip(arenas)
             .enumerate()
-            .map(|one| (one, Ok(Damages::new())))
+            .map(|one| (one, Ok(Damages::new()), 0))
             .collect();
-        self.store
-            .run_parts(&mut work, &|(one, found)| *found = apply(*one));
-        let found: Vec<_> = work.into_iter().map(|(_, found)| found).collect();
-        for found in found {
-            self.damages.append(&mut found?);
+        let (store, logs, damages) = (self.store, &self.logs, &self.damages);
+        store.run_parts(&mut work, &|((part, (chains, arena)), found, took)| {
+            let began = store.clock().monotonic_ns();
+            *found = store.sift_chains(*part, chains, logs, Some(arena), damages);
+            *took = store.since(began);
+        });
+        let mut outcomes = Vec::new();
+        for ((part, (_, arena)), found, took) in work {
+            self.busy.apply += took;
+            let carried = Records::new(std::sync::Arc::new(arena.bytes), 0..arena.used);
+            let before = std::mem::replace(&mut self.logs.carried[part], carried);
+            self.arenas[part] = before.into_memory().filter(|memory| !memory.is_empty());
+            outcomes.push(found);
         }
-        self.chains.iter_mut().for_each(Chains::clear);
-        let batches = std::mem::take(&mut self.batches);
-        self.store.let_go(batches);
-        (self.bytes, self.linked) = (0, 0);
-        let room = self.group_bytes.saturating_sub(self.store.nodes.bytes());
-        self.group_room = room.max(least_room(self.group_bytes));
-        self.report.phases.apply += Duration::from_nanos(self.store.since(began));
-        Ok(())
+        let linked = self
+            .read
+            .front()
+            .map_or(self.logs.next(), |section| section.first);
+        self.logs.batches.drain(..linked - self.logs.first);
+        (self.logs.first, self.bytes) = (linked, 0);
+        self.note(outcomes);
+        let known: usize = self.chains.iter().map(Chains::node_bytes).sum();
+        // Who failed has left chains as they were, and their batches are gone.
+        if self.failed.is_none() && known >= most / CHAINS_SHARE {
+            self.apply();
+        }
+    }
+
+    /// Applies all chains, and forgets them.
+    fn apply(&mut self) {
+        let (store, logs, damages) = (self.store, &self.logs, &self.damages);
+        let chains = self.chains.iter_mut().enumerate();
+        let mut work: Vec<_> = chains.map(|one| (one, Ok(Damages::new()), 0)).collect();
+        store.run_parts(&mut work, &|((part, chains), found, took)| {
+            let began = store.clock().monotonic_ns();
+            *found = store.sift_chains(*part, chains, logs, None, damages);
+            *took = store.since(began);
+        });
+        let mut outcomes = Vec::new();
+        for (_, found, took) in work {
+            self.busy.apply += took;
+            outcomes.push(found);
+        }
+        self.note(outcomes);
+    }
+
+    fn note(&mut self, outcomes: Vec<Result<Damages, Error>>) {
+        for found in outcomes {
+            match found {
+                Ok(mut found) => self.damages.append(&mut found),
+                Err(error) => drop(self.failed.get_or_insert(error)),
+            }
+        }
+    }
+
+    /// Links what is before the batch that has this number, where the run ends, and applies it all.
+    fn finish(&mut self, end: u64) -> Result<(), Error> {
+        while let Some(last) = self.read.back() {
+            let inside = |found: &&Found| found.at.sequence < end;
+            let count = last.found.iter().filter(inside).count();
+            self.keep(count);
+            if count > 0 {
+                break;
+            }
+        }
+        while let Some(section) = self.next_to_link(end) {
+            self.step(None, None, Some(&section));
+            self.linked(section);
+        }
+        if self.failed.is_none() {
+            self.apply();
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Tells how long workers were at each phase.
+    fn tell_phases(&mut self) {
+        let workers = self.store.options.workers as u64;
+        let of = |nanoseconds: u64| Duration::from_nanos(nanoseconds / workers);
+        let (phases, busy) = (&mut self.report.phases, &self.busy);
+        phases.read += of(busy.fetch);
+        phases.verify += of(busy.verify);
+        phases.parse += of(busy.parse);
+        phases.link += of(busy.link);
+        phases.apply += of(busy.apply);
     }
 }
 
 impl<C: Content> Store<C> {
-    /// Replays the run; returns the nodes that it cannot bring up to date.
+    /// Replays the journal's run; returns it, and the nodes that it cannot bring up to date.
     pub(crate) fn replay(
         &self,
         record: &CheckpointRecord,
-        run: &mut Run,
         report: &mut RecoveryReport,
-    ) -> Result<Damages, Error> {
+    ) -> Result<(Run, Damages), Error> {
+        let bytes = replay_bytes(self.options.node_cache_bytes);
+        let mut walk = Walk::begin(&self.array, record)?;
+        let mut ahead = Ahead::new(&self.array, record, walk.start, bytes);
+        let mut replay = Replay::new(self, bytes, report);
+        replay.run(&mut walk, &mut ahead)?;
         let began = self.clock().monotonic_ns();
-        let group_bytes = group_bytes(self.options.node_cache_bytes);
-        let mut replay = Replay::new(self, group_bytes, report);
-        run.for_each(&self.array, record, |batch| replay.take(batch.records))?;
-        replay.end_group()?;
+        let mut run = walk.end()?;
+        replay.report.phases.verify += Duration::from_nanos(self.since(began));
+        if let Some(loss) = run.loss.take() {
+            return Err(Error::Damaged(loss));
+        }
+        for unread in &run.unread {
+            tracing::warn!("node {}: {unread}", unread.nid);
+        }
+        if let Some(unread) = run.unread.first()
+            && !self.options.read_only
+        {
+            return Err(Error::Unread(Arc::new(unread.error.clone())));
+        }
+        replay.finish(run.end.sequence)?;
+        replay.tell_phases();
         let mut damages = replay.damages;
         self.let_go(replay.chains);
-        let phases = &mut report.phases;
-        let rest = Duration::from_nanos(self.since(began));
-        phases.read = rest.saturating_sub(phases.parse + phases.link + phases.apply);
         let began = self.clock().monotonic_ns();
         self.adopt_replayed(&mut damages, report)?;
         report.phases.adopt = Duration::from_nanos(self.since(began));
-        Ok(damages)
+        Ok((run, damages))
     }
 
     /// Frees much memory: the system takes a while for each page, so all workers do.
@@ -327,41 +659,49 @@ impl<C: Content> Store<C> {
         self.run_parts(&mut parts, &|part| part.clear());
     }
 
-    /// Applies what some chains have for nodes that are not among `damaged`; returns those that become so. Dirty
-    /// ones go to the list that has the number `part`.
-    fn apply_chains(
+    /// Applies what some chains have for nodes that are not among `damaged`, but for those that are carried on into an arena; returns
+    /// those that become so. Dirty ones go to the list that has the number `part`.
+    fn sift_chains(
         &self,
         part: usize,
-        chains: &Chains,
-        batches: &[Records],
+        chains: &mut Chains,
+        logs: &Logs,
+        arena: Option<&mut Arena>,
         damaged: &Damages,
     ) -> Result<Damages, Error> {
         let mut found = chains.damages().clone();
         found.retain(|nid, _| !damaged.contains_key(nid));
-        for changed in chains.changed() {
-            if damaged.contains_key(&changed.nid.0) {
-                continue;
-            }
-            match self.replay_node(part, &changed, batches) {
-                Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
-                    found.insert(changed.nid.0, damage);
-                }
-                other => other?,
-            }
-        }
+        chains.sift(logs, arena.map(|arena| (part, arena)), |changed| {
+            self.replay_or_note(part, changed, logs, damaged, &mut found)
+        })?;
         Ok(found)
     }
 
-    /// Applies one node's changes of a group.
-    fn replay_node(
+    fn replay_or_note(
         &self,
         part: usize,
         changed: &Changed<'_>,
-        batches: &[Records],
+        logs: &Logs,
+        damaged: &Damages,
+        found: &mut Damages,
     ) -> Result<(), Error> {
+        if damaged.contains_key(&changed.nid.0) {
+            return Ok(());
+        }
+        match self.replay_node(part, changed, logs) {
+            Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
+                found.insert(changed.nid.0, damage);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Applies a chain to its node.
+    fn replay_node(&self, part: usize, changed: &Changed<'_>, logs: &Logs) -> Result<(), Error> {
         let nid = changed.nid;
-        let changes = changed.entries(batches).map(Change::from);
-        // Of an earlier group (invariant 3).
+        let changes = changed.entries(logs).map(Change::from);
+        // Of an earlier chain (invariant 3).
         let Some(cell) = self.nodes.get(nid) else {
             let replayed = match self.replayed_cut(changed)? {
                 Some(version) => Some(self.apply_changes(nid, version, Body::Gone, changes)?),
@@ -591,7 +931,7 @@ fn gap(nid: Nid, version: u64, to: u64, merge: bool) -> Error {
     damaged("journal", what)
 }
 
-/// Checks the first change of a node that the group deletes, where the node has this version before, and exists or does not
+/// Checks the first change of a node that a chain deletes, where the node has this version before, and exists or does not
 /// (invariant 4).
 fn check_first(
     changed: &Changed<'_>,

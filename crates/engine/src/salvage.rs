@@ -562,7 +562,7 @@ impl Base {
         let survey = scan::Survey::of(array)?;
         let (mut batches, mut confirmation) = (Vec::new(), None);
         let run = match &record {
-            Some(record) => match read_run(array, record, 0) {
+            Some(record) => match read_run(array, record) {
                 Ok(mut run) => {
                     run.for_each(array, record, |batch| {
                         batches.push(batch.records.to_vec());

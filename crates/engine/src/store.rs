@@ -236,6 +236,12 @@ impl<C: Content> Store<C> {
         })
     }
 
+    /// From now on the journal goes on there; nobody has used it.
+    pub(crate) fn resume(&mut self, resume: Resume) {
+        let (array, pool) = (Arc::clone(&self.array), Arc::clone(&self.pool));
+        self.journal = Journal::new(array, pool, &self.options, resume);
+    }
+
     pub fn array(&self) -> &Arc<Array> {
         &self.array
     }

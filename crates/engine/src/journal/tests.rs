@@ -1,7 +1,8 @@
 //! Batches of what no operation pays for.
 
 use super::*;
-use crate::batches::{UNDER_WAY, read_run};
+use crate::ahead::Ahead;
+use crate::batches::{self, UNDER_WAY, Walk, read_run};
 use device::BlockDevice;
 use device::sim::SimDevice;
 use format::Block;
@@ -75,33 +76,65 @@ fn batches(journal: &Journal) -> u64 {
 
 /// What recovery reads: the nids of merges and folds, batch by batch.
 fn replayed(journal: &Journal) -> Vec<Vec<(u64, Action)>> {
-    let all = replayed_keeping(journal, 0);
-    for keep in [1, 10, 100, 1000, 5000, 200 << 10, usize::MAX] {
-        assert_eq!(replayed_keeping(journal, keep), all, "{keep} bytes kept");
-    }
-    all
-}
-
-fn replayed_keeping(journal: &Journal, keep: usize) -> Vec<Vec<(u64, Action)>> {
     let mut record = CheckpointRecord::zeroed();
     record.uuid = journal.uuid;
     record.mount_id = U64::new(journal.mount_id);
     record.anchor_sequence = U64::new(FIRST.sequence);
-    let mut run = read_run(&journal.array, &record, keep).unwrap();
+    let run = read_run(&journal.array, &record).unwrap();
     assert!(run.loss.is_none());
     let mut all = Vec::new();
-    let read = run.for_each(&journal.array, &record, |batch| {
-        let mut changes = Vec::new();
-        parse_records(&batch.records, |entries| {
-            changes.extend(entries.iter().map(|entry| (entry.nid, entry.action)));
-            Ok(())
-        })
-        .map_err(Error::Damaged)?;
-        all.push(changes);
+    run.for_each(&journal.array, &record, |batch| {
+        all.push(changes_of(&batch));
         Ok(())
-    });
-    read.unwrap();
+    })
+    .unwrap();
+    for window in [1, 2, 7, 64, 512].map(|blocks| blocks * BLOCK_SIZE) {
+        assert_eq!(read_ahead(journal, &record, window), all, "{window}");
+    }
     all
+}
+
+fn changes_of(batch: &batches::Batch) -> Vec<(u64, Action)> {
+    let mut changes = Vec::new();
+    parse_records(&batch.records, |entries| {
+        changes.extend(entries.iter().map(|entry| (entry.nid, entry.action)));
+        Ok(())
+    })
+    .unwrap();
+    changes
+}
+
+/// The same run by windows of any size: batches lie in one, in two, around the ring's end, or have no room in any.
+fn read_ahead(
+    journal: &Journal,
+    record: &CheckpointRecord,
+    most: usize,
+) -> Vec<Vec<(u64, Action)>> {
+    let mut walk = Walk::begin(&journal.array, record).unwrap();
+    let mut ahead = Ahead::by_windows(&journal.array, record, FIRST, most);
+    let mut all = Vec::new();
+    loop {
+        let found = ahead.find().unwrap();
+        let nothing = found.is_empty();
+        for found in found {
+            assert_eq!(walk.next.sequence, found.at.sequence);
+            let whole = found.batch.is_whole(&journal.array);
+            if !whole || !walk.take(&found.batch.header, found.after, || Ok(Vec::new())) {
+                ahead.end();
+                break;
+            }
+            all.push(changes_of(&found.batch));
+        }
+        ahead.reclaim();
+        match ahead.fetch() {
+            Some(mut fetch) => {
+                fetch.run(&journal.array);
+                ahead.fetched(fetch);
+            }
+            None if nothing => return all,
+            None => {}
+        }
+    }
 }
 
 /// Batches of a few bytes each, which no operation paid for, once went round a full ring and over what a checkpoint

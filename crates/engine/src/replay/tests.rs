@@ -1,6 +1,7 @@
 //! Replay against what it shall come to: all changes of a node, sorted, one by one ([`Store::replayed_node`]).
 
 use super::*;
+use crate::batches::Batch;
 use crate::store::StoreOptions;
 use crate::testing::options;
 use base::rng::Rng;
@@ -165,7 +166,16 @@ fn records(rng: &mut Rng, batch: &[Made]) -> Vec<u8> {
 /// An empty store, and later one with the images that a checkpoint made of the log so far, which is any version of
 /// each node.
 fn store(rng: &mut Rng, log: &[Made], nids: &[u64]) -> std::sync::Arc<TestStore> {
-    let device = SimDevice::new(64 << 20, 1) as std::sync::Arc<dyn BlockDevice>;
+    store_on(&SimDevice::new(64 << 20, 1), rng, log, nids)
+}
+
+fn store_on(
+    device: &std::sync::Arc<SimDevice>,
+    rng: &mut Rng,
+    log: &[Made],
+    nids: &[u64],
+) -> std::sync::Arc<TestStore> {
+    let device = std::sync::Arc::clone(device) as std::sync::Arc<dyn BlockDevice>;
     let geometry = Geometry::plan(&[64 << 20], GeometryOptions::default()).unwrap();
     let array = Array::create(vec![device], geometry, "test", [7; 16], [9; 16]).unwrap();
     let array = std::sync::Arc::new(array);
@@ -232,15 +242,47 @@ fn expected(store: &TestStore, log: &[Made], nid: u64) -> Outcome {
     }
 }
 
-/// Replays batches in sections and groups of any size.
+/// A batch with these records, wherever it may lie.
+fn found(records: &[u8]) -> Found {
+    let at = crate::journal::Anchor {
+        position: 0,
+        sequence: 0,
+        previous_crc: 0,
+    };
+    Found {
+        batch: Batch {
+            header: BatchHeader::zeroed(),
+            records: records.to_vec().into(),
+        },
+        at,
+        after: at,
+    }
+}
+
+impl<C: Content> Replay<'_, C> {
+    /// Reads and links a section.
+    fn take(&mut self, batches: &[Vec<u8>]) {
+        let found = batches.iter().map(|batch| found(batch)).collect();
+        let mut section = self.section(found, true);
+        self.step(None, Some(&mut section), None);
+        self.read.push_back(section);
+        let section = self.next_to_link(1).unwrap();
+        self.step(None, None, Some(&section));
+        self.linked(section);
+    }
+}
+
+/// Replays batches in sections of any size, with any memory.
 fn replay(rng: &mut Rng, store: &TestStore, batches: &[Vec<u8>]) -> (Damages, RecoveryReport) {
     let mut report = RecoveryReport::default();
-    let mut replay = Replay::new(store, 1 + rng.below(5000) as usize, &mut report);
-    replay.section_bytes = 1 + rng.below(1500) as usize;
-    for batch in batches {
-        replay.take(batch.clone().into()).unwrap();
+    let mut replay = Replay::new(store, 1 + rng.below(60_000) as usize, &mut report);
+    let mut rest = batches;
+    while !rest.is_empty() {
+        let (section, later) = rest.split_at((1 + rng.below(4) as usize).min(rest.len()));
+        replay.take(section);
+        rest = later;
     }
-    replay.end_group().unwrap();
+    replay.finish(0).unwrap();
     let mut damages = replay.damages;
     store.adopt_replayed(&mut damages, &mut report).unwrap();
     (damages, report)
@@ -376,18 +418,17 @@ fn what_a_section_adds_is_sorted_once() {
     }
     let expected = expected(&store, &log, 300);
     for section in &sections {
-        replay.take(records(&mut rng, section).into()).unwrap();
-        replay.end_section().unwrap();
+        replay.take(&[records(&mut rng, section)]);
     }
     let sorted: usize = replay.chains.iter().map(|chains| chains.sorted).sum();
     assert_eq!(sorted as u64, 3 * SECTIONS);
-    replay.end_group().unwrap();
+    replay.finish(0).unwrap();
     let mut damages = std::mem::take(&mut replay.damages);
     store.adopt_replayed(&mut damages, &mut report).unwrap();
     assert_eq!(replayed(&store, &damages, 300), expected);
 }
 
-/// Of what a group deletes again nothing is decoded or read.
+/// Of what a chain deletes again nothing is decoded or read.
 #[test]
 fn a_node_that_ends_in_its_deletion_needs_no_image() {
     let nids = [300];
@@ -423,19 +464,17 @@ fn a_node_that_ends_in_its_deletion_needs_no_image() {
     let batches: Vec<Vec<u8>> = run.iter().map(|epoch| records(&mut rng, epoch)).collect();
     let mut report = RecoveryReport::default();
     let mut replay = Replay::new(&store, 1 << 20, &mut report);
-    batches
-        .iter()
-        .for_each(|batch| replay.take(batch.clone().into()).unwrap());
-    replay.end_group().unwrap();
+    replay.take(&batches);
+    replay.finish(0).unwrap();
     let damages = std::mem::take(&mut replay.damages);
     assert!(damages.is_empty(), "{damages:?}");
     assert_eq!(replayed(&store, &damages, 300), Ok(Some((4, None))));
 }
 
-/// What a group leaves in memory the next ones do without: recovery once took the memory of a group, and that of all nodes besides.
+/// Memory that nodes take is not replay's any more: it once took as much as ever beside them.
 #[test]
-fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
-    const GROUP: usize = 24 << 20;
+fn replay_has_the_room_that_nodes_leave() {
+    const ALL: usize = 40 << 20;
     const BODY: usize = 10 << 10;
     let mut rng = Rng::new(1);
     let store = store(&mut rng, &[], &[]);
@@ -446,36 +485,64 @@ fn a_group_has_the_room_that_nodes_of_earlier_ones_leave() {
         bytes: vec![1; len],
     };
     let mut report = RecoveryReport::default();
-    let mut replay = Replay::new(&store, GROUP, &mut report);
+    let mut replay = Replay::new(&store, ALL, &mut report);
     // Every other node is deleted again, and leaves nothing.
-    let mut groups = Vec::new();
+    let mut sifted = Vec::new();
     let (mut before, mut last) = (0, 0);
-    for nid in 300..6300 {
+    for nid in 300..9300 {
         let mut batch = vec![made(nid, 1, Action::Create, BODY)];
         if nid % 2 == 0 {
             batch.push(made(nid, 2, Action::Delete, 0));
         }
-        replay.take(records(&mut rng, &batch).into()).unwrap();
+        replay.take(&[records(&mut rng, &batch)]);
         let links: usize = replay.chains.iter().map(Chains::bytes).sum();
-        match replay.batches.is_empty() {
+        match replay.logs.batches.is_empty() {
             true => {
-                groups.push((before, last));
+                assert_eq!(replay.bytes, 0);
+                sifted.push((before, last));
                 before = store.nodes.bytes();
             }
             false => last = replay.bytes + links,
         }
     }
-    // Nodes, and what was read beside them, at the end of each but the last.
+    // Nodes, and what was read beside them, each time.
     let batch = 2 * BODY;
-    for (nodes, read) in &groups {
-        let most = GROUP.saturating_sub(*nodes).max(GROUP / 4);
+    for (nodes, read) in &sifted {
+        let most = ALL.saturating_sub(*nodes).max(ALL / LEAST_PART) / SIFT_SHARE;
         let all = most - batch..most + batch;
         assert!(all.contains(read), "{read} beside {nodes}");
     }
-    let part_full = |(nodes, _): &&(usize, usize)| (1..GROUP - GROUP / 4).contains(nodes);
-    assert!(groups.iter().any(|group| part_full(&group)), "{groups:?}");
-    assert!(groups.last().unwrap().0 > GROUP, "{groups:?}");
-    replay.end_group().unwrap();
+    let part_full = |(nodes, _): &&(usize, usize)| (1..ALL - ALL / LEAST_PART).contains(nodes);
+    assert!(sifted.iter().any(|one| part_full(&one)), "{sifted:?}");
+    assert!(sifted.last().unwrap().0 > ALL, "{sifted:?}");
+    replay.finish(0).unwrap();
+    assert!(replay.damages.is_empty());
+}
+
+/// A device failed while chains were sifted, and what was left of them was applied from memory that was theirs no more.
+#[test]
+fn a_replay_that_failed_applies_nothing_more() {
+    let made = |version, action| Made {
+        nid: 300,
+        version,
+        action,
+        bytes: vec![version as u8],
+    };
+    let mut rng = Rng::new(1);
+    let (device, store) = loop {
+        // With the image of version 1.
+        let device = SimDevice::new(64 << 20, 1);
+        let store = store_on(&device, &mut rng, &[made(1, Action::Create)], &[300]);
+        if store.table.entry(Nid(300)).unwrap().version == 1 {
+            break (device, store);
+        }
+    };
+    device.fail_reads(device::sim::Times::Always, None);
+    let mut report = RecoveryReport::default();
+    let mut replay = Replay::new(&store, 1000, &mut report);
+    replay.take(&[records(&mut rng, &[made(2, Action::Apply)])]);
+    assert!(matches!(replay.failed, Some(Error::Device(_))));
+    assert!(replay.finish(0).is_err());
     assert!(replay.damages.is_empty());
 }
 

@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{Kept, RingReader, Run, Unread, vouched_for};
+use crate::batches::{RingReader, Run, Unread, vouched_for};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -244,8 +244,6 @@ impl Survey {
             unconfirmed: false,
             unread: Vec::new(),
             loss,
-            kept: Kept::none(end),
-            keep: 0,
         }
     }
 
