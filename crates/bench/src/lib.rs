@@ -6,6 +6,7 @@
 //! parsing, which is `cli`'s, and anything that only a benchmark could call in the layers below.
 
 pub mod array;
+pub mod cache;
 pub mod checkpoint;
 pub mod contract;
 mod counted;

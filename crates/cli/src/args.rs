@@ -408,6 +408,7 @@ pub struct Bench {
 pub enum Suite {
     Fxmark(Fxmark),
     Array(BenchArray),
+    Cache(BenchCache),
     Checkpoint(BenchCheckpoint),
     Files(Files),
     Fsync(Fsync),
@@ -698,6 +699,37 @@ pub struct List {
     /// Mount Sheaf with these options
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// What the page cache finds under a few loads, beside other rules of what leaves it, and what a cached page costs
+///
+/// Found: reads of each hundred whose page is cached, by counting, without any time. Cost: pages of one file that is cached
+/// whole, read and overwritten by Sheaf in this process and by kernel file systems. Needs root unless --against is none.
+/// --against takes no paths here, and is ext4 by default.
+#[derive(Args, Debug)]
+pub struct BenchCache {
+    /// Pages that the cache holds where it is counted what it finds
+    #[arg(long, value_name = "COUNT", default_value_t = 16_384)]
+    pub pages: u64,
+    /// Size of the file that is cached whole
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
+    pub set: u64,
+    /// Numbers of threads, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2"
+    )]
+    pub threads: Vec<usize>,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
 }

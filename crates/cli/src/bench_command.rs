@@ -6,14 +6,14 @@ use std::time::Duration;
 use bench::contract::Report;
 use bench::target::{self, Storage, Target};
 use bench::{
-    array, checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written,
+    array, cache, checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written,
 };
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchArray, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery, Files, Fsync,
-    Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
+    Bench, BenchArray, BenchCache, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery,
+    Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -27,6 +27,7 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::Fsync(args) => fsync(args),
         Suite::List(args) => list(args),
         Suite::Mtime(args) => mtime(args),
+        Suite::Cache(args) => page_cache(args),
         Suite::Pool(args) => pool(args),
         Suite::Recovery(args) => recovery(args),
         Suite::Remove(args) => remove(args),
@@ -182,6 +183,20 @@ fn list(args: &List) -> Outcome {
         options: args.options.clone(),
     };
     show(&args.common.output, |tell| Ok(list::run(&options, tell)?))
+}
+
+fn page_cache(args: &BenchCache) -> Outcome {
+    let options = cache::Options {
+        pages: args.pages,
+        set: args.set,
+        threads: args.threads.clone(),
+        time: seconds(args.seconds)?,
+        runs: args.common.runs,
+        against: against(&args.common, &["ext4"])?,
+        storage: storage(&args.common),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(cache::run(&options, tell)?))
 }
 
 fn pool(args: &Pool) -> Outcome {

@@ -1,0 +1,423 @@
+//! What the page cache finds, and what it costs to find it.
+//!
+//! 1. *Found*: reads of each hundred whose page is cached, under loads that follow from a seed ([`loads`]). By Sheaf's own
+//!    cache, by an exact LRU of as many pages, and by models of other rules in sets like Sheaf's ([`policies`]). Nothing is timed,
+//!    and no device is there, so figures repeat exactly; runs differ by their seeds.
+//! 2. *Cost*: threads read and overwrite pages of one file that is cached whole, by Sheaf in this process and by pread(2) and
+//!    pwrite(2) on kernel file systems, in turn. *hot*: one page that all read; to overwrite, one for each thread. *set*: pages
+//!    drawn from the whole file. Write-back runs as ever; the device is memory.
+//!
+//! The bars: Zipf 0.99 at a tenth of the data at most 1 point below exact LRU; a scan of ten caches takes at most 5; a cached
+//! page in at most two thirds of the kernel's time; and two threads 1.9 times as many as one.
+
+mod loads;
+mod policies;
+
+use std::time::Duration;
+
+use base::rng::Rng;
+use serde_json::{Map, Value};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::meter::Meter;
+use crate::runner::{self, Load as Timed, Measured, Operation, Stop, Window};
+use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::{Error, interrupt};
+use loads::Load;
+
+const PAGE: usize = 4096;
+/// Of the file, in a call while it is filled.
+const PIECE: usize = 1 << 20;
+/// Operations between two looks at whether time is up.
+const EACH: u64 = 64;
+const LRU_POINTS: f64 = 1.0;
+const SCAN_POINTS: f64 = 5.0;
+const KERNEL_BAR: f64 = 1.5;
+const THREADS_BAR: f64 = 1.9;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Pages that the cache holds where it is asked what it finds.
+    pub pages: u64,
+    /// Bytes of the file that is cached whole.
+    pub set: u64,
+    pub threads: Vec<usize>,
+    pub time: Duration,
+    pub runs: usize,
+    /// Besides Sheaf in this process.
+    pub against: Vec<Target>,
+    pub storage: Storage,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if !(256..=1 << 22).contains(&self.pages) {
+            return usage("--pages takes a number from 256 to 4194304");
+        }
+        if !(1 << 20..=1 << 36).contains(&self.set) || !self.set.is_multiple_of(PIECE as u64) {
+            return usage("--set takes a size from 1M to 64G, in whole MiB");
+        }
+        if self.set > self.memory as u64 / 2 {
+            return usage("--set takes at most half of --cache-size: all of it must stay cached");
+        }
+        if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
+            return usage("--threads takes numbers from 1 to 128");
+        }
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        crate::target::only_kernels(&self.against)
+    }
+}
+
+/// What is done to cached pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    ReadHot,
+    ReadSet,
+    OverwriteHot,
+    OverwriteSet,
+}
+
+const ACCESSES: [Access; 4] = [
+    Access::ReadHot,
+    Access::ReadSet,
+    Access::OverwriteHot,
+    Access::OverwriteSet,
+];
+
+impl Access {
+    fn name(self) -> &'static str {
+        match self {
+            Access::ReadHot => "read, hot",
+            Access::ReadSet => "read, set",
+            Access::OverwriteHot => "overwrite, hot",
+            Access::OverwriteSet => "overwrite, set",
+        }
+    }
+}
+
+/// One side, doing one thing by so many threads.
+struct Series {
+    target: Target,
+    access: Access,
+    threads: usize,
+    windows: Vec<Measured>,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let mut rows = found(options, progress)?;
+    let mut all = Vec::new();
+    let targets = [Target::Sheaf].into_iter().chain(options.against.clone());
+    for target in targets {
+        for access in ACCESSES {
+            for &threads in &options.threads {
+                all.push(Series {
+                    target: target.clone(),
+                    access,
+                    threads,
+                    windows: Vec::new(),
+                });
+            }
+        }
+    }
+    let place = Place::new(
+        &options.storage,
+        4 * options.set + (1 << 30),
+        !options.against.is_empty(),
+    )?;
+    let meter = Meter::new(place.devices())?;
+    for run in 1..=options.runs {
+        for series in all.chunk_by_mut(|a, b| a.target == b.target) {
+            let name = series[0].target.name();
+            progress(&format!("{name}, run {run} of {}", options.runs));
+            let done = one_run(options, &place, &meter, series);
+            done.map_err(|error| error.on("cache", &name))?;
+        }
+    }
+    let mut checks = found_checks(&rows);
+    let cost: Vec<Row> = all.iter().map(|series| row(options, series)).collect();
+    checks.extend(cost_checks(options, &cost));
+    rows.extend(cost);
+    let report = Report::new("cache", rows, checks);
+    Ok(report.with_notes(crate::target::notes(&options.against)))
+}
+
+/// What each cache finds under each load.
+fn found(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Error> {
+    let mut rows = Vec::new();
+    for load in loads::ALL {
+        progress(load.name());
+        for name in policies::NAMES {
+            let mut seeds = Vec::new();
+            for seed in 1..=options.runs as u64 {
+                interrupt::check()?;
+                let mut cache = policies::make(name, options.pages);
+                seeds.push(load.hits(&mut *cache, options.pages, seed));
+            }
+            let mut extra = Map::new();
+            extra.insert("cache_pages".to_owned(), Value::from(options.pages));
+            let spread = Spread::of(seeds);
+            rows.push(Row {
+                name: load.name().to_owned(),
+                target: name.to_owned(),
+                threads: 1,
+                unit: "% found",
+                median: spread.median,
+                min: spread.min,
+                max: spread.max,
+                runs: options.runs,
+                extra,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn found_checks(rows: &[Row]) -> Vec<Check> {
+    let of = |load: Load, target: &str| {
+        let mut found = rows.iter();
+        let row = found.find(|row| row.name == load.name() && row.target == target);
+        row.map_or(f64::NAN, |row| row.median)
+    };
+    let sheaf = of(Load::Zipf, policies::SHEAF);
+    let above = sheaf - of(Load::Zipf, policies::LRU);
+    let lost = sheaf - of(Load::Scan, policies::SHEAF);
+    vec![
+        Check::new(
+            "zipf 0.99, points above exact LRU",
+            above,
+            Comparison::AtLeast,
+            -LRU_POINTS,
+        ),
+        Check::new(
+            "zipf 0.99, points that a scan takes",
+            lost,
+            Comparison::AtMost,
+            SCAN_POINTS,
+        ),
+    ]
+}
+
+/// Fills a file on a fresh file system, and does each thing to it in turn.
+fn one_run(
+    options: &Options,
+    place: &Place,
+    meter: &Meter,
+    series: &mut [Series],
+) -> Result<(), Error> {
+    match series[0].target {
+        Target::Kernel(kernel) => {
+            let mount = KernelMount::make(kernel, place, 1000)?;
+            let side = Posix::new(mount.path(), None)?;
+            measure_all(options, &side, meter, series)?;
+            drop(side);
+            mount.close()
+        }
+        _ => {
+            let devices = place.array()?;
+            let side = InProcess::make(&devices.paths, options.memory)?;
+            measure_all(options, &side, meter, series)?;
+            side.close()
+        }
+    }
+}
+
+fn measure_all<S: Side>(
+    options: &Options,
+    side: &S,
+    meter: &Meter,
+    series: &mut [Series],
+) -> Result<(), Error> {
+    let file = side.create(&side.root(), "cached")?;
+    let piece = vec![7; PIECE];
+    for offset in (0..options.set).step_by(PIECE) {
+        interrupt::check()?;
+        side.write(&file, offset, &piece)?;
+    }
+    side.sync()?;
+    let mut page = [0; PAGE];
+    for offset in (0..options.set).step_by(PAGE) {
+        side.read(&file, offset, &mut page)?;
+    }
+    for series in series {
+        let load = Cached {
+            side,
+            file: &file,
+            access: series.access,
+            pages: options.set / PAGE as u64,
+        };
+        let window = Window {
+            time: options.time,
+            threads: series.threads,
+            operations: u64::MAX,
+            cpus: runner::allowed_cpus()?,
+        };
+        series.windows.push(runner::measure(&window, &load, meter)?);
+    }
+    Ok(())
+}
+
+/// A file that is cached whole.
+struct Cached<'a, S: Side> {
+    side: &'a S,
+    file: &'a S::File,
+    access: Access,
+    pages: u64,
+}
+
+impl<S: Side> Timed for Cached<'_, S> {
+    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
+        let mut rng = Rng::new(thread as u64 + 1);
+        let mut page = [thread as u8; PAGE];
+        let own = thread as u64 % self.pages;
+        Ok(Box::new(move || {
+            for _ in 0..EACH {
+                let number = match self.access {
+                    Access::ReadHot => 0,
+                    Access::OverwriteHot => own,
+                    Access::ReadSet | Access::OverwriteSet => rng.below(self.pages),
+                };
+                let offset = number * PAGE as u64;
+                match self.access {
+                    Access::ReadHot | Access::ReadSet => {
+                        self.side.read(self.file, offset, &mut page)?;
+                    }
+                    Access::OverwriteHot | Access::OverwriteSet => {
+                        self.side.write(self.file, offset, &page)?;
+                    }
+                }
+            }
+            Ok(EACH)
+        }))
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        self.side.sync()
+    }
+
+    fn cpu_ns(&self) -> Result<u64, Error> {
+        self.side.cpu_ns()
+    }
+}
+
+fn row(options: &Options, series: &Series) -> Row {
+    let rates = || series.windows.iter().map(Measured::rate);
+    let spread = Spread::of(rates());
+    let mut extra = Map::new();
+    Row::note_rates(&mut extra, rates());
+    let cpu = Spread::of(series.windows.iter().map(Measured::cpu_us));
+    extra.insert("cpu_us_per_op".to_owned(), Value::from(cpu.median));
+    let bytes = match series.access {
+        Access::ReadHot => PAGE as u64,
+        Access::OverwriteHot => (PAGE * series.threads) as u64,
+        Access::ReadSet | Access::OverwriteSet => options.set,
+    };
+    extra.insert("set_bytes".to_owned(), Value::from(bytes));
+    Row {
+        name: series.access.name().to_owned(),
+        target: series.target.name(),
+        threads: series.threads,
+        unit: "ops/s",
+        median: spread.median,
+        min: spread.min,
+        max: spread.max,
+        runs: options.runs,
+        extra,
+    }
+}
+
+/// Against the first kernel file system with one thread, and two threads against one.
+fn cost_checks(options: &Options, rows: &[Row]) -> Vec<Check> {
+    let find = |access: Access, target: &Target, threads: usize| {
+        rows.iter().find(|row| {
+            row.name == access.name() && row.target == target.name() && row.threads == threads
+        })
+    };
+    let mut checks = Vec::new();
+    for access in ACCESSES {
+        let one = find(access, &Target::Sheaf, 1);
+        let kernel = options.against.first();
+        let theirs = kernel.and_then(|kernel| find(access, kernel, 1));
+        if let (Some(one), Some(theirs)) = (one, theirs) {
+            let name = format!("{}/1 vs {}", access.name(), theirs.target);
+            let bar = (Comparison::AtLeast, KERNEL_BAR);
+            checks.push(Check::new(name, one.quotient(theirs), bar.0, bar.1));
+        }
+        if let (Some(one), Some(two)) = (one, find(access, &Target::Sheaf, 2)) {
+            let name = format!("{}, 2 threads vs 1", access.name());
+            let bar = (Comparison::AtLeast, THREADS_BAR);
+            checks.push(Check::new(name, two.quotient(one), bar.0, bar.1));
+        }
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(home: &std::path::Path) -> Options {
+        Options {
+            pages: 512,
+            set: 2 << 20,
+            threads: vec![1, 2],
+            time: Duration::from_millis(20),
+            runs: 2,
+            against: Vec::new(),
+            storage: Storage::Dir(home.to_owned()),
+            memory: 256 << 20,
+        }
+    }
+
+    #[test]
+    fn what_is_found_and_what_it_costs_is_reported_with_its_bars() {
+        let home = tempfile::tempdir().unwrap();
+        let report = run(&options(home.path()), &|_| {}).unwrap();
+        let found: Vec<&Row> = report.rows.iter().filter(|r| r.unit == "% found").collect();
+        assert_eq!(found.len(), loads::ALL.len() * policies::NAMES.len());
+        assert!(found.iter().all(|row| (0.0..=100.0).contains(&row.median)));
+        let timed: Vec<&Row> = report.rows.iter().filter(|r| r.unit == "ops/s").collect();
+        assert_eq!(timed.len(), ACCESSES.len() * 2);
+        assert!(timed.iter().all(|row| row.median > 0.0 && row.runs == 2));
+        // Two of what is found, and two threads against one.
+        assert_eq!(report.checks.len(), 2 + ACCESSES.len());
+        assert!(report.checks[..2].iter().all(|check| check.ok));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    /// Loads are what they are said to be: of a loop that fits everything is found, of one that does not an LRU finds nothing.
+    #[test]
+    fn models_behave_as_their_rules_say() {
+        let hits = |name, load: Load| load.hits(&mut *policies::make(name, 1024), 1024, 3);
+        assert_eq!(hits(policies::LRU, Load::Loop), 100.0);
+        assert_eq!(hits("lru-in-sets", Load::Loop), 100.0);
+        assert_eq!(hits(policies::LRU, Load::LongLoop), 0.0);
+        let lru = hits(policies::LRU, Load::Zipf);
+        assert!((50.0..90.0).contains(&lru), "{lru}");
+        assert!(hits(policies::LRU, Load::Scan) < lru - 3.0, "a scan costs");
+        for better in [policies::SHEAF, "s3-fifo", "lfu", "clock"] {
+            assert!(hits(better, Load::Zipf) > lru, "{better}");
+        }
+        assert!((hits("lru-in-sets", Load::Zipf) - lru).abs() < 1.0);
+        assert!(hits("lfu", Load::Shift) < hits(policies::LRU, Load::Shift));
+    }
+
+    #[test]
+    fn a_set_that_does_not_stay_cached_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let options = Options {
+            set: 200 << 20,
+            ..options(home.path())
+        };
+        let refused = run(&options, &|_| {}).unwrap_err();
+        assert!(refused.to_string().contains("half of --cache-size"));
+    }
+}
