@@ -33,7 +33,7 @@ use crate::meter::Meter;
 use crate::runner::{self, Counts, Load, Measured, Operation, Stop, Window};
 use crate::target::{
     Arrangement, Devices, InProcess, Interface, Place, Queue, Side, Slow, SlowQueue, Storage,
-    Transfer, open_direct, whole,
+    Transfer, keep_busy, open_direct, whole,
 };
 use crate::{Error, interrupt};
 
@@ -532,30 +532,19 @@ fn sync(files: &[File]) -> Result<(), Error> {
 impl Load for OnQueue<'_> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
         let plan = self.plan;
-        let mut queue = (self.make)(plan.slots())?;
-        (0..plan.slots()).for_each(|slot| queue.memory(slot).fill(0xa5));
+        let queue = (self.make)(plan.slots())?;
         let mut places = Rng::new(thread as u64);
-        let mut idle: Vec<usize> = (0..plan.slots()).collect();
-        let mut ended = Vec::with_capacity(plan.slots());
-        Ok(Box::new(move || {
-            for slot in idle.drain(..) {
-                let (file, page) = plan.place(slot, &mut places);
-                queue.start(Transfer {
-                    slot,
-                    file,
-                    offset: page * PAGE as u64,
-                    bytes: PAGE,
-                    write: plan.kind.write,
-                });
-            }
-            let waited = queue.wait(1, &mut ended);
-            waited.map_err(|e| Error::io(Path::new("a queue of transfers"), e))?;
-            for (slot, moved) in ended.drain(..) {
-                whole(moved, PAGE, "a transfer of a device")?;
-                idle.push(slot);
-            }
-            Ok(idle.len() as u64)
-        }))
+        let next = move |slot| {
+            let (file, page) = plan.place(slot, &mut places);
+            Some(Transfer {
+                slot,
+                file,
+                offset: page * PAGE as u64,
+                bytes: PAGE,
+                write: plan.kind.write,
+            })
+        };
+        Ok(keep_busy(queue, plan.slots(), false, next))
     }
 
     fn settle(&self) -> Result<(), Error> {

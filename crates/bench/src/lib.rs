@@ -16,6 +16,7 @@ pub mod fsync;
 pub mod fxmark;
 pub mod html;
 mod interrupt;
+pub mod ior;
 pub mod list;
 mod meter;
 pub mod pool;

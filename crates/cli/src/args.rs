@@ -409,6 +409,7 @@ pub enum Suite {
     Fxmark(Fxmark),
     Array(BenchArray),
     Cache(BenchCache),
+    Ior(BenchIor),
     Checkpoint(BenchCheckpoint),
     Files(Files),
     Fsync(Fsync),
@@ -426,7 +427,7 @@ pub enum Suite {
 #[derive(Args, Debug)]
 pub struct BenchOptions {
     /// File systems to compare with, separated by commas, instead of ext4,xfs (fsync, mtime, varmail:
-    /// ext4,ext4-lazytime,ext4-fast_commit,xfs): these, f2fs, btrfs, tmpfs, sheaf-mount, paths of folders, or none
+    /// ext4,ext4-lazytime,ext4-fast_commit,xfs; ior: ext4,xfs,btrfs-raid0): these, f2fs, btrfs, btrfs-raid0, tmpfs, sheaf-mount, paths of folders, or none
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<String>,
     /// How often each side runs; the median counts
@@ -616,6 +617,68 @@ pub struct BenchArray {
     pub cache_size: Option<u64>,
     #[command(flatten)]
     pub output: BenchOutput,
+}
+
+/// Large files read and written by many threads, as IOR does it: one shared file, or one for each thread
+///
+/// By Sheaf in this process, by ext4 and XFS on one device, by btrfs as RAID-0 on all of them (plain calls, past the cache, and
+/// past it by Linux AIO), and by io_uring on the devices themselves, in turn. Needs root unless --against is none. --against
+/// takes no paths here.
+#[derive(Args, Debug)]
+pub struct BenchIor {
+    /// Files, separated by commas: shared (each thread has a part of one), strided (the threads take requests of one in
+    /// turn), apart
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "shared,apart"
+    )]
+    pub layout: Vec<String>,
+    /// Places, separated by commas: random, sequential
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "random,sequential"
+    )]
+    pub access: Vec<String>,
+    /// How the sides are asked, separated by commas: buffered, direct, aio
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "buffered,direct,aio"
+    )]
+    pub way: Vec<String>,
+    /// Sizes of requests, separated by commas, from 512 to 16M, instead of 4K at random places and 1M one after the other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size::parse)]
+    pub request: Vec<u64>,
+    /// Numbers of threads, separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
+    pub threads: Vec<usize>,
+    /// Number of devices, unless they are given
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 4,
+        conflicts_with = "device"
+    )]
+    pub devices: usize,
+    /// Requests that each thread has in flight by AIO and by io_uring
+    #[arg(long, value_name = "COUNT", default_value_t = 32)]
+    pub depth: usize,
+    /// Size of all files together
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
+    pub size: u64,
+    /// Longest time of one measurement; what goes through a cache ends when all was read or written
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
 }
 
 /// Many small files on a mount of Sheaf, beside kernel file systems

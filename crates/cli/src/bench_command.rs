@@ -6,14 +6,16 @@ use std::time::Duration;
 use bench::contract::Report;
 use bench::target::{self, Storage, Target};
 use bench::{
-    array, cache, checkpoint, files, fsync, fxmark, list, pool, recovery, remove, scale, written,
+    array, cache, checkpoint, files, fsync, fxmark, ior, list, pool, recovery, remove, scale,
+    written,
 };
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchArray, BenchCache, BenchCheckpoint, BenchOptions, BenchOutput, BenchRecovery,
-    Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions, Varmail,
+    Bench, BenchArray, BenchCache, BenchCheckpoint, BenchIor, BenchOptions, BenchOutput,
+    BenchRecovery, Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions,
+    Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -25,6 +27,7 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::Checkpoint(args) => checkpoint(args),
         Suite::Files(args) => files(args),
         Suite::Fsync(args) => fsync(args),
+        Suite::Ior(args) => ior(args),
         Suite::List(args) => list(args),
         Suite::Mtime(args) => mtime(args),
         Suite::Cache(args) => page_cache(args),
@@ -171,6 +174,36 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
         }),
         memory: memory(args.cache_size),
     })
+}
+
+fn ior(args: &BenchIor) -> Outcome {
+    let against = against(&args.common, &ior::AGAINST)?;
+    let devices = match args.common.device.len() {
+        0 => args.devices,
+        given => given,
+    };
+    let options = ior::Options {
+        layouts: ior::select_layouts(&args.layout)?,
+        accesses: ior::select_accesses(&args.access)?,
+        ways: ior::select_ways(&args.way)?,
+        requests: args.request.clone(),
+        threads: args.threads.clone(),
+        devices,
+        depth: args.depth,
+        bytes: args.size,
+        time: seconds(args.seconds)?,
+        runs: args.common.runs,
+        storage: match storage(&args.common) {
+            // File systems of the kernel share block devices with Sheaf.
+            Storage::Loop(dir) => Storage::Loops(dir, devices as u64),
+            Storage::Dir(dir) if !against.is_empty() => Storage::Loops(Some(dir), devices as u64),
+            Storage::Memory if !against.is_empty() => Storage::Loops(None, devices as u64),
+            other => other,
+        },
+        against,
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(ior::run(&options, tell)?))
 }
 
 fn list(args: &List) -> Outcome {

@@ -346,9 +346,25 @@ fn a_benchmark_reports_what_the_contract_says() {
 fn suites_in_process_report_what_the_contract_says() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().to_str().unwrap();
-    let small: [(&str, &[&str], &str); 3] = [
+    let small: [(&str, &[&str], &str); 4] = [
         ("pool", &["--live", "30,60", "--pairs", "50"], "pairs/s"),
         ("remove", &["--count", "1000"], "files/s"),
+        (
+            "ior",
+            &[
+                "--size",
+                "4M",
+                "--devices",
+                "2",
+                "--seconds",
+                "0.01",
+                "--cache-size",
+                "64M",
+                "--request",
+                "512",
+            ],
+            "requests/s",
+        ),
         (
             "written",
             &["--cache-size", "24M", "--per-folder", "1000"],
@@ -437,6 +453,10 @@ fn benchmarks_refuse_what_makes_no_sense() {
         .exits(USAGE)
         .says("--depth");
     sheaf(&["bench", "array", "--loop"], &[], &[]).exits(USAGE);
+    refused("ior", &["--request", "256"]);
+    sheaf(&["bench", "ior", "--way", "mmap"], &[], &[])
+        .exits(USAGE)
+        .says("direct");
     sheaf(&["bench"], &[], &[]).exits(USAGE);
 }
 

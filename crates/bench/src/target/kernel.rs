@@ -24,6 +24,8 @@ pub enum Kernel {
     Xfs,
     F2fs,
     Btrfs,
+    /// Data and metadata striped over all devices.
+    BtrfsRaid0,
     Tmpfs,
 }
 
@@ -36,6 +38,7 @@ impl Kernel {
             Kernel::Xfs,
             Kernel::F2fs,
             Kernel::Btrfs,
+            Kernel::BtrfsRaid0,
             Kernel::Tmpfs,
         ];
         all.into_iter().find(|kernel| kernel.name() == name)
@@ -49,6 +52,7 @@ impl Kernel {
             Kernel::Xfs => "xfs",
             Kernel::F2fs => "f2fs",
             Kernel::Btrfs => "btrfs",
+            Kernel::BtrfsRaid0 => "btrfs-raid0",
             Kernel::Tmpfs => "tmpfs",
         }
     }
@@ -57,6 +61,7 @@ impl Kernel {
     fn file_system(self) -> &'static str {
         match self {
             Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => "ext4",
+            Kernel::BtrfsRaid0 => "btrfs",
             kernel => kernel.name(),
         }
     }
@@ -67,7 +72,7 @@ impl Kernel {
             Kernel::Ext4 | Kernel::Ext4Lazytime | Kernel::Ext4FastCommit => "e2fsprogs",
             Kernel::Xfs => "xfsprogs",
             Kernel::F2fs => "f2fs-tools",
-            Kernel::Btrfs => "btrfs-progs",
+            Kernel::Btrfs | Kernel::BtrfsRaid0 => "btrfs-progs",
             Kernel::Tmpfs => "mount",
         }
     }
@@ -101,6 +106,9 @@ impl Kernel {
                 format!("mkfs.ext4 -N <inodes for all files> -E {EXT4_MADE}")
             }
             Kernel::Xfs | Kernel::Btrfs => format!("{} -K, without discarding", self.program()),
+            Kernel::BtrfsRaid0 => {
+                "mkfs.btrfs -d raid0 -m raid0 -K on all devices, without discarding".to_owned()
+            }
             Kernel::F2fs => "mkfs.f2fs -t 0, without discarding".to_owned(),
         };
         let more = match self {
@@ -112,7 +120,7 @@ impl Kernel {
     }
 
     /// Without discarding, as Sheaf is made here.
-    fn mkfs(self, device: &Path, files: u64) -> Option<Command> {
+    fn mkfs(self, devices: &[PathBuf], files: u64) -> Option<Command> {
         let mut mkfs = program::system(&self.program());
         match self {
             Kernel::Tmpfs => return None,
@@ -122,12 +130,13 @@ impl Kernel {
                 mkfs.args(["-q", "-F", "-N", &inodes, "-E", EXT4_MADE])
             }
             Kernel::Xfs | Kernel::Btrfs => mkfs.args(["-q", "-f", "-K"]),
+            Kernel::BtrfsRaid0 => mkfs.args(["-q", "-f", "-K", "-d", "raid0", "-m", "raid0"]),
             Kernel::F2fs => mkfs.args(["-q", "-f", "-t", "0"]),
         };
         if self == Kernel::Ext4FastCommit {
             mkfs.args(["-O", "fast_commit"]);
         }
-        mkfs.arg(device);
+        mkfs.args(devices);
         Some(mkfs)
     }
 }
@@ -144,15 +153,17 @@ pub struct KernelMount {
 impl KernelMount {
     /// A fresh file system with room for `files` inodes.
     pub fn make(kernel: Kernel, place: &Place, files: u64) -> Result<KernelMount, Error> {
-        let devices = place.single()?;
+        let devices = match kernel {
+            Kernel::BtrfsRaid0 if !place.devices().is_empty() => place.array()?,
+            _ => place.single()?,
+        };
         let mut side = KernelMount {
             kernel,
             mnt: place.mount_point()?,
             mounted: false,
             devices,
         };
-        let device = side.device()?;
-        if let Some(mut mkfs) = kernel.mkfs(device, files) {
+        if let Some(mut mkfs) = kernel.mkfs(&side.devices.paths, files) {
             program::run(&mut mkfs)?;
         }
         side.mount(place.bytes())?;
@@ -179,6 +190,11 @@ impl KernelMount {
             _ => {
                 if self.devices.images {
                     mount.args(["-o", "loop"]);
+                }
+                // Those that the first does not tell of itself.
+                for other in &self.devices.paths[1..] {
+                    let device = format!("device={}", other.display());
+                    mount.arg("-o").arg(device);
                 }
                 mount.arg(self.device()?);
             }

@@ -25,7 +25,7 @@ pub use place::{Devices, Place, Storage};
 pub use posix::Posix;
 pub(crate) use program::run as run_program;
 pub use queue::{Interface, Queue, SlowQueue, Transfer};
-pub(crate) use queue::{open_direct, whole};
+pub(crate) use queue::{check_stamp, keep_busy, open_direct, stamp, whole};
 pub use sheaf_mount::SheafMount;
 pub use slow::{Slow, Writes};
 
@@ -112,7 +112,7 @@ impl Target {
             path if path.contains('/') => Ok(Target::Path(PathBuf::from(path))),
             _ => Err(Error::Usage(format!(
                 "'{name}' is no file system to compare with: give ext4, ext4-lazytime, \
-                 ext4-fast_commit, xfs, f2fs, btrfs, tmpfs, sheaf-mount, or the path of a folder"
+                 ext4-fast_commit, xfs, f2fs, btrfs, btrfs-raid0, tmpfs, sheaf-mount, or the path of a folder"
             ))),
         }
     }
@@ -188,7 +188,7 @@ pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
     match against.iter().all(|t| matches!(t, Target::Kernel(_))) {
         true => Ok(()),
         false => Err(Error::Usage(
-            "this is compared with ext4 (-lazytime, -fast_commit), xfs, f2fs, btrfs and tmpfs only"
+            "this is compared with ext4 (-lazytime, -fast_commit), xfs, f2fs, btrfs (-raid0) and tmpfs only"
                 .to_owned(),
         )),
     }

@@ -16,6 +16,7 @@ use base::clock::Clock;
 use device::{AlignedBuf, BlockDevice, Completion, Durability, RawQueue};
 
 use crate::Error;
+use crate::runner::Operation;
 
 /// One transfer: between a slot and a place in a file.
 #[derive(Clone, Copy, Debug)]
@@ -205,6 +206,63 @@ pub fn whole(moved: io::Result<usize>, wanted: usize, what: &str) -> Result<(), 
     super::short(moved, wanted)
 }
 
+/// Bytes that tell a place.
+const STAMP: usize = 8;
+
+/// Has memory that is written to a file begin with its place there.
+pub fn stamp(memory: &mut [u8], at: u64) {
+    memory[..STAMP].copy_from_slice(&at.to_le_bytes());
+}
+
+/// What was read begins with the place that it should be from.
+pub fn check_stamp(memory: &[u8], at: u64) -> Result<(), Error> {
+    match memory[..STAMP] == at.to_le_bytes() {
+        true => Ok(()),
+        false => Err(Error::Unable(format!(
+            "what was read at {at} is not what was written there"
+        ))),
+    }
+}
+
+/// An operation that keeps all slots of a queue in flight, and counts those that end. `next` tells a slot's next transfer; none ends
+/// it once nothing is in flight any more. With `stamped` what is written has its place, and what is read is looked at.
+pub fn keep_busy<'a>(
+    mut queue: Box<dyn Queue>,
+    slots: usize,
+    stamped: bool,
+    mut next: impl FnMut(usize) -> Option<Transfer> + Send + 'a,
+) -> Operation<'a> {
+    let mut idle: Vec<usize> = (0..slots).collect();
+    let mut in_flight: Vec<Option<Transfer>> = vec![None; slots];
+    let mut ended = Vec::with_capacity(slots);
+    Box::new(move || {
+        idle.retain(|&slot| {
+            let transfer = next(slot);
+            if let Some(transfer) = transfer {
+                if stamped && transfer.write {
+                    stamp(queue.memory(slot), transfer.offset);
+                }
+                queue.start(transfer);
+            }
+            in_flight[slot] = transfer;
+            transfer.is_none()
+        });
+        let waited = queue.wait(1, &mut ended);
+        waited.map_err(|e| Error::io(Path::new("a queue of transfers"), e))?;
+        let count = ended.len() as u64;
+        for (slot, moved) in ended.drain(..) {
+            if let Some(transfer) = in_flight[slot].take() {
+                whole(moved, transfer.bytes, "a transfer")?;
+                if stamped && !transfer.write {
+                    check_stamp(queue.memory(slot), transfer.offset)?;
+                }
+            }
+            idle.push(slot);
+        }
+        Ok(count)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,6 +346,40 @@ mod tests {
         let mut ended = Vec::new();
         queue.wait(1, &mut ended).unwrap();
         assert!(ended[0].1.is_err());
+    }
+
+    #[test]
+    fn a_queue_kept_busy_does_each_transfer_once_and_finds_what_is_from_elsewhere() {
+        let (_dir, paths) = images();
+        let run = |stamped: bool, write: bool| {
+            let queue = Interface::Aio.queue(open_direct(&paths)?, 3, PAGE)?;
+            let mut left = 0..8;
+            let next = |slot| {
+                let number = left.next()?;
+                Some(Transfer {
+                    slot,
+                    file: number % 2,
+                    offset: (number / 2 * PAGE) as u64,
+                    bytes: PAGE,
+                    write,
+                })
+            };
+            let mut operation = keep_busy(queue, 3, stamped, next);
+            let mut done = 0;
+            loop {
+                match operation()? {
+                    0 => return Ok::<u64, Error>(done),
+                    count => done += count,
+                }
+            }
+        };
+        assert_eq!(run(false, false).unwrap(), 8);
+        // Nothing tells its place yet.
+        assert!(matches!(run(true, false), Err(Error::Unable(_))));
+        assert_eq!(run(true, true).unwrap(), 8);
+        assert_eq!(run(true, false).unwrap(), 8);
+        std::fs::write(&paths[1], b"short").unwrap();
+        assert!(run(false, false).is_err());
     }
 
     #[test]
