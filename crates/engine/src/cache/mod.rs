@@ -254,13 +254,12 @@ impl Set {
     /// A way for a new page with this print: an empty one, else that of a clean page; none when all are dirty (invariant 2).
     /// The tag is empty on return.
     fn room_for(&mut self, print: u16) -> Option<usize> {
-        let on_trial = self.policy.expect(print);
         let empty = self.printed(0);
         let way = match empty {
             0 => self.evict()?,
             _ => empty.trailing_zeros() as usize,
         };
-        self.policy.came(way, on_trial);
+        self.policy.came(way, print);
         Some(way)
     }
 

@@ -3,7 +3,8 @@
 //! The pages of a set are in two queues, each in the order in which its pages came. A new page is *on trial*; if it has been
 //! used again by the time it is the oldest there, it is *kept*: it goes to the other queue, from which it leaves when it has
 //! come to the front as often as it was used, and once more. So what is used once passes through few ways, however much of it
-//! there is, and what is used often stays. (Yang et al., FIFO Queues are All You Need for Cache Eviction, SOSP 2023.)
+//! there is, and what is used often stays. Uses of the page that came last are not counted: a page that is read or written piece by piece,
+//! or was read ahead of who asks for it, is used once. (Yang et al., FIFO Queues are All You Need for Cache Eviction, SOSP 2023.)
 //!
 //! How many ways are for pages on trial follows from what comes back: one more when a page returns that has lately left from
 //! there, one fewer when one returns that was kept. So the set adapts to loads whose pages are used soon or not at all, for which
@@ -28,6 +29,8 @@ const TRIAL_MOST: u8 = WAYS as u8 - 2;
 #[derive(Debug)]
 pub(super) struct Policy {
     uses: [u8; WAYS],
+    /// The way whose page came last.
+    newest: u8,
     /// The ways, in the order in which their pages came, the oldest first.
     order: [u8; WAYS],
     /// Those whose pages are on trial, a bit each.
@@ -63,6 +66,7 @@ impl Policy {
     pub fn new() -> Policy {
         Policy {
             uses: [0; WAYS],
+            newest: 0,
             order: std::array::from_fn(|way| way as u8),
             trial: 0,
             share: TRIAL_FIRST,
@@ -73,29 +77,31 @@ impl Policy {
 
     /// The page of a way is used again.
     pub fn used(&mut self, way: usize) {
-        if self.uses[way] < USES_MAX {
+        if way != usize::from(self.newest) && self.uses[way] < USES_MAX {
             self.uses[way] += 1;
         }
     }
 
-    /// A page with this print will come. Returns whether it is on trial: it has not been here lately.
-    pub fn expect(&mut self, print: u16) -> bool {
+    /// A page with this print has come, to a way that was empty. It is on trial unless it was here lately.
+    pub fn came(&mut self, way: usize, print: u16) {
+        let on_trial = !self.returns(print);
+        self.uses[way] = 0;
+        self.newest = way as u8;
+        self.set_trial(way, on_trial);
+        self.move_last(way);
+    }
+
+    /// Whether the page has left lately; from where moves the bound.
+    fn returns(&mut self, print: u16) -> bool {
         if self.tried.take(print) {
             self.share = (self.share + 1).min(TRIAL_MOST);
-            return false;
+            return true;
         }
         if self.kept.take(print) {
             self.share = (self.share - 1).max(TRIAL_LEAST);
-            return false;
+            return true;
         }
-        true
-    }
-
-    /// It has come, to a way that was empty.
-    pub fn came(&mut self, way: usize, on_trial: bool) {
-        self.uses[way] = 0;
-        self.set_trial(way, on_trial);
-        self.move_last(way);
+        false
     }
 
     /// The way, of those in `allowed`, whose page leaves a set that is full; `prints` are those of all its pages.
@@ -152,7 +158,7 @@ mod tests {
     /// A full set of pages on trial that came in the order of their ways.
     fn full() -> Policy {
         let mut policy = Policy::new();
-        (0..WAYS).for_each(|way| policy.came(way, true));
+        (0..WAYS).for_each(|way| policy.came(way, 1000 + way as u16));
         policy
     }
 
@@ -162,19 +168,31 @@ mod tests {
         policy.used(0);
         policy.used(2);
         assert_eq!(policy.victim(!0, &prints()), Some(1));
-        policy.came(1, true);
+        policy.came(1, 1);
         assert_eq!(policy.victim(!0, &prints()), Some(3));
         assert_eq!(policy.trial >> 2 & 1, 0, "what was used is kept");
     }
 
     #[test]
+    fn what_is_used_before_another_page_comes_is_used_once() {
+        let mut policy = full();
+        policy.used(WAYS - 1);
+        assert_eq!(policy.uses[WAYS - 1], 0);
+        assert_eq!(policy.victim(!0, &prints()), Some(0));
+        policy.came(0, 1);
+        policy.used(WAYS - 1);
+        assert_eq!(policy.uses[WAYS - 1], 1);
+    }
+
+    #[test]
     fn what_is_kept_comes_to_the_front_once_for_each_use_before_it_leaves() {
         let mut policy = full();
-        policy.trial = 0;
         (0..9).for_each(|_| policy.used(5));
+        policy.trial = 0;
         let victims = std::iter::from_fn(|| {
             let way = policy.victim(!0, &prints())?;
-            policy.came(way, false);
+            // As it has just left, it is kept.
+            policy.came(way, prints()[way]);
             Some(way)
         });
         let others = victims.take_while(|&way| way != 5).count();
@@ -185,13 +203,14 @@ mod tests {
     fn what_comes_back_is_kept_and_moves_the_bound_between_the_queues() {
         let mut policy = full();
         assert_eq!(policy.victim(!0, &prints()), Some(0));
-        assert!(!policy.expect(100), "it has just left");
+        policy.came(0, 100);
+        assert_eq!(policy.trial & 1, 0, "it has just left");
         assert_eq!(policy.share, TRIAL_FIRST + 1);
-        assert!(policy.expect(100), "it is expected once");
-        policy.came(0, false);
         assert_eq!(policy.victim(1, &prints()), Some(0));
-        assert!(!policy.expect(100));
-        assert_eq!(policy.share, TRIAL_FIRST);
+        policy.came(0, 100);
+        assert_eq!((policy.trial & 1, policy.share), (0, TRIAL_FIRST));
+        policy.came(0, 100);
+        assert_eq!(policy.trial & 1, 1, "it is remembered once");
     }
 
     /// Whatever was used, a way is found if one is allowed, and it is one of those (invariants 1 and 3).
@@ -207,10 +226,9 @@ mod tests {
                     1 => assert_eq!(policy.victim(0, &prints()), None),
                     _ => {
                         let allowed = rng.next_u64() as u16 | 1 << way;
-                        let on_trial = policy.expect(prints()[way]);
                         let victim = policy.victim(allowed, &prints()).unwrap();
                         assert_eq!(allowed >> victim & 1, 1);
-                        policy.came(victim, on_trial);
+                        policy.came(victim, prints()[way]);
                     }
                 }
                 let mut order = policy.order;

@@ -408,3 +408,30 @@ fn a_window_that_moves_on_is_kept() {
     // By exact order of use it is 73.6 %.
     assert!(found * 100 / 60_000 >= 71, "{found} of 60,000");
 }
+
+/// A file that is read once, in small pieces and ahead of who reads it, costs what is used often nothing either.
+#[test]
+fn what_is_read_piece_by_piece_or_ahead_is_used_once() {
+    const PAGES: usize = 2048;
+    const AHEAD: u64 = 64;
+    let cache = PageCache::new(PAGES * BLOCK_SIZE);
+    let zipf = Asks::zipf(10 * PAGES as u64);
+    let mut rng = Rng::new(1);
+    hits(&cache, &zipf, 100_000, &mut rng, |_| {});
+    let alone = hits(&cache, &zipf, 100_000, &mut rng, |_| {});
+    let content = page(0);
+    let scanned = |i: u64| {
+        if i.is_multiple_of(5) {
+            let n = (1 << 41) + i / 5;
+            insert(&cache, n + AHEAD, &content);
+            (0..4).for_each(|piece| {
+                cache.read(FILE, n, piece * 1024, &mut [0; 1024]);
+            });
+        }
+    };
+    let beside = hits(&cache, &zipf, 100_000, &mut rng, scanned);
+    assert!(
+        beside >= alone - 2.0,
+        "{beside} % beside a scan, {alone} % without"
+    );
+}

@@ -8,7 +8,7 @@ use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
 use base::sync::Arc;
 use device::{AlignedBuf, Io};
-use engine::cache::Absence;
+use engine::cache::{Absence, WAYS};
 use format::BLOCK_SIZE;
 use std::ops::Range;
 
@@ -141,8 +141,8 @@ impl Files {
     ) -> Option<Missing> {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
-        // Read-ahead must not push out what it brought in itself.
-        let room = CLUSTER.min(self.pages.capacity() as u64 / 4).max(1);
+        // Read-ahead must not push out what it brought in itself: one page for each set, at most.
+        let room = CLUSTER.min((self.pages.capacity() / WAYS) as u64).max(1);
         let most = wanted.min(page + room).max(page + 1);
         let absent = |page| self.pages.absence(state.key, page);
         let absences: Vec<Absence> = (page..most).map_while(absent).collect();
