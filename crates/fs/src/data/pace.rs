@@ -32,10 +32,10 @@ use base::tight;
 use device::Io;
 use format::BLOCK_SIZE;
 
-/// Pages of one piece: 512 KiB.
-const PIECE_PAGES: usize = 128;
+/// Pages of one piece: 256 KiB.
+const PIECE_PAGES: usize = 64;
 /// Bytes written in turns between two flushes.
-const UNFLUSHED_MAX: u64 = 4 << 20;
+const UNFLUSHED_MAX: u64 = 1 << 20;
 /// How long a small sync is remembered. Programs that sync once a second are those that sync.
 const RECENT_NS: u64 = 2_000_000_000;
 /// How old what is remembered may be before it is noted anew: syncs of many cores write no line of memory each.
