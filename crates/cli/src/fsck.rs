@@ -217,8 +217,15 @@ pub fn open(paths: &[PathBuf]) -> Result<Arc<Array>, Failure> {
 fn quick(paths: &[PathBuf]) -> Outcome {
     match FileSystem::open(open(paths)?, FsOptions::default().read_only()) {
         Ok(fs) => {
+            // A mount that may write refuses that.
+            let unread = fs.store().unread();
             fs.close()?;
-            Ok(CLEAN)
+            match unread {
+                None => Ok(CLEAN),
+                Some(unread) => Err(Failure::damaged(format!(
+                    "{unread}; `sheaf fsck` names the files, `sheaf fsck --repair` keeps them as they are"
+                ))),
+            }
         }
         Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => Err(Failure::damaged(
             format!("{error}; `sheaf fsck --repair` corrects what can be corrected"),

@@ -273,6 +273,12 @@ impl<C: Content> Store<C> {
         self.journal.stats.batch_bytes.load(Ordering::Relaxed)
     }
 
+    /// Says of something that was synced last that a device does not return it, if there is such data: only a store that is open
+    /// read-only may have any.
+    pub fn unread(&self) -> Option<String> {
+        self.unread.first().map(ToString::to_string)
+    }
+
     /// What this store has done since it was opened.
     pub fn counters(&self) -> StoreCounters {
         let mut counters = self.counts.get();

@@ -95,6 +95,11 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// Whether a batch that is not confirmed vouches for any block.
+    pub fn vouches(&self) -> bool {
+        self.journal.vouched.newest().is_some()
+    }
+
     /// Whether [`Store::confirm`] would have to wait.
     pub fn is_vouched(&self, blocks: Extent) -> bool {
         self.journal.vouched.newest_of(blocks).is_some()

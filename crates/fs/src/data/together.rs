@@ -241,6 +241,10 @@ impl<'a> Group<'a> {
             has_no_block(inode)
         };
         if !new {
+            if self.files.is_vouched_for(state, pages).ok()? {
+                // Before anything is reserved: what was given back might not be had again.
+                return None;
+            }
             let layout = self.files.lay_out(state, &room.pages[places], false).ok()?;
             if self.files.must_confirm(&layout) {
                 self.files.unreserve(state, layout);

@@ -22,7 +22,7 @@ use super::tail::{How, changed, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
-use crate::content::{AttrChange, Body, Delta, FsNode};
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
@@ -508,6 +508,28 @@ impl Files {
             }
             _ => Durability::Volatile,
         }
+    }
+
+    /// Whether a batch that is not confirmed vouches for blocks that these pages have, or pages between them.
+    pub(super) fn is_vouched_for(
+        &self,
+        state: &Arc<FileState>,
+        pages: &[u64],
+    ) -> Result<bool, Error> {
+        let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
+            return Ok(false);
+        };
+        if !self.store.vouches() {
+            return Ok(false);
+        }
+        let mapped = self.mapped(state, *first..last + 1)?;
+        let vouched = |extent: &FileExtent| {
+            self.store.is_vouched(Extent {
+                block: extent.block,
+                len: extent.len,
+            })
+        };
+        Ok(mapped.iter().any(vouched))
     }
 
     /// Whether what is written to these blocks has to wait for a batch that confirms another one.
