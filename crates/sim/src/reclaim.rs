@@ -1,8 +1,8 @@
 //! Several threads change metadata until the journal has been filled several times over, beside the store's own threads, in
 //! an order that a seed decides.
 //!
-//! Checkpoints are asked for and operations slowed down in time: nobody stops until a checkpoint has been made.
-//! By how much they are slowed down is not looked at, as virtual time jumps. Then the power goes: whatever was changed before the
+//! Checkpoints are asked for in time: nobody stops until a checkpoint has been made. Whether, and by how much,
+//! operations are slowed down is not looked at, as virtual time jumps: a test of the store does that. Then the power goes: whatever was changed before the
 //! last sync is there, and `fsck` finds nothing.
 
 use crate::world::{Image, Machine, Shape};

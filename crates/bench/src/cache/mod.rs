@@ -16,6 +16,7 @@ mod policies;
 use std::time::Duration;
 
 use base::rng::Rng;
+use fs::FsOptions;
 use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
@@ -61,8 +62,9 @@ impl Options {
         if !(1 << 20..=1 << 36).contains(&self.set) || !self.set.is_multiple_of(PIECE as u64) {
             return usage("--set takes a size from 1M to 64G, in whole MiB");
         }
-        if self.set > self.memory as u64 / 2 {
-            return usage("--set takes at most half of --cache-size: all of it must stay cached");
+        let room = FsOptions::default().with_memory(self.memory);
+        if self.set > room.data.cache_bytes as u64 / 16 * 15 {
+            return usage("--set must stay cached: it takes at most a third of --cache-size");
         }
         if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
             return usage("--threads takes numbers from 1 to 128");
@@ -414,10 +416,10 @@ mod tests {
     fn a_set_that_does_not_stay_cached_is_refused() {
         let home = tempfile::tempdir().unwrap();
         let options = Options {
-            set: 200 << 20,
+            set: 100 << 20,
             ..options(home.path())
         };
         let refused = run(&options, &|_| {}).unwrap_err();
-        assert!(refused.to_string().contains("half of --cache-size"));
+        assert!(refused.to_string().contains("a third of --cache-size"));
     }
 }
