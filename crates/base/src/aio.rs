@@ -240,9 +240,14 @@ fn check(result: libc::c_long) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn file() -> File {
-        let path = std::env::temp_dir().join(format!("sheaf-aio-{}", std::process::id()));
+        // Tests run beside each other.
+        static FILES: AtomicU64 = AtomicU64::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sheaf-aio-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         let mut options = File::options();
         let options = options.read(true).write(true).create_new(true);
         let file = options.open(&path).unwrap();

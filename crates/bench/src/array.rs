@@ -1,8 +1,8 @@
 //! The array beside its devices: 4 KiB transfers at random places, by the kernel's interfaces and through Sheaf.
 //!
 //! 1. All sides are on the same devices, in turn: loop devices over files in memory or on a disk, such files themselves, block
-//!    devices that are given, or devices of this process that take a set time. Every block was written before, and every side
-//!    touches as many bytes of each device: the first half.
+//!    devices that are given, or devices of this process that take a set time. Every block was written before, of given devices in as many
+//!    bytes as the others have. Raw sides touch the first half of these bytes; Sheaf's file takes as many, wherever it puts them.
 //! 2. *Deep*: `depth` transfers are in flight on each device all the time. The floor is a program's own ring: one thread, one io_uring
 //!    over all devices with registered files and memory, and a new transfer for each that ends (`raw-io_uring`, and `-coop` with the
 //!    flags of a ring that several threads may use); `raw-aio` does the same by Linux AIO. `sheaf-array` hands batches of `depth` for
@@ -191,7 +191,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         for kind in Kind::DEEP {
             all.extend(bench.series(kind, members, progress)?);
         }
-        // One transfer at a time is on one device, however many there are.
+        // What one transfer at a time takes is measured on the first number of devices alone.
         for kind in Kind::LONE.into_iter().filter(|_| nth == 0) {
             all.extend(bench.series(kind, members, progress)?);
         }
@@ -235,7 +235,11 @@ impl<'a> Bench<'a> {
         };
         let devices = match place.devices().is_empty() {
             true => place.written(options.most() as u64)?,
-            false => place.array()?,
+            false => {
+                let given = place.array()?;
+                given.fill(options.bytes)?;
+                given
+            }
         };
         Ok(Bench {
             options,
@@ -388,7 +392,7 @@ impl<'a> Bench<'a> {
             operations: u64::MAX,
             cpus: Vec::new(),
         };
-        runner::measure(&window, load, &self.meter)
+        runner::measure(&window, load, &self.meter)?.whole()
     }
 
     fn notes(&self, all: &[Series]) -> Vec<String> {

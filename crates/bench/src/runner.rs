@@ -114,6 +114,17 @@ impl Measured {
         self.operations as f64 / self.seconds.max(1e-9)
     }
 
+    /// Of a load that never ends by itself: an error if it did.
+    pub fn whole(self) -> Result<Measured, Error> {
+        match self.used_up {
+            false => Ok(self),
+            true => Err(Error::Unable(
+                "there was no space left before the time was over: give more (--size, --dir, --device)"
+                    .to_owned(),
+            )),
+        }
+    }
+
     /// CPU time of an operation in microseconds.
     pub fn cpu_us(&self) -> f64 {
         self.cpu_seconds * 1e6 / self.operations.max(1) as f64

@@ -638,7 +638,7 @@ impl<C: Content> Store<C> {
         if let Some(unread) = run.unread.first()
             && !self.options.read_only
         {
-            return Err(Error::Unread(Arc::new(unread.error.clone())));
+            return Err(Error::Unread(std::sync::Arc::new(unread.error.clone())));
         }
         replay.finish(run.end.sequence)?;
         replay.tell_phases();

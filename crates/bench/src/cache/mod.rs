@@ -262,7 +262,8 @@ fn measure_all<S: Side>(
             operations: u64::MAX,
             cpus: runner::allowed_cpus()?,
         };
-        series.windows.push(runner::measure(&window, &load, meter)?);
+        let measured = runner::measure(&window, &load, meter)?;
+        series.windows.push(measured.whole()?);
     }
     Ok(())
 }

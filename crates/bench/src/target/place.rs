@@ -217,14 +217,7 @@ impl Place {
     /// Fresh image files of equal size, of which every block was written: no side pays for the first time.
     pub fn written(&self, count: u64) -> Result<Devices, Error> {
         let images = self.images(count, "device")?;
-        for path in &images.paths {
-            let opened = File::options().write(true).open(path);
-            let file = opened.map_err(|e| Error::io(path, e))?;
-            super::disk::fill(&file, self.bytes.div_ceil(count)).map_err(|error| match error {
-                Error::Io { source, .. } => Error::io(path, source),
-                other => other,
-            })?;
-        }
+        images.fill(self.bytes.div_ceil(count))?;
         Ok(images)
     }
 
@@ -335,6 +328,19 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// Writes so many bytes of each, from the start on.
+    pub fn fill(&self, bytes: u64) -> Result<(), Error> {
+        for path in &self.paths {
+            let opened = File::options().write(true).open(path);
+            let file = opened.map_err(|e| Error::io(path, e))?;
+            super::disk::fill(&file, bytes).map_err(|error| match error {
+                Error::Io { source, .. } => Error::io(path, source),
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
     fn given(paths: Vec<PathBuf>) -> Devices {
         Devices {
             paths,

@@ -67,7 +67,13 @@ impl RawQueue {
             })
             .collect();
         // SAFETY: the buffers are neither moved nor freed before the ring is gone: fields are dropped in order.
-        let registered = unsafe { ring.submitter().register_buffers(&vectors) }.is_ok();
+        let registered = unsafe { ring.submitter().register_buffers(&vectors) };
+        if let Err(error) = &registered {
+            tracing::warn!(
+                "memory is not registered with io_uring, which makes it a little slower: {error}"
+            );
+        }
+        let registered = registered.is_ok();
         Ok(RawQueue {
             ring,
             _files: files,
