@@ -1,6 +1,6 @@
 //! Reading the journal: its ring, and the unbroken run of batches in it that recovery replays.
 //!
-//! A batch that vouches for data (`vouched.rs`) is part of the run only if that data is on the devices, or if a batch of the run
+//! A batch that vouches for data (`vouched.rs`) is part of the run only if that data is on the devices, or if a batch, of the run or behind it,
 //! or the checkpoint says that the batch was durable: then the data was, and may have changed since.
 //!
 //! Of data that a device does not return, though it is asked several times, nobody knows whether it is there. The batch may have been
@@ -229,6 +229,8 @@ pub(crate) struct Run {
     pub next_epoch: u64,
     /// Where it ends depends on data: its last batches vouch for some, or the one behind it does for what is not there.
     pub unconfirmed: bool,
+    /// The data that its end rests on: who wants the same end again keeps it.
+    pub vouched: Vec<DataSum>,
     /// Data for which its last batches vouch, and of which nobody knows whether it is there.
     pub unread: Vec<Unread>,
     /// Something behind its end is lost, and what says so (R9).
@@ -359,10 +361,15 @@ impl<'a> Walk<'a> {
     pub fn end(self) -> Result<Run, Error> {
         let (array, record) = (self.array, self.record);
         let (mut next, mut last_epoch, mut loss) = (self.next, self.last_epoch, self.loss);
-        let (mut unconfirmed, mut unread) = (false, Vec::new());
-        for one in self.vouching {
+        let beyond = Beyond::look(&mut RingReader::new(array), array, record, next)?;
+        let (mut unconfirmed, mut unread, mut vouched) = (false, Vec::new(), Vec::new());
+        let unsure = |one: &Vouching| one.at.sequence > beyond.durable_sequence;
+        for one in self.vouching.into_iter().filter(unsure) {
             match all_there(array, &one.sums, &mut unread) {
-                Ok(true) => unconfirmed = true,
+                Ok(true) => {
+                    unconfirmed = true;
+                    vouched.extend(one.sums.into_iter().map(|(_, sum)| sum));
+                }
                 Ok(false) if planted(Canary::DataUnchecked) => {}
                 Ok(false) => {
                     tracing::info!(
@@ -386,13 +393,14 @@ impl<'a> Walk<'a> {
             loss.get_or_insert_with(|| Damage::new("journal", what));
         }
         if loss.is_none() && !planted(Canary::SilentTruncation) {
-            loss = check_end(&mut RingReader::new(array), array, record, next)?;
+            loss = beyond.loss_behind(next);
         }
         Ok(Run {
             start: self.start,
             end: next,
             next_epoch: last_epoch.max(image_epoch) + 1,
             unconfirmed,
+            vouched,
             unread,
             loss,
         })
@@ -424,17 +432,8 @@ impl fmt::Display for Unread {
     }
 }
 
-/// Whether the data is there for which these records vouch, but for what is `unread`.
-pub(crate) fn vouched_for(
-    array: &Array,
-    records: &[u8],
-    unread: &mut Vec<Unread>,
-) -> Result<bool, Damage> {
-    all_there(array, &sums_of(records)?, unread)
-}
-
-/// Adds nothing to `unread` when something is not there: that is enough to know.
-fn all_there(
+/// Whether data is there, but for what is `unread`; that gets nothing when something is not there: that is enough to know.
+pub(crate) fn all_there(
     array: &Array,
     sums: &[(Nid, DataSum)],
     unread: &mut Vec<Unread>,
@@ -452,7 +451,7 @@ fn all_there(
 }
 
 /// The checksums of data in a batch's records, and the nodes that it belongs to.
-fn sums_of(records: &[u8]) -> Result<Vec<(Nid, DataSum)>, Damage> {
+pub(crate) fn sums_of(records: &[u8]) -> Result<Vec<(Nid, DataSum)>, Damage> {
     let mut sums = Vec::new();
     parse_records(records, |entries| {
         for entry in entries.iter().filter(|e| e.action == Action::Sum) {
@@ -599,46 +598,64 @@ fn whole(
     Ok(whole)
 }
 
-/// A run that ends too early is a loss, not a crash.
-fn check_end(
-    ring: &mut RingReader<'_>,
-    array: &Array,
-    record: &CheckpointRecord,
-    end: Anchor,
-) -> Result<Option<Damage>, Error> {
-    let align = array.geometry().journal_align as u64;
-    let limit = LOOK_AHEAD.min(ring.size - (end.position - record.anchor_position.get()));
-    let mut found = Vec::new();
-    let mut offset = 0;
-    while offset + BatchHeader::SIZE as u64 <= limit {
-        let position = end.position + offset;
-        offset += align;
-        let Some(header) = ring.header(position)? else {
-            continue;
+/// What batches behind the last one of the chain say: of which some may be whole, though one before them is not.
+struct Beyond {
+    /// The newest batch that one of them names as durable.
+    durable_sequence: u64,
+    /// One of them names a checkpoint that is not there.
+    lost_record: Option<Damage>,
+}
+
+impl Beyond {
+    fn look(
+        ring: &mut RingReader<'_>,
+        array: &Array,
+        record: &CheckpointRecord,
+        end: Anchor,
+    ) -> Result<Beyond, Error> {
+        let align = array.geometry().journal_align as u64;
+        let limit = LOOK_AHEAD.min(ring.size - (end.position - record.anchor_position.get()));
+        let mut found = Vec::new();
+        let mut offset = 0;
+        while offset + BatchHeader::SIZE as u64 <= limit {
+            let position = end.position + offset;
+            offset += align;
+            let Some(header) = ring.header(position)? else {
+                continue;
+            };
+            let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
+            // A mount goes on here only after its first checkpoint was durable. How many mounts later does not matter: a
+            // device may have lost more than one record.
+            let newer = header.mount_id.get() > record.mount_id.get();
+            let fits = BatchHeader::SIZE as u64 + header.len.get() as u64 <= ring.size;
+            if (later || newer) && header.is_countable() && fits {
+                found.push((position, header));
+            }
+        }
+        let mut beyond = Beyond {
+            durable_sequence: 0,
+            lost_record: None,
         };
-        let later = header.mount_id == record.mount_id && header.sequence.get() > end.sequence;
-        // A mount goes on here only after its first checkpoint was durable. How many mounts later does not matter: a
-        // device may have lost more than one record.
-        let newer = header.mount_id.get() > record.mount_id.get();
-        let fits = BatchHeader::SIZE as u64 + header.len.get() as u64 <= ring.size;
-        if (later || newer) && header.is_countable() && fits {
-            found.push((position, header));
+        // The header's checksum covers the records too; a torn batch proves nothing.
+        for header in whole(ring, found)? {
+            if header.checkpoint_sequence.get() > record.sequence.get() {
+                beyond.lost_record = Some(lost_record(record, &header));
+                break;
+            }
+            let durable = header.durable_sequence.get();
+            beyond.durable_sequence = beyond.durable_sequence.max(durable);
         }
+        Ok(beyond)
     }
-    let mut known_durable = 0;
-    // The header's checksum covers the records too; a torn batch proves nothing.
-    for header in whole(ring, found)? {
-        if header.checkpoint_sequence.get() > record.sequence.get() {
-            return Ok(Some(lost_record(record, &header)));
-        }
-        known_durable = known_durable.max(header.durable_sequence.get());
+
+    /// A run that ends too early is a loss, not a crash.
+    fn loss_behind(self, end: Anchor) -> Option<Damage> {
+        let (durable, sequence) = (self.durable_sequence, end.sequence);
+        self.lost_record.or_else(|| {
+            let what = format!(
+                "the journal ends before batch {sequence}, but batch {durable} was durable"
+            );
+            (durable >= sequence).then(|| Damage::new("journal", what))
+        })
     }
-    if known_durable >= end.sequence {
-        let what = format!(
-            "the journal ends before batch {}, but batch {known_durable} was durable",
-            end.sequence
-        );
-        return Ok(Some(Damage::new("journal", what)));
-    }
-    Ok(None)
 }

@@ -23,10 +23,10 @@
 //! 5. The caller looks, and changes nodes ([`Salvage::put`], [`Salvage::delete`]).
 //! 6. [`Salvage::set_space`] makes space maps of what is in use, [`Salvage::publish`] writes.
 //!
-//! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`. That begins with a batch without records behind
-//! the journal's run, if the run's end rests on data (recovery, invariant 2): the next repair finds the same end. Then it is a
+//! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`. That is a
 //! checkpoint: images, table pages and space tables go where nothing lies that the state so far
-//! reaches, then a flush, then the record, into the slot that the state so far is not in. *That
+//! reaches, nor any data that the journal's end rests on (so the next repair finds the same end, and the same doubts: no batch
+//! confirms it, as recovery's does), then a flush, then the record, into the slot that the state so far is not in. *That
 //! is the one commit point.* Before it a repeat begins from the very same state; after it the
 //! repair is done.
 //!
@@ -52,7 +52,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{Confirmation, RecoveryReport, newest_record};
+use crate::recovery::{RecoveryReport, newest_record};
 use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -63,9 +63,9 @@ use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
-use format::journal::{Action, parse_records};
+use format::journal::{Action, DataSum, parse_records};
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST};
-use format::{BLOCK_SIZE, Damage, Nid, U64};
+use format::{BLOCK_SIZE, Block, Damage, Nid, U64};
 use scan::Scan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,15 +105,12 @@ pub struct Salvage<C: Content> {
     kept_chunks: BTreeSet<u32>,
     /// Newest versions of space maps that the journal names.
     map_versions: BTreeMap<u64, u64>,
-    /// To be written first of all.
-    confirmation: Option<Confirmation>,
 }
 
 /// What there is to start from.
 struct Base {
     record: Option<CheckpointRecord>,
     run: Run,
-    confirmation: Option<Confirmation>,
     /// The records of the run's batches.
     batches: Vec<Vec<u8>>,
     /// Of the next checkpoint.
@@ -163,9 +160,8 @@ impl<C: Content> Salvage<C> {
             store: Arc::new(Store::assemble(parts)?),
             losses,
             occupied: BTreeSet::new(),
-            kept_chunks: BTreeSet::new(),
+            kept_chunks: base.vouched_chunks(array),
             map_versions: BTreeMap::new(),
-            confirmation: base.confirmation.take(),
         };
         let rebuilt = match lost.is_empty() && base.record.is_some() {
             true => Vec::new(),
@@ -560,30 +556,23 @@ impl Base {
             Err(error) => return Err(error.into()),
         };
         let survey = scan::Survey::of(array)?;
-        let (mut batches, mut confirmation) = (Vec::new(), None);
+        let mut batches = Vec::new();
         let run = match &record {
             Some(record) => match read_run(array, record) {
-                Ok(mut run) => {
+                Ok(run) => {
                     run.for_each(array, record, |batch| {
                         batches.push(batch.records.to_vec());
                         Ok(())
                     })?;
-                    // As recovery does (its invariant 2); but where something is lost nothing takes its place.
-                    if run.unconfirmed && run.loss.is_none() {
-                        confirmation = Some(Confirmation::of(array, record, &mut run)?);
-                    }
                     run
                 }
                 Err(Error::Damaged(damage)) => survey.no_run(Some(damage)),
                 Err(error) => return Err(error.into()),
             },
             None => {
-                let mut unread = Vec::new();
-                batches = survey.last_run(array, &mut unread)?;
-                Run {
-                    unread,
-                    ..survey.no_run(None)
-                }
+                let (run, records) = survey.last_run(array)?;
+                batches = records;
+                run
             }
         };
         if let Some(damage) = &run.loss {
@@ -618,11 +607,19 @@ impl Base {
         Ok(Base {
             record,
             run,
-            confirmation,
             batches,
             sequence,
             resume,
         })
+    }
+
+    /// Where the data lies that the run's end rests on, though no file may have it any more.
+    fn vouched_chunks(&self, array: &Array) -> BTreeSet<u32> {
+        let geometry = array.geometry();
+        let ends = |sum: &DataSum| [sum.block, Block(sum.block.0 + u64::from(sum.blocks) - 1)];
+        let blocks = self.run.vouched.iter().flat_map(ends);
+        let chunks = blocks.filter_map(|block| geometry.chunk_of(block));
+        chunks.map(|(chunk, _)| chunk).collect()
     }
 
     fn space(

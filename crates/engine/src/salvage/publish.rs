@@ -157,9 +157,6 @@ impl<C: Content> Salvage<C> {
     /// # Errors
     /// [`Error::NoSpace`] when there is no room beside the old state.
     pub fn publish(self) -> Result<(), SalvageError> {
-        if let Some(confirmation) = &self.confirmation {
-            confirmation.write(&self.store.array)?;
-        }
         self.store.segments.keep_out(&self.occupied);
         let mut state = self.store.checkpoint_state.lock();
         let mut report = CheckpointReport::default();

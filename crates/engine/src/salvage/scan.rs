@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run, Unread, vouched_for};
+use crate::batches::{RingReader, Run, all_there, sums_of};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -242,6 +242,7 @@ impl Survey {
             end,
             next_epoch: self.epoch + 1,
             unconfirmed: false,
+            vouched: Vec::new(),
             unread: Vec::new(),
             loss,
         }
@@ -250,11 +251,8 @@ impl Survey {
     /// The records of the unbroken run at the end of the last mount's batches, where no record
     /// says where the journal begins: what the images have already is told by versions.
     /// Adds data to `unread` of which nobody knows whether it is there.
-    pub fn last_run(
-        &self,
-        array: &Array,
-        unread: &mut Vec<Unread>,
-    ) -> Result<Vec<Vec<u8>>, SalvageError> {
+    pub fn last_run(&self, array: &Array) -> Result<(Run, Vec<Vec<u8>>), SalvageError> {
+        let mut run = self.no_run(None);
         let mut batches: Vec<(BatchHeader, Vec<u8>)> = Vec::new();
         let mut ring = RingReader::new(array);
         let mut wanted: Option<(u64, u32)> = None;
@@ -277,10 +275,16 @@ impl Survey {
         let mut whole = |(header, records): &(BatchHeader, Vec<u8>)| {
             let unsure = header.checked.get() > 0 && Some(header.sequence.get()) > durable;
             // Records that say nothing sensible are met when they are replayed.
-            !unsure || vouched_for(array, records, unread).unwrap_or(true)
+            let sums = unsure.then(|| sums_of(records).unwrap_or_default());
+            sums.is_none_or(|sums| {
+                let there = all_there(array, &sums, &mut run.unread).unwrap_or(true);
+                run.vouched.extend(sums.into_iter().map(|(_, sum)| sum));
+                there
+            })
         };
         let whole = batches.iter().take_while(|batch| whole(batch)).count();
         batches.truncate(whole);
-        Ok(batches.into_iter().map(|(_, records)| records).collect())
+        let records = batches.into_iter().map(|(_, records)| records).collect();
+        Ok((run, records))
     }
 }

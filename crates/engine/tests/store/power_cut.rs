@@ -81,7 +81,10 @@ impl Oracle {
 }
 
 fn is_power(error: &Error) -> bool {
-    matches!(error, Error::Device(_) | Error::Failed(_))
+    matches!(
+        error,
+        Error::Device(_) | Error::Failed(_) | Error::Unread(_)
+    )
 }
 
 /// First number of a node that names blocks: mark, block, length, stamp in every block.

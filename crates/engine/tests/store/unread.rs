@@ -1,11 +1,11 @@
-//! The power goes behind a batch that vouches for data, and a device does not return that data.
+//! The power goes behind a batch that vouches for data, and a device does not return that data; or a repair is cut off.
 
 use crate::damage::ARRAY_START;
 use crate::power_cut::{check_blocks, create_vouched};
-use crate::world::World;
+use crate::world::{Numbers, World, delete};
 use base::rng::Rng;
 use device::sim::Times;
-use engine::{Error, Extent, Object, Severity, StoreOptions};
+use engine::{Error, Extent, Object, SalvageError, Severity, StoreOptions};
 use format::Nid;
 use std::ops::Range;
 
@@ -127,4 +127,66 @@ fn what_a_device_does_not_return_is_shown_and_told() {
     assert!(salvage.store().get(cut.nid).is_ok());
     drop(salvage);
     assert_eq!(cut.hash(), before, "nothing is published");
+}
+
+/// It wrote first of all that the batch was durable: a mount after that knew of no doubt.
+#[test]
+fn a_repair_that_is_cut_off_confirms_nothing() {
+    let mut failed = 0;
+    for requests in 0..40 {
+        let mut cut = cut(74);
+        cut.fail(Times::Always);
+        let mut salvage = cut.world.salvage().unwrap();
+        salvage.set_space(|_| Vec::new(), |_| true).unwrap();
+        cut.world.switch.cut_after(requests);
+        let published = salvage.publish();
+        cut.world.switch.cut_now();
+        cut.world.restart(&mut Rng::new(requests));
+        cut.fail(Times::Always);
+        match cut.world.open() {
+            Err(Error::Unread(_)) => failed += 1,
+            // The record may have come to the device before somebody heard of it.
+            Ok(_) => assert!(published.is_ok() || requests > 1),
+            Err(error) => panic!("{error}"),
+        }
+        if published.is_ok() {
+            break;
+        }
+    }
+    assert!(failed > 3, "{failed}");
+}
+
+/// The end of the journal's run rests on data of a node that the run deletes.
+#[test]
+fn a_repair_writes_nothing_where_the_last_batch_looks() {
+    let mut rng = Rng::new(75);
+    let mut world = World::new(75, &[64]);
+    let store = world.open().unwrap();
+    let (nid, extent, epoch) = create_vouched(&store, &mut rng);
+    delete(&store, nid).unwrap();
+    store.commit_through(epoch).unwrap();
+    let start = ARRAY_START + extent.block.byte();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    let data = || {
+        let mut bytes = vec![0; extent.len as usize * 4096];
+        world.devices[0].peek(start, &mut bytes);
+        bytes
+    };
+    let before = data();
+    let mut salvage = world.salvage().unwrap();
+    // More than all room there is.
+    for number in 0..64 << 20 >> 13 {
+        let (fresh, _) = salvage.fresh().unwrap();
+        let large = Numbers(vec![number; 1900]);
+        salvage.put(fresh, large).unwrap();
+    }
+    salvage.set_space(|_| Vec::new(), |_| false).unwrap();
+    let published = salvage.publish();
+    assert!(
+        matches!(published, Err(SalvageError::Store(Error::NoSpace))),
+        "{published:?}"
+    );
+    assert!(data() == before);
 }
