@@ -3,8 +3,8 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -130,6 +130,49 @@ pub fn attach_loop(image: &File) -> io::Result<(PathBuf, File)> {
 pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()> {
     // SAFETY: both descriptors are open and owned; `target` keeps owning its number.
     check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
+}
+
+/// A descriptor that is readable once somebody has signalled, until it is cleared.
+#[derive(Debug)]
+pub struct EventFd(File);
+
+impl EventFd {
+    pub fn new() -> io::Result<EventFd> {
+        // SAFETY: no memory is passed.
+        let number = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        check(number)?;
+        // SAFETY: the kernel has just made it, and nobody else knows of it.
+        Ok(EventFd(unsafe { File::from_raw_fd(number) }))
+    }
+
+    pub fn signal(&self) {
+        // Refused only when nobody has cleared it for 2^64 - 1 signals: it is readable then.
+        let done = (&self.0).write(&1u64.to_ne_bytes());
+        debug_assert!(done.is_ok());
+    }
+
+    pub fn clear(&self) {
+        let mut count = [0; 8];
+        // Refused when there was no signal.
+        let done = (&self.0).read(&mut count);
+        debug_assert!(done.is_ok_and(|n| n == 8) || !self.is_readable());
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut asked = libc::pollfd {
+            fd: self.0.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one structure, which `asked` is.
+        unsafe { libc::poll(&raw mut asked, 1, 0) > 0 }
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }
 
 /// Locks the whole of `file` for as long as it is open, shared or exclusively; false: somebody

@@ -243,11 +243,11 @@ pub fn yield_now() {
 /// Most jobs a pool keeps waiting; beyond that callers do their work themselves.
 const POOL_QUEUE_MAX: usize = 1024;
 
-/// One item of a batch, as a pool's worker sees it.
+/// One item of a batch, or something by itself, as a pool's worker sees it.
 struct Job {
     /// Calls the batch's closure on the item. See `Pool::run` for why the lifetime holds.
     body: Box<dyn FnOnce() + Send>,
-    batch: Arc<Batch>,
+    batch: Option<Arc<Batch>>,
 }
 
 /// Counts a batch's unfinished jobs.
@@ -306,6 +306,18 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Has one of the pool's threads do something some time; the caller does it when too much waits already. A panic in it ends
+    /// nothing else.
+    pub fn give(&self, body: impl FnOnce() + Send + 'static) {
+        let job = Job {
+            body: Box::new(body),
+            batch: None,
+        };
+        if let Some(refused) = self.shared.push(job) {
+            refused.perform();
+        }
+    }
+
     /// Calls `body` once for each item, on the pool's threads and, after `meanwhile` has
     /// returned, on the caller's; returns when all calls have. A panic in one is passed on.
     pub fn run<T: Send>(
@@ -338,7 +350,7 @@ impl Pool {
             batch.state.lock().left += 1;
             let job = Job {
                 body: call,
-                batch: Arc::clone(&batch),
+                batch: Some(Arc::clone(&batch)),
             };
             if let Some(refused) = self.shared.push(job) {
                 refused.perform();
@@ -381,7 +393,7 @@ impl PoolShared {
     /// The next queued job of a batch.
     fn take_of(&self, batch: &Batch) -> Option<Job> {
         let mut queue = self.queue.lock();
-        let own = |job: &Job| std::ptr::eq(&*job.batch, batch);
+        let own = |job: &Job| job.batch.as_deref().is_some_and(|b| std::ptr::eq(b, batch));
         let at = queue.jobs.iter().position(own)?;
         queue.jobs.remove(at)
     }
@@ -406,6 +418,10 @@ impl Job {
     fn perform(self) {
         let Job { body, batch } = self;
         let outcome = catch_unwind(AssertUnwindSafe(body));
+        let Some(batch) = batch else {
+            // What it was to tell, it tells by being dropped. The panic has been reported.
+            return;
+        };
         let mut state = batch.state.lock();
         state.left -= 1;
         state.panicked |= outcome.is_err();

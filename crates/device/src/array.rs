@@ -12,6 +12,7 @@ use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
+use crate::queue::{Kind, Part};
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
@@ -226,7 +227,7 @@ impl Array {
         self.check_range(byte, len)
     }
 
-    fn check_range(&self, byte: u64, len: u64) -> Result<(), Error> {
+    pub(crate) fn check_range(&self, byte: u64, len: u64) -> Result<(), Error> {
         let limit = self.bytes;
         if byte.checked_add(len).is_none_or(|end| end > limit) {
             return Err(Error::OutOfRange { byte, len, limit });
@@ -333,6 +334,23 @@ impl Array {
         self.first_error(&batches)
     }
 
+    /// Accounts what somebody has done on a device, and forgets it: before anybody is told (invariant 3).
+    pub(crate) fn account(&self, device: usize, tally: &mut Tally) {
+        self.members[device].count(tally);
+        *tally = Tally::default();
+    }
+
+    /// The error of a part that failed.
+    pub(crate) fn part_error(&self, device: usize, part: &Part, source: io::Error) -> Error {
+        Error::Io {
+            device: self.members[device].device.name().to_owned(),
+            operation: part.kind.name(),
+            offset: part.offset,
+            len: part.segment.len() as u64,
+            source: Arc::new(source),
+        }
+    }
+
     /// Whether a transfer of this range is a single one of a single device.
     pub fn is_one_piece(&self, byte: u64, len: usize) -> bool {
         let mut pieces = 0;
@@ -341,7 +359,7 @@ impl Array {
     }
 
     /// The device pieces of a range, neighbours on one device merged.
-    fn each_piece(&self, byte: u64, len: usize, mut each: impl FnMut(Piece)) {
+    pub(crate) fn each_piece(&self, byte: u64, len: usize, mut each: impl FnMut(Piece)) {
         let mut last: Option<Piece> = None;
         self.geometry.pieces(byte, len, |piece| match &mut last {
             Some(p) if p.device == piece.device && p.offset + p.len as u64 == piece.offset => {
@@ -656,33 +674,72 @@ impl std::fmt::Debug for Array {
     }
 }
 
+/// What some operations of a device were, until it is accounted.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    durable_writes: u64,
+    flushes: u64,
+    errors: u64,
+    /// Something may be unflushed, and something for which no checksum vouches.
+    wrote: bool,
+    ordered: bool,
+}
+
+impl Tally {
+    pub fn add(&mut self, kind: Kind, bytes: usize, failed: bool) {
+        match kind {
+            Kind::Read => {
+                self.reads += 1;
+                self.read_bytes += bytes as u64;
+            }
+            Kind::Write(durability) => {
+                // A durable write that failed may sit in the cache in part.
+                self.wrote |= durability != Durability::Durable || failed;
+                self.ordered |= durability == Durability::Volatile || failed;
+                self.durable_writes += u64::from(durability == Durability::Durable);
+                self.writes += 1;
+                self.written_bytes += bytes as u64;
+            }
+            Kind::Flush => self.flushes += 1,
+        }
+        self.errors += u64::from(failed);
+    }
+}
+
 impl Member {
     fn account(&self, requests: &[Request<'_>]) {
-        let c = &self.counters;
-        let (mut wrote, mut ordered) = (false, false);
+        let mut tally = Tally::default();
         for request in requests {
-            let bytes = request.operation.bytes() as u64;
-            let (count, total) = match request.operation {
-                Operation::Read { .. } => (&c.reads, Some(&c.read_bytes)),
-                Operation::Write { durability, .. } => {
-                    // A durable write that failed may sit in the cache in part.
-                    wrote |= durability != Durability::Durable || request.error.is_some();
-                    ordered |= durability == Durability::Volatile || request.error.is_some();
-                    let durable = u64::from(durability == Durability::Durable);
-                    c.durable_writes.fetch_add(durable, Ordering::Relaxed);
-                    (&c.writes, Some(&c.written_bytes))
-                }
-                Operation::Flush => (&c.flushes, None),
+            let operation = &request.operation;
+            let kind = match operation {
+                Operation::Read { .. } => Kind::Read,
+                Operation::Write { durability, .. } => Kind::Write(*durability),
+                Operation::Flush => Kind::Flush,
             };
-            count.fetch_add(1, Ordering::Relaxed);
-            if let Some(total) = total {
-                total.fetch_add(bytes, Ordering::Relaxed);
-            }
-            if request.error.is_some() {
-                c.errors.fetch_add(1, Ordering::Relaxed);
-            }
+            tally.add(kind, operation.bytes(), request.error.is_some());
         }
-        match (wrote, ordered) {
+        self.count(&tally);
+    }
+
+    fn count(&self, tally: &Tally) {
+        let c = &self.counters;
+        let counts = [
+            (&c.reads, tally.reads),
+            (&c.read_bytes, tally.read_bytes),
+            (&c.writes, tally.writes),
+            (&c.written_bytes, tally.written_bytes),
+            (&c.durable_writes, tally.durable_writes),
+            (&c.flushes, tally.flushes),
+            (&c.errors, tally.errors),
+        ];
+        for (counter, more) in counts.into_iter().filter(|(_, more)| *more > 0) {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+        match (tally.wrote, tally.ordered) {
             (_, true) => self.gate.wrote(),
             (true, false) => self.gate.wrote_checked(),
             (false, false) => {}

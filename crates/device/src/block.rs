@@ -1,6 +1,8 @@
 //! One device, as the array uses it.
 
+use crate::queue::{Bell, Blocking, DeviceQueue};
 use std::io;
+use std::sync::Arc;
 
 /// What a completed write promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +99,7 @@ pub struct DeviceInfo {
 
 /// A block device or a file that stands for one. All methods may be called from any thread
 /// at once.
-pub trait BlockDevice: Send + Sync {
+pub trait BlockDevice: Send + Sync + 'static {
     /// The path, or whatever the user calls it.
     fn name(&self) -> &str;
 
@@ -117,6 +119,12 @@ pub trait BlockDevice: Send + Sync {
     /// batch complete in any order. Every request is attempted, whatever becomes of the
     /// others.
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>);
+
+    /// What somebody who has several transfers in flight reaches the device by; `bell` is to be rung when something ended of
+    /// which the kernel does not tell. Who has no better way does what was pushed when it is started, by [`run`](Self::run).
+    fn queue(self: Arc<Self>, _bell: &Arc<Bell>) -> DeviceQueue {
+        DeviceQueue::alone(Blocking::new(self))
+    }
 
     /// Tells the device that a range holds nothing of value; the bytes read back are then
     /// undefined. Not supported counts as success.

@@ -1,7 +1,13 @@
-//! Heap buffers that direct I/O accepts as they are.
+//! Heap buffers that direct I/O accepts as they are, and memory that is lent to I/O in flight.
+//!
+//! 1. A [`Segment`] is the only way to its bytes from when it is lent until it is given back: it cannot be copied, and who
+//!    lent it does not look at them ([`Lent`]) or has them borrowed ([`Loans`]).
+//! 2. Memory with a segment out is neither freed nor handed out. Whoever gives it up all the same leaks it ([`Lent`]), or
+//!    ends the process ([`scope`]): a segment that is dropped never comes back, and the kernel may write there for ever.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ops::{Deref, DerefMut};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// Alignment of every [`AlignedBuf`], in bytes: enough for any device.
@@ -128,6 +134,185 @@ pub(crate) fn is_aligned(bytes: &[u8], align: usize) -> bool {
     (bytes.as_ptr() as usize).is_multiple_of(align)
 }
 
+/// Memory that was lent, for one transfer. Whoever has it may use the bytes, nobody else.
+pub struct Segment {
+    start: NonNull<u8>,
+    len: usize,
+    /// Not of memory that is borrowed to be looked at.
+    writable: bool,
+}
+
+// SAFETY: a segment is the only way to its bytes (invariant 1), like a `&mut [u8]`, or a `&[u8]` if it is not writable.
+unsafe impl Send for Segment {}
+
+impl Segment {
+    /// Nothing: what an operation has that moves no bytes.
+    pub(crate) fn empty() -> Segment {
+        Segment {
+            start: NonNull::<Aligned>::dangling().cast(),
+            len: 0,
+            writable: true,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: initialised memory that is there until the segment is given back (invariants 1 and 2).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// # Panics
+    /// The memory was lent to be looked at only.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.writable, "memory that is only looked at");
+        // SAFETY: as in `bytes`; nobody else has a way to it (invariant 1).
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// Where it begins, for the kernel.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl std::fmt::Debug for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Segment({})", self.len)
+    }
+}
+
+/// A buffer of which parts are lent; see the module's head.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    /// `None` once it was taken back.
+    buf: Option<AlignedBuf>,
+    /// What lies before was lent already, so that no byte is lent twice.
+    next: usize,
+    out: usize,
+}
+
+impl Lent {
+    pub fn new(buf: AlignedBuf) -> Lent {
+        Lent {
+            buf: Some(buf),
+            next: 0,
+            out: 0,
+        }
+    }
+
+    /// Lends a range that lies behind all those lent before.
+    ///
+    /// # Panics
+    /// It does not, or not within the buffer.
+    pub fn lend(&mut self, range: Range<usize>) -> Segment {
+        let buf = self.buf.as_mut().expect("a buffer that is lent is there");
+        assert!(self.next <= range.start, "bytes are lent once");
+        let bytes = &mut buf[range.clone()];
+        (self.next, self.out) = (range.end, self.out + 1);
+        Segment {
+            start: NonNull::from(&mut *bytes).cast(),
+            len: bytes.len(),
+            writable: true,
+        }
+    }
+
+    /// # Panics
+    /// The segment is of another buffer.
+    pub fn give_back(&mut self, segment: Segment) {
+        let buf = self.buf.as_ref().expect("a buffer that is lent is there");
+        let (start, end) = (
+            buf.start.as_ptr() as usize,
+            buf.start.as_ptr() as usize + buf.len,
+        );
+        let at = segment.start.as_ptr() as usize;
+        assert!(
+            start <= at && at + segment.len <= end,
+            "memory of another buffer"
+        );
+        self.out -= 1;
+    }
+
+    /// The buffer, when everything is back.
+    ///
+    /// # Panics
+    /// Something is not.
+    pub fn into_inner(mut self) -> AlignedBuf {
+        assert!(self.out == 0, "memory is in flight");
+        self.buf.take().expect("a buffer that is lent is there")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.out > 0 {
+            // Invariant 2.
+            std::mem::forget(self.buf.take());
+        }
+    }
+}
+
+/// Borrowed memory that is lent within a [`scope`].
+pub(crate) struct Loans<'a> {
+    out: usize,
+    of: PhantomData<&'a mut [u8]>,
+}
+
+/// Calls `body`, which may lend what is borrowed for longer than the call and has everything back when it ends, well or by
+/// panic. The process is aborted if not: the memory is about to be used by others.
+pub(crate) fn scope<'a, R>(body: impl FnOnce(&mut Loans<'a>) -> R) -> R {
+    let mut loans = Loans {
+        out: 0,
+        of: PhantomData,
+    };
+    body(&mut loans)
+}
+
+impl<'a> Loans<'a> {
+    pub fn lend(&mut self, bytes: &'a mut [u8]) -> Segment {
+        self.out += 1;
+        Segment {
+            len: bytes.len(),
+            start: NonNull::from(bytes).cast(),
+            writable: true,
+        }
+    }
+
+    /// Memory that I/O only looks at.
+    pub fn show(&mut self, bytes: &'a [u8]) -> Segment {
+        self.out += 1;
+        Segment {
+            len: bytes.len(),
+            start: NonNull::from(bytes).cast(),
+            writable: false,
+        }
+    }
+
+    pub fn give_back(&mut self, segment: Segment) {
+        // It is gone with this call; one that came from elsewhere would be counted for one of ours.
+        let Segment { .. } = segment;
+        self.out -= 1;
+    }
+}
+
+impl Drop for Loans<'_> {
+    fn drop(&mut self) {
+        if self.out > 0 {
+            tracing::error!(
+                segments = self.out,
+                "memory was given up that I/O may be using"
+            );
+            std::process::abort();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +327,57 @@ mod tests {
             buf.as_mut().fill(7);
             assert_eq!(&*buf.clone(), &*buf);
         }
+    }
+
+    #[test]
+    fn what_is_lent_is_used_through_its_segments_and_comes_back() {
+        let mut lent = Lent::new(AlignedBuf::zeroed(8192));
+        let mut first = lent.lend(0..4096);
+        let mut second = lent.lend(4096..8192);
+        first.bytes_mut().fill(1);
+        second.bytes_mut().fill(2);
+        lent.give_back(second);
+        lent.give_back(first);
+        let buf = lent.into_inner();
+        assert!(buf[..4096].iter().all(|&b| b == 1) && buf[4096..].iter().all(|&b| b == 2));
+        let (mut page, shown) = (AlignedBuf::zeroed(512), [7u8; 512]);
+        scope(|loans| {
+            let mut to = loans.lend(&mut page);
+            let from = loans.show(&shown);
+            to.bytes_mut().copy_from_slice(from.bytes());
+            loans.give_back(from);
+            loans.give_back(to);
+        });
+        assert_eq!(page[..], shown);
+    }
+
+    #[test]
+    #[should_panic(expected = "memory is in flight")]
+    fn a_buffer_with_a_part_in_flight_is_not_taken_back() {
+        let mut lent = Lent::new(AlignedBuf::zeroed(4096));
+        let _out = lent.lend(0..512);
+        drop(lent.into_inner());
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes are lent once")]
+    fn no_byte_is_lent_twice() {
+        let mut lent = Lent::new(AlignedBuf::zeroed(4096));
+        let _out = lent.lend(0..1024);
+        let _again = lent.lend(512..2048);
+    }
+
+    #[test]
+    #[should_panic(expected = "only looked at")]
+    fn what_is_shown_is_not_written() {
+        let shown = [0u8; 512];
+        scope(|loans| {
+            let mut segment = loans.show(&shown);
+            let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                segment.bytes_mut().fill(1);
+            }));
+            loans.give_back(segment);
+            std::panic::resume_unwind(written.unwrap_err());
+        });
     }
 }

@@ -11,6 +11,7 @@
 use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::error::Error;
+use crate::queue::{Bell, Blocking, DeviceQueue, Own};
 use crate::threads;
 use crate::uring;
 use base::sys;
@@ -207,6 +208,14 @@ impl FileDevice {
     }
 }
 
+impl FileDevice {
+    /// Why an operation that writes, or one that does not, is not tried.
+    pub fn refuses(&self, reads: bool) -> Option<io::Error> {
+        let refused = !reads && self.read_only;
+        refused.then(|| io::Error::from_raw_os_error(libc::EROFS))
+    }
+}
+
 /// Opens for direct I/O, or buffered where the host refuses that.
 fn open_file(path: &Path, options: &OpenOptions, exclusive: bool) -> io::Result<(File, bool)> {
     let excl = if exclusive { libc::O_EXCL } else { 0 };
@@ -339,9 +348,9 @@ impl BlockDevice for FileDevice {
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         for request in requests.iter_mut() {
-            let writes = !matches!(request.operation, Operation::Read { .. });
-            if writes && self.read_only {
-                request.error = Some(io::Error::from_raw_os_error(libc::EROFS));
+            let reads = matches!(request.operation, Operation::Read { .. });
+            if let Some(error) = self.refuses(reads) {
+                request.error = Some(error);
             }
         }
         match &self.engine {
@@ -355,6 +364,17 @@ impl BlockDevice for FileDevice {
                     threads::perform(self, request);
                 }
             }
+        }
+    }
+
+    fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
+        match &self.engine {
+            Engine::Uring => DeviceQueue(Own::OnRing(self)),
+            Engine::Threads(pool) => {
+                let pool = Arc::clone(pool);
+                DeviceQueue::alone(threads::PoolQueue::new(self, pool, Arc::clone(bell)))
+            }
+            Engine::Caller => DeviceQueue::alone(Blocking::new(self)),
         }
     }
 

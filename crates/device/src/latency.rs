@@ -18,6 +18,7 @@ use base::clock::Clock;
 use base::sync::{Mutex, rank};
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
+use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake};
 
 /// Bytes that take a device's service time once.
 const UNIT: usize = 128 << 10;
@@ -122,6 +123,15 @@ impl BlockDevice for LatencyDevice {
         self.clock.sleep_until(end);
     }
 
+    fn queue(self: Arc<Self>, _bell: &Arc<Bell>) -> DeviceQueue {
+        DeviceQueue::alone(LatencyQueue {
+            device: self,
+            in_service: BinaryHeap::new(),
+            parts: Vec::new(),
+            free: Vec::new(),
+        })
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.below.discard(offset, len)
     }
@@ -129,6 +139,55 @@ impl BlockDevice for LatencyDevice {
     fn release_claim(&self) -> io::Result<()> {
         self.below.release_claim()
     }
+}
+
+/// What an owner has in flight on such a device: each part has been performed (invariant 2), and ends when its time is over.
+struct LatencyQueue {
+    device: Arc<LatencyDevice>,
+    /// Ends of parts' times, the first on top, and where the parts are.
+    in_service: BinaryHeap<Reverse<(u64, usize)>>,
+    parts: Vec<Option<Ended>>,
+    /// Places of `parts` without one.
+    free: Vec<usize>,
+}
+
+impl Queue for LatencyQueue {
+    fn push(&mut self, mut part: Part) {
+        let mut request = [Request::new(part.operation(), 0)];
+        self.device.below.run(&mut request, None);
+        let end = self.device.admit(&request);
+        let [request] = request;
+        let result = request.error.map_or(Ok(()), Err);
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.parts.push(None);
+            self.parts.len() - 1
+        });
+        self.parts[at] = Some(Ended { part, result });
+        self.in_service.push(Reverse((end, at)));
+    }
+
+    fn ring(&mut self) {}
+
+    fn reap(&mut self, ended: &mut Vec<Ended>) {
+        let now = self.device.clock.monotonic_ns();
+        while let Some(&Reverse((end, at))) = self.in_service.peek()
+            && end <= now
+        {
+            self.in_service.pop();
+            self.free.push(at);
+            ended.extend(self.parts[at].take());
+        }
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        match self.in_service.peek() {
+            Some(&Reverse((end, _))) => Wake::At(end, &self.device.clock),
+            None => Wake::Now,
+        }
+    }
+
+    /// What has begun takes its time.
+    fn cancel(&mut self, _mine: &dyn Fn(u64) -> bool) {}
 }
 
 #[cfg(test)]

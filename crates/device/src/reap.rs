@@ -1,7 +1,8 @@
 //! How a thread waits for completions: the one place that knows.
 
-use io_uring::IoUring;
+use io_uring::{IoUring, types};
 use std::io;
+use std::time::Duration;
 
 /// How to wait. A value, chosen when a ring is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,13 +19,35 @@ pub(crate) enum Policy {
 /// descriptor: the kernel may still write to buffers that the caller is about to give up.
 pub(crate) fn wait(ring: &mut IoUring, policy: Policy, want: usize) {
     let Policy::Interrupt = policy;
-    match ring.submit_and_wait(want) {
-        Ok(_) => {}
-        Err(e) => match e.raw_os_error() {
+    waited(ring.submit_and_wait(want));
+}
+
+/// As [`wait`] for one completion, and no longer than `patience`.
+pub(crate) fn wait_for(ring: &mut IoUring, policy: Policy, patience: Option<Duration>) {
+    let Policy::Interrupt = policy;
+    let Some(patience) = patience else {
+        return wait(ring, policy, 1);
+    };
+    let time = types::Timespec::from(patience);
+    let until = types::SubmitArgs::new().timespec(&time);
+    match ring.submitter().submit_with_args(1, &until) {
+        Err(e) if e.raw_os_error() == Some(libc::ETIME) => {}
+        // Kernels before 5.11 wait without an end, or not at all.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            start(ring);
+            base::thread::yield_now();
+        }
+        done => waited(done),
+    }
+}
+
+fn waited(done: io::Result<usize>) {
+    if let Err(e) = done {
+        match e.raw_os_error() {
             Some(libc::EINTR) => {}
             Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => base::thread::yield_now(),
             _ => unusable(&e),
-        },
+        }
     }
 }
 

@@ -2,10 +2,13 @@
 
 use crate::block::{Durability, Operation, Request};
 use crate::file::FileDevice;
+use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
+use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Threads for an array of `devices`: enough to keep each of them busy, and few enough to
 /// be cheap.
@@ -27,6 +30,75 @@ pub(crate) fn run(
             pool.run(requests, &|request| perform(device, request), meanwhile);
         }
     }
+}
+
+/// What an owner has in flight on one device, each part on one of the pool's threads.
+pub(crate) struct PoolQueue {
+    device: Arc<FileDevice>,
+    pool: Arc<Pool>,
+    pushed: Vec<Part>,
+    ended: Arc<Mutex<Vec<Ended>>>,
+    bell: Arc<Bell>,
+}
+
+impl PoolQueue {
+    pub fn new(device: Arc<FileDevice>, pool: Arc<Pool>, bell: Arc<Bell>) -> PoolQueue {
+        PoolQueue {
+            device,
+            pool,
+            pushed: Vec::new(),
+            ended: Arc::new(Mutex::new(rank::LEAF, Vec::new())),
+            bell,
+        }
+    }
+}
+
+impl Queue for PoolQueue {
+    fn push(&mut self, part: Part) {
+        self.pushed.push(part);
+    }
+
+    fn ring(&mut self) {
+        for part in self.pushed.drain(..) {
+            let (ended, bell) = (Arc::clone(&self.ended), Arc::clone(&self.bell));
+            let device = Arc::clone(&self.device);
+            self.pool.give(move || {
+                let done = match device.refuses(part.kind == Kind::Read) {
+                    Some(error) => Ended {
+                        part,
+                        result: Err(error),
+                    },
+                    None => perform_part(&device, part),
+                };
+                drop(device);
+                ended.lock().push(done);
+                bell.ring();
+            });
+        }
+    }
+
+    fn reap(&mut self, ended: &mut Vec<Ended>) {
+        ended.append(&mut self.ended.lock());
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        match self.ended.lock().is_empty() {
+            true => Wake::Bell,
+            false => Wake::Now,
+        }
+    }
+
+    fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
+        let gone = self.pushed.extract_if(.., |part| mine(part.user));
+        self.ended.lock().extend(gone.map(Ended::cancelled));
+    }
+}
+
+fn perform_part(device: &FileDevice, mut part: Part) -> Ended {
+    let mut request = Request::new(part.operation(), 0);
+    perform(device, &mut request);
+    let result = request.error.map_or(Ok(()), Err);
+    Ended { part, result }
 }
 
 /// Performs one request on the calling thread. A request that has failed already is left.

@@ -1,39 +1,39 @@
-//! The io_uring backend: one ring per device and thread.
+//! The io_uring backend: a ring per device and thread for who waits, and one per owner of queues.
 //!
 //! Owns the calling thread's rings and, during [`run`], the requests in flight on one.
 //!
-//! 1. A ring belongs to one thread and one device, so that nothing is shared and a slow
+//! 1. A thread's ring belongs to it and one device, so that nothing is shared and a slow
 //!    device stalls only those who wait for it. It is made at the first I/O and dropped when
 //!    the thread ends, or when the thread makes another ring after the device is gone.
-//! 2. The kernel uses buffers of the caller between submission and completion. [`InFlight`]
-//!    borrows them and does not go away, by return or by panic, before all have completed.
-//! 3. `in_flight` never exceeds the ring's entries, so the submission queue never overflows
-//!    and the completion queue, twice as long, loses nothing.
+//! 2. The ring of a [`RingQueue`] is for all of its owner's devices, and may be used by one thread after another: with as
+//!    many devices one call of the kernel starts and finds what is in flight on all of them.
+//! 3. The kernel uses memory between submission and completion (see [`ring`](Ring)): [`Batch`] and [`RingQueue`] do not go
+//!    away, by return or by panic, before all has completed.
 //!
 //! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls. Fork
 //! before opening devices: a ring does not follow into the child.
 
 pub(crate) mod raw;
+mod ring;
 
 use crate::block::{Durability, Operation, Request};
+use crate::buf::{self, Loans, Segment};
 use crate::file::FileDevice;
-use crate::reap::{self, Policy};
+use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
+use crate::reap::Policy;
 use crate::threads;
-use io_uring::{IoUring, Probe, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode};
+use ring::{News, Ring};
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::slice;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 const RING_ENTRIES: u32 = 64;
-/// Largest single transfer; the kernel's own limit is just below 2 GiB.
-const TRANSFER_MAX: usize = 1 << 30;
-/// How often a request that the kernel turned away is submitted again before it is done by a
-/// plain call instead.
-const RETRIES_MAX: u8 = 16;
 
 thread_local! {
-    static RINGS: RefCell<Vec<(Weak<()>, IoUring)>> = const { RefCell::new(Vec::new()) };
+    static RINGS: RefCell<Vec<(Weak<()>, Ring)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Finds out whether this process may use io_uring and it has all that is needed.
@@ -59,10 +59,10 @@ fn make_ring(entries: u32) -> io::Result<IoUring> {
         .or_else(|_| IoUring::builder().build(entries))
 }
 
-fn take_ring(device: &FileDevice) -> io::Result<IoUring> {
+fn take_ring(device: &FileDevice) -> io::Result<Ring> {
     let kept = RINGS.try_with(|rings| {
         let mut rings = rings.borrow_mut();
-        let mine = |(id, _): &(Weak<()>, IoUring)| std::ptr::eq(id.as_ptr(), &*device.id);
+        let mine = |(id, _): &(Weak<()>, Ring)| std::ptr::eq(id.as_ptr(), &*device.id);
         match rings.iter().position(mine) {
             Some(at) => Some(rings.swap_remove(at).1),
             None => {
@@ -74,11 +74,11 @@ fn take_ring(device: &FileDevice) -> io::Result<IoUring> {
     match kept {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => make_ring(RING_ENTRIES),
+        Ok(None) | Err(_) => Ok(Ring::new(make_ring(RING_ENTRIES)?, RING_ENTRIES as usize)),
     }
 }
 
-fn keep_ring(device: &FileDevice, ring: IoUring) {
+fn keep_ring(device: &FileDevice, ring: Ring) {
     let entry = (Arc::downgrade(&device.id), ring);
     // An error means that the thread ends: the ring is dropped with the closure.
     let kept = RINGS.try_with(move |rings| rings.borrow_mut().push(entry));
@@ -110,14 +110,22 @@ pub(crate) fn run(
             return;
         }
     };
-    let mut batch = InFlight::new(&mut ring, device, requests);
-    batch.fill();
-    if let Some(meanwhile) = meanwhile {
-        reap::start(batch.ring);
-        meanwhile();
-    }
-    batch.finish();
-    drop(batch);
+    buf::scope(|loans| {
+        let mut batch = Batch {
+            errors: Vec::with_capacity(requests.len()),
+            ring: &mut ring,
+            device,
+            loans,
+            rest: requests.iter_mut(),
+            ended: Vec::new(),
+        };
+        batch.fill();
+        if let Some(meanwhile) = meanwhile {
+            batch.ring.start();
+            meanwhile();
+        }
+        batch.finish();
+    });
     keep_ring(device, ring);
 }
 
@@ -136,174 +144,192 @@ fn call_is_as_good(device: &FileDevice, request: &Request<'_>) -> bool {
     !(durable && device.block_device)
 }
 
-#[derive(Clone, Copy, Default)]
-struct Progress {
-    done: usize,
-    retries: u8,
-}
-
-/// Requests of one batch on one ring (invariant 2).
-struct InFlight<'r, 'b, 'a> {
-    ring: &'r mut IoUring,
+/// The requests of one call of [`run`] (invariant 3).
+struct Batch<'r, 'b, 'a> {
+    ring: &'r mut Ring,
     device: &'r FileDevice,
-    requests: &'b mut [Request<'a>],
-    progress: Vec<Progress>,
-    /// The next request that was never submitted.
-    next: usize,
-    /// Requests to submit again.
-    again: Vec<usize>,
-    in_flight: usize,
+    loans: &'r mut Loans<'b>,
+    /// Requests that were never submitted.
+    rest: slice::IterMut<'b, Request<'a>>,
+    /// Where each that was submitted tells its error; a part's mark is its place here.
+    errors: Vec<&'b mut Option<io::Error>>,
+    ended: Vec<Ended>,
 }
 
-impl<'r, 'b, 'a> InFlight<'r, 'b, 'a> {
-    fn new(ring: &'r mut IoUring, device: &'r FileDevice, requests: &'b mut [Request<'a>]) -> Self {
-        InFlight {
-            ring,
-            device,
-            progress: vec![Progress::default(); requests.len()],
-            requests,
-            next: 0,
-            again: Vec::new(),
-            in_flight: 0,
-        }
-    }
-
-    /// Queues requests while the ring has room (invariant 3).
+impl<'b> Batch<'_, 'b, '_> {
+    /// Queues requests while the ring has room; those that failed before are passed over.
     fn fill(&mut self) {
-        while self.in_flight < RING_ENTRIES as usize {
-            let Some(index) = self.again.pop().or_else(|| self.take_next()) else {
+        while !self.ring.is_full() {
+            let Some(request) = self.rest.by_ref().find(|r| r.error.is_none()) else {
                 return;
             };
-            let entry = self.entry(index);
-            // SAFETY: the entry's buffer is borrowed by `requests` until this `InFlight` is
-            // gone, and that waits for the completion (invariant 2). The descriptor is open as
-            // long as `device`.
-            let queued = unsafe { self.ring.submission().push(&entry) };
-            queued.expect("the submission queue holds all in flight");
-            self.in_flight += 1;
+            let part = self.part(request);
+            self.ring.push(&[self.device], part);
         }
     }
 
-    /// The next request to submit; those that failed before are passed over.
-    fn take_next(&mut self) -> Option<usize> {
-        let skip = self.requests[self.next..]
-            .iter()
-            .position(|r| r.error.is_none());
-        let Some(skip) = skip else {
-            self.next = self.requests.len();
-            return None;
-        };
-        let index = self.next + skip;
-        self.next = index + 1;
-        Some(index)
-    }
-
-    fn entry(&mut self, index: usize) -> squeue::Entry {
-        let fd = types::Fd(self.device.file.as_raw_fd());
-        let done = self.progress[index].done;
-        let entry = match &mut self.requests[index].operation {
-            Operation::Read { offset, buf } => {
-                let rest = &mut buf[done..];
-                let len = rest.len().min(TRANSFER_MAX) as u32;
-                opcode::Read::new(fd, rest.as_mut_ptr(), len)
-                    .offset(*offset + done as u64)
-                    .build()
-            }
+    fn part(&mut self, request: &'b mut Request<'_>) -> Part {
+        let Request {
+            operation, error, ..
+        } = request;
+        let user = self.errors.len() as u64;
+        self.errors.push(error);
+        let offset = operation.offset();
+        let (kind, segment) = match operation {
+            Operation::Read { buf, .. } => (Kind::Read, self.loans.lend(buf)),
             Operation::Write {
-                offset,
-                buf,
-                durability,
-            } => {
-                let rest = &buf[done..];
-                let len = rest.len().min(TRANSFER_MAX) as u32;
-                let flags = match durability {
-                    Durability::Volatile | Durability::Checked => 0,
-                    Durability::Durable => libc::RWF_DSYNC,
-                };
-                opcode::Write::new(fd, rest.as_ptr(), len)
-                    .offset(*offset + done as u64)
-                    .rw_flags(flags)
-                    .build()
-            }
-            Operation::Flush => opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
+                buf, durability, ..
+            } => (Kind::Write(*durability), self.loans.show(buf)),
+            Operation::Flush => (Kind::Flush, Segment::empty()),
         };
-        entry.user_data(index as u64)
+        Part {
+            user,
+            device: 0,
+            kind,
+            offset,
+            segment,
+        }
     }
 
     /// Submits and waits until every request has ended.
     fn finish(&mut self) {
         loop {
             self.fill();
-            if self.in_flight == 0 {
+            if self.ring.in_flight() == 0 {
                 return;
             }
             // With more to submit, the first free entry is worth waking up for.
-            let more = self.next < self.requests.len();
-            let want = if more { 1 } else { self.in_flight };
-            reap::wait(self.ring, Policy::default(), want);
+            let more = self.rest.len() > 0;
+            let want = if more { 1 } else { self.ring.in_flight() };
+            self.ring.wait(want);
             self.collect();
         }
     }
 
     fn collect(&mut self) {
-        let mut ended = [(0usize, 0i32); RING_ENTRIES as usize];
-        loop {
-            let mut count = 0;
-            for (cqe, place) in self.ring.completion().zip(&mut ended) {
-                *place = (cqe.user_data() as usize, cqe.result());
-                count += 1;
+        self.ring.collect(&[self.device], &mut self.ended);
+        for Ended { part, result } in self.ended.drain(..) {
+            *self.errors[part.user as usize] = result.err();
+            if part.kind != Kind::Flush {
+                self.loans.give_back(part.segment);
             }
-            if count == 0 {
-                return;
-            }
-            for &(index, result) in &ended[..count] {
-                self.in_flight -= 1;
-                self.complete(index, result);
-            }
-        }
-    }
-
-    fn complete(&mut self, index: usize, result: i32) {
-        let request = &mut self.requests[index];
-        let progress = &mut self.progress[index];
-        let moved = match usize::try_from(result) {
-            Ok(moved) => moved,
-            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {
-                progress.retries += 1;
-                if progress.retries < RETRIES_MAX {
-                    self.again.push(index);
-                } else {
-                    threads::perform(self.device, request);
-                }
-                return;
-            }
-            Err(_) => {
-                request.error = Some(io::Error::from_raw_os_error(-result));
-                return;
-            }
-        };
-        let left = request.operation.bytes() - progress.done;
-        let read = matches!(request.operation, Operation::Read { .. });
-        match threads::usable_progress(moved, left, self.device.logical_block, read) {
-            Ok(moved) if moved == left => {}
-            Ok(moved) => {
-                progress.done += moved;
-                progress.retries = 0;
-                self.again.push(index);
-            }
-            Err(error) => request.error = Some(error),
         }
     }
 }
 
-impl Drop for InFlight<'_, '_, '_> {
+impl Drop for Batch<'_, '_, '_> {
     /// Reached with requests in flight only by a panic in between: waits for them.
     fn drop(&mut self) {
-        while self.in_flight > 0 {
-            reap::wait(self.ring, Policy::default(), self.in_flight);
+        while self.ring.in_flight() > 0 {
+            self.ring.wait(self.ring.in_flight());
             self.collect();
         }
+    }
+}
+
+/// What an owner has in flight on all of its devices that are reached by io_uring (invariant 2).
+pub(crate) struct RingQueue {
+    ring: Ring,
+    devices: Vec<Arc<FileDevice>>,
+    /// Failed before they got there.
+    refused: Vec<Ended>,
+}
+
+impl RingQueue {
+    /// A queue with room for so many parts.
+    pub fn new(devices: Vec<Arc<FileDevice>>, parts: usize) -> io::Result<RingQueue> {
+        let entries = u32::try_from(parts).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // Not of one issuer, as a thread's own: the owner may go to another thread while parts are in flight. Completions
+        // are run when a thread enters the kernel anyway; kernels before 5.19 interrupt it.
+        let ring = IoUring::builder()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .build(entries)
+            .or_else(|_| IoUring::builder().build(entries))?;
+        Ok(RingQueue {
+            ring: Ring::new(ring, parts),
+            devices,
+            refused: Vec::new(),
+        })
+    }
+}
+
+impl Queue for RingQueue {
+    fn push(&mut self, part: Part) {
+        match self.devices[part.device].refuses(part.kind == Kind::Read) {
+            Some(error) => self.refused.push(Ended {
+                part,
+                result: Err(error),
+            }),
+            None => self.ring.push(&self.devices, part),
+        }
+    }
+
+    fn ring(&mut self) {
+        self.ring.start();
+    }
+
+    fn reap(&mut self, ended: &mut Vec<Ended>) {
+        ended.append(&mut self.refused);
+        if let News::InKernel = self.ring.has_news() {
+            self.ring.enter();
+        }
+        self.ring.collect(&self.devices, ended);
+        self.ring.start_again();
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        match self.refused.is_empty() {
+            true => Wake::Kernel,
+            false => Wake::Now,
+        }
+    }
+
+    fn wait(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
+        if let News::None = self.ring.has_news() {
+            self.ring.wait_or(bell, patience);
+        }
+    }
+
+    fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
+        self.ring.cancel(mine);
+    }
+}
+
+impl Drop for RingQueue {
+    fn drop(&mut self) {
+        self.ring.drain(&self.devices, &mut self.refused);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::clock::Clock;
+
+    #[test]
+    fn whoever_waits_for_a_ring_hears_a_bell_and_has_patience() {
+        let Ok(mut queue) = RingQueue::new(Vec::new(), 4) else {
+            return;
+        };
+        let bell = Arc::new(Bell::new());
+        for _ in 0..100 {
+            let rung = bell.rung();
+            let rings = Arc::clone(&bell);
+            let other = base::thread::spawn("rings", move || rings.ring()).unwrap();
+            while bell.rung() == rung {
+                queue.wait(Some((&bell, rung)), None);
+                queue.reap(&mut Vec::new());
+            }
+            other.join().unwrap();
+        }
+        let (clock, time) = (Clock::real(), Duration::from_millis(20));
+        let start = clock.monotonic_ns();
+        // It may end early, not late for ever.
+        while clock.monotonic_ns() - start < time.as_nanos() as u64 {
+            queue.wait(Some((&bell, bell.rung())), Some(time));
+            queue.reap(&mut Vec::new());
+        }
+        queue.wait(None, Some(time));
     }
 }

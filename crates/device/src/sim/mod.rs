@@ -48,6 +48,7 @@ mod cached;
 mod faults;
 mod pages;
 mod power;
+mod queue;
 mod state;
 
 pub use cached::{Keep, Survival};
@@ -55,6 +56,7 @@ pub use faults::{FaultKind, Odds, Struck, Times};
 pub use power::PowerSwitch;
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
+use crate::queue::{Bell, DeviceQueue};
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
@@ -62,10 +64,12 @@ use cached::Cached;
 use faults::{Fault, Faults, medium_error, no_device, no_power};
 use pages::{Pages, hash_bytes, hash_pages, load, mix, store};
 use power::{InBatch, Power};
+use queue::SimQueue;
 use state::State;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The unit that is never torn, in bytes.
@@ -98,6 +102,10 @@ pub struct SimDevice {
     pace: Mutex<Pace>,
     /// A stuck device answers again.
     released: Condvar,
+    /// Of those who have something in flight, and are not inside.
+    waiters: Mutex<Vec<Weak<Bell>>>,
+    /// Queues made so far.
+    queues: AtomicU64,
 }
 
 /// Making devices, and making them from others.
@@ -138,6 +146,8 @@ impl SimDevice {
                 },
             ),
             released: Condvar::new(),
+            waiters: Mutex::new(rank::LEAF, Vec::new()),
+            queues: AtomicU64::new(0),
         })
     }
 
@@ -198,8 +208,10 @@ impl SimDevice {
     fn retire(&self) -> u64 {
         let mut state = self.state.lock();
         state.retired = true;
-        self.released.notify_all();
-        state.trace
+        let trace = state.trace;
+        drop(state);
+        self.answer();
+        trace
     }
 
     /// A second device with the durable contents of this one and a switch of its own; this
@@ -381,7 +393,7 @@ impl SimDevice {
     /// Ends all injected faults; what is stuck or gone answers again. What they did stays done.
     pub fn heal(&self) {
         self.faults(|f| *f = Faults::default());
-        self.released.notify_all();
+        self.answer();
     }
 
     /// Bit rot: flips bits of the range, at least one of them.
@@ -417,7 +429,7 @@ impl SimDevice {
     /// Lets a stuck device answer.
     pub fn release(&self) {
         self.faults(|f| f.stuck = false);
-        self.released.notify_all();
+        self.answer();
     }
 
     /// Operations that wait for a stuck device now.
@@ -485,6 +497,21 @@ impl SimDevice {
             Some(clock) => clock.advance(service),
             None => base::sched::spend(service),
         }
+    }
+
+    /// Wakes who waits for a device that was stuck.
+    fn answer(&self) {
+        self.released.notify_all();
+        let waiters = self.waiters.lock().clone();
+        for bell in waiters.iter().filter_map(Weak::upgrade) {
+            bell.ring();
+        }
+    }
+
+    /// No operation would be answered now.
+    fn is_stuck(&self) -> bool {
+        let state = self.state.lock();
+        state.faults.stuck && !state.retired
     }
 
     /// The state, once the device answers.
@@ -592,6 +619,15 @@ impl BlockDevice for SimDevice {
         if let Some(meanwhile) = meanwhile {
             meanwhile();
         }
+    }
+
+    fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
+        let mut waiters = self.waiters.lock();
+        waiters.retain(|waiter| waiter.strong_count() > 0);
+        waiters.push(Arc::downgrade(bell));
+        drop(waiters);
+        let seed = self.queues.fetch_add(1, Ordering::Relaxed) ^ self.bytes;
+        DeviceQueue::alone(SimQueue::new(self, seed))
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

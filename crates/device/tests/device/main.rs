@@ -4,6 +4,7 @@ mod arrays;
 mod faults;
 mod files;
 mod fixture;
+mod flights;
 mod flushes;
 mod labels;
 mod power;

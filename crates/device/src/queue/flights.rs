@@ -1,0 +1,493 @@
+//! What somebody has in flight on an array: transfers of owned memory, started now and landed later.
+//!
+//! Owns one caller's queues to all devices, the *flights*, and the memory they are lent.
+//!
+//! 1. A flight's memory is neither looked at, freed nor handed out before its last part has ended, whether it ends well, is
+//!    cancelled or its owner goes: [`Lent`] sees to it, and `Drop` waits for all.
+//! 2. A part is waiting, in its device's queue, or ended. No device has more than `depth` in its queue; the others wait here,
+//!    in the order in which they came. There are never more flights than the owner asked for.
+//! 3. A completion is accounted before it is told: as unflushed (array, invariant 3) and in the counts. The error is that of
+//!    the first part that failed, in the order of its addresses in memory.
+//! 4. Every flight lands once. A device that does not answer keeps its own flights; those of the others land.
+//! 5. No lock is held between calls, and nothing that others wait for: a flight that nobody reaps hurts nobody.
+
+use super::{Bell, Ended, Kind, Own, Part, Queue, Wake};
+use crate::array::{Array, Tally};
+use crate::buf::{AlignedBuf, Lent};
+use crate::error::Error;
+use crate::uring::RingQueue;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Flights of one owner at most; see [`mark`].
+const FLIGHTS_MAX: usize = 1 << 20;
+/// Parts of a flight at most.
+const PARTS_MAX: usize = 1 << 28;
+/// Devices at most.
+const LANES_MAX: usize = 1 << 16;
+
+/// Bytes of a flight's memory and where they lie in the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// A logical byte address, as for [`Array::read`].
+    pub byte: u64,
+    /// Where in the memory, a multiple of the array's alignment; behind what earlier runs take.
+    pub at: usize,
+    pub len: usize,
+}
+
+/// One transfer, as its owner sees it.
+#[derive(Debug)]
+pub struct Flight {
+    pub kind: Kind,
+    pub memory: AlignedBuf,
+    /// The owner's own mark.
+    pub tag: u64,
+}
+
+/// A flight that has ended.
+#[derive(Debug)]
+pub struct Landed {
+    pub tag: u64,
+    pub memory: AlignedBuf,
+    pub result: Result<(), Error>,
+}
+
+/// A flight that did not start.
+#[derive(Debug)]
+pub struct Refused {
+    pub flight: Flight,
+    /// `None`: there are as many as there may be.
+    pub error: Option<Box<Error>>,
+}
+
+/// Names a flight until it has landed, and nothing after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlightId {
+    index: u32,
+    generation: u32,
+}
+
+struct Entry {
+    generation: u32,
+    flying: Option<Flying>,
+}
+
+struct Flying {
+    tag: u64,
+    kind: Kind,
+    lent: Lent,
+    parts: u32,
+    left: u32,
+    /// Of the first part that failed, and which.
+    failed: Option<(u32, Error)>,
+}
+
+/// One device as its owner sees it.
+struct Lane {
+    /// The queue, and the device's number in it.
+    queue: usize,
+    number: usize,
+    in_flight: usize,
+    /// Parts for which the queue has no room (invariant 2).
+    waiting: VecDeque<Part>,
+    tally: Tally,
+}
+
+/// One owner's flights; see the module's head.
+pub struct Queues {
+    array: Arc<Array>,
+    lanes: Vec<Lane>,
+    queues: Vec<Line>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    depth: usize,
+    /// Parts that have ended, until they are accounted.
+    ended: Vec<Ended>,
+    /// Flights that have landed while nobody reaped, by being cancelled.
+    early: Vec<Landed>,
+    bell: Arc<Bell>,
+}
+
+/// A queue, and how much is in it.
+struct Line {
+    queue: Box<dyn Queue>,
+    in_flight: usize,
+    /// Pushed and not started.
+    pushed: bool,
+}
+
+impl Queues {
+    /// Queues with room for so many flights, of which each device works on at most `depth` parts at a time.
+    ///
+    /// # Errors
+    /// The kernel gives no ring.
+    pub fn new(array: &Arc<Array>, flights: usize, depth: usize) -> Result<Queues, Error> {
+        let depth = depth.max(1);
+        let bell = Arc::new(Bell::new());
+        let mut lanes = Vec::new();
+        let mut queues: Vec<Line> = Vec::new();
+        let mut on_ring: Vec<(usize, _)> = Vec::new();
+        for (index, device) in array.devices().enumerate() {
+            let (queue, number) = match Arc::clone(device).queue(&bell).0 {
+                Own::Alone(queue) => {
+                    queues.push(Line::new(queue));
+                    (queues.len() - 1, 0)
+                }
+                Own::OnRing(file) => {
+                    on_ring.push((index, file));
+                    (usize::MAX, on_ring.len() - 1)
+                }
+            };
+            lanes.push(Lane {
+                queue,
+                number,
+                in_flight: 0,
+                waiting: VecDeque::new(),
+                tally: Tally::default(),
+            });
+        }
+        if !on_ring.is_empty() {
+            for (index, _) in &on_ring {
+                lanes[*index].queue = queues.len();
+            }
+            let parts = depth * on_ring.len();
+            let files = on_ring.into_iter().map(|(_, file)| file).collect();
+            let ring = RingQueue::new(files, parts).map_err(|source| Error::NoIoUring {
+                source: Arc::new(source),
+            })?;
+            queues.push(Line::new(Box::new(ring)));
+        }
+        let flights = flights.clamp(1, FLIGHTS_MAX);
+        Ok(Queues {
+            array: Arc::clone(array),
+            lanes,
+            queues,
+            entries: (0..flights).map(|_| Entry::free()).collect(),
+            free: (0..flights as u32).rev().collect(),
+            depth,
+            ended: Vec::new(),
+            early: Vec::new(),
+            bell,
+        })
+    }
+
+    /// What wakes [`wait`](Queues::wait) besides flights that land.
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Flights that have not been reaped.
+    pub fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len() + self.early.len()
+    }
+
+    /// Takes a flight; [`ring`](Queues::ring) starts it. One without runs is not taken: it has no place to go.
+    pub fn submit(&mut self, flight: Flight, runs: &[Run]) -> Result<FlightId, Refused> {
+        let error = self.check(&flight, runs).err().map(Box::new);
+        if error.is_some() || self.in_flight() >= self.entries.len() {
+            return Err(Refused { flight, error });
+        }
+        let Flight { kind, memory, tag } = flight;
+        let index = self.free.pop().expect("looked at before");
+        let mut flying = Flying {
+            tag,
+            kind,
+            lent: Lent::new(memory),
+            parts: 0,
+            left: 0,
+            failed: None,
+        };
+        for run in runs {
+            let mut at = run.at;
+            let (lanes, queues, depth) = (&mut self.lanes, &mut self.queues, self.depth);
+            self.array.each_piece(run.byte, run.len, |piece| {
+                let lane = &mut lanes[piece.device];
+                let part = Part {
+                    user: mark(index, piece.device, flying.parts),
+                    device: lane.number,
+                    kind,
+                    offset: piece.offset,
+                    segment: flying.lent.lend(at..at + piece.len),
+                };
+                at += piece.len;
+                flying.parts += 1;
+                lane.send(part, queues, depth);
+            });
+        }
+        flying.left = flying.parts;
+        let entry = &mut self.entries[index as usize];
+        entry.flying = Some(flying);
+        Ok(FlightId {
+            index,
+            generation: entry.generation,
+        })
+    }
+
+    fn check(&self, flight: &Flight, runs: &[Run]) -> Result<(), Error> {
+        if flight.kind != Kind::Read && self.array.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        let mut next = 0;
+        for run in runs {
+            let (byte, len) = (run.byte, run.len as u64);
+            self.array.check_range(byte, len)?;
+            let align = self.array.geometry().journal_align;
+            let fits = run.at >= next
+                && run.at.is_multiple_of(align as usize)
+                && run.len > 0
+                && run.at.saturating_add(run.len) <= flight.memory.len();
+            if !fits {
+                return Err(Error::Misaligned { byte, len, align });
+            }
+            next = run.at + run.len;
+        }
+        match runs.is_empty() || flight.kind == Kind::Flush {
+            true => Err(Error::Misaligned {
+                byte: 0,
+                len: 0,
+                align: 0,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts what was submitted.
+    pub fn ring(&mut self) {
+        for line in &mut self.queues {
+            if std::mem::take(&mut line.pushed) {
+                line.queue.ring();
+            }
+        }
+    }
+
+    /// Takes out the flights that have landed, and starts what waited for room. Does not wait.
+    pub fn reap(&mut self, landed: &mut Vec<Landed>) {
+        landed.append(&mut self.early);
+        let mut ended = std::mem::take(&mut self.ended);
+        for line in self.queues.iter_mut().filter(|line| line.in_flight > 0) {
+            let before = ended.len();
+            line.queue.reap(&mut ended);
+            line.in_flight -= ended.len() - before;
+        }
+        let any = !ended.is_empty();
+        for ended in ended.drain(..) {
+            self.lanes[device_of(ended.part.user)].in_flight -= 1;
+            landed.extend(self.end(ended));
+        }
+        self.ended = ended;
+        if any {
+            // Nobody has seen what landed yet (invariant 3).
+            self.account();
+            self.refill();
+        }
+    }
+
+    /// Notes the end of a part; the flight, if it was the last one.
+    fn end(&mut self, ended: Ended) -> Option<Landed> {
+        let Ended { part, result } = ended;
+        let device = device_of(part.user);
+        self.lanes[device]
+            .tally
+            .add(part.kind, part.segment.len(), result.is_err());
+        let index = index_of(part.user);
+        let entry = &mut self.entries[index as usize];
+        let flying = entry.flying.as_mut().expect("a part is of a flight");
+        if let Err(error) = result {
+            let order = order_of(part.user);
+            if flying
+                .failed
+                .as_ref()
+                .is_none_or(|(first, _)| order < *first)
+            {
+                flying.failed = Some((order, self.array.part_error(device, &part, error)));
+            }
+        }
+        flying.lent.give_back(part.segment);
+        flying.left -= 1;
+        if flying.left > 0 {
+            return None;
+        }
+        let flying = entry.flying.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index);
+        Some(Landed {
+            tag: flying.tag,
+            memory: flying.lent.into_inner(),
+            result: flying.failed.map_or(Ok(()), |(_, error)| Err(error)),
+        })
+    }
+
+    fn account(&mut self) {
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            self.array.account(index, &mut lane.tally);
+        }
+    }
+
+    fn refill(&mut self) {
+        for lane in &mut self.lanes {
+            while lane.in_flight < self.depth
+                && let Some(part) = lane.waiting.pop_front()
+            {
+                lane.push(part, &mut self.queues);
+            }
+        }
+        self.ring();
+    }
+
+    /// Waits until something has landed, `patience` is over, or, if the bell's count was `rung` when its owner last looked
+    /// what others have done, it is rung again. May return earlier. Returns at once when nothing can happen.
+    pub fn wait(&mut self, rung: Option<u64>, patience: Option<Duration>) {
+        self.ring();
+        let before = self.bell.rung();
+        let (mut kernel, mut due, mut bells) = (None, None, rung.is_some());
+        for (index, line) in self.queues.iter().enumerate() {
+            match (line.in_flight > 0).then(|| line.queue.wake()) {
+                None => {}
+                Some(Wake::Now) => return,
+                Some(Wake::At(ns, clock)) => {
+                    let left = Duration::from_nanos(ns.saturating_sub(clock.monotonic_ns()));
+                    due = due
+                        .into_iter()
+                        .chain([(left, clock)])
+                        .min_by_key(|due| due.0);
+                }
+                Some(Wake::Bell) => bells = true,
+                Some(Wake::Kernel) => kernel = Some(index),
+            }
+        }
+        if !self.early.is_empty() || due.is_some_and(|(left, _)| left.is_zero()) {
+            return;
+        }
+        let left = due.map(|(left, _)| left);
+        let time = left.into_iter().chain(patience).min();
+        let bell = bells.then(|| (&*self.bell, rung.unwrap_or(before)));
+        match (kernel, bell, due, time) {
+            (Some(index), bell, ..) => self.queues[index].queue.wait(bell, time),
+            (None, Some((bell, rung)), _, time) => bell.wait(rung, time),
+            // A sleep of its own is more exact.
+            (None, None, Some((_, clock)), Some(time)) => {
+                clock.sleep_until(clock.monotonic_ns() + time.as_nanos() as u64);
+            }
+            (None, None, ..) => {}
+        }
+    }
+
+    /// Asks for an early end of a read; it lands as it would, or with an error that says so. A write goes on.
+    pub fn cancel(&mut self, id: FlightId) {
+        let entry = self.entries.get(id.index as usize);
+        let flying = entry.filter(|entry| entry.generation == id.generation);
+        let Some(flying) = flying.and_then(|entry| entry.flying.as_ref()) else {
+            return;
+        };
+        if flying.kind != Kind::Read {
+            return;
+        }
+        let mine = |user: u64| index_of(user) == id.index;
+        for line in self.queues.iter_mut().filter(|line| line.in_flight > 0) {
+            line.queue.cancel(&mine);
+            line.pushed = true;
+        }
+        let mut gone = Vec::new();
+        for lane in &mut self.lanes {
+            let waiting = std::mem::take(&mut lane.waiting);
+            for part in waiting {
+                match mine(part.user) {
+                    true => gone.push(part),
+                    false => lane.waiting.push_back(part),
+                }
+            }
+        }
+        for part in gone {
+            let landed = self.end(Ended::cancelled(part));
+            self.early.extend(landed);
+        }
+        self.account();
+        self.ring();
+    }
+
+    fn cancel_all(&mut self) {
+        for index in 0..self.entries.len() as u32 {
+            let generation = self.entries[index as usize].generation;
+            self.cancel(FlightId { index, generation });
+        }
+    }
+}
+
+impl Drop for Queues {
+    /// Invariant 1: waits for what is in flight, after asking for an early end.
+    fn drop(&mut self) {
+        if self.in_flight() == 0 {
+            return;
+        }
+        self.cancel_all();
+        let mut landed = Vec::new();
+        while self.in_flight() > 0 {
+            self.wait(None, None);
+            self.reap(&mut landed);
+            landed.clear();
+        }
+    }
+}
+
+impl std::fmt::Debug for Queues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queues")
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Line {
+    fn new(queue: Box<dyn Queue>) -> Line {
+        Line {
+            queue,
+            in_flight: 0,
+            pushed: false,
+        }
+    }
+}
+
+impl Lane {
+    fn send(&mut self, part: Part, lines: &mut [Line], depth: usize) {
+        match self.in_flight < depth {
+            true => self.push(part, lines),
+            false => self.waiting.push_back(part),
+        }
+    }
+
+    fn push(&mut self, part: Part, lines: &mut [Line]) {
+        let line = &mut lines[self.queue];
+        line.queue.push(part);
+        (line.in_flight, line.pushed) = (line.in_flight + 1, true);
+        self.in_flight += 1;
+    }
+}
+
+impl Entry {
+    fn free() -> Entry {
+        Entry {
+            generation: 0,
+            flying: None,
+        }
+    }
+}
+
+/// A part's mark: its flight, its device, and its place among the flight's parts.
+fn mark(index: u32, device: usize, order: u32) -> u64 {
+    assert!((order as usize) < PARTS_MAX && device < LANES_MAX);
+    u64::from(index) << 44 | (device as u64) << 28 | u64::from(order)
+}
+
+fn index_of(mark: u64) -> u32 {
+    (mark >> 44) as u32
+}
+
+fn device_of(mark: u64) -> usize {
+    (mark >> 28) as usize % LANES_MAX
+}
+
+fn order_of(mark: u64) -> u32 {
+    (mark % PARTS_MAX as u64) as u32
+}

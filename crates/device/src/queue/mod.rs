@@ -1,0 +1,157 @@
+//! Queues of devices: transfers that are started now and end later, of memory that is lent to them.
+//!
+//! A [`Part`] is one transfer of one device. It is the caller's until it is pushed, and its segment with it, the queue's until
+//! it is reaped: so what a device or the kernel may still use is nobody else's to look at.
+//!
+//! 1. What was pushed is reaped once, in whatever order, also when it failed or was cancelled; not before it has ended.
+//! 2. A queue moves all bytes of a part or tells an error: short transfers and passing refusals stay below.
+//! 3. No more parts are in a queue than it has room for. Nothing in it grows with use.
+//! 4. Nothing here waits but [`Queues::wait`] and the queues of devices that know no other way ([`Blocking`]).
+
+mod bell;
+mod blocking;
+mod flights;
+
+pub use bell::Bell;
+pub(crate) use bell::Sleep;
+pub(crate) use blocking::Blocking;
+pub use flights::{Flight, FlightId, Landed, Queues, Refused, Run};
+
+use crate::block::{BlockDevice, Durability, Operation, Request};
+use crate::buf::Segment;
+use crate::file::FileDevice;
+use base::clock::Clock;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a part does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write(Durability),
+    Flush,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write(_) => "write",
+            Kind::Flush => "flush",
+        }
+    }
+}
+
+/// One transfer of one device.
+#[derive(Debug)]
+pub struct Part {
+    /// The pusher's own mark. No two parts in a queue have the same.
+    pub(crate) user: u64,
+    /// Which device of the queue's.
+    pub(crate) device: usize,
+    pub(crate) kind: Kind,
+    /// On the device, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) segment: Segment,
+}
+
+impl Part {
+    /// What is to be done, for who does it at once.
+    pub(crate) fn operation(&mut self) -> Operation<'_> {
+        let offset = self.offset;
+        match self.kind {
+            Kind::Read => Operation::Read {
+                offset,
+                buf: self.segment.bytes_mut(),
+            },
+            Kind::Write(durability) => Operation::Write {
+                offset,
+                buf: self.segment.bytes(),
+                durability,
+            },
+            Kind::Flush => Operation::Flush,
+        }
+    }
+
+    /// Does it at once, on the device that is meant.
+    pub(crate) fn perform(mut self, device: &(impl BlockDevice + ?Sized)) -> Ended {
+        let mut request = [Request::new(self.operation(), 0)];
+        device.run(&mut request, None);
+        let [request] = request;
+        Ended {
+            result: request.error.map_or(Ok(()), Err),
+            part: self,
+        }
+    }
+}
+
+/// A part that has ended, and how.
+#[derive(Debug)]
+pub struct Ended {
+    pub(crate) part: Part,
+    pub(crate) result: io::Result<()>,
+}
+
+impl Ended {
+    /// A part that was given up before it began.
+    pub(crate) fn cancelled(part: Part) -> Ended {
+        let result = Err(cancelled());
+        Ended { part, result }
+    }
+}
+
+/// When it is worth to look for ended parts.
+pub(crate) enum Wake<'a> {
+    Now,
+    /// At this time of a clock.
+    At(u64, &'a Clock),
+    /// When the bell is rung that the queue was made with.
+    Bell,
+    /// When [`Queue::wait`] returns.
+    Kernel,
+}
+
+/// The transfers in flight of one owner at a time, on one device or on several.
+pub(crate) trait Queue: Send {
+    /// Takes a part; [`ring`](Queue::ring) starts it. There are never more than the queue was made for.
+    fn push(&mut self, part: Part);
+
+    /// Starts what was pushed.
+    fn ring(&mut self);
+
+    /// Takes out what has ended. Does not wait.
+    fn reap(&mut self, ended: &mut Vec<Ended>);
+
+    /// There is a part in it.
+    fn wake(&self) -> Wake<'_>;
+
+    /// For [`Wake::Kernel`]: waits until something has ended, the time is over or, of a bell that was rung so often, it is rung
+    /// again; or not quite so long.
+    fn wait(&mut self, _bell: Option<(&Bell, u64)>, _patience: Option<Duration>) {}
+
+    /// Asks for an early end of the parts with such marks, which are reaped then as they would be: done, failed, or as
+    /// [`cancelled`].
+    fn cancel(&mut self, mine: &dyn Fn(u64) -> bool);
+}
+
+/// How a device takes part in somebody's queues; made by [`BlockDevice::queue`](crate::BlockDevice::queue).
+pub struct DeviceQueue(pub(crate) Own);
+
+pub(crate) enum Own {
+    /// A queue for it alone.
+    Alone(Box<dyn Queue>),
+    /// One ring for all such devices of an owner.
+    OnRing(Arc<FileDevice>),
+}
+
+impl DeviceQueue {
+    pub(crate) fn alone(queue: impl Queue + 'static) -> DeviceQueue {
+        DeviceQueue(Own::Alone(Box::new(queue)))
+    }
+}
+
+/// The error of what was cancelled in time.
+pub(crate) fn cancelled() -> io::Error {
+    io::Error::from_raw_os_error(libc::ECANCELED)
+}

@@ -1,0 +1,300 @@
+//! Parts in flight on one ring, whoever owns it: a batch of a thread, or somebody's queue.
+//!
+//! 1. The kernel uses a part's memory between submission and completion. The part is in a slot until then, and nobody else
+//!    has it; a ring is not dropped before its slots are empty ([`Ring::drop`]).
+//! 2. A slot is in flight once at most, and there are no more slots than entries: the submission queue has room for all of
+//!    them, and the completion queue, twice as long, loses nothing.
+//! 3. Short transfers go on where they stopped; what the kernel turned away is submitted again, and after so many times done
+//!    by a plain call. It also turns away what a thread has submitted that has ended since.
+
+use crate::block::{Durability, Request};
+use crate::file::FileDevice;
+use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
+use crate::reap::{self, Policy};
+use crate::threads;
+use io_uring::{IoUring, opcode, squeue, types};
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+/// Largest single transfer; the kernel's own limit is just below 2 GiB.
+const TRANSFER_MAX: usize = 1 << 30;
+/// How often a request that the kernel turned away is submitted again before it is done by a
+/// plain call instead.
+const RETRIES_MAX: u8 = 16;
+/// Marks of entries that are no part's.
+const CANCELS: u64 = u64::MAX;
+const BELL: u64 = u64::MAX - 1;
+/// Completions that are taken out of the ring's queue together.
+const ENTRIES_AT_ONCE: usize = 64;
+/// How long who cannot be woken by a bell sleeps at a time.
+const DEAF: Duration = Duration::from_millis(1);
+
+/// A ring and what is in flight on it; see the module's head.
+pub(super) struct Ring {
+    ring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Slots to submit again.
+    again: Vec<u32>,
+    /// Entries that the kernel has not seen.
+    queued: usize,
+    /// Some of these were in flight before.
+    resubmitted: bool,
+    /// The kernel looks at the bell.
+    listens: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    part: Option<Part>,
+    done: usize,
+    retries: u8,
+    cancelled: bool,
+}
+
+impl Ring {
+    pub fn new(ring: IoUring, entries: usize) -> Ring {
+        Ring {
+            ring,
+            slots: (0..entries).map(|_| Slot::default()).collect(),
+            free: (0..entries as u32).rev().collect(),
+            again: Vec::with_capacity(entries),
+            queued: 0,
+            resubmitted: false,
+            listens: false,
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Queues a part of one of these devices; there is a free slot. The devices are open until it has been collected.
+    pub fn push<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], part: Part) {
+        let index = self.free.pop().expect("there is room (invariant 2)");
+        self.slots[index as usize] = Slot {
+            part: Some(part),
+            ..Slot::default()
+        };
+        self.submit(devices, index);
+    }
+
+    fn submit<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], index: u32) {
+        let slot = &self.slots[index as usize];
+        let part = slot.part.as_ref().expect("a slot in use has a part");
+        let entry = entry(&devices[part.device], part, slot.done).user_data(u64::from(index));
+        self.queue(&entry);
+    }
+
+    fn queue(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the entry's memory, if any, is that of a part in a slot, which nobody else uses before its completion
+        // (invariant 1). Its descriptor is open as long as the device, or the bell, which outlives the wait for it.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            // Cancels have taken up the room.
+            reap::start(&mut self.ring);
+        }
+        self.queued += 1;
+    }
+
+    /// Hands what is queued to the kernel.
+    pub fn start(&mut self) {
+        if self.queued > 0 {
+            reap::start(&mut self.ring);
+            self.queued = 0;
+        }
+    }
+
+    /// Hands what is queued to the kernel and waits until so much has completed, or sometimes less.
+    pub fn wait(&mut self, want: usize) {
+        reap::wait(&mut self.ring, Policy::default(), want);
+        self.queued = 0;
+    }
+
+    /// As [`wait`](Ring::wait) for one, no longer than that, and of a bell that was rung so often until it is rung again.
+    pub fn wait_or(&mut self, bell: Option<(&Bell, u64)>, mut patience: Option<Duration>) {
+        let Some((bell, rung)) = bell else {
+            self.sleep(patience);
+            return;
+        };
+        match bell.sleeping(rung) {
+            Sleep::Rung => return bell.awake(),
+            Sleep::Until(event) => self.listen(event),
+            Sleep::Deaf => patience = Some(patience.map_or(DEAF, |time| time.min(DEAF))),
+        }
+        self.sleep(patience);
+        bell.awake();
+    }
+
+    fn sleep(&mut self, patience: Option<Duration>) {
+        reap::wait_for(&mut self.ring, Policy::default(), patience);
+        self.queued = 0;
+    }
+
+    fn listen(&mut self, bell: RawFd) {
+        if !std::mem::replace(&mut self.listens, true) {
+            let entry = opcode::PollAdd::new(types::Fd(bell), libc::POLLIN as u32).build();
+            self.queue(&entry.user_data(BELL));
+        }
+    }
+
+    /// Takes out what has ended; queues again what has not.
+    pub fn collect<D: Deref<Target = FileDevice>>(
+        &mut self,
+        devices: &[D],
+        ended: &mut Vec<Ended>,
+    ) {
+        let mut entries = [(0u64, 0i32); ENTRIES_AT_ONCE];
+        loop {
+            let mut count = 0;
+            for (place, entry) in entries.iter_mut().zip(self.ring.completion()) {
+                *place = (entry.user_data(), entry.result());
+                count += 1;
+            }
+            for &entry in &entries[..count] {
+                match entry {
+                    (CANCELS, _) => {}
+                    (BELL, _) => self.listens = false,
+                    (index, result) => ended.extend(self.complete(devices, index as u32, result)),
+                }
+            }
+            if count < ENTRIES_AT_ONCE {
+                break;
+            }
+        }
+        while let Some(index) = self.again.pop() {
+            self.submit(devices, index);
+            self.resubmitted = true;
+        }
+    }
+
+    /// Hands to the kernel what [`collect`](Ring::collect) has queued again: nobody else would before the next wait.
+    pub fn start_again(&mut self) {
+        if std::mem::take(&mut self.resubmitted) {
+            self.start();
+        }
+    }
+
+    /// A part that has ended with this, if it is at its end.
+    fn complete<D: Deref<Target = FileDevice>>(
+        &mut self,
+        devices: &[D],
+        index: u32,
+        result: i32,
+    ) -> Option<Ended> {
+        let slot = &mut self.slots[index as usize];
+        let part = slot.part.as_mut().expect("a slot in flight has a part");
+        let device = &*devices[part.device];
+        let left = part.segment.len() - slot.done;
+        let result = match usize::try_from(result) {
+            Ok(moved) => {
+                let read = part.kind == Kind::Read;
+                match threads::usable_progress(moved, left, device.logical_block, read) {
+                    Ok(moved) if moved < left => {
+                        (slot.done, slot.retries) = (slot.done + moved, 0);
+                        self.again.push(index);
+                        return None;
+                    }
+                    moved => moved.map(drop),
+                }
+            }
+            Err(_) if -result == libc::ECANCELED && slot.cancelled => Err(cancelled()),
+            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {
+                slot.retries += 1;
+                if slot.retries < RETRIES_MAX {
+                    self.again.push(index);
+                    return None;
+                }
+                let mut request = Request::new(part.operation(), 0);
+                threads::perform(device, &mut request);
+                request.error.map_or(Ok(()), Err)
+            }
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        };
+        let part = slot.part.take()?;
+        self.free.push(index);
+        Some(Ended { part, result })
+    }
+
+    /// Whether [`collect`](Ring::collect) would find something, or would after a call of the kernel's.
+    pub fn has_news(&mut self) -> News {
+        if !self.ring.completion().is_empty() {
+            News::Here
+        } else if self.ring.submission().taskrun() {
+            News::InKernel
+        } else {
+            News::None
+        }
+    }
+
+    /// Lets the kernel write the completions that wait for a call.
+    pub fn enter(&mut self) {
+        reap::start(&mut self.ring);
+        self.queued = 0;
+    }
+
+    /// Asks the kernel to give up parts with such marks, if it still can.
+    pub fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if !slot.cancelled && slot.part.as_ref().is_some_and(|part| mine(part.user)) {
+                slot.cancelled = true;
+                let entry = opcode::AsyncCancel::new(index as u64).build();
+                self.queue(&entry.user_data(CANCELS));
+            }
+        }
+    }
+
+    /// Waits for all that is in flight and takes it out.
+    pub fn drain<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], ended: &mut Vec<Ended>) {
+        while self.in_flight() > 0 {
+            self.wait(1);
+            self.collect(devices, ended);
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Whoever owns a ring drains it; there is nothing to be done here without its devices.
+        if self.in_flight() > 0 {
+            tracing::error!("a ring was dropped with I/O in flight");
+            std::process::abort();
+        }
+    }
+}
+
+/// What is known of completions without waiting.
+pub(super) enum News {
+    Here,
+    InKernel,
+    None,
+}
+
+fn entry(device: &FileDevice, part: &Part, done: usize) -> squeue::Entry {
+    let fd = types::Fd(device.file.as_raw_fd());
+    let len = (part.segment.len() - done).min(TRANSFER_MAX) as u32;
+    let start = part.segment.start().wrapping_add(done);
+    let offset = part.offset + done as u64;
+    match part.kind {
+        Kind::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
+        Kind::Write(durability) => {
+            let flags = match durability {
+                Durability::Volatile | Durability::Checked => 0,
+                Durability::Durable => libc::RWF_DSYNC,
+            };
+            opcode::Write::new(fd, start, len)
+                .offset(offset)
+                .rw_flags(flags)
+                .build()
+        }
+        Kind::Flush => opcode::Fsync::new(fd)
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
+    }
+}
