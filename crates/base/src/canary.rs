@@ -59,6 +59,9 @@ canaries! {
     /// Blocks are written in place while the batch that vouches for what they held is not confirmed (vouched, invariant 1):
     /// after a power cut recovery takes that batch for one that was never whole, and what was synced is gone.
     VouchedOverwritten => "vouched-overwritten", Cut,
+    /// Read-ahead does not keep who cuts the file waiting (ahead, invariant 3): what it read before a cut is there after
+    /// the file has grown again.
+    AheadPastCut => "ahead-past-cut", Threads,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

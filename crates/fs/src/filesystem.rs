@@ -171,6 +171,9 @@ impl FileSystem {
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);
         fs.files.set_owner(owner);
         fs.inode(ROOT)?;
+        if options.store.background {
+            fs.files.start_ahead()?;
+        }
         if !fs.store.read_only() {
             fs.finish_orphans()?;
             if options.store.background {

@@ -7,6 +7,7 @@ use crate::op::{Op, parse_list};
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::reclaim;
 use crate::run::guarded;
+use crate::scans;
 use crate::sequences;
 use crate::stamps;
 use crate::world::{Image, Machine, Shape};
@@ -94,6 +95,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let order = rng.next_u64();
         let place = |what| failure(format!("a crowd, order {order}: {what}"), Vec::new());
         guarded(|| crowd::run(order).map_err(place))?;
+    }
+    for _ in 0..10 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("scans, order {order}: {what}"), Vec::new());
+        guarded(|| scans::run(order).map_err(place))?;
     }
     for _ in 0..2 {
         let order = rng.next_u64();

@@ -18,6 +18,7 @@ pub mod oracle;
 pub mod random;
 mod reclaim;
 pub mod run;
+mod scans;
 pub mod sequences;
 pub mod stamps;
 pub mod threads;

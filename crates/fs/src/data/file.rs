@@ -741,6 +741,8 @@ pub struct OpenFile {
     pub(super) next_read: AtomicU64,
     /// Pages to read ahead.
     pub(super) ahead: AtomicU64,
+    /// Up to this page the threads that read ahead have been asked.
+    pub(super) asked: AtomicU64,
 }
 
 impl OpenFile {
@@ -769,6 +771,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.files.end_ahead(self);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
@@ -835,6 +838,7 @@ impl Files {
             forgiven,
             next_read: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
         })
     }
 

@@ -654,7 +654,7 @@ impl Files {
         tracing::error!("unwritten data of inode {ino} is given up");
     }
 
-    /// Starts the background thread.
+    /// Starts the thread that writes back.
     pub(crate) fn start(self: &std::sync::Arc<Self>) -> Result<(), Error> {
         let files = std::sync::Arc::downgrade(self);
         let body = move || {
@@ -681,14 +681,15 @@ impl Files {
         Ok(())
     }
 
-    /// Stops the background thread and waits for it.
+    /// Stops the background threads and waits for them.
     pub(crate) fn stop(&self) {
         self.background.lock().stop = true;
         self.wake.notify_all();
+        self.ahead.close();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {
-                self.store.latch("the write-back thread panicked");
+                self.store.latch("a thread of files panicked");
             }
         }
     }

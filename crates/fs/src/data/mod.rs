@@ -20,6 +20,7 @@
 //! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
 //! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
 
+mod ahead;
 mod extents;
 mod fallocate;
 mod file;
@@ -46,6 +47,7 @@ use crate::content::FsNode;
 use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
+use ahead::Ahead;
 use base::atomic::AtomicU64;
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
@@ -55,6 +57,7 @@ use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use pace::Pace;
+use read::Bounces;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -115,6 +118,8 @@ pub(crate) struct Files {
     times: Arc<Times>,
     /// Beside pages of files, it has blocks of metadata.
     pages: Arc<PageCache>,
+    ahead: base::sync::Arc<Ahead>,
+    memory: Bounces,
     table: FileTable,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
@@ -151,6 +156,8 @@ impl Files {
         store.share_pages(Arc::clone(&pages));
         Arc::new(Files {
             pages,
+            ahead: base::sync::Arc::new(Ahead::new()),
+            memory: Bounces::new(),
             table: FileTable::new(store.options().shards),
             store,
             times,
@@ -257,6 +264,12 @@ impl Files {
         }
         self.trim_promise(state);
         dropped
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.ahead.close();
     }
 }
 

@@ -1,19 +1,20 @@
 //! Reading: cache hits are copied; misses are read in clusters, with read-ahead.
 
+use super::ahead::Found;
 use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE};
-use crate::content::Body;
+use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
-use base::sync::Arc;
+use base::sync::{Arc, Mutex, rank};
 use device::{AlignedBuf, Io};
 use engine::cache::{Absence, WAYS};
 use format::BLOCK_SIZE;
 use std::ops::Range;
 
 /// Pages that one device batch reads.
-const CLUSTER: u64 = 256;
+pub(super) const CLUSTER: u64 = 256;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// How often a read takes up what was written while it read from a device, before it keeps writers out.
@@ -29,10 +30,27 @@ pub(super) struct Reading {
     pub alone: bool,
 }
 
+impl Reading {
+    /// Nothing but what is asked for, beside writers.
+    pub const fn beside() -> Reading {
+        Reading {
+            ahead: 0,
+            keep: true,
+            alone: false,
+        }
+    }
+}
+
 /// Pages that were not cached, and that they were not.
 pub(super) struct Missing {
     pub pages: Range<u64>,
     absences: Vec<Absence>,
+}
+
+impl Missing {
+    pub fn bytes(&self) -> usize {
+        self.absences.len() * BLOCK_SIZE
+    }
 }
 
 impl Files {
@@ -44,8 +62,10 @@ impl Files {
         } else {
             self.options.read_ahead / PAGE
         };
+        let window = file.read_ahead(offset, buf.len() as u64, most);
+        let bytes = offset..offset.saturating_add(buf.len() as u64);
         let mut how = Reading {
-            ahead: file.read_ahead(offset, buf.len() as u64, most),
+            ahead: self.ask_ahead(file, bytes, window),
             keep: !direct,
             alone: false,
         };
@@ -102,24 +122,32 @@ impl Files {
                 at += len as u64;
                 continue;
             }
-            let Some(mut missing) = self.missing_run(state, page, last, how.ahead) else {
+            let Found::Free(until) = self.ahead.look_for(state.key, page) else {
                 continue;
             };
-            let loaded = match self.load_pages(state, missing.pages.clone()) {
-                // What cannot be read may be a neighbour that nobody asked for.
-                Err(_) if missing.pages.end > page + 1 => {
-                    missing.pages.end = page + 1;
-                    self.load_pages(state, missing.pages.clone())?
-                }
-                other => other?,
+            let Some(mut missing) = self.missing_run(state, page, last.max(until), how.ahead)
+            else {
+                continue;
             };
-            let good = self.admit(state, &missing, &loaded, how);
+            let mut memory = self.memory.take(missing.bytes());
+            let mut loaded = &mut memory[..missing.bytes()];
+            if let Err(error) = self.load_into(state, missing.pages.clone(), loaded) {
+                // What cannot be read may be a neighbour that nobody asked for.
+                if missing.pages.end == page + 1 {
+                    return Err(error);
+                }
+                missing.pages.end = page + 1;
+                loaded = &mut loaded[..BLOCK_SIZE];
+                self.load_into(state, missing.pages.clone(), loaded)?;
+            }
+            let good = self.admit(state, &missing, loaded, how);
             let stop = end.min(good.end * PAGE);
             if stop > at {
                 let len = (stop - at) as usize;
                 buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
                 at = stop;
             }
+            self.memory.give(memory);
             if at < end && good.end < missing.pages.end {
                 stale += 1;
                 if stale == TRIES {
@@ -141,9 +169,7 @@ impl Files {
     ) -> Option<Missing> {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
-        // Read-ahead must not push out what it brought in itself: one page for each set, at most.
-        let room = CLUSTER.min((self.pages.capacity() / WAYS) as u64).max(1);
-        let most = wanted.min(page + room).max(page + 1);
+        let most = wanted.min(page + self.room_ahead()).max(page + 1);
         let absent = |page| self.pages.absence(state.key, page);
         let absences: Vec<Absence> = (page..most).map_while(absent).collect();
         let end = page + absences.len() as u64;
@@ -151,6 +177,11 @@ impl Files {
             pages: page..end,
             absences,
         })
+    }
+
+    /// Pages that are read at once, or ahead of a reader. These must not push out each other: one page for each set, at most.
+    pub(super) fn room_ahead(&self) -> u64 {
+        CLUSTER.min((self.pages.capacity() / WAYS) as u64).max(1)
     }
 
     /// Caches what was read from a device. Returns the first of these pages, as far as this is what they hold: one
@@ -175,34 +206,48 @@ impl Files {
         good
     }
 
-    /// Reads pages that are not cached: holes, unwritten extents and whatever lies beyond the
-    /// end of the file are zeros. The caller holds the I/O lock.
+    /// Reads pages that are not cached; see [`load_into`](Self::load_into).
     pub(super) fn load_pages(
         &self,
         state: &Arc<FileState>,
         pages: Range<u64>,
     ) -> Result<AlignedBuf, Error> {
         let mut buf = AlignedBuf::zeroed((pages.end - pages.start) as usize * BLOCK_SIZE);
+        self.load_into(state, pages, &mut buf)?;
+        Ok(buf)
+    }
+
+    /// Fills memory with pages that are not cached: holes, unwritten extents and whatever lies beyond the
+    /// end of the file are zeros. The caller holds the I/O lock.
+    pub(super) fn load_into(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        buf: &mut [u8],
+    ) -> Result<(), Error> {
         let (size, replaced) = {
             let meta = state.meta.lock();
             (meta.size, meta.replaced)
         };
         if replaced || pages.start * PAGE >= size {
-            return Ok(buf);
+            buf.fill(0);
+            return Ok(());
         }
         let (mapped, tail) = {
             let content = state.node.read()?;
             let inode = content.inode()?;
             let tail = inode.tail.as_ref().filter(|t| pages.contains(&t.page));
-            let mapped = if let Body::Inline(bytes) = &inode.body {
-                if pages.start == 0 {
-                    let len = bytes.len().min(buf.len());
-                    buf[..len].copy_from_slice(&bytes[..len]);
-                }
-                Vec::new()
-            } else {
-                extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?
+            let mapped = match &inode.body {
+                Body::Inline(_) => Vec::new(),
+                _ => extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?,
             };
+            zero_between(&mapped, pages.start, buf);
+            if let Body::Inline(bytes) = &inode.body
+                && pages.start == 0
+            {
+                let len = bytes.len().min(buf.len());
+                buf[..len].copy_from_slice(&bytes[..len]);
+            }
             (mapped, tail.cloned())
         };
         // What the block behind a tail holds, or whether it can be read, is of no account.
@@ -215,7 +260,7 @@ impl Files {
             None => mapped,
         };
         let mut ios = Vec::with_capacity(mapped.len());
-        let mut rest: &mut [u8] = &mut buf;
+        let mut rest = &mut *buf;
         let mut at = pages.start;
         for extent in mapped.iter().filter(|e| e.written) {
             let (_, tail) = rest.split_at_mut((extent.page - at) as usize * BLOCK_SIZE);
@@ -233,13 +278,13 @@ impl Files {
         }
         drop(ios);
         if let Some(tail) = tail {
-            tail.overlay(pages.start, &mut buf);
+            tail.overlay(pages.start, buf);
         }
         let valid = size.saturating_sub(pages.start * PAGE);
         if valid < buf.len() as u64 {
             buf[valid as usize..].fill(0);
         }
-        Ok(buf)
+        Ok(())
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record.
@@ -300,6 +345,51 @@ impl Files {
                     page = last.end();
                 }
                 _ => return Ok(tail),
+            }
+        }
+    }
+}
+
+/// Zeros what no written extent covers of pages from `first` on.
+fn zero_between(mapped: &[FileExtent], first: u64, pages: &mut [u8]) {
+    let mut at = 0;
+    for extent in mapped.iter().filter(|e| e.written) {
+        let start = (extent.page - first) as usize * BLOCK_SIZE;
+        pages[at..start].fill(0);
+        at = start + extent.len as usize * BLOCK_SIZE;
+    }
+    pages[at..].fill(0);
+}
+
+/// Memory for what is read from devices before it is cached: large pieces are kept, because fresh memory costs more than its copy.
+#[derive(Debug)]
+pub(super) struct Bounces(Mutex<Vec<AlignedBuf>>);
+
+impl Bounces {
+    /// Pieces kept.
+    const MOST: usize = 4;
+    const BYTES: usize = CLUSTER as usize * BLOCK_SIZE;
+    /// What is smaller is taken from the heap as it is.
+    const LEAST: usize = 64 << 10;
+
+    pub fn new() -> Bounces {
+        Bounces(Mutex::new(rank::LEAF, Vec::new()))
+    }
+
+    /// So many bytes or more, of any content.
+    fn take(&self, bytes: usize) -> AlignedBuf {
+        if !(Self::LEAST..=Self::BYTES).contains(&bytes) {
+            return AlignedBuf::zeroed(bytes);
+        }
+        let kept = self.0.lock().pop();
+        kept.unwrap_or_else(|| AlignedBuf::zeroed(Self::BYTES))
+    }
+
+    fn give(&self, memory: AlignedBuf) {
+        if memory.len() == Self::BYTES {
+            let mut kept = self.0.lock();
+            if kept.len() < Self::MOST {
+                kept.push(memory);
             }
         }
     }

@@ -410,6 +410,21 @@ impl Task<'_> {
         outcome
     }
 
+    /// Reads a file piece by piece, so that threads read ahead: what they bring is looked at by others. False: it is gone.
+    fn run_through(&mut self, file: &OpenFile, bytes: &mut [u8]) -> Result<bool, fs::Error> {
+        let piece = 1 + self.rng.below(10_000) as usize;
+        let mut at = 0;
+        loop {
+            let piece = piece.min(bytes.len());
+            match self.fs.read(file, at, &mut bytes[..piece]) {
+                Ok(0) => return Ok(true),
+                Ok(len) => at += len as u64,
+                Err(error) if error.errno() == libc::ESTALE => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Reads a file of any task: it holds one of the versions there were meanwhile.
     fn read(&mut self) -> Result<(), fs::Error> {
         let whose = self.rng.below(self.known.ledgers.len() as u64) as usize;
@@ -440,6 +455,9 @@ impl Task<'_> {
             .note(|| format!("task {}: read {id:?} of task {whose}", self.me));
         let longest = before.versions.iter().map(Vec::len).max().unwrap_or(0);
         let mut bytes = vec![0; longest + 100_000];
+        if self.rng.one_in(2) && !self.run_through(&file, &mut bytes)? {
+            return Ok(());
+        }
         let len = match self.fs.read(&file, 0, &mut bytes) {
             Err(error) if gone(&error) => return Ok(()),
             done => done?,

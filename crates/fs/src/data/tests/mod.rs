@@ -1,5 +1,6 @@
 //! File data against a plain model, on simulated devices.
 
+mod ahead;
 mod crash;
 mod failures;
 mod groups;

@@ -1,0 +1,302 @@
+//! Read-ahead by threads of their own: while a reader goes on where it stopped, they bring what it asks for next, so that the
+//! devices and the copy into the cache work while it copies out.
+//!
+//! A task is a run of pages of one file. It is *queued*, then *taken* by a thread, which gets the file's I/O lock, shared as any
+//! reader does, and then *loads*: from there to its end it waits for nothing but devices.
+//!
+//! Invariants:
+//! 1. Who waits for a task holds the file's I/O lock, shared, and waits only while the task loads. So there is no circle: one that does
+//!    not load yet may wait for that lock behind a writer that waits for the reader. Its pages the reader takes over.
+//! 2. A task that was taken over or given up loads nothing: `begin` looks again, under the I/O lock.
+//! 3. What a task brings is what a reader would bring: absences say whether it is still the pages' content ([`super::write`], 6), and
+//!    the I/O lock keeps who cuts the file waiting until the task is done.
+//! 4. There are at most [`TASKS`]; who finds no room for one reads for itself.
+
+use super::file::{FileState, OpenFile};
+use super::read::{CLUSTER, Reading};
+use super::{Files, PAGE};
+use crate::Error;
+use base::atomic::{AtomicUsize, Ordering};
+use base::canary::{Canary, planted};
+use base::sync::{Arc, Condvar, Mutex, rank};
+use device::AlignedBuf;
+use engine::cache::FileKey;
+use format::BLOCK_SIZE;
+use std::ops::Range;
+
+/// Threads that read ahead: while one waits for devices, another copies.
+const THREADS: usize = 2;
+/// Pages of a task: a reader that has caught up waits for one.
+const PIECE: u64 = 64;
+pub(super) const TASKS: usize = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Queued,
+    Taken,
+    Loading,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) number: u64,
+    pub(super) key: FileKey,
+    pub(super) pages: Range<u64>,
+    stage: Stage,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    /// In the order in which they came.
+    pub(super) list: Vec<Task>,
+    next: u64,
+    /// Threads take tasks.
+    pub(super) open: bool,
+}
+
+/// What a reader that misses a page finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It was being loaded, and is cached by now, or cannot be.
+    Loaded,
+    /// Nobody loads it but the reader from now on; and as far as this page, which a task had asked for, nobody else will.
+    Free(u64),
+}
+
+/// What is being read ahead.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) tasks: Mutex<Tasks>,
+    /// Tasks there are; a hint for who looks without the lock.
+    count: AtomicUsize,
+    /// A task is queued, or none will be any more.
+    news: Condvar,
+    /// A task has ended that somebody may wait for.
+    ended: Condvar,
+}
+
+impl Ahead {
+    pub fn new() -> Ahead {
+        Ahead {
+            tasks: Mutex::new(rank::LEAF, Tasks::default()),
+            count: AtomicUsize::new(0),
+            news: Condvar::new(),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// Asks for pages; false: nobody will read them.
+    pub(super) fn ask(&self, key: FileKey, pages: Range<u64>) -> bool {
+        let mut tasks = self.tasks.lock();
+        if !tasks.open || tasks.list.len() >= TASKS {
+            return false;
+        }
+        tasks.next += 1;
+        let number = tasks.next;
+        tasks.list.push(Task {
+            number,
+            key,
+            pages,
+            stage: Stage::Queued,
+        });
+        self.count.store(tasks.list.len(), Ordering::Relaxed);
+        drop(tasks);
+        self.news.notify_one();
+        true
+    }
+
+    /// The next task; `None`: there will be no more.
+    pub(super) fn take(&self) -> Option<Task> {
+        let mut tasks = self.tasks.lock();
+        loop {
+            if !tasks.open {
+                return None;
+            }
+            let next = tasks.list.iter_mut().find(|t| t.stage == Stage::Queued);
+            if let Some(task) = next {
+                task.stage = Stage::Taken;
+                return Some(task.clone());
+            }
+            self.news.wait(&mut tasks);
+        }
+    }
+
+    /// Invariant 2. The caller holds the file's I/O lock. False: the task is no more.
+    pub(super) fn begin(&self, number: u64) -> bool {
+        let mut tasks = self.tasks.lock();
+        let task = tasks.list.iter_mut().find(|t| t.number == number);
+        task.map(|task| task.stage = Stage::Loading).is_some()
+    }
+
+    pub(super) fn end(&self, number: u64) {
+        self.retain(|task| task.number != number);
+        self.ended.notify_all();
+    }
+
+    /// A reader that holds the file's I/O lock needs a page that is not cached.
+    pub fn look_for(&self, key: FileKey, page: u64) -> Found {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Found::Free(page + 1);
+        }
+        let mut tasks = self.tasks.lock();
+        let mut waited = false;
+        loop {
+            let at = tasks.list.iter().position(|task| task.has(key, page));
+            let Some(at) = at else {
+                return match waited {
+                    true => Found::Loaded,
+                    false => Found::Free(page + 1),
+                };
+            };
+            if tasks.list[at].stage != Stage::Loading {
+                let task = tasks.list.remove(at);
+                self.count.store(tasks.list.len(), Ordering::Relaxed);
+                return Found::Free(task.pages.end);
+            }
+            waited = true;
+            self.ended.wait(&mut tasks);
+        }
+    }
+
+    /// Nobody reads this file any more, for what is known.
+    pub(super) fn give_up(&self, key: FileKey) {
+        self.retain(|task| task.key != key || task.stage == Stage::Loading);
+    }
+
+    fn retain(&self, wanted: impl Fn(&Task) -> bool) {
+        let mut tasks = self.tasks.lock();
+        tasks.list.retain(wanted);
+        self.count.store(tasks.list.len(), Ordering::Relaxed);
+    }
+
+    /// No task begins from now on.
+    pub fn close(&self) {
+        self.tasks.lock().open = false;
+        self.news.notify_all();
+    }
+}
+
+impl Task {
+    fn has(&self, key: FileKey, page: u64) -> bool {
+        self.key == key && self.pages.contains(&page)
+    }
+}
+
+/// Ends a task, even if its thread panics: readers wait for that.
+struct Ending<'a>(&'a Ahead, u64);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.end(self.1);
+    }
+}
+
+impl Files {
+    /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it. Returns how many of them
+    /// the request itself must read.
+    pub(super) fn ask_ahead(&self, file: &OpenFile, bytes: Range<u64>, window: u64) -> u64 {
+        if window == 0 {
+            // What was asked for is of a run that has ended.
+            if file.asked.load(Ordering::Relaxed) > 0 {
+                file.asked.store(0, Ordering::Relaxed);
+            }
+            return 0;
+        }
+        let window = window.min(self.room_ahead());
+        let end = bytes.end.div_ceil(PAGE);
+        let last = file.state.size().div_ceil(PAGE);
+        let asked = file.asked.load(Ordering::Relaxed).max(end);
+        let wanted = (end + window).min(last);
+        // In pieces, each as soon as there is room for it.
+        let piece = PIECE.min(window.div_ceil(2));
+        if asked + piece > wanted && wanted < last || asked >= wanted {
+            return 0;
+        }
+        let mut from = asked;
+        while from < wanted {
+            let until = (from + PIECE).min(wanted);
+            if !self.ahead.ask(file.state.key, from..until) {
+                break;
+            }
+            from = until;
+        }
+        file.asked.store(from, Ordering::Relaxed);
+        match from == asked && asked == end {
+            true => window,
+            false => 0,
+        }
+    }
+
+    /// A handle is closed: what it has asked for may be wanted by nobody.
+    pub(super) fn end_ahead(&self, file: &OpenFile) {
+        if file.asked.load(Ordering::Relaxed) > 0 {
+            self.ahead.give_up(file.state.key);
+        }
+    }
+
+    /// Starts the threads that read ahead.
+    pub(crate) fn start_ahead(self: &std::sync::Arc<Self>) -> Result<(), Error> {
+        self.ahead.tasks.lock().open = true;
+        for _ in 0..THREADS {
+            let (files, ahead) = (std::sync::Arc::downgrade(self), Arc::clone(&self.ahead));
+            let body = move || {
+                let mut buf = AlignedBuf::zeroed(PIECE as usize * BLOCK_SIZE);
+                while let Some(task) = ahead.take() {
+                    let _end = Ending(&ahead, task.number);
+                    let Some(files) = files.upgrade() else {
+                        return;
+                    };
+                    if let Err(error) = files.read_task(&task, &mut buf) {
+                        // Who needs these pages reads them, and is told.
+                        tracing::debug!("read-ahead of inode {}: {error}", task.key.nid);
+                    }
+                }
+            };
+            let started = base::thread::spawn("sheaf-read-ahead", body);
+            let handle = started.map_err(|e| engine::Error::Thread(std::sync::Arc::new(e)))?;
+            self.threads.lock().push(handle);
+        }
+        Ok(())
+    }
+
+    fn read_task(&self, task: &Task, buf: &mut AlignedBuf) -> Result<(), Error> {
+        let Some(state) = self.use_active(task.key.nid)? else {
+            return Ok(());
+        };
+        if state.key != task.key {
+            return Ok(());
+        }
+        let _shared = match planted(Canary::AheadPastCut) {
+            true => None,
+            false => Some(state.lock_shared()?),
+        };
+        if !self.ahead.begin(task.number) {
+            return Ok(());
+        }
+        self.bring(&state, task.pages.clone(), buf)
+    }
+
+    /// Caches those of these pages that are not. The caller holds the I/O lock.
+    fn bring(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        buf: &mut AlignedBuf,
+    ) -> Result<(), Error> {
+        const { assert!(PIECE <= CLUSTER) };
+        let how = Reading::beside();
+        let mut at = pages.start;
+        let end = pages.end.min(state.size().div_ceil(PAGE));
+        while at < end {
+            let Some(missing) = self.missing_run(state, at, end, 0) else {
+                at += 1;
+                continue;
+            };
+            let out = &mut buf[..missing.bytes()];
+            self.load_into(state, missing.pages.clone(), out)?;
+            self.admit(state, &missing, out, &how);
+            at = missing.pages.end;
+        }
+        Ok(())
+    }
+}

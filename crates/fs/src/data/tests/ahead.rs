@@ -1,0 +1,71 @@
+//! Read-ahead by threads: what they bring is what a reader would have read, and nobody waits for them for ever.
+
+use super::*;
+use crate::data::ahead::{Ahead, Found, TASKS};
+
+/// A file that is home, and a mount that has none of it in memory.
+fn cold(seed: u64, frames: usize, pages: u64) -> (World, Mounted, Ino) {
+    let world = World::new(seed, 64, frames);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    for page in 0..pages {
+        m.write(&file, page * PAGE, &pattern(page, PAGE as usize));
+    }
+    drop(file);
+    m.close();
+    let m = world.mount();
+    (world, m, ino)
+}
+
+#[test]
+fn a_sequential_reader_finds_what_threads_have_brought() {
+    const PAGES: u64 = 1500;
+    for step in [1024, 4096, 16 << 10, 1 << 20] {
+        let (_world, m, ino) = cold(81, 4096, PAGES);
+        m.files.start_ahead().unwrap();
+        let file = m.open(ino);
+        let mut buf = vec![0; step];
+        for at in (0..PAGES * PAGE).step_by(step) {
+            let len = m.files.read(&file, at, &mut buf).unwrap();
+            for (page, content) in (at / PAGE..).zip(buf[..len].chunks(PAGE as usize)) {
+                let expected = pattern(page, PAGE as usize);
+                let within = (at % PAGE) as usize;
+                assert!(content == &expected[within..][..content.len()], "{page}");
+            }
+        }
+        let counters = m.files.page_counters();
+        assert!(counters.inserted >= PAGES, "{counters:?}");
+        m.files.stop();
+        m.close();
+    }
+}
+
+/// A task that a thread has not begun is the reader's, with all its pages; one that loads is waited for.
+#[test]
+fn a_reader_takes_over_what_is_not_begun() {
+    let key = |nid| FileKey {
+        nid: Nid(nid),
+        generation: 1,
+    };
+    let ahead = Ahead::new();
+    assert!(!ahead.ask(key(1), 0..8), "nobody reads");
+    ahead.tasks.lock().open = true;
+    assert!(ahead.ask(key(1), 0..8) && ahead.ask(key(1), 8..24) && ahead.ask(key(2), 0..8));
+    assert_eq!(ahead.look_for(key(1), 24), Found::Free(25));
+    assert_eq!(ahead.look_for(key(1), 9), Found::Free(24));
+    assert_eq!(ahead.look_for(key(1), 9), Found::Free(10));
+    let taken = ahead.take().unwrap();
+    assert_eq!((taken.key, taken.pages.clone()), (key(1), 0..8));
+    assert_eq!(ahead.look_for(key(1), 0), Found::Free(8));
+    assert!(!ahead.begin(taken.number), "it is the reader's by now");
+    ahead.end(taken.number);
+    ahead.give_up(key(2));
+    assert_eq!(ahead.tasks.lock().list.len(), 0);
+    for i in 0..TASKS as u64 {
+        assert!(ahead.ask(key(3), i..i + 1));
+    }
+    assert!(!ahead.ask(key(3), 99..100), "there is no room");
+    ahead.close();
+    assert!(ahead.take().is_none() && !ahead.ask(key(3), 0..1));
+}
