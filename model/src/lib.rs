@@ -13,6 +13,7 @@
 //! - [`bitmap`], [`region`], [`ready`]: a nid is given out once, with its own version, and none is
 //!   lost; a region with many free nids is found;
 //! - [`readers`]: no writer meets a reader that entered a lock without taking it;
+//! - [`tags`]: who copies a cached page without a lock gets that page, as it was at one moment;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
@@ -49,6 +50,9 @@ mod staging;
 #[cfg(test)]
 #[path = "../../crates/engine/src/sum.rs"]
 mod sum;
+#[cfg(test)]
+#[path = "../../crates/engine/src/cache/tags.rs"]
+mod tags;
 #[cfg(test)]
 #[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/totals.rs"]

@@ -4,6 +4,7 @@ mod device;
 mod journal;
 mod readers;
 mod space;
+mod tags;
 
 /// Checks a model under all schedules with at most this many interruptions of threads that could
 /// have gone on.

@@ -1,13 +1,13 @@
 //! Atomics. All that several cores may touch name them by this path, so that `model/` can put a
 //! model checker's in their place, and a build with the feature `trace` those that record.
 
-pub use std::sync::atomic::Ordering;
+pub use std::sync::atomic::{Ordering, fence};
 
 #[cfg(not(feature = "trace"))]
-pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(feature = "trace")]
-pub use traced::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+pub use traced::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(feature = "trace")]
 mod traced {
@@ -106,6 +106,6 @@ mod traced {
         };
     }
 
-    numbers!(AtomicI64 i64, AtomicU32 u32, AtomicU64 u64, AtomicUsize usize);
+    numbers!(AtomicI64 i64, AtomicU8 u8, AtomicU32 u32, AtomicU64 u64, AtomicUsize usize);
     atomic!(AtomicBool, bool, swap, fetch_and, fetch_or, fetch_xor);
 }

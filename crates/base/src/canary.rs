@@ -150,6 +150,9 @@ canaries! {
     /// Pages are looked up by nid alone (R11): a new file shows the cached bytes of a deleted one
     /// that had its nid.
     GenerationIgnored => "generation-ignored", Nothing,
+    /// Who copies a cached page without its set's lock does not look whether it changed meanwhile (cache/tags,
+    /// invariant 2): a read has part of one write and part of another, or bytes of another page.
+    VersionUnchecked => "version-unchecked", Threads,
     /// A flush reaches the first device only: what was synced to the others is lost. Needs two
     /// devices.
     FirstDeviceFlushed => "first-device-flushed", Cut,

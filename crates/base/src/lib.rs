@@ -15,6 +15,7 @@ pub mod clock;
 pub mod counter;
 pub mod map;
 pub mod prefetch;
+pub mod racy;
 pub mod readers;
 pub mod rng;
 #[cfg(feature = "simulate")]

@@ -7,6 +7,8 @@ use crate::sync::Arc;
 
 /// Bytes that the processor fetches at once; where it fetches more, some are asked for twice.
 const LINE: usize = 64;
+/// Bytes by which the processor knows that more will be read in order.
+const AHEAD: usize = 4 * LINE;
 /// Of the counts in front of what an [`Arc`] refers to.
 const COUNTS: usize = 16;
 
@@ -21,6 +23,12 @@ pub fn object<T>(of: &T) {
 pub fn shared<T>(of: &Arc<T>) {
     let start = Arc::as_ptr(of).cast::<u8>().wrapping_sub(COUNTS);
     lines(start, COUNTS + size_of::<T>());
+}
+
+/// The first bytes of memory that is read in order: the processor fetches what follows by itself.
+#[inline]
+pub fn start(of: *const u8, len: usize) {
+    lines(of, len.min(AHEAD));
 }
 
 #[inline]

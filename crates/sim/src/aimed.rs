@@ -4,6 +4,7 @@ use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::{Op, parse_list};
+use crate::pages;
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::reclaim;
 use crate::run::guarded;
@@ -100,6 +101,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let order = rng.next_u64();
         let place = |what| failure(format!("scans, order {order}: {what}"), Vec::new());
         guarded(|| scans::run(order).map_err(place))?;
+    }
+    for _ in 0..30 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("pages, order {order}: {what}"), Vec::new());
+        guarded(|| pages::run(order).map_err(place))?;
     }
     for _ in 0..2 {
         let order = rng.next_u64();

@@ -15,6 +15,7 @@ pub mod lies;
 pub mod look;
 pub mod op;
 pub mod oracle;
+mod pages;
 pub mod random;
 mod reclaim;
 pub mod run;

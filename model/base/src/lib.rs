@@ -7,7 +7,7 @@ pub mod atomic {
     //! write of a thread and its next sequentially consistent read.
 
     pub use loom::sync::atomic::Ordering;
-    use loom::sync::atomic::fence;
+    pub use loom::sync::atomic::fence;
     use std::cell::Cell;
 
     loom::thread_local! {
@@ -131,8 +131,10 @@ pub mod canary {
     #[derive(Clone, Copy, Debug)]
     pub enum Canary {
         DurableOutOfOrder,
+        GenerationIgnored,
         NoCredits,
         PinsIgnored,
+        VersionUnchecked,
     }
 
     pub fn planted(_: Canary) -> bool {

@@ -2,10 +2,10 @@
 //!
 //! It owns the frames, and the index of dirty pages per file. It does no I/O and knows no
 //! blocks: the file layer fills frames, writes dirty pages back and says when they are clean.
-//! Bytes are copied in and out under the lock of one set, so nothing is locked, pinned or
-//! busy while a device works.
+//! Bytes are copied in under the lock of one set, and out without it ([`tags`]), so nothing is locked, pinned or
+//! busy while a device works, and who reads a page that is cached writes no memory that other cores read.
 //!
-//! Invariants:
+//! Invariants (those of one set are in [`set`], of a look without its lock in [`tags`]):
 //! 1. A page is in at most one frame, and that frame is in the set its key hashes to.
 //! 2. A dirty page is never evicted. It stops being dirty by `complete` with the stamp it was
 //!    copied at (a write in between changes the stamp), or by `invalidate`.
@@ -13,30 +13,35 @@
 //!    lock of its set.
 //! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
 //!    that hold a promised block.
-//! 5. The print of a frame is that of its page, and 0 exactly when it is empty.
-//! 6. `Set::departed` counts the frames that lost their page to another one and had been written since that page came.
-//!    So a page that is absent, in a set whose count is what it was when the page was absent before, has not been
-//!    written in between, unless somebody invalidated it: what was read from its device meanwhile is its content.
-//! 7. A way of a set gets its frame when it first holds a page, and keeps it. Frames are given out in order, so memory that was
-//!    touched is at the front of the region.
+//! 5. A read returns what its page held at one moment while it ran: it comes before or after each overwrite as a whole.
+//! 6. A page that is absent, in a set whose count of pages that were written and departed is what it was when the page was absent
+//!    before, has not been written in between, unless somebody invalidated it: what was read from its device meanwhile is its
+//!    content.
+//! 7. Frames are given to ways in order, so memory that was touched is at the front of the region.
 //!
-//! Transitions: absent → clean (`admit`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
+//! Transitions: absent → clean (`admit`, `keep`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
 //! (`complete`, `inlined`), clean → absent (eviction), any → absent (`invalidate`).
 
+mod counters;
 mod dirty;
 mod frames;
 mod policy;
+mod set;
+mod tags;
 
 use crate::sum::Padded;
 use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Mutex, MutexGuard, rank};
+pub use counters::CacheCounters;
+use counters::Counters;
 use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
-use policy::Policy;
+use set::{Locked, Set};
 use std::ops::Range;
+use tags::Name;
 
 /// Frames in a set.
 pub const WAYS: usize = 16;
@@ -52,15 +57,28 @@ pub struct FileKey {
 }
 
 impl FileKey {
-    /// Keys are equal only if their generations are (R11).
-    fn same(self, other: FileKey) -> bool {
-        self == other || (planted(Canary::GenerationIgnored) && self.nid == other.nid)
+    fn page(self, page: u64) -> Name {
+        Name {
+            nid: self.nid.0,
+            generation: self.generation,
+            page,
+        }
     }
 
-    fn hash(self) -> u64 {
+    /// Generations count (R11).
+    fn number(self) -> u64 {
         match planted(Canary::GenerationIgnored) {
-            true => mix(self.nid.0),
-            false => mix(self.nid.0 ^ self.generation.rotate_left(32)),
+            true => self.nid.0,
+            false => self.nid.0 ^ self.generation.rotate_left(32),
+        }
+    }
+}
+
+impl Name {
+    fn key(&self) -> FileKey {
+        FileKey {
+            nid: Nid(self.nid),
+            generation: self.generation,
         }
     }
 }
@@ -128,149 +146,9 @@ pub struct DirtyFile {
     pub since_ns: u64,
 }
 
-/// Counters since the cache was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheCounters {
-    pub hits: u64,
-    pub misses: u64,
-    pub inserted: u64,
-    pub evicted: u64,
-    pub written: u64,
-    pub cleaned: u64,
-    pub no_room: u64,
-}
-
-impl CacheCounters {
-    fn add(&mut self, other: &CacheCounters) {
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.inserted += other.inserted;
-        self.evicted += other.evicted;
-        self.written += other.written;
-        self.cleaned += other.cleaned;
-        self.no_room += other.no_room;
-    }
-}
-
 /// That a page was not cached, and when; see [`PageCache::admit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absence(u64);
-
-/// What a frame holds.
-#[derive(Clone, Copy, Debug)]
-struct Tag {
-    key: FileKey,
-    page: u64,
-    /// 0: not written since it came.
-    stamp: u64,
-    /// Of the way, whatever it holds; [`NO_FRAME`] until it first holds something (invariant 7).
-    frame: u32,
-    state: TagState,
-}
-
-const NO_FRAME: u32 = u32::MAX;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TagState {
-    Empty,
-    Clean,
-    Dirty(Backing),
-}
-
-const EMPTY: Tag = Tag {
-    key: FileKey {
-        nid: Nid(0),
-        generation: 0,
-    },
-    page: 0,
-    stamp: 0,
-    frame: NO_FRAME,
-    state: TagState::Empty,
-};
-
-/// The tags of one set lie in many cache lines, of which a look-up touches those whose prints match.
-#[derive(Debug)]
-struct Set {
-    /// Some bits of the hash of what each frame holds, 0 of an empty one (invariant 5).
-    prints: [u16; WAYS],
-    /// The ways whose pages are dirty, a bit each.
-    dirty: u16,
-    policy: Policy,
-    next_stamp: u64,
-    /// Invariant 6.
-    departed: u64,
-    /// Of this set alone: whoever counts has its lock.
-    counters: CacheCounters,
-    tags: [Tag; WAYS],
-}
-
-impl Set {
-    /// The frames with this print, one bit each.
-    fn printed(&self, print: u16) -> u16 {
-        let bits = self.prints.iter().enumerate();
-        bits.fold(0, |all, (way, &p)| all | u16::from(p == print) << way)
-    }
-
-    fn find(&self, place: Place, key: FileKey, page: u64) -> Option<usize> {
-        let mut candidates = self.printed(place.print);
-        while candidates != 0 {
-            let way = candidates.trailing_zeros() as usize;
-            let tag = &self.tags[way];
-            if tag.page == page && tag.key.same(key) {
-                return Some(way);
-            }
-            candidates &= candidates - 1;
-        }
-        None
-    }
-
-    fn fill(&mut self, way: usize, print: u16, tag: Tag) {
-        self.prints[way] = print;
-        let frame = self.tags[way].frame;
-        self.tags[way] = Tag { frame, ..tag };
-        self.set_state(way, tag.state);
-    }
-
-    fn set_state(&mut self, way: usize, state: TagState) {
-        self.tags[way].state = state;
-        let dirty = matches!(state, TagState::Dirty(_));
-        self.dirty = self.dirty & !(1 << way) | u16::from(dirty) << way;
-    }
-
-    /// The frame of a way that holds a page.
-    fn frame(&self, way: usize) -> usize {
-        self.tags[way].frame as usize
-    }
-
-    fn empty(&mut self, way: usize) {
-        self.fill(way, 0, EMPTY);
-    }
-
-    fn stamp(&mut self) -> u64 {
-        self.next_stamp += 1;
-        self.next_stamp
-    }
-
-    /// A way for a new page with this print: an empty one, else that of a clean page; none when all are dirty (invariant 2).
-    /// The tag is empty on return.
-    fn room_for(&mut self, print: u16) -> Option<usize> {
-        let empty = self.printed(0);
-        let way = match empty {
-            0 => self.evict()?,
-            _ => empty.trailing_zeros() as usize,
-        };
-        self.policy.came(way, print);
-        Some(way)
-    }
-
-    fn evict(&mut self) -> Option<usize> {
-        let way = self.policy.victim(!self.dirty, &self.prints)?;
-        self.departed += (self.tags[way].stamp != 0) as u64;
-        self.empty(way);
-        self.counters.evicted += 1;
-        Some(way)
-    }
-}
 
 /// Dirty pages of one file (invariant 3).
 #[derive(Debug)]
@@ -304,15 +182,19 @@ impl DirtyShard {
 
 /// Where a page is, if it is cached: its set, and its print there.
 #[derive(Clone, Copy)]
-struct Place {
-    set: usize,
+struct Place<'a> {
+    set: &'a Set,
     print: u16,
+    page: Name,
 }
 
 #[derive(Debug)]
 pub struct PageCache {
-    sets: Box<[Mutex<Set>]>,
+    sets: Box<[Set]>,
+    /// 2^64 by the number of sets, rounded down.
+    inverse: u64,
     frames: Frames,
+    counters: Counters,
     index: Box<[DirtyShard]>,
     /// On lines of their own: all who write look at the first, and who changes one often changes both.
     counts: Padded<Counts>,
@@ -333,29 +215,37 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// The high half of a product.
+fn high(a: u64, b: u64) -> u64 {
+    ((u128::from(a) * u128::from(b)) >> 64) as u64
+}
+
+/// `number / by` and what is left, without a division; `inverse` is `u64::MAX / by`.
+#[inline]
+fn divide(number: u64, by: u64, inverse: u64) -> (u64, u64) {
+    // The inverse is more than 2^64 / by - 1: so the quotient is right, or one too small.
+    let mut quotient = high(number, inverse);
+    let mut rest = number - quotient * by;
+    if rest >= by {
+        quotient += 1;
+        rest -= by;
+    }
+    (quotient, rest)
+}
+
 impl PageCache {
     /// A cache of at most `bytes` of pages (at least one set).
     pub fn new(bytes: usize) -> Self {
         let sets = (bytes / BLOCK_SIZE / WAYS).max(1);
-        let set = |i| {
-            let set = Set {
-                prints: [0; WAYS],
-                dirty: 0,
-                policy: Policy::new(),
-                next_stamp: 0,
-                departed: 0,
-                counters: CacheCounters::default(),
-                tags: [EMPTY; WAYS],
-            };
-            Mutex::keyed(rank::PAGE_SET, i as u64, set)
-        };
         let shard = |i| DirtyShard {
             count: AtomicUsize::new(0),
             files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
         };
         PageCache {
-            sets: (0..sets).map(set).collect(),
+            sets: (0..sets).map(Set::new).collect(),
+            inverse: u64::MAX / sets as u64,
             frames: Frames::new(sets * WAYS),
+            counters: Counters::new(),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
             counts: Padded::default(),
         }
@@ -372,25 +262,26 @@ impl PageCache {
     }
 
     pub fn counters(&self) -> CacheCounters {
-        let mut all = CacheCounters::default();
-        for set in &self.sets {
-            all.add(&set.lock().counters);
-        }
-        all
+        self.counters.all()
     }
 
     /// As many pages of a file as there are sets, one after the other, have one set each, from a set on that follows from
     /// which file and which such run it is. So a file that nearly fills the cache fills all sets evenly.
-    fn place(&self, key: FileKey, page: u64) -> Place {
+    #[inline]
+    fn place(&self, key: FileKey, page: u64) -> Place<'_> {
         let sets = self.sets.len() as u64;
-        let run = page / sets;
-        let hash = mix(key.hash() ^ run);
-        let first = (u128::from(hash) * u128::from(sets)) >> 64;
-        let set = first as u64 + (page - run * sets);
+        let (run, rest) = divide(page, sets, self.inverse);
+        // Numbers of files and runs are small, so no two of them make the same sum.
+        let hash = mix(key
+            .number()
+            .wrapping_add(run.wrapping_mul(0xD6E8_FEB8_6659_FD93)));
+        let first = high(hash, sets);
+        let set = first + rest;
         Place {
-            set: (if set < sets { set } else { set - sets }) as usize,
+            set: &self.sets[(if set < sets { set } else { set - sets }) as usize],
             // Of bits that have little to do with the choice of the set.
             print: (hash as u16).max(1),
+            page: key.page(page),
         }
     }
 
@@ -398,90 +289,104 @@ impl PageCache {
         &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
     }
 
-    /// The frame of a way that is about to hold a page.
-    fn frame_for(&self, set: &mut Set, way: usize) -> usize {
-        let frame = &mut set.tags[way].frame;
-        if *frame == NO_FRAME {
-            // As many frames as ways, and none is given out twice.
-            *frame = self.counts.given.fetch_add(1, Ordering::Relaxed) as u32;
-        }
-        *frame as usize
+    /// A frame for a way that has none: as many frames as ways, and none is given out twice.
+    fn give(&self) -> u32 {
+        self.counts.given.fetch_add(1, Ordering::Relaxed) as u32
     }
 
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
+    #[inline]
     pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        let Some(way) = set.find(place, key, page) else {
-            set.counters.misses += 1;
+        let found = place
+            .set
+            .hit(place.print, &place.page, &self.frames, (offset, &mut *out))
+            || self.read_locked(&place, offset, out);
+        self.counters.mine().count_read(found);
+        found
+    }
+
+    /// As `read`, where that found nothing: only under the lock is it known that nothing is there.
+    #[inline(never)]
+    fn read_locked(&self, place: &Place<'_>, offset: usize, out: &mut [u8]) -> bool {
+        let set = place.set.lock();
+        let Some(way) = set.find(place.print, &place.page) else {
             return false;
         };
-        set.policy.used(way);
-        // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
-        let frame = unsafe { self.frames.frame(set.frame(way)) };
-        out.copy_from_slice(&frame[offset..offset + out.len()]);
-        set.counters.hits += 1;
+        set.used(way);
+        self.frames.copy_out(place.set.number(way), offset, out);
         true
     }
 
-    /// [`read`](Self::read) without waiting, for a page that can be had elsewhere: false also when somebody is at
-    /// its set. So the caller may hold any lock. Not counted.
+    /// [`read`](Self::read) without waiting, for a page that can be had elsewhere: false also when somebody is changing
+    /// it. So the caller may hold any lock. Not counted.
     pub fn look(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
         let place = self.place(key, page);
-        let Some(mut set) = self.sets[place.set].try_lock() else {
-            return false;
-        };
-        let Some(way) = set.find(place, key, page) else {
-            return false;
-        };
-        set.policy.used(way);
-        // SAFETY: the set is locked, and a tag that is not empty names a filled frame.
-        let frame = unsafe { self.frames.frame(set.frame(way)) };
-        out.copy_from_slice(&frame[offset..offset + out.len()]);
-        true
+        place
+            .set
+            .hit(place.print, &place.page, &self.frames, (offset, out))
     }
 
     /// Keeps a page just read from its device, in place of the one that is cached, if no wait is needed for that. The
     /// key has no dirty pages. Not counted.
     pub fn keep(&self, key: FileKey, page: u64, content: &[u8]) {
         let place = self.place(key, page);
-        let Some(mut set) = self.sets[place.set].try_lock() else {
+        let Some(mut set) = place.set.try_lock() else {
             return;
         };
-        let found = set.find(place, key, page);
-        let Some(way) = found.or_else(|| set.room_for(place.print)) else {
-            return;
+        let found = set.find(place.print, &place.page);
+        if let Some(way) = found.or_else(|| self.room_for(&mut set, place.print)) {
+            debug_assert!(set.backing(way).is_none());
+            self.fill(&mut set, way, &place, content, (0, &[]));
+        }
+    }
+
+    /// See [`Locked::room_for`].
+    fn room_for(&self, set: &mut Locked<'_>, print: u16) -> Option<usize> {
+        let (way, evicted) = set.room_for(print)?;
+        if evicted {
+            self.counters.mine().evicted();
+        }
+        Some(way)
+    }
+
+    /// Puts a page, clean, into a way that is empty or has it already: what is `around`, then zeros, and `part` over it.
+    fn fill(
+        &self,
+        set: &mut Locked<'_>,
+        way: usize,
+        place: &Place<'_>,
+        around: &[u8],
+        part: (usize, &[u8]),
+    ) {
+        let (offset, data) = part;
+        let fill = |frame| {
+            // SAFETY: the set is locked.
+            unsafe {
+                if data.len() < BLOCK_SIZE {
+                    self.frames.fill(frame, around);
+                }
+                self.frames.copy_in(frame, offset, data);
+            }
         };
-        debug_assert!(!matches!(set.tags[way].state, TagState::Dirty(_)));
-        // SAFETY: the set is locked and no reference to its frames exists.
-        unsafe { self.frames.fill(self.frame_for(&mut set, way), content) };
-        let tag = Tag {
-            key,
-            page,
-            state: TagState::Clean,
-            ..EMPTY
-        };
-        set.fill(way, place.print, tag);
+        set.fill(way, (place.print, place.page), || self.give(), fill);
     }
 
     /// What the cache knows of a page; not a use of it.
     pub fn state(&self, key: FileKey, page: u64) -> Option<PageState> {
         let place = self.place(key, page);
-        let set = self.sets[place.set].lock();
-        match set.tags[set.find(place, key, page)?].state {
-            TagState::Empty => None,
-            TagState::Clean => Some(PageState::Clean),
-            TagState::Dirty(backing) => Some(PageState::Dirty(backing)),
-        }
+        let set = place.set.lock();
+        let way = set.find(place.print, &place.page)?;
+        Some(set.backing(way).map_or(PageState::Clean, PageState::Dirty))
     }
 
     /// `None`: it is cached. Not a use of it.
     pub fn absence(&self, key: FileKey, page: u64) -> Option<Absence> {
         let place = self.place(key, page);
-        let set = self.sets[place.set].lock();
-        match set.find(place, key, page) {
+        let set = place.set.lock();
+        match set.find(place.print, &place.page) {
             Some(_) => None,
-            None => Some(Absence(set.departed)),
+            None => Some(Absence(set.inner.departed)),
         }
     }
 
@@ -497,24 +402,16 @@ impl PageCache {
         keep: bool,
     ) -> bool {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        if let Some(way) = set.find(place, key, page) {
-            return set.tags[way].stamp == 0 && set.departed == departed;
+        let mut set = place.set.lock();
+        if let Some(way) = set.find(place.print, &place.page) {
+            return set.stamp(way) == 0 && set.inner.departed == departed;
         }
-        if set.departed != departed {
+        if set.inner.departed != departed {
             return false;
         }
-        if keep && let Some(way) = set.room_for(place.print) {
-            // SAFETY: the set is locked and no reference to its frames exists.
-            unsafe { self.frames.fill(self.frame_for(&mut set, way), content) };
-            let tag = Tag {
-                key,
-                page,
-                state: TagState::Clean,
-                ..EMPTY
-            };
-            set.fill(way, place.print, tag);
-            set.counters.inserted += 1;
+        if keep && let Some(way) = self.room_for(&mut set, place.print) {
+            self.fill(&mut set, way, &place, content, (0, &[]));
+            self.counters.mine().inserted();
         }
         true
     }
@@ -531,10 +428,11 @@ impl PageCache {
         now_ns: u64,
     ) -> Wrote {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        let way = match set.find(place, key, page) {
+        let mut set = place.set.lock();
+        let way = match set.find(place.print, &place.page) {
             Some(way) => {
-                set.policy.used(way);
+                set.used(way);
+                self.put(&mut set, way, (offset, data));
                 way
             }
             None => {
@@ -543,28 +441,19 @@ impl PageCache {
                     Rest::Unknown if data.len() == BLOCK_SIZE => &[],
                     Rest::Unknown => return Wrote::Absent,
                 };
-                let Some(way) = set.room_for(place.print) else {
-                    set.counters.no_room += 1;
+                let Some(way) = self.room_for(&mut set, place.print) else {
+                    self.counters.mine().no_room();
                     return Wrote::NoRoom;
                 };
-                if data.len() < BLOCK_SIZE {
-                    // SAFETY: the set is locked and no reference to its frames exists.
-                    unsafe { self.frames.fill(self.frame_for(&mut set, way), around) };
-                }
-                let tag = Tag {
-                    key,
-                    page,
-                    state: TagState::Clean,
-                    ..EMPTY
-                };
-                set.fill(way, place.print, tag);
+                // The content comes with the name, so that nobody ever finds another's under it.
+                self.fill(&mut set, way, &place, around, (offset, data));
+                set.written(way);
                 way
             }
         };
-        // What is not filled above is covered by this: data of a page's length has no offset.
-        self.put(&mut set, way, (offset, data));
-        if set.tags[way].state == TagState::Clean {
-            set.set_state(way, TagState::Dirty(backing));
+        self.counters.mine().written();
+        if set.backing(way).is_none() {
+            set.set_backing(way, Some(backing));
             self.now_dirty(key, page, backing, now_ns);
         }
         Wrote::Done
@@ -580,31 +469,30 @@ impl PageCache {
         dirty_at: Option<u64>,
     ) -> Overwrote {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        let Some(way) = set.find(place, key, page) else {
+        place.set.prefetch();
+        let mut set = place.set.lock();
+        let Some(way) = set.find(place.print, &place.page) else {
             return Overwrote::Absent;
         };
-        let clean = set.tags[way].state == TagState::Clean;
-        if clean {
+        if set.backing(way).is_none() {
             let Some(now_ns) = dirty_at else {
                 return Overwrote::Clean;
             };
-            set.set_state(way, TagState::Dirty(Backing::Allocated));
+            set.set_backing(way, Some(Backing::Allocated));
             self.now_dirty(key, page, Backing::Allocated, now_ns);
         }
-        set.policy.used(way);
+        set.used(way);
         self.put(&mut set, way, part);
+        self.counters.mine().written();
         Overwrote::Done
     }
 
-    /// Writes into the frame of a page, for its set, which is locked.
-    fn put(&self, set: &mut Set, way: usize, (offset, data): (usize, &[u8])) {
-        // SAFETY: the set is locked, by the caller's reference to what is behind its lock, and no reference to its
-        // frames exists.
-        unsafe { self.frames.copy_in(self.frame_for(set, way), offset, data) };
-        let stamp = set.stamp();
-        set.tags[way].stamp = stamp;
-        set.counters.written += 1;
+    /// Writes into the frame of a page.
+    fn put(&self, set: &mut Locked<'_>, way: usize, (offset, data): (usize, &[u8])) {
+        // SAFETY: the set is locked.
+        set.change(way, |frame| unsafe {
+            self.frames.copy_in(frame, offset, data)
+        });
     }
 
     fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
@@ -697,14 +585,11 @@ impl PageCache {
     /// Copies a dirty page (`out` is one page) for writing it to its device.
     pub fn copy_dirty(&self, key: FileKey, page: u64, out: &mut [u8]) -> Option<(Stamp, Backing)> {
         let place = self.place(key, page);
-        let set = self.sets[place.set].lock();
-        let way = set.find(place, key, page)?;
-        let TagState::Dirty(backing) = set.tags[way].state else {
-            return None;
-        };
-        // SAFETY: the set is locked, and a dirty tag names a filled frame.
-        out.copy_from_slice(unsafe { self.frames.frame(set.frame(way)) });
-        Some((Stamp(set.tags[way].stamp), backing))
+        let set = place.set.lock();
+        let way = set.find(place.print, &place.page)?;
+        let backing = set.backing(way)?;
+        self.frames.copy_out(place.set.number(way), 0, out);
+        Some((Stamp(set.stamp(way)), backing))
     }
 
     /// The page as copied with `stamp` is on its device, in a block of its own. False when it was
@@ -720,19 +605,19 @@ impl PageCache {
 
     fn settle(&self, key: FileKey, page: u64, stamp: Stamp, has_block: bool) -> bool {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        let Some(way) = set.find(place, key, page) else {
+        let mut set = place.set.lock();
+        let Some(way) = set.find(place.print, &place.page) else {
             return false;
         };
-        let tag = &set.tags[way];
-        let TagState::Dirty(backing) = tag.state else {
+        let Some(backing) = set.backing(way) else {
             return false;
         };
-        if tag.stamp != stamp.0 && !has_block {
+        let same = set.stamp(way) == stamp.0;
+        if !same && !has_block {
             return false;
         }
-        if tag.stamp != stamp.0 {
-            set.set_state(way, TagState::Dirty(Backing::Allocated));
+        if !same {
+            set.set_backing(way, Some(Backing::Allocated));
             if backing == Backing::Promised
                 && let Some(file) = self.shard(key).lock().get_mut(&key)
             {
@@ -740,9 +625,9 @@ impl PageCache {
             }
             return false;
         }
-        set.set_state(way, TagState::Clean);
+        set.set_backing(way, None);
         self.not_dirty(key, page, backing);
-        set.counters.cleaned += 1;
+        self.counters.mine().cleaned();
         true
     }
 
@@ -753,12 +638,12 @@ impl PageCache {
         if pages.is_empty() {
             return dropped;
         }
-        let wanted = |t: &Tag| t.key == key && pages.contains(&t.page);
+        let wanted = |name: &Name| name.key() == key && pages.contains(&name.page);
         if pages.end - pages.start > self.sets.len() as u64 {
             for set in &self.sets {
                 let mut set = set.lock();
-                for way in 0..WAYS {
-                    if set.prints[way] != 0 && wanted(&set.tags[way]) {
+                for way in set.held() {
+                    if wanted(&set.name(way)) {
                         self.drop_from(&mut set, way, &mut dropped);
                     }
                 }
@@ -766,8 +651,8 @@ impl PageCache {
         } else {
             for page in pages.clone() {
                 let place = self.place(key, page);
-                let mut set = self.sets[place.set].lock();
-                if let Some(way) = set.find(place, key, page) {
+                let mut set = place.set.lock();
+                if let Some(way) = set.find(place.print, &place.page) {
                     self.drop_from(&mut set, way, &mut dropped);
                 }
             }
@@ -775,15 +660,13 @@ impl PageCache {
         dropped
     }
 
-    fn drop_from(&self, set: &mut Set, way: usize, dropped: &mut Dropped) {
-        let Tag {
-            key, page, state, ..
-        } = set.tags[way];
+    fn drop_from(&self, set: &mut Locked<'_>, way: usize, dropped: &mut Dropped) {
+        let name = set.name(way);
         dropped.pages += 1;
-        if let TagState::Dirty(backing) = state {
+        if let Some(backing) = set.backing(way) {
             dropped.dirty += 1;
             dropped.promised += (backing == Backing::Promised) as u64;
-            self.not_dirty(key, page, backing);
+            self.not_dirty(name.key(), name.page, backing);
         }
         set.empty(way);
     }
@@ -792,14 +675,12 @@ impl PageCache {
     /// beyond the end of the file, which every load zeroes anyway.
     pub fn zero(&self, key: FileKey, page: u64, bytes: Range<usize>) -> bool {
         let place = self.place(key, page);
-        let mut set = self.sets[place.set].lock();
-        let Some(way) = set.find(place, key, page) else {
+        let mut set = place.set.lock();
+        let Some(way) = set.find(place.print, &place.page) else {
             return false;
         };
-        // SAFETY: the set is locked and no reference to its frames exists.
-        unsafe { self.frames.zero(set.frame(way), bytes) };
-        let stamp = set.stamp();
-        set.tags[way].stamp = stamp;
+        // SAFETY: the set is locked.
+        set.change(way, |frame| unsafe { self.frames.zero(frame, bytes) });
         true
     }
 }

@@ -12,12 +12,17 @@
 //!
 //! Measured against the clock that was here before, and others, in docs/performance.md.
 //!
+//! Uses are counted without a lock, so one that meets another, or a change of the set, may be lost. That changes what is found by
+//! nothing that can be measured.
+//!
 //! Invariants:
 //! 1. `order` has each way once.
-//! 2. A use changes one byte, and none once there are [`USES_MAX`].
+//! 2. A use changes one byte, and none once there are [`USES_MAX`], nor of the page that came last: who only reads what is used
+//!    often writes no line that others read.
 //! 3. [`Policy::victim`] returns a way of those that are allowed, if any is: each step that does not end it takes a use away.
 
 use super::WAYS;
+use base::atomic::{AtomicU8, Ordering};
 
 /// Uses that are remembered.
 const USES_MAX: u8 = 3;
@@ -26,11 +31,42 @@ const TRIAL_FIRST: u8 = 2;
 const TRIAL_LEAST: u8 = 1;
 const TRIAL_MOST: u8 = WAYS as u8 - 2;
 
+/// How often each page was used since it came, or came to the front of its queue.
+#[derive(Debug)]
+pub(super) struct Uses {
+    of: [AtomicU8; WAYS],
+    /// The way whose page came last.
+    newest: AtomicU8,
+}
+
+impl Uses {
+    pub fn new() -> Uses {
+        Uses {
+            of: std::array::from_fn(|_| AtomicU8::new(0)),
+            newest: AtomicU8::new(0),
+        }
+    }
+
+    /// The page of a way is used again. No lock is needed.
+    #[inline]
+    pub fn used(&self, way: usize) {
+        let uses = self.get(way);
+        if uses < USES_MAX && way != usize::from(self.newest.load(Ordering::Relaxed)) {
+            self.set(way, uses + 1);
+        }
+    }
+
+    fn get(&self, way: usize) -> u8 {
+        self.of[way].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, way: usize, uses: u8) {
+        self.of[way].store(uses, Ordering::Relaxed);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Policy {
-    uses: [u8; WAYS],
-    /// The way whose page came last.
-    newest: u8,
     /// The ways, in the order in which their pages came, the oldest first.
     order: [u8; WAYS],
     /// Those whose pages are on trial, a bit each.
@@ -65,8 +101,6 @@ impl Departed {
 impl Policy {
     pub fn new() -> Policy {
         Policy {
-            uses: [0; WAYS],
-            newest: 0,
             order: std::array::from_fn(|way| way as u8),
             trial: 0,
             share: TRIAL_FIRST,
@@ -75,18 +109,11 @@ impl Policy {
         }
     }
 
-    /// The page of a way is used again.
-    pub fn used(&mut self, way: usize) {
-        if way != usize::from(self.newest) && self.uses[way] < USES_MAX {
-            self.uses[way] += 1;
-        }
-    }
-
     /// A page with this print has come, to a way that was empty. It is on trial unless it was here lately.
-    pub fn came(&mut self, way: usize, print: u16) {
+    pub fn came(&mut self, uses: &Uses, way: usize, print: u16) {
         let on_trial = !self.returns(print);
-        self.uses[way] = 0;
-        self.newest = way as u8;
+        uses.set(way, 0);
+        uses.newest.store(way as u8, Ordering::Relaxed);
         self.set_trial(way, on_trial);
         self.move_last(way);
     }
@@ -105,7 +132,7 @@ impl Policy {
     }
 
     /// The way, of those in `allowed`, whose page leaves a set that is full; `prints` are those of all its pages.
-    pub fn victim(&mut self, allowed: u16, prints: &[u16; WAYS]) -> Option<usize> {
+    pub fn victim(&mut self, uses: &Uses, allowed: u16, prints: &[u16; WAYS]) -> Option<usize> {
         if allowed == 0 {
             return None;
         }
@@ -121,11 +148,11 @@ impl Policy {
             let oldest = self.order.iter().find(|&&way| from >> way & 1 == 1);
             let way = usize::from(*oldest?);
             let on_trial = self.trial >> way & 1 == 1;
-            match (self.uses[way], on_trial) {
+            match (uses.get(way), on_trial) {
                 (0, true) => self.tried.push(prints[way]),
                 (0, false) => self.kept.push(prints[way]),
-                (uses, _) => {
-                    self.uses[way] = if on_trial { 0 } else { uses - 1 };
+                (some, _) => {
+                    uses.set(way, if on_trial { 0 } else { some - 1 });
                     self.set_trial(way, false);
                     self.move_last(way);
                     continue;
@@ -156,43 +183,43 @@ mod tests {
     }
 
     /// A full set of pages on trial that came in the order of their ways.
-    fn full() -> Policy {
-        let mut policy = Policy::new();
-        (0..WAYS).for_each(|way| policy.came(way, 1000 + way as u16));
-        policy
+    fn full() -> (Policy, Uses) {
+        let (mut policy, uses) = (Policy::new(), Uses::new());
+        (0..WAYS).for_each(|way| policy.came(&uses, way, 1000 + way as u16));
+        (policy, uses)
     }
 
     #[test]
     fn the_oldest_leaves_unless_it_was_used_since_it_came() {
-        let mut policy = full();
-        policy.used(0);
-        policy.used(2);
-        assert_eq!(policy.victim(!0, &prints()), Some(1));
-        policy.came(1, 1);
-        assert_eq!(policy.victim(!0, &prints()), Some(3));
+        let (mut policy, uses) = full();
+        uses.used(0);
+        uses.used(2);
+        assert_eq!(policy.victim(&uses, !0, &prints()), Some(1));
+        policy.came(&uses, 1, 1);
+        assert_eq!(policy.victim(&uses, !0, &prints()), Some(3));
         assert_eq!(policy.trial >> 2 & 1, 0, "what was used is kept");
     }
 
     #[test]
     fn what_is_used_before_another_page_comes_is_used_once() {
-        let mut policy = full();
-        policy.used(WAYS - 1);
-        assert_eq!(policy.uses[WAYS - 1], 0);
-        assert_eq!(policy.victim(!0, &prints()), Some(0));
-        policy.came(0, 1);
-        policy.used(WAYS - 1);
-        assert_eq!(policy.uses[WAYS - 1], 1);
+        let (mut policy, uses) = full();
+        uses.used(WAYS - 1);
+        assert_eq!(uses.get(WAYS - 1), 0);
+        assert_eq!(policy.victim(&uses, !0, &prints()), Some(0));
+        policy.came(&uses, 0, 1);
+        uses.used(WAYS - 1);
+        assert_eq!(uses.get(WAYS - 1), 1);
     }
 
     #[test]
     fn what_is_kept_comes_to_the_front_once_for_each_use_before_it_leaves() {
-        let mut policy = full();
-        (0..9).for_each(|_| policy.used(5));
+        let (mut policy, uses) = full();
+        (0..9).for_each(|_| uses.used(5));
         policy.trial = 0;
         let victims = std::iter::from_fn(|| {
-            let way = policy.victim(!0, &prints())?;
+            let way = policy.victim(&uses, !0, &prints())?;
             // As it has just left, it is kept.
-            policy.came(way, prints()[way]);
+            policy.came(&uses, way, prints()[way]);
             Some(way)
         });
         let others = victims.take_while(|&way| way != 5).count();
@@ -201,15 +228,15 @@ mod tests {
 
     #[test]
     fn what_comes_back_is_kept_and_moves_the_bound_between_the_queues() {
-        let mut policy = full();
-        assert_eq!(policy.victim(!0, &prints()), Some(0));
-        policy.came(0, 100);
+        let (mut policy, uses) = full();
+        assert_eq!(policy.victim(&uses, !0, &prints()), Some(0));
+        policy.came(&uses, 0, 100);
         assert_eq!(policy.trial & 1, 0, "it has just left");
         assert_eq!(policy.share, TRIAL_FIRST + 1);
-        assert_eq!(policy.victim(1, &prints()), Some(0));
-        policy.came(0, 100);
+        assert_eq!(policy.victim(&uses, 1, &prints()), Some(0));
+        policy.came(&uses, 0, 100);
         assert_eq!((policy.trial & 1, policy.share), (0, TRIAL_FIRST));
-        policy.came(0, 100);
+        policy.came(&uses, 0, 100);
         assert_eq!(policy.trial & 1, 1, "it is remembered once");
     }
 
@@ -218,17 +245,17 @@ mod tests {
     fn a_victim_is_among_the_allowed() {
         for seed in 0..50 {
             let mut rng = Rng::new(seed);
-            let mut policy = full();
+            let (mut policy, uses) = full();
             for _ in 0..500 {
                 let way = rng.below(WAYS as u64) as usize;
                 match rng.below(3) {
-                    0 => policy.used(way),
-                    1 => assert_eq!(policy.victim(0, &prints()), None),
+                    0 => uses.used(way),
+                    1 => assert_eq!(policy.victim(&uses, 0, &prints()), None),
                     _ => {
                         let allowed = rng.next_u64() as u16 | 1 << way;
-                        let victim = policy.victim(allowed, &prints()).unwrap();
+                        let victim = policy.victim(&uses, allowed, &prints()).unwrap();
                         assert_eq!(allowed >> victim & 1, 1);
-                        policy.came(victim, prints()[way]);
+                        policy.came(&uses, victim, prints()[way]);
                     }
                 }
                 let mut order = policy.order;

@@ -192,6 +192,123 @@ fn many_threads_share_it() {
     assert_eq!(cache.dirty(), 0);
 }
 
+/// Reads copy without a lock, beside overwrites of the same page and pages that give way to others in the same frame. Each byte of
+/// a page says which page it is, and how often that was written.
+#[test]
+fn a_read_is_of_one_page_at_one_moment() {
+    const PAGES: u64 = 2 * WAYS as u64;
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let content = |n: u64, turn: u64| page((n as u8) << 3 | (turn % 8) as u8);
+    let found = base::atomic::AtomicU64::new(0);
+    base::thread::parallel(4, |t| {
+        let mut rng = Rng::new(t as u64);
+        let (mut out, mut copy) = (page(0), page(0));
+        for turn in 0..30_000 {
+            let n = rng.below(PAGES);
+            match t {
+                0 => _ = insert(&cache, n, &content(n, turn)),
+                1 => {
+                    if cache.overwrite(FILE, n, (0, &content(n, turn)), Some(5)) == Overwrote::Done
+                        && let Some((stamp, _)) = cache.copy_dirty(FILE, n, &mut copy)
+                    {
+                        cache.complete(FILE, n, stamp);
+                    }
+                }
+                _ => {
+                    if cache.read(FILE, n, 0, &mut out) {
+                        found.fetch_add(1, Ordering::Relaxed);
+                        assert_eq!(out[0] >> 3, n as u8, "another page's");
+                        assert!(out.iter().all(|&byte| byte == out[0]), "parts of two");
+                    }
+                }
+            }
+        }
+    });
+    assert!(found.load(Ordering::Relaxed) > 1000);
+    let counted = cache.counters();
+    assert_eq!(
+        counted.hits + counted.misses,
+        60_000,
+        "each lane is one thread's"
+    );
+}
+
+#[test]
+fn a_hit_needs_no_lock_and_a_miss_does() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    assert!(insert(&cache, 1, &page(7)));
+    let held = cache.sets[0].lock();
+    let mut out = page(0);
+    assert!(cache.read(FILE, 1, 0, &mut out) && cache.look(FILE, 1, 0, &mut out));
+    assert_eq!(out, page(7));
+    assert!(!cache.look(FILE, 2, 0, &mut out), "it waits for nobody");
+    drop(held);
+    assert!(!cache.read(FILE, 2, 0, &mut out));
+    let counted = cache.counters();
+    assert_eq!((counted.hits, counted.misses, counted.inserted), (1, 1, 1));
+}
+
+/// What is cached under a name at any moment is that name's: a page that comes brings its content with it.
+#[test]
+fn a_page_written_whole_never_shows_what_its_frame_held() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let done = base::atomic::AtomicBool::new(false);
+    base::thread::parallel(2, |t| {
+        if t == 0 {
+            for turn in 0..20_000u64 {
+                let n = turn % 64;
+                assert_eq!(
+                    write(&cache, n, 0, &page(n as u8), Rest::Unknown),
+                    Wrote::Done
+                );
+                cache.invalidate(FILE, n..n + 1);
+            }
+            done.store(true, Ordering::Release);
+        }
+        let (mut out, mut n) = (page(0), 0);
+        while !done.load(Ordering::Acquire) {
+            n = (n + 1) % 64;
+            if cache.look(FILE, n, 0, &mut out) {
+                assert_eq!(out, page(n as u8));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_quotient_is_what_a_division_makes_it() {
+    let mut rng = Rng::new(3);
+    for by in [
+        1,
+        2,
+        3,
+        7,
+        63,
+        64,
+        65,
+        1000,
+        16_384,
+        16_381,
+        u64::from(u32::MAX),
+    ] {
+        let edges = [
+            0,
+            1,
+            by - 1,
+            by,
+            by + 1,
+            5 * by - 1,
+            1 << 51,
+            u64::MAX / by * by,
+        ];
+        let any = (0..1000).map(|i| rng.next_u64() >> (i % 64));
+        for number in edges.into_iter().chain(any).chain([u64::MAX]) {
+            let inverse = u64::MAX / by;
+            assert_eq!(divide(number, by, inverse), (number / by, number % by));
+        }
+    }
+}
+
 #[test]
 fn an_overwrite_takes_neither_a_frame_nor_a_block() {
     let cache = PageCache::new(WAYS * BLOCK_SIZE);
@@ -249,8 +366,8 @@ fn frames_are_used_from_the_front_on_and_kept() {
     let used = || {
         let mut used = Vec::new();
         for set in &cache.sets {
-            let frames = set.lock().tags.map(|tag| tag.frame);
-            used.extend(frames.into_iter().filter(|frame| *frame != NO_FRAME));
+            let frames = (0..WAYS).map(|way| set.number(way));
+            used.extend(frames.filter(|frame| *frame != set::NO_FRAME));
         }
         used.sort_unstable();
         used

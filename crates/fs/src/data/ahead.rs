@@ -195,13 +195,6 @@ impl Files {
     /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it. Returns how many of them
     /// the request itself must read.
     pub(super) fn ask_ahead(&self, file: &OpenFile, bytes: Range<u64>, window: u64) -> u64 {
-        if window == 0 {
-            // What was asked for is of a run that has ended.
-            if file.asked.load(Ordering::Relaxed) > 0 {
-                file.asked.store(0, Ordering::Relaxed);
-            }
-            return 0;
-        }
         let window = window.min(self.room_ahead());
         let end = bytes.end.div_ceil(PAGE);
         let last = file.state.size().div_ceil(PAGE);

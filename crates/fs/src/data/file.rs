@@ -24,7 +24,7 @@ use super::references::{GROUP, References};
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
@@ -321,15 +321,18 @@ impl Drop for MetaGuard<'_> {
         if self.shown.dead.load(Ordering::Relaxed) != dead {
             self.shown.dead.store(dead, Ordering::Release);
         }
-        let times = [
-            (&self.shown.stamped, self.meta.stamped),
-            (&self.shown.read_until, self.meta.read_until),
-        ];
-        for (shown, time) in times {
+        let set = |shown: &AtomicI64, time| {
             let ns = ns_of(time);
-            if shown.load(Ordering::Relaxed) != ns {
+            let changed = shown.load(Ordering::Relaxed) != ns;
+            if changed {
                 shown.store(ns, Ordering::Release);
             }
+            changed
+        };
+        set(&self.shown.read_until, self.meta.read_until);
+        if set(&self.shown.stamped, self.meta.stamped) && self.meta.stamped.is_none() {
+            // Who looks, and then reads a page, takes no lock for that: see `Files::overwrite`.
+            fence(Ordering::SeqCst);
         }
     }
 }
@@ -1042,19 +1045,29 @@ impl Files {
 }
 
 impl OpenFile {
-    /// Pages to read beyond a request that starts at `offset`: doubles while reading goes on
-    /// where it stopped, up to `most`.
-    pub(super) fn read_ahead(&self, offset: u64, len: u64, most: u64) -> u64 {
+    /// Pages to read beyond a request that starts where the last one stopped: doubles while reading goes on so, up to `most`.
+    /// `None`: it starts elsewhere, so none. That is noted if it misses ([`jumped`](Self::jumped)) and not before: who reads here and
+    /// there what is cached writes nothing that others with this handle read.
+    pub(super) fn read_ahead(&self, offset: u64, len: u64, most: u64) -> Option<u64> {
         // Hints only: a race costs a wrong guess, nothing else.
-        let expected = self.next_read.swap(offset + len, Ordering::Relaxed);
-        let window = if offset == expected {
-            let before = self.ahead.load(Ordering::Relaxed);
-            (before * 2).clamp(8, most.max(8))
-        } else {
-            0
-        };
-        self.ahead.store(window, Ordering::Relaxed);
-        window
+        if offset != self.next_read.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.next_read.store(offset + len, Ordering::Relaxed);
+        let before = self.ahead.load(Ordering::Relaxed);
+        let window = (before * 2).clamp(8, most.max(8));
+        if window != before {
+            self.ahead.store(window, Ordering::Relaxed);
+        }
+        Some(window)
+    }
+
+    /// A request that started elsewhere waits for a device: one that starts at its end goes on from there.
+    pub(super) fn jumped(&self, end: u64) {
+        self.next_read.store(end, Ordering::Relaxed);
+        self.ahead.store(0, Ordering::Relaxed);
+        // What was asked for is of a run that has ended.
+        self.asked.store(0, Ordering::Relaxed);
     }
 }
 

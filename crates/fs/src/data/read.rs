@@ -21,20 +21,23 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 const TRIES: u32 = 3;
 
 /// How a range is read.
-pub(super) struct Reading {
+pub(super) struct Reading<'a> {
     /// Pages beyond it.
     pub ahead: u64,
+    /// Through this handle, and not where its last read ended.
+    pub jumps: Option<&'a OpenFile>,
     /// What is read from a device is cached.
     pub keep: bool,
     /// The I/O lock is held exclusively.
     pub alone: bool,
 }
 
-impl Reading {
+impl Reading<'_> {
     /// Nothing but what is asked for, beside writers.
-    pub const fn beside() -> Reading {
+    pub const fn beside() -> Self {
         Reading {
             ahead: 0,
+            jumps: None,
             keep: true,
             alone: false,
         }
@@ -65,7 +68,8 @@ impl Files {
         let window = file.read_ahead(offset, buf.len() as u64, most);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
         let mut how = Reading {
-            ahead: self.ask_ahead(file, bytes, window),
+            ahead: window.map_or(0, |window| self.ask_ahead(file, bytes, window)),
+            jumps: window.is_none().then_some(file),
             keep: !direct,
             alone: false,
         };
@@ -88,7 +92,7 @@ impl Files {
         state: &Arc<FileState>,
         offset: u64,
         buf: &mut [u8],
-        how: &Reading,
+        how: &Reading<'_>,
     ) -> Result<Option<usize>, Error> {
         let size = state.size();
         if offset >= size || buf.is_empty() {
@@ -109,7 +113,7 @@ impl Files {
         state: &Arc<FileState>,
         offset: u64,
         buf: &mut [u8],
-        how: &Reading,
+        how: &Reading<'_>,
     ) -> Result<bool, Error> {
         let end = offset + buf.len() as u64;
         let last = end.div_ceil(PAGE);
@@ -121,6 +125,9 @@ impl Files {
             if self.pages.read(state.key, page, within, out) {
                 at += len as u64;
                 continue;
+            }
+            if let Some(file) = how.jumps {
+                file.jumped(end);
             }
             let Found::Free(until) = self.ahead.look_for(state.key, page) else {
                 continue;
@@ -191,7 +198,7 @@ impl Files {
         state: &Arc<FileState>,
         missing: &Missing,
         loaded: &[u8],
-        how: &Reading,
+        how: &Reading<'_>,
     ) -> Range<u64> {
         let mut good = missing.pages.start..missing.pages.start;
         let contents = loaded.chunks(BLOCK_SIZE).zip(&missing.absences);

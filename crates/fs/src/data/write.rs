@@ -6,7 +6,7 @@
 //! 1. An overwrite changes bytes below the size, of a page that is cached and dirty, or clean with a block of its own. So it
 //!    changes neither size nor mapping, needs no space and no frame, and reads nothing. Everything else that
 //!    changes content is exclusive: appends, growth, cuts, holes, direct writes, writes of several pages.
-//! 2. A page is one unit: its set's lock orders overwrites of it, and reads. So all see a whole write or none of it: what is
+//! 2. A page is one unit: its set's lock orders overwrites of it, and a read comes before or after each. So all see a whole write or none of it: what is
 //!    larger than a page is not written so.
 //! 3. The file has the write's times, in memory or in its inode, before its page has the bytes.
 //! 4. Who has found a page clean and with a block under the shared lock may make it dirty later under the same: what is
@@ -22,6 +22,7 @@ use super::{Files, PAGE, Promised, SIZE_MAX, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
+use base::atomic::{Ordering, fence};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
@@ -136,7 +137,9 @@ impl Files {
             }
             _ => false,
         };
-        // Who looked meanwhile, and read the old content after that, must find another time now.
+        // Who looked meanwhile, and read the old content after that, must find another time now. It took no lock to read: that
+        // its look is seen here follows from a fence of its own, before it read, and this one.
+        fence(Ordering::SeqCst);
         self.stamp(state, now);
         Ok(written)
     }

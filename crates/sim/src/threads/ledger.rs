@@ -184,6 +184,25 @@ impl History {
     }
 }
 
+impl History {
+    /// Whether each page is as it was at one moment: a read copies one beside whoever overwrites it. Of what is in memory, where nothing
+    /// has failed.
+    pub fn allows_pages(&self, found: &[u8]) -> Result<(), String> {
+        for (i, page) in found.chunks(BLOCK_SIZE).enumerate() {
+            let at = i * BLOCK_SIZE;
+            let is = |version: &Vec<u8>| {
+                let kept = version.get(at..).unwrap_or_default();
+                let kept = &kept[..kept.len().min(page.len())];
+                page.starts_with(kept) && page[kept.len()..].iter().all(|byte| *byte == 0)
+            };
+            if !self.versions.iter().any(is) {
+                return Err(format!("page {i} is parts of several versions"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// An operation on names and attributes, by the order of calls and returns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {

@@ -103,6 +103,7 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
     push_out(5);
     let reading = |alone| Reading {
         ahead: 0,
+        jumps: None,
         keep: true,
         alone,
     };
@@ -123,6 +124,34 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
     assert_eq!(byte, [9]);
     // Its frame was needed for others: nobody who reads alone asks.
     assert_eq!(admit(true), 5..6);
+}
+
+/// A read of what is cached writes nothing that others with the handle read, unless it goes on where the last one ended; one that
+/// misses says where reading goes on.
+#[test]
+fn a_hit_elsewhere_leaves_no_trace_in_the_handle() {
+    let world = World::new(73, 64, 256);
+    let m = world.mount();
+    let (_, file) = at_home(&m, 40);
+    let next = || file.next_read.load(Ordering::Relaxed) / PAGE;
+    let read = |page: u64| m.files.read(&file, page * PAGE, &mut [0; PAGE as usize]);
+    (0..4).for_each(|page| assert_eq!(read(page).unwrap(), PAGE as usize));
+    let window = file.ahead.load(Ordering::Relaxed);
+    assert!(next() == 4 && window > 0);
+    for page in [30, 2, 9] {
+        read(page).unwrap();
+        assert_eq!((next(), file.ahead.load(Ordering::Relaxed)), (4, window));
+    }
+    m.files.pages.invalidate(file.state.key, 20..40);
+    read(20).unwrap();
+    assert_eq!((next(), file.ahead.load(Ordering::Relaxed)), (21, 0));
+    assert!(m.files.pages.absence(file.state.key, 22).is_some());
+    read(21).unwrap();
+    assert_eq!(next(), 22);
+    assert!(
+        m.files.pages.absence(file.state.key, 29).is_none(),
+        "it reads ahead"
+    );
 }
 
 /// A page that goes to the inode, and is overwritten on the way there, gets a block when the file grows.
