@@ -21,6 +21,7 @@
 //! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
 
 mod ahead;
+mod bounce;
 mod extents;
 mod fallocate;
 mod file;
@@ -52,18 +53,21 @@ use base::atomic::AtomicU64;
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
+use bounce::Bounces;
 use engine::Store;
 use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use pace::Pace;
-use read::Bounces;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
+
+/// Of the memory for pages, one part in so many is kept for what is on its way besides.
+const KEPT_SHARE: usize = 16;
 
 /// How file data is handled; run-time values all.
 #[derive(Clone, Debug)]
@@ -157,7 +161,7 @@ impl Files {
         Arc::new(Files {
             pages,
             ahead: base::sync::Arc::new(Ahead::new()),
-            memory: Bounces::new(),
+            memory: Bounces::new(options.cache_bytes / KEPT_SHARE),
             table: FileTable::new(store.options().shards),
             store,
             times,

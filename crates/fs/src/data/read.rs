@@ -1,14 +1,15 @@
 //! Reading: cache hits are copied; misses are read in clusters, with read-ahead.
 
 use super::ahead::Found;
+use super::bounce::Bounce;
 use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE};
 use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
-use base::sync::{Arc, Mutex, rank};
-use device::{AlignedBuf, Io};
+use base::sync::Arc;
+use device::Io;
 use engine::cache::{Absence, WAYS};
 use format::BLOCK_SIZE;
 use std::ops::Range;
@@ -137,7 +138,7 @@ impl Files {
                 continue;
             };
             let mut memory = self.memory.take(missing.bytes());
-            let mut loaded = &mut memory[..missing.bytes()];
+            let mut loaded = &mut memory[..];
             if let Err(error) = self.load_into(state, missing.pages.clone(), loaded) {
                 // What cannot be read may be a neighbour that nobody asked for.
                 if missing.pages.end == page + 1 {
@@ -154,7 +155,6 @@ impl Files {
                 buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
                 at = stop;
             }
-            self.memory.give(memory);
             if at < end && good.end < missing.pages.end {
                 stale += 1;
                 if stale == TRIES {
@@ -218,8 +218,10 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         pages: Range<u64>,
-    ) -> Result<AlignedBuf, Error> {
-        let mut buf = AlignedBuf::zeroed((pages.end - pages.start) as usize * BLOCK_SIZE);
+    ) -> Result<Bounce<'_>, Error> {
+        let mut buf = self
+            .memory
+            .take((pages.end - pages.start) as usize * BLOCK_SIZE);
         self.load_into(state, pages, &mut buf)?;
         Ok(buf)
     }
@@ -366,38 +368,4 @@ fn zero_between(mapped: &[FileExtent], first: u64, pages: &mut [u8]) {
         at = start + extent.len as usize * BLOCK_SIZE;
     }
     pages[at..].fill(0);
-}
-
-/// Memory for what is read from devices before it is cached: large pieces are kept, because fresh memory costs more than its copy.
-#[derive(Debug)]
-pub(super) struct Bounces(Mutex<Vec<AlignedBuf>>);
-
-impl Bounces {
-    /// Pieces kept.
-    const MOST: usize = 4;
-    const BYTES: usize = CLUSTER as usize * BLOCK_SIZE;
-    /// What is smaller is taken from the heap as it is.
-    const LEAST: usize = 64 << 10;
-
-    pub fn new() -> Bounces {
-        Bounces(Mutex::new(rank::LEAF, Vec::new()))
-    }
-
-    /// So many bytes or more, of any content.
-    fn take(&self, bytes: usize) -> AlignedBuf {
-        if !(Self::LEAST..=Self::BYTES).contains(&bytes) {
-            return AlignedBuf::zeroed(bytes);
-        }
-        let kept = self.0.lock().pop();
-        kept.unwrap_or_else(|| AlignedBuf::zeroed(Self::BYTES))
-    }
-
-    fn give(&self, memory: AlignedBuf) {
-        if memory.len() == Self::BYTES {
-            let mut kept = self.0.lock();
-            if kept.len() < Self::MOST {
-                kept.push(memory);
-            }
-        }
-    }
 }

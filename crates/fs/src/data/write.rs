@@ -26,7 +26,6 @@ use base::atomic::{Ordering, fence};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
-use device::AlignedBuf;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
 use format::BLOCK_SIZE;
 use std::ops::Range;
@@ -317,7 +316,7 @@ impl Files {
         let mut around = if part.1.len() < BLOCK_SIZE {
             self.load_pages(state, page..page + 1)?
         } else {
-            AlignedBuf::zeroed(BLOCK_SIZE)
+            self.memory.take(BLOCK_SIZE)
         };
         if put(Rest::From(&around)) == Wrote::Done {
             account(promise);

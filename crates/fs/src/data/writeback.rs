@@ -14,6 +14,7 @@ mod replace;
 
 pub(super) use layout::{Layout, Writes};
 
+use super::bounce::Bounce;
 use super::extents::{self, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
@@ -44,10 +45,10 @@ const VOUCHED_MAX: usize = 128 << 10;
 const VOUCHED_RUNS: usize = 16;
 
 /// A copy of dirty pages.
-pub(super) struct Copies {
+pub(super) struct Copies<'a> {
     pub(super) pages: Vec<u64>,
     pub(super) stamps: Vec<Stamp>,
-    pub(super) data: AlignedBuf,
+    pub(super) data: Bounce<'a>,
 }
 
 impl Files {
@@ -228,11 +229,11 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         pages: Vec<u64>,
-    ) -> Result<Option<Copies>, Error> {
+    ) -> Result<Option<Copies<'_>>, Error> {
         if pages.is_empty() {
             return Ok(None);
         }
-        let mut data = AlignedBuf::zeroed(pages.len() * BLOCK_SIZE);
+        let mut data = self.memory.take(pages.len() * BLOCK_SIZE);
         let mut stamps = Vec::with_capacity(pages.len());
         for (&page, out) in pages.iter().zip(data.chunks_mut(BLOCK_SIZE)) {
             match self.pages.copy_dirty(state.key, page, out) {
@@ -248,7 +249,7 @@ impl Files {
         }))
     }
 
-    fn complete(&self, state: &Arc<FileState>, copies: &Copies, covered: usize) {
+    fn complete(&self, state: &Arc<FileState>, copies: &Copies<'_>, covered: usize) {
         self.complete_pages(state, &copies.pages[..covered], &copies.stamps[..covered]);
     }
 
@@ -725,7 +726,7 @@ impl Files {
     }
 
     /// The inode has the content of a small file. If it is too large to stay there, its page stays dirty.
-    fn inlined(&self, state: &Arc<FileState>, copies: Option<Copies>, size: u64) {
+    fn inlined(&self, state: &Arc<FileState>, copies: Option<Copies<'_>>, size: u64) {
         let Some(copies) = copies else { return };
         if size > INLINE_DATA_MAX as u64 {
             return self.stays_logged(state);

@@ -1,0 +1,142 @@
+//! Memory between devices and the cache. Large pieces are kept for the next who needs one: that the kernel makes memory that was
+//! never used costs more than a copy of the same size.
+//!
+//! Invariants:
+//! 1. A piece holds whatever its last user left there. Who takes one fills what it shows to anybody.
+//! 2. What is kept is at most [`Bounces::new`]'s bound.
+
+use base::sync::{Mutex, rank};
+use device::AlignedBuf;
+use std::ops::{Deref, DerefMut};
+
+/// What is smaller is taken from the heap as it is.
+const LEAST: usize = 64 << 10;
+/// Lengths of kept pieces: powers of two from [`LEAST`] on.
+const CLASSES: usize = 7;
+
+/// Pieces that nobody uses at the moment.
+#[derive(Debug)]
+pub(super) struct Bounces {
+    kept: Mutex<Kept>,
+    most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    classes: [Vec<AlignedBuf>; CLASSES],
+    bytes: usize,
+}
+
+/// A piece, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Bounce<'a> {
+    home: &'a Bounces,
+    memory: Option<AlignedBuf>,
+    len: usize,
+}
+
+/// The class of pieces that have at least so many bytes.
+fn class_of(bytes: usize) -> Option<usize> {
+    let class = bytes.div_ceil(LEAST).next_power_of_two().ilog2() as usize;
+    (bytes >= LEAST && class < CLASSES).then_some(class)
+}
+
+impl Bounces {
+    /// Keeps up to `most` bytes.
+    pub fn new(most: usize) -> Bounces {
+        Bounces {
+            kept: Mutex::new(rank::LEAF, Kept::default()),
+            most,
+        }
+    }
+
+    /// So many bytes, of any content, aligned as direct I/O wants them.
+    pub fn take(&self, bytes: usize) -> Bounce<'_> {
+        let memory = match class_of(bytes) {
+            None => AlignedBuf::zeroed(bytes),
+            Some(class) => self
+                .take_kept(class)
+                .unwrap_or_else(|| AlignedBuf::zeroed(LEAST << class)),
+        };
+        Bounce {
+            home: self,
+            memory: Some(memory),
+            len: bytes,
+        }
+    }
+
+    fn take_kept(&self, class: usize) -> Option<AlignedBuf> {
+        let mut kept = self.kept.lock();
+        let memory = kept.classes[class].pop()?;
+        kept.bytes -= memory.len();
+        Some(memory)
+    }
+
+    fn give(&self, memory: AlignedBuf) {
+        let Some(class) = class_of(memory.len()) else {
+            return;
+        };
+        let mut kept = self.kept.lock();
+        if kept.bytes + memory.len() <= self.most {
+            kept.bytes += memory.len();
+            kept.classes[class].push(memory);
+        }
+    }
+}
+
+impl Drop for Bounce<'_> {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.home.give(memory);
+        }
+    }
+}
+
+impl Deref for Bounce<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory.as_deref().expect("it is there until the drop")[..self.len]
+    }
+}
+
+impl DerefMut for Bounce<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory.as_deref_mut().expect("as above")[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_used_again_and_bounded() {
+        let bounces = Bounces::new(1 << 20);
+        for (bytes, kept) in [
+            (0, 0),
+            (4096, 0),
+            (LEAST, LEAST),
+            (LEAST + 1, 2 * LEAST),
+            (1 << 20, 1 << 20),
+            ((1 << 20) + 1, 0),
+            (4 << 20, 0),
+            ((4 << 20) + 1, 0),
+        ] {
+            let before = bounces.kept.lock().bytes;
+            let mut first = bounces.take(bytes);
+            assert_eq!(first.len(), bytes);
+            first.fill(7);
+            drop(first);
+            let added = bounces.kept.lock().bytes - before;
+            assert_eq!(added, if before + kept <= 1 << 20 { kept } else { 0 });
+        }
+        // Both of the small ones, and no others.
+        assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
+        let again = bounces.take(LEAST - 1 + LEAST);
+        assert!(again.iter().all(|&b| b == 7 || b == 0));
+        assert_eq!(bounces.kept.lock().bytes, LEAST);
+        drop(again);
+        assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
+    }
+}
