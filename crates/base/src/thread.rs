@@ -306,16 +306,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Has one of the pool's threads do something some time; the caller does it when too much waits already. A panic in it ends
-    /// nothing else.
+    /// Has one of the pool's threads do something some time. Callers see to it that they do not give without bound. A panic
+    /// in it ends nothing else.
     pub fn give(&self, body: impl FnOnce() + Send + 'static) {
-        let job = Job {
+        self.shared.queue.lock().jobs.push_back(Job {
             body: Box::new(body),
             batch: None,
-        };
-        if let Some(refused) = self.shared.push(job) {
-            refused.perform();
-        }
+        });
+        self.shared.wake.notify_one();
     }
 
     /// Calls `body` once for each item, on the pool's threads and, after `meanwhile` has
@@ -419,7 +417,7 @@ impl Job {
         let Job { body, batch } = self;
         let outcome = catch_unwind(AssertUnwindSafe(body));
         let Some(batch) = batch else {
-            // What it was to tell, it tells by being dropped. The panic has been reported.
+            // The panic has been reported.
             return;
         };
         let mut state = batch.state.lock();

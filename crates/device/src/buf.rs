@@ -212,13 +212,17 @@ impl Lent {
     /// # Panics
     /// It does not, or not within the buffer.
     pub fn lend(&mut self, range: Range<usize>) -> Segment {
-        let buf = self.buf.as_mut().expect("a buffer that is lent is there");
+        let buf = self.buf.as_ref().expect("a buffer that is lent is there");
         assert!(self.next <= range.start, "bytes are lent once");
-        let bytes = &mut buf[range.clone()];
+        assert!(
+            range.start <= range.end && range.end <= buf.len,
+            "bytes of the buffer"
+        );
         (self.next, self.out) = (range.end, self.out + 1);
         Segment {
-            start: NonNull::from(&mut *bytes).cast(),
-            len: bytes.len(),
+            // SAFETY: within the buffer, as was just looked at. No reference is made of it: others are lent of it.
+            start: unsafe { buf.start.add(range.start) },
+            len: range.end - range.start,
             writable: true,
         }
     }

@@ -44,6 +44,11 @@ pub enum Error {
     },
     #[error("cannot start I/O threads: {source}")]
     Threads { source: Arc<io::Error> },
+    #[error(
+        "a transfer in flight moves bytes of its memory, and is no durable write: a flush that fails with it would be \
+         told to nobody else; use the calls that wait for those"
+    )]
+    NotInFlight,
     #[error("io_uring is not available here: {source}; use the thread backend instead")]
     NoIoUring { source: Arc<io::Error> },
 

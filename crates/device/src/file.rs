@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::queue::{Bell, Blocking, DeviceQueue, Own};
 use crate::threads;
 use crate::uring;
+use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
 use std::fs::{self, File, TryLockError};
@@ -77,6 +78,8 @@ pub(crate) struct FileDevice {
     read_only: bool,
     rotational: Option<bool>,
     engine: Engine,
+    /// In flight by threads of a pool.
+    pub waiting: Arc<Mutex<threads::Waiting>>,
     /// Invariant 2: open of its own, because the claim goes with the opening of `file`.
     _lock: Option<File>,
 }
@@ -203,6 +206,7 @@ impl FileDevice {
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
             engine,
+            waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
         })
     }

@@ -6,6 +6,7 @@ use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -32,13 +33,42 @@ pub(crate) fn run(
     }
 }
 
+/// Threads of the pool that work on one device's parts in flight, at most: one that hangs leaves those for the others.
+const WORKERS: usize = 2;
+
+/// What all owners have in flight on one device, in the order in which it came, as far as no thread has begun it.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    parts: VecDeque<Order>,
+    workers: usize,
+}
+
+struct Order {
+    part: Part,
+    device: Arc<FileDevice>,
+    told: Told,
+}
+
+/// Where an owner is told of what has ended.
+#[derive(Clone)]
+struct Told {
+    ended: Arc<Mutex<Vec<Ended>>>,
+    bell: Arc<Bell>,
+}
+
+impl Told {
+    fn tell(&self, done: Ended) {
+        self.ended.lock().push(done);
+        self.bell.ring();
+    }
+}
+
 /// What an owner has in flight on one device, each part on one of the pool's threads.
 pub(crate) struct PoolQueue {
     device: Arc<FileDevice>,
     pool: Arc<Pool>,
     pushed: Vec<Part>,
-    ended: Arc<Mutex<Vec<Ended>>>,
-    bell: Arc<Bell>,
+    told: Told,
 }
 
 impl PoolQueue {
@@ -47,9 +77,36 @@ impl PoolQueue {
             device,
             pool,
             pushed: Vec::new(),
-            ended: Arc::new(Mutex::new(rank::LEAF, Vec::new())),
-            bell,
+            told: Told {
+                ended: Arc::new(Mutex::new(rank::LEAF, Vec::new())),
+                bell,
+            },
         }
+    }
+}
+
+/// A thread of the pool does what waits for a device.
+fn work(waiting: &Mutex<Waiting>) {
+    loop {
+        let next = {
+            let mut waiting = waiting.lock();
+            let next = waiting.parts.pop_front();
+            waiting.workers -= usize::from(next.is_none());
+            next
+        };
+        let Some(Order { part, device, told }) = next else {
+            return;
+        };
+        let done = match device.refuses(part.kind == Kind::Read) {
+            Some(error) => Ended {
+                part,
+                result: Err(error),
+            },
+            None => perform_part(&device, part),
+        };
+        // Before anybody is told: the last of a pool's devices ends the pool, which no thread of its own may wait for.
+        drop(device);
+        told.tell(done);
     }
 }
 
@@ -59,38 +116,49 @@ impl Queue for PoolQueue {
     }
 
     fn ring(&mut self) {
-        for part in self.pushed.drain(..) {
-            let (ended, bell) = (Arc::clone(&self.ended), Arc::clone(&self.bell));
-            let device = Arc::clone(&self.device);
-            self.pool.give(move || {
-                let done = match device.refuses(part.kind == Kind::Read) {
-                    Some(error) => Ended {
-                        part,
-                        result: Err(error),
-                    },
-                    None => perform_part(&device, part),
-                };
-                drop(device);
-                ended.lock().push(done);
-                bell.ring();
+        let fresh = {
+            let mut waiting = self.device.waiting.lock();
+            let orders = self.pushed.drain(..).map(|part| Order {
+                part,
+                device: Arc::clone(&self.device),
+                told: self.told.clone(),
             });
+            waiting.parts.extend(orders);
+            let fresh = (WORKERS - waiting.workers).min(waiting.parts.len());
+            waiting.workers += fresh;
+            fresh
+        };
+        for _ in 0..fresh {
+            let waiting = Arc::clone(&self.device.waiting);
+            self.pool.give(move || work(&waiting));
         }
     }
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
-        ended.append(&mut self.ended.lock());
+        ended.append(&mut self.told.ended.lock());
     }
 
     fn wake(&self) -> Wake<'_> {
-        match self.ended.lock().is_empty() {
+        match self.told.ended.lock().is_empty() {
             true => Wake::Bell,
             false => Wake::Now,
         }
     }
 
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
-        let gone = self.pushed.extract_if(.., |part| mine(part.user));
-        self.ended.lock().extend(gone.map(Ended::cancelled));
+        let mut gone: Vec<Part> = self.pushed.extract_if(.., |part| mine(part.user)).collect();
+        {
+            let mut waiting = self.device.waiting.lock();
+            let of_ours = |told: &Told| Arc::ptr_eq(&told.ended, &self.told.ended);
+            for order in std::mem::take(&mut waiting.parts) {
+                match of_ours(&order.told) && mine(order.part.user) {
+                    true => gone.push(order.part),
+                    false => waiting.parts.push_back(order),
+                }
+            }
+        }
+        let gone = gone.into_iter().map(Ended::cancelled);
+        self.told.ended.lock().extend(gone);
     }
 }
 

@@ -241,11 +241,15 @@ impl RingQueue {
         let entries = u32::try_from(parts).map_err(|_| io::ErrorKind::InvalidInput)?;
         // Not of one issuer, as a thread's own: the owner may go to another thread while parts are in flight. Completions
         // are run when a thread enters the kernel anyway; kernels before 5.19 interrupt it.
-        let ring = IoUring::builder()
-            .setup_coop_taskrun()
-            .setup_taskrun_flag()
-            .build(entries)
-            .or_else(|_| IoUring::builder().build(entries))?;
+        let build = |modern| {
+            let mut builder = IoUring::builder();
+            builder.setup_cqsize(2 * entries + 2);
+            if modern {
+                builder.setup_coop_taskrun().setup_taskrun_flag();
+            }
+            builder.build(entries)
+        };
+        let ring = build(true).or_else(|_| build(false))?;
         Ok(RingQueue {
             ring: Ring::new(ring, parts),
             devices,
@@ -286,8 +290,13 @@ impl Queue for RingQueue {
     }
 
     fn wait(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
-        if let News::None = self.ring.has_news() {
-            self.ring.wait_or(bell, patience);
+        if let News::InKernel = self.ring.has_news() {
+            // What another thread submitted may say so for as long as that thread does something else: nobody spins for it.
+            self.ring.enter();
+        }
+        match self.ring.has_news() {
+            News::Here => {}
+            News::InKernel | News::None => self.ring.wait_or(bell, patience),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The queue of a device that only knows how to do things at once.
 
 use super::{Ended, Part, Queue, Wake};
-use crate::block::{BlockDevice, Request};
+use crate::block::BlockDevice;
 use std::sync::Arc;
 
 /// Performs what was pushed, as one batch, when it is started.
@@ -30,19 +30,11 @@ impl<D: BlockDevice + ?Sized> Queue for Blocking<D> {
         if self.pushed.is_empty() {
             return;
         }
-        let mut requests: Vec<Request<'_>> = self
-            .pushed
-            .iter_mut()
-            .enumerate()
-            .map(|(tag, part)| Request::new(part.operation(), tag))
-            .collect();
-        self.device.run(&mut requests, None);
-        let errors: Vec<_> = requests.into_iter().map(|request| request.error).collect();
-        let ended = self.pushed.drain(..).zip(errors);
-        self.ended.extend(ended.map(|(part, error)| Ended {
-            part,
-            result: error.map_or(Ok(()), Err),
-        }));
+        super::perform(
+            &*self.device,
+            std::mem::take(&mut self.pushed),
+            &mut self.ended,
+        );
     }
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {

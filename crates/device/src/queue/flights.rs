@@ -9,10 +9,13 @@
 //! 3. A completion is accounted before it is told: as unflushed (array, invariant 3) and in the counts. The error is that of
 //!    the first part that failed, in the order of its addresses in memory.
 //! 4. Every flight lands once. A device that does not answer keeps its own flights; those of the others land.
-//! 5. No lock is held between calls, and nothing that others wait for: a flight that nobody reaps hurts nobody.
+//! 5. No flight is a durable write or a flush: a flush that fails takes what others wrote with it, and those must be told before
+//!    the flight lands (R17). So these are calls that wait.
+//! 6. No lock is held between calls, and nothing that others wait for: a flight that nobody reaps hurts nobody.
 
-use super::{Bell, Ended, Kind, Own, Part, Queue, Wake};
+use super::{Bell, Ended, Kind, Own, Part, Queue, Wake, is_cancelled};
 use crate::array::{Array, Tally};
+use crate::block::Durability;
 use crate::buf::{AlignedBuf, Lent};
 use crate::error::Error;
 use crate::uring::RingQueue;
@@ -24,6 +27,8 @@ use std::time::Duration;
 const FLIGHTS_MAX: usize = 1 << 20;
 /// Parts of a flight at most.
 const PARTS_MAX: usize = 1 << 28;
+/// Parts on a ring at most: a completion queue that loses none of them, and of what else it tells, is still one that the kernel makes.
+const RING_PARTS_MAX: usize = 8192;
 /// Devices at most.
 const LANES_MAX: usize = 1 << 16;
 
@@ -89,6 +94,8 @@ struct Lane {
     /// The queue, and the device's number in it.
     queue: usize,
     number: usize,
+    /// Parts in its queue at most.
+    depth: usize,
     in_flight: usize,
     /// Parts for which the queue has no room (invariant 2).
     waiting: VecDeque<Part>,
@@ -102,7 +109,6 @@ pub struct Queues {
     queues: Vec<Line>,
     entries: Vec<Entry>,
     free: Vec<u32>,
-    depth: usize,
     /// Parts that have ended, until they are accounted.
     ended: Vec<Ended>,
     /// Flights that have landed while nobody reaped, by being cancelled.
@@ -143,6 +149,7 @@ impl Queues {
             lanes.push(Lane {
                 queue,
                 number,
+                depth,
                 in_flight: 0,
                 waiting: VecDeque::new(),
                 tally: Tally::default(),
@@ -151,6 +158,10 @@ impl Queues {
         if !on_ring.is_empty() {
             for (index, _) in &on_ring {
                 lanes[*index].queue = queues.len();
+            }
+            let depth = depth.min((RING_PARTS_MAX / on_ring.len()).max(1));
+            for (index, _) in &on_ring {
+                lanes[*index].depth = depth;
             }
             let parts = depth * on_ring.len();
             let files = on_ring.into_iter().map(|(_, file)| file).collect();
@@ -166,7 +177,6 @@ impl Queues {
             queues,
             entries: (0..flights).map(|_| Entry::free()).collect(),
             free: (0..flights as u32).rev().collect(),
-            depth,
             ended: Vec::new(),
             early: Vec::new(),
             bell,
@@ -201,7 +211,7 @@ impl Queues {
         };
         for run in runs {
             let mut at = run.at;
-            let (lanes, queues, depth) = (&mut self.lanes, &mut self.queues, self.depth);
+            let (lanes, queues) = (&mut self.lanes, &mut self.queues);
             self.array.each_piece(run.byte, run.len, |piece| {
                 let lane = &mut lanes[piece.device];
                 let part = Part {
@@ -213,7 +223,7 @@ impl Queues {
                 };
                 at += piece.len;
                 flying.parts += 1;
-                lane.send(part, queues, depth);
+                lane.send(part, queues);
             });
         }
         flying.left = flying.parts;
@@ -243,12 +253,9 @@ impl Queues {
             }
             next = run.at + run.len;
         }
-        match runs.is_empty() || flight.kind == Kind::Flush {
-            true => Err(Error::Misaligned {
-                byte: 0,
-                len: 0,
-                align: 0,
-            }),
+        let waits = matches!(flight.kind, Kind::Flush | Kind::Write(Durability::Durable));
+        match runs.is_empty() || waits {
+            true => Err(Error::NotInFlight),
             false => Ok(()),
         }
     }
@@ -265,12 +272,12 @@ impl Queues {
     /// Takes out the flights that have landed, and starts what waited for room. Does not wait.
     pub fn reap(&mut self, landed: &mut Vec<Landed>) {
         landed.append(&mut self.early);
-        let mut ended = std::mem::take(&mut self.ended);
         for line in self.queues.iter_mut().filter(|line| line.in_flight > 0) {
-            let before = ended.len();
-            line.queue.reap(&mut ended);
-            line.in_flight -= ended.len() - before;
+            let before = self.ended.len();
+            line.queue.reap(&mut self.ended);
+            line.in_flight -= self.ended.len() - before;
         }
+        let mut ended = std::mem::take(&mut self.ended);
         let any = !ended.is_empty();
         for ended in ended.drain(..) {
             self.lanes[device_of(ended.part.user)].in_flight -= 1;
@@ -288,9 +295,11 @@ impl Queues {
     fn end(&mut self, ended: Ended) -> Option<Landed> {
         let Ended { part, result } = ended;
         let device = device_of(part.user);
-        self.lanes[device]
-            .tally
-            .add(part.kind, part.segment.len(), result.is_err());
+        if !result.as_ref().is_err_and(is_cancelled) {
+            let failed = result.is_err();
+            let tally = &mut self.lanes[device].tally;
+            tally.add(part.kind, part.segment.len(), failed);
+        }
         let index = index_of(part.user);
         let entry = &mut self.entries[index as usize];
         let flying = entry.flying.as_mut().expect("a part is of a flight");
@@ -327,7 +336,7 @@ impl Queues {
 
     fn refill(&mut self) {
         for lane in &mut self.lanes {
-            while lane.in_flight < self.depth
+            while lane.in_flight < lane.depth
                 && let Some(part) = lane.waiting.pop_front()
             {
                 lane.push(part, &mut self.queues);
@@ -381,10 +390,14 @@ impl Queues {
         let Some(flying) = flying.and_then(|entry| entry.flying.as_ref()) else {
             return;
         };
-        if flying.kind != Kind::Read {
-            return;
+        if flying.kind == Kind::Read {
+            self.give_up(&|index| index == id.index);
         }
-        let mine = |user: u64| index_of(user) == id.index;
+    }
+
+    /// Asks for an early end of reads.
+    fn give_up(&mut self, flights: &dyn Fn(u32) -> bool) {
+        let mine = |user: u64| flights(index_of(user));
         for line in self.queues.iter_mut().filter(|line| line.in_flight > 0) {
             line.queue.cancel(&mine);
             line.pushed = true;
@@ -408,10 +421,9 @@ impl Queues {
     }
 
     fn cancel_all(&mut self) {
-        for index in 0..self.entries.len() as u32 {
-            let generation = self.entries[index as usize].generation;
-            self.cancel(FlightId { index, generation });
-        }
+        let is_read = |entry: &Entry| entry.flying.as_ref().is_some_and(|f| f.kind == Kind::Read);
+        let reads: Vec<bool> = self.entries.iter().map(is_read).collect();
+        self.give_up(&|index| reads[index as usize]);
     }
 }
 
@@ -450,8 +462,8 @@ impl Line {
 }
 
 impl Lane {
-    fn send(&mut self, part: Part, lines: &mut [Line], depth: usize) {
-        match self.in_flight < depth {
+    fn send(&mut self, part: Part, lines: &mut [Line]) {
+        match self.in_flight < self.depth {
             true => self.push(part, lines),
             false => self.waiting.push_back(part),
         }

@@ -73,16 +73,45 @@ impl Part {
             Kind::Flush => Operation::Flush,
         }
     }
+}
 
-    /// Does it at once, on the device that is meant.
-    pub(crate) fn perform(mut self, device: &(impl BlockDevice + ?Sized)) -> Ended {
-        let mut request = [Request::new(self.operation(), 0)];
-        device.run(&mut request, None);
-        let [request] = request;
-        Ended {
-            result: request.error.map_or(Ok(()), Err),
-            part: self,
-        }
+/// Does parts at once, as one batch, on the device that is meant. They have ended even if that panics.
+pub(crate) fn perform(
+    device: &(impl BlockDevice + ?Sized),
+    parts: Vec<Part>,
+    ended: &mut Vec<Ended>,
+) {
+    let mut performing = Performing {
+        errors: parts
+            .iter()
+            .map(|_| Some(io::Error::other("the device's code has failed")))
+            .collect(),
+        parts,
+        ended,
+    };
+    let parts = performing.parts.iter_mut().enumerate();
+    let mut requests: Vec<Request<'_>> = parts
+        .map(|(tag, part)| Request::new(part.operation(), tag))
+        .collect();
+    device.run(&mut requests, None);
+    let errors: Vec<_> = requests.into_iter().map(|request| request.error).collect();
+    performing.errors = errors;
+}
+
+struct Performing<'a> {
+    parts: Vec<Part>,
+    /// What they end with.
+    errors: Vec<Option<io::Error>>,
+    ended: &'a mut Vec<Ended>,
+}
+
+impl Drop for Performing<'_> {
+    fn drop(&mut self) {
+        let parts = self.parts.drain(..).zip(self.errors.drain(..));
+        self.ended.extend(parts.map(|(part, error)| Ended {
+            part,
+            result: error.map_or(Ok(()), Err),
+        }));
     }
 }
 
@@ -149,6 +178,10 @@ impl DeviceQueue {
     pub(crate) fn alone(queue: impl Queue + 'static) -> DeviceQueue {
         DeviceQueue(Own::Alone(Box::new(queue)))
     }
+}
+
+pub(crate) fn is_cancelled(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ECANCELED)
 }
 
 /// The error of what was cancelled in time.

@@ -68,7 +68,6 @@ use queue::SimQueue;
 use state::State;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -104,8 +103,6 @@ pub struct SimDevice {
     released: Condvar,
     /// Of those who have something in flight, and are not inside.
     waiters: Mutex<Vec<Weak<Bell>>>,
-    /// Queues made so far.
-    queues: AtomicU64,
 }
 
 /// Making devices, and making them from others.
@@ -147,7 +144,6 @@ impl SimDevice {
             ),
             released: Condvar::new(),
             waiters: Mutex::new(rank::LEAF, Vec::new()),
-            queues: AtomicU64::new(0),
         })
     }
 
@@ -626,7 +622,7 @@ impl BlockDevice for SimDevice {
         waiters.retain(|waiter| waiter.strong_count() > 0);
         waiters.push(Arc::downgrade(bell));
         drop(waiters);
-        let seed = self.queues.fetch_add(1, Ordering::Relaxed) ^ self.bytes;
+        let seed = self.state.lock().rng.next_u64();
         DeviceQueue::alone(SimQueue::new(self, seed))
     }
 

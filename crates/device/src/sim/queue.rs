@@ -9,7 +9,7 @@
 use super::SimDevice;
 use super::power::InBatch;
 use crate::block::BlockDevice;
-use crate::queue::{Ended, Kind, Part, Queue, Wake};
+use crate::queue::{Ended, Kind, Part, Queue, Wake, perform};
 use base::rng::Rng;
 use std::sync::Arc;
 
@@ -39,17 +39,8 @@ impl Queue for SimQueue {
     fn ring(&mut self) {}
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
+        self.perform_some();
         ended.append(&mut self.ended);
-        if self.in_hand.is_empty() || self.device.is_stuck() {
-            return;
-        }
-        let _batch = InBatch::enter();
-        // Some of them, so that others are overtaken by what comes later.
-        for _ in 0..1 + self.order.below(self.in_hand.len() as u64) {
-            let at = self.order.below(self.in_hand.len() as u64) as usize;
-            let part = self.in_hand.swap_remove(at);
-            ended.push(part.perform(&*self.device as &dyn BlockDevice));
-        }
     }
 
     fn wake(&self) -> Wake<'_> {
@@ -63,5 +54,21 @@ impl Queue for SimQueue {
         let reads = |part: &mut Part| part.kind == Kind::Read && mine(part.user);
         let gone = self.in_hand.extract_if(.., reads);
         self.ended.extend(gone.map(Ended::cancelled));
+    }
+}
+
+impl SimQueue {
+    fn perform_some(&mut self) {
+        if self.in_hand.is_empty() || self.device.is_stuck() {
+            return;
+        }
+        let _batch = InBatch::enter();
+        // Some of them, so that others are overtaken by what comes later.
+        for _ in 0..1 + self.order.below(self.in_hand.len() as u64) {
+            let at = self.order.below(self.in_hand.len() as u64) as usize;
+            let part = self.in_hand.swap_remove(at);
+            let device = &*self.device as &dyn BlockDevice;
+            perform(device, vec![part], &mut self.ended);
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! 1. The kernel uses a part's memory between submission and completion. The part is in a slot until then, and nobody else
 //!    has it; a ring is not dropped before its slots are empty ([`Ring::drop`]).
 //! 2. A slot is in flight once at most, and there are no more slots than entries: the submission queue has room for all of
-//!    them, and the completion queue, twice as long, loses nothing.
+//!    them, and the completion queue, longer than twice as many, for each of them, a cancel of each, and the bell.
 //! 3. Short transfers go on where they stopped; what the kernel turned away is submitted again, and after so many times done
 //!    by a plain call. It also turns away what a thread has submitted that has ended since.
 
@@ -102,18 +102,21 @@ impl Ring {
         self.queued += 1;
     }
 
-    /// Hands what is queued to the kernel.
+    /// Hands what is queued to the kernel, as far as it takes it now.
     pub fn start(&mut self) {
         if self.queued > 0 {
-            reap::start(&mut self.ring);
-            self.queued = 0;
+            self.enter();
         }
     }
 
     /// Hands what is queued to the kernel and waits until so much has completed, or sometimes less.
     pub fn wait(&mut self, want: usize) {
         reap::wait(&mut self.ring, Policy::default(), want);
-        self.queued = 0;
+        self.count_queued();
+    }
+
+    fn count_queued(&mut self) {
+        self.queued = self.ring.submission().len();
     }
 
     /// As [`wait`](Ring::wait) for one, no longer than that, and of a bell that was rung so often until it is rung again.
@@ -133,7 +136,7 @@ impl Ring {
 
     fn sleep(&mut self, patience: Option<Duration>) {
         reap::wait_for(&mut self.ring, Policy::default(), patience);
-        self.queued = 0;
+        self.count_queued();
     }
 
     fn listen(&mut self, bell: RawFd) {
@@ -195,6 +198,7 @@ impl Ring {
             Ok(moved) => {
                 let read = part.kind == Kind::Read;
                 match threads::usable_progress(moved, left, device.logical_block, read) {
+                    Ok(moved) if moved < left && slot.cancelled => Err(cancelled()),
                     Ok(moved) if moved < left => {
                         (slot.done, slot.retries) = (slot.done + moved, 0);
                         self.again.push(index);
@@ -203,8 +207,8 @@ impl Ring {
                     moved => moved.map(drop),
                 }
             }
-            Err(_) if -result == libc::ECANCELED && slot.cancelled => Err(cancelled()),
-            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {
+            Err(_) if slot.cancelled && is_passing(-result) => Err(cancelled()),
+            Err(_) if is_passing(-result) => {
                 slot.retries += 1;
                 if slot.retries < RETRIES_MAX {
                     self.again.push(index);
@@ -225,7 +229,7 @@ impl Ring {
     pub fn has_news(&mut self) -> News {
         if !self.ring.completion().is_empty() {
             News::Here
-        } else if self.ring.submission().taskrun() {
+        } else if self.ring.submission().taskrun() || self.queued > 0 {
             News::InKernel
         } else {
             News::None
@@ -235,7 +239,7 @@ impl Ring {
     /// Lets the kernel write the completions that wait for a call.
     pub fn enter(&mut self) {
         reap::start(&mut self.ring);
-        self.queued = 0;
+        self.count_queued();
     }
 
     /// Asks the kernel to give up parts with such marks, if it still can.
@@ -274,6 +278,15 @@ pub(super) enum News {
     Here,
     InKernel,
     None,
+}
+
+/// The kernel says so of what it may do when it is asked again, by whoever asks. The memory is good: a bad address is what a
+/// thread tells of its own memory when it has ended.
+fn is_passing(error: i32) -> bool {
+    matches!(
+        error,
+        libc::EINTR | libc::EAGAIN | libc::ECANCELED | libc::EFAULT
+    )
 }
 
 fn entry(device: &FileDevice, part: &Part, done: usize) -> squeue::Entry {

@@ -525,18 +525,21 @@ fn a_write_counts_as_unflushed_before_it_has_landed() {
     let mut expected = before;
     expected[device] += 1;
     assert_eq!(flushes(&array), expected);
+    assert!(array.is_ordered());
     // One that fails may be there in part.
     sims.devices[device].fail_writes(Times::Next(1), None);
-    let page = AlignedBuf::from_slice(&[7; 4096]);
-    start(
-        &mut queues,
-        Kind::Write(Durability::Durable),
-        2,
-        page,
-        &one(1 << 20, 4096),
-    );
+    let page = || AlignedBuf::from_slice(&[7; 4096]);
+    start(&mut queues, VOLATILE, 2, page(), &one(1 << 20, 4096));
     assert!(land(&mut queues)[&2].result.is_err());
     assert!(!array.is_ordered());
+    // One whose flush may fail, and take others with it, is no flight.
+    let durable = Flight {
+        kind: Kind::Write(Durability::Durable),
+        memory: page(),
+        tag: 3,
+    };
+    let refused = queues.submit(durable, &one(1 << 20, 4096)).unwrap_err();
+    assert!(matches!(refused.error.as_deref(), Some(Error::NotInFlight)));
     drop(queues);
     sims.restart(&mut Rng::new(1));
 }
