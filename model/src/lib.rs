@@ -14,6 +14,7 @@
 //!   lost; a region with many free nids is found;
 //! - [`readers`]: no writer meets a reader that entered a lock without taking it;
 //! - [`tags`]: who copies a cached page without a lock gets that page, as it was at one moment;
+//! - [`gate`], [`ranges`]: writes of several pages are seen whole, and those that overlap come one after the other;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
@@ -31,6 +32,12 @@ mod epoch;
 #[cfg(test)]
 #[path = "../../crates/device/src/flush.rs"]
 mod flush;
+#[cfg(test)]
+#[path = "../../crates/fs/src/data/gate.rs"]
+mod gate;
+#[cfg(test)]
+#[path = "../../crates/fs/src/data/ranges.rs"]
+mod ranges;
 #[cfg(test)]
 #[path = "../../crates/base/src/readers.rs"]
 mod readers;

@@ -2,6 +2,7 @@
 
 mod device;
 mod journal;
+mod ranges;
 mod readers;
 mod space;
 mod tags;

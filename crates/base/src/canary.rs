@@ -185,6 +185,16 @@ canaries! {
     /// A page's logged bytes outlive its way home (data/tail, invariant 2): they come back in place of what was
     /// written to its block later.
     TailOutlived => "tail-outlived", Nothing,
+    /// Nobody waits for a range of pages that another holds (data/ranges, invariant 1): of two writes of the same pages each is
+    /// seen in part.
+    RangeIgnored => "range-ignored", Threads,
+    /// Readers do not look whether somebody writes several pages (data/gate, invariant 3): they see half of a write.
+    StoresUnseen => "stores-unseen", Threads,
+    /// Write-back and a write past the cache do not wait for one another: what was in the cache lands on top of what was
+    /// written later.
+    DirectUnderHome => "direct-under-home", Threads,
+    /// A write past the cache does not tell those who read its pages from their device meanwhile: they cache what was there before.
+    LoadUndoomed => "load-undoomed", Threads,
     /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
     /// blocks.
     OrphanIntentDropped => "orphan-intent-dropped", Cut,

@@ -65,6 +65,8 @@ pub mod rank {
     pub const FILE_BALANCE: Rank = ranked(36, "dirty page balance");
     pub const FILE_FLUSH: Rank = ranked(38, "file write-back");
     pub const FILE_IO: Rank = ranked(40, "file data range");
+    /// Held for a look; who has a range holds no lock for it.
+    pub const FILE_RANGES: Rank = ranked(41, "ranges of files");
     pub const FILE_TURN: Rank = ranked(42, "turn of write-back beside syncs");
     pub const COOKIES: Rank = ranked(44, "change cookies");
     /// After the file locks: an operation may have to wait for a checkpoint while it holds

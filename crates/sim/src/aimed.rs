@@ -10,6 +10,7 @@ use crate::reclaim;
 use crate::run::guarded;
 use crate::scans;
 use crate::sequences;
+use crate::shared;
 use crate::stamps;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
@@ -111,6 +112,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let order = rng.next_u64();
         let place = |what| failure(format!("reclaim, order {order}: {what}"), Vec::new());
         guarded(|| reclaim::run(order).map_err(place))?;
+    }
+    for _ in 0..60 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("one file, order {order}: {what}"), Vec::new());
+        guarded(|| shared::run(order).map_err(place))?;
     }
     for _ in 0..20 {
         crossing(&base, rng.next_u64())?;

@@ -21,6 +21,7 @@ mod reclaim;
 pub mod run;
 mod scans;
 pub mod sequences;
+mod shared;
 pub mod stamps;
 pub mod threads;
 pub mod times;

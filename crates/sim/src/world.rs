@@ -169,10 +169,11 @@ struct Seen {
     watch: Option<Arc<dyn Watch>>,
 }
 
-/// Somebody who is told of every write.
+/// Somebody who is told of every write, before and after it, and after every read.
 pub trait Watch: Send + Sync {
     fn before(&self, device: usize, offset: u64, bytes: &[u8]);
     fn after(&self);
+    fn after_read(&self) {}
 }
 
 impl std::fmt::Debug for Tap {
@@ -347,6 +348,11 @@ impl BlockDevice for Tapped {
             self.inner.run(std::slice::from_mut(request), None);
             if let Some(watch) = watch {
                 watch.after();
+            }
+            if matches!(request.operation, Operation::Read { .. })
+                && let Some(watch) = self.tap.watching()
+            {
+                watch.after_read();
             }
             if write && left > 0 {
                 left -= 1;

@@ -130,10 +130,13 @@ pub mod canary {
 
     #[derive(Clone, Copy, Debug)]
     pub enum Canary {
+        DirectUnderHome,
         DurableOutOfOrder,
         GenerationIgnored,
         NoCredits,
         PinsIgnored,
+        RangeIgnored,
+        StoresUnseen,
         VersionUnchecked,
     }
 
@@ -155,11 +158,15 @@ pub mod sync {
         pub const COMMIT_STATE: Rank = Rank;
         pub const DEVICE_FLUSH: Rank = Rank;
         pub const DEVICE_STATE: Rank = Rank;
+        pub const FILE_IO: Rank = Rank;
+        pub const FILE_RANGES: Rank = Rank;
         pub const GATHER: Rank = Rank;
         pub const STAGING: Rank = Rank;
     }
 
     use rank::Rank;
+
+    pub fn assert_none_held_from(_: Rank) {}
 
     #[derive(Debug)]
     pub struct Mutex<T>(loom::sync::Mutex<T>);

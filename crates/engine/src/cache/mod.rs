@@ -14,9 +14,9 @@
 //! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
 //!    that hold a promised block.
 //! 5. A read returns what its page held at one moment while it ran: it comes before or after each overwrite as a whole.
-//! 6. A page that is absent, in a set whose count of pages that were written and departed is what it was when the page was absent
-//!    before, has not been written in between, unless somebody invalidated it: what was read from its device meanwhile is its
-//!    content.
+//! 6. A page that is absent, in a set whose count of pages that were written and departed, or were written past the cache, is what it
+//!    was when the page was absent before, has not been written in between, unless somebody invalidated it: what was read from its
+//!    device meanwhile is its content.
 //! 7. Frames are given to ways in order, so memory that was touched is at the front of the region.
 //!
 //! Transitions: absent → clean (`admit`, `keep`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
@@ -656,6 +656,23 @@ impl PageCache {
                     self.drop_from(&mut set, way, &mut dropped);
                 }
             }
+        }
+        dropped
+    }
+
+    /// The blocks of these pages have been written past the cache: it forgets those that are clean, and with `dirty` the dirty
+    /// ones, too. What somebody has read from the device before the call is not admitted after it (invariant 6).
+    pub fn supersede(&self, key: FileKey, pages: Range<u64>, dirty: bool) -> Dropped {
+        let mut dropped = Dropped::default();
+        for page in pages {
+            let place = self.place(key, page);
+            let mut set = place.set.lock();
+            if let Some(way) = set.find(place.print, &place.page)
+                && (dirty || set.backing(way).is_none())
+            {
+                self.drop_from(&mut set, way, &mut dropped);
+            }
+            set.inner.departed += !planted(Canary::LoadUndoomed) as u64;
         }
         dropped
     }

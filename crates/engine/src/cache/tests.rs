@@ -360,6 +360,25 @@ fn a_page_that_was_written_and_lost_meanwhile_is_not_admitted() {
 }
 
 #[test]
+fn what_was_read_before_a_block_was_written_past_the_cache_is_not_admitted() {
+    let cache = PageCache::new(64 * BLOCK_SIZE);
+    let before = cache.absence(FILE, 3).unwrap();
+    assert!(insert(&cache, 1, &page(1)));
+    write(&cache, 2, 0, &page(2), Rest::Unknown);
+    let dropped = cache.supersede(FILE, 1..4, false);
+    assert_eq!((dropped.pages, dropped.dirty), (1, 0));
+    assert_eq!(cache.state(FILE, 1), None);
+    assert!(matches!(cache.state(FILE, 2), Some(PageState::Dirty(_))));
+    assert!(!cache.admit(FILE, 3, before, &page(3), true), "nor used");
+    let after = cache.absence(FILE, 3).unwrap();
+    assert!(cache.admit(FILE, 3, after, &page(4), true));
+    assert!(!cache.admit(FILE, 3, before, &page(3), true));
+    let dropped = cache.supersede(FILE, 0..9, true);
+    assert_eq!((dropped.pages, dropped.dirty), (2, 1));
+    assert_eq!((cache.dirty(), cache.state(FILE, 2)), (0, None));
+}
+
+#[test]
 fn frames_are_used_from_the_front_on_and_kept() {
     let cache = PageCache::new(64 * WAYS * BLOCK_SIZE);
     let given = || cache.counts.given.load(Ordering::Relaxed);

@@ -20,6 +20,7 @@
 //!    no time: so those of many cores write nothing that all of them read, but once a tick.
 
 use super::Files;
+use super::gate::Stores;
 use super::references::{GROUP, References};
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
@@ -342,11 +343,13 @@ impl Drop for MetaGuard<'_> {
 pub(crate) struct FileState {
     pub key: FileKey,
     pub node: Node<FsNode>,
-    /// Shared for reading and write-back, exclusive for whatever changes content or size.
+    /// Shared for reading, write-back, and writes over what the file has; exclusive for whatever changes size or mapping.
     pub(super) io: RwLock<()>,
     /// One write-back at a time among those that hold `io` shared.
     pub(super) flusher: Mutex<()>,
     pub(super) meta: MetaLock,
+    /// Writes of several pages beside readers, under the shared lock.
+    pub(super) stores: Stores,
 }
 
 impl FileState {
@@ -358,6 +361,7 @@ impl FileState {
             io: RwLock::with_header(rank::FILE_IO, nid, (), ()),
             flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
             meta: MetaLock::new(key.nid),
+            stores: Stores::new(),
         }
     }
 

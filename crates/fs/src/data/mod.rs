@@ -26,7 +26,9 @@ mod extents;
 mod fallocate;
 mod file;
 mod fsync;
+mod gate;
 mod pace;
+mod ranges;
 mod read;
 mod references;
 mod seek;
@@ -59,6 +61,7 @@ use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use pace::Pace;
+use ranges::Ranges;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -125,6 +128,8 @@ pub(crate) struct Files {
     ahead: base::sync::Arc<Ahead>,
     memory: Bounces,
     table: FileTable,
+    /// Pages that somebody writes, or reads as one, beside others.
+    ranges: Ranges,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
     counts: FileCounts,
@@ -163,6 +168,7 @@ impl Files {
             ahead: base::sync::Arc::new(Ahead::new()),
             memory: Bounces::new(options.cache_bytes / KEPT_SHARE),
             table: FileTable::new(store.options().shards),
+            ranges: Ranges::new(store.options().shards),
             store,
             times,
             options,
@@ -299,6 +305,11 @@ impl Drop for Promised<'_> {
             drop(self.files.store.adopt_promise(self.blocks));
         }
     }
+}
+
+/// Whether so many bytes from there on touch one page, or none.
+fn is_one_page(offset: u64, len: usize) -> bool {
+    (offset % PAGE) as usize + len <= BLOCK_SIZE
 }
 
 /// The pages that bytes `start..end` touch.

@@ -4,7 +4,8 @@ use super::ahead::Found;
 use super::bounce::Bounce;
 use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
-use super::{Files, PAGE};
+use super::ranges::Mode;
+use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
 use base::clock::Timestamp;
@@ -19,7 +20,7 @@ pub(super) const CLUSTER: u64 = 256;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// How often a read takes up what was written while it read from a device, before it keeps writers out.
-const TRIES: u32 = 3;
+pub(super) const TRIES: u32 = 3;
 
 /// How a range is read.
 pub(super) struct Reading<'a> {
@@ -74,15 +75,40 @@ impl Files {
             keep: !direct,
             alone: false,
         };
+        let state = &file.state;
         {
-            let _shared = file.state.lock_shared()?;
-            if let Some(len) = self.read_locked(&file.state, offset, buf, &how)? {
+            let _shared = state.lock_shared()?;
+            // A page is seen as one; of several it must be known that none was written meanwhile.
+            if let Some(quiet) = state.stores.quiet()
+                && let Some(len) = self.read_locked(state, offset, buf, &how)?
+                && (state.stores.is_still(quiet) || is_one_page(offset, buf.len()))
+            {
                 return Ok(len);
             }
         }
-        let _exclusive = file.state.lock_exclusive()?;
+        self.read_in_turn(state, offset, buf, &mut how)
+    }
+
+    /// A read that meets writes of several pages, or pages that are written as it reads them.
+    #[cold]
+    fn read_in_turn(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        buf: &mut [u8],
+        how: &mut Reading,
+    ) -> Result<usize, Error> {
+        let pages = pages_of(offset..offset.saturating_add(buf.len() as u64));
+        let _range = self.ranges.hold(state.ino().0, pages, Mode::Load);
+        {
+            let _shared = state.lock_shared()?;
+            if let Some(len) = self.read_locked(state, offset, buf, how)? {
+                return Ok(len);
+            }
+        }
+        let _exclusive = state.lock_exclusive()?;
         how.alone = true;
-        let len = self.read_locked(&file.state, offset, buf, &how)?;
+        let len = self.read_locked(state, offset, buf, how)?;
         Ok(len.unwrap_or(0))
     }
 

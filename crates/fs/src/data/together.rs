@@ -8,7 +8,7 @@
 //! 1. The locks of several files are held together. They are tried, never waited for, so holding them
 //!    cannot close a circle. A file that is busy, large, or not the simple case is left to `flush_file`.
 //! 2. From the list of its dirty pages to the end of its record nobody changes a file's size or mapping, and its content
-//!    by overwrites alone (`write`): its write-back turn is held, and its I/O lock, shared.
+//!    by overwrites alone (`write`), and none past the cache: its write-back turn is held, its range, and its I/O lock, shared.
 //! 3. The record is begun after all writes of the group have completed. If one of them failed nothing is
 //!    logged of those that share it: `flush_file` then finds out whose bytes cannot be written, and
 //!    latches that on these files alone.
@@ -20,6 +20,7 @@
 use super::Files;
 use super::extents::PAGE_LIMIT;
 use super::file::{FileState, NewTimes, StateUse};
+use super::ranges::{Held, Mode};
 use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes, size_limit};
 use crate::Error;
 use crate::content::inode::{INLINE_DATA_MAX, INLINE_EXTENTS_MAX};
@@ -81,6 +82,7 @@ struct Member<'a> {
     size: u64,
     target: Target<'a>,
     _turn: MutexGuard<'a, ()>,
+    _range: Held<'a>,
     _shared: ReadGuard<'a, ()>,
 }
 
@@ -162,7 +164,12 @@ impl<'a> Group<'a> {
 
     /// Locks a file and copies its pages (invariants 1 and 2).
     fn join(&self, index: usize, state: &'a Arc<FileState>, room: &mut Room) -> Joined<'a> {
-        let (Some(turn), Some(shared)) = (state.flusher.try_lock(), state.io.try_read()) else {
+        let ranges = &self.files.ranges;
+        let (Some(turn), Some(range), Some(shared)) = (
+            state.flusher.try_lock(),
+            ranges.try_hold(state.ino().0, 0..PAGE_LIMIT, Mode::Home),
+            state.io.try_read(),
+        ) else {
             return Joined::Alone;
         };
         let (size, logged_size, simple) = {
@@ -200,6 +207,7 @@ impl<'a> Group<'a> {
                         size: size.max(logged_size),
                         target,
                         _turn: turn,
+                        _range: range,
                         _shared: shared,
                     })
                 }

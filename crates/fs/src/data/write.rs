@@ -1,24 +1,30 @@
 //! Writing: into the cache, against promised blocks; direct writes to the device, coherently.
 //!
-//! A write holds the file's I/O lock exclusively, but for an *overwrite*, of many of which each changes bytes of one page
-//! under the shared lock, beside readers and write-back. Invariants:
+//! A write holds the file's I/O lock exclusively, but for an *overwrite*, which changes bytes under the shared lock, beside
+//! readers, write-back and other overwrites. Invariants:
 //!
-//! 1. An overwrite changes bytes below the size, of a page that is cached and dirty, or clean with a block of its own. So it
-//!    changes neither size nor mapping, needs no space and no frame, and reads nothing. Everything else that
-//!    changes content is exclusive: appends, growth, cuts, holes, direct writes, writes of several pages.
-//! 2. A page is one unit: its set's lock orders overwrites of it, and a read comes before or after each. So all see a whole write or none of it: what is
-//!    larger than a page is not written so.
-//! 3. The file has the write's times, in memory or in its inode, before its page has the bytes.
+//! 1. An overwrite changes bytes below the size, of pages that are dirty, or have blocks of their own. So it
+//!    changes neither size nor mapping and needs no space. Everything else that
+//!    changes content is exclusive: appends, growth, cuts, holes.
+//! 2. A page is one unit: its set's lock orders overwrites of it, and a read comes before or after each. So all see a whole write or none of it. A write of
+//!    several pages, or past the cache, is one unit by its range ([`ranges`](super::ranges)) and by being counted
+//!    ([`gate`](super::gate)). If it meets a full set when it has begun it is done anew under the exclusive lock, the range still held.
+//! 3. The file has the write's times, in memory or in its inode, before its pages have the bytes.
 //! 4. Who has found a page clean and with a block under the shared lock may make it dirty later under the same: what is
 //!    mapped stays mapped. A page that is not dirty and has none stays so; a dirty one keeps what stands behind it.
 //! 5. Write-back takes what is dirty when it begins. A page that is overwritten later stays dirty by its stamp; if it was clean
 //!    until then, its content of that time is home, so it holds back neither the logged size nor anything else.
 //! 6. Who loads a page under the shared lock uses what it read only if nobody can have written the page meanwhile
 //!    (`PageCache::admit`).
+//! 7. A write past the cache supersedes what the cache has of its pages when it has completed, and not before: who reads them
+//!    meanwhile may cache what they held before. Nobody writes these pages back meanwhile, nor vouches for them.
 
 use super::extents;
 use super::file::{FileState, Meta, OpenFile};
-use super::{Files, PAGE, Promised, SIZE_MAX, pages_of};
+use super::ranges::Mode;
+use super::read::{Reading, TRIES};
+use super::writeback::Writes;
+use super::{Files, PAGE, Promised, SIZE_MAX, is_one_page, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
@@ -27,7 +33,7 @@ use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
-use format::BLOCK_SIZE;
+use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
@@ -67,6 +73,27 @@ impl Holes {
     }
 }
 
+/// Whether these are whole pages.
+fn is_whole(offset: u64, len: usize) -> bool {
+    offset.is_multiple_of(PAGE) && len.is_multiple_of(BLOCK_SIZE)
+}
+
+/// Whether so many bytes from there on lie below the end of the file; it stays under the I/O lock.
+fn is_inside(state: &FileState, offset: u64, len: usize) -> bool {
+    offset.saturating_add(len as u64) <= state.size()
+}
+
+/// What of `data`, written at `offset`, goes to which page, and where in it.
+fn parts_of(offset: u64, mut data: &[u8]) -> impl Iterator<Item = (u64, (usize, &[u8]))> {
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let (page, within) = (at / PAGE, (at % PAGE) as usize);
+        let (part, rest) = data.split_at(data.len().min(BLOCK_SIZE - within));
+        (at, data) = (at + part.len() as u64, rest);
+        (!part.is_empty()).then_some((page, (within, part)))
+    })
+}
+
 impl Files {
     /// Writes `data` at `offset`, or at the end with `O_APPEND`; returns the bytes written, fewer
     /// only when space ran out in the middle. Other writers and readers see all of it or
@@ -84,24 +111,11 @@ impl Files {
         }
         let state = &file.state;
         self.balance(state)?;
-        let whole = offset.is_multiple_of(PAGE) && (data.len() as u64).is_multiple_of(PAGE);
-        let direct = file.has(libc::O_DIRECT) && !file.has(libc::O_APPEND);
-        let plain = !file.has(libc::O_DIRECT) && !file.has(libc::O_APPEND);
-        let written = if direct && whole {
-            self.write_direct(state, offset, data)?
-        } else if plain && self.overwrite(state, offset, data)? {
-            data.len()
-        } else {
-            let _exclusive = state.lock_exclusive()?;
-            let at = match file.has(libc::O_APPEND) {
-                true => state.size(),
-                false => offset,
-            };
-            let written = self.write_locked(state, at, data)?;
-            if file.has(libc::O_DIRECT) {
-                self.flush_locked(state)?;
-            }
-            written
+        let plain = file.flags() & (libc::O_APPEND | libc::O_DIRECT) == 0;
+        let one = plain && is_one_page(offset, data.len());
+        let written = match one && self.overwrite(state, offset, data)? {
+            true => data.len(),
+            false => self.write_more(file, offset, data)?,
         };
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
@@ -109,38 +123,167 @@ impl Files {
         Ok(written)
     }
 
-    /// Writes into one page that the cache has and that has a block, below the end of the file, under the shared I/O lock
-    /// (see the module's head). False: nothing is written, and the write has to be done under the exclusive one.
+    /// What is no overwrite of one page.
+    #[inline(never)]
+    fn write_more(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
+        let state = &file.state;
+        let (append, past) = (file.has(libc::O_APPEND), file.has(libc::O_DIRECT));
+        if past && !append && is_whole(offset, data.len()) {
+            return match self.write_past(state, offset, data)? {
+                true => Ok(data.len()),
+                false => self.write_direct(state, offset, data),
+            };
+        }
+        let (at, written) = match append {
+            true => self.write_end(state, data)?,
+            false => (offset, self.write_over(state, offset, data)?),
+        };
+        if past {
+            self.flush_range(state, pages_of(at..at + written as u64))?;
+        }
+        Ok(written)
+    }
+
+    /// Writes behind what the file has; returns where that is.
+    fn write_end(&self, state: &Arc<FileState>, data: &[u8]) -> Result<(u64, usize), Error> {
+        let _exclusive = state.lock_exclusive()?;
+        let at = state.size();
+        Ok((at, self.write_locked(state, at, data)?))
+    }
+
+    /// Writes into one page that has a block, below the end of the file, under the shared I/O lock (see the module's head).
+    /// False: nothing is written, and the write has to be done under the exclusive one.
     fn overwrite(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
-        let (page, within) = (offset / PAGE, (offset % PAGE) as usize);
-        let fits = within + data.len() <= BLOCK_SIZE;
-        let inside = || offset.saturating_add(data.len() as u64) <= state.size();
         // Before the lock, too: who makes a file longer does not take it twice.
-        if !fits || !inside() {
+        if !is_inside(state, offset, data.len()) {
             return Ok(false);
         }
+        let shared = state.lock_shared()?;
+        if state.stores.quiet().is_some() {
+            return self.overwrite_locked(state, offset, data);
+        }
+        drop(shared);
+        let page = offset / PAGE;
+        let _range = (self.ranges).hold(state.ino().0, page..page + 1, Mode::Store);
         let _shared = state.lock_shared()?;
-        if !inside() {
+        self.overwrite_locked(state, offset, data)
+    }
+
+    /// As `overwrite`, under the shared lock, when nobody writes several pages with this one.
+    #[inline(always)]
+    fn overwrite_locked(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
+        if !is_inside(state, offset, data.len()) {
             return Ok(false);
         }
+        let (page, within) = (offset / PAGE, (offset % PAGE) as usize);
         let now = self.now();
         self.stamp(state, now);
-        let put = |dirty_at| {
-            let part = (within, data);
-            self.pages.overwrite(state.key, page, part, dirty_at)
-        };
-        let written = match put(None) {
+        let part = (within, data);
+        let written = match self.pages.overwrite(state.key, page, part, None) {
             Overwrote::Done => true,
-            Overwrote::Clean if self.has_block(state, page)? => {
-                put(Some(self.now_ns())) == Overwrote::Done
-            }
-            _ => false,
+            _ => self.overwrite_clean(state, page, part)?,
         };
-        // Who looked meanwhile, and read the old content after that, must find another time now. It took no lock to read: that
-        // its look is seen here follows from a fence of its own, before it read, and this one.
+        self.stamp_again(state, now);
+        Ok(written)
+    }
+
+    /// Writes into a page that is not dirty, and is loaded if it must be. False: it has no block, there is no room for it, or it
+    /// keeps leaving the cache.
+    #[inline(never)]
+    fn overwrite_clean(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        part: (usize, &[u8]),
+    ) -> Result<bool, Error> {
+        if !self.has_block(state, page)? {
+            return Ok(false);
+        }
+        if part.1.len() == BLOCK_SIZE {
+            return Ok(self.put_whole(state, page, part.1));
+        }
+        for _ in 0..TRIES {
+            if self.put_part(state, page, part) {
+                return Ok(true);
+            }
+            self.load_page(state, page)?;
+        }
+        Ok(self.put_part(state, page, part))
+    }
+
+    fn put_part(&self, state: &Arc<FileState>, page: u64, part: (usize, &[u8])) -> bool {
+        let now_ns = Some(self.now_ns());
+        self.pages.overwrite(state.key, page, part, now_ns) == Overwrote::Done
+    }
+
+    /// A page with a block, all of it.
+    fn put_whole(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> bool {
+        let (rest, backing) = (Rest::Unknown, Backing::Allocated);
+        let now_ns = self.now_ns();
+        let written = (self.pages).write(state.key, page, (0, data), rest, backing, now_ns);
+        written == Wrote::Done
+    }
+
+    /// Caches a page below the end of the file, if it can be.
+    fn load_page(&self, state: &Arc<FileState>, page: u64) -> Result<(), Error> {
+        let how = Reading::beside();
+        if let Some(missing) = self.missing_run(state, page, page + 1, how.ahead) {
+            let loaded = self.load_pages(state, missing.pages.clone())?;
+            self.admit(state, &missing, &loaded, &how);
+        }
+        Ok(())
+    }
+
+    /// A buffered write. One of several pages that have blocks runs beside all that is elsewhere in the file, others alone.
+    fn write_over(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<usize, Error> {
+        let pages = || pages_of(offset..offset + data.len() as u64);
+        let wide = !is_one_page(offset, data.len()) && is_inside(state, offset, data.len());
+        let hold = || (self.ranges).hold(state.ino().0, pages(), Mode::Store);
+        let _range = wide.then(hold);
+        let _storing;
+        if wide {
+            let _shared = state.lock_shared()?;
+            let inside = is_inside(state, offset, data.len());
+            if inside && self.holes(state, pages())?.pages() == 0 {
+                // What cannot be read is known before anything is changed.
+                for edge in [offset, offset + data.len() as u64] {
+                    if !edge.is_multiple_of(PAGE) {
+                        self.load_page(state, edge / PAGE)?;
+                    }
+                }
+                let now = self.now();
+                self.stamp(state, now);
+                _storing = state.stores.begin();
+                let done = self.put_pages(state, offset, data);
+                self.stamp_again(state, now);
+                if done {
+                    return Ok(data.len());
+                }
+            }
+        }
+        // All of it anew: who has seen a part, or comes meanwhile, waits for the range.
+        let _exclusive = state.lock_exclusive()?;
+        self.write_locked(state, offset, data)
+    }
+
+    /// Writes pages that have blocks. False: one of them found no room, those before it are written.
+    fn put_pages(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> bool {
+        parts_of(offset, data).all(|(page, part)| match part.1.len() {
+            BLOCK_SIZE => self.put_whole(state, page, part.1),
+            _ => self.put_part(state, page, part),
+        })
+    }
+
+    /// As `stamp`, once the content has changed: who looked meanwhile, and read the old content after that, must find another
+    /// time now. It took no lock to read: that its look is seen here follows from a fence of its own, before it read, and this one.
+    fn stamp_again(&self, state: &Arc<FileState>, now: Timestamp) {
         fence(Ordering::SeqCst);
         self.stamp(state, now);
-        Ok(written)
     }
 
     /// The content changes at `now`, but not the size. The file gets that time if its own is older, or a newer one if
@@ -269,16 +412,9 @@ impl Files {
         (holes, promise): (&Holes, &mut Promised<'_>),
         now_ns: u64,
     ) -> Result<(), Error> {
-        let end = offset + data.len() as u64;
-        let mut at = offset;
-        while at < end {
-            let page = at / PAGE;
-            let stop = ((page + 1) * PAGE).min(end);
-            let bytes = &data[(at - offset) as usize..(stop - offset) as usize];
-            let part = ((at % PAGE) as usize, bytes);
+        for (page, part) in parts_of(offset, data) {
             let promise = holes.contains(page).then_some(&mut *promise);
             self.write_page(state, page, part, promise, now_ns)?;
-            at = stop;
         }
         Ok(())
     }
@@ -429,7 +565,74 @@ impl Files {
         Ok(())
     }
 
-    /// A direct write of whole pages: the cached pages of the range are written back and
+    /// Writes whole pages past the cache over blocks that hold something already, inside the file: no record is needed, and
+    /// nobody but who is at these pages waits. What the cache has of them, dirty or not, is superseded; if the write fails the
+    /// dirty pages stay. False: nothing is written, they are not such pages.
+    fn write_past(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
+        if !is_inside(state, offset, data.len()) {
+            return Ok(false);
+        }
+        let pages = pages_of(offset..offset + data.len() as u64);
+        let _range = (self.ranges).hold(state.ino().0, pages.clone(), Mode::Direct);
+        let _shared = state.lock_shared()?;
+        let Some(runs) = self.written_blocks(state, &pages)? else {
+            return Ok(false);
+        };
+        let now = self.now();
+        self.stamp(state, now);
+        let storing = state.stores.begin();
+        let mut writes = Writes::new(data);
+        writes.add(0, runs);
+        let written = self.write_in_place(state, writes);
+        // Not before: who reads the old content meanwhile must not keep it.
+        let dropped = self.pages.supersede(state.key, pages, written.is_ok());
+        drop(storing);
+        if dropped.dirty > 0 {
+            state.meta.lock().logged = false;
+        }
+        self.stamp_again(state, now);
+        written.map(|()| true)
+    }
+
+    /// The blocks of pages that are in use, all written, logged, and read from there if not from the cache.
+    fn written_blocks(
+        &self,
+        state: &Arc<FileState>,
+        pages: &Range<u64>,
+    ) -> Result<Option<Vec<(Block, u64)>>, Error> {
+        {
+            let meta = state.meta.lock();
+            let logged = meta.logged_size.min(meta.size);
+            if meta.replaced || meta.cutting || pages.end * PAGE > logged {
+                return Ok(None);
+            }
+        }
+        let mapped = {
+            let content = state.node.read()?;
+            let inode = content.inode()?;
+            if inode.tail.as_ref().is_some_and(|t| pages.contains(&t.page)) {
+                return Ok(None);
+            }
+            extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?
+        };
+        let (mut at, mut runs) = (pages.start, Vec::with_capacity(mapped.len()));
+        for extent in mapped {
+            if extent.page != at || !extent.written {
+                return Ok(None);
+            }
+            at = extent.end();
+            runs.push((extent.block, extent.len.into()));
+        }
+        let promised = |page| {
+            let state = self.pages.state(state.key, page);
+            state == Some(PageState::Dirty(Backing::Promised))
+        };
+        let fits =
+            at == pages.end && !(self.pages.is_dirty(state.key) && pages.clone().any(promised));
+        Ok(fits.then_some(runs))
+    }
+
+    /// A direct write of whole pages: what the cache has of them is written back and
     /// dropped, then the data goes to its blocks and one record maps new ones.
     fn write_direct(
         &self,
@@ -446,8 +649,8 @@ impl Files {
         self.extend_tail(state, offset)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
         state.meta.lock().keep_extents = true;
-        self.flush_locked(state)?;
         let pages = pages_of(offset..end);
+        self.flush_range_locked(state, pages.clone())?;
         self.drop_pages(state, pages.clone());
         let mut at = pages.start;
         while at < pages.end {

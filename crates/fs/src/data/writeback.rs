@@ -19,6 +19,7 @@ use super::extents::{self, Change, PAGE_LIMIT};
 use super::file::{FileState, NewTimes};
 use super::fsync::FLUSH_FAILED;
 use super::pace::piece_pages;
+use super::ranges::Mode;
 use super::tail::{How, changed, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
@@ -69,10 +70,35 @@ impl Files {
         let _turn = state.flusher.lock();
         // What is appended from now on is not waited for.
         let end = state.size().div_ceil(PAGE);
-        let mut next = Some(0);
+        self.flush_shared(state, 0..end, how)
+    }
+
+    /// Writes back pages under the shared I/O lock; the caller has the file's turn.
+    fn flush_shared(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        how: How,
+    ) -> Result<(), Error> {
+        let mut next = Some(pages.start);
         while let Some(from) = next {
-            let _shared = state.io.read();
-            next = self.flush_pass(state, from..end.max(from), how)?;
+            let pages = from..pages.end.max(from);
+            let hold = || (self.ranges).hold(state.ino().0, pages.clone(), Mode::Home);
+            let mut range = self.pages.is_dirty(state.key).then(hold);
+            let _shared = loop {
+                let shared = state.io.read();
+                if range.is_some() || !self.pages.is_dirty(state.key) {
+                    break shared;
+                }
+                drop(shared);
+                range = Some(hold());
+            };
+            // Without a range nothing was dirty just now: what is by now was overwritten, and is the next one's.
+            let take = match range {
+                Some(_) => Take::Dirty,
+                None => Take::Nothing,
+            };
+            next = self.flush_pass(state, pages, how, take)?;
         }
         Ok(())
     }
@@ -91,12 +117,17 @@ impl Files {
     ) -> Result<(), Error> {
         let _turn = state.flusher.lock();
         let logged = state.meta.lock().logged_size / PAGE;
-        let mut next = Some(pages.start.min(logged));
-        while let Some(from) = next {
-            let _shared = state.io.read();
-            next = self.flush_pass(state, from..pages.end.max(from), How::Home)?;
-        }
-        Ok(())
+        self.flush_shared(state, pages.start.min(logged)..pages.end, How::Home)
+    }
+
+    /// As `flush_range`, under the exclusive I/O lock.
+    pub(super) fn flush_range_locked(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+    ) -> Result<(), Error> {
+        let logged = state.meta.lock().logged_size / PAGE;
+        self.flush_alone(state, pages.start.min(logged)..pages.end, How::Home)
     }
 
     /// As `flush_locked`, in the middle of a write up to `end`: content that this write takes out of the inode
@@ -110,9 +141,18 @@ impl Files {
     }
 
     fn flush_locked_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
-        let mut next = Some(0);
+        self.flush_alone(state, 0..PAGE_LIMIT, how)
+    }
+
+    fn flush_alone(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        how: How,
+    ) -> Result<(), Error> {
+        let mut next = Some(pages.start);
         while let Some(from) = next {
-            next = self.flush_pass(state, from..PAGE_LIMIT, how)?;
+            next = self.flush_pass(state, from..pages.end.max(from), how, Take::Dirty)?;
         }
         Ok(())
     }
@@ -123,8 +163,9 @@ impl Files {
         state: &Arc<FileState>,
         range: Range<u64>,
         how: How,
+        take: Take,
     ) -> Result<Option<u64>, Error> {
-        let outcome = match self.try_flush_pass(state, range, how) {
+        let outcome = match self.try_flush_pass(state, range, how, take) {
             // Deleted after this state was made for it: nothing is left to write.
             Err(Error::Stale(ino)) if ino == state.ino() => {
                 state.meta.lock().dead = true;
@@ -145,6 +186,7 @@ impl Files {
         state: &Arc<FileState>,
         range: Range<u64>,
         how: How,
+        take: Take,
     ) -> Result<Option<u64>, Error> {
         let (size, logged_size, replaced, keep_extents) = {
             let meta = state.meta.lock();
@@ -165,7 +207,10 @@ impl Files {
         let dirty = |pages, most| self.pages.dirty_pages(state.key, pages, most);
         let before = dirty(logged_size / PAGE..range.start, 1).first().copied();
         let batch = self.batch_pages();
-        let mut pages = dirty(range.clone(), batch + 1);
+        let mut pages = match take {
+            Take::Dirty => dirty(range.clone(), batch + 1),
+            Take::Nothing => Vec::new(),
+        };
         let outside = || dirty(range.end..PAGE_LIMIT, 1).first().copied();
         let beyond = pages.get(batch).copied().or_else(outside);
         pages.truncate(batch);
@@ -238,7 +283,7 @@ impl Files {
         for (&page, out) in pages.iter().zip(data.chunks_mut(BLOCK_SIZE)) {
             match self.pages.copy_dirty(state.key, page, out) {
                 Some((stamp, _)) => stamps.push(stamp),
-                // Pages are cleaned and dropped only under the locks that the caller holds.
+                // Pages are cleaned and dropped only under the locks, and the range, that the caller holds.
                 None => return Err(Error::Invalid("a dirty page vanished")),
             }
         }
@@ -382,6 +427,14 @@ impl Files {
         self.store(state, layout, &content, logged_size)
     }
 
+    /// How much of this size may be logged: not more than what is home.
+    fn size_home(&self, state: &Arc<FileState>, size: u64) -> u64 {
+        let logged_size = state.meta.lock().logged_size;
+        let pages = logged_size / PAGE..PAGE_LIMIT;
+        let dirty = self.pages.dirty_pages(state.key, pages, 1);
+        size_limit(size, dirty.first().copied()).max(logged_size)
+    }
+
     /// Whether a record follows what a sync writes that can vouch for it.
     fn is_vouched(
         &self,
@@ -461,10 +514,29 @@ impl Files {
     fn wrote_in_place(&self, state: &Arc<FileState>, flush_failures: u64) -> Result<(), Error> {
         {
             let mut meta = state.meta.lock();
+            let first = !meta.in_place.unflushed();
             meta.in_place.wrote(flush_failures);
-            self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+            // Files with something unflushed are among these already.
+            if first {
+                self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+            }
         }
         self.check_flushes(state, flush_failures)
+    }
+
+    /// Writes over blocks that the file has, past the cache.
+    pub(super) fn write_in_place(
+        &self,
+        state: &Arc<FileState>,
+        writes: Writes<'_>,
+    ) -> Result<(), Error> {
+        let flush_failures = self.store.array().flush_failures();
+        self.write_at_once(writes)?;
+        self.wrote_in_place(state, flush_failures)
+    }
+
+    fn write_at_once(&self, writes: Writes<'_>) -> Result<(), Error> {
+        self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
     }
 
     /// Fails when a flush failed since `before`: what was written since then may be lost, even
@@ -556,9 +628,7 @@ impl Files {
                 // The flush of what was written in turns may not be in it: a device may force one write to the medium.
                 self.write_out_by(writes, |ios| self.store.write_durably(ios))
             }
-            _ if layout.at_once => {
-                self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
-            }
+            _ if layout.at_once => self.write_at_once(writes),
             _ => self.write_out(writes),
         }
     }
@@ -739,7 +809,7 @@ impl Files {
 
     /// Writes whole pages straight to their blocks, past the cache, and logs them with `size`.
     /// New blocks come out of the file's promise. The I/O lock is held exclusively, and no
-    /// dirty page lies below.
+    /// dirty page that is not logged lies before them.
     pub(super) fn store_run(
         &self,
         state: &Arc<FileState>,
@@ -755,7 +825,7 @@ impl Files {
             layout.at_once = true;
             let covered = layout.covered;
             let logged = match done + covered == pages.len() {
-                true => size,
+                true => self.size_home(state, size),
                 false => state.meta.lock().logged_size,
             };
             let bytes = &data[done * BLOCK_SIZE..(done + covered) * BLOCK_SIZE];
@@ -766,6 +836,15 @@ impl Files {
         meta.size = meta.size.max(size);
         Ok(())
     }
+}
+
+/// What one pass of write-back may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Take {
+    /// The dirty pages: nobody writes past the cache where they are.
+    Dirty,
+    /// Nothing: there was nothing when it began.
+    Nothing,
 }
 
 /// A sync's pages but the last are stored, as far as `left`, where write-back goes on.

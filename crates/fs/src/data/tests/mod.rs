@@ -7,6 +7,7 @@ mod groups;
 mod model;
 mod outgrow;
 mod pace;
+mod ranges;
 mod shared;
 mod stories;
 mod tails;

@@ -1,9 +1,11 @@
 //! Many threads in one file: overwrites of its blocks beside reads, write-back, fsync, growth and cuts.
 
 use super::*;
+use crate::data::ranges::Mode;
 use crate::data::read::Reading;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
+use device::sim::Times as Strikes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A file of whole pages that is home, and open.
@@ -20,6 +22,16 @@ fn at_home(m: &Mounted, pages: u64) -> (Ino, Arc<OpenFile>) {
 
 /// Calls `work` in another thread while this one holds the file's data, shared. True when it ended meanwhile.
 fn ends_beside_a_reader(m: &Mounted, ino: Ino, work: impl Fn() + Sync) -> bool {
+    ends_beside(m, ino, None, work)
+}
+
+/// The same while it holds a range of pages, too.
+fn ends_beside(
+    m: &Mounted,
+    ino: Ino,
+    range: Option<(std::ops::Range<u64>, Mode)>,
+    work: impl Fn() + Sync,
+) -> bool {
     let (held, ended) = (AtomicBool::new(false), AtomicBool::new(false));
     let seen = thread::parallel(2, |t| {
         if t == 1 {
@@ -31,6 +43,8 @@ fn ends_beside_a_reader(m: &Mounted, ino: Ino, work: impl Fn() + Sync) -> bool {
             return false;
         }
         let file = m.open(ino);
+        let hold = |(pages, mode)| m.files.ranges.hold(ino.0, pages, mode);
+        let _range = range.clone().map(hold);
         let shared = file.state.io.read();
         held.store(true, Ordering::SeqCst);
         for _ in 0..20_000 {
@@ -46,6 +60,139 @@ fn ends_beside_a_reader(m: &Mounted, ino: Ino, work: impl Fn() + Sync) -> bool {
     seen[0]
 }
 
+fn past(m: &Mounted, ino: Ino) -> Arc<OpenFile> {
+    let flags = libc::O_RDWR | libc::O_DIRECT;
+    m.files.open(&m.owners, ino, flags).unwrap()
+}
+
+#[test]
+fn a_direct_write_over_what_is_there_waits_only_for_who_is_at_its_pages() {
+    let world = World::new(73, 64, 256);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 12);
+    let pages = |n: u64| vec![n as u8; (n * PAGE) as usize];
+    let direct = |page: u64, n: u64| m.write(&past(&m, ino), page * PAGE, &pages(n));
+    let beside = |page, n| ends_beside_a_reader(&m, ino, || direct(page, n));
+    assert!(beside(2, 3), "a reader");
+    assert!(!beside(11, 2), "one that makes the file longer");
+    m.files.truncate(ino, 20 * PAGE).unwrap();
+    assert!(!beside(16, 1), "a hole");
+    // Beside whom it writes is what counts.
+    let among = |mode, page| ends_beside(&m, ino, Some((4..8, mode)), || direct(page, 2));
+    for mode in [Mode::Load, Mode::Store, Mode::Direct, Mode::Home] {
+        assert!(among(mode, 2) && among(mode, 8), "{mode:?} elsewhere");
+        assert!(!among(mode, 3) && !among(mode, 6), "{mode:?} there");
+    }
+    // Others wait for it, or do not.
+    let meets = |page: u64, work: &(dyn Fn() + Sync)| {
+        let range = Some((page..page + 2, Mode::Direct));
+        let mut storing = None;
+        if page == 4 {
+            storing = Some(file.state.stores.begin());
+        }
+        let ended = ends_beside(&m, ino, range, work);
+        drop(storing);
+        ended
+    };
+    let read_at = |page: u64| {
+        let len = m.files.read(&m.open(ino), page * PAGE, &mut [0; 9]);
+        assert_eq!(len.unwrap(), 9);
+    };
+    let (read, elsewhere) = (|| read_at(5), || read_at(7));
+    let write = || m.write(&m.open(ino), 5 * PAGE, &[1; 9]);
+    assert!(!meets(4, &read) && !meets(4, &write));
+    assert!(meets(4, &elsewhere));
+    m.write(&file, 9 * PAGE, &[1]);
+    let sync = || m.files.fsync(&m.open(ino), true).unwrap();
+    assert!(!meets(4, &sync), "its pages may be on their way home");
+    assert!(meets(4, &sync), "there is nothing to take home");
+    drop(file);
+    m.check(ino);
+    m.close();
+}
+
+/// It superseded what the cache had, but all of the file went home first.
+#[test]
+fn a_direct_write_leaves_what_is_dirty_elsewhere_where_it_is() {
+    let world = World::new(74, 64, 256);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 8);
+    for page in 0..8 {
+        m.write(&file, page * PAGE + 7, &[9; 100]);
+    }
+    let key = file.state.key;
+    let direct = past(&m, ino);
+    m.write(&direct, 2 * PAGE, &[5; 3 * PAGE as usize]);
+    let dirty = || m.files.pages.dirty_pages(key, 0..99, 99);
+    assert_eq!(dirty(), [0, 1, 5, 6, 7]);
+    assert_eq!(
+        m.contents(ino)[2 * PAGE as usize..][..3 * PAGE as usize],
+        [5; 3 * PAGE as usize]
+    );
+    // One that makes the file longer takes home what is not logged, and its own.
+    m.write(&file, 8 * PAGE, &[6; PAGE as usize]);
+    m.write(&direct, 10 * PAGE, &[7; PAGE as usize]);
+    assert_eq!(dirty(), [0, 1, 5, 6, 7]);
+    assert_eq!(m.inode(ino).size, 11 * PAGE);
+    // What is dirty behind it holds back the size.
+    m.files.truncate(ino, 20 * PAGE).unwrap();
+    m.write(&file, 15 * PAGE, &[8; PAGE as usize]);
+    m.write(&direct, 12 * PAGE, &[7; PAGE as usize]);
+    assert_eq!(dirty(), [0, 1, 5, 6, 7, 15]);
+    assert_eq!(m.inode(ino).size, 15 * PAGE);
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!((m.inode(ino).size, m.files.pages.dirty()), (20 * PAGE, 0));
+    let contents = m.contents(ino);
+    for (page, first) in [
+        (1, 1),
+        (3, 5),
+        (5, 1),
+        (8, 6),
+        (9, 0),
+        (10, 7),
+        (12, 7),
+        (15, 8),
+    ] {
+        assert_eq!(contents[(page * PAGE) as usize], first, "page {page}");
+    }
+    assert_eq!(contents[7], 9);
+    m.check(ino);
+    drop((file, direct));
+    m.close();
+    assert_eq!(world.mount().contents(ino), contents);
+}
+
+/// What was written before it, and acknowledged, is all there is of these pages then.
+#[test]
+fn a_direct_write_that_fails_supersedes_nothing_that_is_dirty() {
+    let world = World::new(75, 64, 256);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 4);
+    m.write(&file, PAGE, &[9; PAGE as usize]);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let failed = m.files.write(&past(&m, ino), 0, &[5; 3 * PAGE as usize]);
+    assert_eq!(failed.unwrap_err().errno(), libc::EIO);
+    assert_eq!(m.files.pages.dirty_pages(file.state.key, 0..9, 9), [1]);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Next(0), None);
+    }
+    assert!(file.state.stores.quiet().is_some());
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(
+        m.contents(ino)[PAGE as usize..][..PAGE as usize],
+        [9; PAGE as usize]
+    );
+    // The one that comes next is none the worse for it, and durable by a flush.
+    m.write(&past(&m, ino), 0, &[6; 3 * PAGE as usize]);
+    assert!(file.state.meta.lock().in_place.unflushed());
+    m.files.fsync(&file, true).unwrap();
+    assert!(!file.state.meta.lock().in_place.unflushed());
+    drop(file);
+    m.close();
+}
+
 #[test]
 fn an_overwrite_runs_beside_readers_and_what_changes_the_file_does_not() {
     let world = World::new(70, 64, 256);
@@ -59,7 +206,11 @@ fn an_overwrite_runs_beside_readers_and_what_changes_the_file_does_not() {
     assert!(beside(0, &page), "of a dirty page");
     assert!(beside(3 * PAGE + 100, &[3; 200]), "of a part of one");
     assert!(!beside(7 * PAGE + 1, &page), "beyond the end");
-    assert!(!beside(PAGE, &[4; 2 * PAGE as usize]), "of two pages");
+    assert!(beside(PAGE, &[4; 2 * PAGE as usize]), "of two pages");
+    assert!(
+        !beside(7 * PAGE, &[4; PAGE as usize + 2]),
+        "of one and a byte beyond the end"
+    );
     m.files.truncate(ino, 20 * PAGE).unwrap();
     m.files.read(&file, 15 * PAGE, &mut [0; 9]).unwrap();
     assert!(!beside(15 * PAGE, &page), "of a hole");
@@ -67,6 +218,10 @@ fn an_overwrite_runs_beside_readers_and_what_changes_the_file_does_not() {
         beside(15 * PAGE, &page),
         "of a page that has a promised block"
     );
+    m.files.pages.invalidate(file.state.key, 2..7);
+    assert!(beside(2 * PAGE, &page), "of a page that is not cached");
+    assert!(beside(3 * PAGE + 100, &[3; 200]), "of a part of one");
+    assert!(beside(4 * PAGE + 100, &[4; 2 * PAGE as usize]), "of three");
     let appends = || {
         let file = m
             .files

@@ -1,5 +1,6 @@
 use super::*;
 use crate::data::tail::How;
+use crate::data::writeback::Take;
 use crate::times::Stamp;
 
 #[test]
@@ -479,12 +480,16 @@ fn what_is_appended_during_a_sync_is_left_to_the_next() {
     let ino = m.make();
     let file = m.open(ino);
     m.write(&file, 0, &pattern(1, 3 * 4096));
-    let pass = m.files.flush_pass(&file.state, 0..2, How::Logged);
+    let pass = m
+        .files
+        .flush_pass(&file.state, 0..2, How::Logged, Take::Dirty);
     assert_eq!(pass.unwrap(), None);
     assert_eq!(m.inode(ino).size, 2 * 4096);
     assert_eq!(m.files.pages.dirty_pages(file.state.key, 0..9, 9), [2]);
     // The rest of the file is a page, and would be logged.
-    let pass = m.files.flush_pass(&file.state, 0..2, How::Logged);
+    let pass = m
+        .files
+        .flush_pass(&file.state, 0..2, How::Logged, Take::Dirty);
     assert_eq!(pass.unwrap(), None);
     assert_eq!(m.inode(ino).size, 2 * 4096);
     m.files.fsync(&file, true).unwrap();

@@ -1,0 +1,62 @@
+//! Whether somebody writes more of a file than one page at once: what lets readers do without a lock of ranges.
+//!
+//! A [`Stores`] is one word of a file: how many such writes have begun, and how many of them are not over. Who reads or
+//! writes a single page looks at it once, who reads several looks again afterwards; only where that is not enough do they
+//! take part in [`ranges`](super::ranges).
+//!
+//! Invariants:
+//! 1. A write is counted before it changes its first page, in the cache or on a device, and until after its last.
+//! 2. So who has seen a page of a write finds the word changed, or the write not over, if it looks after that: the page came by the
+//!    lock of its set, or from its device, and what precedes the change with it.
+//! 3. Who finds the word as it was, and nobody at it, has seen all of each such write or nothing of it. Who finds nobody at it sees
+//!    all of those that are over.
+//!
+//! Checked by `model/`.
+
+use base::atomic::{AtomicU64, Ordering};
+use base::canary::{Canary, planted};
+
+/// Writes that are not over are counted below this, those begun from here on: more than 2^47 never are.
+const BEGUN: u64 = 1 << 16;
+
+#[derive(Debug)]
+pub(super) struct Stores(AtomicU64);
+
+/// A moment at which no such write was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Quiet(u64);
+
+/// A write of several pages, or past the cache, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Storing<'a>(&'a AtomicU64);
+
+impl Stores {
+    pub fn new() -> Stores {
+        Stores(AtomicU64::new(0))
+    }
+
+    /// `None`: somebody is at it.
+    #[inline]
+    pub fn quiet(&self) -> Option<Quiet> {
+        let word = self.0.load(Ordering::Acquire);
+        (word.is_multiple_of(BEGUN) || planted(Canary::StoresUnseen)).then_some(Quiet(word))
+    }
+
+    /// Nobody has begun since.
+    #[inline]
+    pub fn is_still(&self, Quiet(word): Quiet) -> bool {
+        self.0.load(Ordering::Acquire) == word || planted(Canary::StoresUnseen)
+    }
+
+    pub fn begin(&self) -> Storing<'_> {
+        let before = self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
+        debug_assert!(before % BEGUN < BEGUN - 1, "one for each thread at most");
+        Storing(&self.0)
+    }
+}
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}

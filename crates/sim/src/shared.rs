@@ -1,0 +1,424 @@
+//! Several threads in one file: writes of one page and of several, through the cache and past it, that overlap, beside reads,
+//! write-back, syncs, cuts and growth, in an order that a seed decides.
+//!
+//! Each write has a value of its own, which fills all of it, in units of half a page. What is known of a unit is which writes
+//! were over before another began:
+//!
+//! 1. nobody sees a write of a unit that another had superseded before the read began: one that began after its end, and was over,
+//!    or had been seen by a read that was over;
+//! 2. nobody sees a write in part: not one of its units with what was written definitely before it in another, and of two writes that
+//!    both cover two units not one in each;
+//! 3. at the end the power goes: each sector has what some write made it that was not superseded when the last sync of the file
+//!    began, and `fsck` finds nothing.
+
+use crate::world::{Image, Machine, Shape, Watch};
+use base::rng::Rng;
+use base::sync::{Mutex, rank};
+use base::{sched, thread};
+use device::sim::Survival;
+use format::BLOCK_SIZE;
+use fs::{Caller, Error, FileSystem, Ino, OpenFile, ROOT};
+use std::ops::Range;
+use std::sync::Arc;
+
+const TASKS: usize = 3;
+/// Operations of each thread.
+const STEPS: u64 = 60;
+const UNIT: usize = BLOCK_SIZE / 2;
+/// Units of the file that all write; behind them it grows and is cut.
+const UNITS: usize = 32;
+const NEVER: u64 = u64::MAX;
+
+/// One run; an error says what was not as it must be.
+pub fn run(seed: u64) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let mut shape = Shape::small(rng.range(1, 3));
+    // So few that pages come and go all the time, or so many that none goes.
+    let frames = *rng.pick(&[16, 32, 256]);
+    shape.options.data.cache_bytes = frames * BLOCK_SIZE;
+    // And beside them threads that commit, write back and read ahead.
+    shape.options.store.background = rng.one_in(4);
+    let machine = Machine::new(&Image::format(&shape)?, seed);
+    let (cut, resizes) = (rng.one_in(3), rng.one_in(2));
+    let after = rng.below(400);
+    let ledger = Mutex::new(rank::LEDGER, Ledger::new());
+    let switch = Arc::clone(&machine.switch);
+    if rng.one_in(2) {
+        let late = Late(Mutex::new(rank::LEAF, Rng::new(seed)));
+        machine.tap.watch(Arc::new(late));
+    }
+    let ino = sched::run("one file", seed, &machine.clock, || {
+        let fs = machine.open().map_err(text)?;
+        let ino = prepare(&fs, &ledger).map_err(text)?;
+        if cut {
+            switch.cut_after(after);
+        }
+        let worked = thread::parallel(TASKS, |me| {
+            let open = |flags| fs.open_file(ino, flags).map_err(text);
+            let work = || {
+                let mut task = Task {
+                    me,
+                    fs: &fs,
+                    ino,
+                    ledger: &ledger,
+                    file: open(libc::O_RDWR)?,
+                    past: open(libc::O_RDWR | libc::O_DIRECT)?,
+                    rng: Rng::new(seed ^ (me as u64 + 1)),
+                    resizes,
+                };
+                (0..STEPS).try_for_each(|_| task.step())
+            };
+            match work() {
+                // What a read has found wrong counts nevertheless.
+                Err(Trouble::Failed(_)) if switch.is_cut() => Ok(()),
+                Err(Trouble::Failed(what) | Trouble::Wrong(what)) => Err(what),
+                Ok(()) => Ok(()),
+            }
+        });
+        let mut worked = worked.into_iter().collect::<Result<(), String>>();
+        if worked.is_ok() && !switch.is_cut() {
+            let covered = ledger.lock().floors(0..UNITS);
+            match fs.fsync_inode(ino, true) {
+                Ok(()) => ledger.lock().synced(0..UNITS, &covered),
+                Err(_) if switch.is_cut() => {}
+                Err(error) => worked = Err(format!("fsync: {error}")),
+            }
+        }
+        switch.cut_now();
+        let closed = fs.close();
+        worked?;
+        match closed {
+            Ok(()) => Err("a file system closes without power".to_owned()),
+            Err(_) => Ok(ino),
+        }
+    })?;
+    let now_ns = machine.now_ns();
+    let crashed = machine.cut(*rng.pick(&Survival::ALL), &mut rng);
+    let machine = Machine::after(&shape, crashed, now_ns);
+    machine.fsck()?;
+    let fs = machine.open().map_err(|e| e.to_string())?;
+    left(&fs, ino, &ledger)?;
+    fs.close().map_err(|e| format!("close: {e}"))
+}
+
+/// Devices that have read, and say so much later.
+struct Late(Mutex<Rng>);
+
+impl Watch for Late {
+    fn before(&self, _: usize, _: u64, _: &[u8]) {}
+    fn after(&self) {}
+
+    fn after_read(&self) {
+        let turns = {
+            let mut rng = self.0.lock();
+            rng.below(100) * rng.below(2)
+        };
+        (0..turns).for_each(|_| thread::yield_now());
+    }
+}
+
+fn text(error: Error) -> Trouble {
+    Trouble::Failed(error.to_string())
+}
+
+enum Trouble {
+    /// An operation failed.
+    Failed(String),
+    /// A read found what cannot be.
+    Wrong(String),
+}
+
+impl From<Trouble> for String {
+    fn from(trouble: Trouble) -> String {
+        match trouble {
+            Trouble::Failed(what) | Trouble::Wrong(what) => what,
+        }
+    }
+}
+
+/// A write; its number is its value.
+struct Write {
+    units: Range<usize>,
+    began: u64,
+    ended: u64,
+}
+
+struct Ledger {
+    now: u64,
+    writes: Vec<Write>,
+    /// Of each unit the newest beginning of a write that is over, or was seen: what had ended before that is superseded.
+    floors: Vec<u64>,
+    /// The floors when the last sync of the file began.
+    durable: Vec<u64>,
+}
+
+impl Ledger {
+    fn new() -> Ledger {
+        Ledger {
+            now: 0,
+            writes: Vec::new(),
+            floors: vec![0; UNITS],
+            durable: vec![0; UNITS],
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// A write begins; returns its value.
+    fn begin(&mut self, units: Range<usize>) -> usize {
+        let began = self.tick();
+        self.writes.push(Write {
+            units,
+            began,
+            ended: NEVER,
+        });
+        self.writes.len() - 1
+    }
+
+    fn end(&mut self, value: usize) {
+        let now = self.tick();
+        self.writes[value].ended = now;
+        self.seen(self.writes[value].units.clone(), value);
+    }
+
+    fn seen(&mut self, units: Range<usize>, value: usize) {
+        let began = self.writes[value].began;
+        for floor in &mut self.floors[units] {
+            *floor = began.max(*floor);
+        }
+    }
+
+    fn floors(&self, units: Range<usize>) -> Vec<u64> {
+        self.floors[units].to_vec()
+    }
+
+    fn synced(&mut self, units: Range<usize>, floors: &[u64]) {
+        for (durable, floor) in self.durable[units].iter_mut().zip(floors) {
+            *durable = (*floor).max(*durable);
+        }
+    }
+
+    /// The write of this value, if it covers the unit and is not superseded.
+    fn known(&self, unit: usize, value: u64, floor: u64) -> Result<&Write, String> {
+        let write = self.writes.get(value as usize);
+        let Some(write) = write.filter(|write| write.units.contains(&unit)) else {
+            return Err(format!("unit {unit} has {value}, which nobody wrote there"));
+        };
+        match write.ended < floor {
+            true => Err(format!("unit {unit} has {value}, which was superseded")),
+            false => Ok(write),
+        }
+    }
+
+    /// A read of these units is over that began when the floors were these.
+    fn read(&mut self, first: usize, values: &[u64], floors: &[u64]) -> Result<(), String> {
+        let units = first..first + values.len();
+        for ((unit, &value), &floor) in units.clone().zip(values).zip(floors) {
+            self.known(unit, value, floor)?;
+        }
+        let write = |unit: usize| &self.writes[values[unit - first] as usize];
+        for (a, b) in units
+            .clone()
+            .flat_map(|a| units.clone().map(move |b| (a, b)))
+        {
+            let (x, y) = (write(a), write(b));
+            let differ = values[a - first] != values[b - first];
+            let older = x.units.contains(&b) && y.ended < x.began;
+            let both = x.units.contains(&b) && y.units.contains(&a);
+            if differ && (older || both) {
+                let (x, y) = (values[a - first], values[b - first]);
+                return Err(format!("units {a}, {b} have {x}, {y}: a write is torn"));
+            }
+        }
+        for (unit, &value) in units.zip(values) {
+            self.seen(unit..unit + 1, value as usize);
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(value: usize, units: usize) -> Vec<u8> {
+    let words = units * UNIT / 8;
+    (0..words)
+        .flat_map(|_| (value as u64).to_le_bytes())
+        .collect()
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    bytes.chunks_exact(8).map(word)
+}
+
+fn prepare(fs: &FileSystem, ledger: &Mutex<Ledger>) -> Result<Ino, Error> {
+    let made = fs.mknod(&Caller::root(), ROOT, b"shared", libc::S_IFREG | 0o644, 0)?;
+    let file = fs.open_file(made.ino, libc::O_RDWR)?;
+    let value = ledger.lock().begin(0..UNITS);
+    fs.write(&file, 0, &bytes_of(value, UNITS))?;
+    fs.sync()?;
+    let mut ledger = ledger.lock();
+    ledger.end(value);
+    let floors = ledger.floors(0..UNITS);
+    ledger.synced(0..UNITS, &floors);
+    Ok(made.ino)
+}
+
+/// What the file has after the power went and came back.
+fn left(fs: &FileSystem, ino: Ino, ledger: &Mutex<Ledger>) -> Result<(), String> {
+    let file = fs.open_file(ino, libc::O_RDONLY).map_err(text)?;
+    let mut bytes = vec![0; UNITS * UNIT];
+    let len = fs.read(&file, 0, &mut bytes).map_err(text)?;
+    if len != bytes.len() {
+        return Err(format!("{len} bytes are left of the file"));
+    }
+    let ledger = ledger.lock();
+    for (unit, bytes) in bytes.chunks(UNIT).enumerate() {
+        for sector in bytes.chunks(512) {
+            let mut values = words(sector);
+            let value = values.next().unwrap_or_default();
+            if values.any(|other| other != value) {
+                return Err(format!("a sector of unit {unit} is torn"));
+            }
+            let known = ledger.known(unit, value, ledger.durable[unit]);
+            known.map_err(|what| format!("after the cut {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+struct Task<'a> {
+    me: usize,
+    fs: &'a FileSystem,
+    ino: Ino,
+    ledger: &'a Mutex<Ledger>,
+    file: Arc<OpenFile>,
+    past: Arc<OpenFile>,
+    rng: Rng,
+    resizes: bool,
+}
+
+impl Task<'_> {
+    fn step(&mut self) -> Result<(), Trouble> {
+        match self.rng.below(20) {
+            0..4 => self.write_past(),
+            4..8 => self.write(6),
+            8..10 => self.write(2),
+            10..16 => self.read(),
+            16 => self.fs.fsync_inode(self.ino, true).map_err(text),
+            17 => self.sync(),
+            18 => self.fs.tick().map_err(text),
+            _ => self.resize(),
+        }
+    }
+
+    fn units(&mut self, most: usize) -> Range<usize> {
+        let first = self.rng.below(UNITS as u64) as usize;
+        let most = most.min(UNITS - first) as u64;
+        first..first + 1 + self.rng.below(most) as usize
+    }
+
+    fn write(&mut self, most: usize) -> Result<(), Trouble> {
+        let units = self.units(most);
+        let past = self.rng.one_in(8);
+        self.write_units(units, past)
+    }
+
+    /// Whole pages.
+    fn write_past(&mut self) -> Result<(), Trouble> {
+        let units = self.units(6);
+        self.write_units(units.start / 2 * 2..units.end.next_multiple_of(2), true)
+    }
+
+    fn write_units(&mut self, units: Range<usize>, past: bool) -> Result<(), Trouble> {
+        let value = self.ledger.lock().begin(units.clone());
+        let bytes = bytes_of(value, units.len());
+        let file = if past { &self.past } else { &self.file };
+        let at = (units.start * UNIT) as u64;
+        let written = self.fs.write(file, at, &bytes).map_err(text)?;
+        if written != bytes.len() {
+            return Err(Trouble::Wrong(format!("a write of {written} bytes")));
+        }
+        self.ledger.lock().end(value);
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Trouble> {
+        let units = self.units(8);
+        let file = match self.rng.one_in(3) {
+            true => &self.past,
+            false => &self.file,
+        };
+        let floors = self.ledger.lock().floors(units.clone());
+        let mut bytes = vec![0xEE; units.len() * UNIT];
+        let at = (units.start * UNIT) as u64;
+        let len = self.fs.read(file, at, &mut bytes).map_err(text)?;
+        let wrong = |what| Err(Trouble::Wrong(what));
+        if len != bytes.len() {
+            return wrong(format!("a read of {len} bytes"));
+        }
+        let mut values = Vec::new();
+        for (unit, bytes) in units.clone().zip(bytes.chunks(UNIT)) {
+            let value = words(bytes).next().unwrap_or_default();
+            if words(bytes).any(|other| other != value) {
+                return wrong(format!("unit {unit} is torn"));
+            }
+            values.push(value);
+        }
+        (self.ledger.lock().read(units.start, &values, &floors)).map_err(Trouble::Wrong)
+    }
+
+    fn sync(&mut self) -> Result<(), Trouble> {
+        let floors = self.ledger.lock().floors(0..UNITS);
+        self.fs.fsync(&self.file, true).map_err(text)?;
+        self.ledger.lock().synced(0..UNITS, &floors);
+        Ok(())
+    }
+
+    /// The first task's alone: the file gets longer, or as short as it was.
+    fn resize(&mut self) -> Result<(), Trouble> {
+        if self.me > 0 || !self.resizes {
+            return self.read();
+        }
+        let size = (UNITS * UNIT) as u64;
+        let more = self.rng.below(5 * UNIT as u64);
+        if self.rng.one_in(2) {
+            let who = Caller::root();
+            return self.fs.truncate(&who, self.ino, size + more).map_err(text);
+        }
+        let bytes = vec![0x77; more as usize + 1];
+        self.fs
+            .write(&self.file, size + more, &bytes)
+            .map_err(text)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::canary::{Canary, plant};
+
+    #[test]
+    fn many_in_one_file_see_whole_writes() {
+        for seed in 0..100 {
+            super::run(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        }
+    }
+
+    #[test]
+    fn what_holds_them_apart_is_needed() {
+        let canaries = [
+            Canary::RangeIgnored,
+            Canary::StoresUnseen,
+            Canary::DirectUnderHome,
+            Canary::LoadUndoomed,
+        ];
+        for canary in canaries {
+            plant(Some(canary));
+            let found = (0..500).find(|seed| super::run(*seed).is_err());
+            plant(None);
+            assert!(found.is_some(), "{canary:?}");
+        }
+    }
+}
