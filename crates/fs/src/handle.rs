@@ -4,6 +4,7 @@ use crate::api::{Caller, Ino};
 use crate::data::OpenFile;
 use crate::filesystem::FileSystem;
 use crate::{Error, SetAttr};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 impl FileSystem {
@@ -30,6 +31,33 @@ impl FileSystem {
     /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
         self.files.write(file, offset, data)
+    }
+
+    /// As [`FileSystem::read`] into several parts of memory, one behind the other: one read, which sees each write whole or
+    /// not at all.
+    pub fn read_vectored(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Error> {
+        self.files.read_vectored(file, offset, parts)
+    }
+
+    /// As [`FileSystem::write`] of several parts of memory, one behind the other: one write, seen whole or not at all.
+    pub fn write_vectored(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+    ) -> Result<usize, Error> {
+        self.files.write_vectored(file, offset, parts)
+    }
+
+    /// Writes at the end of the file, whether or not the handle has `O_APPEND`, and returns where that was and how much was written:
+    /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out.
+    pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
+        self.files.append(file, data)
     }
 
     /// Reports a failed write-back, as `close` does.

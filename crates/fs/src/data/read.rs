@@ -13,6 +13,7 @@ use base::sync::Arc;
 use device::Io;
 use engine::cache::{Absence, WAYS};
 use format::BLOCK_SIZE;
+use std::io::IoSliceMut;
 use std::ops::Range;
 
 /// Pages that one device batch reads.
@@ -87,6 +88,30 @@ impl Files {
             }
         }
         self.read_in_turn(state, offset, buf, &mut how)
+    }
+
+    /// As [`read`](Self::read) into all of `parts`, one behind the other: one read.
+    pub fn read_vectored(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Error> {
+        if let [only] = parts {
+            return self.read(file, offset, only);
+        }
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let left = file.state.size().saturating_sub(offset);
+        // A page that two of them share is read once.
+        let mut all = vec![0; wanted.min(left as usize)];
+        let len = self.read(file, offset, &mut all)?;
+        let mut rest = &all[..len];
+        for part in parts {
+            let (here, behind) = rest.split_at(part.len().min(rest.len()));
+            part[..here.len()].copy_from_slice(here);
+            rest = behind;
+        }
+        Ok(len)
     }
 
     /// A read that meets writes of several pages, or pages that are written as it reads them.

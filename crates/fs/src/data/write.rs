@@ -34,6 +34,7 @@ use base::clock::Timestamp;
 use base::sync::Arc;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
 use format::{BLOCK_SIZE, Block};
+use std::io::IoSlice;
 use std::ops::Range;
 
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
@@ -123,32 +124,74 @@ impl Files {
         Ok(written)
     }
 
+    /// Writes `data` at the end of the file, whatever the handle's flags, in one step with finding out where that is; returns
+    /// where, and the bytes written, fewer only when space ran out. Otherwise as [`write`](Self::write).
+    pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
+        if !file.writable() {
+            return Err(Error::BadHandle);
+        }
+        self.check_writable()?;
+        if data.is_empty() {
+            return Ok((file.state.size(), 0));
+        }
+        self.balance(&file.state)?;
+        let done = self.write_end(file, data)?;
+        if file.has(libc::O_DSYNC) {
+            self.fsync(file, !file.has(libc::O_SYNC))?;
+        }
+        Ok(done)
+    }
+
+    /// As [`write`](Self::write) of all of `parts`, one behind the other: one write.
+    pub fn write_vectored(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+    ) -> Result<usize, Error> {
+        match parts {
+            [only] => self.write(file, offset, only),
+            // A page that two of them share changes once.
+            _ => {
+                let all: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+                self.write(file, offset, &all)
+            }
+        }
+    }
+
     /// What is no overwrite of one page.
     #[inline(never)]
     fn write_more(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
         let state = &file.state;
-        let (append, past) = (file.has(libc::O_APPEND), file.has(libc::O_DIRECT));
-        if past && !append && is_whole(offset, data.len()) {
+        if file.has(libc::O_APPEND) {
+            return Ok(self.write_end(file, data)?.1);
+        }
+        if !file.has(libc::O_DIRECT) {
+            return self.write_over(state, offset, data);
+        }
+        if is_whole(offset, data.len()) {
             return match self.write_past(state, offset, data)? {
                 true => Ok(data.len()),
                 false => self.write_direct(state, offset, data),
             };
         }
-        let (at, written) = match append {
-            true => self.write_end(state, data)?,
-            false => (offset, self.write_over(state, offset, data)?),
-        };
-        if past {
-            self.flush_range(state, pages_of(at..at + written as u64))?;
-        }
+        let written = self.write_over(state, offset, data)?;
+        self.flush_range(state, pages_of(offset..offset + written as u64))?;
         Ok(written)
     }
 
     /// Writes behind what the file has; returns where that is.
-    fn write_end(&self, state: &Arc<FileState>, data: &[u8]) -> Result<(u64, usize), Error> {
-        let _exclusive = state.lock_exclusive()?;
-        let at = state.size();
-        Ok((at, self.write_locked(state, at, data)?))
+    fn write_end(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
+        let state = &file.state;
+        let (at, written) = {
+            let _exclusive = state.lock_exclusive()?;
+            let at = state.size();
+            (at, self.write_locked(state, at, data)?)
+        };
+        if file.has(libc::O_DIRECT) {
+            self.flush_range(state, pages_of(at..at + written as u64))?;
+        }
+        Ok((at, written))
     }
 
     /// Writes into one page that has a block, below the end of the file, under the shared I/O lock (see the module's head).

@@ -6,6 +6,7 @@ use crate::data::read::Reading;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
 use device::sim::Times as Strikes;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A file of whole pages that is home, and open.
@@ -237,6 +238,82 @@ fn an_overwrite_runs_beside_readers_and_what_changes_the_file_does_not() {
     drop(file);
     m.close();
     assert_eq!(world.mount().contents(ino), contents);
+}
+
+#[test]
+fn who_appends_learns_where_and_nobody_else_is_there() {
+    const EACH: usize = 20;
+    for seed in 0..20 {
+        let world = World::new(seed, 64, 64);
+        let m = world.mount();
+        let ino = m.make();
+        let places = sched::run("appends", seed, &world.clock, || {
+            thread::parallel(3, |me| {
+                let (file, mut rng) = (m.open(ino), Rng::new(seed ^ me as u64));
+                let append = |i: usize| {
+                    let data = vec![(me * EACH + i + 1) as u8; 1 + rng.below(6000) as usize];
+                    let (at, len) = m.files.append(&file, &data).unwrap();
+                    assert_eq!(len, data.len());
+                    (at, data)
+                };
+                (0..EACH).map(append).collect::<Vec<_>>()
+            })
+        });
+        let mut places: Vec<_> = places.into_iter().flatten().collect();
+        places.sort();
+        let contents = m.contents(ino);
+        let mut end = 0;
+        for (at, data) in places {
+            assert_eq!(at, end as u64, "seed {seed}");
+            end += data.len();
+            assert!(contents[at as usize..end] == data, "seed {seed}");
+        }
+        assert_eq!(contents.len(), end);
+        m.close();
+    }
+}
+
+#[test]
+fn parts_are_read_and_written_as_one() {
+    let world = World::new(76, 64, 64);
+    let m = world.mount();
+    let (ino, file) = at_home(&m, 6);
+    let (mut truth, mut rng) = (m.contents(ino), Rng::new(76));
+    for step in 0..300 {
+        let offset = rng.below(6 * PAGE);
+        let mut lens: Vec<usize> = (0..rng.below(5))
+            .map(|_| rng.below(3000) as usize)
+            .collect();
+        let handle = match rng.one_in(3) {
+            true => &past(&m, ino),
+            false => &file,
+        };
+        if rng.one_in(2) {
+            // Not beyond what direct handles keep to as well.
+            let mut room = (6 * PAGE - offset) as usize;
+            for len in &mut lens {
+                *len = room.min(*len);
+                room -= *len;
+            }
+            let data: Vec<Vec<u8>> = lens.iter().map(|len| pattern(step, *len)).collect();
+            let parts: Vec<_> = data.iter().map(|part| IoSlice::new(part)).collect();
+            let written = m.files.write_vectored(handle, offset, &parts).unwrap();
+            let all = data.concat();
+            assert_eq!(written, all.len());
+            truth[offset as usize..][..written].copy_from_slice(&all);
+        }
+        let mut data: Vec<Vec<u8>> = lens.iter().map(|len| vec![0xEE; *len]).collect();
+        let mut parts: Vec<_> = data.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        let len = m.files.read_vectored(handle, offset, &mut parts).unwrap();
+        let all = data.concat();
+        let expected = &truth[offset as usize..];
+        assert_eq!(len, all.len().min(expected.len()));
+        assert!(all[..len] == expected[..len], "step {step}");
+        assert!(all[len..].iter().all(|b| *b == 0xEE), "beyond the end");
+    }
+    m.check(ino);
+    drop(file);
+    m.close();
 }
 
 /// Who reads from a device and is held up finds out that the page was another one meanwhile.
