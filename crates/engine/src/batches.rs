@@ -363,14 +363,25 @@ impl<'a> Walk<'a> {
         let (mut next, mut last_epoch, mut loss) = (self.next, self.last_epoch, self.loss);
         let beyond = Beyond::look(&mut RingReader::new(array), array, record, next)?;
         let (mut unconfirmed, mut unread, mut vouched) = (false, Vec::new(), Vec::new());
-        let unsure = |one: &Vouching| one.at.sequence > beyond.durable_sequence;
-        for one in self.vouching.into_iter().filter(unsure) {
-            match all_there(array, &one.sums, &mut unread) {
+        for one in self.vouching {
+            let sure = one.at.sequence <= beyond.durable_sequence;
+            let mut doubts = Vec::new();
+            match all_there(array, &one.sums, &mut doubts) {
+                Ok(true) if sure => {}
                 Ok(true) => {
                     unconfirmed = true;
+                    unread.append(&mut doubts);
                     vouched.extend(one.sums.into_iter().map(|(_, sum)| sum));
                 }
                 Ok(false) if planted(Canary::DataUnchecked) => {}
+                Ok(false) if sure => {
+                    // It changes only after a batch that said so was durable, and with that all before it.
+                    let what = format!(
+                        "batch {} was durable, and its data has changed since; batches behind it are lost",
+                        one.at.sequence
+                    );
+                    loss.get_or_insert_with(|| Damage::new("journal", what));
+                }
                 Ok(false) => {
                     tracing::info!(
                         "batch {} was being written and is left out",
@@ -639,8 +650,8 @@ impl Beyond {
         // The header's checksum covers the records too; a torn batch proves nothing.
         for header in whole(ring, found)? {
             if header.checkpoint_sequence.get() > record.sequence.get() {
-                beyond.lost_record = Some(lost_record(record, &header));
-                break;
+                let lost = || lost_record(record, &header);
+                beyond.lost_record.get_or_insert_with(lost);
             }
             let durable = header.durable_sequence.get();
             beyond.durable_sequence = beyond.durable_sequence.max(durable);

@@ -250,7 +250,7 @@ impl Survey {
 
     /// The records of the unbroken run at the end of the last mount's batches, where no record
     /// says where the journal begins: what the images have already is told by versions.
-    /// Adds data to `unread` of which nobody knows whether it is there.
+    /// The run has no anchor: only what it says of data counts.
     pub fn last_run(&self, array: &Array) -> Result<(Run, Vec<Vec<u8>>), SalvageError> {
         let mut run = self.no_run(None);
         let mut batches: Vec<(BatchHeader, Vec<u8>)> = Vec::new();

@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. Who waits for a task holds the file's I/O lock, shared, and waits only while the task loads. So there is no circle: one that does
-//!    not load yet may wait for that lock behind a writer that waits for the reader. Its pages the reader takes over.
+//!    not load yet may wait for that lock behind a writer that waits for the reader. Its pages the reader takes over, if it has asked
+//!    for them, or else reads what it needs by itself.
 //! 2. A task that was taken over or given up loads nothing: `begin` looks again, under the I/O lock.
 //! 3. What a task brings is what a reader would bring: absences say whether it is still the pages' content ([`super::write`], 6), and
 //!    the I/O lock keeps who cuts the file waiting until the task is done.
@@ -40,6 +41,8 @@ pub(super) enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) number: u64,
+    /// Whose reader asked.
+    handle: usize,
     pub(super) key: FileKey,
     pub(super) pages: Range<u64>,
     stage: Stage,
@@ -73,6 +76,7 @@ pub(super) struct Ahead {
     news: Condvar,
     /// A task has ended that somebody may wait for.
     ended: Condvar,
+    handles: Mutex<Vec<base::thread::JoinHandle>>,
 }
 
 impl Ahead {
@@ -82,19 +86,27 @@ impl Ahead {
             count: AtomicUsize::new(0),
             news: Condvar::new(),
             ended: Condvar::new(),
+            handles: Mutex::new(rank::LEAF, Vec::new()),
         }
     }
 
     /// Asks for pages; false: nobody will read them.
-    pub(super) fn ask(&self, key: FileKey, pages: Range<u64>) -> bool {
+    pub(super) fn ask(&self, handle: usize, key: FileKey, pages: Range<u64>) -> bool {
+        if self.count.load(Ordering::Relaxed) >= TASKS {
+            return false;
+        }
         let mut tasks = self.tasks.lock();
         if !tasks.open || tasks.list.len() >= TASKS {
             return false;
+        }
+        if tasks.list.iter().any(|task| task.has(key, pages.start)) {
+            return true;
         }
         tasks.next += 1;
         let number = tasks.next;
         tasks.list.push(Task {
             number,
+            handle,
             key,
             pages,
             stage: Stage::Queued,
@@ -134,21 +146,25 @@ impl Ahead {
     }
 
     /// A reader that holds the file's I/O lock needs a page that is not cached.
-    pub fn look_for(&self, key: FileKey, page: u64) -> Found {
+    pub fn look_for(&self, handle: usize, key: FileKey, page: u64) -> Found {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Found::Free(page + 1);
         }
         let mut tasks = self.tasks.lock();
         let mut waited = false;
         loop {
-            let at = tasks.list.iter().position(|task| task.has(key, page));
-            let Some(at) = at else {
+            let mut list = tasks.list.iter().enumerate();
+            let Some((at, task)) = list.find(|(_, task)| task.has(key, page)) else {
                 return match waited {
                     true => Found::Loaded,
                     false => Found::Free(page + 1),
                 };
             };
-            if tasks.list[at].stage != Stage::Loading {
+            if task.stage != Stage::Loading {
+                // Another reader's, which may want all of it, finds this page cached.
+                if task.handle != handle {
+                    return Found::Free(page + 1);
+                }
                 let task = tasks.list.remove(at);
                 self.count.store(tasks.list.len(), Ordering::Relaxed);
                 return Found::Free(task.pages.end);
@@ -158,9 +174,9 @@ impl Ahead {
         }
     }
 
-    /// Nobody reads this file any more, for what is known.
-    pub(super) fn give_up(&self, key: FileKey) {
-        self.retain(|task| task.key != key || task.stage == Stage::Loading);
+    /// Nobody wants what this handle has asked for.
+    pub(super) fn give_up(&self, handle: usize) {
+        self.retain(|task| task.handle != handle || task.stage == Stage::Loading);
     }
 
     fn retain(&self, wanted: impl Fn(&Task) -> bool) {
@@ -173,6 +189,17 @@ impl Ahead {
     pub fn close(&self) {
         self.tasks.lock().open = false;
         self.news.notify_all();
+    }
+
+    /// The same, and waits for the threads.
+    pub fn stop(&self) {
+        self.close();
+        for thread in std::mem::take(&mut *self.handles.lock()) {
+            if thread.join().is_err() {
+                // Nothing is lost: readers read.
+                tracing::error!("a thread that reads ahead panicked");
+            }
+        }
     }
 }
 
@@ -192,38 +219,38 @@ impl Drop for Ending<'_> {
 }
 
 impl Files {
-    /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it. Returns how many of them
-    /// the request itself must read.
+    /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it, if this handle has
+    /// had to wait for a device: what is cached needs nobody. Returns how many the request itself reads beyond what it wants, if it must read.
     pub(super) fn ask_ahead(&self, file: &OpenFile, bytes: Range<u64>, window: u64) -> u64 {
-        let window = window.min(self.room_ahead());
-        let end = bytes.end.div_ceil(PAGE);
-        let last = file.state.size().div_ceil(PAGE);
-        let asked = file.asked.load(Ordering::Relaxed).max(end);
-        let wanted = (end + window).min(last);
-        // In pieces, each as soon as there is room for it.
-        let piece = PIECE.min(window.div_ceil(2));
-        if asked + piece > wanted && wanted < last || asked >= wanted {
-            return 0;
+        let asked = file.asked.load(Ordering::Relaxed);
+        if asked == 0 {
+            return window;
         }
-        let mut from = asked;
-        while from < wanted {
-            let until = (from + PIECE).min(wanted);
-            if !self.ahead.ask(file.state.key, from..until) {
+        let window = window.min(self.room_ahead());
+        let (end, last) = (bytes.end.div_ceil(PAGE), file.state.size().div_ceil(PAGE));
+        let (mut from, wanted) = (asked.max(end), (end + window).min(last));
+        // In pieces, each as soon as there is room for it; not what is less, but at the end of the file.
+        let piece = PIECE.min(window.div_ceil(2));
+        while from < wanted && (from + piece <= wanted || wanted == last) {
+            let pages = from..(from + PIECE).min(wanted);
+            let absent = |page| self.pages.absence(file.state.key, page).is_some();
+            let needed = absent(pages.start) || absent(pages.end - 1);
+            if needed && !self.ahead.ask(file.id(), file.state.key, pages.clone()) {
                 break;
             }
-            from = until;
+            from = pages.end;
         }
         file.asked.store(from, Ordering::Relaxed);
-        match from == asked && asked == end {
-            true => window,
-            false => 0,
+        match from > end {
+            true => 0,
+            false => window,
         }
     }
 
     /// A handle is closed: what it has asked for may be wanted by nobody.
     pub(super) fn end_ahead(&self, file: &OpenFile) {
         if file.asked.load(Ordering::Relaxed) > 0 {
-            self.ahead.give_up(file.state.key);
+            self.ahead.give_up(file.id());
         }
     }
 
@@ -247,7 +274,7 @@ impl Files {
             };
             let started = base::thread::spawn("sheaf-read-ahead", body);
             let handle = started.map_err(|e| engine::Error::Thread(std::sync::Arc::new(e)))?;
-            self.threads.lock().push(handle);
+            self.ahead.handles.lock().push(handle);
         }
         Ok(())
     }
@@ -259,14 +286,20 @@ impl Files {
         if state.key != task.key {
             return Ok(());
         }
-        let _shared = match planted(Canary::AheadPastCut) {
+        let shared = match planted(Canary::AheadPastCut) {
             true => None,
-            false => Some(state.lock_shared()?),
+            // It is a hint: no thread waits for somebody who writes, while others read.
+            false => match state.try_lock_shared()? {
+                None => return Ok(()),
+                shared => shared,
+            },
         };
         if !self.ahead.begin(task.number) {
             return Ok(());
         }
-        self.bring(&state, task.pages.clone(), buf)
+        self.bring(&state, task.pages.clone(), buf)?;
+        drop(shared);
+        Ok(())
     }
 
     /// Caches those of these pages that are not. The caller holds the I/O lock.

@@ -377,6 +377,13 @@ impl FileState {
         Ok(guard)
     }
 
+    /// As [`lock_shared`](Self::lock_shared), if nobody has to be waited for.
+    pub(super) fn try_lock_shared(&self) -> Result<Option<ReadGuard<'_, ()>>, Error> {
+        let guard = self.io.try_read();
+        self.check_alive()?;
+        Ok(guard)
+    }
+
     /// As [`lock_shared`](Self::lock_shared), exclusive.
     pub(super) fn lock_exclusive(&self) -> Result<WriteGuard<'_, ()>, Error> {
         let guard = self.io.write();
@@ -1059,11 +1066,16 @@ impl OpenFile {
         }
         self.next_read.store(offset + len, Ordering::Relaxed);
         let before = self.ahead.load(Ordering::Relaxed);
-        let window = (before * 2).clamp(8, most.max(8));
+        let window = (before * 2).max(8).min(most);
         if window != before {
             self.ahead.store(window, Ordering::Relaxed);
         }
         Some(window)
+    }
+
+    /// Tells it from other handles that are open.
+    pub(super) fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// A request that started elsewhere waits for a device: one that starts at its end goes on from there.

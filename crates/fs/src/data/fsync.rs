@@ -685,11 +685,11 @@ impl Files {
     pub(crate) fn stop(&self) {
         self.background.lock().stop = true;
         self.wake.notify_all();
-        self.ahead.close();
+        self.ahead.stop();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {
-                self.store.latch("a thread of files panicked");
+                self.store.latch("the write-back thread panicked");
             }
         }
     }

@@ -8,6 +8,7 @@ use super::ranges::Mode;
 use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
+use base::atomic::Ordering;
 use base::clock::Timestamp;
 use base::sync::Arc;
 use device::Io;
@@ -27,8 +28,10 @@ pub(super) const TRIES: u32 = 3;
 pub(super) struct Reading<'a> {
     /// Pages beyond it.
     pub ahead: u64,
-    /// Through this handle, and not where its last read ended.
-    pub jumps: Option<&'a OpenFile>,
+    /// Through this handle, if what is read is cached,
+    pub by: Option<&'a OpenFile>,
+    /// and not where its last read ended.
+    pub jumps: bool,
     /// What is read from a device is cached.
     pub keep: bool,
     /// The I/O lock is held exclusively.
@@ -40,7 +43,8 @@ impl Reading<'_> {
     pub const fn beside() -> Self {
         Reading {
             ahead: 0,
-            jumps: None,
+            by: None,
+            jumps: false,
             keep: true,
             alone: false,
         }
@@ -71,8 +75,12 @@ impl Files {
         let window = file.read_ahead(offset, buf.len() as u64, most);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
         let mut how = Reading {
-            ahead: window.map_or(0, |window| self.ask_ahead(file, bytes, window)),
-            jumps: window.is_none().then_some(file),
+            ahead: match window {
+                None | Some(0) => 0,
+                Some(window) => self.ask_ahead(file, bytes, window),
+            },
+            by: (!direct).then_some(file),
+            jumps: window.is_none(),
             keep: !direct,
             alone: false,
         };
@@ -178,16 +186,18 @@ impl Files {
                 at += len as u64;
                 continue;
             }
-            if let Some(file) = how.jumps {
-                file.jumped(end);
-            }
-            let Found::Free(until) = self.ahead.look_for(state.key, page) else {
+            let Some(until) = self.until(state, page, end, how) else {
                 continue;
             };
             let Some(mut missing) = self.missing_run(state, page, last.max(until), how.ahead)
             else {
                 continue;
             };
+            if let Some(file) = how.by.filter(|_| !how.jumps && until == page + 1) {
+                // It waits for a device: threads shall be asked for what comes next, whatever they were asked for before.
+                let next = last.max(missing.pages.end);
+                file.asked.store(next, Ordering::Relaxed);
+            }
             let mut memory = self.memory.take(missing.bytes());
             let mut loaded = &mut memory[..];
             if let Err(error) = self.load_into(state, missing.pages.clone(), loaded) {
@@ -214,6 +224,20 @@ impl Files {
             }
         }
         Ok(true)
+    }
+
+    /// How far a request is to read at least that needs a page which is not cached, and ends at byte `end`. `None`: it was being loaded.
+    fn until(&self, state: &Arc<FileState>, page: u64, end: u64, how: &Reading<'_>) -> Option<u64> {
+        let Some(file) = how.by else {
+            return Some(page + 1);
+        };
+        if how.jumps {
+            file.jumped(end);
+        }
+        match self.ahead.look_for(file.id(), state.key, page) {
+            Found::Loaded => None,
+            Found::Free(until) => Some(until),
+        }
     }
 
     /// Pages from `page` on that are not cached: as far as `last`, and `ahead` more inside

@@ -49,23 +49,66 @@ fn a_reader_takes_over_what_is_not_begun() {
         generation: 1,
     };
     let ahead = Ahead::new();
-    assert!(!ahead.ask(key(1), 0..8), "nobody reads");
+    assert!(!ahead.ask(1, key(1), 0..8), "nobody reads");
     ahead.tasks.lock().open = true;
-    assert!(ahead.ask(key(1), 0..8) && ahead.ask(key(1), 8..24) && ahead.ask(key(2), 0..8));
-    assert_eq!(ahead.look_for(key(1), 24), Found::Free(25));
-    assert_eq!(ahead.look_for(key(1), 9), Found::Free(24));
-    assert_eq!(ahead.look_for(key(1), 9), Found::Free(10));
+    assert!(
+        ahead.ask(1, key(1), 0..8) && ahead.ask(1, key(1), 8..24) && ahead.ask(2, key(2), 0..8)
+    );
+    assert_eq!(ahead.look_for(1, key(1), 24), Found::Free(25));
+    assert_eq!(
+        ahead.look_for(7, key(1), 9),
+        Found::Free(10),
+        "another's stays"
+    );
+    assert_eq!(ahead.look_for(1, key(1), 9), Found::Free(24));
+    assert_eq!(ahead.look_for(1, key(1), 9), Found::Free(10));
     let taken = ahead.take().unwrap();
     assert_eq!((taken.key, taken.pages.clone()), (key(1), 0..8));
-    assert_eq!(ahead.look_for(key(1), 0), Found::Free(8));
+    assert_eq!(ahead.look_for(1, key(1), 0), Found::Free(8));
     assert!(!ahead.begin(taken.number), "it is the reader's by now");
     ahead.end(taken.number);
-    ahead.give_up(key(2));
+    ahead.give_up(2);
     assert_eq!(ahead.tasks.lock().list.len(), 0);
     for i in 0..TASKS as u64 {
-        assert!(ahead.ask(key(3), i..i + 1));
+        assert!(ahead.ask(3, key(3), i..i + 1));
     }
-    assert!(!ahead.ask(key(3), 99..100), "there is no room");
+    assert!(!ahead.ask(3, key(3), 99..100), "there is no room");
     ahead.close();
-    assert!(ahead.take().is_none() && !ahead.ask(key(3), 0..1));
+    assert!(ahead.take().is_none() && !ahead.ask(3, key(3), 0..1));
+}
+
+/// Pages of a file that are cached, without a use of them.
+fn cached(m: &Mounted, ino: Ino, pages: u64) -> u64 {
+    let key = m.open(ino).state.key;
+    let is_cached = |page: &u64| m.files.pages.absence(key, *page).is_none();
+    (0..pages).filter(is_cached).count() as u64
+}
+
+#[test]
+fn nobody_reads_ahead_of_who_does_not_want_it_or_finds_all_in_memory() {
+    let (mut world, m, ino) = cold(82, 4096, 600);
+    m.files.start_ahead().unwrap();
+    let scan = |m: &Mounted, flags, end: u64| {
+        let file = m
+            .files
+            .open(&m.owners, ino, libc::O_RDONLY | flags)
+            .unwrap();
+        let mut buf = vec![0; 16 << 10];
+        for at in (0..end * PAGE).step_by(buf.len()) {
+            m.files.read(&file, at, &mut buf).unwrap();
+        }
+        file.asked.load(base::atomic::Ordering::Relaxed)
+    };
+    assert_eq!(scan(&m, libc::O_DIRECT, 600), 0);
+    assert_eq!(cached(&m, ino, 600), 0, "past the cache");
+    assert!(scan(&m, 0, 600) > 0);
+    assert_eq!(cached(&m, ino, 600), 600);
+    assert_eq!(scan(&m, 0, 600), 0, "all is in memory");
+    m.files.stop();
+    m.close();
+    world.options.read_ahead = 0;
+    let m = world.mount();
+    scan(&m, 0, 40);
+    assert_eq!(cached(&m, ino, 600), 40);
+    m.close();
 }

@@ -335,7 +335,8 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
     push_out(5);
     let reading = |alone| Reading {
         ahead: 0,
-        jumps: None,
+        by: None,
+        jumps: false,
         keep: true,
         alone,
     };
