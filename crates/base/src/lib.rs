@@ -7,6 +7,7 @@
 extern crate self as base;
 
 pub mod aio;
+pub mod allocations;
 #[cfg(feature = "trace")]
 mod arc;
 pub mod atomic;

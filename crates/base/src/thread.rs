@@ -25,6 +25,14 @@ impl JoinHandle {
         }
         self.thread.join()
     }
+
+    /// The same of a thread that does not panic; returns at once if the caller is that thread, which ends by itself then.
+    pub fn join_unless_it_is_ours(self) {
+        if self.thread.thread().id() != std::thread::current().id() {
+            let ended = self.join();
+            debug_assert!(ended.is_ok());
+        }
+    }
 }
 
 /// Number of CPUs this process may run on; at least 1.
@@ -368,9 +376,9 @@ impl Drop for Pool {
         self.shared.queue.lock().closing = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A job's panic was caught and passed to its batch, so the thread itself ends well.
-            let ended = worker.join();
-            debug_assert!(ended.is_ok());
+            // A job's panic was caught and passed to its batch, so the thread itself ends well. What a job had may have been
+            // the last that kept the pool.
+            worker.join_unless_it_is_ours();
         }
     }
 }

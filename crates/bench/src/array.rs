@@ -7,9 +7,9 @@
 //!    over all devices with registered files and memory, and a new transfer for each that ends (`raw-io_uring`, and `-coop` with the
 //!    flags of a ring that several threads may use); `raw-aio` does the same by Linux AIO. `sheaf-array` hands batches of `depth` for
 //!    each device to [`device::Array::execute`], which returns when all have ended: what is above the devices in Sheaf today.
-//!    `sheaf-file` reads one large file past the cache as users do, by calls that take one transfer each: so it has as many threads as
-//!    the others have transfers in flight.
-//! 3. *Lone*: one transfer at a time by one thread, and so what each layer adds to it; `raw-pread` is the plain system call here.
+//!    `sheaf-file` has transfers of one large file in flight, past the cache, by a context ([`fs::IoContext`]), as users do.
+//! 3. *Lone*: one transfer at a time by one thread, and so what each layer adds to it; `raw-pread` is the plain system call here,
+//!    and `sheaf-file` a call that waits.
 //! 4. Reads by Sheaf reach the devices, which its own count of requests shows: fewer than were asked for are an error.
 //! 5. Devices of this process have no kernel interface. Their floor, `raw-queue`, is one thread with a heap of ends
 //!    ([`SlowQueue`]); it performs each transfer below when it starts it, as [`device::LatencyDevice`] does for Sheaf.
@@ -40,8 +40,6 @@ use crate::{Error, interrupt};
 const PAGE: usize = 4096;
 /// Written at once by who fills the file.
 const LARGE: usize = 1 << 20;
-/// Threads that `sheaf-file` has at most; where it would take more it is left out.
-const THREADS_MAX: usize = 512;
 /// Of the large file.
 const FILE: &str = "large";
 
@@ -250,7 +248,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn sides(&self, kind: Kind, members: usize) -> Vec<Who> {
+    fn sides(&self, kind: Kind) -> Vec<Who> {
         let mut sides: Vec<Who> = match self.slow {
             Some(_) => vec![Who::RawSlow],
             None => Interface::ALL.map(Who::Raw).into(),
@@ -258,18 +256,14 @@ impl<'a> Bench<'a> {
         if kind.lone && self.slow.is_none() {
             sides.push(Who::Pread);
         }
-        sides.push(Who::SheafArray);
-        if self.threads(kind, Who::SheafFile, members) <= THREADS_MAX {
-            sides.push(Who::SheafFile);
-        }
+        sides.extend([Who::SheafArray, Who::SheafFile]);
         sides
     }
 
-    fn threads(&self, kind: Kind, who: Who, members: usize) -> usize {
-        match (kind.lone, who) {
-            (true, _) => 1,
-            (false, Who::SheafFile) => self.options.depth * members,
-            (false, _) => self.options.threads,
+    fn threads(&self, kind: Kind) -> usize {
+        match kind.lone {
+            true => 1,
+            false => self.options.threads,
         }
     }
 
@@ -284,10 +278,10 @@ impl<'a> Bench<'a> {
             kind,
             who,
             members,
-            threads: self.threads(kind, who, members),
+            threads: self.threads(kind),
             windows: Vec::new(),
         };
-        let mut all: Vec<Series> = self.sides(kind, members).into_iter().map(series).collect();
+        let mut all: Vec<Series> = self.sides(kind).into_iter().map(series).collect();
         let of = self.options.runs;
         for run in 1..=of {
             for series in &mut all {
@@ -414,21 +408,10 @@ impl<'a> Bench<'a> {
             self.options.bytes >> 20
         )];
         notes.push(
-            "sheaf-array is a batch at a time, whose end is waited for; sheaf-file is one transfer a call and thread: an asynchronous \
-             interface to files does not exist yet"
+            "sheaf-array is a batch at a time, whose end is waited for; sheaf-file has as many transfers in flight as the others, of \
+             which writes are calls by threads of a pool"
                 .to_owned(),
         );
-        let left_out = |members: &&usize| self.options.depth * **members > THREADS_MAX;
-        if self
-            .options
-            .devices
-            .iter()
-            .any(|members| left_out(&members))
-        {
-            notes.push(format!(
-                "sheaf-file is left out where it would take more than {THREADS_MAX} threads"
-            ));
-        }
         notes.extend(
             self.options
                 .latency
@@ -666,7 +649,7 @@ impl Load for OnArray<'_> {
     }
 }
 
-/// Through one large file past the cache, a transfer at a time.
+/// Through one large file past the cache.
 struct OnLargeFile<'a> {
     plan: Plan<'a>,
     side: &'a InProcess,
@@ -696,8 +679,23 @@ impl Load for OnLargeFile<'_> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
         let root = self.side.root();
         let file = self.side.open_with(&root, FILE, libc::O_DIRECT)?;
-        let (mut places, mut buf) = (Rng::new(thread as u64), page());
+        let mut places = Rng::new(thread as u64);
         let (write, pages) = (self.plan.kind.write, self.pages());
+        if !self.plan.kind.lone {
+            let slots = self.plan.slots();
+            let queue = self.side.queue(vec![file], slots, PAGE)?;
+            let next = move |slot| {
+                Some(Transfer {
+                    slot,
+                    file: 0,
+                    offset: places.below(pages) * PAGE as u64,
+                    bytes: PAGE,
+                    write,
+                })
+            };
+            return Ok(keep_busy(Box::new(queue), slots, false, next));
+        }
+        let mut buf = page();
         Ok(Box::new(move || {
             let at = places.below(pages) * PAGE as u64;
             match write {
@@ -893,11 +891,7 @@ mod tests {
                     4.0 * extra(row, "members")
                 }
             );
-            let threads = match row.target.as_str() {
-                "sheaf-file" if !lone => in_flight as usize,
-                _ if lone => 1,
-                _ => 2,
-            };
+            let threads = if lone { 1 } else { 2 };
             assert_eq!(row.threads, threads, "{} {}", row.name, row.target);
             // One transfer is one request of one device; a sync of a window may add some.
             if row.target.starts_with("sheaf") && row.name.ends_with("read") {

@@ -587,7 +587,7 @@ pub struct BenchArray {
     /// Transfers in flight on each device
     #[arg(long, value_name = "COUNT", default_value_t = 32)]
     pub depth: usize,
-    /// Threads that share them; a file is read by as many threads as there are transfers in flight
+    /// Threads that share them
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub threads: usize,
     /// Time of one measurement

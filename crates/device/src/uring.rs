@@ -295,7 +295,7 @@ impl Queue for RingQueue {
             self.ring.enter();
         }
         match self.ring.has_news() {
-            News::Here => {}
+            News::Here => self.ring.start(),
             News::InKernel | News::None => self.ring.wait_or(bell, patience),
         }
     }

@@ -50,6 +50,9 @@ pub enum Error {
     ReadOnly,
     #[error("busy")]
     Busy,
+    /// Given up on the caller's demand.
+    #[error("cancelled")]
+    Cancelled,
     #[error("a write to inode {ino} failed: {why}")]
     WriteFailed { ino: Ino, why: String },
     #[error("inode {ino}: {damage}")]
@@ -99,6 +102,7 @@ impl Error {
             Error::NoSuchOffset => libc::ENXIO,
             Error::ReadOnly => libc::EROFS,
             Error::Busy => libc::EBUSY,
+            Error::Cancelled => libc::ECANCELED,
             Error::WriteFailed { .. } => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,
             Error::Store(engine::Error::Failed(_)) => libc::EROFS,

@@ -4,6 +4,7 @@
 //! of those inodes. Nothing waits for a commit or a checkpoint under a node lock.
 
 use crate::Error;
+use crate::aio::{Driver, Workers};
 use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
 use crate::content::{Body, FsNode, Inode};
 use crate::cookies::Cookies;
@@ -111,6 +112,9 @@ pub struct FileSystem {
     /// Held by a rename that moves a directory to another parent (R13).
     pub(crate) renames: Mutex<()>,
     pub(crate) orphans: OrphanSet,
+    /// For requests that need not be waited for.
+    pub(crate) workers: Workers,
+    pub(crate) driver: Driver,
     recovery: RecoveryReport,
 }
 
@@ -166,6 +170,8 @@ impl FileSystem {
             hash,
             renames: Mutex::new(rank::RENAME, ()),
             orphans: OrphanSet::new(),
+            workers: Workers::default(),
+            driver: Driver::default(),
             recovery,
         });
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);

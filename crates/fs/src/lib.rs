@@ -4,6 +4,7 @@
 //! by [`content`] alone. Nothing here knows of FUSE.
 
 mod acl;
+mod aio;
 pub mod api;
 mod attr;
 pub mod content;
@@ -28,6 +29,7 @@ pub mod tree;
 mod walk;
 mod xattr;
 
+pub use aio::{Completion, IoContext, IoFuture, Request};
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
 pub use attr::without_privileges;
 pub use data::{DataOptions, OpenFile};

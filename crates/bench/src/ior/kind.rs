@@ -43,11 +43,6 @@ impl Way {
         }
     }
 
-    /// Those that Sheaf has. The place for its asynchronous interface.
-    pub fn of_sheaf(self) -> bool {
-        matches!(self, Way::Buffered | Way::Direct)
-    }
-
     /// Requests of parts of pages go through a cache wherever they are sent.
     pub fn takes(self, request: u64) -> bool {
         self == Way::Buffered || request.is_multiple_of(PAGE)

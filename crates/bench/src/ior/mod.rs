@@ -5,8 +5,7 @@
 //!    written: Sheaf and btrfs as RAID-0 on all of them, ext4 and XFS on the first, as neither stripes by itself. The floor,
 //!    `raw-io_uring`, moves the same requests to and from the devices themselves, striped by request, with no file system.
 //! 2. A side's ways are told apart by its name: plain calls through its cache (`ext4`), the same with `O_DIRECT` (`ext4-direct`), and
-//!    `O_DIRECT` by Linux AIO with `depth` requests of each thread in flight (`ext4-aio`). Sheaf has the first two
-//!    ([`Way::of_sheaf`]); its asynchronous interface will be a third.
+//!    `O_DIRECT` with `depth` requests of each thread in flight, by Linux AIO (`ext4-aio`) or a context of Sheaf's (`sheaf-aio`).
 //! 3. Files are read after a mount, so that nothing of them is in a cache, then written over. What goes through a cache ends when as
 //!    much was read or written as there is: a cache that is read again, or absorbs writes, is not measured. Other windows take their
 //!    time, and go round.
@@ -32,8 +31,8 @@ use crate::counted::{self, Counters};
 use crate::meter::Meter;
 use crate::runner::{self, Counts, Load, Measured, Operation, Stop, Window};
 use crate::target::{
-    Arrangement, Devices, InProcess, Interface, Kernel, KernelMount, Place, Side, Storage, Target,
-    Transfer, check_stamp, keep_busy, open_direct, stamp, whole,
+    Arrangement, Devices, InProcess, Interface, Kernel, KernelMount, Place, Queue, Side, Storage,
+    Target, Transfer, check_stamp, keep_busy, open_direct, stamp, whole,
 };
 use crate::{Error, interrupt};
 pub use kind::{Access, Layout, Way, select_accesses, select_layouts, select_ways};
@@ -251,7 +250,7 @@ impl<'a> Bench<'a> {
         };
         let raw = Some(Who::Raw).filter(|_| kind.request.is_multiple_of(PAGE));
         let mut sides: Vec<Who> = raw.into_iter().collect();
-        sides.extend(ways().filter(|way| way.of_sheaf()).map(Who::Sheaf));
+        sides.extend(ways().map(Who::Sheaf));
         for target in &self.options.against {
             if let Target::Kernel(kernel) = target {
                 sides.extend(ways().map(|way| Who::Kernel(*kernel, way)));
@@ -320,10 +319,9 @@ impl<'a> Bench<'a> {
         made.close()?;
         forget_peak()?;
         let side = InProcess::open(paths, options())?;
-        let flags = if way == Way::Direct {
-            libc::O_DIRECT
-        } else {
-            0
+        let flags = match way {
+            Way::Direct | Way::Aio => libc::O_DIRECT,
+            Way::Buffered => 0,
         };
         let open = |file| side.open_with(&side.root(), &file_name(file), flags);
         let files = (0..plan.kind.files()).map(open);
@@ -332,12 +330,17 @@ impl<'a> Bench<'a> {
             plan,
             side: &side,
             files: &files,
-            once: way == Way::Buffered,
+            way,
             write,
         };
         let read = self.measure(plan.kind, &load(false))?;
         let write = self.measure(plan.kind, &load(true))?;
-        let buffers = plan.kind.threads as u64 * plan.kind.request;
+        let each = if way == Way::Aio {
+            self.options.depth as u64
+        } else {
+            1
+        };
+        let buffers = plan.kind.threads as u64 * each * plan.kind.request;
         let peak = peak()?.map(|bytes| bytes.saturating_sub(buffers));
         drop(files);
         side.close()?;
@@ -494,6 +497,26 @@ impl Plan<'_> {
         Walk::new(self.kind, self.options, thread, once)
     }
 
+    /// As many at a time as the options say.
+    fn many_at_once<'t>(&self, thread: usize, queue: Box<dyn Queue>, write: bool) -> Operation<'t>
+    where
+        Self: 't,
+    {
+        let mut walk = self.walk(thread, false);
+        let bytes = self.kind.request as usize;
+        let next = move |slot| {
+            let (file, offset) = walk.next()?;
+            Some(Transfer {
+                slot,
+                file,
+                offset,
+                bytes,
+                write,
+            })
+        };
+        keep_busy(queue, self.options.depth, true, next)
+    }
+
     /// One transfer after the other: `transfer` is told the file, the place, and the memory.
     fn one_by_one<'t>(
         &self,
@@ -574,7 +597,7 @@ struct OnSheaf<'a> {
     plan: Plan<'a>,
     side: &'a InProcess,
     files: &'a [Arc<OpenFile>],
-    once: bool,
+    way: Way,
     write: bool,
 }
 
@@ -584,9 +607,13 @@ impl Load for OnSheaf<'_> {
             true => self.side.write(&self.files[file], at, buf),
             false => self.side.read(&self.files[file], at, buf),
         };
-        Ok(self
-            .plan
-            .one_by_one(thread, self.once, self.write, transfer))
+        if self.way == Way::Aio {
+            let (slots, request) = (self.plan.options.depth, self.plan.kind.request as usize);
+            let queue = self.side.queue(self.files.to_vec(), slots, request)?;
+            return Ok(self.plan.many_at_once(thread, Box::new(queue), self.write));
+        }
+        let once = self.way == Way::Buffered;
+        Ok(self.plan.one_by_one(thread, once, self.write, transfer))
     }
 
     fn settle(&self) -> Result<(), Error> {
@@ -621,18 +648,7 @@ impl Load for OnKernel<'_> {
         if self.way == Way::Aio {
             let slots = plan.options.depth;
             let queue = Interface::Aio.queue(open_direct(self.paths)?, slots, request)?;
-            let mut walk = plan.walk(thread, false);
-            let next = move |slot| {
-                let (file, offset) = walk.next()?;
-                Some(Transfer {
-                    slot,
-                    file,
-                    offset,
-                    bytes: request,
-                    write,
-                })
-            };
-            return Ok(keep_busy(queue, slots, true, next));
+            return Ok(plan.many_at_once(thread, queue, write));
         }
         let once = self.way == Way::Buffered;
         let transfer = move |file: usize, at, buf: &mut [u8]| {
@@ -813,8 +829,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path());
         let report = run(&options, &|_| {}).unwrap();
-        // Five workloads of three sides that are read and written.
-        assert_eq!(report.rows.len(), 5 * 3 * 2);
+        // Five workloads of four sides that are read and written.
+        assert_eq!(report.rows.len(), 5 * 4 * 2);
         for row in &report.rows {
             let number = |key: &str| row.extra[key].as_f64().unwrap();
             assert!(row.median > 0.0, "{row:?}");
@@ -826,7 +842,8 @@ mod tests {
                 sheaf && Path::new(CLEAR).exists()
             );
             // What passes the cache reaches devices request by request, large ones in pieces.
-            if row.target == "sheaf-direct" && row.name.contains("random read") {
+            let direct = ["sheaf-direct", "sheaf-aio"].contains(&row.target.as_str());
+            if direct && row.name.contains("random read") {
                 assert!(number("requests_per_op") >= 1.0, "{row:?}");
             }
         }
@@ -875,7 +892,7 @@ mod tests {
             ..options(home.path())
         };
         let report = run(&options, &|_| {}).unwrap();
-        assert_eq!(report.rows.len(), 2 * (3 + 3 * options.against.len()));
+        assert_eq!(report.rows.len(), 2 * (4 + 3 * options.against.len()));
         assert!(report.rows.iter().all(|row| row.median > 0.0));
         if options.against.len() == 2 {
             let bars: Vec<f64> = report.checks.iter().map(|check| check.bar).collect();

@@ -10,7 +10,7 @@ use engine::RecoveryReport;
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
 
-use super::{Side, Slow, short};
+use super::{ContextQueue, Side, Slow, short};
 use crate::Error;
 use crate::runner::Background;
 
@@ -110,6 +110,22 @@ impl InProcess {
     pub fn open_with(&self, dir: &Folder, name: &str, flags: i32) -> Result<Arc<OpenFile>, Error> {
         let ino = self.fs.lookup(dir.at(), name.as_bytes())?.ino;
         Ok(self.fs.open_file(ino, libc::O_RDWR | flags)?)
+    }
+
+    /// Transfers in flight on files of Sheaf's, by a context of their own; each slot has memory for `bytes`.
+    pub fn queue(
+        &self,
+        files: Vec<Arc<OpenFile>>,
+        slots: usize,
+        bytes: usize,
+    ) -> Result<ContextQueue, Error> {
+        let depth = u32::try_from(slots).unwrap_or(u32::MAX);
+        Ok(ContextQueue::new(
+            self.fs.io_context(depth)?,
+            files,
+            slots,
+            bytes,
+        ))
     }
 
     /// Reads and writes of all devices so far, for whatever reason.

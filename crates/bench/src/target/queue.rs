@@ -1,4 +1,4 @@
-//! Transfers in flight, of one thread: by io_uring, by Linux AIO, and to devices of this process that take a set time.
+//! Transfers in flight, of one thread: by io_uring, by Linux AIO, by Sheaf, and to devices of this process that take a set time.
 //!
 //! 1. A slot has memory of its own and holds one transfer at a time. Its memory is looked at only while it holds none.
 //! 2. Nothing is lost: what was started ends in some [`wait`](Queue::wait), or when the queue is dropped.
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use base::clock::Clock;
 use device::{AlignedBuf, BlockDevice, Completion, Durability, RawQueue};
+use fs::{IoContext, OpenFile, Request};
 
 use crate::Error;
 use crate::runner::Operation;
@@ -65,6 +66,76 @@ impl Queue for base::aio::Queue {
 
     fn wait(&mut self, least: usize, ended: &mut Vec<Ended>) -> io::Result<()> {
         base::aio::Queue::wait(self, least, ended)
+    }
+}
+
+/// Transfers by Sheaf, as a program that links the library keeps many in flight.
+pub struct ContextQueue {
+    context: IoContext,
+    files: Vec<Arc<OpenFile>>,
+    /// Of slots that hold no transfer.
+    memory: Vec<Option<AlignedBuf>>,
+    started: Vec<(u64, Request)>,
+    completed: Vec<fs::Completion>,
+}
+
+impl ContextQueue {
+    pub fn new(
+        context: IoContext,
+        files: Vec<Arc<OpenFile>>,
+        slots: usize,
+        bytes: usize,
+    ) -> ContextQueue {
+        ContextQueue {
+            context,
+            files,
+            memory: (0..slots)
+                .map(|_| Some(AlignedBuf::zeroed(bytes)))
+                .collect(),
+            started: Vec::with_capacity(slots),
+            completed: Vec::with_capacity(slots),
+        }
+    }
+}
+
+impl Queue for ContextQueue {
+    fn memory(&mut self, slot: usize) -> &mut [u8] {
+        self.memory[slot]
+            .as_mut()
+            .expect("the slot holds no transfer")
+    }
+
+    /// Of as many bytes as the slot has.
+    fn start(&mut self, t: Transfer) {
+        let buf = self.memory[t.slot]
+            .take()
+            .expect("the slot holds no transfer");
+        assert_eq!(buf.len(), t.bytes, "transfers take all of a slot's memory");
+        let (file, offset) = (Arc::clone(&self.files[t.file]), t.offset);
+        let request = match t.write {
+            true => Request::Write { file, offset, buf },
+            false => Request::Read { file, offset, buf },
+        };
+        self.started.push((t.slot as u64, request));
+    }
+
+    fn wait(&mut self, least: usize, ended: &mut Vec<Ended>) -> io::Result<()> {
+        let Self {
+            context,
+            started,
+            completed,
+            ..
+        } = self;
+        context.submit_and_wait(started, least, completed, None);
+        for completion in self.completed.drain(..) {
+            let slot = completion.user as usize;
+            self.memory[slot] = Some(completion.buf);
+            let moved = completion
+                .result
+                .map_err(|e| io::Error::from_raw_os_error(e.errno()));
+            ended.push((slot, moved));
+        }
+        Ok(())
     }
 }
 

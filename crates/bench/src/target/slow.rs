@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::clock::Clock;
-use device::{BlockDevice, DeviceInfo, Durability, Latency, LatencyDevice, Operation, Request};
+use device::{
+    Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Latency, LatencyDevice, Operation,
+    Request,
+};
 
 /// How slow devices are, and their account.
 #[derive(Clone, Debug)]
@@ -57,14 +60,14 @@ impl Slow {
     /// `below` made slow, and counted in this account.
     pub fn over(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         Arc::new(Counted {
-            below: LatencyDevice::new(below, self.latency, Clock::real()),
+            below: Arc::new(LatencyDevice::new(below, self.latency, Clock::real())),
             writes: Arc::clone(&self.writes),
         })
     }
 }
 
 struct Counted {
-    below: LatencyDevice,
+    below: Arc<LatencyDevice>,
     writes: Arc<Writes>,
 }
 
@@ -94,6 +97,11 @@ impl BlockDevice for Counted {
             self.writes.count(&request.operation);
         }
         self.below.run(requests, meanwhile);
+    }
+
+    /// What is in flight by itself is reads, which nobody counts.
+    fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
+        Arc::clone(&self.below).queue(bell)
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

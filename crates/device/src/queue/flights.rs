@@ -177,7 +177,7 @@ impl Queues {
             queues,
             entries: (0..flights).map(|_| Entry::free()).collect(),
             free: (0..flights as u32).rev().collect(),
-            ended: Vec::new(),
+            ended: Vec::with_capacity(flights),
             early: Vec::new(),
             bell,
         })
@@ -347,14 +347,27 @@ impl Queues {
 
     /// Waits until something has landed, `patience` is over, or, if the bell's count was `rung` when its owner last looked
     /// what others have done, it is rung again. May return earlier. Returns at once when nothing can happen.
+    /// Starts what was submitted, with the same call of the kernel if that is what it waits in.
     pub fn wait(&mut self, rung: Option<u64>, patience: Option<Duration>) {
-        self.ring();
+        for line in &mut self.queues {
+            let in_kernel = matches!(line.queue.wake(), Wake::Kernel);
+            if !in_kernel && std::mem::take(&mut line.pushed) {
+                line.queue.ring();
+            }
+        }
+        if !self.sleep(rung, patience) {
+            self.ring();
+        }
+    }
+
+    /// False: there is no need to.
+    fn sleep(&mut self, rung: Option<u64>, patience: Option<Duration>) -> bool {
         let before = self.bell.rung();
         let (mut kernel, mut due, mut bells) = (None, None, rung.is_some());
         for (index, line) in self.queues.iter().enumerate() {
             match (line.in_flight > 0).then(|| line.queue.wake()) {
                 None => {}
-                Some(Wake::Now) => return,
+                Some(Wake::Now) => return false,
                 Some(Wake::At(ns, clock)) => {
                     let left = Duration::from_nanos(ns.saturating_sub(clock.monotonic_ns()));
                     due = due
@@ -367,20 +380,25 @@ impl Queues {
             }
         }
         if !self.early.is_empty() || due.is_some_and(|(left, _)| left.is_zero()) {
-            return;
+            return false;
         }
         let left = due.map(|(left, _)| left);
         let time = left.into_iter().chain(patience).min();
         let bell = bells.then(|| (&*self.bell, rung.unwrap_or(before)));
         match (kernel, bell, due, time) {
-            (Some(index), bell, ..) => self.queues[index].queue.wait(bell, time),
+            (Some(index), bell, ..) => {
+                let line = &mut self.queues[index];
+                line.pushed = false;
+                line.queue.wait(bell, time);
+            }
             (None, Some((bell, rung)), _, time) => bell.wait(rung, time),
             // A sleep of its own is more exact.
             (None, None, Some((_, clock)), Some(time)) => {
                 clock.sleep_until(clock.monotonic_ns() + time.as_nanos() as u64);
             }
-            (None, None, ..) => {}
+            (None, None, ..) => return false,
         }
+        true
     }
 
     /// Asks for an early end of a read; it lands as it would, or with an error that says so. A write goes on.

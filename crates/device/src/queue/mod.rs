@@ -155,7 +155,7 @@ pub(crate) trait Queue: Send {
     /// There is a part in it.
     fn wake(&self) -> Wake<'_>;
 
-    /// For [`Wake::Kernel`]: waits until something has ended, the time is over or, of a bell that was rung so often, it is rung
+    /// For [`Wake::Kernel`]: starts what was pushed, and waits until something has ended, the time is over or, of a bell that was rung so often, it is rung
     /// again; or not quite so long.
     fn wait(&mut self, _bell: Option<(&Bell, u64)>, _patience: Option<Duration>) {}
 

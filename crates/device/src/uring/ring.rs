@@ -126,7 +126,10 @@ impl Ring {
             return;
         };
         match bell.sleeping(rung) {
-            Sleep::Rung => return bell.awake(),
+            Sleep::Rung => {
+                self.start();
+                return bell.awake();
+            }
             Sleep::Until(event) => self.listen(event),
             Sleep::Deaf => patience = Some(patience.map_or(DEAF, |time| time.min(DEAF))),
         }

@@ -128,6 +128,62 @@ pub(super) fn lookup(
     Ok(found)
 }
 
+/// Extents that [`glance`] finds at most.
+pub(super) const GLANCED_MAX: usize = 16;
+
+/// A few extents, without memory of their own.
+#[derive(Clone, Copy)]
+pub(super) struct Glanced {
+    extents: [FileExtent; GLANCED_MAX],
+    len: usize,
+}
+
+impl std::ops::Deref for Glanced {
+    type Target = [FileExtent];
+    fn deref(&self) -> &[FileExtent] {
+        &self.extents[..self.len]
+    }
+}
+
+/// As [`lookup`] without waiting or allocating. `None`: they are too many, or in nodes that are not in memory or that somebody
+/// changes, or in more than one leaf, or not as they should be: `lookup` tells.
+pub(super) fn glance(store: &Store<FsNode>, inode: &Inode, pages: &Range<u64>) -> Option<Glanced> {
+    match &inode.body {
+        Body::Extents(list) => few(store, list, pages),
+        Body::Tree(root) => {
+            let found = tree::glance(store, inode, root, pages.start, |leaf| {
+                few(store, leaf.extents().ok()?, pages)
+            })?;
+            // What follows the last one may be in the next leaf.
+            (found.last()?.end() >= pages.end).then_some(found)
+        }
+        Body::Inline(_) | Body::Entries(_) | Body::Orphans(_) => None,
+    }
+}
+
+fn few(store: &Store<FsNode>, list: &[FileExtent], pages: &Range<u64>) -> Option<Glanced> {
+    let none = FileExtent {
+        page: 0,
+        block: Block(0),
+        len: 0,
+        written: false,
+    };
+    let mut found = Glanced {
+        extents: [none; GLANCED_MAX],
+        len: 0,
+    };
+    let first = list.partition_point(|e| e.end() <= pages.start);
+    for extent in list[first..].iter().take_while(|e| e.page < pages.end) {
+        let (block, len) = (extent.block, extent.len);
+        if found.len == GLANCED_MAX || !store.is_data_extent(Extent { block, len }) {
+            return None;
+        }
+        found.extents[found.len] = clip_one(extent, pages);
+        found.len += 1;
+    }
+    Some(found)
+}
+
 /// The page at which the leaf that covers `page` ends: one operation maps pages below it.
 pub(super) fn leaf_end(store: &Store<FsNode>, inode: &Inode, page: u64) -> Result<u64, Error> {
     match &inode.body {

@@ -350,6 +350,8 @@ pub(crate) struct FileState {
     pub(super) meta: MetaLock,
     /// Writes of several pages beside readers, under the shared lock.
     pub(super) stores: Stores,
+    /// How often somebody has held `io` exclusively.
+    exclusives: AtomicU64,
 }
 
 impl FileState {
@@ -362,6 +364,7 @@ impl FileState {
             flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
             meta: MetaLock::new(key.nid),
             stores: Stores::new(),
+            exclusives: AtomicU64::new(0),
         }
     }
 
@@ -386,12 +389,26 @@ impl FileState {
 
     /// As [`lock_shared`](Self::lock_shared), exclusive.
     pub(super) fn lock_exclusive(&self) -> Result<WriteGuard<'_, ()>, Error> {
-        let guard = self.io.write();
+        let guard = self.lock_alone();
         self.check_alive()?;
         Ok(guard)
     }
 
-    fn check_alive(&self) -> Result<(), Error> {
+    /// The same of a file that may be being deleted. The one way to the exclusive lock, for what is in flight
+    /// (see [`flight`](super::flight), 2).
+    pub(super) fn lock_alone(&self) -> WriteGuard<'_, ()> {
+        let guard = self.io.write();
+        self.exclusives.fetch_add(1, Ordering::SeqCst);
+        guard
+    }
+
+    /// How often somebody held the I/O lock exclusively. Who asks under the shared one, and again with none, knows by the same
+    /// answer that nobody has in between.
+    pub(super) fn exclusives(&self) -> u64 {
+        self.exclusives.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn check_alive(&self) -> Result<(), Error> {
         match self.meta.is_dead() {
             true => Err(Error::Stale(self.ino())),
             false => Ok(()),
@@ -762,6 +779,10 @@ pub struct OpenFile {
 impl OpenFile {
     pub fn ino(&self) -> Ino {
         self.state.ino()
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
     }
 
     /// The `O_*` flags it was opened with.

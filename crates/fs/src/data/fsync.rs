@@ -633,7 +633,7 @@ impl Files {
         if state.key != mine.key {
             return;
         }
-        let _exclusive = state.io.write();
+        let _exclusive = state.lock_alone();
         if self.table.is_open(ino) || self.flush_locked(&state).is_ok() {
             return;
         }

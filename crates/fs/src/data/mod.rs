@@ -25,6 +25,7 @@ mod bounce;
 mod extents;
 mod fallocate;
 mod file;
+mod flight;
 mod fsync;
 mod gate;
 mod pace;
@@ -45,6 +46,7 @@ pub(crate) use extents::FREE_MAX;
 pub(crate) use file::Entered;
 pub use file::OpenFile;
 pub(crate) use file::{Owners, Volatile};
+pub(crate) use flight::{Began, Flying};
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;

@@ -372,7 +372,7 @@ impl Files {
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record.
-    fn touch_atime(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn touch_atime(&self, state: &Arc<FileState>) -> Result<(), Error> {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
             return Ok(());
         }

@@ -271,7 +271,7 @@ impl Files {
             Err(Error::Stale(_) | Error::Invalid(_) | Error::IsADirectory) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let _exclusive = state.io.write();
+        let _exclusive = state.lock_alone();
         let size = {
             let mut meta = state.meta.lock();
             meta.dead = true;

@@ -1,0 +1,222 @@
+//! Requests as futures, for any executor.
+//!
+//! One thread, the *driver*, has a context for all futures of a file system, and wakes whoever waits for one. So a future makes
+//! progress wherever it is polled, however seldom, and may go from task to task.
+//!
+//! 1. A request is sent by the first poll. What was sent is done, whether somebody still waits for it or not: a future that is
+//!    dropped leaves its memory to the driver until the devices have done with it.
+//! 2. A result is put into the future's cell before its waker is called, and a waker into the cell before it is looked for a
+//!    result, both under the cell's lock: no wake-up is lost.
+//! 3. A driver that ends has answered all letters it had, and takes no more.
+
+use super::context::{Completion, IoContext, Request};
+use crate::data::OpenFile;
+use crate::{Error, FileSystem};
+use base::sync::{Mutex, rank};
+use base::thread::{JoinHandle, spawn};
+use device::{AlignedBuf, Bell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+/// Requests of futures in flight at a time; more wait.
+const DEPTH: u32 = 1024;
+
+/// Where a result is left.
+#[derive(Debug)]
+struct Cell(Mutex<State>);
+
+#[derive(Debug)]
+enum State {
+    Waiting(Option<Waker>),
+    Done(Completion),
+    Taken,
+}
+
+impl Cell {
+    fn finish(&self, completion: Completion) {
+        let before = std::mem::replace(&mut *self.0.lock(), State::Done(completion));
+        if let State::Waiting(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Letter {
+    request: Request,
+    cell: Arc<Cell>,
+}
+
+/// What futures send to the driver.
+#[derive(Debug)]
+struct Mail {
+    letters: Mutex<Letters>,
+    bell: Arc<Bell>,
+}
+
+#[derive(Debug, Default)]
+struct Letters {
+    unread: VecDeque<Letter>,
+    /// Nobody looks here any more.
+    closed: bool,
+}
+
+impl Mail {
+    /// Gives the letter back if nobody would read it.
+    fn send(&self, letter: Letter) -> Result<(), Letter> {
+        {
+            let mut mail = self.letters.lock();
+            if mail.closed {
+                return Err(letter);
+            }
+            mail.unread.push_back(letter);
+        }
+        self.bell.ring();
+        Ok(())
+    }
+}
+
+/// The driver of a file system, once there was a future.
+#[derive(Debug, Default)]
+pub(crate) struct Driver(OnceLock<Running>);
+
+#[derive(Debug)]
+struct Running {
+    mail: Arc<Mail>,
+    thread: Mutex<Option<JoinHandle>>,
+}
+
+impl Driver {
+    fn mail(&self, fs: &FileSystem) -> Result<Arc<Mail>, Error> {
+        if let Some(running) = self.0.get() {
+            return Ok(Arc::clone(&running.mail));
+        }
+        let context = fs.io_context(DEPTH)?;
+        let mail = Arc::new(Mail {
+            letters: Mutex::new(rank::LEAF, Letters::default()),
+            bell: Arc::clone(context.bell()),
+        });
+        let theirs = Arc::clone(&mail);
+        let thread = spawn("sheaf-futures", move || drive(&theirs, context));
+        let thread = thread.map_err(|error| {
+            Error::Store(engine::Error::from(device::Error::Threads {
+                source: Arc::new(error),
+            }))
+        })?;
+        let running = Running {
+            mail,
+            thread: Mutex::new(rank::LEAF, Some(thread)),
+        };
+        // One that came too late ends again.
+        Ok(Arc::clone(&self.0.get_or_init(|| running).mail))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.mail.letters.lock().closed = true;
+        self.mail.bell.ring();
+        if let Some(thread) = self.thread.lock().take() {
+            thread.join_unless_it_is_ours();
+        }
+    }
+}
+
+fn drive(mail: &Mail, mut context: IoContext) {
+    let (mut letters, mut completions) = (VecDeque::new(), Vec::new());
+    loop {
+        let rung = mail.bell.rung();
+        let closed = {
+            let mut mail = mail.letters.lock();
+            letters.append(&mut mail.unread);
+            mail.closed
+        };
+        while context.has_room()
+            && let Some(Letter { request, cell }) = letters.pop_front()
+        {
+            context.add(request, move |_, completion| cell.finish(completion));
+        }
+        if context.poll(&mut completions) > 0 {
+            continue;
+        }
+        if closed && letters.is_empty() && context.in_flight() == 0 {
+            return;
+        }
+        context.sleep_or_ring(rung);
+    }
+}
+
+/// A request that is sent when it is first polled, and its result.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct IoFuture {
+    mail: Result<Arc<Mail>, Error>,
+    request: Option<Request>,
+    cell: Arc<Cell>,
+}
+
+impl IoFuture {
+    fn new(fs: &FileSystem, request: Request) -> IoFuture {
+        IoFuture {
+            mail: fs.driver.mail(fs),
+            request: Some(request),
+            cell: Arc::new(Cell(Mutex::new(rank::LEAF, State::Waiting(None)))),
+        }
+    }
+}
+
+/// The request's buffer, empty of one that had none, and the bytes moved.
+type Output = (AlignedBuf, Result<usize, Error>);
+
+impl Future for IoFuture {
+    type Output = Output;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Output> {
+        {
+            let mut state = self.cell.0.lock();
+            match std::mem::replace(&mut *state, State::Taken) {
+                State::Waiting(_) => *state = State::Waiting(Some(task.waker().clone())),
+                State::Done(done) => return Poll::Ready((done.buf, done.result)),
+                State::Taken => panic!("polled after it was ready"),
+            }
+        }
+        let Some(request) = self.request.take() else {
+            return Poll::Pending;
+        };
+        let cell = Arc::clone(&self.cell);
+        let letter = Letter { request, cell };
+        let (letter, error) = match &self.mail {
+            Ok(mail) => match mail.send(letter) {
+                Ok(()) => return Poll::Pending,
+                Err(letter) => (letter, Error::Cancelled),
+            },
+            Err(error) => (letter, error.clone()),
+        };
+        let buf = letter.request.into_buf();
+        *self.cell.0.lock() = State::Taken;
+        Poll::Ready((buf, Err(error)))
+    }
+}
+
+impl FileSystem {
+    /// As [`FileSystem::read`] into the whole of `buf`, which comes back with the bytes read.
+    pub fn read_future(&self, file: &Arc<OpenFile>, offset: u64, buf: AlignedBuf) -> IoFuture {
+        let file = Arc::clone(file);
+        IoFuture::new(self, Request::Read { file, offset, buf })
+    }
+
+    /// As [`FileSystem::write`] of the whole of `buf`, which comes back with the bytes written.
+    pub fn write_future(&self, file: &Arc<OpenFile>, offset: u64, buf: AlignedBuf) -> IoFuture {
+        let file = Arc::clone(file);
+        IoFuture::new(self, Request::Write { file, offset, buf })
+    }
+
+    /// As [`FileSystem::fsync`].
+    pub fn fsync_future(&self, file: &Arc<OpenFile>, data_only: bool) -> IoFuture {
+        let file = Arc::clone(file);
+        IoFuture::new(self, Request::Fsync { file, data_only })
+    }
+}

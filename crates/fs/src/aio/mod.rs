@@ -1,0 +1,19 @@
+//! Requests that are handed over now and end later.
+//!
+//! ```text
+//! submit ─► in the cache ─────────────► done at once ──┐
+//!        ─► direct read, mapping known ─► devices ─────┼─► poll, wait ─► completion or callback
+//!        ─► whatever else ─► a thread of the pool ─────┘
+//! ```
+//!
+//! A request has its memory and its file until it is completed. Requests in flight have no order among each other: who needs
+//! one waits for the first before it submits the second.
+
+mod context;
+mod future;
+mod waiting;
+
+pub use context::{Completion, IoContext, Request};
+pub(crate) use future::Driver;
+pub use future::IoFuture;
+pub(crate) use waiting::Workers;

@@ -1,0 +1,121 @@
+//! What has to wait is done by threads of a pool, by the same calls as of a program that waits.
+//!
+//! 1. A request that was handed over is answered once, also when the call panics.
+//! 2. A thread drops its hold of the file before it answers: that may delete the file, which takes a while.
+//! 3. The threads belong to the file system and hold nothing of it: none of them can be the last to let it go.
+
+use super::context::{Done, Request};
+use crate::data::{Files, OpenFile};
+use crate::{Error, Ino};
+use base::sync::{Mutex, rank};
+use base::thread::{Pool, cpu_count};
+use device::{AlignedBuf, Bell};
+use std::sync::{Arc, OnceLock};
+
+/// Threads that wait for devices, for each CPU, and altogether.
+const THREADS_PER_CPU: usize = 4;
+const THREADS_MAX: usize = 16;
+
+/// The pool, made when somebody needs it.
+#[derive(Debug, Default)]
+pub(crate) struct Workers(OnceLock<Arc<Pool>>);
+
+impl Workers {
+    pub fn pool(&self) -> Result<Arc<Pool>, Error> {
+        if let Some(pool) = self.0.get() {
+            return Ok(Arc::clone(pool));
+        }
+        let threads = (cpu_count() * THREADS_PER_CPU).min(THREADS_MAX);
+        let pool = Pool::start("sheaf-aio", threads).map_err(|error| {
+            Error::Store(engine::Error::from(device::Error::Threads {
+                source: Arc::new(error),
+            }))
+        })?;
+        // Another one's is as good.
+        Ok(Arc::clone(self.0.get_or_init(|| Arc::new(pool))))
+    }
+}
+
+/// Answers of the pool, for one owner.
+#[derive(Debug)]
+pub(super) struct Answers {
+    done: Mutex<Vec<(u32, Done)>>,
+    bell: Arc<Bell>,
+}
+
+impl Answers {
+    pub fn new(bell: Arc<Bell>) -> Arc<Answers> {
+        let done = Mutex::new(rank::LEAF, Vec::new());
+        Arc::new(Answers { done, bell })
+    }
+
+    pub fn take(&self, all: &mut Vec<(u32, Done)>) {
+        all.append(&mut self.done.lock());
+    }
+
+    /// Has the pool do a request, and answer with this number.
+    pub fn ask(self: &Arc<Self>, pool: &Pool, number: u32, request: Request) {
+        let mut answer = Answer {
+            to: Arc::clone(self),
+            number,
+            ino: request.file().ino(),
+            told: false,
+        };
+        pool.give(move || {
+            let done = perform(request);
+            answer.tell(done);
+        });
+    }
+}
+
+/// The duty to answer (invariant 1).
+struct Answer {
+    to: Arc<Answers>,
+    number: u32,
+    ino: Ino,
+    told: bool,
+}
+
+impl Answer {
+    fn tell(&mut self, done: Done) {
+        self.told = true;
+        self.to.done.lock().push((self.number, done));
+        self.to.bell.ring();
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.told {
+            let why = "the thread that was at it panicked".to_owned();
+            let result = Err(Error::WriteFailed { ino: self.ino, why });
+            let buf = AlignedBuf::zeroed(0);
+            self.tell(Done { buf, result });
+        }
+    }
+}
+
+fn perform(request: Request) -> Done {
+    fn files(file: &OpenFile) -> &Files {
+        file.files()
+    }
+    match request {
+        Request::Read {
+            file,
+            offset,
+            mut buf,
+        } => {
+            let result = files(&file).read(&file, offset, &mut buf);
+            Done { buf, result }
+        }
+        Request::Write { file, offset, buf } => {
+            let result = files(&file).write(&file, offset, &buf);
+            Done { buf, result }
+        }
+        Request::Fsync { file, data_only } => {
+            let result = files(&file).fsync(&file, data_only).map(|()| 0);
+            let buf = AlignedBuf::zeroed(0);
+            Done { buf, result }
+        }
+    }
+}

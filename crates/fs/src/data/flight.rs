@@ -1,0 +1,200 @@
+//! Reads in flight: begun under the file's shared lock, landed without any.
+//!
+//! 1. A flight holds nothing that anybody waits for. What it was told of the file may be over when it lands: then what it
+//!    has read is not used, and it begins again.
+//! 2. Blocks are taken from a file only under its exclusive I/O lock, and only after that was counted
+//!    ([`FileState::exclusives`]). So a flight that finds the count it saw under the shared lock, with the mapping, has read
+//!    blocks that were the file's all the time; also if they are another file's now.
+//! 3. A page that is cached is read from the cache. One that was absent when the flight began is what its device held, unless
+//!    somebody wrote it meanwhile: the same question as that of a read which waits ([`Files::admit`]).
+//! 4. Nobody wrote several pages or past the cache between a flight's beginning and its end ([`gate`](super::gate)): so it has
+//!    all of such a write or nothing, and no page half.
+//! 5. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may.
+
+use super::extents::{self, Glanced};
+use super::file::OpenFile;
+use super::gate::Quiet;
+use super::{Files, PAGE, pages_of};
+use crate::Error;
+use device::Run;
+use engine::cache::Absence;
+use format::BLOCK_SIZE;
+use std::ops::Range;
+
+/// Pages that one flight reads at most.
+const PAGES_MAX: u64 = 4096;
+
+/// What a flight knows of its file. Made once and used for many.
+#[derive(Debug)]
+pub(crate) struct Flying {
+    offset: u64,
+    /// Bytes that are the file's.
+    pub len: usize,
+    exclusives: u64,
+    /// When nobody wrote several pages, or past the cache.
+    quiet: Option<Quiet>,
+    /// The pages that are read from a device.
+    absent: Vec<(u64, Absence)>,
+    /// What of the memory lies behind the end of the file.
+    beyond: Range<usize>,
+}
+
+impl Default for Flying {
+    fn default() -> Flying {
+        Flying {
+            offset: 0,
+            len: 0,
+            exclusives: 0,
+            quiet: None,
+            // As many as most flights have, so that no request allocates.
+            absent: Vec::with_capacity(8),
+            beyond: 0..0,
+        }
+    }
+}
+
+/// How far a read came at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Began {
+    /// So many bytes have been read.
+    Done(usize),
+    /// The rest is in the runs.
+    Flies,
+    /// It has to wait for something.
+    Waits,
+}
+
+impl Files {
+    /// Begins to read up to `buf.len()` bytes at `offset`: as far as it can be done at once, and what has to come from
+    /// the devices is put into `runs`. What they bring counts after [`land_read`](Self::land_read) alone.
+    pub(crate) fn begin_read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        buf: &mut [u8],
+        flying: &mut Flying,
+        runs: &mut Vec<Run>,
+    ) -> Result<Began, Error> {
+        let state = &file.state;
+        let Some(shared) = state.io.try_read() else {
+            return Ok(Began::Waits);
+        };
+        state.check_alive()?;
+        let size = state.size();
+        if offset >= size || buf.is_empty() {
+            return Ok(Began::Done(0));
+        }
+        let end = size.min(offset.saturating_add(buf.len() as u64));
+        let len = (end - offset) as usize;
+        let pages = pages_of(offset..end);
+        let taken = (pages.end - pages.start) * PAGE;
+        if pages.end - pages.start > PAGES_MAX {
+            return Ok(Began::Waits);
+        }
+        // Devices read whole pages to aligned memory.
+        let flies =
+            file.has(libc::O_DIRECT) && offset.is_multiple_of(PAGE) && taken <= buf.len() as u64;
+        let Some(quiet) = state.stores.quiet() else {
+            return Ok(Began::Waits);
+        };
+        (flying.offset, flying.len, flying.quiet) = (offset, len, Some(quiet));
+        flying.absent.clear();
+        for page in pages.clone() {
+            let at = (page * PAGE).max(offset);
+            let stop = ((page + 1) * PAGE).min(end);
+            let out = &mut buf[(at - offset) as usize..(stop - offset) as usize];
+            match self.pages.absence(state.key, page) {
+                Some(absence) if flies => flying.absent.push((page, absence)),
+                None if self.pages.read(state.key, page, (at % PAGE) as usize, out) => {}
+                _ => return Ok(Began::Waits),
+            }
+        }
+        if !state.stores.is_still(quiet) {
+            return Ok(Began::Waits);
+        }
+        runs.clear();
+        if !flying.absent.is_empty() {
+            flying.exclusives = state.exclusives();
+            flying.beyond = len..taken as usize;
+            if self.find_runs(file, buf, flying, runs)?.is_none() {
+                return Ok(Began::Waits);
+            }
+        }
+        self.touch_atime(state)?;
+        drop(shared);
+        Ok(match runs.is_empty() {
+            true => Began::Done(len),
+            false => Began::Flies,
+        })
+    }
+
+    /// Where the absent pages lie; what is nowhere reads as zeros. `None`: to tell would take a wait.
+    fn find_runs(
+        &self,
+        file: &OpenFile,
+        buf: &mut [u8],
+        flying: &Flying,
+        runs: &mut Vec<Run>,
+    ) -> Result<Option<()>, Error> {
+        let state = &file.state;
+        if state.meta.lock().replaced {
+            return Ok(None);
+        }
+        let (Some((first, _)), Some((last, _))) = (flying.absent.first(), flying.absent.last())
+        else {
+            return Ok(Some(()));
+        };
+        let pages = *first..last + 1;
+        let found: Option<Glanced> = {
+            let content = state.node.read()?;
+            let inode = content.inode()?;
+            let tail = inode.tail.as_ref();
+            match tail.is_some_and(|tail| pages.contains(&tail.page)) {
+                true => None,
+                false => extents::glance(&self.store, inode, &pages),
+            }
+        };
+        let Some(found) = found else {
+            return Ok(None);
+        };
+        let mut extents = found.iter().filter(|extent| extent.written).peekable();
+        for &(page, _) in &flying.absent {
+            let at = (page * PAGE - flying.offset) as usize;
+            while extents.next_if(|extent| extent.end() <= page).is_some() {}
+            let Some(extent) = extents.peek().filter(|extent| extent.page <= page) else {
+                buf[at..at + BLOCK_SIZE].fill(0);
+                continue;
+            };
+            let byte = extent.block.byte() + (page - extent.page) * PAGE;
+            match runs.last_mut() {
+                Some(run) if run.byte + run.len as u64 == byte && run.at + run.len == at => {
+                    run.len += BLOCK_SIZE;
+                }
+                _ => runs.push(Run {
+                    byte,
+                    at,
+                    len: BLOCK_SIZE,
+                }),
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// Whether what a flight has read is what the file holds; else it has to begin again.
+    pub(crate) fn land_read(&self, file: &OpenFile, flying: &Flying, buf: &mut [u8]) -> bool {
+        let state = &file.state;
+        let still = flying.quiet.is_some_and(|quiet| state.stores.is_still(quiet));
+        if state.exclusives() != flying.exclusives || !still {
+            return false;
+        }
+        let stands = flying.absent.iter().all(|&(page, absence)| {
+            let at = (page * PAGE - flying.offset) as usize;
+            let content = &buf[at..at + BLOCK_SIZE];
+            self.pages.admit(state.key, page, absence, content, false)
+        });
+        if stands {
+            buf[flying.beyond.clone()].fill(0);
+        }
+        stands
+    }
+}
