@@ -183,7 +183,9 @@ impl Files {
     /// Whether what a flight has read is what the file holds; else it has to begin again.
     pub(crate) fn land_read(&self, file: &OpenFile, flying: &Flying, buf: &mut [u8]) -> bool {
         let state = &file.state;
-        let still = flying.quiet.is_some_and(|quiet| state.stores.is_still(quiet));
+        let still = flying
+            .quiet
+            .is_some_and(|quiet| state.stores.is_still(quiet));
         if state.exclusives() != flying.exclusives || !still {
             return false;
         }
