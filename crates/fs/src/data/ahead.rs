@@ -318,6 +318,10 @@ impl Files {
                 at += 1;
                 continue;
             };
+            if !missing.is_undisturbed(state) {
+                // It would not be kept.
+                return Ok(());
+            }
             let out = &mut buf[..missing.bytes()];
             self.load_into(state, missing.pages.clone(), out)?;
             self.admit(state, &missing, out, &how);

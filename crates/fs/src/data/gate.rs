@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. A write is counted before it changes its first page, in the cache or on a device, and until after its last.
 //! 2. So who has seen a page of a write finds the word changed, or the write not over, if it looks after that: the page came by the
-//!    lock of its set, or from its device, and what precedes the change with it.
+//!    version of its tag in the cache, and what precedes the change with it. What came from a device meanwhile, whole or torn, is
+//!    neither cached nor used unless the word is still what it was before (`Files::admit`).
 //! 3. Who finds the word as it was, and nobody at it, has seen all of each such write or nothing of it. Who finds nobody at it sees
 //!    all of those that are over.
 //!

@@ -4,6 +4,7 @@ use super::ahead::Found;
 use super::bounce::Bounce;
 use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
+use super::gate::Quiet;
 use super::ranges::Mode;
 use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
@@ -36,6 +37,8 @@ pub(super) struct Reading<'a> {
     pub keep: bool,
     /// The I/O lock is held exclusively.
     pub alone: bool,
+    /// A range is held that has all pages that are read: nobody writes them past the cache.
+    pub in_turn: bool,
 }
 
 impl Reading<'_> {
@@ -47,6 +50,7 @@ impl Reading<'_> {
             jumps: false,
             keep: true,
             alone: false,
+            in_turn: false,
         }
     }
 }
@@ -55,11 +59,18 @@ impl Reading<'_> {
 pub(super) struct Missing {
     pub pages: Range<u64>,
     absences: Vec<Absence>,
+    /// That nobody wrote several pages, or past the cache, when they were not cached.
+    quiet: Option<Quiet>,
 }
 
 impl Missing {
     pub fn bytes(&self) -> usize {
         self.absences.len() * BLOCK_SIZE
+    }
+
+    /// Nobody has written several pages, or past the cache, since it was known that they are not cached.
+    pub fn is_undisturbed(&self, state: &FileState) -> bool {
+        self.quiet.is_some_and(|quiet| state.stores.is_still(quiet))
     }
 }
 
@@ -83,6 +94,7 @@ impl Files {
             jumps: window.is_none(),
             keep: !direct,
             alone: false,
+            in_turn: false,
         };
         let state = &file.state;
         {
@@ -133,6 +145,8 @@ impl Files {
     ) -> Result<usize, Error> {
         let pages = pages_of(offset..offset.saturating_add(buf.len() as u64));
         let _range = self.ranges.hold(state.ino().0, pages, Mode::Load);
+        // Nothing beyond them is read.
+        (how.in_turn, how.ahead, how.by) = (true, 0, None);
         {
             let _shared = state.lock_shared()?;
             if let Some(len) = self.read_locked(state, offset, buf, how)? {
@@ -210,6 +224,10 @@ impl Files {
                 self.load_into(state, missing.pages.clone(), loaded)?;
             }
             let good = self.admit(state, &missing, loaded, how);
+            if good.is_empty() && !(how.alone || how.in_turn || missing.is_undisturbed(state)) {
+                // It takes its turn.
+                return Ok(false);
+            }
             let stop = end.min(good.end * PAGE);
             if stop > at {
                 let len = (stop - at) as usize;
@@ -252,12 +270,15 @@ impl Files {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
         let most = wanted.min(page + self.room_ahead()).max(page + 1);
+        // Before it is known that they are not cached, and before they are read.
+        let quiet = state.stores.quiet();
         let absent = |page| self.pages.absence(state.key, page);
         let absences: Vec<Absence> = (page..most).map_while(absent).collect();
         let end = page + absences.len() as u64;
         (end > page).then_some(Missing {
             pages: page..end,
             absences,
+            quiet,
         })
     }
 
@@ -267,7 +288,8 @@ impl Files {
     }
 
     /// Caches what was read from a device. Returns the first of these pages, as far as this is what they hold: one
-    /// that somebody has loaded, overwritten, written back and lost again meanwhile may hold anything.
+    /// that somebody has loaded, overwritten, written back and lost again meanwhile may hold anything. So may one that somebody writes
+    /// past the cache at that time: in part what it was, in part what it will be, and not yet what a sync would make durable.
     pub(super) fn admit(
         &self,
         state: &Arc<FileState>,
@@ -276,6 +298,9 @@ impl Files {
         how: &Reading<'_>,
     ) -> Range<u64> {
         let mut good = missing.pages.start..missing.pages.start;
+        if !(how.alone || how.in_turn || missing.is_undisturbed(state)) {
+            return good;
+        }
         let contents = loaded.chunks(BLOCK_SIZE).zip(&missing.absences);
         for (page, (content, absence)) in (missing.pages.start..).zip(contents) {
             let fresh = self

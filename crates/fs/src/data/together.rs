@@ -19,7 +19,7 @@
 
 use super::Files;
 use super::extents::PAGE_LIMIT;
-use super::file::{FileState, NewTimes, StateUse};
+use super::file::{FileState, StateUse};
 use super::ranges::{Held, Mode};
 use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes, size_limit};
 use crate::Error;
@@ -438,14 +438,14 @@ impl<'a> Group<'a> {
                 None => self.reserved.push((at, blocks)),
             }
         }
-        let persisted_ns = self.files.now_ns();
-        let mut times = [NewTimes::default(); TOGETHER];
-        for ((member, times), slot) in self.members.iter_mut().zip(&mut times).zip(&slots) {
+        let mut logged = [None; TOGETHER];
+        for ((member, logged), slot) in self.members.iter_mut().zip(&mut logged).zip(&slots) {
             let (Some(slot), Target::New(extents)) = (slot, &mut member.target) else {
                 continue;
             };
             let extents = std::mem::take(extents);
-            *times = member.state.meta.lock().times;
+            let (all, times) = self.files.about_to_log(member.state, Some(member.size));
+            *logged = Some(all);
             let blocks = op.peek(*slot).inode().map_or(0, |inode| inode.blocks);
             let attrs = AttrChange {
                 size: Some(member.size),
@@ -461,11 +461,9 @@ impl<'a> Group<'a> {
             member.target = Target::Logged;
         }
         let epoch = op.commit();
-        for ((member, times), slot) in self.members.iter().zip(times).zip(slots) {
-            if slot.is_some() {
-                let size = Some(member.size);
-                self.files
-                    .note_logged(member.state, epoch, size, times, persisted_ns);
+        for (member, logged) in self.members.iter().zip(logged) {
+            if let Some(logged) = logged {
+                self.files.note_logged(member.state, epoch, logged);
             }
         }
     }

@@ -203,13 +203,13 @@ impl Files {
         }
         let shared = state.lock_shared()?;
         if state.stores.quiet().is_some() {
-            return self.overwrite_locked(state, offset, data);
+            return self.overwrite_locked(state, offset, data, false);
         }
         drop(shared);
         let page = offset / PAGE;
         let _range = (self.ranges).hold(state.ino().0, page..page + 1, Mode::Store);
         let _shared = state.lock_shared()?;
-        self.overwrite_locked(state, offset, data)
+        self.overwrite_locked(state, offset, data, true)
     }
 
     /// As `overwrite`, under the shared lock, when nobody writes several pages with this one.
@@ -219,6 +219,7 @@ impl Files {
         state: &Arc<FileState>,
         offset: u64,
         data: &[u8],
+        in_turn: bool,
     ) -> Result<bool, Error> {
         if !is_inside(state, offset, data.len()) {
             return Ok(false);
@@ -229,7 +230,7 @@ impl Files {
         let part = (within, data);
         let written = match self.pages.overwrite(state.key, page, part, None) {
             Overwrote::Done => true,
-            _ => self.overwrite_clean(state, page, part)?,
+            _ => self.overwrite_clean(state, page, part, in_turn)?,
         };
         self.stamp_again(state, now);
         Ok(written)
@@ -243,6 +244,7 @@ impl Files {
         state: &Arc<FileState>,
         page: u64,
         part: (usize, &[u8]),
+        in_turn: bool,
     ) -> Result<bool, Error> {
         if !self.has_block(state, page)? {
             return Ok(false);
@@ -254,7 +256,7 @@ impl Files {
             if self.put_part(state, page, part) {
                 return Ok(true);
             }
-            self.load_page(state, page)?;
+            self.load_page(state, page, in_turn)?;
         }
         Ok(self.put_part(state, page, part))
     }
@@ -272,9 +274,12 @@ impl Files {
         written == Wrote::Done
     }
 
-    /// Caches a page below the end of the file, if it can be.
-    fn load_page(&self, state: &Arc<FileState>, page: u64) -> Result<(), Error> {
-        let how = Reading::beside();
+    /// Caches a page below the end of the file, if it can be. `in_turn`: the caller has a range with it.
+    fn load_page(&self, state: &Arc<FileState>, page: u64, in_turn: bool) -> Result<(), Error> {
+        let how = Reading {
+            in_turn,
+            ..Reading::beside()
+        };
         if let Some(missing) = self.missing_run(state, page, page + 1, how.ahead) {
             let loaded = self.load_pages(state, missing.pages.clone())?;
             self.admit(state, &missing, &loaded, &how);
@@ -296,7 +301,7 @@ impl Files {
                 // What cannot be read is known before anything is changed.
                 for edge in [offset, offset + data.len() as u64] {
                     if !edge.is_multiple_of(PAGE) {
-                        self.load_page(state, edge / PAGE)?;
+                        self.load_page(state, edge / PAGE, true)?;
                     }
                 }
                 let now = self.now();

@@ -45,6 +45,15 @@ pub(super) const FLUSH_FAILED_MEANWHILE: &str = "a flush failed while it was wri
 const VOUCHED_MAX: usize = 128 << 10;
 const VOUCHED_RUNS: usize = 16;
 
+/// What an operation logs of a file, and what had been written of it before the record was staged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Logged {
+    size: Option<u64>,
+    times: NewTimes,
+    persisted_ns: u64,
+    written_in_place: u64,
+}
+
 /// A copy of dirty pages.
 pub(super) struct Copies<'a> {
     pub(super) pages: Vec<u64>,
@@ -742,39 +751,50 @@ impl Files {
         mut attrs: AttrChange,
         size: Option<u64>,
     ) {
-        let (times, persisted_ns) = (state.meta.lock().times, self.now_ns());
+        let (logged, times) = self.about_to_log(state, size);
         attrs.size = size;
         op.apply(slot, Delta::Attrs(times.on(attrs)));
         let epoch = op.commit();
-        self.note_logged(state, epoch, size, times, persisted_ns);
+        self.note_logged(state, epoch, logged);
     }
 
-    /// The record of this epoch has these times of a file and, if any, this size.
-    pub(super) fn note_logged(
-        &self,
-        state: &Arc<FileState>,
-        epoch: Epoch,
-        size: Option<u64>,
-        times: NewTimes,
-        persisted_ns: u64,
-    ) {
+    /// For who has begun an operation that will log this size, if any, of a file, and the times that are returned.
+    pub(super) fn about_to_log(&self, state: &FileState, size: Option<u64>) -> (Logged, NewTimes) {
+        let meta = state.meta.lock();
+        let logged = Logged {
+            size,
+            times: meta.times,
+            persisted_ns: self.now_ns(),
+            written_in_place: meta.in_place.written,
+        };
+        (logged, meta.times)
+    }
+
+    /// The record of this epoch has this of a file.
+    pub(super) fn note_logged(&self, state: &Arc<FileState>, epoch: Epoch, logged: Logged) {
         let mut meta = state.meta.lock();
-        if let Some(size) = size {
+        if let Some(size) = logged.size {
             meta.logged_size = size;
         }
         meta.changed = meta.changed.max(epoch);
         // The commit of this epoch flushes all data written before the record, unless a flush
-        // failed before the operation began: one that fails later finds it.
+        // failed before the operation began: one that fails later finds it. What was written since, past the
+        // cache, may have come after the flush.
         if meta.in_place.unflushed() {
             let lost = self.store.array().flush_failures() != meta.in_place.flush_failures;
-            meta.in_place.all_flushed();
+            match lost {
+                true => meta.in_place.all_flushed(),
+                false => meta.in_place.flushed(logged.written_in_place),
+            }
             if lost && !planted(Canary::FailedFlushForgotten) {
                 self.lost(state, &mut meta, FLUSH_FAILED);
             }
-            self.forget_unflushed(state);
+            if !meta.in_place.unflushed() {
+                self.forget_unflushed(state);
+            }
         }
-        meta.persisted_ns = persisted_ns;
-        meta.logged_times(times);
+        meta.persisted_ns = logged.persisted_ns;
+        meta.logged_times(logged.times);
     }
 
     /// Logs the content of a small file as part of its inode: what of it has changed.

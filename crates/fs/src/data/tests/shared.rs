@@ -337,6 +337,7 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
         ahead: 0,
         by: None,
         jumps: false,
+        in_turn: false,
         keep: true,
         alone,
     };
