@@ -271,12 +271,16 @@ struct BatchState {
 
 struct PoolQueue {
     jobs: VecDeque<Job>,
+    /// Threads that are at a job.
+    busy: usize,
     closing: bool,
 }
 
 struct PoolShared {
     queue: Mutex<PoolQueue>,
     wake: Condvar,
+    /// No thread is at a job, and none waits.
+    idle: Condvar,
 }
 
 /// A fixed set of threads that run batches of borrowed work. Dropping it ends the threads.
@@ -298,12 +302,14 @@ impl Pool {
     pub fn start(name: &str, workers: usize) -> std::io::Result<Pool> {
         let queue = PoolQueue {
             jobs: VecDeque::new(),
+            busy: 0,
             closing: false,
         };
         let mut pool = Pool {
             shared: Arc::new(PoolShared {
                 queue: Mutex::new(rank::LEAF, queue),
                 wake: Condvar::new(),
+                idle: Condvar::new(),
             }),
             workers: Vec::new(),
         };
@@ -322,6 +328,14 @@ impl Pool {
             batch: None,
         });
         self.shared.wake.notify_one();
+    }
+
+    /// Waits until all that was given has been done. Not for a job of the pool itself.
+    pub fn finish(&self) {
+        let mut queue = self.shared.queue.lock();
+        while queue.busy > 0 || !queue.jobs.is_empty() {
+            self.shared.idle.wait(&mut queue);
+        }
     }
 
     /// Calls `body` once for each item, on the pool's threads and, after `meanwhile` has
@@ -414,8 +428,15 @@ impl PoolShared {
                     None => self.wake.wait(&mut queue),
                 }
             };
+            queue.busy += 1;
             drop(queue);
             job.perform();
+            let mut queue = self.queue.lock();
+            queue.busy -= 1;
+            if queue.busy == 0 && queue.jobs.is_empty() {
+                drop(queue);
+                self.idle.notify_all();
+            }
         }
     }
 }
@@ -525,6 +546,23 @@ mod tests {
             }
         });
         assert_eq!(done.into_inner(), 4 * 100 * 12);
+    }
+
+    #[test]
+    fn a_pool_that_has_finished_has_done_all_that_was_given() {
+        let pool = Pool::start("test", 2).unwrap();
+        let done = Arc::new(AtomicUsize::new(0));
+        for round in 1..50 {
+            for _ in 0..20 {
+                let done = Arc::clone(&done);
+                pool.give(move || {
+                    yield_now();
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            pool.finish();
+            assert_eq!(done.load(Ordering::Relaxed), 20 * round);
+        }
     }
 
     #[test]

@@ -206,11 +206,14 @@ impl FileSystem {
         self.store.read_only()
     }
 
-    /// Writes everything back, and ends: after this the devices hold all of it, cleanly.
+    /// Writes everything back, and ends: after this the devices hold all of it, cleanly. Requests that futures and contexts have handed over are
+    /// done first; futures that are polled later end with [`Error::Cancelled`].
     ///
     /// # Errors
     /// As those of [`sync`](Self::sync).
     pub fn close(&self) -> Result<(), Error> {
+        self.driver.close();
+        self.workers.finish();
         self.files.stop();
         let told = self.files.losses_told();
         let written = if self.store.read_only() {

@@ -438,7 +438,8 @@ impl Queues {
         self.ring();
     }
 
-    fn cancel_all(&mut self) {
+    /// [`cancel`](Queues::cancel) for all flights.
+    pub fn cancel_all(&mut self) {
         let is_read = |entry: &Entry| entry.flying.as_ref().is_some_and(|f| f.kind == Kind::Read);
         let reads: Vec<bool> = self.entries.iter().map(is_read).collect();
         self.give_up(&|index| reads[index as usize]);

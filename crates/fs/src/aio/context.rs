@@ -5,7 +5,8 @@
 //! 2. A context has its requests alone, and may be handed from thread to thread. It holds nothing between calls that
 //!    somebody else could wait for: an owner who never asks again hurts nobody.
 //! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing.
-//! 4. Nothing here waits for a device but `wait` and `drop`; a full pool makes `submit` do the work itself.
+//! 4. Nothing here waits for a device but `wait` and `drop`, where devices know how to do things meanwhile (io_uring, a pool); but
+//!    beginning a read may wait for whoever has the file's inode locked while a part of its mapping is read.
 
 use super::waiting::Answers;
 use crate::data::{Began, Files, Flying, OpenFile};
@@ -300,8 +301,8 @@ impl IoContext {
 
     /// The last one to let go of a file may have to delete it, and wait for that.
     fn let_go(&self, file: Arc<OpenFile>) {
-        if Arc::strong_count(&file) == 1 {
-            self.pool.give(move || drop(file));
+        if let Some(last) = Arc::into_inner(file) {
+            self.pool.give(move || drop(last));
         }
     }
 
@@ -413,12 +414,6 @@ impl IoContext {
             }
         }
     }
-
-    fn cancel_all(&mut self) {
-        for flight in self.pending.iter().filter_map(|pending| pending.flight) {
-            self.queues.cancel(flight);
-        }
-    }
 }
 
 impl Drop for IoContext {
@@ -430,7 +425,7 @@ impl Drop for IoContext {
         }
         while self.in_flight() > 0 {
             // Also what began again meanwhile.
-            self.cancel_all();
+            self.queues.cancel_all();
             let rung = self.queues.bell().rung();
             let mut gone = Vec::new();
             if self.poll(&mut gone) == 0 {

@@ -7,7 +7,9 @@
 //!    dropped leaves its memory to the driver until the devices have done with it.
 //! 2. A result is put into the future's cell before its waker is called, and a waker into the cell before it is looked for a
 //!    result, both under the cell's lock: no wake-up is lost.
-//! 3. A driver that ends has answered all letters it had, and takes no more.
+//! 3. A driver that ends, even by a panic, has answered all letters it had, and takes no more. Whoever lets the file system go asks
+//!    it to end and does not wait: it may be a thread that the driver waits for. [`FileSystem::close`] waits.
+//! 4. Wakers are called, cloned and dropped under no lock. One that panics harms nobody else.
 
 use super::context::{Completion, IoContext, Request};
 use crate::data::OpenFile;
@@ -17,6 +19,7 @@ use base::thread::{JoinHandle, spawn};
 use device::{AlignedBuf, Bell};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -38,8 +41,34 @@ enum State {
 impl Cell {
     fn finish(&self, completion: Completion) {
         let before = std::mem::replace(&mut *self.0.lock(), State::Done(completion));
-        if let State::Waiting(Some(waker)) = before {
-            waker.wake();
+        if let State::Waiting(Some(waker)) = before
+            && catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err()
+        {
+            tracing::error!("a waker panicked");
+        }
+    }
+}
+
+/// The duty to leave a result (invariant 3).
+#[derive(Debug)]
+struct Reply(Option<Arc<Cell>>);
+
+impl Reply {
+    fn finish(mut self, completion: Completion) {
+        if let Some(cell) = self.0.take() {
+            cell.finish(completion);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(cell) = self.0.take() {
+            cell.finish(Completion {
+                user: 0,
+                buf: AlignedBuf::zeroed(0),
+                result: Err(Error::Cancelled),
+            });
         }
     }
 }
@@ -47,7 +76,7 @@ impl Cell {
 #[derive(Debug)]
 struct Letter {
     request: Request,
-    cell: Arc<Cell>,
+    reply: Reply,
 }
 
 /// What futures send to the driver.
@@ -113,19 +142,50 @@ impl Driver {
         // One that came too late ends again.
         Ok(Arc::clone(&self.0.get_or_init(|| running).mail))
     }
-}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.mail.letters.lock().closed = true;
-        self.mail.bell.ring();
-        if let Some(thread) = self.thread.lock().take() {
-            thread.join_unless_it_is_ours();
+    /// Takes no more requests, and waits until those it had are done.
+    pub fn close(&self) {
+        if let Some(running) = self.0.get() {
+            running.mail.close();
+            let thread = running.thread.lock().take();
+            if let Some(thread) = thread
+                && thread.join().is_err()
+            {
+                tracing::error!("the thread of futures panicked");
+            }
         }
     }
 }
 
+impl Mail {
+    fn close(&self) {
+        self.letters.lock().closed = true;
+        self.bell.ring();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.mail.close();
+    }
+}
+
+/// Nobody looks at the mail any more, for whatever reason.
+struct Closing<'a>(&'a Mail);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let unread = {
+            let mut mail = self.0.letters.lock();
+            mail.closed = true;
+            std::mem::take(&mut mail.unread)
+        };
+        drop(unread);
+    }
+}
+
 fn drive(mail: &Mail, mut context: IoContext) {
+    let _closing = Closing(mail);
     let (mut letters, mut completions) = (VecDeque::new(), Vec::new());
     loop {
         let rung = mail.bell.rung();
@@ -135,9 +195,9 @@ fn drive(mail: &Mail, mut context: IoContext) {
             mail.closed
         };
         while context.has_room()
-            && let Some(Letter { request, cell }) = letters.pop_front()
+            && let Some(Letter { request, reply }) = letters.pop_front()
         {
-            context.add(request, move |_, completion| cell.finish(completion));
+            context.add(request, move |_, completion| reply.finish(completion));
         }
         if context.poll(&mut completions) > 0 {
             continue;
@@ -175,19 +235,25 @@ impl Future for IoFuture {
     type Output = Output;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Output> {
-        {
+        let fresh = task.waker().clone();
+        let before = {
             let mut state = self.cell.0.lock();
-            match std::mem::replace(&mut *state, State::Taken) {
-                State::Waiting(_) => *state = State::Waiting(Some(task.waker().clone())),
-                State::Done(done) => return Poll::Ready((done.buf, done.result)),
-                State::Taken => panic!("polled after it was ready"),
+            let before = std::mem::replace(&mut *state, State::Taken);
+            if let State::Waiting(_) = before {
+                *state = State::Waiting(Some(fresh));
             }
+            before
+        };
+        match before {
+            State::Waiting(_) => {}
+            State::Done(done) => return Poll::Ready((done.buf, done.result)),
+            State::Taken => panic!("polled after it was ready"),
         }
         let Some(request) = self.request.take() else {
             return Poll::Pending;
         };
-        let cell = Arc::clone(&self.cell);
-        let letter = Letter { request, cell };
+        let reply = Reply(Some(Arc::clone(&self.cell)));
+        let letter = Letter { request, reply };
         let (letter, error) = match &self.mail {
             Ok(mail) => match mail.send(letter) {
                 Ok(()) => return Poll::Pending,
@@ -195,8 +261,11 @@ impl Future for IoFuture {
             },
             Err(error) => (letter, error.clone()),
         };
-        let buf = letter.request.into_buf();
-        *self.cell.0.lock() = State::Taken;
+        let Letter { request, mut reply } = letter;
+        reply.0 = None;
+        let buf = request.into_buf();
+        let before = std::mem::replace(&mut *self.cell.0.lock(), State::Taken);
+        drop(before);
         Poll::Ready((buf, Err(error)))
     }
 }

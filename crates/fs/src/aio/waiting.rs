@@ -2,7 +2,8 @@
 //!
 //! 1. A request that was handed over is answered once, also when the call panics.
 //! 2. A thread drops its hold of the file before it answers: that may delete the file, which takes a while.
-//! 3. The threads belong to the file system and hold nothing of it: none of them can be the last to let it go.
+//! 3. A thread may be the last to let the file system go, with a file that it deletes: so nothing that ends with the file system waits
+//!    for one of these threads, but [`Workers::finish`], which [`FileSystem::close`](crate::FileSystem::close) calls.
 
 use super::context::{Done, Request};
 use crate::data::{Files, OpenFile};
@@ -33,6 +34,13 @@ impl Workers {
         })?;
         // Another one's is as good.
         Ok(Arc::clone(self.0.get_or_init(|| Arc::new(pool))))
+    }
+
+    /// Waits for all that the threads were given.
+    pub fn finish(&self) {
+        if let Some(pool) = self.0.get() {
+            pool.finish();
+        }
     }
 }
 

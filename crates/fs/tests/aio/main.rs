@@ -720,3 +720,66 @@ fn futures_of_a_runtime_that_is_shut_down_leave_nothing_behind() {
     let left = Arc::into_inner(fs);
     assert!(left.is_some(), "somebody holds the file system still");
 }
+
+#[test]
+fn a_waker_that_panics_harms_no_other_future() {
+    struct Bad;
+    impl Wake for Bad {
+        fn wake(self: Arc<Self>) {
+            panic!("what a waker of a test does");
+        }
+    }
+    let mut world = world(14);
+    let fs = world.open();
+    let bytes = noise(14, 8 * PAGE);
+    let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    for page in 0..4 {
+        let at = page as u64 * PAGE as u64;
+        let mut future = fs.read_future(&file, at, AlignedBuf::zeroed(PAGE));
+        let waker = Waker::from(Arc::new(Bad));
+        let polled = pin!(&mut future).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let (buf, result) = block_on(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+        assert_eq!(result.unwrap(), PAGE);
+        assert!(buf[..] == bytes[..PAGE]);
+        let (buf, result) = block_on(future);
+        assert_eq!(result.unwrap(), PAGE);
+        assert!(buf[..] == bytes[page * PAGE..][..PAGE]);
+    }
+    drop(file);
+    fs.close().unwrap();
+}
+
+#[test]
+fn what_was_handed_over_is_there_when_the_file_system_is_closed() {
+    for seed in 0..20 {
+        let mut world = world(100 + seed);
+        let fs = world.open();
+        let ino = make(&fs, b"file");
+        let bytes = noise(seed, 16 * PAGE);
+        let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+        for (page, content) in (0..).zip(bytes.chunks(PAGE)) {
+            let content = AlignedBuf::from_slice(content);
+            let future = fs.write_future(&file, page * PAGE as u64, content);
+            assert!(
+                pin!(future)
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_pending()
+            );
+        }
+        // Nobody waits for them, and the last handle is theirs.
+        let late = fs.fsync_future(&file, false);
+        drop(file);
+        fs.close().unwrap();
+        let (_, result) = block_on(late);
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        let fs = world.remount(fs);
+        let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+        let mut found = vec![0; bytes.len() + 1];
+        assert_eq!(fs.read(&file, 0, &mut found).unwrap(), bytes.len());
+        assert!(found[..bytes.len()] == bytes);
+        drop(file);
+        fs.close().unwrap();
+    }
+}
