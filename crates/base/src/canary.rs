@@ -193,7 +193,8 @@ canaries! {
     /// Write-back and a write past the cache do not wait for one another: what was in the cache lands on top of what was
     /// written later.
     DirectUnderHome => "direct-under-home", Threads,
-    /// A write past the cache does not tell those who read its pages from their device meanwhile: they cache what was there before.
+    /// A write past the cache does not tell those who read its pages from their device meanwhile, neither while it runs nor by the
+    /// pages' sets: they cache what was there before.
     LoadUndoomed => "load-undoomed", Threads,
     /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
     /// blocks.

@@ -136,6 +136,8 @@ impl Policy {
         if allowed == 0 {
             return None;
         }
+        // Readers without the set's lock add uses meanwhile, to a page as fast as they are taken away.
+        let mut steps = 0..WAYS * (usize::from(USES_MAX) + 1);
         loop {
             let preferred = match self.trial.count_ones() >= u32::from(self.share) {
                 true => self.trial,
@@ -148,7 +150,11 @@ impl Policy {
             let oldest = self.order.iter().find(|&&way| from >> way & 1 == 1);
             let way = usize::from(*oldest?);
             let on_trial = self.trial >> way & 1 == 1;
-            match (uses.get(way), on_trial) {
+            let used = match steps.next() {
+                Some(_) => uses.get(way),
+                None => 0,
+            };
+            match (used, on_trial) {
                 (0, true) => self.tried.push(prints[way]),
                 (0, false) => self.kept.push(prints[way]),
                 (some, _) => {

@@ -10,6 +10,7 @@ use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
 use base::atomic::Ordering;
+use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
 use device::Io;
@@ -70,7 +71,8 @@ impl Missing {
 
     /// Nobody has written several pages, or past the cache, since it was known that they are not cached.
     pub fn is_undisturbed(&self, state: &FileState) -> bool {
-        self.quiet.is_some_and(|quiet| state.stores.is_still(quiet))
+        let still = |quiet| state.stores.is_still(quiet);
+        self.quiet.is_some_and(still) || planted(Canary::LoadUndoomed)
     }
 }
 
@@ -121,10 +123,16 @@ impl Files {
             return self.read(file, offset, only);
         }
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
-        let left = file.state.size().saturating_sub(offset);
         // A page that two of them share is read once.
-        let mut all = vec![0; wanted.min(left as usize)];
-        let len = self.read(file, offset, &mut all)?;
+        let (all, len) = loop {
+            let left = file.state.size().saturating_sub(offset);
+            let mut all = self.memory.take(wanted.min(left as usize));
+            let len = self.read(file, offset, &mut all)?;
+            // A file that has grown ends elsewhere by now.
+            if len < all.len() || len == wanted || offset + len as u64 >= file.state.size() {
+                break (all, len);
+            }
+        };
         let mut rest = &all[..len];
         for part in parts {
             let (here, behind) = rest.split_at(part.len().min(rest.len()));

@@ -153,7 +153,13 @@ impl Files {
             [only] => self.write(file, offset, only),
             // A page that two of them share changes once.
             _ => {
-                let all: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+                let mut all = self.memory.take(parts.iter().map(|part| part.len()).sum());
+                let mut rest = &mut all[..];
+                for part in parts {
+                    let (here, behind) = rest.split_at_mut(part.len());
+                    here.copy_from_slice(part);
+                    rest = behind;
+                }
                 self.write(file, offset, &all)
             }
         }
