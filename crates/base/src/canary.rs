@@ -59,9 +59,15 @@ canaries! {
     /// Blocks are written in place while the batch that vouches for what they held is not confirmed (vouched, invariant 1):
     /// after a power cut recovery takes that batch for one that was never whole, and what was synced is gone.
     VouchedOverwritten => "vouched-overwritten", Cut,
+    /// A page that is cleaned is clean before its write has ended (clean, invariant 3): who syncs its file then finds nothing to
+    /// write and nothing to flush, and what was synced is gone after a power cut.
+    CleanedTooEarly => "cleaned-too-early", Threads,
     /// Read-ahead does not keep who cuts the file waiting (ahead, invariant 3): what it read before a cut is there after
     /// the file has grown again.
     AheadPastCut => "ahead-past-cut", Threads,
+    /// A page that is being read from its device is shown before it has come (cache loads, invariant 1): who reads it gets what its
+    /// frame held before.
+    LoadPublishedEarly => "load-published-early", Threads,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,
@@ -196,6 +202,10 @@ canaries! {
     /// A write past the cache does not tell those who read its pages from their device meanwhile, neither while it runs nor by the
     /// pages' sets: they cache what was there before.
     LoadUndoomed => "load-undoomed", Threads,
+    /// Who cuts a file does not wait for its writes in flight: one lands in blocks that are another file's by then.
+    FlightsNotAwaited => "flights-not-awaited", Nothing,
+    /// A write in flight that has landed is not noted in its file: an fsync after it flushes nothing.
+    FlightUnnoted => "flight-unnoted", Cut,
     /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
     /// blocks.
     OrphanIntentDropped => "orphan-intent-dropped", Cut,

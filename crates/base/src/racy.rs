@@ -9,7 +9,7 @@
 /// Reads `len` bytes that others may change meanwhile.
 ///
 /// # Safety
-/// `from` is valid for reads of `len` bytes, and while this runs they are written through this module only. `to` is valid
+/// `from` is valid for reads of `len` bytes, and while this runs they are written through this module, or by the kernel, only. `to` is valid
 /// for writes of as many, which nobody else looks at and which are none of those.
 #[inline]
 pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {

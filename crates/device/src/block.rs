@@ -1,6 +1,7 @@
 //! One device, as the array uses it.
 
 use crate::queue::{Bell, Blocking, DeviceQueue};
+use crate::vectored::{self, Vectored};
 use std::io;
 use std::sync::Arc;
 
@@ -119,6 +120,11 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// batch complete in any order. Every request is attempted, whatever becomes of the
     /// others.
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>);
+
+    /// As [`run`](Self::run) of reads into memory in many pieces. Who has no better way copies what it has read.
+    fn read_vectored(&self, requests: &mut [Vectored<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        vectored::copied(self, requests, meanwhile);
+    }
 
     /// What somebody who has several transfers in flight reaches the device by; `bell` is to be rung when something ended of
     /// which the kernel does not tell. Who has no better way does what was pushed when it is started, by [`run`](Self::run).

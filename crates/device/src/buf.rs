@@ -5,6 +5,7 @@
 //! 2. Memory with a segment out is neither freed nor handed out. Whoever gives it up all the same leaks it ([`Lent`]), or
 //!    ends the process ([`scope`]): a segment that is dropped never comes back, and the kernel may write there for ever.
 
+use base::racy;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -314,6 +315,89 @@ impl Drop for Loans<'_> {
             );
             std::process::abort();
         }
+    }
+}
+
+/// Memory that is filled while others may look at it by racing copies ([`base::racy`]): no reference is made of it.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    of: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: it is accessed by racing copies and by the kernel alone, from whatever thread.
+unsafe impl Send for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    /// # Safety
+    /// As long as it is there, the memory is valid for reads and writes of `len` bytes, all initialised, and others access it through
+    /// [`base::racy`] only, and do not write it.
+    pub unsafe fn new(start: NonNull<u8>, len: usize) -> Shared<'a> {
+        let of = PhantomData;
+        Shared { start, len, of }
+    }
+
+    /// Memory that is the caller's alone.
+    pub fn of(bytes: &'a mut [u8]) -> Shared<'a> {
+        let len = bytes.len();
+        // SAFETY: borrowed for as long as it is there, so nobody else accesses it.
+        unsafe { Shared::new(NonNull::from(bytes).cast(), len) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first `at` bytes, and the others.
+    fn split_at(self, at: usize) -> (Shared<'a>, Shared<'a>) {
+        assert!(at <= self.len, "within the memory");
+        let of = PhantomData;
+        let first = Shared {
+            start: self.start,
+            len: at,
+            of,
+        };
+        let second = Shared {
+            // SAFETY: within the memory, or at its end.
+            start: unsafe { self.start.add(at) },
+            len: self.len - at,
+            of,
+        };
+        (first, second)
+    }
+
+    /// The first `most` bytes, and the others if there are any.
+    pub(crate) fn split_at_most(self, most: usize) -> (Shared<'a>, Option<Shared<'a>>) {
+        if self.len <= most {
+            return (self, None);
+        }
+        let (first, second) = self.split_at(most);
+        (first, Some(second))
+    }
+
+    /// Makes one of two that lie one behind the other; else gives the other one back.
+    pub(crate) fn join(&mut self, next: Shared<'a>) -> Option<Shared<'a>> {
+        if self.start.addr().get() + self.len != next.start.addr().get() {
+            return Some(next);
+        }
+        self.len += next.len;
+        None
+    }
+
+    /// Where it begins, for the kernel.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len, "as many bytes");
+        // SAFETY: valid for that (`new`); nobody else writes it, and who reads it does so by racing copies.
+        unsafe { racy::copy_in(bytes.as_ptr(), self.start(), self.len) };
     }
 }
 

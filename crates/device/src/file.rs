@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::queue::{Bell, Blocking, DeviceQueue, Own};
 use crate::threads;
 use crate::uring;
+use crate::vectored::{self, Vectored};
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
@@ -368,6 +369,13 @@ impl BlockDevice for FileDevice {
                     threads::perform(self, request);
                 }
             }
+        }
+    }
+
+    fn read_vectored(&self, requests: &mut [Vectored<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        match &self.engine {
+            Engine::Uring => uring::vectored::run(self, requests, meanwhile),
+            Engine::Threads(_) | Engine::Caller => vectored::copied(self, requests, meanwhile),
         }
     }
 

@@ -5,7 +5,8 @@
 //!    it has pieces of 128 KiB, one at least. What finds no place waits for the first that becomes free, in order of arrival.
 //! 2. The request itself is performed when it is submitted, so that its data is there at the end of its time, and
 //!    never after. Its time begins when that is done.
-//! 3. A caller sleeps in the kernel until its last request's time is over: its wake-up is a real one, and costs
+//! 3. One that stalls does nothing in the first part of each period: what is in service then takes that much longer.
+//! 4. A caller sleeps in the kernel until its last request's time is over: its wake-up is a real one, and costs
 //!    what one costs.
 
 use std::cmp::Reverse;
@@ -34,10 +35,41 @@ pub struct Latency {
     pub depth: usize,
 }
 
+/// When a device does nothing: for so long at the beginning of each period of its clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    pub period: Duration,
+    pub stalled: Duration,
+}
+
+impl Stall {
+    /// When so much has been done that begins then.
+    fn end(self, from: u64, time: u64) -> u64 {
+        let (period, stalled) = (
+            self.period.as_nanos() as u64,
+            self.stalled.as_nanos() as u64,
+        );
+        if stalled >= period {
+            // It never works: that is no stall.
+            return from + time;
+        }
+        let (mut at, mut left) = (from, time);
+        loop {
+            at += stalled.saturating_sub(at % period);
+            let works = period - at % period;
+            if left <= works {
+                return at + left;
+            }
+            (at, left) = (at + works, left - works);
+        }
+    }
+}
+
 /// A device with a service time; see the module's head.
 pub struct LatencyDevice {
     below: Arc<dyn BlockDevice>,
     latency: Latency,
+    stall: Option<Stall>,
     clock: Clock,
     /// When each place becomes free, in nanoseconds of the clock; the first on top.
     places: Mutex<BinaryHeap<Reverse<u64>>>,
@@ -50,9 +82,16 @@ impl LatencyDevice {
         LatencyDevice {
             below,
             latency,
+            stall: None,
             clock,
             places: Mutex::new(rank::LEAF, places),
         }
+    }
+
+    /// It does nothing now and then.
+    pub fn stalling(mut self, stall: Stall) -> LatencyDevice {
+        self.stall = Some(stall);
+        self
     }
 
     /// When all of the requests' times are over.
@@ -62,7 +101,10 @@ impl LatencyDevice {
         let mut serve = |from: u64, time: Duration| {
             // There is at least one place.
             let Reverse(free) = places.pop().unwrap_or_default();
-            let over = free.max(from) + time.as_nanos() as u64;
+            let (from, time) = (free.max(from), time.as_nanos() as u64);
+            let over = self
+                .stall
+                .map_or(from + time, |stall| stall.end(from, time));
             places.push(Reverse(over));
             over
         };
@@ -253,6 +295,27 @@ mod tests {
         let mut nine: Vec<Request<'_>> = (0..9).map(|i| write(i * 4096, &block)).collect();
         device.run(&mut nine, None);
         assert_eq!(clock.monotonic_ns() - start, 4 * SERVICE);
+    }
+
+    #[test]
+    fn a_device_that_stalls_works_in_the_rest_of_each_period() {
+        let ms = |n: u64| Duration::from_millis(n);
+        let stall = Stall {
+            period: ms(10),
+            stalled: ms(4),
+        };
+        let end = |from: u64, time: u64| stall.end(from * 1_000_000, time * 1_000_000) / 1_000_000;
+        assert_eq!(end(0, 1), 5);
+        assert_eq!(end(5, 1), 6);
+        assert_eq!(end(9, 1), 10);
+        assert_eq!(end(9, 3), 16);
+        assert_eq!(end(12, 6), 20);
+        assert_eq!(end(12, 13), 35);
+        let (_dir, device, clock) = device(4);
+        let device = device.stalling(stall);
+        let block = crate::AlignedBuf::from_slice(&[7; 4096]);
+        device.write(0, &block, Durability::Volatile).unwrap();
+        assert_eq!(clock.monotonic_ns(), 4_000_000 + SERVICE);
     }
 
     #[test]

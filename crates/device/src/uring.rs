@@ -15,6 +15,7 @@
 
 pub(crate) mod raw;
 mod ring;
+pub(crate) mod vectored;
 
 use crate::block::{Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};

@@ -24,6 +24,8 @@ struct State {
     rung: u64,
     /// The owner sleeps in the kernel.
     in_kernel: bool,
+    /// The descriptor is readable.
+    signaled: bool,
 }
 
 /// How to sleep in the kernel.
@@ -50,6 +52,7 @@ impl Bell {
                 State {
                     rung: 0,
                     in_kernel: false,
+                    signaled: false,
                 },
             ),
             news: Condvar::new(),
@@ -64,15 +67,18 @@ impl Bell {
 
     /// Wakes whoever waits, or the next that would.
     pub fn ring(&self) {
-        let in_kernel = {
+        {
             let mut state = self.state.lock();
             state.rung += 1;
-            state.in_kernel
-        };
-        self.news.notify_all();
-        if in_kernel && let Some(event) = self.event.get() {
-            event.signal();
+            if state.in_kernel
+                && !state.signaled
+                && let Some(event) = self.event.get()
+            {
+                event.signal();
+                state.signaled = true;
+            }
         }
+        self.news.notify_all();
     }
 
     /// Waits until it was rung more often than that, or the time is over.
@@ -109,8 +115,11 @@ impl Bell {
     }
 
     pub(crate) fn awake(&self) {
-        let slept = std::mem::take(&mut self.state.lock().in_kernel);
-        if slept && let Some(event) = self.event.get() {
+        let mut state = self.state.lock();
+        state.in_kernel = false;
+        if std::mem::take(&mut state.signaled)
+            && let Some(event) = self.event.get()
+        {
             event.clear();
         }
     }

@@ -11,7 +11,7 @@
 //! 4. Every flight lands once. A device that does not answer keeps its own flights; those of the others land.
 //! 5. No flight is a durable write or a flush: a flush that fails takes what others wrote with it, and those must be told before
 //!    the flight lands (R17). So these are calls that wait.
-//! 6. No lock is held between calls, and nothing that others wait for: a flight that nobody reaps hurts nobody.
+//! 6. No lock is held between calls, and nothing that others wait for, but by the owner's own doing.
 
 use super::{Bell, Ended, Kind, Own, Part, Queue, Wake, is_cancelled};
 use crate::array::{Array, Tally};
@@ -399,6 +399,12 @@ impl Queues {
             (None, None, ..) => return false,
         }
         true
+    }
+
+    /// Whether something is in flight whose end is known beforehand.
+    pub fn keep_time(&self) -> bool {
+        let mut busy = self.queues.iter().filter(|line| line.in_flight > 0);
+        busy.any(|line| matches!(line.queue.wake(), Wake::At(..)))
     }
 
     /// Asks for an early end of a read; it lands as it would, or with an error that says so. A write goes on.

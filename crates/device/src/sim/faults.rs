@@ -105,8 +105,14 @@ pub(super) fn strikes(fault: &mut Option<Fault>, range: &Range<u64>) -> bool {
     }
 }
 
+const NO_POWER: &str = "the device has no power";
+
 pub(super) fn no_power() -> io::Error {
-    io::Error::other("the device has no power")
+    io::Error::other(NO_POWER)
+}
+
+pub(super) fn is_no_power(error: &io::Error) -> bool {
+    (error.get_ref()).is_some_and(|inner| inner.to_string() == NO_POWER)
 }
 
 pub(super) fn medium_error() -> io::Error {

@@ -11,7 +11,8 @@
 //! A durable write survives from its completion on; it does nothing for other writes. A
 //! flush makes every write completed before it durable. The write in flight when the power
 //! goes, and those of its batch that have not completed, on whichever devices, are like completed
-//! volatile writes, durable or not; a flush in flight does nothing. Every device loses its own
+//! volatile writes, durable or not; a flush in flight does nothing. So are writes that somebody has in his queue
+//! and has not reaped: they may happen at any time, whatever completes before or after them. Every device loses its own
 //! writes, and flushing one says nothing of another; a [`PowerSwitch`] cuts several at one moment.
 //! After the cut every operation fails until [`SimDevice::restart`].
 //!
@@ -196,7 +197,8 @@ impl SimDevice {
     /// nothing is lost, and what was cached still is. This one is retired.
     pub fn reopen(&self) -> Arc<SimDevice> {
         self.retire();
-        let copy = self.state.lock().clone();
+        let mut copy = self.state.lock().clone();
+        copy.let_go();
         self.like(copy, &self.switch)
     }
 
@@ -228,6 +230,7 @@ impl SimDevice {
     /// batch runs.
     pub fn fork_during(&self, batch: &[Request<'_>], switch: &Arc<PowerSwitch>) -> Arc<SimDevice> {
         let mut copy = self.state.lock().clone();
+        copy.let_go();
         for request in batch {
             if let Operation::Write { offset, buf, .. } = &request.operation
                 && !buf.is_empty()
@@ -273,7 +276,7 @@ impl SimDevice {
 
     fn contents(&self) -> (Pages, Vec<Cached>) {
         let state = self.state.lock();
-        (state.durable.clone(), state.cached.clone())
+        (state.durable.clone(), state.volatile().cloned().collect())
     }
 }
 
@@ -303,13 +306,13 @@ impl SimDevice {
     /// The places of the writes that a power cut could lose now, oldest first, in bytes.
     pub fn cached_writes(&self) -> Vec<Range<u64>> {
         let state = self.state.lock();
-        state.cached.iter().map(Cached::range).collect()
+        state.volatile().map(Cached::range).collect()
     }
 
     /// Bytes of writes that a power cut could lose now.
     pub fn volatile_bytes(&self) -> u64 {
         let state = self.state.lock();
-        state.cached.iter().map(|w| w.bytes.len() as u64).sum()
+        state.volatile().map(|w| w.bytes.len() as u64).sum()
     }
 
     /// The faults that have struck, oldest first.
@@ -443,7 +446,24 @@ impl SimDevice {
 impl SimDevice {
     fn perform(&self, operation: &mut Operation<'_>) -> io::Result<()> {
         self.spend_time();
-        let mut state = self.answering();
+        self.perform_on(self.answering(), operation)
+    }
+
+    /// As [`perform`](Self::perform), unless the device is stuck.
+    fn perform_if_it_answers(&self, operation: &mut Operation<'_>) -> Option<io::Result<()>> {
+        self.spend_time();
+        let state = self.state.lock();
+        match state.is_stuck() {
+            true => None,
+            false => Some(self.perform_on(state, operation)),
+        }
+    }
+
+    fn perform_on(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        operation: &mut Operation<'_>,
+    ) -> io::Result<()> {
         let outcome = self.attempt(&mut state, operation);
         let kind = match operation {
             Operation::Read { .. } => 1,
@@ -506,15 +526,14 @@ impl SimDevice {
 
     /// No operation would be answered now.
     fn is_stuck(&self) -> bool {
-        let state = self.state.lock();
-        state.faults.stuck && !state.retired
+        self.state.lock().is_stuck()
     }
 
     /// The state, once the device answers.
     fn answering(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         state.waiting += 1;
-        while state.faults.stuck && !state.retired {
+        while state.is_stuck() {
             self.released.wait(&mut state);
         }
         state.waiting -= 1;
@@ -566,6 +585,10 @@ impl SimDevice {
 }
 
 impl State {
+    fn is_stuck(&self) -> bool {
+        self.faults.stuck && !self.retired
+    }
+
     /// Adds an operation to the running hash.
     fn trace(&mut self, kind: u64, place: (u64, u64), content: u64, outcome: &io::Result<()>) {
         let outcome = match outcome {

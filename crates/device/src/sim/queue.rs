@@ -1,46 +1,76 @@
 //! What somebody has in flight on a simulated device.
 //!
-//! 1. A part is in the device's hands from when it was pushed. It is performed when it is reaped, in an order that a generator
-//!    decides, so it may happen, and end, after what was pushed later. What is performed together is one batch to a power
-//!    cut; what was only in hand when the power went has not happened.
-//! 2. A stuck device keeps what it has in hand, but for reads that are cancelled. Whoever waits for it is rung when it
+//! 1. A part is in the device's hands from when it was started until it is performed, in an order that a generator decides, so it may happen
+//!    after what was started later. A read is performed when it is reaped; a write then, or long before that. What is performed together is
+//!    one batch to a power cut.
+//! 2. To a power cut a write in hand is one that is under way: any part of it may have happened, whatever was completed since it was started.
+//! 3. A stuck device keeps what it has in hand, but for reads that are cancelled. Whoever waits for it is rung when it
 //!    answers again.
 
 use super::SimDevice;
+use super::cached::Cached;
+use super::faults::is_no_power;
 use super::power::InBatch;
-use crate::block::BlockDevice;
-use crate::queue::{Ended, Kind, Part, Queue, Wake, perform};
+use crate::queue::{Ended, Kind, Part, Queue, Wake};
 use base::rng::Rng;
 use std::sync::Arc;
 
 pub(super) struct SimQueue {
     device: Arc<SimDevice>,
-    in_hand: Vec<Part>,
+    pushed: Vec<Part>,
+    in_hand: Vec<Held>,
     ended: Vec<Ended>,
     order: Rng,
+    next: u64,
+}
+
+/// A part in hand, and the mark of a write that the device knows of.
+struct Held {
+    part: Part,
+    mark: Option<u64>,
 }
 
 impl SimQueue {
     pub fn new(device: Arc<SimDevice>, seed: u64) -> SimQueue {
         SimQueue {
             device,
+            pushed: Vec::new(),
             in_hand: Vec::new(),
             ended: Vec::new(),
             order: Rng::new(seed),
+            next: seed,
         }
     }
 }
 
 impl Queue for SimQueue {
     fn push(&mut self, part: Part) {
-        self.in_hand.push(part);
+        self.pushed.push(part);
     }
 
-    fn ring(&mut self) {}
+    fn ring(&mut self) {
+        for part in std::mem::take(&mut self.pushed) {
+            self.start(part);
+        }
+        let _batch = InBatch::enter();
+        for at in (0..self.in_hand.len()).rev() {
+            if self.in_hand[at].mark.is_some() && self.order.one_in(2) {
+                self.perform(at);
+            }
+        }
+    }
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
         self.perform_some();
-        ended.append(&mut self.ended);
+        // What was performed long ago is told late as well.
+        let told = match self.ended.len() as u64 {
+            0 => 0,
+            all => 1 + self.order.below(all),
+        };
+        for _ in 0..told {
+            let at = self.order.below(self.ended.len() as u64) as usize;
+            ended.push(self.ended.swap_remove(at));
+        }
     }
 
     fn wake(&self) -> Wake<'_> {
@@ -51,24 +81,65 @@ impl Queue for SimQueue {
     }
 
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
-        let reads = |part: &mut Part| part.kind == Kind::Read && mine(part.user);
+        let reads = |held: &mut Held| held.part.kind == Kind::Read && mine(held.part.user);
         let gone = self.in_hand.extract_if(.., reads);
-        self.ended.extend(gone.map(Ended::cancelled));
+        self.ended
+            .extend(gone.map(|held| Ended::cancelled(held.part)));
     }
 }
 
 impl SimQueue {
+    fn start(&mut self, part: Part) {
+        let is_write = matches!(part.kind, Kind::Write(_)) && !part.segment.is_empty();
+        let mark = is_write.then(|| {
+            self.next = self.next.wrapping_add(1);
+            let write = Cached::new(part.offset, part.segment.bytes().into());
+            self.device.state.lock().in_hand.push((self.next, write));
+            self.next
+        });
+        self.in_hand.push(Held { part, mark });
+    }
+
     fn perform_some(&mut self) {
-        if self.in_hand.is_empty() || self.device.is_stuck() {
+        if self.in_hand.is_empty() {
             return;
         }
         let _batch = InBatch::enter();
         // Some of them, so that others are overtaken by what comes later.
         for _ in 0..1 + self.order.below(self.in_hand.len() as u64) {
             let at = self.order.below(self.in_hand.len() as u64) as usize;
-            let part = self.in_hand.swap_remove(at);
-            let device = &*self.device as &dyn BlockDevice;
-            perform(device, vec![part], &mut self.ended);
+            if !self.perform(at) {
+                return;
+            }
         }
+    }
+
+    /// False: the device does not answer.
+    fn perform(&mut self, at: usize) -> bool {
+        let part = &mut self.in_hand[at].part;
+        let Some(result) = self.device.perform_if_it_answers(&mut part.operation()) else {
+            return false;
+        };
+        let Held { part, mark } = self.in_hand.swap_remove(at);
+        let mut state = self.device.state.lock();
+        let mine = |write: &mut (u64, Cached)| Some(write.0) == mark;
+        let write = state.in_hand.extract_if(.., mine).next();
+        if let Some((_, write)) = write
+            && result.as_ref().is_err_and(is_no_power)
+        {
+            state.lose_in_hand(write);
+        }
+        drop(state);
+        self.ended.push(Ended { part, result });
+        true
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        let mut state = self.device.state.lock();
+        state
+            .in_hand
+            .retain(|(mark, _)| !self.in_hand.iter().any(|held| held.mark == Some(*mark)));
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct State {
     /// What reads see.
     pub current: Pages,
     pub cached: Vec<Cached>,
+    /// Writes that somebody has in flight and has not reaped, by marks of their own: any part of each may have happened.
+    pub in_hand: Vec<(u64, Cached)>,
     /// Decides what a failed operation leaves, and what a discard does.
     pub rng: Rng,
     /// Decides which faults strike by themselves, and where.
@@ -39,6 +41,7 @@ impl State {
             durable: Pages::new(),
             current: Pages::new(),
             cached: Vec::new(),
+            in_hand: Vec::new(),
             rng: Rng::new(seed),
             fortune: Rng::new(!seed),
             faults: Faults::default(),
@@ -54,6 +57,27 @@ impl State {
         self.current = pages.clone();
         self.durable = pages;
         self.cached.clear();
+        self.in_hand.clear();
+    }
+
+    /// The writes that a power cut could lose now, oldest first.
+    pub fn volatile(&self) -> impl Iterator<Item = &Cached> {
+        self.cached
+            .iter()
+            .chain(self.in_hand.iter().map(|(_, write)| write))
+    }
+
+    /// Nobody will reap what is in hand: of each write any sectors happen now, or none.
+    pub fn let_go(&mut self) {
+        for (_, write) in std::mem::take(&mut self.in_hand) {
+            self.write_in_part(write.offset, &write.bytes);
+        }
+    }
+
+    /// A write in hand was not performed since the power had gone.
+    pub fn lose_in_hand(&mut self, write: Cached) {
+        store(&mut self.current, write.offset, &write.bytes);
+        self.cached.push(write);
     }
 
     /// One in `odds` times; never when that is 0.

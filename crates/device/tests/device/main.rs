@@ -8,3 +8,4 @@ mod flights;
 mod flushes;
 mod labels;
 mod power;
+mod vectored;

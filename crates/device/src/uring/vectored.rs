@@ -1,0 +1,131 @@
+//! Reads into memory in many pieces, by io_uring: a ring of its own for each device and thread.
+//!
+//! The kernel uses the memory, and the list of its pieces, between submission and completion: [`InFlight`] does not go away, by return
+//! or by panic, before all has completed.
+
+use crate::file::FileDevice;
+use crate::reap::{self, Policy};
+use crate::vectored::{Vectored, copied};
+use io_uring::{IoUring, opcode, squeue, types};
+use std::cell::RefCell;
+use std::os::fd::AsRawFd;
+use std::sync::Weak;
+
+/// Requests in flight on a device.
+const ENTRIES: usize = 16;
+
+thread_local! {
+    static RINGS: RefCell<Vec<(Weak<()>, IoUring)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn take_ring(device: &FileDevice) -> Option<IoUring> {
+    let kept = RINGS.try_with(|rings| {
+        let mut rings = rings.borrow_mut();
+        let mine = |(id, _): &(Weak<()>, IoUring)| std::ptr::eq(id.as_ptr(), &*device.id);
+        let at = rings.iter().position(mine);
+        if at.is_none() {
+            rings.retain(|(id, _)| id.strong_count() > 0);
+        }
+        at.map(|at| rings.swap_remove(at).1)
+    });
+    match kept {
+        Ok(Some(ring)) => Some(ring),
+        // While a thread ends its table is gone: a ring for this batch alone.
+        Ok(None) | Err(_) => super::make_ring(ENTRIES as u32).ok(),
+    }
+}
+
+fn keep_ring(device: &FileDevice, ring: IoUring) {
+    let entry = (std::sync::Arc::downgrade(&device.id), ring);
+    let kept = RINGS.try_with(move |rings| rings.borrow_mut().push(entry));
+    tracing::trace!(kept = kept.is_ok(), "ring");
+}
+
+/// See [`crate::BlockDevice::read_vectored`].
+pub(crate) fn run(
+    device: &FileDevice,
+    requests: &mut [Vectored<'_>],
+    mut meanwhile: Option<&mut dyn FnMut()>,
+) {
+    for request in requests.iter_mut() {
+        request.error = device.refuses(true);
+    }
+    let Some(mut ring) = take_ring(device) else {
+        return copied(device, requests, meanwhile);
+    };
+    let mut again: Vec<usize> = Vec::new();
+    for (chunk, requests) in requests.chunks(ENTRIES).enumerate() {
+        // Before what waits for the kernel, so that it goes after that.
+        let lists: Vec<Vec<libc::iovec>> = requests.iter().map(pieces).collect();
+        let mut flight = InFlight {
+            ring: &mut ring,
+            left: 0,
+        };
+        for (at, (request, list)) in requests.iter().zip(&lists).enumerate() {
+            if request.error.is_none() {
+                flight.push(&entry(device, request, list).user_data(at as u64));
+            }
+        }
+        if let Some(meanwhile) = meanwhile.take() {
+            reap::start(flight.ring);
+            meanwhile();
+        }
+        flight.finish(|at, moved| {
+            if usize::try_from(moved).ok() != Some(requests[at].len) {
+                again.push(chunk * ENTRIES + at);
+            }
+        });
+    }
+    keep_ring(device, ring);
+    for at in again {
+        copied(device, &mut requests[at..=at], None);
+    }
+}
+
+fn pieces(request: &Vectored<'_>) -> Vec<libc::iovec> {
+    let piece = |memory: &crate::buf::Shared<'_>| libc::iovec {
+        iov_base: memory.start().cast(),
+        iov_len: memory.len(),
+    };
+    request.memory.iter().map(piece).collect()
+}
+
+fn entry(device: &FileDevice, request: &Vectored<'_>, list: &[libc::iovec]) -> squeue::Entry {
+    let fd = types::Fd(device.file.as_raw_fd());
+    let (start, count) = (list.as_ptr(), list.len() as u32);
+    let read = opcode::Readv::new(fd, start, count);
+    read.offset(request.offset).build()
+}
+
+/// Requests that the kernel has.
+struct InFlight<'a> {
+    ring: &'a mut IoUring,
+    left: usize,
+}
+
+impl InFlight<'_> {
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the pieces, and their list, are there until this is dropped, which waits for the kernel: they are borrowed by
+        // whoever made it, and declared before it or outlive the call.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        pushed.expect("as many entries as requests in flight");
+        self.left += 1;
+    }
+
+    /// Waits for all; `each` is told which ended, and with what.
+    fn finish(&mut self, mut each: impl FnMut(usize, i32)) {
+        while self.left > 0 {
+            reap::wait(self.ring, Policy::default(), self.left);
+            while let Some(entry) = self.ring.completion().next() {
+                self.left -= 1;
+                each(entry.user_data() as usize, entry.result());
+            }
+        }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.finish(|_, _| {});
+    }
+}
