@@ -1,11 +1,13 @@
 //! The memory behind the page cache: one page-aligned region, cut into 4 KiB frames.
 //!
-//! Bytes of a frame are written under the lock of its set, and copied out of it at any time: there are no references to them.
+//! Bytes of a frame are written under the lock of its set, or by whoever has it set aside ([`loads`](super::loads)), and copied
+//! out of it at any time: there are no references to them.
 //!
 //! Frames are used from the front on. The region is not advised to be of large pages: measured, their first use was dearer
 //! than that of small ones and took from a third to twice as long in all (docs/performance.md).
 
 use base::{prefetch, racy};
+use device::Shared;
 use format::BLOCK_SIZE;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
@@ -23,7 +25,7 @@ pub(super) struct Frames {
 }
 
 // SAFETY: the region is plain memory owned by this value. It is changed by unsafe methods, whose callers hold the lock of the
-// set that the frame belongs to, and read as by atomics meanwhile.
+// set that the frame belongs to or have the frame set aside, by the kernel for those who have it set aside, and read as by atomics meanwhile.
 unsafe impl Send for Frames {}
 // SAFETY: as above.
 unsafe impl Sync for Frames {}
@@ -75,7 +77,7 @@ impl Frames {
     #[inline]
     pub fn copy_out(&self, index: u32, offset: usize, out: &mut [u8]) {
         let from = self.part(index, offset, out.len());
-        // SAFETY: it lies in the allocation, all of which is initialised, and is written by the methods here alone; a slice
+        // SAFETY: it lies in the allocation, all of which is initialised, and is written by the methods here and the kernel alone; a slice
         // that the caller may change is no part of it.
         unsafe { racy::copy_out(from, out.as_mut_ptr(), out.len()) };
     }
@@ -83,7 +85,7 @@ impl Frames {
     /// Copies `data` into a frame from `offset` on.
     ///
     /// # Safety
-    /// The caller holds the lock of the frame's set.
+    /// The caller holds the lock of the frame's set, and the frame is nobody's; or it has the frame set aside.
     pub unsafe fn copy_in(&self, index: u32, offset: usize, data: &[u8]) {
         let to = self.part(index, offset, data.len());
         // SAFETY: it lies in the allocation; nobody else writes it, by the caller's promise, and it is read by `copy_out` alone.
@@ -98,6 +100,19 @@ impl Frames {
         let to = self.part(index, bytes.start, bytes.end - bytes.start);
         // SAFETY: as in `copy_in`.
         unsafe { racy::zero(to, bytes.end - bytes.start) };
+    }
+
+    /// A whole frame, for a device.
+    ///
+    /// # Safety
+    /// As for `copy_in`, for as long as it is there.
+    pub unsafe fn shared(&self, index: u32) -> Shared<'_> {
+        let start = self.part(index, 0, BLOCK_SIZE);
+        // SAFETY: a pointer into an allocation is none to nothing.
+        let start = unsafe { NonNull::new_unchecked(start) };
+        // SAFETY: it lies in the allocation, all of which is initialised, and is accessed by racing copies alone; nobody else
+        // writes it, by the caller's promise.
+        unsafe { Shared::new(start, BLOCK_SIZE) }
     }
 
     /// Makes a frame hold `content`, then zeros.

@@ -11,20 +11,22 @@
 //!    copied at (a write in between changes the stamp), or by `invalidate`.
 //! 3. A page is in the dirty index exactly when its frame is dirty: both change under the
 //!    lock of its set.
-//! 4. `dirty` counts the dirty frames, `promised` of an index entry the frames among them
-//!    that hold a promised block.
+//! 4. `dirty` counts the dirty frames, `promised` the frames among them that hold a promised block; that of an index
+//!    entry those of its file.
 //! 5. A read returns what its page held at one moment while it ran: it comes before or after each overwrite as a whole.
 //! 6. A page that is absent, in a set whose count of pages that were written and departed, or were written past the cache, is what it
 //!    was when the page was absent before, has not been written in between, unless somebody invalidated it: what was read from its
 //!    device meanwhile is its content.
 //! 7. Frames are given to ways in order, so memory that was touched is at the front of the region.
 //!
-//! Transitions: absent → clean (`admit`, `keep`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
-//! (`complete`, `inlined`), clean → absent (eviction), any → absent (`invalidate`).
+//! Transitions: absent → clean (`admit`, `keep`, `Load::publish`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
+//! (`complete`, `inlined`), clean → absent (eviction, `forget`), any → absent (`invalidate`).
 
 mod counters;
+mod crowd;
 mod dirty;
 mod frames;
+mod loads;
 mod policy;
 mod set;
 mod tags;
@@ -36,9 +38,11 @@ use base::map::HashMap;
 use base::sync::{Mutex, MutexGuard, rank};
 pub use counters::CacheCounters;
 use counters::Counters;
+use crowd::Crowd;
 use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
+pub use loads::Load;
 use set::{Locked, Set};
 use std::ops::Range;
 use tags::Name;
@@ -106,7 +110,7 @@ pub enum Wrote {
     Done,
     /// Not cached, and the rest of the page is unknown: load it first.
     Absent,
-    /// Every frame of the set is dirty: write something back, then try again.
+    /// Every frame of the set that it may have is dirty: write something back, then try again.
     NoRoom,
 }
 
@@ -116,6 +120,8 @@ pub enum Overwrote {
     /// Cached, and not known to have a block.
     Clean,
     Absent,
+    /// As many pages of its set are dirty as overwrites may make: write something back, then try again.
+    NoRoom,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,13 +148,18 @@ pub struct Dropped {
 pub struct DirtyFile {
     pub key: FileKey,
     pub pages: usize,
-    /// Monotonic time at which it had no dirty page last, in nanoseconds.
+    /// Of these, such with a promised block.
+    pub promised: u64,
+    /// Monotonic time since when some page may have been dirty, in nanoseconds.
     pub since_ns: u64,
 }
 
 /// That a page was not cached, and when; see [`PageCache::admit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absence(u64);
+
+/// Pages of a set that were written past the cache are counted from here on, those that departed below.
+const SUPERSEDED: u64 = 1 << 32;
 
 /// Dirty pages of one file (invariant 3).
 #[derive(Debug)]
@@ -181,7 +192,7 @@ impl DirtyShard {
 }
 
 /// Where a page is, if it is cached: its set, and its print there.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Place<'a> {
     set: &'a Set,
     print: u16,
@@ -196,14 +207,18 @@ pub struct PageCache {
     frames: Frames,
     counters: Counters,
     index: Box<[DirtyShard]>,
+    crowd: Crowd,
+    /// Dirty pages of a set that overwrites may make.
+    own_most: u32,
     /// On lines of their own: all who write look at the first, and who changes one often changes both.
     counts: Padded<Counts>,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Dirty frames.
+    /// Dirty frames, and those of them that hold a promised block.
     dirty: AtomicUsize,
+    promised: AtomicUsize,
     /// Frames that ways have (invariant 7).
     given: AtomicUsize,
 }
@@ -247,8 +262,16 @@ impl PageCache {
             frames: Frames::new(sets * WAYS),
             counters: Counters::new(),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
+            crowd: Crowd::new(sets),
+            own_most: WAYS as u32,
             counts: Padded::default(),
         }
+    }
+
+    /// Overwrites leave some ways of each set to others ([`crowd`], 3): for who has crowded sets cleaned.
+    pub fn keeping_ways(mut self) -> Self {
+        self.own_most = crowd::own_most();
+        self
     }
 
     /// Frames in all.
@@ -259,6 +282,44 @@ impl PageCache {
     /// Dirty frames now.
     pub fn dirty(&self) -> usize {
         self.counts.dirty.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that hold a promised block.
+    pub fn promised_pages(&self) -> usize {
+        self.counts.promised.load(Ordering::Relaxed)
+    }
+
+    /// Sets that should be cleaned ([`crowd`]).
+    pub fn crowded(&self) -> usize {
+        self.crowd.count()
+    }
+
+    /// The first of them from this set on.
+    pub fn next_crowded(&self, from: usize) -> Option<usize> {
+        self.crowd.next(from)
+    }
+
+    /// The set of a page.
+    pub fn set_of(&self, key: FileKey, page: u64) -> usize {
+        self.place(key, page).set.lock().index()
+    }
+
+    /// Whether an overwrite finds room in a set.
+    pub fn has_room(&self, set: usize) -> bool {
+        let set = self.sets[set].lock();
+        set.dirty() < self.own_most && set.has_frame()
+    }
+
+    /// Appends the dirty pages of a set that have blocks of their own, the coldest first; returns how many of its dirty pages
+    /// should be cleaned.
+    pub fn append_cold(&self, set: usize, out: &mut Vec<(FileKey, u64)>) -> usize {
+        let set = self.sets[set].lock();
+        if !set.inner.crowded {
+            return 0;
+        }
+        let pages = set.cold().map(|way| set.name(way));
+        out.extend(pages.map(|name| (name.key(), name.page)));
+        set.dirty().saturating_sub(crowd::eased()) as usize
     }
 
     pub fn counters(&self) -> CacheCounters {
@@ -397,16 +458,43 @@ impl PageCache {
         &self,
         key: FileKey,
         page: u64,
-        Absence(departed): Absence,
+        Absence(before): Absence,
+        content: &[u8],
+        keep: bool,
+    ) -> bool {
+        self.admit_if(key, page, |now| now == before, content, keep)
+    }
+
+    /// As [`admit`](Self::admit) by who knows that nobody has written this page past the cache meanwhile, whatever was so written
+    /// of its set.
+    pub fn admit_apart(
+        &self,
+        key: FileKey,
+        page: u64,
+        Absence(before): Absence,
+        content: &[u8],
+        keep: bool,
+    ) -> bool {
+        let departed = |count| count % SUPERSEDED;
+        let fresh = |now| departed(now) == departed(before);
+        self.admit_if(key, page, fresh, content, keep)
+    }
+
+    fn admit_if(
+        &self,
+        key: FileKey,
+        page: u64,
+        is_fresh: impl Fn(u64) -> bool,
         content: &[u8],
         keep: bool,
     ) -> bool {
         let place = self.place(key, page);
         let mut set = place.set.lock();
+        let fresh = is_fresh(set.inner.departed);
         if let Some(way) = set.find(place.print, &place.page) {
-            return set.stamp(way) == 0 && set.inner.departed == departed;
+            return set.stamp(way) == 0 && fresh;
         }
-        if set.inner.departed != departed {
+        if !fresh {
             return false;
         }
         if keep && let Some(way) = self.room_for(&mut set, place.print) {
@@ -427,9 +515,41 @@ impl PageCache {
         backing: Backing,
         now_ns: u64,
     ) -> Wrote {
+        self.write_among(
+            key,
+            page,
+            (offset, data),
+            rest,
+            (backing, WAYS as u32),
+            now_ns,
+        )
+    }
+
+    /// Overwrites a whole page that has a block of its own, cached or not, as far as its set may have one more dirty page.
+    pub fn overwrite_whole(&self, key: FileKey, page: u64, data: &[u8], now_ns: u64) -> Wrote {
+        let backing = (Backing::Allocated, self.own_most);
+        self.write_among(key, page, (0, data), Rest::Unknown, backing, now_ns)
+    }
+
+    /// [`write`](Self::write), if fewer pages of the set are dirty than `most`, or this one is.
+    fn write_among(
+        &self,
+        key: FileKey,
+        page: u64,
+        (offset, data): (usize, &[u8]),
+        rest: Rest<'_>,
+        (backing, most): (Backing, u32),
+        now_ns: u64,
+    ) -> Wrote {
         let place = self.place(key, page);
         let mut set = place.set.lock();
-        let way = match set.find(place.print, &place.page) {
+        let found = set.find(place.print, &place.page);
+        let is_dirty = found.is_some_and(|way| set.backing(way).is_some());
+        if !is_dirty && set.dirty() >= most {
+            self.counters.mine().no_room();
+            return Wrote::NoRoom;
+        }
+        let way = match found {
             Some(way) => {
                 set.used(way);
                 self.put(&mut set, way, (offset, data));
@@ -452,9 +572,9 @@ impl PageCache {
             }
         };
         self.counters.mine().written();
-        if set.backing(way).is_none() {
+        if !is_dirty {
             set.set_backing(way, Some(backing));
-            self.now_dirty(key, page, backing, now_ns);
+            self.now_dirty(&mut set, key, page, backing, now_ns);
         }
         Wrote::Done
     }
@@ -478,8 +598,12 @@ impl PageCache {
             let Some(now_ns) = dirty_at else {
                 return Overwrote::Clean;
             };
+            if set.dirty() >= self.own_most {
+                self.counters.mine().no_room();
+                return Overwrote::NoRoom;
+            }
             set.set_backing(way, Some(Backing::Allocated));
-            self.now_dirty(key, page, Backing::Allocated, now_ns);
+            self.now_dirty(&mut set, key, page, Backing::Allocated, now_ns);
         }
         set.used(way);
         self.put(&mut set, way, part);
@@ -495,8 +619,33 @@ impl PageCache {
         });
     }
 
-    fn now_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
+    /// The set has more dirty pages or fewer than it had.
+    fn note_crowd(&self, set: &mut Locked<'_>) {
+        let most = match set.inner.crowded {
+            true => crowd::eased(),
+            false => crowd::crowded(),
+        };
+        let crowded = set.dirty() > most;
+        if crowded != set.inner.crowded {
+            set.inner.crowded = crowded;
+            self.crowd.set(set.index(), crowded);
+        }
+    }
+
+    /// A page of the set has become dirty.
+    fn now_dirty(
+        &self,
+        set: &mut Locked<'_>,
+        key: FileKey,
+        page: u64,
+        backing: Backing,
+        now_ns: u64,
+    ) {
+        self.note_crowd(set);
         self.counts.dirty.fetch_add(1, Ordering::Relaxed);
+        if backing == Backing::Promised {
+            self.counts.promised.fetch_add(1, Ordering::Relaxed);
+        }
         let shard = self.shard(key);
         let mut files = shard.lock();
         let file = files.entry(key).or_insert_with(|| DirtyIndex {
@@ -512,8 +661,13 @@ impl PageCache {
         }
     }
 
-    fn not_dirty(&self, key: FileKey, page: u64, backing: Backing) {
+    /// A page of the set is dirty no more.
+    fn not_dirty(&self, set: &mut Locked<'_>, key: FileKey, page: u64, backing: Backing) {
+        self.note_crowd(set);
         self.counts.dirty.fetch_sub(1, Ordering::Relaxed);
+        if backing == Backing::Promised {
+            self.counts.promised.fetch_sub(1, Ordering::Relaxed);
+        }
         let shard = self.shard(key);
         let mut files = shard.lock();
         let Some(file) = files.get_mut(&key) else {
@@ -564,6 +718,13 @@ impl PageCache {
         }
     }
 
+    /// All pages of a file that were dirty at this time have been written since; those that are dirty were written over again.
+    pub fn written_back(&self, key: FileKey, began_ns: u64) {
+        if let Some(file) = self.shard(key).lock().get_mut(&key) {
+            file.since_ns = file.since_ns.max(began_ns);
+        }
+    }
+
     /// Promised blocks behind a file's dirty pages.
     pub fn promised(&self, key: FileKey) -> u64 {
         self.shard(key).lock().get(&key).map_or(0, |f| f.promised)
@@ -576,6 +737,7 @@ impl PageCache {
             files.extend(shard.lock().iter().map(|(&key, file)| DirtyFile {
                 key,
                 pages: file.pages.len(),
+                promised: file.promised,
                 since_ns: file.since_ns,
             }));
         }
@@ -618,15 +780,16 @@ impl PageCache {
         }
         if !same {
             set.set_backing(way, Some(Backing::Allocated));
-            if backing == Backing::Promised
-                && let Some(file) = self.shard(key).lock().get_mut(&key)
-            {
-                file.promised -= 1;
+            if backing == Backing::Promised {
+                self.counts.promised.fetch_sub(1, Ordering::Relaxed);
+                if let Some(file) = self.shard(key).lock().get_mut(&key) {
+                    file.promised -= 1;
+                }
             }
             return false;
         }
         set.set_backing(way, None);
-        self.not_dirty(key, page, backing);
+        self.not_dirty(&mut set, key, page, backing);
         self.counters.mine().cleaned();
         true
     }
@@ -672,20 +835,52 @@ impl PageCache {
             {
                 self.drop_from(&mut set, way, &mut dropped);
             }
-            set.inner.departed += !planted(Canary::LoadUndoomed) as u64;
+            set.inner.departed += SUPERSEDED * !planted(Canary::LoadUndoomed) as u64;
         }
         dropped
     }
 
+    /// Forgets the clean pages of a range, as if they had to make room; with `unused` only those that were used once. Returns how
+    /// many those were.
+    pub fn forget(&self, key: FileKey, pages: Range<u64>, unused: bool) -> u64 {
+        let mut forgotten = 0;
+        let mut forget = |set: &mut Locked<'_>, way: usize| {
+            if set.backing(way).is_none() && !(unused && set.is_used_again(way)) {
+                set.lose(way);
+                forgotten += 1;
+            }
+        };
+        let wanted = |name: &Name| name.key() == key && pages.contains(&name.page);
+        if pages.end.saturating_sub(pages.start) > self.sets.len() as u64 {
+            for set in &self.sets {
+                let mut set = set.lock();
+                for way in set.held() {
+                    if wanted(&set.name(way)) {
+                        forget(&mut set, way);
+                    }
+                }
+            }
+        } else {
+            for page in pages.clone() {
+                let place = self.place(key, page);
+                let mut set = place.set.lock();
+                if let Some(way) = set.find(place.print, &place.page) {
+                    forget(&mut set, way);
+                }
+            }
+        }
+        forgotten
+    }
+
     fn drop_from(&self, set: &mut Locked<'_>, way: usize, dropped: &mut Dropped) {
-        let name = set.name(way);
+        let (name, backing) = (set.name(way), set.backing(way));
         dropped.pages += 1;
-        if let Some(backing) = set.backing(way) {
+        set.empty(way);
+        if let Some(backing) = backing {
             dropped.dirty += 1;
             dropped.promised += (backing == Backing::Promised) as u64;
-            self.not_dirty(name.key(), name.page, backing);
+            self.not_dirty(set, name.key(), name.page, backing);
         }
-        set.empty(way);
     }
 
     /// Zeroes part of a page if it is cached, leaving it clean or dirty as it was; for bytes

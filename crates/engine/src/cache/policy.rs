@@ -56,6 +56,11 @@ impl Uses {
         }
     }
 
+    /// Whether a page has been used again since it came.
+    pub fn any(&self, way: usize) -> bool {
+        self.get(way) > 0
+    }
+
     fn get(&self, way: usize) -> u8 {
         self.of[way].load(Ordering::Relaxed)
     }
@@ -168,6 +173,14 @@ impl Policy {
         }
     }
 
+    /// The ways of `some`, those whose pages would leave soonest first.
+    pub fn coldest(&self, uses: &Uses, some: u16) -> impl Iterator<Item = usize> + use<> {
+        let mut ways = self.order;
+        ways.sort_by_key(|&way| uses.get(usize::from(way)));
+        let ways = ways.into_iter().map(usize::from);
+        ways.filter(move |&way| some >> way & 1 == 1)
+    }
+
     fn set_trial(&mut self, way: usize, on_trial: bool) {
         self.trial = self.trial & !(1 << way) | u16::from(on_trial) << way;
     }
@@ -204,6 +217,17 @@ mod tests {
         policy.came(&uses, 1, 1);
         assert_eq!(policy.victim(&uses, !0, &prints()), Some(3));
         assert_eq!(policy.trial >> 2 & 1, 0, "what was used is kept");
+    }
+
+    #[test]
+    fn the_coldest_are_those_least_used_the_oldest_first() {
+        let (_, uses) = full();
+        let policy = full().0;
+        uses.used(0);
+        uses.used(2);
+        uses.used(2);
+        let ways: Vec<usize> = policy.coldest(&uses, 0b10111).collect();
+        assert_eq!(ways, [1, 4, 0, 2]);
     }
 
     #[test]

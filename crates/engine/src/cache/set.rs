@@ -8,8 +8,10 @@
 //! 1. Everything here changes under the set's lock, but [`Uses`].
 //! 2. The print of a way is that of its page, and 0 exactly when it is empty; its tag then names no page. Without the lock prints are
 //!    hints: what they lead to is said by the tag.
-//! 3. A way keeps its frame for good, from when it first holds a page.
-//! 4. `departed` counts the frames that lost their page to another one and had been written since that page came.
+//! 3. A way keeps its frame for good, from when it first holds a page, or has one set aside.
+//! 4. A way whose frame is set aside is empty to everybody else, and given to nobody, until its page is published or given up.
+//!    At most [`ASIDE_MAX`] are.
+//! 5. `departed` counts the frames that lost their page to another one and had been written since that page came.
 
 use super::frames::Frames;
 use super::policy::{Policy, Uses};
@@ -21,6 +23,9 @@ use base::sync::{Mutex, MutexGuard, rank};
 
 /// Frame of a way that has never held a page.
 pub(super) const NO_FRAME: u32 = u32::MAX;
+
+/// Frames of a set that are set aside at a time: the others are for who cannot do without.
+const ASIDE_MAX: u32 = 3;
 
 /// How often a hit without the lock is tried.
 const TRIES: u32 = 2;
@@ -60,8 +65,14 @@ pub(super) struct Inner {
     /// The ways whose pages are dirty, a bit each, and those among them behind which a promised block stands.
     dirty: u16,
     promised: u16,
+    /// Its place among the sets.
+    index: u32,
+    /// See [`super::crowd`].
+    pub crowded: bool,
     next_stamp: u64,
-    /// Invariant 4.
+    /// Ways whose frames are set aside, a bit each (invariant 4).
+    aside: u16,
+    /// Invariant 5.
     pub departed: u64,
     /// When each page was last written; 0: not since it came.
     stamps: [u64; WAYS],
@@ -124,6 +135,9 @@ impl Set {
         let inner = Inner {
             dirty: 0,
             promised: 0,
+            aside: 0,
+            index: number as u32,
+            crowded: false,
             next_stamp: 0,
             departed: 0,
             stamps: [0; WAYS],
@@ -228,6 +242,26 @@ impl Locked<'_> {
         put(&mut self.inner.promised, backing == Some(Backing::Promised));
     }
 
+    pub fn index(&self) -> usize {
+        self.inner.index as usize
+    }
+
+    /// How many pages are dirty.
+    pub fn dirty(&self) -> u32 {
+        self.inner.dirty.count_ones()
+    }
+
+    /// Whether a frame can be had for a new page.
+    pub fn has_frame(&self) -> bool {
+        self.inner.dirty | self.inner.aside != u16::MAX
+    }
+
+    /// The ways with dirty pages that have blocks of their own, the coldest first.
+    pub fn cold(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.inner.dirty & !self.inner.promised;
+        self.inner.policy.coldest(&self.set.uses, own)
+    }
+
     pub fn stamp(&self, way: usize) -> u64 {
         self.inner.stamps[way]
     }
@@ -283,7 +317,7 @@ impl Locked<'_> {
     /// A way for a new page with this print: an empty one, else that of a clean page, and whether that is lost; none when all are
     /// dirty. The way is empty on return.
     pub fn room_for(&mut self, print: u16) -> Option<(usize, bool)> {
-        let empty = self.set.prints.with(0);
+        let empty = self.set.prints.with(0) & !self.inner.aside;
         let (way, evicted) = match empty {
             0 => (self.evict()?, true),
             _ => (empty.trailing_zeros() as usize, false),
@@ -292,12 +326,55 @@ impl Locked<'_> {
         Some((way, evicted))
     }
 
+    /// Sets the frame of a way aside for a page that is on its way; `given` says which if the way has none. The way, its frame, and
+    /// whether a page is lost by that. `None`: there is none, or enough are set aside.
+    pub fn set_aside(
+        &mut self,
+        print: u16,
+        given: impl FnOnce() -> u32,
+    ) -> Option<(usize, u32, bool)> {
+        if self.inner.aside.count_ones() >= ASIDE_MAX {
+            return None;
+        }
+        let (way, evicted) = self.room_for(print)?;
+        if self.set.number(way) == NO_FRAME {
+            self.set.numbers.0[way].store(given(), Ordering::Relaxed);
+        }
+        self.inner.aside |= 1 << way;
+        Some((way, self.set.number(way), evicted))
+    }
+
+    /// Ends that. With a page: the way holds it from now on, clean, and what the frame has is its content.
+    pub fn end_aside(&mut self, way: usize, page: Option<(u16, Name)>) {
+        debug_assert!(self.inner.aside >> way & 1 == 1, "invariant 4");
+        self.inner.aside &= !(1 << way);
+        if let Some((print, page)) = page {
+            let tag = &self.set.tags[way];
+            tag.change(|| tag.set_name(page));
+            self.set.prints.set(way, print);
+            self.inner.stamps[way] = 0;
+            self.set_backing(way, None);
+        }
+    }
+
     fn evict(&mut self) -> Option<usize> {
-        let (allowed, prints) = (!self.inner.dirty, self.set.prints.all());
+        let (allowed, prints) = (
+            !(self.inner.dirty | self.inner.aside),
+            self.set.prints.all(),
+        );
         let way = self.inner.policy.victim(&self.set.uses, allowed, &prints)?;
+        self.lose(way);
+        Some(way)
+    }
+
+    /// The page of a way, which is clean, leaves the cache.
+    pub fn lose(&mut self, way: usize) {
         self.inner.departed += u64::from(self.inner.stamps[way] != 0);
         self.empty(way);
-        Some(way)
+    }
+
+    pub fn is_used_again(&self, way: usize) -> bool {
+        self.set.uses.any(way)
     }
 }
 

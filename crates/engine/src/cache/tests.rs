@@ -571,3 +571,191 @@ fn what_is_read_piece_by_piece_or_ahead_is_used_once() {
         "{beside} % beside a scan, {alone} % without"
     );
 }
+
+/// A load from a device that has `content`, up to its end.
+fn begin(cache: &PageCache, n: u64, content: u8) -> Option<Load<'_>> {
+    let mut load = cache.begin_load(FILE, n)?;
+    load.fill(&page(content));
+    Some(load)
+}
+
+#[test]
+fn a_page_that_is_loaded_where_it_stays_is_there_when_it_is_published_and_not_before() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    for n in 0..WAYS as u64 {
+        assert!(insert(&cache, n, &page(n as u8)));
+    }
+    let mut out = page(0);
+    let load = begin(&cache, 50, 7).unwrap();
+    assert!(!cache.read(FILE, 50, 0, &mut out) && cache.state(FILE, 50).is_none());
+    assert!(load.publish());
+    assert!(cache.read(FILE, 50, 0, &mut out) && out == page(7));
+    assert_eq!(cache.state(FILE, 50), Some(PageState::Clean));
+    assert!(cache.begin_load(FILE, 50).is_none(), "it is cached");
+    let mut load = begin(&cache, 51, 8).unwrap();
+    load.zero(1..BLOCK_SIZE);
+    assert!(load.publish() && cache.read(FILE, 51, 0, &mut out));
+    assert!(out[0] == 8 && out[1..].iter().all(|&byte| byte == 0));
+    // What is given up is nobody's, and its frame is used again.
+    for round in 0..100 {
+        drop(begin(&cache, 60 + round, 9));
+        assert!(!cache.read(FILE, 60 + round, 0, &mut out));
+    }
+    let counters = cache.counters();
+    assert_eq!(
+        cache.counts.given.load(Ordering::Relaxed),
+        WAYS,
+        "{counters:?}"
+    );
+}
+
+#[test]
+fn frames_that_are_set_aside_are_few_and_nobody_elses() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let mut loads: Vec<Load<'_>> = (0..WAYS as u64)
+        .map_while(|n| begin(&cache, n, 1))
+        .collect();
+    assert!((1..WAYS).contains(&loads.len()));
+    let rest = (WAYS - loads.len()) as u64;
+    for n in 0..rest {
+        assert_eq!(
+            write(&cache, 100 + n, 0, &page(2), Rest::Unknown),
+            Wrote::Done
+        );
+    }
+    assert_eq!(
+        write(&cache, 200, 0, &page(2), Rest::Unknown),
+        Wrote::NoRoom
+    );
+    loads.iter_mut().for_each(|load| load.fill(&page(3)));
+    let mut out = page(0);
+    for n in 0..rest {
+        assert!(cache.read(FILE, 100 + n, 0, &mut out) && out == page(2));
+    }
+    assert!(loads.into_iter().all(Load::publish));
+    assert_eq!(write(&cache, 200, 0, &page(2), Rest::Unknown), Wrote::Done);
+}
+
+#[test]
+fn what_is_loaded_beside_others_is_what_the_page_holds() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let mut out = page(0);
+    // Who publishes second finds it there.
+    let (first, second) = (begin(&cache, 1, 1), begin(&cache, 1, 1));
+    assert!(first.unwrap().publish() && second.unwrap().publish());
+    let held = cache.sets[0].lock().held().count();
+    assert_eq!(held, 1);
+    // Written meanwhile, and dirty.
+    let load = begin(&cache, 2, 2).unwrap();
+    assert_eq!(write(&cache, 2, 0, &page(5), Rest::Unknown), Wrote::Done);
+    assert!(!load.publish());
+    assert!(cache.read(FILE, 2, 0, &mut out) && out == page(5));
+    // Written meanwhile, written back and lost.
+    let load = begin(&cache, 3, 3).unwrap();
+    assert_eq!(write(&cache, 3, 0, &page(6), Rest::Unknown), Wrote::Done);
+    let (stamp, _) = cache.copy_dirty(FILE, 3, &mut out).unwrap();
+    assert!(cache.complete(FILE, 3, stamp));
+    for n in 10..10 + 2 * WAYS as u64 {
+        insert(&cache, n, &page(0));
+    }
+    assert!(cache.state(FILE, 3).is_none(), "it has left");
+    assert!(!load.publish() && cache.state(FILE, 3).is_none());
+    // Its block written past the cache meanwhile.
+    let load = begin(&cache, 4, 4).unwrap();
+    cache.supersede(FILE, 4..5, true);
+    assert!(!load.publish() && cache.state(FILE, 4).is_none());
+}
+
+#[test]
+fn clean_pages_are_forgotten_and_what_was_written_counts_as_lost() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let mut out = page(0);
+    for n in 0..8 {
+        insert(&cache, n, &page(1));
+    }
+    assert_eq!(write(&cache, 3, 0, &[9], Rest::Unknown), Wrote::Done);
+    assert_eq!(write(&cache, 4, 0, &[9], Rest::Unknown), Wrote::Done);
+    let (stamp, _) = cache.copy_dirty(FILE, 4, &mut out).unwrap();
+    assert!(cache.complete(FILE, 4, stamp));
+    let absence = cache.absence(FILE, 8).unwrap();
+    assert_eq!(cache.forget(FILE, 0..8, false), 7);
+    assert!(cache.read(FILE, 3, 0, &mut out), "it is dirty");
+    assert!(
+        !cache.admit(FILE, 8, absence, &page(0), true),
+        "one of its set was written and has left"
+    );
+    assert_eq!(cache.forget(FILE, 0..8, false), 0);
+}
+
+#[test]
+fn a_set_is_crowded_from_a_mark_on_until_it_is_eased() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE).keeping_ways();
+    let put = |n: u64| cache.overwrite_whole(FILE, n, &page(n as u8), 5);
+    let dirty = u64::from(crowd::crowded());
+    (0..dirty).for_each(|n| assert_eq!(put(n), Wrote::Done));
+    assert_eq!((cache.crowded(), cache.next_crowded(0)), (0, None));
+    let mut cold = Vec::new();
+    assert_eq!(cache.append_cold(0, &mut cold), 0);
+    assert_eq!(put(dirty), Wrote::Done);
+    assert_eq!((cache.crowded(), cache.next_crowded(0)), (1, Some(0)));
+    let wanted = cache.append_cold(0, &mut cold);
+    assert_eq!(wanted as u64, dirty + 1 - u64::from(crowd::eased()));
+    assert_eq!(
+        (cold.len() as u64, cold[0]),
+        (dirty + 1, (FILE, 0)),
+        "the oldest first"
+    );
+    for (key, n) in &cold[..wanted - 1] {
+        let (stamp, _) = cache.copy_dirty(*key, *n, &mut page(0)).unwrap();
+        assert!(cache.complete(*key, *n, stamp));
+    }
+    assert_eq!(cache.crowded(), 1);
+    cache.invalidate(FILE, dirty..dirty + 1);
+    assert_eq!((cache.crowded(), cache.next_crowded(0)), (0, None));
+}
+
+/// Neither what is read nor what needs a block has to wait for overwrites.
+#[test]
+fn overwrites_leave_some_ways_of_a_set_to_others() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE).keeping_ways();
+    let most = u64::from(crowd::own_most());
+    for n in 0..most {
+        assert_eq!(cache.overwrite_whole(FILE, n, &page(1), 5), Wrote::Done);
+    }
+    assert_eq!(cache.overwrite_whole(FILE, 50, &page(1), 5), Wrote::NoRoom);
+    assert_eq!(
+        cache.overwrite_whole(FILE, 3, &page(2), 5),
+        Wrote::Done,
+        "it is dirty"
+    );
+    assert!(!cache.has_room(cache.set_of(FILE, 50)));
+    for n in 100..200 {
+        assert!(insert(&cache, n, &page(3)), "a read finds a frame");
+    }
+    assert_eq!(
+        cache.overwrite(FILE, 199, (0, &[1]), Some(5)),
+        Overwrote::NoRoom
+    );
+    assert_eq!(
+        cache.overwrite(FILE, 199, (0, &[1]), None),
+        Overwrote::Clean
+    );
+    assert_eq!(write(&cache, 60, 0, &page(4), Rest::Unknown), Wrote::Done);
+    assert_eq!((cache.promised_pages(), cache.counters().no_room), (1, 2));
+    let (stamp, _) = cache.copy_dirty(FILE, 0, &mut page(0)).unwrap();
+    assert!(cache.complete(FILE, 0, stamp));
+    let (stamp, _) = cache.copy_dirty(FILE, 60, &mut page(0)).unwrap();
+    assert!(cache.complete(FILE, 60, stamp));
+    assert_eq!(cache.promised_pages(), 0);
+    assert_eq!(cache.overwrite_whole(FILE, 50, &page(1), 5), Wrote::Done);
+}
+
+#[test]
+fn a_file_that_is_written_over_all_the_time_is_as_old_as_its_last_write_back() {
+    let cache = PageCache::new(64 * BLOCK_SIZE);
+    write(&cache, 1, 0, &page(1), Rest::Unknown);
+    cache.written_back(FILE, 70);
+    assert_eq!(cache.dirty_since(FILE), Some(70));
+    cache.written_back(FILE, 60);
+    assert_eq!(cache.dirty_since(FILE), Some(70));
+}
