@@ -184,6 +184,7 @@ impl FileSystem {
             fs.finish_orphans()?;
             if options.store.background {
                 fs.files.start()?;
+                fs.files.start_cleaning()?;
             }
         }
         Ok(fs)
@@ -214,6 +215,7 @@ impl FileSystem {
     pub fn close(&self) -> Result<(), Error> {
         self.driver.close();
         self.workers.finish();
+        self.files.finish_writes();
         self.files.stop();
         let told = self.files.losses_told();
         let written = if self.store.read_only() {

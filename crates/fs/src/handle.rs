@@ -1,7 +1,7 @@
 //! Open files: the calls of [`FileSystem`] that read, write and sync.
 
 use crate::api::{Caller, Ino};
-use crate::data::OpenFile;
+use crate::data::{Advice, OpenFile};
 use crate::filesystem::FileSystem;
 use crate::{Error, SetAttr};
 use std::io::{IoSlice, IoSliceMut};
@@ -20,6 +20,13 @@ impl FileSystem {
             self.kill_privileges(ino)?;
         }
         Ok(file)
+    }
+
+    /// Ends the use of a handle that others may have, too. What is asked of a context or a future by it from now on fails with
+    /// [`Error::BadHandle`]; reads of it that are in flight end early with [`Error::Cancelled`], where the kernel lets them; writes that were handed over,
+    /// and what a thread is at, are done. The file itself is let go with the last of its handle's owners, as after a drop.
+    pub fn close_file(&self, file: Arc<OpenFile>) {
+        self.files.close_handle(&file);
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
@@ -85,6 +92,21 @@ impl FileSystem {
     ) -> Result<(), Error> {
         let bytes = offset..offset.saturating_add(len);
         self.files.write_range(file, bytes, wait)
+    }
+
+    /// Says how a file will be used: the handle from now on, or a range of bytes now ([`Advice`]). Waits for no device.
+    ///
+    /// # Errors
+    /// [`Error::WriteFailed`] with [`Advice::DontNeed`], as [`write_range`](FileSystem::write_range).
+    pub fn advise(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: u64,
+        advice: Advice,
+    ) -> Result<(), Error> {
+        let bytes = offset..offset.saturating_add(len);
+        self.files.advise(file, bytes, advice)
     }
 
     /// As [`FileSystem::fsync`], for anything with an inode number, directories included.

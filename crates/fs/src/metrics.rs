@@ -166,6 +166,13 @@ impl FileSystem {
         let values = [("hit", pages.hits), ("miss", pages.misses)];
         let help = "Look-ups of file pages in the cache.";
         list.divided("sheaf_page_lookups_total", help, "outcome", values);
+        let [cleaned, writes, waits] = self.files.cleaning_counts();
+        let help = "Dirty pages that went home before somebody needed their frames.";
+        list.counter("sheaf_precleaned_pages_total", help, cleaned);
+        let help = "Writes that this took.";
+        list.counter("sheaf_precleaning_writes_total", help, writes);
+        let help = "Overwrites that waited for room among dirty pages.";
+        list.counter("sheaf_room_waits_total", help, waits);
         let dirty = self.files.dirty_pages() as f64 * format::BLOCK_SIZE as f64;
         let help = "Bytes of file pages that wait to be written.";
         list.gauge("sheaf_dirty_page_bytes", help, dirty);

@@ -2,18 +2,23 @@
 //!
 //! 1. Each request that was taken is completed once: by `poll`, by `wait`, or by its callback, and none by `submit`. One that
 //!    was not taken is the caller's still.
-//! 2. A context has its requests alone, and may be handed from thread to thread. It holds nothing between calls that
-//!    somebody else could wait for: an owner who never asks again hurts nobody.
+//! 2. A context has its requests alone, and may be handed from thread to thread. Between calls it holds nothing that
+//!    somebody else waits for but the ranges of writes in flight; and who waits for these lands them himself ([`InFlight`]). So an
+//!    owner who never asks again hurts nobody.
 //! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing.
 //! 4. Nothing here waits for a device but `wait` and `drop`, where devices know how to do things meanwhile (io_uring, a pool); but
-//!    beginning a read may wait for whoever has the file's inode locked while a part of its mapping is read.
+//!    beginning a transfer may wait for whoever has the file's inode locked while a part of its mapping is read.
+//! 5. What is in flight, and what became of it, is behind one lock, which the owner has while it is at it, also while it waits, and
+//!    others only try. Who has it waits for no range and no file's I/O lock.
 
 use super::waiting::Answers;
-use crate::data::{Began, Files, Flying, OpenFile};
+use crate::data::{Began, Files, Flying, InFlight, OpenFile, Writing};
 use crate::{Error, FileSystem};
+use base::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
+use base::sync::{Mutex, MutexGuard, rank};
 use base::thread::Pool;
-use device::{AlignedBuf, Flight, FlightId, Kind, Landed, Queues, Run};
+use device::{AlignedBuf, Bell, Durability, Flight, FlightId, Kind, Landed, Queues, Run};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +45,11 @@ pub enum Request {
         offset: u64,
         buf: AlignedBuf,
     },
+    /// As [`FileSystem::append`]: the completion tells where.
+    Append {
+        file: Arc<OpenFile>,
+        buf: AlignedBuf,
+    },
     /// As [`FileSystem::fsync`], of all that was completed before.
     Fsync {
         file: Arc<OpenFile>,
@@ -52,13 +62,16 @@ impl Request {
         match self {
             Request::Read { file, .. }
             | Request::Write { file, .. }
+            | Request::Append { file, .. }
             | Request::Fsync { file, .. } => file,
         }
     }
 
     pub(super) fn into_buf(self) -> AlignedBuf {
         match self {
-            Request::Read { buf, .. } | Request::Write { buf, .. } => buf,
+            Request::Read { buf, .. }
+            | Request::Write { buf, .. }
+            | Request::Append { buf, .. } => buf,
             Request::Fsync { .. } => AlignedBuf::zeroed(0),
         }
     }
@@ -71,6 +84,8 @@ pub struct Completion {
     pub user: u64,
     /// The request's buffer; empty of one that had none. What a read that failed leaves in it is nothing to rely on.
     pub buf: AlignedBuf,
+    /// Where in the file: the request's own offset, or where an append was written.
+    pub offset: u64,
     /// Bytes read or written.
     pub result: Result<usize, Error>,
 }
@@ -79,6 +94,8 @@ pub struct Completion {
 #[derive(Debug)]
 pub(super) struct Done {
     pub buf: AlignedBuf,
+    /// Of an append.
+    pub offset: Option<u64>,
     pub result: Result<usize, Error>,
 }
 
@@ -89,16 +106,35 @@ type Callback = Box<dyn FnOnce(&mut IoContext, Completion) + Send>;
 struct Pending {
     user: u64,
     then: Option<Callback>,
-    /// Of a read in flight.
+    /// Of a request in flight, and until it is completed.
     file: Option<Arc<OpenFile>>,
     offset: u64,
     flying: Flying,
+    writing: Option<Writing>,
     flight: Option<FlightId>,
     tries: u8,
 }
 
 /// See the module's head.
 pub struct IoContext {
+    shared: Arc<Shared>,
+    depth: usize,
+    bell: Arc<Bell>,
+    /// What is being completed.
+    ended: VecDeque<(Option<Callback>, Completion)>,
+}
+
+/// What others may land.
+struct Shared {
+    inner: Mutex<Inner>,
+    bell: Arc<Bell>,
+    /// How often a handle was closed.
+    closed: AtomicU64,
+    /// Writes that have begun and not landed; counted before it is asked whether they may begin.
+    writes: Arc<AtomicU64>,
+}
+
+struct Inner {
     files: Arc<Files>,
     pool: Arc<Pool>,
     queues: Queues,
@@ -109,6 +145,12 @@ pub struct IoContext {
     answers: Arc<Answers>,
     /// Requests that the pool has.
     asked: usize,
+    /// As [`Shared::writes`].
+    writes: Arc<AtomicU64>,
+    /// Handles that had been closed when this was looked at.
+    closed: u64,
+    /// Reads that somebody else has found landed.
+    reads: Vec<Landed>,
     /// Kept for their memory.
     landed: Vec<Landed>,
     answered: Vec<(u32, Done)>,
@@ -125,41 +167,57 @@ impl FileSystem {
         let device_depth = depth.min(DEVICE_DEPTH_MAX);
         let queues = Queues::new(self.store.array(), depth, device_depth);
         let queues = queues.map_err(engine::Error::from)?;
-        Ok(IoContext {
+        let bell = Arc::clone(queues.bell());
+        let writes = Arc::new(AtomicU64::new(0));
+        let inner = Inner {
             files: Arc::clone(&self.files),
             pool: self.workers.pool()?,
-            answers: Answers::new(Arc::clone(queues.bell())),
+            answers: Answers::new(Arc::clone(&bell)),
             queues,
             pending: (0..depth).map(|_| Pending::default()).collect(),
             free: (0..depth as u32).rev().collect(),
             done: VecDeque::with_capacity(depth),
             asked: 0,
+            writes: Arc::clone(&writes),
+            closed: 0,
+            reads: Vec::with_capacity(depth),
             landed: Vec::with_capacity(depth),
             answered: Vec::with_capacity(depth),
             runs: Vec::with_capacity(8),
+        };
+        let shared = Arc::new(Shared {
+            inner: Mutex::new(rank::IO_CONTEXT, inner),
+            bell: Arc::clone(&bell),
+            closed: AtomicU64::new(0),
+            writes,
+        });
+        let weak = Arc::downgrade(&shared);
+        self.files.add_in_flight(weak);
+        Ok(IoContext {
+            shared,
+            depth,
+            bell,
+            ended: VecDeque::with_capacity(depth),
         })
     }
 }
 
 impl IoContext {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.shared.inner.lock()
+    }
+
     /// Requests that were taken and are not completed.
     pub fn in_flight(&self) -> usize {
-        self.pending.len() - self.free.len()
+        self.inner().in_flight() + self.ended.len()
     }
 
     /// Takes requests from the front, each with a number of the caller's, as long as there is room; returns how many. They are
     /// started together.
     pub fn submit(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
-        let taken = self.take_all(requests);
-        self.queues.ring();
-        taken
-    }
-
-    fn take_all(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
-        let taken = requests.len().min(self.free.len());
-        for (user, request) in requests.drain(..taken) {
-            self.take(user, request, None);
-        }
+        let mut inner = self.inner();
+        let taken = inner.take_all(requests);
+        inner.queues.ring();
         taken
     }
 
@@ -172,9 +230,9 @@ impl IoContext {
         out: &mut Vec<Completion>,
         patience: Option<Duration>,
     ) -> usize {
-        let taken = self.take_all(requests);
+        let taken = self.inner().take_all(requests);
         self.wait(at_least, out, patience);
-        self.queues.ring();
+        self.inner().queues.ring();
         taken
     }
 
@@ -188,16 +246,17 @@ impl IoContext {
         request: Request,
         then: impl FnOnce(&mut IoContext, Completion) + Send + 'static,
     ) -> Result<(), Box<Request>> {
-        if self.free.is_empty() {
+        let mut inner = self.inner();
+        if inner.free.is_empty() {
             return Err(Box::new(request));
         }
-        self.take(0, request, Some(Box::new(then)));
-        self.queues.ring();
+        inner.take(0, request, Some(Box::new(then)));
+        inner.queues.ring();
         Ok(())
     }
 
     pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        !self.inner().free.is_empty()
     }
 
     /// As [`submit_with`](Self::submit_with) when there is room, but that somebody else has it started: by waiting, or by
@@ -207,148 +266,25 @@ impl IoContext {
         request: Request,
         then: impl FnOnce(&mut IoContext, Completion) + Send + 'static,
     ) {
-        self.take(0, request, Some(Box::new(then)));
-    }
-
-    fn take(&mut self, user: u64, request: Request, then: Option<Callback>) {
-        let number = self.free.pop().expect("the caller looked for room");
-        let pending = &mut self.pending[number as usize];
-        (pending.user, pending.then, pending.tries) = (user, then, 0);
-        match request {
-            Request::Read { file, offset, buf } => {
-                pending.offset = offset;
-                self.read(number, file, buf);
-            }
-            other => self.ask(number, other),
-        }
-    }
-
-    /// Begins a read, or begins it again.
-    fn read(&mut self, number: u32, file: Arc<OpenFile>, mut buf: AlignedBuf) {
-        let pending = &mut self.pending[number as usize];
-        let offset = pending.offset;
-        let (flying, runs) = (&mut pending.flying, &mut self.runs);
-        let began = match pending.tries < TRIES {
-            true => self.files.begin_read(&file, offset, &mut buf, flying, runs),
-            false => Ok(Began::Waits),
-        };
-        let (buf, result) = match began {
-            Ok(Began::Done(len)) => (buf, Ok(len)),
-            Err(error) => (buf, Err(error)),
-            Ok(Began::Waits) => return self.ask(number, Request::Read { file, offset, buf }),
-            Ok(Began::Flies) => {
-                let flight = Flight {
-                    kind: Kind::Read,
-                    memory: buf,
-                    tag: u64::from(number),
-                };
-                match self.queues.submit(flight, &self.runs) {
-                    Ok(flight) => {
-                        (pending.file, pending.flight) = (Some(file), Some(flight));
-                        return;
-                    }
-                    Err(refused) => {
-                        let buf = refused.flight.memory;
-                        match refused.error {
-                            Some(error) => (buf, Err(engine::Error::from(*error).into())),
-                            // One that was cancelled and has not been told of has the place.
-                            None => return self.ask(number, Request::Read { file, offset, buf }),
-                        }
-                    }
-                }
-            }
-        };
-        self.let_go(file);
-        self.done.push_back((number, Done { buf, result }));
-    }
-
-    fn ask(&mut self, number: u32, request: Request) {
-        self.asked += 1;
-        self.answers.ask(&self.pool, number, request);
-    }
-
-    /// A flight has landed. False: its request began again.
-    fn land(&mut self, landed: Landed) -> bool {
-        let number = landed.tag as u32;
-        let pending = &mut self.pending[number as usize];
-        pending.flight = None;
-        let Some(file) = pending.file.take() else {
-            return true;
-        };
-        let mut buf = landed.memory;
-        let stands = self.files.land_read(&file, &pending.flying, &mut buf);
-        if !stands {
-            // It may be another file's.
-            buf.fill(0);
-        }
-        let result = match landed.result {
-            Ok(()) if stands => Ok(pending.flying.len),
-            Err(error) if stands || is_cancelled(&error) => Err(match is_cancelled(&error) {
-                true => Error::Cancelled,
-                false => engine::Error::from(error).into(),
-            }),
-            // Also of an error: the blocks may not be the file's any more.
-            _ => {
-                pending.tries += 1;
-                self.read(number, file, buf);
-                return false;
-            }
-        };
-        self.let_go(file);
-        self.done.push_back((number, Done { buf, result }));
-        true
-    }
-
-    /// The last one to let go of a file may have to delete it, and wait for that.
-    fn let_go(&self, file: Arc<OpenFile>) {
-        if let Some(last) = Arc::into_inner(file) {
-            self.pool.give(move || drop(last));
-        }
-    }
-
-    /// Takes in what has ended.
-    fn reap(&mut self) {
-        let mut landed = std::mem::take(&mut self.landed);
-        self.queues.reap(&mut landed);
-        let mut again = false;
-        for flight in landed.drain(..) {
-            again |= !self.land(flight);
-        }
-        self.landed = landed;
-        if again {
-            self.queues.ring();
-        }
-        if self.asked > 0 {
-            self.answers.take(&mut self.answered);
-            self.asked -= self.answered.len();
-            self.done.extend(self.answered.drain(..));
-        }
+        self.inner().take(0, request, Some(Box::new(then)));
     }
 
     /// Completes what has ended, without waiting: puts completions behind those in `out`, and calls callbacks. Returns how many
     /// requests it completed.
     pub fn poll(&mut self, out: &mut Vec<Completion>) -> usize {
-        self.reap();
-        self.complete(out)
-    }
-
-    fn complete(&mut self, out: &mut Vec<Completion>) -> usize {
-        // Callbacks may add to these, for ever.
-        let ended = self.done.len();
-        for _ in 0..ended {
-            let Some((number, Done { buf, result })) = self.done.pop_front() else {
-                break;
-            };
-            self.free.push(number);
-            let pending = &mut self.pending[number as usize];
-            let completion = Completion {
-                user: pending.user,
-                buf,
-                result,
-            };
-            match pending.then.take() {
-                Some(then) => then(self, completion),
-                None => out.push(completion),
+        {
+            let mut inner = self.shared.inner.lock();
+            inner.give_up_closed(&self.shared.closed);
+            inner.reap();
+            inner.end(&mut self.ended);
+        }
+        // Callbacks may complete some of these, and add to them for ever.
+        let ended = self.ended.len();
+        for completed in 0..ended {
+            match self.ended.pop_front() {
+                Some((Some(then), completion)) => then(self, completion),
+                Some((None, completion)) => out.push(completion),
+                None => return completed,
             }
         }
         ended
@@ -369,7 +305,7 @@ impl IoContext {
         });
         let mut completed = 0;
         loop {
-            let rung = self.queues.bell().rung();
+            let rung = self.bell.rung();
             completed += self.poll(out);
             if completed >= at_least || self.in_flight() == 0 {
                 return completed;
@@ -380,38 +316,313 @@ impl IoContext {
             if left.is_some_and(|left| left.is_zero()) {
                 return completed;
             }
-            self.sleep(rung, left);
-        }
-    }
-
-    /// Waits until there may be something to reap.
-    fn sleep(&mut self, rung: u64, patience: Option<Duration>) {
-        if self.done.is_empty() {
-            let rung = (self.asked > 0).then_some(rung);
-            self.queues.wait(rung, patience);
+            self.inner().sleep(rung, left);
         }
     }
 
     /// Waits until there may be something to reap, or somebody rings the bell that was rung so often.
     pub(super) fn sleep_or_ring(&mut self, rung: u64) {
-        if self.done.is_empty() {
-            self.queues.wait(Some(rung), None);
-        }
+        self.inner().sleep(rung, None);
     }
 
-    pub(super) fn bell(&self) -> &Arc<device::Bell> {
-        self.queues.bell()
+    pub(super) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
     }
 
     /// Asks for an early end of the reads in flight that have this number; they are completed as they would be, or with
-    /// [`Error::Cancelled`]. What a thread is at goes on.
+    /// [`Error::Cancelled`]. A write in flight, and what a thread is at, go on.
+    /// All reads of a handle: [`FileSystem::close_file`].
     pub fn cancel(&mut self, user: u64) {
-        for pending in &self.pending {
+        let mut inner = self.inner();
+        let inner = &mut *inner;
+        for pending in &inner.pending {
             if pending.user == user
                 && let Some(flight) = pending.flight
             {
+                inner.queues.cancel(flight);
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn in_flight(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// There is something to complete, or to look at, without a wait.
+    fn has_news(&self) -> bool {
+        !self.done.is_empty() || !self.reads.is_empty()
+    }
+
+    fn take_all(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
+        let taken = requests.len().min(self.free.len());
+        for (user, request) in requests.drain(..taken) {
+            self.take(user, request, None);
+        }
+        taken
+    }
+
+    fn take(&mut self, user: u64, request: Request, then: Option<Callback>) {
+        let number = self.free.pop().expect("the caller looked for room");
+        let pending = &mut self.pending[number as usize];
+        (pending.user, pending.then, pending.tries) = (user, then, 0);
+        pending.offset = match &request {
+            Request::Read { offset, .. } | Request::Write { offset, .. } => *offset,
+            Request::Append { .. } | Request::Fsync { .. } => 0,
+        };
+        if request.file().is_closed() {
+            let file = Arc::clone(request.file());
+            let buf = request.into_buf();
+            return self.finish(number, Some(file), Err(Error::BadHandle), buf);
+        }
+        match request {
+            Request::Read { file, buf, .. } => self.read(number, file, buf),
+            Request::Write { file, offset, buf } => self.write(number, file, offset, buf),
+            other => self.ask(number, other),
+        }
+    }
+
+    /// Begins a read, or begins it again.
+    fn read(&mut self, number: u32, file: Arc<OpenFile>, mut buf: AlignedBuf) {
+        let pending = &mut self.pending[number as usize];
+        let offset = pending.offset;
+        let (flying, runs) = (&mut pending.flying, &mut self.runs);
+        let began = match pending.tries < TRIES {
+            true => self.files.begin_read(&file, offset, &mut buf, flying, runs),
+            false => Ok(Began::Waits),
+        };
+        let result = match began {
+            Ok(Began::Done(len)) => Ok(len),
+            Err(error) => Err(error),
+            Ok(Began::Waits) => return self.ask(number, Request::Read { file, offset, buf }),
+            Ok(Began::Flies) => match self.fly(number, Kind::Read, buf) {
+                Ok(()) => {
+                    self.pending[number as usize].file = Some(file);
+                    return;
+                }
+                Err((memory, Some(error))) => {
+                    buf = memory;
+                    Err(error)
+                }
+                Err((buf, None)) => {
+                    return self.ask(number, Request::Read { file, offset, buf });
+                }
+            },
+        };
+        self.finish(number, Some(file), result, buf);
+    }
+
+    fn write(&mut self, number: u32, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf) {
+        let len = buf.len();
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        let writing = match self.files.begin_write(&file, offset, len, &mut self.runs) {
+            Ok(Some(writing)) => writing,
+            other => {
+                self.writes.fetch_sub(1, Ordering::Release);
+                return match other {
+                    Err(error) => self.finish(number, Some(file), Err(error), buf),
+                    _ => self.ask(number, Request::Write { file, offset, buf }),
+                };
+            }
+        };
+        match self.fly(number, Kind::Write(Durability::Volatile), buf) {
+            Ok(()) => {
+                let pending = &mut self.pending[number as usize];
+                (pending.file, pending.writing) = (Some(file), Some(writing));
+            }
+            Err((buf, error)) => {
+                writing.never_flew();
+                self.writes.fetch_sub(1, Ordering::Release);
+                match error {
+                    None => self.ask(number, Request::Write { file, offset, buf }),
+                    Some(error) => self.finish(number, Some(file), Err(error), buf),
+                }
+            }
+        }
+    }
+
+    /// Sends what was begun. It may be refused with an error; or without one, since another that was cancelled and has not been told of
+    /// has its place.
+    fn fly(
+        &mut self,
+        number: u32,
+        kind: Kind,
+        memory: AlignedBuf,
+    ) -> Result<(), (AlignedBuf, Option<Error>)> {
+        let tag = u64::from(number);
+        let flight = Flight { kind, memory, tag };
+        match self.queues.submit(flight, &self.runs) {
+            Ok(flight) => {
+                self.pending[number as usize].flight = Some(flight);
+                Ok(())
+            }
+            Err(refused) => {
+                let error = refused.error.map(|e| engine::Error::from(*e).into());
+                Err((refused.flight.memory, error))
+            }
+        }
+    }
+
+    fn ask(&mut self, number: u32, request: Request) {
+        self.asked += 1;
+        self.answers.ask(&self.pool, number, request);
+    }
+
+    fn finish(
+        &mut self,
+        number: u32,
+        file: Option<Arc<OpenFile>>,
+        result: Result<usize, Error>,
+        buf: AlignedBuf,
+    ) {
+        self.pending[number as usize].file = file;
+        let offset = None;
+        let done = Done {
+            buf,
+            offset,
+            result,
+        };
+        self.done.push_back((number, done));
+    }
+
+    /// A read has landed. False: it began again.
+    fn land_read(&mut self, landed: Landed) -> bool {
+        let number = landed.tag as u32;
+        let pending = &mut self.pending[number as usize];
+        pending.flight = None;
+        let Some(file) = pending.file.take() else {
+            return true;
+        };
+        let mut buf = landed.memory;
+        let stands = self.files.land_read(&file, &pending.flying, &mut buf);
+        if !stands {
+            // It may be another file's.
+            buf.fill(0);
+        }
+        let result = match landed.result {
+            Ok(()) if stands => Ok(pending.flying.len),
+            Err(error) if stands || is_cancelled(&error) => Err(match is_cancelled(&error) {
+                true => Error::Cancelled,
+                false => engine::Error::from(error).into(),
+            }),
+            // Also of an error: the blocks may not be the file's any more.
+            _ if file.is_closed() => Err(Error::Cancelled),
+            _ => {
+                pending.tries += 1;
+                self.read(number, file, buf);
+                return false;
+            }
+        };
+        self.finish(number, Some(file), result, buf);
+        true
+    }
+
+    /// Takes out what has landed, and lands writes. Waits for nothing, and lets go of no file.
+    fn land_writes(&mut self) {
+        let mut landed = std::mem::take(&mut self.landed);
+        self.queues.reap(&mut landed);
+        for flight in landed.drain(..) {
+            let number = flight.tag as u32;
+            let pending = &mut self.pending[number as usize];
+            let Some(writing) = pending.writing.take() else {
+                self.reads.push(flight);
+                continue;
+            };
+            pending.flight = None;
+            let (buf, result) = (flight.memory, flight.result);
+            let written = writing.land(result.map_err(|error| engine::Error::from(error).into()));
+            let result = written.map(|()| buf.len());
+            self.writes.fetch_sub(1, Ordering::Release);
+            let file = pending.file.take();
+            self.finish(number, file, result, buf);
+        }
+        self.landed = landed;
+    }
+
+    /// Takes in what has ended.
+    fn reap(&mut self) {
+        self.land_writes();
+        let mut reads = std::mem::take(&mut self.reads);
+        let mut again = false;
+        for flight in reads.drain(..) {
+            again |= !self.land_read(flight);
+        }
+        self.reads = reads;
+        if again {
+            self.queues.ring();
+        }
+        if self.asked > 0 {
+            self.answers.take(&mut self.answered);
+            self.asked -= self.answered.len();
+            self.done.extend(self.answered.drain(..));
+        }
+    }
+
+    /// Takes out what is to be completed.
+    fn end(&mut self, ended: &mut VecDeque<(Option<Callback>, Completion)>) {
+        for (number, done) in self.done.drain(..) {
+            self.free.push(number);
+            let pending = &mut self.pending[number as usize];
+            // The last one to let go of a file may have to delete it, and wait for that.
+            if let Some(last) = pending.file.take().and_then(Arc::into_inner) {
+                self.pool.give(move || drop(last));
+            }
+            let completion = Completion {
+                user: pending.user,
+                buf: done.buf,
+                offset: done.offset.unwrap_or(pending.offset),
+                result: done.result,
+            };
+            ended.push_back((pending.then.take(), completion));
+        }
+    }
+
+    /// Waits until there may be something to reap, or somebody rings the bell that was rung so often.
+    fn sleep(&mut self, rung: u64, patience: Option<Duration>) {
+        if !self.has_news() {
+            // A sleep to a time is more exact without a bell; who closes a handle can wait for that.
+            let listens = self.asked > 0 || !self.queues.keep_time();
+            self.queues.wait(listens.then_some(rung), patience);
+        }
+    }
+
+    /// Asks for an early end of the reads of handles that were closed since.
+    fn give_up_closed(&mut self, closed: &AtomicU64) {
+        let closed = closed.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.closed, closed) == closed {
+            return;
+        }
+        for pending in &self.pending {
+            let gone = pending.file.as_ref().is_some_and(|file| file.is_closed());
+            if let Some(flight) = pending.flight.filter(|_| gone) {
                 self.queues.cancel(flight);
             }
+        }
+    }
+}
+
+impl InFlight for Shared {
+    fn land(&self) {
+        if self.writes() > 0
+            && let Some(mut inner) = self.inner.try_lock()
+        {
+            // Its owner may have begun some and be elsewhere before he starts them.
+            inner.queues.ring();
+            inner.land_writes();
+        }
+    }
+
+    fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    fn closed(&self) {
+        self.closed.fetch_add(1, Ordering::Release);
+        match self.inner.try_lock() {
+            Some(mut inner) => inner.give_up_closed(&self.closed),
+            // Its owner is at it, and looks when he is woken.
+            None => self.bell.ring(),
         }
     }
 }
@@ -419,18 +630,22 @@ impl IoContext {
 impl Drop for IoContext {
     /// Invariant 3.
     fn drop(&mut self) {
-        for pending in &mut self.pending {
-            pending.then = None;
+        let mut callbacks = Vec::new();
+        for pending in &mut self.inner().pending {
+            callbacks.extend(pending.then.take());
             pending.tries = TRIES;
         }
+        // What they hold, and what was not completed, may be anything: it goes under no lock.
+        drop((callbacks, std::mem::take(&mut self.ended)));
+        let mut gone = Vec::new();
         while self.in_flight() > 0 {
             // Also what began again meanwhile.
-            self.queues.cancel_all();
-            let rung = self.queues.bell().rung();
-            let mut gone = Vec::new();
+            self.inner().queues.cancel_all();
+            let rung = self.bell.rung();
             if self.poll(&mut gone) == 0 {
-                self.sleep(rung, None);
+                self.inner().sleep(rung, None);
             }
+            gone.clear();
         }
     }
 }
@@ -438,7 +653,7 @@ impl Drop for IoContext {
 impl std::fmt::Debug for IoContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("IoContext")
-            .field("depth", &self.pending.len())
+            .field("depth", &self.depth)
             .field("in_flight", &self.in_flight())
             .finish_non_exhaustive()
     }

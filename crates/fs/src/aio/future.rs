@@ -67,6 +67,7 @@ impl Drop for Reply {
             cell.finish(Completion {
                 user: 0,
                 buf: AlignedBuf::zeroed(0),
+                offset: 0,
                 result: Err(Error::Cancelled),
             });
         }
@@ -212,15 +213,18 @@ fn drive(mail: &Mail, mut context: IoContext) {
 /// A request that is sent when it is first polled, and its result.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct IoFuture {
+pub struct IoFuture(Sent);
+
+#[derive(Debug)]
+struct Sent {
     mail: Result<Arc<Mail>, Error>,
     request: Option<Request>,
     cell: Arc<Cell>,
 }
 
-impl IoFuture {
-    fn new(fs: &FileSystem, request: Request) -> IoFuture {
-        IoFuture {
+impl Sent {
+    fn new(fs: &FileSystem, request: Request) -> Sent {
+        Sent {
             mail: fs.driver.mail(fs),
             request: Some(request),
             cell: Arc::new(Cell(Mutex::new(rank::LEAF, State::Waiting(None)))),
@@ -235,6 +239,15 @@ impl Future for IoFuture {
     type Output = Output;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Output> {
+        let done = Pin::new(&mut self.0).poll(task);
+        done.map(|done| (done.buf, done.result))
+    }
+}
+
+impl Future for Sent {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Completion> {
         let fresh = task.waker().clone();
         let before = {
             let mut state = self.cell.0.lock();
@@ -246,7 +259,7 @@ impl Future for IoFuture {
         };
         match before {
             State::Waiting(_) => {}
-            State::Done(done) => return Poll::Ready((done.buf, done.result)),
+            State::Done(done) => return Poll::Ready(done),
             State::Taken => panic!("polled after it was ready"),
         }
         let Some(request) = self.request.take() else {
@@ -266,7 +279,12 @@ impl Future for IoFuture {
         let buf = request.into_buf();
         let before = std::mem::replace(&mut *self.cell.0.lock(), State::Taken);
         drop(before);
-        Poll::Ready((buf, Err(error)))
+        Poll::Ready(Completion {
+            user: 0,
+            buf,
+            offset: 0,
+            result: Err(error),
+        })
     }
 }
 
@@ -274,18 +292,32 @@ impl FileSystem {
     /// As [`FileSystem::read`] into the whole of `buf`, which comes back with the bytes read.
     pub fn read_future(&self, file: &Arc<OpenFile>, offset: u64, buf: AlignedBuf) -> IoFuture {
         let file = Arc::clone(file);
-        IoFuture::new(self, Request::Read { file, offset, buf })
+        IoFuture(Sent::new(self, Request::Read { file, offset, buf }))
     }
 
     /// As [`FileSystem::write`] of the whole of `buf`, which comes back with the bytes written.
     pub fn write_future(&self, file: &Arc<OpenFile>, offset: u64, buf: AlignedBuf) -> IoFuture {
         let file = Arc::clone(file);
-        IoFuture::new(self, Request::Write { file, offset, buf })
+        IoFuture(Sent::new(self, Request::Write { file, offset, buf }))
+    }
+
+    /// As [`FileSystem::append`] of the whole of `buf`, which comes back with where it was written and how much of it.
+    pub fn append_future(
+        &self,
+        file: &Arc<OpenFile>,
+        buf: AlignedBuf,
+    ) -> impl Future<Output = (AlignedBuf, Result<(u64, usize), Error>)> + Send + use<> {
+        let file = Arc::clone(file);
+        let sent = Sent::new(self, Request::Append { file, buf });
+        async move {
+            let done = sent.await;
+            (done.buf, done.result.map(|len| (done.offset, len)))
+        }
     }
 
     /// As [`FileSystem::fsync`].
     pub fn fsync_future(&self, file: &Arc<OpenFile>, data_only: bool) -> IoFuture {
         let file = Arc::clone(file);
-        IoFuture::new(self, Request::Fsync { file, data_only })
+        IoFuture(Sent::new(self, Request::Fsync { file, data_only }))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! submit ─► in the cache ─────────────► done at once ──┐
-//!        ─► direct read, mapping known ─► devices ─────┼─► poll, wait ─► completion or callback
+//!        ─► direct, mapping known ─────► devices ──────┼─► poll, wait ─► completion or callback
 //!        ─► whatever else ─► a thread of the pool ─────┘
 //! ```
 //!

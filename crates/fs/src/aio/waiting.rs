@@ -98,7 +98,11 @@ impl Drop for Answer {
             let why = "the thread that was at it panicked".to_owned();
             let result = Err(Error::WriteFailed { ino: self.ino, why });
             let buf = AlignedBuf::zeroed(0);
-            self.tell(Done { buf, result });
+            self.tell(Done {
+                buf,
+                offset: None,
+                result,
+            });
         }
     }
 }
@@ -107,23 +111,33 @@ fn perform(request: Request) -> Done {
     fn files(file: &OpenFile) -> &Files {
         file.files()
     }
-    match request {
+    let mut appended = None;
+    let (buf, result) = match request {
         Request::Read {
             file,
             offset,
             mut buf,
         } => {
             let result = files(&file).read(&file, offset, &mut buf);
-            Done { buf, result }
+            (buf, result)
         }
         Request::Write { file, offset, buf } => {
             let result = files(&file).write(&file, offset, &buf);
-            Done { buf, result }
+            (buf, result)
+        }
+        Request::Append { file, buf } => {
+            let done = files(&file).append(&file, &buf);
+            appended = done.as_ref().ok().map(|(offset, _)| *offset);
+            (buf, done.map(|(_, len)| len))
         }
         Request::Fsync { file, data_only } => {
             let result = files(&file).fsync(&file, data_only).map(|()| 0);
-            let buf = AlignedBuf::zeroed(0);
-            Done { buf, result }
+            (AlignedBuf::zeroed(0), result)
         }
+    };
+    Done {
+        buf,
+        offset: appended,
+        result,
     }
 }

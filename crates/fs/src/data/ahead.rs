@@ -1,5 +1,5 @@
 //! Read-ahead by threads of their own: while a reader goes on where it stopped, they bring what it asks for next, so that the
-//! devices and the copy into the cache work while it copies out.
+//! devices work while it copies out. These fill the frames where the pages stay ([`engine::cache::Load`]).
 //!
 //! A task is a run of pages of one file. It is *queued*, then *taken* by a thread, which gets the file's I/O lock, shared as any
 //! reader does, and then *loads*: from there to its end it waits for nothing but devices.
@@ -14,21 +14,19 @@
 //! 4. There are at most [`TASKS`]; who finds no room for one reads for itself.
 
 use super::file::{FileState, OpenFile};
-use super::read::{CLUSTER, Reading};
+use super::read::is_undisturbed;
 use super::{Files, PAGE};
 use crate::Error;
 use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Condvar, Mutex, rank};
-use device::AlignedBuf;
-use engine::cache::FileKey;
-use format::BLOCK_SIZE;
+use engine::cache::{FileKey, Load, WAYS};
 use std::ops::Range;
 
-/// Threads that read ahead: while one waits for devices, another copies.
+/// Threads that read ahead: while one waits for devices, another has found what comes next.
 const THREADS: usize = 2;
 /// Pages of a task: a reader that has caught up waits for one.
-const PIECE: u64 = 64;
+pub(super) const PIECE: u64 = 256;
 pub(super) const TASKS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +224,8 @@ impl Files {
         if asked == 0 {
             return window;
         }
-        let window = window.min(self.room_ahead());
+        // These must not push out each other: one page for each set, at most.
+        let window = window.min((self.pages.capacity() / WAYS) as u64).max(1);
         let (end, last) = (bytes.end.div_ceil(PAGE), file.state.size().div_ceil(PAGE));
         let (mut from, wanted) = (asked.max(end), (end + window).min(last));
         // In pieces, each as soon as there is room for it; not what is less, but at the end of the file.
@@ -260,13 +259,12 @@ impl Files {
         for _ in 0..THREADS {
             let (files, ahead) = (std::sync::Arc::downgrade(self), Arc::clone(&self.ahead));
             let body = move || {
-                let mut buf = AlignedBuf::zeroed(PIECE as usize * BLOCK_SIZE);
                 while let Some(task) = ahead.take() {
                     let _end = Ending(&ahead, task.number);
                     let Some(files) = files.upgrade() else {
                         return;
                     };
-                    if let Err(error) = files.read_task(&task, &mut buf) {
+                    if let Err(error) = files.read_task(&task) {
                         // Who needs these pages reads them, and is told.
                         tracing::debug!("read-ahead of inode {}: {error}", task.key.nid);
                     }
@@ -279,7 +277,7 @@ impl Files {
         Ok(())
     }
 
-    fn read_task(&self, task: &Task, buf: &mut AlignedBuf) -> Result<(), Error> {
+    pub(super) fn read_task(&self, task: &Task) -> Result<(), Error> {
         let Some(state) = self.use_active(task.key.nid)? else {
             return Ok(());
         };
@@ -297,35 +295,36 @@ impl Files {
         if !self.ahead.begin(task.number) {
             return Ok(());
         }
-        self.bring(&state, task.pages.clone(), buf)?;
+        self.bring(&state, task.pages.clone())?;
         drop(shared);
         Ok(())
     }
 
-    /// Caches those of these pages that are not. The caller holds the I/O lock.
-    fn bring(
-        &self,
-        state: &Arc<FileState>,
-        pages: Range<u64>,
-        buf: &mut AlignedBuf,
-    ) -> Result<(), Error> {
-        const { assert!(PIECE <= CLUSTER) };
-        let how = Reading::beside();
-        let mut at = pages.start;
+    /// Caches those of these pages that are not, in the frames where they stay. The caller holds the I/O lock.
+    fn bring(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
         let end = pages.end.min(state.size().div_ceil(PAGE));
+        let mut at = pages.start;
         while at < end {
-            let Some(missing) = self.missing_run(state, at, end, 0) else {
-                at += 1;
-                continue;
-            };
-            if !missing.is_undisturbed(state) {
-                // It would not be kept.
+            // Before it is known that they are not cached, and before they are read.
+            let quiet = state.stores.quiet();
+            if !is_undisturbed(state, quiet) {
+                // They would not be kept.
                 return Ok(());
             }
-            let out = &mut buf[..missing.bytes()];
-            self.load_into(state, missing.pages.clone(), out)?;
-            self.admit(state, &missing, out, &how);
-            at = missing.pages.end;
+            let absent = |page| self.pages.begin_load(state.key, page);
+            let mut loads: Vec<Load<'_>> = (at..end).map_while(absent).collect();
+            at += (loads.len() as u64).max(1);
+            if loads.is_empty() {
+                continue;
+            }
+            loads.iter_mut().for_each(Load::show_early);
+            self.load_frames(state, &mut loads)?;
+            if !is_undisturbed(state, quiet) {
+                return Ok(());
+            }
+            for load in loads {
+                load.publish();
+            }
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Files {
             _ => return Err(Error::Unsupported("this mode of fallocate")),
         };
         let state = &file.state;
-        let exclusive = state.lock_exclusive()?;
+        let exclusive = self.lock_exclusive(state)?;
         self.touch(state, end)?;
         let changed = change(self, state, offset..end);
         self.note_ahead(state);

@@ -20,12 +20,13 @@
 //!    no time: so those of many cores write nothing that all of them read, but once a tick.
 
 use super::Files;
+use super::advice::Advice;
 use super::gate::Stores;
 use super::references::{GROUP, References};
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+use base::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
@@ -348,7 +349,7 @@ pub(crate) struct FileState {
     /// One write-back at a time among those that hold `io` shared.
     pub(super) flusher: Mutex<()>,
     pub(super) meta: MetaLock,
-    /// Writes of several pages beside readers, under the shared lock.
+    /// Writes of several pages, and past the cache, beside readers: under the shared lock, or in flight.
     pub(super) stores: Stores,
     /// How often somebody has held `io` exclusively.
     exclusives: AtomicU64,
@@ -387,16 +388,9 @@ impl FileState {
         Ok(guard)
     }
 
-    /// As [`lock_shared`](Self::lock_shared), exclusive.
-    pub(super) fn lock_exclusive(&self) -> Result<WriteGuard<'_, ()>, Error> {
-        let guard = self.lock_alone();
-        self.check_alive()?;
-        Ok(guard)
-    }
-
-    /// The same of a file that may be being deleted. The one way to the exclusive lock, for what is in flight
-    /// (see [`flight`](super::flight), 2).
-    pub(super) fn lock_alone(&self) -> WriteGuard<'_, ()> {
+    /// The I/O lock, exclusive, beside writes in flight; for [`Files::lock_alone`] only, the one way to it (see
+    /// [`flight`](super::flight), 2).
+    pub(super) fn lock_beside_flights(&self) -> WriteGuard<'_, ()> {
         let guard = self.io.write();
         self.exclusives.fetch_add(1, Ordering::SeqCst);
         guard
@@ -774,9 +768,21 @@ pub struct OpenFile {
     pub(super) ahead: AtomicU64,
     /// Up to this page the threads that read ahead have been asked.
     pub(super) asked: AtomicU64,
+    /// See [`FileSystem::close_file`](crate::FileSystem::close_file).
+    closed: AtomicBool,
+    /// An [`Advice`](super::Advice), as a number.
+    pub(super) advice: AtomicU8,
 }
 
 impl OpenFile {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
     pub fn ino(&self) -> Ino {
         self.state.ino()
     }
@@ -874,6 +880,8 @@ impl Files {
             next_read: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            advice: AtomicU8::new(Advice::Normal as u8),
         })
     }
 
@@ -1087,7 +1095,10 @@ impl OpenFile {
         }
         self.next_read.store(offset + len, Ordering::Relaxed);
         let before = self.ahead.load(Ordering::Relaxed);
-        let window = (before * 2).max(8).min(most);
+        let window = match self.is_advised(Advice::Sequential) {
+            true => most,
+            false => (before * 2).max(8).min(most),
+        };
         if window != before {
             self.ahead.store(window, Ordering::Relaxed);
         }

@@ -7,13 +7,19 @@
 //!    blocks that were the file's all the time; also if they are another file's now.
 //! 3. A page that is cached is read from the cache. One that was absent when the flight began is what its device held, unless
 //!    somebody wrote it meanwhile: the same question as that of a read which waits ([`Files::admit`]).
-//! 4. Nobody wrote several pages or past the cache between a flight's beginning and its end ([`gate`](super::gate)): so it has
-//!    all of such a write or nothing, and no page half.
+//! 4. Nobody wrote several pages, or past the cache, that the flight reads between its beginning and its end: nobody did anywhere
+//!    ([`gate`](super::gate)), or it was elsewhere ([`ranges`](super::ranges)). So it has all of such a write or nothing, and no page half.
 //! 5. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may.
 
+mod writing;
+
+pub(super) use writing::is_written;
+pub(crate) use writing::{InFlight, Writing};
+
 use super::extents::{self, Glanced};
-use super::file::OpenFile;
+use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
+use super::ranges::Moment;
 use super::{Files, PAGE, pages_of};
 use crate::Error;
 use device::Run;
@@ -31,12 +37,19 @@ pub(crate) struct Flying {
     /// Bytes that are the file's.
     pub len: usize,
     exclusives: u64,
-    /// When nobody wrote several pages, or past the cache.
-    quiet: Option<Quiet>,
+    began: Option<Beginning>,
     /// The pages that are read from a device.
     absent: Vec<(u64, Absence)>,
     /// What of the memory lies behind the end of the file.
     beyond: Range<usize>,
+}
+
+/// What tells whether somebody wrote since.
+#[derive(Clone, Copy, Debug)]
+struct Beginning {
+    /// Nobody was writing.
+    quiet: Option<Quiet>,
+    moment: Moment,
 }
 
 impl Default for Flying {
@@ -45,7 +58,7 @@ impl Default for Flying {
             offset: 0,
             len: 0,
             exclusives: 0,
-            quiet: None,
+            began: None,
             // As many as most flights have, so that no request allocates.
             absent: Vec::with_capacity(8),
             beyond: 0..0,
@@ -94,10 +107,14 @@ impl Files {
         // Devices read whole pages to aligned memory.
         let flies =
             file.has(libc::O_DIRECT) && offset.is_multiple_of(PAGE) && taken <= buf.len() as u64;
-        let Some(quiet) = state.stores.quiet() else {
-            return Ok(Began::Waits);
+        let began = Beginning {
+            moment: self.ranges.moment(state.ino().0),
+            quiet: state.stores.quiet(),
         };
-        (flying.offset, flying.len, flying.quiet) = (offset, len, Some(quiet));
+        if began.quiet.is_none() && !self.is_apart(state, &pages, began) {
+            return Ok(Began::Waits);
+        }
+        (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
         flying.absent.clear();
         for page in pages.clone() {
             let at = (page * PAGE).max(offset);
@@ -109,7 +126,7 @@ impl Files {
                 _ => return Ok(Began::Waits),
             }
         }
-        if !state.stores.is_still(quiet) {
+        if !self.is_apart(state, &pages, began) {
             return Ok(Began::Waits);
         }
         runs.clear();
@@ -126,6 +143,13 @@ impl Files {
             true => Began::Done(len),
             false => Began::Flies,
         })
+    }
+
+    /// Invariant 4, so far.
+    fn is_apart(&self, state: &FileState, pages: &Range<u64>, began: Beginning) -> bool {
+        let Beginning { quiet, moment } = began;
+        quiet.is_some_and(|quiet| state.stores.is_still(quiet))
+            || self.ranges.is_apart(state.ino().0, pages, moment)
     }
 
     /// Where the absent pages lie; what is nowhere reads as zeros. `None`: to tell would take a wait.
@@ -183,16 +207,17 @@ impl Files {
     /// Whether what a flight has read is what the file holds; else it has to begin again.
     pub(crate) fn land_read(&self, file: &OpenFile, flying: &Flying, buf: &mut [u8]) -> bool {
         let state = &file.state;
-        let still = flying
-            .quiet
-            .is_some_and(|quiet| state.stores.is_still(quiet));
-        if state.exclusives() != flying.exclusives || !still {
+        let pages = pages_of(flying.offset..flying.offset + flying.len as u64);
+        let apart = flying
+            .began
+            .is_some_and(|began| self.is_apart(state, &pages, began));
+        if state.exclusives() != flying.exclusives || !apart {
             return false;
         }
         let stands = flying.absent.iter().all(|&(page, absence)| {
             let at = (page * PAGE - flying.offset) as usize;
             let content = &buf[at..at + BLOCK_SIZE];
-            self.pages.admit(state.key, page, absence, content, false)
+            (self.pages).admit_apart(state.key, page, absence, content, false)
         });
         if stands {
             buf[flying.beyond.clone()].fill(0);

@@ -380,36 +380,47 @@ impl Files {
         Ok(())
     }
 
-    /// Keeps dirty pages below half of the cache: above it one writer writes back the oldest
+    /// Dirty pages that only write-back takes home: where threads clean, those without a block.
+    fn unwritten(&self) -> usize {
+        match self.cleaning.is_running() {
+            true => self.pages.promised_pages(),
+            false => self.pages.dirty(),
+        }
+    }
+
+    /// Keeps such pages below half of the cache: above it one writer writes back the oldest
     /// files, and those that follow wait for it when hardly a clean page is left. Beside syncs a file with little to write
     /// does not, so that who syncs does not write back for others. No lock is held.
     pub(super) fn balance(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        self.cleaning.note_dirty();
         let capacity = self.pages.capacity();
-        if self.pages.dirty() <= capacity / 4 {
+        if self.unwritten() <= capacity / 4 {
             return Ok(());
         }
         self.hurry();
-        if self.pages.dirty() <= capacity / 2 {
+        if self.unwritten() <= capacity / 2 {
             return Ok(());
         }
-        if self.pages.dirty() <= capacity / 8 * 7 && self.keeps_pace() && self.has_few_dirty(state)
-        {
+        if self.unwritten() <= capacity / 8 * 7 && self.keeps_pace() && self.has_few_dirty(state) {
             return Ok(());
         }
         let turn = match self.balancer.try_lock() {
             Some(turn) => turn,
-            None if self.pages.dirty() <= capacity / 8 * 7 => return Ok(()),
+            None if self.unwritten() <= capacity / 8 * 7 => return Ok(()),
             None => self.balancer.lock(),
         };
         if self.pages.is_dirty(state.key) {
             self.flush_file(state)?;
         }
         let mut files = self.pages.dirty_files();
+        if self.cleaning.is_running() {
+            files.retain(|file| file.promised > 0);
+        }
         files.sort_unstable_by_key(|f| f.since_ns);
         let inos: Vec<Ino> = files.iter().map(|f| f.key.nid).collect();
         let mut room = Room::new();
         for inos in inos.chunks(TOGETHER) {
-            if self.pages.dirty() <= capacity / 8 * 3 {
+            if self.unwritten() <= capacity / 8 * 3 {
                 break;
             }
             let alone = |state: &Arc<FileState>| self.flush_file(state);
@@ -454,18 +465,27 @@ impl Files {
                 outcome = Err(error);
             }
         };
-        let crowded = self.pages.dirty() > self.pages.capacity() / 4;
+        match self.cleaning.is_running() {
+            true => self.cleaning.note_dirty(),
+            false if self.options.pre_clean => self.clean_now(),
+            false => {}
+        }
+        let crowded = self.unwritten() > self.pages.capacity() / 4;
         let (mut due, mut old) = (Vec::new(), Vec::new());
         self.table.each_state(|state| {
             let since = self.pages.dirty_since(state.key);
             if self.write_back_due(state, since, crowded, now_ns) {
-                due.push(state.ino());
+                match self.is_swept(state) {
+                    true => self.cleaning.sweep(state.key, now_ns),
+                    false => due.push(state.ino()),
+                }
             }
             if self.times_old(state, now_ns) {
                 old.push(state.ino());
             }
         });
         due.extend(self.take_logged());
+        due.extend(self.cleaning.take_files());
         due.sort_unstable();
         due.dedup();
         self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
@@ -633,7 +653,7 @@ impl Files {
         if state.key != mine.key {
             return;
         }
-        let _exclusive = state.lock_alone();
+        let _exclusive = self.lock_alone(&state);
         if self.table.is_open(ino) || self.flush_locked(&state).is_ok() {
             return;
         }
@@ -686,6 +706,7 @@ impl Files {
         self.background.lock().stop = true;
         self.wake.notify_all();
         self.ahead.stop();
+        self.cleaning.close();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {

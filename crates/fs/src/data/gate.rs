@@ -8,7 +8,8 @@
 //! 1. A write is counted before it changes its first page, in the cache or on a device, and until after its last.
 //! 2. So who has seen a page of a write finds the word changed, or the write not over, if it looks after that: the page came by the
 //!    version of its tag in the cache, and what precedes the change with it. What came from a device meanwhile, whole or torn, is
-//!    neither cached nor used unless the word is still what it was before (`Files::admit`).
+//!    neither cached nor used unless the word is still what it was before (`Files::admit`), or those writes were elsewhere
+//!    (`Ranges::is_apart`).
 //! 3. Who finds the word as it was, and nobody at it, has seen all of each such write or nothing of it. Who finds nobody at it sees
 //!    all of those that are over.
 //!
@@ -17,8 +18,12 @@
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 
-/// Writes that are not over are counted below this, those begun from here on: more than 2^47 never are.
-const BEGUN: u64 = 1 << 16;
+/// Threads at work are counted below this, writes in flight from here on.
+const FLIGHT: u64 = 1 << 12;
+/// Writes that have begun are counted from here on. That 2^40 begin while somebody reads, and none of them is under way, never is.
+const BEGUN: u64 = 1 << 24;
+/// Writes in flight at most, so that threads that look at once and then count themselves stay below the next field.
+const FLIGHTS_MAX: u64 = 2048;
 
 #[derive(Debug)]
 pub(super) struct Stores(AtomicU64);
@@ -51,8 +56,27 @@ impl Stores {
 
     pub fn begin(&self) -> Storing<'_> {
         let before = self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
-        debug_assert!(before % BEGUN < BEGUN - 1, "one for each thread at most");
+        debug_assert!(before % FLIGHT < FLIGHT - 1, "one for each thread at most");
         Storing(&self.0)
+    }
+
+    /// Counts a write that no thread waits for, until [`end_flight`](Self::end_flight). False: there are too many.
+    pub fn begin_flight(&self) -> bool {
+        if self.flights() >= FLIGHTS_MAX {
+            return false;
+        }
+        self.0.fetch_add(BEGUN + FLIGHT, Ordering::AcqRel);
+        true
+    }
+
+    pub fn end_flight(&self) {
+        let before = self.0.fetch_sub(FLIGHT, Ordering::Release);
+        debug_assert!(before % BEGUN >= FLIGHT, "it was counted");
+    }
+
+    /// Writes in flight. Who finds none sees all that was done when they landed.
+    pub fn flights(&self) -> u64 {
+        self.0.load(Ordering::Acquire) % BEGUN / FLIGHT
     }
 }
 

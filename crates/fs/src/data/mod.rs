@@ -19,9 +19,12 @@
 //!    read: whoever reads it asks the cache once more ([`write`], 6).
 //! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
 //! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
+//! 7. A write that needs no record to go home leaves its pages to the threads of [`clean`]; all other dirty pages are write-back's.
 
+mod advice;
 mod ahead;
 mod bounce;
+mod clean;
 mod extents;
 mod fallocate;
 mod file;
@@ -42,28 +45,30 @@ mod write;
 mod writeback;
 
 pub(crate) use crate::content::inode::SIZE_MAX;
+pub use advice::Advice;
 pub(crate) use extents::FREE_MAX;
 pub(crate) use file::Entered;
 pub use file::OpenFile;
 pub(crate) use file::{Owners, Volatile};
-pub(crate) use flight::{Began, Flying};
+pub(crate) use flight::{Began, Flying, InFlight, Writing};
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
-use base::atomic::AtomicU64;
+use base::atomic::{AtomicBool, AtomicU64};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use bounce::Bounces;
+use clean::Cleaning;
 use engine::Store;
 use engine::cache::{CacheCounters, FileKey, PageCache};
 use file::{FileState, FileTable, Losses};
 use format::BLOCK_SIZE;
 use pace::Pace;
-use ranges::Ranges;
+use ranges::{Held, Mode, Ranges};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -84,6 +89,8 @@ pub struct DataOptions {
     pub mtime_persist: Duration,
     /// Background write-back takes pages that have been dirty for this long.
     pub write_back_age: Duration,
+    /// Pages that are written over go home before somebody needs their frames, by a thread for each device.
+    pub pre_clean: bool,
     /// A file being rewritten from nothing, and times alone, are logged after this long.
     pub settle_age: Duration,
     pub atime: AtimePolicy,
@@ -99,10 +106,11 @@ impl Default for DataOptions {
             cache_bytes: 64 << 20,
             mtime_persist: Duration::from_secs(1),
             write_back_age: Duration::from_secs(5),
+            pre_clean: true,
             settle_age: Duration::from_secs(25),
             atime: AtimePolicy::Relative,
             directory_atime: true,
-            read_ahead: 1 << 20,
+            read_ahead: 4 << 20,
         }
     }
 }
@@ -128,10 +136,15 @@ pub(crate) struct Files {
     /// Beside pages of files, it has blocks of metadata.
     pages: Arc<PageCache>,
     ahead: base::sync::Arc<Ahead>,
+    cleaning: base::sync::Arc<Cleaning>,
     memory: Bounces,
     table: FileTable,
     /// Pages that somebody writes, or reads as one, beside others.
     ranges: Ranges,
+    /// Who may have writes in flight.
+    in_flight: Mutex<Vec<Weak<dyn InFlight>>>,
+    /// No write begins to fly any more.
+    closing: AtomicBool,
     options: DataOptions,
     orphans: OnceLock<Weak<dyn LastReference>>,
     counts: FileCounts,
@@ -163,14 +176,22 @@ impl std::fmt::Debug for Files {
 
 impl Files {
     pub fn new(store: Arc<Store<FsNode>>, times: Arc<Times>, options: DataOptions) -> Arc<Files> {
-        let pages = Arc::new(PageCache::new(options.cache_bytes));
+        let pages = PageCache::new(options.cache_bytes);
+        let pages = Arc::new(match options.pre_clean {
+            true => pages.keeping_ways(),
+            false => pages,
+        });
+        let cleaning = Cleaning::new(&pages, store.array().devices().count());
         store.share_pages(Arc::clone(&pages));
         Arc::new(Files {
             pages,
             ahead: base::sync::Arc::new(Ahead::new()),
+            cleaning: base::sync::Arc::new(cleaning),
             memory: Bounces::new(options.cache_bytes / KEPT_SHARE),
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
+            in_flight: Mutex::new(rank::LEAF, Vec::new()),
+            closing: AtomicBool::new(false),
             store,
             times,
             options,
@@ -214,6 +235,11 @@ impl Files {
         self.pages.counters()
     }
 
+    /// See [`Cleaning::counts`].
+    pub fn cleaning_counts(&self) -> [u64; 3] {
+        self.cleaning.counts()
+    }
+
     pub fn dirty_pages(&self) -> usize {
         self.pages.dirty()
     }
@@ -235,6 +261,11 @@ impl Files {
             return Err(Error::ReadOnly);
         }
         Ok(())
+    }
+
+    /// Waits until these pages of a file are the caller's, who holds neither an I/O lock nor a range.
+    fn hold(&self, state: &FileState, pages: Range<u64>, mode: Mode) -> Held<'_> {
+        (self.ranges).hold(state.ino().0, pages, mode, || self.land_writes())
     }
 
     /// Takes blocks out of the free space for pages that are about to become dirty.
@@ -282,6 +313,7 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         self.ahead.close();
+        self.cleaning.close();
     }
 }
 

@@ -27,7 +27,7 @@
 
 use super::Files;
 use base::atomic::{AtomicU64, Ordering};
-use base::sync::{Mutex, rank};
+use base::sync::{Mutex, MutexGuard, rank};
 use base::tight;
 use device::Io;
 use format::BLOCK_SIZE;
@@ -103,6 +103,11 @@ impl Pace {
         self.written().saturating_sub(home) >= unflushed_max()
     }
 
+    /// A turn, for who holds what others wait for. `None`: it is somebody else's.
+    pub fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.turn.try_lock()
+    }
+
     /// Whether it is somebody's turn.
     #[cfg(test)]
     pub fn is_taken(&self) -> bool {
@@ -123,15 +128,25 @@ impl Files {
             return Ok(array.execute(ios)?);
         }
         for mut piece in pieces(ios, piece_pages() * BLOCK_SIZE) {
-            let _turn = self.pace.turn.lock();
-            let outcome = array.execute(&mut piece);
-            let bytes = piece.iter().map(Io::bytes).sum::<u64>();
-            self.pace.written.fetch_add(bytes, Ordering::Release);
-            outcome?;
-            if self.pace.is_flush_due() {
-                // Others' writes may be lost if it fails: they see that by the array's count of failures (R17).
-                self.flush_counted()?;
-            }
+            let turn = self.pace.turn.lock();
+            self.write_in_turn(&turn, &mut piece)?;
+        }
+        Ok(())
+    }
+
+    /// Writes one piece, and flushes if that is due.
+    pub(super) fn write_in_turn(
+        &self,
+        _turn: &MutexGuard<'_, ()>,
+        piece: &mut [Io<'_>],
+    ) -> Result<(), engine::Error> {
+        let outcome = self.store.array().execute(piece);
+        let bytes = piece.iter().map(Io::bytes).sum::<u64>();
+        self.pace.written.fetch_add(bytes, Ordering::Release);
+        outcome?;
+        if self.pace.is_flush_due() {
+            // Others' writes may be lost if it fails: they see that by the array's count of failures (R17).
+            self.flush_counted()?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Reading: cache hits are copied; misses are read in clusters, with read-ahead.
 
+use super::advice::Advice;
 use super::ahead::Found;
 use super::bounce::Bounce;
 use super::extents::{self, PAGE_LIMIT};
@@ -13,8 +14,8 @@ use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
-use device::Io;
-use engine::cache::{Absence, WAYS};
+use device::{Io, Scattered};
+use engine::cache::{Absence, Load, WAYS};
 use format::BLOCK_SIZE;
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -71,16 +72,21 @@ impl Missing {
 
     /// Nobody has written several pages, or past the cache, since it was known that they are not cached.
     pub fn is_undisturbed(&self, state: &FileState) -> bool {
-        let still = |quiet| state.stores.is_still(quiet);
-        self.quiet.is_some_and(still) || planted(Canary::LoadUndoomed)
+        is_undisturbed(state, self.quiet)
     }
+}
+
+/// Nobody has written several pages, or past the cache, since.
+pub(super) fn is_undisturbed(state: &FileState, quiet: Option<Quiet>) -> bool {
+    let still = |quiet| state.stores.is_still(quiet);
+    quiet.is_some_and(still) || planted(Canary::LoadUndoomed)
 }
 
 impl Files {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let direct = file.has(libc::O_DIRECT);
-        let most = if direct {
+        let most = if direct || file.is_advised(Advice::Random) {
             0
         } else {
             self.options.read_ahead / PAGE
@@ -106,6 +112,7 @@ impl Files {
                 && let Some(len) = self.read_locked(state, offset, buf, &how)?
                 && (state.stores.is_still(quiet) || is_one_page(offset, buf.len()))
             {
+                self.forget_read(file, offset..offset + len as u64);
                 return Ok(len);
             }
         }
@@ -152,7 +159,7 @@ impl Files {
         how: &mut Reading,
     ) -> Result<usize, Error> {
         let pages = pages_of(offset..offset.saturating_add(buf.len() as u64));
-        let _range = self.ranges.hold(state.ino().0, pages, Mode::Load);
+        let _range = self.hold(state, pages, Mode::Load);
         // Nothing beyond them is read.
         (how.in_turn, how.ahead, how.by) = (true, 0, None);
         {
@@ -161,7 +168,7 @@ impl Files {
                 return Ok(len);
             }
         }
-        let _exclusive = state.lock_exclusive()?;
+        let _exclusive = self.lock_exclusive(state)?;
         how.alone = true;
         let len = self.read_locked(state, offset, buf, how)?;
         Ok(len.unwrap_or(0))
@@ -311,9 +318,10 @@ impl Files {
         }
         let contents = loaded.chunks(BLOCK_SIZE).zip(&missing.absences);
         for (page, (content, absence)) in (missing.pages.start..).zip(contents) {
-            let fresh = self
-                .pages
-                .admit(state.key, page, *absence, content, how.keep);
+            let fresh = match how.in_turn {
+                true => (self.pages).admit_apart(state.key, page, *absence, content, how.keep),
+                false => (self.pages).admit(state.key, page, *absence, content, how.keep),
+            };
             if (fresh || how.alone) && good.end == page {
                 good.end += 1;
             }
@@ -350,6 +358,7 @@ impl Files {
             buf.fill(0);
             return Ok(());
         }
+        let _beside = self.cleaning.beside_read();
         let (mapped, tail) = {
             let content = state.node.read()?;
             let inode = content.inode()?;
@@ -402,6 +411,68 @@ impl Files {
             buf[valid as usize..].fill(0);
         }
         Ok(())
+    }
+
+    /// Fills frames that were set aside for pages that follow each other with what [`load_into`](Self::load_into) would. The
+    /// caller holds the I/O lock.
+    pub(super) fn load_frames(
+        &self,
+        state: &Arc<FileState>,
+        loads: &mut [Load<'_>],
+    ) -> Result<(), Error> {
+        let (Some(first), Some(last)) = (loads.first(), loads.last()) else {
+            return Ok(());
+        };
+        let pages = first.page()..last.page() + 1;
+        let size = state.size();
+        let Some(mapped) = self.mapped_alone(state, &pages)? else {
+            let content = self.load_pages(state, pages)?;
+            let each = loads.iter_mut().zip(content.chunks(BLOCK_SIZE));
+            each.for_each(|(load, content)| load.fill(content));
+            return Ok(());
+        };
+        let mut runs = Vec::with_capacity(mapped.len());
+        let (mut rest, mut at) = (&mut *loads, pages.start);
+        for extent in mapped.iter().filter(|e| e.written) {
+            let (hole, behind) = rest.split_at_mut((extent.page - at) as usize);
+            hole.iter_mut().for_each(Load::clear);
+            let (here, behind) = behind.split_at_mut(extent.len as usize);
+            runs.push(Scattered {
+                byte: extent.block.byte(),
+                memory: here.iter_mut().map(Load::memory).collect(),
+            });
+            (rest, at) = (behind, extent.end());
+        }
+        rest.iter_mut().for_each(Load::clear);
+        let done = self.store.array().read_scattered(runs);
+        done.map_err(engine::Error::from)?;
+        for load in loads {
+            let valid = size.saturating_sub(load.page() * PAGE);
+            if valid < PAGE {
+                load.zero(valid as usize..BLOCK_SIZE);
+            }
+        }
+        Ok(())
+    }
+
+    /// The mapping of pages whose content is in their blocks alone; `None`: some of it is elsewhere.
+    fn mapped_alone(
+        &self,
+        state: &Arc<FileState>,
+        pages: &Range<u64>,
+    ) -> Result<Option<Vec<FileExtent>>, Error> {
+        if state.meta.lock().replaced {
+            return Ok(None);
+        }
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        let tail = inode.tail.as_ref();
+        let elsewhere = tail.is_some_and(|tail| pages.contains(&tail.page));
+        if elsewhere || matches!(inode.body, Body::Inline(_)) {
+            return Ok(None);
+        }
+        let mapped = extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?;
+        Ok(Some(mapped))
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record.

@@ -37,7 +37,7 @@ use std::ops::Range;
 /// Files in one group.
 pub(super) const TOGETHER: usize = 64;
 /// Dirty pages of a file that still goes with others.
-const PAGES_MAX: usize = 64;
+pub(super) const PAGES_MAX: usize = 64;
 /// Pages of a group at most: who syncs one of its files waits for all of them.
 const GROUP_PAGES: usize = 256;
 

@@ -36,7 +36,7 @@ impl Files {
             return Err(Error::FileTooLarge);
         }
         let state = self.use_file(ino)?;
-        let exclusive = state.lock_exclusive()?;
+        let exclusive = self.lock_exclusive(&state)?;
         self.set_size(&state, size, &exclusive)
     }
 
@@ -271,7 +271,7 @@ impl Files {
             Err(Error::Stale(_) | Error::Invalid(_) | Error::IsADirectory) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let _exclusive = state.lock_alone();
+        let _exclusive = self.lock_alone(&state);
         let size = {
             let mut meta = state.meta.lock();
             meta.dead = true;

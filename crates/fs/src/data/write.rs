@@ -8,7 +8,8 @@
 //!    changes content is exclusive: appends, growth, cuts, holes.
 //! 2. A page is one unit: its set's lock orders overwrites of it, and a read comes before or after each. So all see a whole write or none of it. A write of
 //!    several pages, or past the cache, is one unit by its range ([`ranges`](super::ranges)) and by being counted
-//!    ([`gate`](super::gate)). If it meets a full set when it has begun it is done anew under the exclusive lock, the range still held.
+//!    ([`gate`](super::gate)). If it meets a full set when it has begun it is done anew, the range still held: when there is room, or else
+//!    under the exclusive lock.
 //! 3. The file has the write's times, in memory or in its inode, before its pages have the bytes.
 //! 4. Who has found a page clean and with a block under the shared lock may make it dirty later under the same: what is
 //!    mapped stays mapped. A page that is not dirty and has none stays so; a dirty one keeps what stands behind it.
@@ -16,11 +17,14 @@
 //!    until then, its content of that time is home, so it holds back neither the logged size nor anything else.
 //! 6. Who loads a page under the shared lock uses what it read only if nobody can have written the page meanwhile
 //!    (`PageCache::admit`).
-//! 7. A write past the cache supersedes what the cache has of its pages when it has completed, and not before: who reads them
+//! 7. An overwrite that finds no room waits for it without the I/O lock, and looks at everything again ([`clean`](super::clean)).
+//! 8. A write past the cache supersedes what the cache has of its pages when it has completed, and not before: who reads them
 //!    meanwhile may cache what they held before. Nobody writes these pages back meanwhile, nor vouches for them.
 
 use super::extents;
 use super::file::{FileState, Meta, OpenFile};
+use super::flight::is_written;
+use super::gate::Storing;
 use super::ranges::Mode;
 use super::read::{Reading, TRIES};
 use super::writeback::Writes;
@@ -40,6 +44,19 @@ use std::ops::Range;
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
 /// promised at once.
 const STEP: u64 = 1 << 20;
+
+/// How often a write waits for room before it makes some.
+const ROOM_TRIES: usize = 64;
+
+/// What became of an overwrite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Put {
+    Done,
+    /// As many pages of the set are dirty as may be.
+    NoRoom,
+    /// It is not one, or not one that can be done beside others.
+    Refused,
+}
 
 /// Pages without a block, ascending. The first run, mostly the only one, is kept in place.
 #[derive(Debug, Default)]
@@ -190,7 +207,7 @@ impl Files {
     fn write_end(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         let state = &file.state;
         let (at, written) = {
-            let _exclusive = state.lock_exclusive()?;
+            let _exclusive = self.lock_exclusive(state)?;
             let at = state.size();
             (at, self.write_locked(state, at, data)?)
         };
@@ -203,9 +220,35 @@ impl Files {
     /// Writes into one page that has a block, below the end of the file, under the shared I/O lock (see the module's head).
     /// False: nothing is written, and the write has to be done under the exclusive one.
     fn overwrite(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
+        for _ in 0..ROOM_TRIES {
+            match self.overwrite_once(state, offset, data)? {
+                Put::Done => return Ok(true),
+                Put::Refused => return Ok(false),
+                // Others may take it before this one comes again.
+                Put::NoRoom if self.wait_for_room(state, offset / PAGE) => {}
+                Put::NoRoom => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits, without any lock, until a page may become dirty in its set; false: for nothing.
+    #[cold]
+    fn wait_for_room(&self, state: &FileState, page: u64) -> bool {
+        let set = self.pages.set_of(state.key, page);
+        self.cleaning.wait_for_room(set)
+    }
+
+    #[inline(always)]
+    fn overwrite_once(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Put, Error> {
         // Before the lock, too: who makes a file longer does not take it twice.
         if !is_inside(state, offset, data.len()) {
-            return Ok(false);
+            return Ok(Put::Refused);
         }
         let shared = state.lock_shared()?;
         if state.stores.quiet().is_some() {
@@ -213,7 +256,7 @@ impl Files {
         }
         drop(shared);
         let page = offset / PAGE;
-        let _range = (self.ranges).hold(state.ino().0, page..page + 1, Mode::Store);
+        let _range = self.hold(state, page..page + 1, Mode::Store);
         let _shared = state.lock_shared()?;
         self.overwrite_locked(state, offset, data, true)
     }
@@ -226,24 +269,23 @@ impl Files {
         offset: u64,
         data: &[u8],
         in_turn: bool,
-    ) -> Result<bool, Error> {
+    ) -> Result<Put, Error> {
         if !is_inside(state, offset, data.len()) {
-            return Ok(false);
+            return Ok(Put::Refused);
         }
         let (page, within) = (offset / PAGE, (offset % PAGE) as usize);
         let now = self.now();
         self.stamp(state, now);
         let part = (within, data);
         let written = match self.pages.overwrite(state.key, page, part, None) {
-            Overwrote::Done => true,
+            Overwrote::Done => Put::Done,
             _ => self.overwrite_clean(state, page, part, in_turn)?,
         };
         self.stamp_again(state, now);
         Ok(written)
     }
 
-    /// Writes into a page that is not dirty, and is loaded if it must be. False: it has no block, there is no room for it, or it
-    /// keeps leaving the cache.
+    /// Writes into a page that is not dirty, and is loaded if it must be. Refused: it has no block, or it keeps leaving the cache.
     #[inline(never)]
     fn overwrite_clean(
         &self,
@@ -251,33 +293,38 @@ impl Files {
         page: u64,
         part: (usize, &[u8]),
         in_turn: bool,
-    ) -> Result<bool, Error> {
+    ) -> Result<Put, Error> {
         if !self.has_block(state, page)? {
-            return Ok(false);
+            return Ok(Put::Refused);
         }
         if part.1.len() == BLOCK_SIZE {
             return Ok(self.put_whole(state, page, part.1));
         }
         for _ in 0..TRIES {
-            if self.put_part(state, page, part) {
-                return Ok(true);
+            match self.put_part(state, page, part) {
+                Put::Refused => self.load_page(state, page, in_turn)?,
+                put => return Ok(put),
             }
-            self.load_page(state, page, in_turn)?;
         }
         Ok(self.put_part(state, page, part))
     }
 
-    fn put_part(&self, state: &Arc<FileState>, page: u64, part: (usize, &[u8])) -> bool {
+    /// Part of a page with a block. Refused: it is not cached.
+    fn put_part(&self, state: &Arc<FileState>, page: u64, part: (usize, &[u8])) -> Put {
         let now_ns = Some(self.now_ns());
-        self.pages.overwrite(state.key, page, part, now_ns) == Overwrote::Done
+        match self.pages.overwrite(state.key, page, part, now_ns) {
+            Overwrote::Done => Put::Done,
+            Overwrote::NoRoom => Put::NoRoom,
+            Overwrote::Clean | Overwrote::Absent => Put::Refused,
+        }
     }
 
     /// A page with a block, all of it.
-    fn put_whole(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> bool {
-        let (rest, backing) = (Rest::Unknown, Backing::Allocated);
-        let now_ns = self.now_ns();
-        let written = (self.pages).write(state.key, page, (0, data), rest, backing, now_ns);
-        written == Wrote::Done
+    fn put_whole(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> Put {
+        match (self.pages).overwrite_whole(state.key, page, data, self.now_ns()) {
+            Wrote::Done => Put::Done,
+            Wrote::NoRoom | Wrote::Absent => Put::NoRoom,
+        }
     }
 
     /// Caches a page below the end of the file, if it can be. `in_turn`: the caller has a range with it.
@@ -297,52 +344,65 @@ impl Files {
     fn write_over(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<usize, Error> {
         let pages = || pages_of(offset..offset + data.len() as u64);
         let wide = !is_one_page(offset, data.len()) && is_inside(state, offset, data.len());
-        let hold = || (self.ranges).hold(state.ino().0, pages(), Mode::Store);
+        let hold = || self.hold(state, pages(), Mode::Store);
         let _range = wide.then(hold);
-        let _storing;
-        if wide {
-            let _shared = state.lock_shared()?;
-            let inside = is_inside(state, offset, data.len());
-            if inside && self.holes(state, pages())?.pages() == 0 {
-                // What cannot be read is known before anything is changed.
-                for edge in [offset, offset + data.len() as u64] {
-                    if !edge.is_multiple_of(PAGE) {
-                        self.load_page(state, edge / PAGE, true)?;
-                    }
-                }
-                let now = self.now();
-                self.stamp(state, now);
-                _storing = state.stores.begin();
-                let done = self.put_pages(state, offset, data);
-                self.stamp_again(state, now);
-                if done {
-                    return Ok(data.len());
-                }
+        let mut storing = None;
+        for _ in 0..if wide { ROOM_TRIES } else { 0 } {
+            match self.put_pages(state, offset, data, &mut storing)? {
+                (Put::Done, _) => return Ok(data.len()),
+                (Put::NoRoom, page) if self.wait_for_room(state, page) => {}
+                _ => break,
             }
         }
         // All of it anew: who has seen a part, or comes meanwhile, waits for the range.
-        let _exclusive = state.lock_exclusive()?;
+        let _exclusive = self.lock_exclusive(state)?;
         self.write_locked(state, offset, data)
     }
 
-    /// Writes pages that have blocks. False: one of them found no room, those before it are written.
-    fn put_pages(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> bool {
-        parts_of(offset, data).all(|(page, part)| match part.1.len() {
-            BLOCK_SIZE => self.put_whole(state, page, part.1),
-            _ => self.put_part(state, page, part),
-        })
+    /// Writes pages that have blocks, under the shared I/O lock. One that could not be written is told; those before it are then, and
+    /// `storing` says so, as long as the caller keeps it.
+    fn put_pages<'s>(
+        &self,
+        state: &'s Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+        storing: &mut Option<Storing<'s>>,
+    ) -> Result<(Put, u64), Error> {
+        let pages = pages_of(offset..offset + data.len() as u64);
+        let _shared = state.lock_shared()?;
+        let inside = is_inside(state, offset, data.len());
+        if !inside || self.holes(state, pages.clone())?.pages() > 0 {
+            return Ok((Put::Refused, pages.start));
+        }
+        // What cannot be read is known before anything is changed.
+        for edge in [offset, offset + data.len() as u64] {
+            if !edge.is_multiple_of(PAGE) {
+                self.load_page(state, edge / PAGE, true)?;
+            }
+        }
+        let now = self.now();
+        self.stamp(state, now);
+        storing.get_or_insert_with(|| state.stores.begin());
+        let put = |(page, part): (u64, (usize, &[u8]))| match part.1.len() {
+            BLOCK_SIZE => (self.put_whole(state, page, part.1), page),
+            _ => (self.put_part(state, page, part), page),
+        };
+        let mut all = parts_of(offset, data).map(put);
+        let stopped = all.find(|(put, _)| *put != Put::Done);
+        self.stamp_again(state, now);
+        Ok(stopped.unwrap_or((Put::Done, pages.end)))
     }
 
     /// As `stamp`, once the content has changed: who looked meanwhile, and read the old content after that, must find another
     /// time now. It took no lock to read: that its look is seen here follows from a fence of its own, before it read, and this one.
-    fn stamp_again(&self, state: &Arc<FileState>, now: Timestamp) {
+    pub(super) fn stamp_again(&self, state: &Arc<FileState>, now: Timestamp) {
         fence(Ordering::SeqCst);
         self.stamp(state, now);
     }
 
     /// The content changes at `now`, but not the size. The file gets that time if its own is older, or a newer one if
     /// it was shown with that.
-    fn stamp(&self, state: &Arc<FileState>, now: Timestamp) {
+    pub(super) fn stamp(&self, state: &Arc<FileState>, now: Timestamp) {
         if !state.meta.is_stamped(now) {
             let now_ns = self.now_ns();
             self.stamp_locked(&mut state.meta.lock(), now_ns);
@@ -627,7 +687,7 @@ impl Files {
             return Ok(false);
         }
         let pages = pages_of(offset..offset + data.len() as u64);
-        let _range = (self.ranges).hold(state.ino().0, pages.clone(), Mode::Direct);
+        let _range = self.hold(state, pages.clone(), Mode::Direct);
         let _shared = state.lock_shared()?;
         let Some(runs) = self.written_blocks(state, &pages)? else {
             return Ok(false);
@@ -638,14 +698,36 @@ impl Files {
         let mut writes = Writes::new(data);
         writes.add(0, runs);
         let written = self.write_in_place(state, writes);
-        // Not before: who reads the old content meanwhile must not keep it.
-        let dropped = self.pages.supersede(state.key, pages, written.is_ok());
+        self.superseded(state, pages, written.is_ok());
         drop(storing);
+        self.stamp_again(state, now);
+        written.map(|()| true)
+    }
+
+    /// These pages have been written past the cache, or some of them, if that failed. Not before: who reads the old
+    /// content meanwhile must not keep it.
+    pub(super) fn superseded(&self, state: &FileState, pages: Range<u64>, well: bool) {
+        let dropped = self.pages.supersede(state.key, pages, well);
         if dropped.dirty > 0 {
             state.meta.lock().logged = false;
         }
-        self.stamp_again(state, now);
-        written.map(|()| true)
+    }
+
+    /// Whether the sizes that are logged reach beyond these pages, and none of them has a block only promised: what they are is
+    /// in the file's inode. It stays under the I/O lock.
+    pub(super) fn is_logged(&self, state: &FileState, pages: &Range<u64>) -> bool {
+        {
+            let meta = state.meta.lock();
+            let logged = meta.logged_size.min(meta.size);
+            if meta.replaced || meta.cutting || pages.end * PAGE > logged {
+                return false;
+            }
+        }
+        let promised = |page| {
+            let state = self.pages.state(state.key, page);
+            state == Some(PageState::Dirty(Backing::Promised))
+        };
+        !(self.pages.is_dirty(state.key) && pages.clone().any(promised))
     }
 
     /// The blocks of pages that are in use, all written, logged, and read from there if not from the cache.
@@ -654,12 +736,8 @@ impl Files {
         state: &Arc<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<Vec<(Block, u64)>>, Error> {
-        {
-            let meta = state.meta.lock();
-            let logged = meta.logged_size.min(meta.size);
-            if meta.replaced || meta.cutting || pages.end * PAGE > logged {
-                return Ok(None);
-            }
+        if !self.is_logged(state, pages) {
+            return Ok(None);
         }
         let mapped = {
             let content = state.node.read()?;
@@ -669,21 +747,8 @@ impl Files {
             }
             extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?
         };
-        let (mut at, mut runs) = (pages.start, Vec::with_capacity(mapped.len()));
-        for extent in mapped {
-            if extent.page != at || !extent.written {
-                return Ok(None);
-            }
-            at = extent.end();
-            runs.push((extent.block, extent.len.into()));
-        }
-        let promised = |page| {
-            let state = self.pages.state(state.key, page);
-            state == Some(PageState::Dirty(Backing::Promised))
-        };
-        let fits =
-            at == pages.end && !(self.pages.is_dirty(state.key) && pages.clone().any(promised));
-        Ok(fits.then_some(runs))
+        let runs = |e: &FileExtent| (e.block, u64::from(e.len));
+        Ok(is_written(mapped.iter(), pages).then(|| mapped.iter().map(runs).collect()))
     }
 
     /// A direct write of whole pages: what the cache has of them is written back and
@@ -694,7 +759,7 @@ impl Files {
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
-        let _exclusive = state.lock_exclusive()?;
+        let _exclusive = self.lock_exclusive(state)?;
         let end = offset.checked_add(data.len() as u64);
         let Some(end) = end.filter(|end| *end <= SIZE_MAX) else {
             return Err(Error::FileTooLarge);

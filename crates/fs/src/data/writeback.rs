@@ -77,9 +77,14 @@ impl Files {
     /// As `flush_file`, but a page may be logged instead, if `how` says so.
     pub(super) fn flush_file_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let _turn = state.flusher.lock();
+        let began_ns = self.now_ns();
         // What is appended from now on is not waited for.
         let end = state.size().div_ceil(PAGE);
-        self.flush_shared(state, 0..end, how)
+        self.flush_shared(state, 0..end, how)?;
+        if how == How::Home {
+            self.pages.written_back(state.key, began_ns);
+        }
+        Ok(())
     }
 
     /// Writes back pages under the shared I/O lock; the caller has the file's turn.
@@ -92,7 +97,7 @@ impl Files {
         let mut next = Some(pages.start);
         while let Some(from) = next {
             let pages = from..pages.end.max(from);
-            let hold = || (self.ranges).hold(state.ino().0, pages.clone(), Mode::Home);
+            let hold = || self.hold(state, pages.clone(), Mode::Home);
             let mut range = self.pages.is_dirty(state.key).then(hold);
             let _shared = loop {
                 let shared = state.io.read();
@@ -520,7 +525,12 @@ impl Files {
         outcome
     }
 
-    fn wrote_in_place(&self, state: &Arc<FileState>, flush_failures: u64) -> Result<(), Error> {
+    /// Data of a file was written in place, begun when this many flushes had failed.
+    pub(super) fn wrote_in_place(
+        &self,
+        state: &Arc<FileState>,
+        flush_failures: u64,
+    ) -> Result<(), Error> {
         {
             let mut meta = state.meta.lock();
             let first = !meta.in_place.unflushed();
@@ -647,7 +657,7 @@ impl Files {
         self.write_out_by(writes, |ios| self.write_at_pace(ios))
     }
 
-    fn write_out_by(
+    pub(super) fn write_out_by(
         &self,
         mut writes: Writes<'_>,
         write: impl FnOnce(&mut [Io<'_>]) -> Result<(), engine::Error>,

@@ -4,6 +4,7 @@
 //! between a read's beginning and its end.
 
 mod machine;
+mod writing;
 
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, rank};
@@ -409,6 +410,90 @@ fn a_device_that_does_not_answer_holds_up_its_own_reads_alone() {
     drop(context);
     assert_eq!(Arc::strong_count(&file), 1);
     world.devices[0].release();
+}
+
+/// Its owner waits meanwhile, or does something else.
+#[test]
+fn a_handle_that_is_closed_gives_up_its_reads() {
+    for waits in [true, false] {
+        let mut world = world(7);
+        let fs = world.open();
+        let (fs, ino) = cold(&mut world, fs, b"file", &noise(7, 64 * PAGE));
+        let [closed, other] = [0; 2].map(|_| fs.open_file(ino, DIRECT).unwrap());
+        let mut context = fs.io_context(128).unwrap();
+        world.devices.iter().for_each(|d| d.stick());
+        for i in 0..32u64 {
+            submit(&mut context, i, read(&closed, i * PAGE as u64, PAGE));
+            submit(&mut context, 64 + i, read(&other, i * PAGE as u64, PAGE));
+        }
+        let closer = Arc::clone(&fs);
+        let close = Arc::clone(&closed);
+        let mut out = Vec::new();
+        if waits {
+            let closing = base::thread::spawn("closes", move || {
+                // Whether before the wait or in it makes no difference.
+                closer.close_file(close);
+            });
+            assert!(context.wait(32, &mut out, None) >= 32);
+            closing.unwrap().join().unwrap();
+        } else {
+            closer.close_file(close);
+            context.wait(32, &mut out, None);
+        }
+        assert_eq!((out.len(), context.in_flight()), (32, 32));
+        for done in &out {
+            assert!(done.user < 64, "another handle's");
+            assert!(matches!(done.result, Err(Error::Cancelled)));
+        }
+        submit(&mut context, 200, read(&closed, 0, PAGE));
+        out.clear();
+        assert_eq!(context.poll(&mut out), 1);
+        assert_eq!(out[0].result.as_ref().unwrap_err().errno(), libc::EBADF);
+        world.devices.iter().for_each(|d| d.release());
+        assert!(
+            finish(&mut context)
+                .values()
+                .all(|done| done.result.is_ok())
+        );
+        assert_eq!(Arc::strong_count(&closed), 1);
+    }
+}
+
+#[test]
+fn appends_that_were_handed_over_tell_where_they_are() {
+    let world = world(11);
+    let fs = world.open();
+    let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
+    let mut context = fs.io_context(100).unwrap();
+    for i in 0..100u64 {
+        let buf = AlignedBuf::from_slice(&vec![i as u8; 1 + i as usize * 37]);
+        let file = Arc::clone(&file);
+        submit(&mut context, i, Request::Append { file, buf });
+    }
+    let done = finish(&mut context);
+    let mut places: Vec<(u64, u64, u64)> = done
+        .iter()
+        .map(|(number, done)| {
+            let len = *done.result.as_ref().unwrap() as u64;
+            assert_eq!(len, 1 + number * 37);
+            (done.offset, len, *number)
+        })
+        .collect();
+    places.sort_unstable();
+    let (ours, bytes) = base::thread::parallel(1, |_| {
+        let buf = AlignedBuf::from_slice(&[0xAB; 77]);
+        let (buf, placed) = block_on(fs.append_future(&file, buf));
+        (placed.unwrap(), buf.len())
+    })[0];
+    let mut end = 0;
+    for (offset, len, number) in places {
+        assert_eq!(offset, end);
+        let mut bytes = vec![0; len as usize];
+        fs.read(&file, offset, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&b| b == number as u8));
+        end += len;
+    }
+    assert_eq!((ours, bytes), ((end, 77), 77));
 }
 
 #[test]

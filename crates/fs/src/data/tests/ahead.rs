@@ -1,6 +1,7 @@
 //! Read-ahead by threads: what they bring is what a reader would have read, and nobody waits for them for ever.
 
 use super::*;
+use crate::data::Advice;
 use crate::data::ahead::{Ahead, Found, TASKS};
 
 /// A file that is home, and a mount that has none of it in memory.
@@ -110,5 +111,83 @@ fn nobody_reads_ahead_of_who_does_not_want_it_or_finds_all_in_memory() {
     let m = world.mount();
     scan(&m, 0, 40);
     assert_eq!(cached(&m, ino, 600), 40);
+    m.close();
+}
+
+/// Does what was asked for, in place of the threads.
+fn follow(m: &Mounted) {
+    let count = m.files.ahead.tasks.lock().list.len();
+    for _ in 0..count {
+        let task = m.files.ahead.take().unwrap();
+        m.files.read_task(&task).unwrap();
+        m.files.ahead.end(task.number);
+    }
+}
+
+#[test]
+fn what_a_program_says_it_needs_is_brought_and_what_it_does_not_need_leaves() {
+    const PAGES: u64 = 600;
+    let (_world, m, ino) = cold(83, 4096, PAGES);
+    m.files.ahead.tasks.lock().open = true;
+    let file = m.open(ino);
+    let advise = |pages: std::ops::Range<u64>, advice| {
+        let bytes = pages.start * PAGE..pages.end * PAGE;
+        m.files.advise(&file, bytes, advice).unwrap();
+    };
+    advise(100..200, Advice::WillNeed);
+    follow(&m);
+    assert_eq!(cached(&m, ino, PAGES), 100);
+    advise(0..1 << 40, Advice::WillNeed);
+    follow(&m);
+    assert_eq!(cached(&m, ino, PAGES), PAGES);
+    advise(0..1 << 40, Advice::WillNeed);
+    assert!(m.files.ahead.tasks.lock().list.is_empty(), "all is there");
+    // Parts of pages stay, and what is dirty.
+    m.write(&file, 300 * PAGE, &pattern(300, PAGE as usize));
+    let bytes = 250 * PAGE + 1..400 * PAGE - 1;
+    m.files.advise(&file, bytes, Advice::DontNeed).unwrap();
+    assert_eq!(cached(&m, ino, PAGES), PAGES - (400 - 250 - 2) + 1);
+    advise(0..PAGES, Advice::DontNeed);
+    assert_eq!(cached(&m, ino, PAGES), 1);
+    let mut buf = vec![0; PAGE as usize];
+    for page in [0, 300, PAGES - 1] {
+        m.files.read(&file, page * PAGE, &mut buf).unwrap();
+        assert_eq!(buf, pattern(page, PAGE as usize));
+    }
+    drop(file);
+    m.close();
+}
+
+#[test]
+fn a_handle_is_read_ahead_of_as_its_program_says() {
+    let (_world, m, ino) = cold(84, 4096, 600);
+    let scan = |advice, end: u64| {
+        let file = m.open(ino);
+        m.files.advise(&file, 0..0, advice).unwrap();
+        let mut buf = vec![0; 16 << 10];
+        for at in (0..end * PAGE).step_by(buf.len()) {
+            m.files.read(&file, at, &mut buf).unwrap();
+        }
+        let found = cached(&m, ino, 600);
+        m.files
+            .advise(&file, 0..u64::MAX, Advice::DontNeed)
+            .unwrap();
+        found
+    };
+    assert_eq!(scan(Advice::Random, 40), 40);
+    let (normal, most) = (scan(Advice::Normal, 8), scan(Advice::Sequential, 8));
+    assert!(most > normal && normal > 8, "{most}, {normal}");
+    // What came before another page of its set did, and was read after that, looks as if it was used again.
+    let left = scan(Advice::NoReuse, 600);
+    assert!(left < 150, "{left}");
+    // What others have brought stays, unless it came last.
+    let other = m.open(ino);
+    let mut page = vec![0; PAGE as usize];
+    for at in 0..600 {
+        m.files.read(&other, at * PAGE, &mut page).unwrap();
+    }
+    drop(other);
+    let kept = scan(Advice::NoReuse, 600);
+    assert!((200..600).contains(&kept), "{kept}");
     m.close();
 }

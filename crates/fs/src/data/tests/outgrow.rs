@@ -59,11 +59,11 @@ fn a_sparse_write_to_a_full_cache_keeps_what_came_before() {
         m.files.fsync(&file, false).unwrap();
         // Not by `write`, which would make room. Some sets of the cache are full of these, others are not.
         for other in &others {
-            let _exclusive = other.state.lock_exclusive().unwrap();
+            let _exclusive = m.files.lock_exclusive(&other.state).unwrap();
             m.files.write_locked(&other.state, n * PAGE, b"x").unwrap();
         }
         {
-            let _exclusive = file.state.lock_exclusive().unwrap();
+            let _exclusive = m.files.lock_exclusive(&file.state).unwrap();
             m.files.write_locked(&file.state, n * PAGE, b"far").unwrap();
         }
         m.files.fsync(&file, false).unwrap();

@@ -55,5 +55,5 @@ fn nobody_waits_for_a_range_with_a_files_lock_in_hand() {
     let _held = lock.lock();
     let ranges = Ranges::new(1);
     let _tried = ranges.try_hold(1, 0..1, Mode::Home);
-    let _waited = ranges.hold(1, 5..6, Mode::Store);
+    let _waited = ranges.hold(1, 5..6, Mode::Store, || ());
 }

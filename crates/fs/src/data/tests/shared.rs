@@ -44,7 +44,7 @@ fn ends_beside(
             return false;
         }
         let file = m.open(ino);
-        let hold = |(pages, mode)| m.files.ranges.hold(ino.0, pages, mode);
+        let hold = |(pages, mode)| m.files.ranges.hold(ino.0, pages, mode, || ());
         let _range = range.clone().map(hold);
         let shared = file.state.io.read();
         held.store(true, Ordering::SeqCst);
