@@ -3,6 +3,7 @@
 use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::flights;
 use crate::op::{Op, parse_list};
 use crate::pages;
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
@@ -113,7 +114,12 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let place = |what| failure(format!("reclaim, order {order}: {what}"), Vec::new());
         guarded(|| reclaim::run(order).map_err(place))?;
     }
-    for _ in 0..60 {
+    for _ in 0..2 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("flights, order {order}: {what}"), Vec::new());
+        guarded(|| flights::run(order).map_err(place))?;
+    }
+    for _ in 0..300 {
         let order = rng.next_u64();
         let place = |what| failure(format!("one file, order {order}: {what}"), Vec::new());
         guarded(|| shared::run(order).map_err(place))?;

@@ -10,6 +10,7 @@ pub mod crowd;
 pub mod drive;
 pub mod explore;
 pub mod faults;
+mod flights;
 pub mod fuzz;
 pub mod lies;
 pub mod look;

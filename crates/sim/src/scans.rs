@@ -153,12 +153,21 @@ pub fn run(seed: u64) -> Result<(), String> {
 mod tests {
     use base::canary::{Canary, plant};
 
-    #[test]
-    fn what_is_read_ahead_is_what_the_file_has_unless_a_cut_passes_it() {
-        (0..10).for_each(|seed| super::run(seed).unwrap());
-        plant(Some(Canary::AheadPastCut));
+    fn found_with(canary: Canary) -> Option<String> {
+        plant(Some(canary));
         let found = (0..400).find_map(|seed| super::run(seed).err());
         plant(None);
-        assert!(found.unwrap().contains("holds nothing of"));
+        found
+    }
+
+    #[test]
+    fn what_is_read_ahead_is_what_the_file_has_unless_a_cut_passes_it_or_it_is_shown_before_it_came()
+     {
+        (0..10).for_each(|seed| super::run(seed).unwrap());
+        for canary in [Canary::AheadPastCut, Canary::LoadPublishedEarly] {
+            let found =
+                found_with(canary).unwrap_or_else(|| panic!("{} is not found", canary.name()));
+            assert!(found.contains("holds nothing of"), "{found}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SECTOR, SimDevice, Snapshot, Survival};
-use device::{Array, BlockDevice, DeviceInfo, Durability, Operation, Request};
+use device::{Array, Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Operation, Request};
 use format::BLOCK_SIZE;
 use format::geometry::{Geometry, GeometryOptions};
 use format::journal::{BATCH_MAGIC, BatchHeader};
@@ -359,6 +359,11 @@ impl BlockDevice for Tapped {
                 self.tap.completed();
             }
         }
+    }
+
+    /// What is in flight is not tapped: a power cut finds it in the device's hands.
+    fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
+        Arc::clone(&self.inner).queue(bell)
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
