@@ -335,7 +335,7 @@ impl<'a> Bench<'a> {
     fn open(&self, paths: &[PathBuf]) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
         let opened = device::open_devices(paths, &OpenOptions::default())?;
         Ok(match &self.slow {
-            Some(slow) => opened.into_iter().map(|below| slow.over(below)).collect(),
+            Some(slow) => slow.over_all(opened),
             None => opened,
         })
     }

@@ -98,7 +98,7 @@ pub struct Mount {
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
-    /// write_back=SECONDS, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
+    /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',
@@ -769,10 +769,20 @@ pub struct List {
 /// What the page cache finds under a few loads, beside other rules of what leaves it, and what a cached page costs
 ///
 /// Found: reads of each hundred whose page is cached, by counting, without any time. Cost: pages of one file that is cached
-/// whole, read and overwritten by Sheaf in this process and by kernel file systems. Needs root unless --against is none.
+/// whole, read and overwritten by Sheaf in this process and by kernel file systems. Steady: overwrites at random places of a file much
+/// larger than the cache, on devices of this process that take a set time for each request, one of which stalls half of the time; through
+/// the cache, with pre-cleaning and without, and past it. Needs root unless --against is none.
 /// --against takes no paths here, and is ext4 by default.
 #[derive(Args, Debug)]
 pub struct BenchCache {
+    /// What is measured, of found, cost and steady, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "found,cost,steady"
+    )]
+    pub parts: Vec<String>,
     /// Pages that the cache holds where it is counted what it finds
     #[arg(long, value_name = "COUNT", default_value_t = 16_384)]
     pub pages: u64,

@@ -220,6 +220,7 @@ fn list(args: &List) -> Outcome {
 
 fn page_cache(args: &BenchCache) -> Outcome {
     let options = cache::Options {
+        parts: cache::Part::select(&args.parts)?,
         pages: args.pages,
         set: args.set,
         threads: args.threads.clone(),

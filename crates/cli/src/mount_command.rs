@@ -162,6 +162,8 @@ fn take_option(
         ("checkpoint", Some(value)) => fs.store.checkpoint_interval = period(name, value)?,
         ("checkpoint_workers", Some(value)) => fs.store.workers = workers(name, value)?,
         ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
+        ("pre_clean", Some("on")) => fs.data.pre_clean = true,
+        ("pre_clean", Some("off")) => fs.data.pre_clean = false,
         ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
         ("io", Some("auto")) => *backend = Backend::Auto,
         ("io", Some("uring")) => *backend = Backend::IoUring,

@@ -6,12 +6,17 @@
 //! 2. *Cost*: threads read and overwrite pages of one file that is cached whole, by Sheaf in this process and by pread(2) and
 //!    pwrite(2) on kernel file systems, in turn. *hot*: one page that all read; to overwrite, one for each thread. *set*: pages
 //!    drawn from the whole file. Write-back runs as ever; the device is memory.
+//! 3. *Steady*: overwrites at random places of a file four times as large as the cache, on devices that take a set time for each
+//!    request ([`steady`]).
 //!
 //! The bars: Zipf 0.99 at a tenth of the data at most 1 point below exact LRU; a scan of ten caches takes at most 5; a cached
-//! page in at most two thirds of the kernel's time; and two threads 1.9 times as many as one.
+//! page in at most two thirds of the kernel's time; two threads 1.9 times as many as one; in the steady state at least 0.9 times as many
+//! overwrites through the cache as by asynchronous direct writes, and with a device that stalls half of the time 1.6 times as many as
+//! without pre-cleaning.
 
 mod loads;
 mod policies;
+mod steady;
 
 use std::time::Duration;
 
@@ -36,9 +41,40 @@ const SCAN_POINTS: f64 = 5.0;
 const KERNEL_BAR: f64 = 1.5;
 const THREADS_BAR: f64 = 1.9;
 
+/// What can be measured apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Found,
+    Cost,
+    Steady,
+}
+
+impl Part {
+    const ALL: [(&str, Part); 3] = [
+        ("found", Part::Found),
+        ("cost", Part::Cost),
+        ("steady", Part::Steady),
+    ];
+
+    /// Those that the user names.
+    pub fn select(names: &[String]) -> Result<Vec<Part>, Error> {
+        let find = |name: &String| {
+            let found = Self::ALL.iter().find(|(known, _)| *known == name.trim());
+            let unknown = || {
+                Error::Usage(format!(
+                    "--parts takes found, cost, steady, and no '{name}'"
+                ))
+            };
+            found.map(|(_, part)| *part).ok_or_else(unknown)
+        };
+        names.iter().map(find).collect()
+    }
+}
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
+    pub parts: Vec<Part>,
     /// Pages that the cache holds where it is asked what it finds.
     pub pages: u64,
     /// Bytes of the file that is cached whole.
@@ -62,8 +98,11 @@ impl Options {
         if !(1 << 20..=1 << 36).contains(&self.set) || !self.set.is_multiple_of(PIECE as u64) {
             return usage("--set takes a size from 1M to 64G, in whole MiB");
         }
+        if self.parts.is_empty() {
+            return usage("--parts takes one name at least");
+        }
         let room = FsOptions::default().with_memory(self.memory);
-        if self.set > room.data.cache_bytes as u64 / 16 * 15 {
+        if self.has(Part::Cost) && self.set > room.data.cache_bytes as u64 / 16 * 15 {
             return usage("--set must stay cached: it takes at most a third of --cache-size");
         }
         if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
@@ -73,6 +112,10 @@ impl Options {
             return usage("--runs takes a number from 1 to 1000");
         }
         crate::target::only_kernels(&self.against)
+    }
+
+    fn has(&self, part: Part) -> bool {
+        self.parts.contains(&part)
     }
 }
 
@@ -115,7 +158,28 @@ struct Series {
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
-    let mut rows = found(options, progress)?;
+    let (mut rows, mut checks) = (Vec::new(), Vec::new());
+    if options.has(Part::Found) {
+        rows = found(options, progress)?;
+        checks = found_checks(&rows);
+    }
+    if options.has(Part::Cost) {
+        let cost = costs(options, progress)?;
+        checks.extend(cost_checks(options, &cost));
+        rows.extend(cost);
+    }
+    let mut notes: Vec<String> = crate::target::notes(&options.against).collect();
+    if options.has(Part::Steady) {
+        let steady = steady::rows(options, progress)?;
+        checks.extend(steady::checks(&steady));
+        rows.extend(steady);
+        notes.push(steady::note());
+    }
+    Ok(Report::new("cache", rows, checks).with_notes(notes))
+}
+
+/// What a cached page costs on each side.
+fn costs(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Error> {
     let mut all = Vec::new();
     let targets = [Target::Sheaf].into_iter().chain(options.against.clone());
     for target in targets {
@@ -144,12 +208,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             done.map_err(|error| error.on("cache", &name))?;
         }
     }
-    let mut checks = found_checks(&rows);
-    let cost: Vec<Row> = all.iter().map(|series| row(options, series)).collect();
-    checks.extend(cost_checks(options, &cost));
-    rows.extend(cost);
-    let report = Report::new("cache", rows, checks);
-    Ok(report.with_notes(crate::target::notes(&options.against)))
+    Ok(all.iter().map(|series| row(options, series)).collect())
 }
 
 /// What each cache finds under each load.
@@ -369,6 +428,7 @@ mod tests {
 
     fn options(home: &std::path::Path) -> Options {
         Options {
+            parts: vec![Part::Found, Part::Cost],
             pages: 512,
             set: 2 << 20,
             threads: vec![1, 2],

@@ -323,7 +323,7 @@ impl<'a> OnDevice<'a> {
             method,
             latencies,
             direct: None,
-            devices: below.into_iter().map(|below| slow.over(below)).collect(),
+            devices: slow.over_all(below),
         })
     }
 

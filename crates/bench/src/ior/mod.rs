@@ -406,10 +406,6 @@ impl<'a> Bench<'a> {
                     .to_owned(),
             );
         }
-        notes.push(
-            "Sheaf's files have no asynchronous interface yet: its threads have one request in flight each, those of AIO --depth"
-                .to_owned(),
-        );
         if self
             .options
             .requests

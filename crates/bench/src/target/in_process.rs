@@ -84,7 +84,7 @@ impl InProcess {
     ) -> Result<InProcess, Error> {
         let mut opened = device::open_devices(devices, &OpenOptions::default())?;
         if let Some(slow) = slow {
-            opened = opened.into_iter().map(|below| slow.over(below)).collect();
+            opened = slow.over_all(opened);
         }
         let io = opened.first().map_or(String::new(), |device| {
             let info = device.info();
@@ -132,6 +132,23 @@ impl InProcess {
     pub fn device_requests(&self) -> u64 {
         let stats = self.fs.store().array().stats();
         stats.devices.iter().map(|d| d.reads + d.writes).sum()
+    }
+
+    /// Pages that were cleaned so far, the writes that took, and how often an overwrite waited for that.
+    pub fn cleaning(&self) -> [u64; 3] {
+        let metrics = self.fs.metrics();
+        let names = [
+            "sheaf_precleaned_pages_total",
+            "sheaf_precleaning_writes_total",
+            "sheaf_room_waits_total",
+        ];
+        names.map(|name| {
+            let found = metrics.iter().find(|metric| metric.name == name);
+            match found.map(|metric| &metric.value) {
+                Some(fs::Value::Counter(count)) => *count as u64,
+                _ => 0,
+            }
+        })
     }
 
     /// What opening found to recover.

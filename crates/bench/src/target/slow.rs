@@ -8,13 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
 use device::{
     Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Latency, LatencyDevice, Operation,
-    Request,
+    Request, Stall,
 };
 
 /// How slow devices are, and their account.
 #[derive(Clone, Debug)]
 pub struct Slow {
     pub latency: Latency,
+    /// The first device does nothing now and then.
+    pub stall: Option<Stall>,
     pub writes: Arc<Writes>,
 }
 
@@ -53,14 +55,27 @@ impl Slow {
     pub fn new(latency: Latency) -> Slow {
         Slow {
             latency,
+            stall: None,
             writes: Arc::new(Writes::default()),
         }
     }
 
-    /// `below` made slow, and counted in this account.
-    pub fn over(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    /// Devices made slow, and counted in this account.
+    pub fn over_all(&self, below: Vec<Arc<dyn BlockDevice>>) -> Vec<Arc<dyn BlockDevice>> {
+        let below = below.into_iter().enumerate();
+        below
+            .map(|(number, below)| self.over(number, below))
+            .collect()
+    }
+
+    fn over(&self, number: usize, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        let slow = LatencyDevice::new(below, self.latency, Clock::real());
+        let slow = match self.stall {
+            Some(stall) if number == 0 => slow.stalling(stall),
+            _ => slow,
+        };
         Arc::new(Counted {
-            below: Arc::new(LatencyDevice::new(below, self.latency, Clock::real())),
+            below: Arc::new(slow),
             writes: Arc::clone(&self.writes),
         })
     }
