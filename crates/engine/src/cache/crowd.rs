@@ -21,7 +21,7 @@ pub(super) fn crowded() -> u32 {
 }
 
 pub(super) fn eased() -> u32 {
-    tight::limit(WAYS - 6, 1) as u32
+    tight::limit(WAYS - 6, 0) as u32
 }
 
 /// Invariant 3.
