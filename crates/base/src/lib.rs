@@ -15,6 +15,7 @@ pub mod canary;
 pub mod clock;
 pub mod counter;
 pub mod map;
+pub mod mapping;
 pub mod prefetch;
 pub mod racy;
 pub mod readers;

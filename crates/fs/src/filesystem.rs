@@ -179,6 +179,7 @@ impl FileSystem {
         fs.inode(ROOT)?;
         if options.store.background {
             fs.files.start_ahead()?;
+            fs.files.start_large()?;
         }
         if !fs.store.read_only() {
             fs.finish_orphans()?;

@@ -176,6 +176,13 @@ impl FileSystem {
         let dirty = self.files.dirty_pages() as f64 * format::BLOCK_SIZE as f64;
         let help = "Bytes of file pages that wait to be written.";
         list.gauge("sheaf_dirty_page_bytes", help, dirty);
+        let help =
+            "Bytes of the cache of file pages that large pages of the machine were put behind.";
+        list.gauge(
+            "sheaf_large_page_bytes",
+            help,
+            self.files.large_bytes() as f64,
+        );
         let help = "Bytes of metadata in memory that wait for a checkpoint.";
         let dirty = self.store().dirty_metadata_bytes() as f64;
         list.gauge("sheaf_dirty_metadata_bytes", help, dirty);

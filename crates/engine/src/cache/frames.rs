@@ -3,13 +3,12 @@
 //! Bytes of a frame are written under the lock of its set, or by whoever has it set aside ([`loads`](super::loads)), and copied
 //! out of it at any time: there are no references to them.
 //!
-//! Frames are used from the front on. The region is not advised to be of large pages: measured, their first use was dearer
-//! than that of small ones and took from a third to twice as long in all (docs/performance.md).
+//! Frames are used from the front on. Large pages come behind them when they have all been used ([`large`](super::large)).
 
+use base::mapping::Mapping;
 use base::{prefetch, racy};
 use device::Shared;
 use format::BLOCK_SIZE;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -17,46 +16,29 @@ use std::ptr::NonNull;
 /// frame is first filled.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// The first frame: the first place in the allocation that is aligned to one.
-    base: NonNull<u8>,
-    allocation: NonNull<u8>,
-    layout: Layout,
+    mapping: Mapping,
     count: usize,
 }
-
-// SAFETY: the region is plain memory owned by this value. It is changed by unsafe methods, whose callers hold the lock of the
-// set that the frame belongs to or have the frame set aside, by the kernel for those who have it set aside, and read as by atomics meanwhile.
-unsafe impl Send for Frames {}
-// SAFETY: as above.
-unsafe impl Sync for Frames {}
 
 impl Frames {
     pub fn new(count: usize) -> Self {
         assert!(count > 0, "a cache has frames");
         assert!(count < u32::MAX as usize, "frames have numbers");
-        // Zeroed, so that nobody ever reads what is not initialised. With a greater alignment the allocator would write the
-        // zeros itself, and so touch all of it.
-        let layout = Layout::from_size_align((count + 1) * BLOCK_SIZE, 16)
-            .expect("the cache size is bounded by the address space");
-        // SAFETY: the layout has a non-zero size.
-        let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        let skip = allocation.addr().get().next_multiple_of(BLOCK_SIZE) - allocation.addr().get();
         Frames {
-            // SAFETY: less than one frame is skipped, and there is one more than is used.
-            base: unsafe { allocation.add(skip) },
-            allocation,
-            layout,
+            mapping: Mapping::new(count * BLOCK_SIZE),
             count,
         }
+    }
+
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     fn pointer(&self, index: u32) -> *mut u8 {
         let index = index as usize;
         assert!(index < self.count, "frame index in range");
-        // SAFETY: the index is in range, so the offset stays inside the allocation.
-        unsafe { self.base.as_ptr().add(index * BLOCK_SIZE) }
+        // SAFETY: the index is in range, so the offset stays inside the mapping.
+        unsafe { self.mapping.start().as_ptr().add(index * BLOCK_SIZE) }
     }
 
     /// Where a part of a frame begins.
@@ -77,7 +59,7 @@ impl Frames {
     #[inline]
     pub fn copy_out(&self, index: u32, offset: usize, out: &mut [u8]) {
         let from = self.part(index, offset, out.len());
-        // SAFETY: it lies in the allocation, all of which is initialised, and is written by the methods here and the kernel alone; a slice
+        // SAFETY: it lies in the mapping, all of which is initialised, and is written by the methods here and the kernel alone; a slice
         // that the caller may change is no part of it.
         unsafe { racy::copy_out(from, out.as_mut_ptr(), out.len()) };
     }
@@ -88,7 +70,7 @@ impl Frames {
     /// The caller holds the lock of the frame's set, and the frame is nobody's; or it has the frame set aside.
     pub unsafe fn copy_in(&self, index: u32, offset: usize, data: &[u8]) {
         let to = self.part(index, offset, data.len());
-        // SAFETY: it lies in the allocation; nobody else writes it, by the caller's promise, and it is read by `copy_out` alone.
+        // SAFETY: it lies in the mapping; nobody else writes it, by the caller's promise, and it is read by `copy_out` alone.
         unsafe { racy::copy_in(data.as_ptr(), to, data.len()) };
     }
 
@@ -108,9 +90,9 @@ impl Frames {
     /// As for `copy_in`, for as long as it is there.
     pub unsafe fn shared(&self, index: u32) -> Shared<'_> {
         let start = self.part(index, 0, BLOCK_SIZE);
-        // SAFETY: a pointer into an allocation is none to nothing.
+        // SAFETY: a pointer into a mapping is none to nothing.
         let start = unsafe { NonNull::new_unchecked(start) };
-        // SAFETY: it lies in the allocation, all of which is initialised, and is accessed by racing copies alone; nobody else
+        // SAFETY: it lies in the mapping, all of which is initialised, and is accessed by racing copies alone; nobody else
         // writes it, by the caller's promise.
         unsafe { Shared::new(start, BLOCK_SIZE) }
     }
@@ -126,12 +108,5 @@ impl Frames {
             self.copy_in(index, 0, content);
             self.zero(index, content.len()..BLOCK_SIZE);
         }
-    }
-}
-
-impl Drop for Frames {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; nobody refers to a frame.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }

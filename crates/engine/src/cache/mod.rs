@@ -26,9 +26,11 @@ mod counters;
 mod crowd;
 mod dirty;
 mod frames;
+mod large;
 mod loads;
 mod policy;
 mod set;
+mod sets;
 mod tags;
 
 use crate::sum::Padded;
@@ -42,8 +44,10 @@ use crowd::Crowd;
 use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
+use large::Large;
 pub use loads::Load;
 use set::{Locked, Set};
+use sets::Sets;
 use std::ops::Range;
 use tags::Name;
 
@@ -201,13 +205,14 @@ struct Place<'a> {
 
 #[derive(Debug)]
 pub struct PageCache {
-    sets: Box<[Set]>,
+    sets: Sets,
     /// 2^64 by the number of sets, rounded down.
     inverse: u64,
     frames: Frames,
     counters: Counters,
     index: Box<[DirtyShard]>,
     crowd: Crowd,
+    large: Large,
     /// Dirty pages of a set that overwrites may make.
     own_most: u32,
     /// On lines of their own: all who write look at the first, and who changes one often changes both.
@@ -257,12 +262,13 @@ impl PageCache {
             files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
         };
         PageCache {
-            sets: (0..sets).map(Set::new).collect(),
+            sets: Sets::new(sets),
             inverse: u64::MAX / sets as u64,
             frames: Frames::new(sets * WAYS),
             counters: Counters::new(),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
             crowd: Crowd::new(sets),
+            large: Large::new(),
             own_most: WAYS as u32,
             counts: Padded::default(),
         }
@@ -352,7 +358,9 @@ impl PageCache {
 
     /// A frame for a way that has none: as many frames as ways, and none is given out twice.
     fn give(&self) -> u32 {
-        self.counts.given.fetch_add(1, Ordering::Relaxed) as u32
+        let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
+        self.large.given(frame);
+        frame as u32
     }
 
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
@@ -803,7 +811,7 @@ impl PageCache {
         }
         let wanted = |name: &Name| name.key() == key && pages.contains(&name.page);
         if pages.end - pages.start > self.sets.len() as u64 {
-            for set in &self.sets {
+            for set in self.sets.iter() {
                 let mut set = set.lock();
                 for way in set.held() {
                     if wanted(&set.name(way)) {
@@ -852,7 +860,7 @@ impl PageCache {
         };
         let wanted = |name: &Name| name.key() == key && pages.contains(&name.page);
         if pages.end.saturating_sub(pages.start) > self.sets.len() as u64 {
-            for set in &self.sets {
+            for set in self.sets.iter() {
                 let mut set = set.lock();
                 for way in set.held() {
                     if wanted(&set.name(way)) {

@@ -384,7 +384,7 @@ fn frames_are_used_from_the_front_on_and_kept() {
     let given = || cache.counts.given.load(Ordering::Relaxed);
     let used = || {
         let mut used = Vec::new();
-        for set in &cache.sets {
+        for set in cache.sets.iter() {
             let frames = (0..WAYS).map(|way| set.number(way));
             used.extend(frames.filter(|frame| *frame != set::NO_FRAME));
         }
@@ -758,4 +758,37 @@ fn a_file_that_is_written_over_all_the_time_is_as_old_as_its_last_write_back() {
     assert_eq!(cache.dirty_since(FILE), Some(70));
     cache.written_back(FILE, 60);
     assert_eq!(cache.dirty_since(FILE), Some(70));
+}
+
+/// Whatever the kernel says to large pages: what the frames hold stays what it is, beside who reads and writes them.
+#[test]
+fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
+    let cache = PageCache::new(4 * base::mapping::LARGE);
+    let all = cache.capacity() as u64;
+    let byte = |n: u64, round: u64| (n * 7 + round) as u8;
+    for n in 0..all {
+        assert_eq!(
+            write(&cache, n, 0, &page(byte(n, 0)), Rest::Unknown),
+            Wrote::Done
+        );
+    }
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            return cache.keep_large();
+        }
+        let mut out = page(0);
+        for round in 0..4 {
+            for n in 0..all {
+                assert!(cache.read(FILE, n, 0, &mut out));
+                assert_eq!(out, page(byte(n, round)));
+                write(&cache, n, 0, &page(byte(n, round + 1)), Rest::Unknown);
+            }
+        }
+        cache.stop_large();
+    });
+    let large = cache.large_bytes();
+    assert!(large.is_multiple_of(base::mapping::LARGE as u64) && large <= all * 4096 * 2);
+    // Who comes when it is stopped does nothing.
+    cache.keep_large();
+    assert_eq!(cache.large_bytes(), large);
 }

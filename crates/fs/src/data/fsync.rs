@@ -707,10 +707,11 @@ impl Files {
         self.wake.notify_all();
         self.ahead.stop();
         self.cleaning.close();
+        self.pages.stop_large();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {
-                self.store.latch("the write-back thread panicked");
+                self.store.latch("a background thread panicked");
             }
         }
     }

@@ -244,6 +244,22 @@ impl Files {
         self.pages.dirty()
     }
 
+    /// See [`PageCache::large_bytes`].
+    pub fn large_bytes(&self) -> u64 {
+        self.pages.large_bytes()
+    }
+
+    /// Has large pages made behind the page cache, until it is stopped.
+    pub fn start_large(&self) -> Result<(), Error> {
+        if self.pages.may_be_large() {
+            let pages = Arc::clone(&self.pages);
+            let started = base::thread::spawn("sheaf-large", move || pages.keep_large());
+            let handle = started.map_err(|e| engine::Error::Thread(Arc::new(e)))?;
+            self.threads.lock().push(handle);
+        }
+        Ok(())
+    }
+
     fn now(&self) -> Timestamp {
         self.times.now()
     }
@@ -314,6 +330,7 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.ahead.close();
         self.cleaning.close();
+        self.pages.stop_large();
     }
 }
 

@@ -1,0 +1,174 @@
+//! Memory that is a mapping of its own, behind which the kernel can put large pages.
+//!
+//! Invariants:
+//! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched.
+//! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::io;
+use std::ptr::NonNull;
+
+/// Bytes of a large page.
+pub const LARGE: usize = 2 << 20;
+
+/// What the kernel says of large pages.
+#[cfg(not(miri))]
+const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
+/// Not every C library names it (asm-generic/mman-common.h).
+#[cfg(not(miri))]
+const MADV_COLLAPSE: libc::c_int = 25;
+
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain memory that this value owns; who makes references to it answers for them.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Whether [`Mapping::make_large`] has a chance: the kernel has large pages of this size, and whoever runs the system has not forbidden them.
+#[cfg(not(miri))]
+pub fn large_pages_allowed() -> bool {
+    // What is simulated does not depend on the machine.
+    #[cfg(feature = "simulate")]
+    if crate::sched::active() {
+        return false;
+    }
+    let setting = |name: &str| std::fs::read_to_string(format!("{SETTINGS}/{name}"));
+    let size = setting("hpage_pmd_size").is_ok_and(|size| size.trim().parse() == Ok(LARGE));
+    size && setting("enabled").is_ok_and(|enabled| !enabled.contains("[never]"))
+}
+
+#[cfg(miri)]
+pub fn large_pages_allowed() -> bool {
+    false
+}
+
+impl Mapping {
+    /// At least `len` bytes, which are more than none. Ends the process if the address space has no room for them, as allocations do.
+    pub fn new(len: usize) -> Mapping {
+        assert!(len > 0, "a mapping has bytes");
+        let layout = Layout::from_size_align(len, LARGE).expect("bounded by the address space");
+        Self::map(len).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    #[cfg(not(miri))]
+    fn map(len: usize) -> Option<Mapping> {
+        let len = len.checked_next_multiple_of(4096)?;
+        let all = len.checked_add(LARGE)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping where the kernel likes; nothing that is there is replaced.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), all, protection, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return None;
+        }
+        let mapped = mapped.cast::<u8>();
+        let before = mapped.addr().next_multiple_of(LARGE) - mapped.addr();
+        // What is not needed before and behind it goes back; that it cannot is no harm, for nobody touches it.
+        // SAFETY: all of it lies in what was just mapped, and nobody knows of it.
+        let start = unsafe {
+            let start = mapped.add(before);
+            if before > 0 {
+                libc::munmap(mapped.cast(), before);
+            }
+            if before < LARGE {
+                libc::munmap(start.add(len).cast(), LARGE - before);
+            }
+            start
+        };
+        Some(Mapping {
+            start: NonNull::new(start)?,
+            len,
+        })
+    }
+
+    #[cfg(miri)]
+    fn map(len: usize) -> Option<Mapping> {
+        let layout = Layout::from_size_align(len, LARGE).ok()?;
+        // SAFETY: the layout has a size.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Mapping { start, len })
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// How many large pages it has room for.
+    pub fn chunks(&self) -> usize {
+        self.len / LARGE
+    }
+
+    /// Has the kernel put one large page behind a chunk, in place of small ones: it copies them, and takes up to that much more
+    /// memory meanwhile. Where nobody has touched the chunk it takes that for good.
+    ///
+    /// # Errors
+    /// `InvalidInput`: it does not do that, and never will. Others: not now.
+    #[cfg(not(miri))]
+    pub fn make_large(&self, chunk: usize) -> io::Result<()> {
+        assert!(chunk < self.chunks(), "a chunk of the mapping");
+        // SAFETY: it lies in the mapping. What its bytes are does not change.
+        let done = unsafe {
+            let start = self.start.as_ptr().add(chunk * LARGE);
+            libc::madvise(start.cast(), LARGE, MADV_COLLAPSE)
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    #[cfg(miri)]
+    pub fn make_large(&self, _chunk: usize) -> io::Result<()> {
+        Err(io::ErrorKind::InvalidInput.into())
+    }
+}
+
+impl Drop for Mapping {
+    #[cfg(not(miri))]
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, with this length; nobody refers to it any more.
+        let done = unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert_eq!(done, 0, "it was mapped");
+    }
+
+    #[cfg(miri)]
+    fn drop(&mut self) {
+        let layout = Layout::from_size_align(self.len, LARGE).expect("it was allocated");
+        // SAFETY: allocated in `map`, with this layout; nobody refers to it any more.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_stay_what_they_are_when_pages_become_large() {
+        for len in [1, 4096, LARGE - 1, LARGE, 3 * LARGE + 5] {
+            let mapping = Mapping::new(len);
+            let start = mapping.start().as_ptr();
+            assert!(start.addr().is_multiple_of(LARGE));
+            assert_eq!(mapping.chunks(), len.next_multiple_of(4096) / LARGE);
+            // SAFETY: the mapping has `len` bytes, of which nobody else knows.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
+            assert!(bytes.iter().all(|&byte| byte == 0));
+            bytes
+                .iter_mut()
+                .zip(0..)
+                .for_each(|(b, i)| *b = (i % 251) as u8);
+            for chunk in 0..mapping.chunks() {
+                // Whether the kernel has a large page to give is its own affair.
+                if let Err(refused) = mapping.make_large(chunk) {
+                    assert_ne!(refused.raw_os_error(), Some(libc::EFAULT));
+                }
+            }
+            assert!(bytes.iter().zip(0..).all(|(b, i)| *b == (i % 251) as u8));
+        }
+    }
+}

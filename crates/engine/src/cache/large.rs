@@ -1,0 +1,154 @@
+//! Large pages behind what the cache has filled: a read of a page that it did not read lately waits for the address of its
+//! set and of its frame otherwise, for each by walks of tables that lie in memory themselves.
+//!
+//! A thread of its own has them made of small pages that are in use already. Small pages made large as a whole take no more memory than
+//! they did, but for one large page while it is copied: so the limit holds ([decision 0023](../../../../docs/decisions/0023-large-pages-behind-frames-in-use.md)).
+//!
+//! Invariants:
+//! 1. A chunk of the frames is made large when all its frames have been given to ways, and those of the sets at once, as all are in use.
+//! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it.
+//! 3. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
+
+use super::PageCache;
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use base::mapping::{LARGE, Mapping, large_pages_allowed};
+use base::sync::{Condvar, Mutex, rank};
+use format::BLOCK_SIZE;
+use std::io;
+use std::time::Duration;
+
+/// Frames of a chunk.
+const CHUNK: usize = LARGE / BLOCK_SIZE;
+/// Invariant 2.
+const CALM: Duration = Duration::from_millis(20);
+const CALM_FRAMES: usize = 64;
+/// Until it is tried again when the kernel has no large page, or somebody has the small ones in hands; twice as long each time, up to the second.
+const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(super) struct Large {
+    stopped: AtomicBool,
+    /// Bytes that were made large.
+    bytes: AtomicU64,
+    /// Held by who changes what the thread waits for.
+    state: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Large {
+    pub fn new() -> Large {
+        Large {
+            stopped: AtomicBool::new(false),
+            bytes: AtomicU64::new(0),
+            state: Mutex::new(rank::LEAF, ()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// A frame was given out, by this number (invariant 3).
+    #[inline]
+    pub fn given(&self, frame: usize) {
+        if (frame + 1).is_multiple_of(CHUNK) {
+            self.notify();
+        }
+    }
+
+    #[cold]
+    fn notify(&self) {
+        drop(self.state.lock());
+        self.wake.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Waits that long, or until it is stopped: true.
+    fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !self.is_stopped() {
+            self.wake.wait_for(&mut state, time);
+        }
+        self.is_stopped()
+    }
+}
+
+impl PageCache {
+    /// Whether [`keep_large`](Self::keep_large) has anything to do, ever.
+    pub fn may_be_large(&self) -> bool {
+        self.frames.mapping().chunks() > 0 && large_pages_allowed()
+    }
+
+    /// Has large pages made until [`stop_large`](Self::stop_large), or the kernel refuses: for a thread that does nothing else.
+    pub fn keep_large(&self) {
+        let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
+        let all = sets.chunks() + frames.chunks();
+        let mut given = 0;
+        for done in 0..all {
+            let (mapping, chunk) = match done.checked_sub(sets.chunks()) {
+                None => (sets, done),
+                Some(chunk) => (frames, chunk),
+            };
+            let needed = match std::ptr::eq(mapping, frames) {
+                true => (chunk + 1) * CHUNK,
+                false => 0,
+            };
+            if !self.await_given(needed, &mut given) || !self.make_large(mapping, chunk) {
+                return;
+            }
+        }
+    }
+
+    pub fn stop_large(&self) {
+        self.large.stopped.store(true, Ordering::Relaxed);
+        self.large.notify();
+    }
+
+    /// Bytes that large pages were put behind.
+    pub fn large_bytes(&self) -> u64 {
+        self.large.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many frames are given, and no more than few since it was known how many were. False: it is stopped.
+    fn await_given(&self, frames: usize, known: &mut usize) -> bool {
+        let given = || self.counts.given.load(Ordering::Relaxed);
+        {
+            let mut state = self.large.state.lock();
+            while given() < frames && !self.large.is_stopped() {
+                self.large.wake.wait(&mut state);
+            }
+        }
+        while !self.large.is_stopped() {
+            let before = std::mem::replace(known, given());
+            if *known - before < CALM_FRAMES {
+                return true;
+            }
+            self.large.pause(CALM);
+        }
+        false
+    }
+
+    /// False: it is stopped, or the kernel does not do that.
+    fn make_large(&self, mapping: &Mapping, chunk: usize) -> bool {
+        let mut again = AGAIN;
+        loop {
+            match mapping.make_large(chunk) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                    tracing::info!("no large pages for the page cache: {error}");
+                    return false;
+                }
+                Err(error) => {
+                    tracing::debug!("no large page for the page cache now: {error}");
+                    if self.large.pause(again) {
+                        return false;
+                    }
+                    again = (again * 2).min(AGAIN_MAX);
+                }
+            }
+        }
+        self.large.bytes.fetch_add(LARGE as u64, Ordering::Relaxed);
+        true
+    }
+}
