@@ -68,6 +68,9 @@ canaries! {
     /// A page that is being read from its device is shown before it has come (cache loads, invariant 1): who reads it gets what its
     /// frame held before.
     LoadPublishedEarly => "load-published-early", Threads,
+    /// A page that somebody reads where it is is written over there (cache guards, invariant 1): what it showed when it was taken
+    /// changes under who has it.
+    GuardOverwritten => "guard-overwritten", Threads,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

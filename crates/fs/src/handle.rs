@@ -1,7 +1,7 @@
 //! Open files: the calls of [`FileSystem`] that read, write and sync.
 
 use crate::api::{Caller, Ino};
-use crate::data::{Advice, OpenFile};
+use crate::data::{Advice, OpenFile, PageGuard};
 use crate::filesystem::FileSystem;
 use crate::{Error, SetAttr};
 use std::io::{IoSlice, IoSliceMut};
@@ -32,6 +32,21 @@ impl FileSystem {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         self.files.read(file, offset, buf)
+    }
+
+    /// Reads without a copy: guards of the cached pages that these bytes are in, in their order, which show what one
+    /// [`read`](Self::read) would have brought, each write whole or not at all, and go on showing it whatever is done to the file. Pages that are not
+    /// cached are read first, holes and what lies in the inode too.
+    ///
+    /// Fewer pages, or none, at the end of the file, beyond 256 pages, through a handle with `O_DIRECT`, and when too many pages have
+    /// guards or the cache is too crowded: for what is missing ask `read`, which says whether there is more.
+    pub fn read_guards(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<PageGuard>, Error> {
+        self.files.read_guards(file, offset, len)
     }
 
     /// Writes at `offset`, or at the end with `O_APPEND`; durable on return with `O_SYNC` or

@@ -9,7 +9,8 @@
 //!    or had been seen by a read that was over;
 //! 2. nobody sees a write in part: not one of its units with what was written definitely before it in another, and of two writes that
 //!    both cover two units not one in each;
-//! 3. at the end the power goes: each sector has what some write made it that was not superseded when the last sync of the file
+//! 3. what a guard of a page showed when it was taken it shows as long as it lives;
+//! 4. at the end the power goes: each sector has what some write made it that was not superseded when the last sync of the file
 //!    began, and `fsck` finds nothing.
 
 use crate::world::{Image, Machine, Shape, Watch};
@@ -19,7 +20,9 @@ use base::{sched, thread};
 use device::AlignedBuf;
 use device::sim::Survival;
 use format::BLOCK_SIZE;
-use fs::{Caller, Completion, Error, FileSystem, Ino, IoContext, OpenFile, ROOT, Request};
+use fs::{
+    Caller, Completion, Error, FileSystem, Ino, IoContext, OpenFile, PageGuard, ROOT, Request,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -76,9 +79,11 @@ pub fn run(seed: u64) -> Result<(), String> {
                     plain,
                     context: fs.io_context(IN_FLIGHT as u32).map_err(text)?,
                     in_flight: Vec::new(),
+                    guards: Vec::new(),
                 };
                 let steps = if plain { STEPS / 3 } else { STEPS };
                 (0..steps).try_for_each(|_| task.step())?;
+                task.look_at_guards()?;
                 match task.rng.one_in(2) {
                     true => task.complete(IN_FLIGHT),
                     // They have to be done all the same, and nobody is told.
@@ -326,6 +331,8 @@ struct Task<'a> {
     plain: bool,
     context: IoContext,
     in_flight: Vec<InFlight>,
+    /// With what they showed.
+    guards: Vec<(PageGuard, Vec<u8>)>,
 }
 
 /// A request of a task's.
@@ -340,6 +347,7 @@ impl Task<'_> {
             return match self.me {
                 0 if self.rng.one_in(4) => self.fly_and_sync(),
                 0 => self.crowd_and_sync(),
+                _ if self.rng.one_in(3) => self.read_guards(),
                 _ => self.read(),
             };
         }
@@ -349,7 +357,8 @@ impl Task<'_> {
             0..4 => self.write_past(),
             4..8 => self.write(6),
             8..10 => self.write(2),
-            10..16 => self.read(),
+            10..14 => self.read(),
+            14..16 => self.read_guards(),
             16 => self.fs.fsync_inode(self.ino, true).map_err(text),
             17 => self.sync(),
             18 => self.fs.tick().map_err(text),
@@ -474,6 +483,39 @@ impl Task<'_> {
         self.saw(units.start, &bytes, &floors)
     }
 
+    /// Reads where the pages are, and keeps some of them for later steps.
+    fn read_guards(&mut self) -> Result<(), Trouble> {
+        self.look_at_guards()?;
+        let units = self.units(8);
+        let floors = self.ledger.lock().floors(units.clone());
+        let (at, len) = ((units.start * UNIT) as u64, (units.len() * UNIT) as u64);
+        let guards = self.fs.read_guards(&self.file, at, len).map_err(text)?;
+        let bytes: Vec<u8> = guards.iter().flat_map(|guard| guard.to_vec()).collect();
+        let units = bytes.len() / UNIT;
+        self.saw((at as usize) / UNIT, &bytes, &floors[..units])?;
+        let shown = guards.into_iter().map(|guard| {
+            let bytes = guard.to_vec();
+            (guard, bytes)
+        });
+        self.guards.extend(shown);
+        self.look_at_guards()?;
+        // There are few for all tasks.
+        let kept = self.rng.below(3) as usize;
+        self.guards.truncate(kept);
+        Ok(())
+    }
+
+    fn look_at_guards(&self) -> Result<(), Trouble> {
+        thread::yield_now();
+        match self.guards.iter().find(|(guard, bytes)| **guard != **bytes) {
+            None => Ok(()),
+            Some((guard, _)) => Err(Trouble::Wrong(format!(
+                "a guard of byte {} shows something else by now",
+                guard.offset()
+            ))),
+        }
+    }
+
     /// A read that began when the floors were these has brought these bytes.
     fn saw(&self, first: usize, bytes: &[u8], floors: &[u64]) -> Result<(), Trouble> {
         let mut values = Vec::new();
@@ -533,6 +575,7 @@ mod tests {
             Canary::LoadUndoomed,
             Canary::FlightUnnoted,
             Canary::CleanedTooEarly,
+            Canary::GuardOverwritten,
         ];
         for canary in canaries {
             plant(Some(canary));

@@ -1,7 +1,7 @@
 //! The memory behind the page cache: one page-aligned region, cut into 4 KiB frames.
 //!
 //! Bytes of a frame are written under the lock of its set, or by whoever has it set aside ([`loads`](super::loads)), and copied
-//! out of it at any time: there are no references to them.
+//! out of it at any time: there are no references to them, but to those that have guards ([`guards`](super::guards)), which nobody writes.
 //!
 //! Frames are used from the front on. Large pages come behind them when they have all been used ([`large`](super::large)).
 
@@ -82,6 +82,23 @@ impl Frames {
         let to = self.part(index, bytes.start, bytes.end - bytes.start);
         // SAFETY: as in `copy_in`.
         unsafe { racy::zero(to, bytes.end - bytes.start) };
+    }
+
+    /// Where a frame begins, for who has a guard of it.
+    pub fn frame(&self, index: u32) -> NonNull<u8> {
+        // SAFETY: a pointer into a mapping is none to nothing.
+        unsafe { NonNull::new_unchecked(self.pointer(index)) }
+    }
+
+    /// Makes a frame hold what another one does, which has guards.
+    ///
+    /// # Safety
+    /// As for `copy_in`; and nobody writes the other one.
+    pub unsafe fn copy(&self, from: u32, to: u32) {
+        assert_ne!(from, to, "two frames");
+        let (from, to) = (self.pointer(from), self.pointer(to));
+        // SAFETY: both lie in the mapping, and apart; by the caller's promise nobody else writes either.
+        unsafe { racy::copy_in(from, to, BLOCK_SIZE) };
     }
 
     /// A whole frame, for a device.

@@ -77,13 +77,14 @@ impl Large {
 impl PageCache {
     /// Whether [`keep_large`](Self::keep_large) has anything to do, ever.
     pub fn may_be_large(&self) -> bool {
-        self.frames.mapping().chunks() > 0 && large_pages_allowed()
+        self.capacity() >= CHUNK && large_pages_allowed()
     }
 
     /// Has large pages made until [`stop_large`](Self::stop_large), or the kernel refuses: for a thread that does nothing else.
     pub fn keep_large(&self) {
         let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
-        let all = sets.chunks() + frames.chunks();
+        // Those behind them are seldom used.
+        let all = sets.chunks() + self.capacity() / CHUNK;
         let mut given = 0;
         for done in 0..all {
             let (mapping, chunk) = match done.checked_sub(sets.chunks()) {

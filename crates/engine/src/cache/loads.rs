@@ -34,7 +34,7 @@ impl PageCache {
         if set.find(place.print, &place.page).is_some() {
             return None;
         }
-        let (way, frame, evicted) = set.set_aside(place.print, || self.give())?;
+        let (way, frame, evicted) = set.set_aside(place.print, self)?;
         if evicted {
             self.counters.mine().evicted();
         }

@@ -17,7 +17,8 @@
 //! 6. A page that is absent, in a set whose count of pages that were written and departed, or were written past the cache, is what it
 //!    was when the page was absent before, has not been written in between, unless somebody invalidated it: what was read from its
 //!    device meanwhile is its content.
-//! 7. Frames are given to ways in order, so memory that was touched is at the front of the region.
+//! 7. Frames are given to ways in order, so memory that was touched is at the front of the region. Behind those of all ways are
+//!    the spare ones ([`guards`]).
 //!
 //! Transitions: absent → clean (`admit`, `keep`, `Load::publish`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
 //! (`complete`, `inlined`), clean → absent (eviction, `forget`), any → absent (`invalidate`).
@@ -26,6 +27,7 @@ mod counters;
 mod crowd;
 mod dirty;
 mod frames;
+mod guards;
 mod large;
 mod loads;
 mod policy;
@@ -44,9 +46,11 @@ use crowd::Crowd;
 use dirty::PageSet;
 use format::{BLOCK_SIZE, Nid};
 use frames::Frames;
+use guards::Spares;
+pub use guards::{Guard, Guarded};
 use large::Large;
 pub use loads::Load;
-use set::{Locked, Set};
+use set::{Locked, Set, Sources};
 use sets::Sets;
 use std::ops::Range;
 use tags::Name;
@@ -209,6 +213,7 @@ pub struct PageCache {
     /// 2^64 by the number of sets, rounded down.
     inverse: u64,
     frames: Frames,
+    spares: Spares,
     counters: Counters,
     index: Box<[DirtyShard]>,
     crowd: Crowd,
@@ -254,9 +259,16 @@ fn divide(number: u64, by: u64, inverse: u64) -> (u64, u64) {
 }
 
 impl PageCache {
-    /// A cache of at most `bytes` of pages (at least one set).
+    /// A cache of at most `bytes` of pages (at least one set), spare ones for who reads with guards included, unless it is small.
     pub fn new(bytes: usize) -> Self {
-        let sets = (bytes / BLOCK_SIZE / WAYS).max(1);
+        let frames = bytes / BLOCK_SIZE;
+        let spares = guards::spares_of(frames);
+        let within = if guards::are_within(frames) {
+            spares
+        } else {
+            0
+        };
+        let sets = ((frames - within) / WAYS).max(1);
         let shard = |i| DirtyShard {
             count: AtomicUsize::new(0),
             files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
@@ -264,7 +276,8 @@ impl PageCache {
         PageCache {
             sets: Sets::new(sets),
             inverse: u64::MAX / sets as u64,
-            frames: Frames::new(sets * WAYS),
+            frames: Frames::new(sets * WAYS + spares),
+            spares: Spares::new(sets * WAYS, spares),
             counters: Counters::new(),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
             crowd: Crowd::new(sets),
@@ -356,13 +369,6 @@ impl PageCache {
         &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
     }
 
-    /// A frame for a way that has none: as many frames as ways, and none is given out twice.
-    fn give(&self) -> u32 {
-        let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
-        self.large.given(frame);
-        frame as u32
-    }
-
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
     #[inline]
     pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
@@ -429,7 +435,7 @@ impl PageCache {
         part: (usize, &[u8]),
     ) {
         let (offset, data) = part;
-        let fill = |frame| {
+        let fill = |frame: u32| {
             // SAFETY: the set is locked.
             unsafe {
                 if data.len() < BLOCK_SIZE {
@@ -438,7 +444,7 @@ impl PageCache {
                 self.frames.copy_in(frame, offset, data);
             }
         };
-        set.fill(way, (place.print, place.page), || self.give(), fill);
+        set.fill(way, (place.print, place.page), self, fill);
     }
 
     /// What the cache knows of a page; not a use of it.
@@ -622,7 +628,7 @@ impl PageCache {
     /// Writes into the frame of a page.
     fn put(&self, set: &mut Locked<'_>, way: usize, (offset, data): (usize, &[u8])) {
         // SAFETY: the set is locked.
-        set.change(way, |frame| unsafe {
+        set.change(way, self, |frame| unsafe {
             self.frames.copy_in(frame, offset, data)
         });
     }
@@ -900,8 +906,26 @@ impl PageCache {
             return false;
         };
         // SAFETY: the set is locked.
-        set.change(way, |frame| unsafe { self.frames.zero(frame, bytes) });
+        set.change(way, self, |frame| unsafe { self.frames.zero(frame, bytes) });
         true
+    }
+}
+
+impl Sources for PageCache {
+    /// As many frames as ways, and none is given out twice.
+    fn give(&self) -> u32 {
+        let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
+        self.large.given(frame);
+        frame as u32
+    }
+
+    fn take_apart(&self, frame: u32, guards: u8) -> u32 {
+        self.spares.take_apart(frame, guards)
+    }
+
+    fn copy(&self, from: u32, to: u32) {
+        // SAFETY: the set whose way gets the frame is locked, and the other one has guards.
+        unsafe { self.frames.copy(from, to) };
     }
 }
 

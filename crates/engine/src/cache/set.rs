@@ -8,16 +8,19 @@
 //! 1. Everything here changes under the set's lock, but [`Uses`].
 //! 2. The print of a way is that of its page, and 0 exactly when it is empty; its tag then names no page. Without the lock prints are
 //!    hints: what they lead to is said by the tag.
-//! 3. A way keeps its frame for good, from when it first holds a page, or has one set aside.
+//! 3. A way has a frame from when it first holds a page, or has one set aside, and keeps it; but for one that it leaves to
+//!    guards, for which it gets another within a change of its tag.
 //! 4. A way whose frame is set aside is empty to everybody else, and given to nobody, until its page is published or given up.
 //!    At most [`ASIDE_MAX`] are.
 //! 5. `departed` counts the frames that lost their page to another one and had been written since that page came.
+//! 6. A frame is written, or set aside, only if it has no guards ([`guards`](super::guards)): the way gets another one before.
 
 use super::frames::Frames;
 use super::policy::{Policy, Uses};
 use super::tags::{Look, Name, Tag};
 use super::{Backing, WAYS};
 use base::atomic::{AtomicU32, AtomicU64, Ordering};
+use base::canary::{Canary, planted};
 use base::prefetch;
 use base::sync::{Mutex, MutexGuard, rank};
 
@@ -72,6 +75,8 @@ pub(super) struct Inner {
     next_stamp: u64,
     /// Ways whose frames are set aside, a bit each (invariant 4).
     aside: u16,
+    /// Guards of the frames that the ways have.
+    guards: [u8; WAYS],
     /// Invariant 5.
     pub departed: u64,
     /// When each page was last written; 0: not since it came.
@@ -114,6 +119,16 @@ impl Prints {
     }
 }
 
+/// Where frames come from.
+pub(super) trait Sources {
+    /// One for a way that has none.
+    fn give(&self) -> u32;
+    /// One in place of one that is left to so many guards.
+    fn take_apart(&self, frame: u32, guards: u8) -> u32;
+    /// Makes one that was taken so hold what the other does.
+    fn copy(&self, from: u32, to: u32);
+}
+
 /// A set whose lock is held.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
@@ -136,6 +151,7 @@ impl Set {
             dirty: 0,
             promised: 0,
             aside: 0,
+            guards: [0; WAYS],
             index: number as u32,
             crowded: false,
             next_stamp: 0,
@@ -190,7 +206,9 @@ impl Set {
                     continue;
                 }
                 frames.prefetch(frame, offset, out.len());
-                match self.tags[way].look(page, || frames.copy_out(frame, offset, out)) {
+                // Which frame it is now; before was a hint for the line above (invariant 3).
+                let copy = || frames.copy_out(self.number(way), offset, out);
+                match self.tags[way].look(page, copy) {
                     Look::Found => {
                         self.uses.used(way);
                         return true;
@@ -270,23 +288,22 @@ impl Locked<'_> {
         self.set.uses.used(way);
     }
 
-    /// Puts a page, clean, into a way that is empty or has it already. `fill` makes the content, into the frame that `given`
-    /// says if the way has none; later changes go through [`change`](Self::change).
+    /// Puts a page, clean, into a way that is empty or has it already. `fill` makes the content; later changes go through
+    /// [`change`](Self::change).
     pub fn fill(
         &mut self,
         way: usize,
         (print, page): (u16, Name),
-        given: impl FnOnce() -> u32,
+        sources: &impl Sources,
         fill: impl FnOnce(u32),
     ) {
-        if self.set.number(way) == NO_FRAME {
-            self.set.numbers.0[way].store(given(), Ordering::Relaxed);
-        }
-        let frame = self.set.number(way);
-        let tag = &self.set.tags[way];
+        self.have_frame(way, sources);
+        let set = self.set;
+        let tag = &set.tags[way];
         tag.change(|| {
+            self.leave_to_guards(way, sources);
             tag.set_name(page);
-            fill(frame);
+            fill(set.number(way));
         });
         self.set.prints.set(way, print);
         self.inner.stamps[way] = 0;
@@ -294,10 +311,57 @@ impl Locked<'_> {
     }
 
     /// Changes bytes of a page that the way holds.
-    pub fn change(&mut self, way: usize, change: impl FnOnce(u32)) {
-        let frame = self.set.number(way);
-        self.set.tags[way].change(|| change(frame));
+    pub fn change(&mut self, way: usize, sources: &impl Sources, change: impl FnOnce(u32)) {
+        let set = self.set;
+        let before = set.number(way);
+        set.tags[way].change(|| {
+            self.leave_to_guards(way, sources);
+            let frame = set.number(way);
+            if frame != before {
+                sources.copy(before, frame);
+            }
+            change(frame);
+        });
         self.written(way);
+    }
+
+    fn have_frame(&self, way: usize, sources: &impl Sources) {
+        if self.set.number(way) == NO_FRAME {
+            self.set.numbers.0[way].store(sources.give(), Ordering::Relaxed);
+        }
+    }
+
+    /// Invariant 6. Within a change of the way's tag, so that who looks reads no frame that the way has no more.
+    #[inline]
+    fn leave_to_guards(&mut self, way: usize, sources: &impl Sources) {
+        if self.inner.guards[way] > 0 && !planted(Canary::GuardOverwritten) {
+            let guards = std::mem::take(&mut self.inner.guards[way]);
+            let spare = sources.take_apart(self.set.number(way), guards);
+            self.set.numbers.0[way].store(spare, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the way has this frame.
+    pub fn has(&self, way: usize, frame: u32) -> bool {
+        self.set.number(way) == frame
+    }
+
+    pub fn guards(&self, way: usize) -> u8 {
+        self.inner.guards[way]
+    }
+
+    /// The frame of a way gets a guard more. False: it has too many.
+    pub fn add_guard(&mut self, way: usize) -> bool {
+        let guards = self.inner.guards[way].checked_add(1);
+        self.inner.guards[way] = guards.unwrap_or(u8::MAX);
+        guards.is_some()
+    }
+
+    /// The frame of a way loses one. True: it was the last.
+    pub fn end_guard(&mut self, way: usize) -> bool {
+        debug_assert!(self.inner.guards[way] > 0, "it had a guard");
+        self.inner.guards[way] -= 1;
+        self.inner.guards[way] == 0
     }
 
     /// The content is another one than when the page came.
@@ -326,19 +390,17 @@ impl Locked<'_> {
         Some((way, evicted))
     }
 
-    /// Sets the frame of a way aside for a page that is on its way; `given` says which if the way has none. The way, its frame, and
+    /// Sets the frame of a way aside for a page that is on its way. The way, its frame, and
     /// whether a page is lost by that. `None`: there is none, or enough are set aside.
-    pub fn set_aside(
-        &mut self,
-        print: u16,
-        given: impl FnOnce() -> u32,
-    ) -> Option<(usize, u32, bool)> {
+    pub fn set_aside(&mut self, print: u16, sources: &impl Sources) -> Option<(usize, u32, bool)> {
         if self.inner.aside.count_ones() >= ASIDE_MAX {
             return None;
         }
         let (way, evicted) = self.room_for(print)?;
-        if self.set.number(way) == NO_FRAME {
-            self.set.numbers.0[way].store(given(), Ordering::Relaxed);
+        self.have_frame(way, sources);
+        if self.inner.guards[way] > 0 {
+            let set = self.set;
+            set.tags[way].change(|| self.leave_to_guards(way, sources));
         }
         self.inner.aside |= 1 << way;
         Some((way, self.set.number(way), evicted))

@@ -1,5 +1,6 @@
 use super::*;
 use base::rng::Rng;
+use std::sync::Arc;
 
 const FILE: FileKey = FileKey {
     nid: Nid(100),
@@ -791,4 +792,138 @@ fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
     // Who comes when it is stopped does nothing.
     cache.keep_large();
     assert_eq!(cache.large_bytes(), large);
+}
+
+fn guard(cache: &Arc<PageCache>, n: u64) -> Option<Guard> {
+    match cache.guard(FILE, n) {
+        Guarded::Yes(guard) => Some(guard),
+        Guarded::Absent | Guarded::TooMany => None,
+    }
+}
+
+/// Whatever happens to the page, and to its way.
+#[test]
+fn a_guard_shows_what_the_page_was() {
+    let changes: [fn(&PageCache); 8] = [
+        |cache| _ = write(cache, 1, 5, &[9], Rest::Unknown),
+        |cache| _ = write(cache, 1, 0, &page(9), Rest::Unknown),
+        |cache| _ = cache.overwrite(FILE, 1, (7, &[9]), Some(3)),
+        |cache| _ = cache.zero(FILE, 1, 9..BLOCK_SIZE),
+        |cache| cache.keep(FILE, 1, &page(9)),
+        |cache| {
+            cache.invalidate(FILE, 0..9);
+            (10..100).for_each(|n| _ = insert(cache, n, &page(9)));
+        },
+        // Pushed out, by what is read elsewhere and by what devices fill.
+        |cache| (10..100).for_each(|n| _ = insert(cache, n, &page(9))),
+        |cache| {
+            for n in 10..100 {
+                let load = begin(cache, n, 9);
+                assert!(load.is_none_or(Load::publish));
+            }
+        },
+    ];
+    for change in changes {
+        let cache = Arc::new(PageCache::new(WAYS * BLOCK_SIZE));
+        assert!(insert(&cache, 1, &page(1)));
+        let left = cache.guards_left();
+        let (first, second) = (guard(&cache, 1).unwrap(), guard(&cache, 1).unwrap());
+        assert_eq!(cache.guards_left(), left - 1, "one frame has both");
+        change(&cache);
+        assert!(*first == page(1) && *second == page(1));
+        drop(first);
+        change(&cache);
+        assert_eq!(*second, page(1));
+        let mut out = page(0);
+        if cache.read(FILE, 1, 0, &mut out) {
+            assert_ne!(out, page(1), "others see what was done");
+            let third = guard(&cache, 1).unwrap();
+            assert!(*third == out && *second == page(1));
+        }
+        // The cache goes, the guard stays.
+        let weak = Arc::downgrade(&cache);
+        drop(cache);
+        assert_eq!(*second, page(1));
+        assert_eq!(weak.upgrade().unwrap().guards_left(), left - 1);
+        drop(second);
+        assert!(weak.upgrade().is_none());
+    }
+}
+
+#[test]
+fn as_many_pages_have_guards_as_there_are_spare_frames() {
+    let cache = Arc::new(PageCache::new(WAYS * BLOCK_SIZE));
+    let most = cache.guards_left();
+    for _ in 0..3 {
+        (0..WAYS as u64).for_each(|n| assert!(insert(&cache, n, &page(n as u8))));
+        let mut guards: Vec<Guard> = (0..most as u64).map_while(|n| guard(&cache, n)).collect();
+        assert_eq!((guards.len(), cache.guards_left()), (most, 0));
+        assert!(matches!(cache.guard(FILE, 9), Guarded::TooMany));
+        assert!(matches!(cache.guard(FILE, 99), Guarded::Absent));
+        assert!(
+            guard(&cache, 0).is_some(),
+            "one that has a guard gets another"
+        );
+        // Each can be written over, whatever else has guards.
+        for n in 0..WAYS as u64 {
+            write(&cache, n, 0, &page(99), Rest::Unknown);
+        }
+        assert!(matches!(cache.guard(FILE, 9), Guarded::TooMany));
+        guards.pop();
+        assert!(guard(&cache, 9).is_some());
+        let shown = guards.iter().zip(0..);
+        shown.for_each(|(guard, n)| assert_eq!(**guard, page(n)));
+        drop(guards);
+        assert_eq!(cache.guards_left(), most);
+        cache.invalidate(FILE, 0..WAYS as u64);
+    }
+    let big = PageCache::new(16 << 20);
+    assert!(
+        big.capacity() + big.guards_left() <= 4096,
+        "within the limit"
+    );
+}
+
+/// Guards of several threads, beside who writes, loads and reads the same pages. Each byte of a page says how often it was written.
+#[test]
+fn guards_live_beside_everything_else() {
+    const PAGES: u64 = 2 * WAYS as u64;
+    let cache = Arc::new(PageCache::new(WAYS * BLOCK_SIZE));
+    let left = cache.guards_left();
+    base::thread::parallel(4, |thread| {
+        let mut rng = Rng::new(thread as u64 + 40);
+        let mut held: Vec<(Guard, u8)> = Vec::new();
+        for step in 0..20_000u64 {
+            let n = rng.below(PAGES);
+            match rng.below(5) {
+                0 => {
+                    let content = page(step as u8);
+                    let wrote =
+                        cache.write(FILE, n, (0, &content), Rest::Unknown, Backing::Allocated, 0);
+                    let mut copy = page(0);
+                    if wrote == Wrote::Done
+                        && let Some((stamp, _)) = cache.copy_dirty(FILE, n, &mut copy)
+                    {
+                        cache.complete(FILE, n, stamp);
+                    }
+                }
+                1 => _ = begin(&cache, n, step as u8).map(Load::publish),
+                2 => {
+                    let mut out = page(0);
+                    if cache.read(FILE, n, 0, &mut out) {
+                        assert!(out.iter().all(|&byte| byte == out[0]));
+                    }
+                }
+                3 => held.extend(guard(&cache, n).map(|guard| {
+                    let byte = guard[0];
+                    (guard, byte)
+                })),
+                _ => held.truncate(rng.below(3) as usize),
+            }
+            for (guard, byte) in &held {
+                assert!(guard.iter().all(|other| other == byte));
+            }
+        }
+    });
+    assert_eq!(cache.guards_left(), left);
 }

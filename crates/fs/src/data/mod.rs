@@ -31,6 +31,7 @@ mod file;
 mod flight;
 mod fsync;
 mod gate;
+mod guards;
 mod pace;
 mod ranges;
 mod read;
@@ -51,6 +52,7 @@ pub(crate) use file::Entered;
 pub use file::OpenFile;
 pub(crate) use file::{Owners, Volatile};
 pub(crate) use flight::{Began, Flying, InFlight, Writing};
+pub use guards::PageGuard;
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;

@@ -5,6 +5,7 @@ mod clean;
 mod crash;
 mod failures;
 mod groups;
+mod guards;
 mod model;
 mod outgrow;
 mod pace;

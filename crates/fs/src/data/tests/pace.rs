@@ -12,7 +12,7 @@ use std::io;
 const PIECE: u64 = 64 * PAGE;
 /// Write-back has taken this much at once since before there was a pace.
 const BATCH: u64 = 1024 * PAGE;
-const FRAMES: usize = 64 << 10;
+const FRAMES: usize = 66 << 10;
 /// What a sync gets at least while a piece waits for it.
 const YIELDS: usize = 300_000;
 
