@@ -7,10 +7,13 @@
 //! Invariants:
 //! 1. A chunk of the frames is made large when all its frames have been given to ways, and those of the sets at once, as all are in use.
 //! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it.
-//! 3. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
+//! 3. After each chunk there is a pause of [`REST`] times as long as it took: a reader of pages all over the cache soon meets
+//!    the one that is being made large, and waits for it.
+//! 4. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
 
 use super::PageCache;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use base::clock::Clock;
 use base::mapping::{LARGE, Mapping, large_pages_allowed};
 use base::sync::{Condvar, Mutex, rank};
 use format::BLOCK_SIZE;
@@ -22,6 +25,9 @@ const CHUNK: usize = LARGE / BLOCK_SIZE;
 /// Invariant 2.
 const CALM: Duration = Duration::from_millis(20);
 const CALM_FRAMES: usize = 64;
+/// Invariant 3.
+const REST: u32 = 4;
+const REST_MAX: Duration = Duration::from_secs(1);
 /// Until it is tried again when the kernel has no large page, or somebody has the small ones in hands; twice as long each time, up to the second.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
@@ -46,7 +52,7 @@ impl Large {
         }
     }
 
-    /// A frame was given out, by this number (invariant 3).
+    /// A frame was given out, by this number (invariant 4).
     #[inline]
     pub fn given(&self, frame: usize) {
         if (frame + 1).is_multiple_of(CHUNK) {
@@ -85,7 +91,7 @@ impl PageCache {
         let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
         // Those behind them are seldom used.
         let all = sets.chunks() + self.capacity() / CHUNK;
-        let mut given = 0;
+        let (mut given, clock) = (0, Clock::real());
         for done in 0..all {
             let (mapping, chunk) = match done.checked_sub(sets.chunks()) {
                 None => (sets, done),
@@ -95,7 +101,15 @@ impl PageCache {
                 true => (chunk + 1) * CHUNK,
                 false => 0,
             };
-            if !self.await_given(needed, &mut given) || !self.make_large(mapping, chunk) {
+            if !self.await_given(needed, &mut given) {
+                return;
+            }
+            let began_ns = clock.monotonic_ns();
+            if !self.make_large(mapping, chunk) {
+                return;
+            }
+            let took = Duration::from_nanos(clock.monotonic_ns() - began_ns);
+            if self.large.pause((took * REST).min(REST_MAX)) {
                 return;
             }
         }
