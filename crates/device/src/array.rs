@@ -142,6 +142,11 @@ impl Array {
         }
     }
 
+    /// Memory that lies at multiples of so many bytes is given to the devices as it is; other memory is copied.
+    pub fn memory_align(&self) -> usize {
+        self.memory_align
+    }
+
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }

@@ -173,6 +173,12 @@ impl FileSystem {
         list.counter("sheaf_precleaning_writes_total", help, writes);
         let help = "Overwrites that waited for room among dirty pages.";
         list.counter("sheaf_room_waits_total", help, waits);
+        let help = "Bytes that large writes, one behind the other, wrote past the cache.";
+        list.counter(
+            "sheaf_streamed_bytes_total",
+            help,
+            self.files.streamed_bytes(),
+        );
         let dirty = self.files.dirty_pages() as f64 * format::BLOCK_SIZE as f64;
         let help = "Bytes of file pages that wait to be written.";
         list.gauge("sheaf_dirty_page_bytes", help, dirty);

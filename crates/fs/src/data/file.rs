@@ -23,6 +23,7 @@ use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
 use super::references::{GROUP, References};
+use super::stream::Run;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
@@ -762,6 +763,7 @@ pub struct OpenFile {
     flags: i32,
     /// Failures of the file that this handle does not report: they were reported before.
     forgiven: u64,
+    pub(super) run: Run,
     /// Byte after the last read, for noticing sequential reading.
     pub(super) next_read: AtomicU64,
     /// Pages to read ahead.
@@ -877,6 +879,7 @@ impl Files {
             state,
             flags,
             forgiven,
+            run: Run::default(),
             next_read: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             asked: AtomicU64::new(0),

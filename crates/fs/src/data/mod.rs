@@ -37,6 +37,7 @@ mod ranges;
 mod read;
 mod references;
 mod seek;
+mod stream;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -74,6 +75,7 @@ use ranges::{Held, Mode, Ranges};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use stream::Streams;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -156,6 +158,7 @@ pub(crate) struct Files {
     syncing: AtomicU64,
     /// Of what is written back beside syncs.
     pace: Pace,
+    streams: Streams,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
     /// Pages that somebody asked to be written soon.
@@ -202,6 +205,7 @@ impl Files {
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
             pace: Pace::new(),
+            streams: Streams::default(),
             logged: Mutex::new(rank::LEAF, HashSet::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
@@ -240,6 +244,11 @@ impl Files {
     /// See [`Cleaning::counts`].
     pub fn cleaning_counts(&self) -> [u64; 3] {
         self.cleaning.counts()
+    }
+
+    /// Bytes that streams have written past the cache.
+    pub fn streamed_bytes(&self) -> u64 {
+        self.streams.bytes()
     }
 
     pub fn dirty_pages(&self) -> usize {

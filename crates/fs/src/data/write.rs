@@ -92,7 +92,7 @@ impl Holes {
 }
 
 /// Whether these are whole pages.
-fn is_whole(offset: u64, len: usize) -> bool {
+pub(super) fn is_whole(offset: u64, len: usize) -> bool {
     offset.is_multiple_of(PAGE) && len.is_multiple_of(BLOCK_SIZE)
 }
 
@@ -190,7 +190,10 @@ impl Files {
             return Ok(self.write_end(file, data)?.1);
         }
         if !file.has(libc::O_DIRECT) {
-            return self.write_over(state, offset, data);
+            return match self.write_stream(file, offset, data)? {
+                true => Ok(data.len()),
+                false => self.write_over(state, offset, data),
+            };
         }
         if is_whole(offset, data.len()) {
             return match self.write_past(state, offset, data)? {
@@ -682,7 +685,12 @@ impl Files {
     /// Writes whole pages past the cache over blocks that hold something already, inside the file: no record is needed, and
     /// nobody but who is at these pages waits. What the cache has of them, dirty or not, is superseded; if the write fails the
     /// dirty pages stay. False: nothing is written, they are not such pages.
-    fn write_past(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
+    pub(super) fn write_past(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
         if !is_inside(state, offset, data.len()) {
             return Ok(false);
         }

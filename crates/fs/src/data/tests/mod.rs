@@ -12,6 +12,7 @@ mod pace;
 mod ranges;
 mod shared;
 mod stories;
+mod stream;
 mod tails;
 
 use super::*;

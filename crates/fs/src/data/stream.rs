@@ -1,0 +1,141 @@
+//! Streams: large writes over what is there, one behind the other, go past the cache.
+//!
+//! Why. Through the cache each byte is copied three times, into its frame, out of it again and by the device, and each page is looked up,
+//! noted as dirty, cleaned, and pushes out another: four to five times the processor time of the transfer alone. That buys a return before the
+//! device has the data, and memory that the next reader finds. A stream longer than [`run_min`] wants neither: who writes the next request waits for
+//! the same device, and what leaves the cache for its pages is worth more than they are.
+//!
+//! A handle's *run* is how much was written through it by large requests of whole pages, each where the one before ended.
+//!
+//! Invariants:
+//! 1. It is a direct write ([`write_past`](Files::write_past)) by another reason: over blocks that are written, logged, and vouched for by nobody, coherent
+//!    with the cache, one unit for readers. What is none goes through the cache. Nothing that is promised of writes differs, but that an error of the
+//!    device is told at once.
+//! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::pace)).
+//! 3. While devices take longer than [`SLOW_NS`] for each MiB, in the mean of late, only one request in [`PROBE`] goes there: it is worth more to
+//!    return early.
+
+use super::Files;
+use super::file::{FileState, OpenFile};
+use super::write::is_whole;
+use crate::Error;
+use base::atomic::{AtomicU64, Ordering};
+use base::sync::Arc;
+use base::tight;
+use format::BLOCK_SIZE;
+
+/// Bytes of a request at least: several pieces for each of some devices.
+const REQUEST_MIN: usize = 256 << 10;
+/// Bytes of a run that go through the cache first.
+const RUN_MIN: usize = 8 << 20;
+/// A MiB through the cache takes 0.3 to 0.5 ms of the processors: a device that is twice as slow is still one that is not worth to be kept waiting.
+const SLOW_NS: u64 = 1_000_000;
+const PROBE: u64 = 64;
+/// A request changes the mean by one part in so many, and counts as so many times [`SLOW_NS`] at most: one that was held up says little.
+const MEAN: u64 = 8;
+const WORST: u64 = 4;
+
+fn request_min() -> usize {
+    tight::limit(REQUEST_MIN, 3 * BLOCK_SIZE)
+}
+
+fn run_min() -> u64 {
+    tight::limit(RUN_MIN, 0) as u64
+}
+
+/// What an open file knows of its writer. Of threads that write through one handle at once each may end the other's run.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Byte after the last large write.
+    next: AtomicU64,
+    /// Bytes before that one.
+    bytes: AtomicU64,
+}
+
+impl Run {
+    /// A large write begins here; returns the bytes of the run before it.
+    fn go_on(&self, offset: u64, len: usize) -> u64 {
+        let next = self.next.swap(offset + len as u64, Ordering::Relaxed);
+        let before = match next == offset {
+            true => self.bytes.load(Ordering::Relaxed),
+            false => 0,
+        };
+        self.bytes.store(before + len as u64, Ordering::Relaxed);
+        before
+    }
+}
+
+/// What all streams have in common.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// For a MiB, in the mean of late. Threads that note at once may lose one's note.
+    mean_ns: AtomicU64,
+    /// Requests that went through the cache because of that.
+    spared: AtomicU64,
+    /// Bytes that went past the cache.
+    bytes: AtomicU64,
+}
+
+impl Streams {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the next request goes to the devices.
+    pub fn is_next(&self) -> bool {
+        self.mean_ns.load(Ordering::Relaxed) <= SLOW_NS
+            || self.spared.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1
+    }
+
+    /// So many bytes took so long.
+    pub fn note(&self, bytes: usize, took_ns: u64) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let each = took_ns.saturating_mul(1 << 20) / bytes as u64;
+        let mean = self.mean_ns.load(Ordering::Relaxed);
+        let mean = mean - mean / MEAN + each.min(WORST * SLOW_NS) / MEAN;
+        self.mean_ns.store(mean, Ordering::Relaxed);
+    }
+}
+
+impl Files {
+    /// Writes past the cache if this goes on with a long run. False: nothing is written.
+    pub(super) fn write_stream(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
+        if data.len() < request_min() || !is_whole(offset, data.len()) {
+            return Ok(false);
+        }
+        let began_ns = self.now_ns();
+        if file.run.go_on(offset, data.len()) < run_min()
+            || self.keeps_pace()
+            || !self.streams.is_next()
+        {
+            return Ok(false);
+        }
+        let written = self.write_aligned(&file.state, offset, data)?;
+        if written {
+            let took_ns = self.now_ns().saturating_sub(began_ns);
+            self.streams.note(data.len(), took_ns);
+        }
+        Ok(written)
+    }
+
+    /// Memory that no device takes is copied to some that all do.
+    fn write_aligned(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
+        let align = self.store.array().memory_align();
+        if (data.as_ptr() as usize).is_multiple_of(align) {
+            return self.write_past(state, offset, data);
+        }
+        let mut copy = self.memory.take(data.len());
+        copy.copy_from_slice(data);
+        self.write_past(state, offset, &copy)
+    }
+}

@@ -1,0 +1,142 @@
+//! Large writes, one behind the other.
+
+use super::*;
+use crate::data::stream::Streams;
+use device::sim::Times as Strikes;
+
+const MIB: u64 = 1 << 20;
+/// What goes through the cache first.
+const RUN: u64 = 8 * MIB;
+
+/// A world, mounted, with a file of so many MiB on its devices, and nothing of it dirty or vouched for.
+fn with_file(mib: u64) -> (World, Mounted, Ino, Vec<u8>) {
+    let world = World::new(1, 96, 8192);
+    let m = world.mount();
+    let ino = m.make();
+    let content = pattern(2, (mib * MIB) as usize);
+    let file = m.open(ino);
+    m.write(&file, 0, &content);
+    m.files.fsync(&file, false).unwrap();
+    m.commit_more();
+    drop(file);
+    (world, m, ino, content)
+}
+
+/// Writes in requests of so many bytes; returns the bytes of them that went past the cache.
+fn write_in(m: &Mounted, file: &OpenFile, content: &mut [u8], range: Range<u64>, by: u64) -> u64 {
+    let before = m.files.streamed_bytes();
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at + by).min(range.end);
+        let data = &mut content[at as usize..end as usize];
+        data.iter_mut().for_each(|byte| *byte ^= 0x5A);
+        m.write(file, at, data);
+        at = end;
+    }
+    m.files.streamed_bytes() - before
+}
+
+#[test]
+fn a_long_run_goes_past_the_cache_and_is_seen_by_all() {
+    let (mut world, m, ino, mut content) = with_file(24);
+    let file = m.open(ino);
+    let past = write_in(&m, &file, &mut content, 0..24 * MIB, MIB);
+    assert_eq!(past, 24 * MIB - RUN);
+    assert_eq!(m.files.dirty_pages() as u64, RUN / PAGE);
+    assert!(m.contents(ino) == content);
+    // All of it again, over what is cached by now.
+    let again = write_in(&m, &file, &mut content, 0..24 * MIB, MIB);
+    assert_eq!(again, 24 * MIB - RUN);
+    assert!(m.contents(ino) == content);
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    world.switch.cut_now();
+    drop(m);
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    assert!(m.contents(ino) == content, "what was synced is there");
+    m.check(ino);
+}
+
+#[test]
+fn what_is_no_run_goes_through_the_cache() {
+    let (_world, m, ino, mut content) = with_file(24);
+    let file = m.open(ino);
+    let mut write = |range: Range<u64>, by| write_in(&m, &file, &mut content, range, by);
+    assert_eq!(write(0..24 * MIB, 128 << 10), 0, "requests are small");
+    assert_eq!(write(PAGE / 2..20 * MIB, MIB), 0, "no whole pages");
+    // A jump ends the run, and another one begins.
+    assert_eq!(write(0..RUN, MIB), 0);
+    assert_eq!(write(RUN + MIB..RUN + 2 * MIB, MIB), 0);
+    assert_eq!(write(RUN + 2 * MIB..2 * RUN + MIB, MIB), 0);
+    assert_eq!(write(2 * RUN + MIB..2 * RUN + 2 * MIB, MIB), MIB);
+    assert!(m.contents(ino) == content);
+}
+
+#[test]
+fn new_space_is_taken_through_the_cache() {
+    let (_world, m, ino, mut content) = with_file(9);
+    let file = m.open(ino);
+    content.resize(12 << 20, 0);
+    let past = write_in(&m, &file, &mut content, 0..12 * MIB, MIB);
+    assert_eq!(past, MIB, "the one that was there");
+    assert!(m.contents(ino) == content);
+}
+
+#[test]
+fn beside_small_syncs_streams_keep_the_pace() {
+    let (_world, m, ino, mut content) = with_file(12);
+    m.files.fsync(&m.open(m.make()), false).unwrap();
+    m.files.pace.note_sync(m.files.now_ns());
+    let file = m.open(ino);
+    assert_eq!(write_in(&m, &file, &mut content, 0..12 * MIB, MIB), 0);
+}
+
+#[test]
+fn memory_at_any_address_is_written() {
+    let (_world, m, ino, mut content) = with_file(10);
+    let file = m.open(ino);
+    write_in(&m, &file, &mut content, 0..RUN, MIB);
+    let mut shifted = vec![0; MIB as usize + 1];
+    for (at, first) in [(RUN, 0), (RUN + MIB, 1)] {
+        let data = pattern(at, MIB as usize);
+        shifted[first..first + data.len()].copy_from_slice(&data);
+        m.write(&file, at, &shifted[first..first + data.len()]);
+        content[at as usize..][..data.len()].copy_from_slice(&data);
+    }
+    assert_eq!(m.files.streamed_bytes(), 2 * MIB);
+    assert!(m.contents(ino) == content);
+}
+
+#[test]
+fn a_device_that_fails_is_told_at_once() {
+    let (world, m, ino, mut content) = with_file(10);
+    let file = m.open(ino);
+    write_in(&m, &file, &mut content, 0..RUN, MIB);
+    m.files.fsync(&file, true).unwrap();
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let data = vec![7; MIB as usize];
+    m.files.write(&file, RUN, &data).unwrap_err();
+    assert_eq!(m.files.streamed_bytes(), 0, "none of it counts as written");
+    for device in &world.devices {
+        device.fail_writes(Strikes::Next(0), None);
+    }
+}
+
+#[test]
+fn devices_that_take_long_are_asked_now_and_then() {
+    let streams = Streams::default();
+    let note = |ns, times| (0..times).for_each(|_| streams.note(1 << 20, ns));
+    let past = |of: u64| (0..of).filter(|_| streams.is_next()).count();
+    note(200_000, 10);
+    assert_eq!(past(100), 100);
+    // One that was held up for a second changes nothing.
+    note(1_000_000_000, 1);
+    assert_eq!(past(100), 100);
+    note(5_000_000, 30);
+    assert_eq!(past(128), 2);
+    note(200_000, 30);
+    assert_eq!(past(100), 100);
+}
