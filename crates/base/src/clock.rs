@@ -148,7 +148,7 @@ impl Clock {
 
 /// From now on the calling thread's sleeps end when they should; by default up to 50 µs later, together with
 /// others'.
-fn exact_timers() {
+pub fn exact_timers() {
     thread_local! {
         static SET: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }

@@ -40,6 +40,54 @@ pub fn cpu_count() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+/// The CPUs that the calling thread may run on, by their numbers; none where the system does not say.
+pub fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: an all-zero set is a valid value of that plain structure.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one set of this size, which `set` is.
+    let done = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    if done != 0 {
+        return Vec::new();
+    }
+    let count = 8 * size_of::<libc::cpu_set_t>();
+    // SAFETY: the numbers are within the set.
+    (0..count)
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+        .collect()
+}
+
+/// Keeps the calling thread on a CPU from now on. Threads under the seeded scheduler stay where they are.
+///
+/// # Errors
+/// There is no such CPU, or it is not for this process.
+pub fn pin(cpu: usize) -> std::io::Result<()> {
+    #[cfg(feature = "simulate")]
+    if crate::sched::active() {
+        return Ok(());
+    }
+    if cpu >= 8 * size_of::<libc::cpu_set_t>() {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: an all-zero set is a valid value of that plain structure.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the number is within the set, as was just looked at.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the call reads one set of this size, which `set` is.
+    let done = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    match done {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The NUMA node that a CPU belongs to, where the system says.
+pub fn numa_node(cpu: usize) -> Option<usize> {
+    let entries = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).ok()?;
+    let node = |name: &str| name.strip_prefix("node")?.parse().ok();
+    let names = entries.flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| node(name.to_str()?)).next()
+}
+
 /// The CPU the caller runs on, or did a moment ago; a hint, for choosing per-core structures.
 #[inline]
 pub fn current_cpu() -> usize {
@@ -484,6 +532,20 @@ impl Drop for BatchGuard<'_> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_pinned_thread_stays_on_its_cpu() {
+        let cpus = allowed_cpus();
+        assert_eq!(cpus.len(), cpu_count());
+        let last = cpus[cpus.len() - 1];
+        let pinned = spawn("pinned", move || {
+            pin(last).unwrap();
+            assert_eq!(allowed_cpus(), [last]);
+            assert!(pin(usize::MAX).is_err());
+        });
+        pinned.unwrap().join().unwrap();
+        assert_eq!(allowed_cpus(), cpus);
+    }
 
     #[test]
     fn a_pool_does_every_item_once_however_many_there_are() {

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
 use crate::queue::{Kind, Part};
+use crate::topology::Topology;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
@@ -167,6 +168,12 @@ impl Array {
     /// Size of the logical space in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Who submits to the devices.
+    pub fn topology(&self) -> Topology {
+        let topology = self.members.first().map(|m| m.device.info().topology);
+        topology.unwrap_or_default()
     }
 
     /// The members' names (paths), by device index.

@@ -1,6 +1,7 @@
 //! One device, as the array uses it.
 
 use crate::queue::{Bell, Blocking, DeviceQueue};
+use crate::topology::Topology;
 use crate::vectored::{self, Vectored};
 use std::io;
 use std::sync::Arc;
@@ -96,6 +97,10 @@ pub struct DeviceInfo {
     pub logical_block: u32,
     /// A disk that spins; `None` when the kernel does not say.
     pub rotational: Option<bool>,
+    /// Who submits to it.
+    pub topology: Topology,
+    /// That it is attached to; `None` when the kernel does not say.
+    pub numa_node: Option<usize>,
 }
 
 /// A block device or a file that stands for one. All methods may be called from any thread

@@ -13,6 +13,7 @@ use crate::buf::AlignedBuf;
 use crate::error::Error;
 use crate::queue::{Bell, Blocking, DeviceQueue, Own};
 use crate::threads;
+use crate::topology::Topology;
 use crate::uring;
 use crate::vectored::{self, Vectored};
 use base::sync::{Mutex, rank};
@@ -44,6 +45,7 @@ pub struct OpenOptions {
     pub backend: Backend,
     /// Bypass the page cache where the host allows it.
     pub direct: bool,
+    pub topology: Topology,
 }
 
 impl Default for OpenOptions {
@@ -53,6 +55,7 @@ impl Default for OpenOptions {
             exclusive: true,
             backend: Backend::Auto,
             direct: true,
+            topology: Topology::PerCore,
         }
     }
 }
@@ -78,6 +81,7 @@ pub(crate) struct FileDevice {
     pub direct: bool,
     read_only: bool,
     rotational: Option<bool>,
+    numa_node: Option<usize>,
     engine: Engine,
     /// In flight by threads of a pool.
     pub waiting: Arc<Mutex<threads::Waiting>>,
@@ -115,7 +119,7 @@ pub fn open_devices(
         let engine = pool.clone().map_or(Engine::Uring, Engine::Threads);
         devices.push(Arc::new(FileDevice::open(path, options, engine)?));
     }
-    Ok(devices)
+    options.topology.over(devices)
 }
 
 /// Opens one device for reading a few blocks: no lock, no threads, no ring.
@@ -125,6 +129,7 @@ pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Erro
         exclusive: false,
         backend: Backend::Threads,
         direct,
+        topology: Topology::PerCore,
     };
     FileDevice::open(path, &options, Engine::Caller)
 }
@@ -206,6 +211,11 @@ impl FileDevice {
             direct,
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
+            numa_node: numa_node(if block_device {
+                opened.rdev()
+            } else {
+                opened.dev()
+            }),
             engine,
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
@@ -310,6 +320,23 @@ fn rotational(device: u64) -> Option<bool> {
     text.ok().map(|t| t.trim() == "1")
 }
 
+/// The NUMA node that a block device is attached to; partitions ask their disk. -1 is none.
+fn numa_node(device: u64) -> Option<usize> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let base = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let places = [
+        "device/numa_node",
+        "device/device/numa_node",
+        "../device/numa_node",
+        "../device/device/numa_node",
+    ];
+    let texts = places
+        .iter()
+        .map(|place| fs::read_to_string(base.join(place)));
+    let text = texts.flatten().next()?;
+    text.trim().parse().ok()
+}
+
 impl BlockDevice for FileDevice {
     fn name(&self) -> &str {
         &self.name
@@ -348,6 +375,8 @@ impl BlockDevice for FileDevice {
             bytes: self.bytes,
             logical_block: self.logical_block,
             rotational: self.rotational,
+            topology: Topology::PerCore,
+            numa_node: self.numa_node,
         }
     }
 

@@ -19,7 +19,7 @@ use base::clock::Clock;
 use base::sync::{Mutex, rank};
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
-use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake};
+use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake, perform};
 
 /// Bytes that take a device's service time once.
 const UNIT: usize = 128 << 10;
@@ -171,6 +171,7 @@ impl BlockDevice for LatencyDevice {
             in_service: BinaryHeap::new(),
             parts: Vec::new(),
             free: Vec::new(),
+            performed: Vec::new(),
         })
     }
 
@@ -191,26 +192,28 @@ struct LatencyQueue {
     parts: Vec<Option<Ended>>,
     /// Places of `parts` without one.
     free: Vec<usize>,
+    /// On the way there; what is left when the device below panics has failed.
+    performed: Vec<Ended>,
 }
 
 impl Queue for LatencyQueue {
-    fn push(&mut self, mut part: Part) {
-        let mut request = [Request::new(part.operation(), 0)];
-        self.device.below.run(&mut request, None);
-        let end = self.device.admit(&request);
-        let [request] = request;
-        let result = request.error.map_or(Ok(()), Err);
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.parts.push(None);
-            self.parts.len() - 1
-        });
-        self.parts[at] = Some(Ended { part, result });
-        self.in_service.push(Reverse((end, at)));
+    fn push(&mut self, part: Part) {
+        perform(&*self.device.below, vec![part], &mut self.performed);
+        for Ended { mut part, result } in self.performed.drain(..) {
+            let end = self.device.admit(&[Request::new(part.operation(), 0)]);
+            let at = self.free.pop().unwrap_or_else(|| {
+                self.parts.push(None);
+                self.parts.len() - 1
+            });
+            self.parts[at] = Some(Ended { part, result });
+            self.in_service.push(Reverse((end, at)));
+        }
     }
 
     fn ring(&mut self) {}
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
+        ended.append(&mut self.performed);
         let now = self.device.clock.monotonic_ns();
         while let Some(&Reverse((end, at))) = self.in_service.peek()
             && end <= now
@@ -223,6 +226,7 @@ impl Queue for LatencyQueue {
 
     fn wake(&self) -> Wake<'_> {
         match self.in_service.peek() {
+            _ if !self.performed.is_empty() => Wake::Now,
             Some(&Reverse((end, _))) => Wake::At(end, &self.device.clock),
             None => Wake::Now,
         }

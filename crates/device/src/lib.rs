@@ -5,12 +5,14 @@
 //! Array ── geometry ──► per-device batches ──► BlockDevice::run
 //!   │                                            ├─ FileDevice ── uring | threads
 //!   └─ FlushGate (one per device)                ├─ LatencyDevice, over one of these
+//!                                                ├─ Driven, a thread over one of these
 //!                                                └─ sim::SimDevice
 //! ```
 
 mod array;
 mod block;
 pub mod buf;
+mod driver;
 mod error;
 mod file;
 mod flush;
@@ -22,6 +24,7 @@ mod reap;
 mod scan;
 pub mod sim;
 mod threads;
+mod topology;
 mod uring;
 mod uuid;
 mod vectored;
@@ -36,6 +39,7 @@ pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};
 pub use queue::{Bell, DeviceQueue, Flight, FlightId, Kind, Landed, Queues, Refused, Run};
 pub use scan::{ArrayId, Member, candidates, find_members, scan};
+pub use topology::{Topology, Unhurried};
 pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};

@@ -234,6 +234,8 @@ pub(crate) struct RingQueue {
     devices: Vec<Arc<FileDevice>>,
     /// Failed before they got there.
     refused: Vec<Ended>,
+    /// Nobody but one thread uses it.
+    own: bool,
 }
 
 impl RingQueue {
@@ -255,6 +257,28 @@ impl RingQueue {
             ring: Ring::new(ring, parts),
             devices,
             refused: Vec::new(),
+            own: false,
+        })
+    }
+
+    /// The same of one device, for nobody but the calling thread.
+    pub fn of_thread(device: Arc<FileDevice>, parts: usize) -> io::Result<RingQueue> {
+        let entries = u32::try_from(parts).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let build = |modern| {
+            let mut builder = IoUring::builder();
+            builder.setup_cqsize(2 * entries + 2);
+            if modern {
+                builder.setup_single_issuer().setup_defer_taskrun();
+                builder.setup_taskrun_flag();
+            }
+            builder.build(entries)
+        };
+        let ring = build(true).or_else(|_| build(false))?;
+        Ok(RingQueue {
+            ring: Ring::new(ring, parts),
+            devices: vec![device],
+            refused: Vec::new(),
+            own: true,
         })
     }
 }
@@ -291,7 +315,10 @@ impl Queue for RingQueue {
     }
 
     fn wait(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
-        if let News::InKernel = self.ring.has_news() {
+        // The wait of a ring's own thread starts and finds all by one call.
+        if !self.own
+            && let News::InKernel = self.ring.has_news()
+        {
             // What another thread submitted may say so for as long as that thread does something else: nobody spins for it.
             self.ring.enter();
         }

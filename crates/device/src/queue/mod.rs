@@ -7,6 +7,7 @@
 //! 2. A queue moves all bytes of a part or tells an error: short transfers and passing refusals stay below.
 //! 3. No more parts are in a queue than it has room for. Nothing in it grows with use.
 //! 4. Nothing here waits but [`Queues::wait`] and the queues of devices that know no other way ([`Blocking`]).
+//! 5. No part is lost by a panic of a device's code: it is reaped as one that failed.
 
 mod bell;
 mod blocking;

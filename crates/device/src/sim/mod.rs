@@ -58,6 +58,7 @@ pub use power::PowerSwitch;
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::queue::{Bell, DeviceQueue};
+use crate::topology::Topology;
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
@@ -627,6 +628,8 @@ impl BlockDevice for SimDevice {
             bytes: self.bytes,
             logical_block: self.logical_block,
             rotational: Some(false),
+            topology: Topology::PerCore,
+            numa_node: None,
         }
     }
 

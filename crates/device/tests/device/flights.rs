@@ -6,8 +6,8 @@ use base::rng::Rng;
 use device::sim::Times;
 use device::{
     AlignedBuf, Array, Backend, Bell, BlockDevice, Durability, Error, Flight, FlightId, Kind,
-    Landed, Latency, LatencyDevice, OpenOptions, Operation, Queues, Request, Run, create_image,
-    open_devices,
+    Landed, Latency, LatencyDevice, OpenOptions, Operation, Queues, Request, Run, Topology,
+    create_image, open_devices,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -129,6 +129,57 @@ fn worlds() -> Vec<World> {
     worlds.push(World {
         name: "blocking",
         array: array(sims.members().into_iter().map(plain).collect()),
+        _dir: None,
+    });
+    worlds.extend(driven_worlds());
+    worlds
+}
+
+/// Devices with threads of their own.
+fn driven_worlds() -> Vec<World> {
+    let driven = |devices| array(Topology::PerDevice.over(devices).unwrap());
+    let mut worlds = Vec::new();
+    let kinds = [
+        ("io_uring, driven", backend(Backend::IoUring, true)),
+        ("threads, driven", backend(Backend::Threads, true)),
+    ];
+    for (name, options) in kinds {
+        let Some((dir, _, devices)) = files(&options) else {
+            continue;
+        };
+        worlds.push(World {
+            name,
+            array: driven(devices),
+            _dir: Some(dir),
+        });
+    }
+    let latency = Latency {
+        service: Duration::from_micros(100),
+        flush: Duration::from_micros(100),
+        depth: 4,
+    };
+    let clock = Clock::manual(1);
+    let slow = |below| {
+        let device = LatencyDevice::new(below, latency, clock.clone());
+        Arc::new(device) as Arc<dyn BlockDevice>
+    };
+    let sims = Sims::new(&SIZES, 5);
+    worlds.push(World {
+        name: "latency, driven",
+        array: driven(sims.members().into_iter().map(slow).collect()),
+        _dir: None,
+    });
+    let sims = Sims::new(&SIZES, 6);
+    worlds.push(World {
+        name: "simulated, driven",
+        array: driven(sims.members()),
+        _dir: None,
+    });
+    let plain = |device| Arc::new(Plain(device)) as Arc<dyn BlockDevice>;
+    let sims = Sims::new(&SIZES, 7);
+    worlds.push(World {
+        name: "blocking, driven",
+        array: driven(sims.members().into_iter().map(plain).collect()),
         _dir: None,
     });
     worlds

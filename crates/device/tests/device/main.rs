@@ -1,6 +1,7 @@
 //! The array on files, on loop devices and on simulated devices.
 
 mod arrays;
+mod drivers;
 mod faults;
 mod files;
 mod fixture;
