@@ -15,11 +15,16 @@
 //! - [`readers`]: no writer meets a reader that entered a lock without taking it;
 //! - [`tags`]: who copies a cached page without a lock gets that page, as it was at one moment;
 //! - [`gate`], [`ranges`]: writes of several pages are seen whole, and those that overlap come one after the other;
+//! - [`mail`], [`returns`], [`bell`]: what is sent to a device's thread comes back, and nobody sleeps for ever;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
 //! What else is shared is behind locks; `docs/concurrency.md` says which.
 
+#[cfg(test)]
+#[expect(dead_code, reason = "nobody sleeps in the kernel here")]
+#[path = "../../crates/device/src/queue/bell.rs"]
+mod bell;
 #[cfg(test)]
 #[path = "../../crates/engine/src/bitmap.rs"]
 mod bitmap;
@@ -36,6 +41,10 @@ mod flush;
 #[path = "../../crates/fs/src/data/gate.rs"]
 mod gate;
 #[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
+#[path = "../../crates/device/src/driver/mail.rs"]
+mod mail;
+#[cfg(test)]
 #[path = "../../crates/fs/src/data/ranges.rs"]
 mod ranges;
 #[cfg(test)]
@@ -48,6 +57,9 @@ mod ready;
 #[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/region.rs"]
 mod region;
+#[cfg(test)]
+#[path = "../../crates/device/src/driver/returns.rs"]
+mod returns;
 #[cfg(test)]
 #[path = "../../crates/engine/src/ring.rs"]
 mod ring;
@@ -64,6 +76,20 @@ mod tags;
 #[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/totals.rs"]
 mod totals;
+
+/// What mail and returns name of their crate.
+#[cfg(test)]
+mod queue {
+    pub use crate::bell::Bell;
+}
+#[cfg(test)]
+mod topology {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Urgency {
+        High,
+        Low,
+    }
+}
 
 #[cfg(test)]
 mod tests;

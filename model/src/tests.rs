@@ -1,6 +1,7 @@
 //! The models. Each has been made to fail by breaking the part on purpose; how is said with it.
 
 mod device;
+mod drivers;
 mod journal;
 mod ranges;
 mod readers;

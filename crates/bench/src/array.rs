@@ -11,8 +11,11 @@
 //! 3. *Lone*: one transfer at a time by one thread, and so what each layer adds to it; `raw-pread` is the plain system call here,
 //!    and `sheaf-file` a call that waits.
 //! 4. Reads by Sheaf reach the devices, which its own count of requests shows: fewer than were asked for are an error.
+//!    Both sides of Sheaf's are there in each submission topology; bars are those of the default.
 //! 5. Devices of this process have no kernel interface. Their floor, `raw-queue`, is one thread with a heap of ends
 //!    ([`SlowQueue`]); it performs each transfer below when it starts it, as [`device::LatencyDevice`] does for Sheaf.
+
+mod topology;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,7 +25,7 @@ use std::time::Duration;
 
 use base::clock::{Clock, process_cpu_ns};
 use base::rng::Rng;
-use device::{AlignedBuf, Array, BlockDevice, Durability, Io, Latency, OpenOptions};
+use device::{AlignedBuf, Array, BlockDevice, Durability, Io, Latency, OpenOptions, Topology};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::FsOptions;
 use serde_json::{Map, Value};
@@ -149,8 +152,8 @@ enum Who {
     /// Devices of this process.
     RawSlow,
     Pread,
-    SheafArray,
-    SheafFile,
+    SheafArray(Topology),
+    SheafFile(Topology),
 }
 
 impl Who {
@@ -159,13 +162,28 @@ impl Who {
             Who::Raw(interface) => format!("raw-{}", interface.name()),
             Who::RawSlow => "raw-queue".to_owned(),
             Who::Pread => "raw-pread".to_owned(),
-            Who::SheafArray => "sheaf-array".to_owned(),
-            Who::SheafFile => "sheaf-file".to_owned(),
+            Who::SheafArray(topology) => of_sheaf("sheaf-array", topology),
+            Who::SheafFile(topology) => of_sheaf("sheaf-file", topology),
+        }
+    }
+
+    /// Of Sheaf's sides.
+    fn topology(self) -> Option<Topology> {
+        match self {
+            Who::SheafArray(topology) | Who::SheafFile(topology) => Some(topology),
+            Who::Raw(_) | Who::RawSlow | Who::Pread => None,
         }
     }
 
     fn is_raw(self) -> bool {
-        !matches!(self, Who::SheafArray | Who::SheafFile)
+        self.topology().is_none()
+    }
+}
+
+fn of_sheaf(what: &str, topology: Topology) -> String {
+    match topology {
+        Topology::PerCore => what.to_owned(),
+        Topology::PerDevice => format!("{what}-{}", topology.name()),
     }
 }
 
@@ -194,9 +212,11 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             all.extend(bench.series(kind, members, progress)?);
         }
     }
-    let rows: Vec<Row> = all.iter().map(|series| row(options, series)).collect();
+    let mut rows: Vec<Row> = all.iter().map(|series| row(options, series)).collect();
     let checks = checks(options, &all, &rows);
-    Ok(Report::new("array", rows, checks).with_notes(bench.notes(&all)))
+    let advice = topology::recommend(&mut rows);
+    let notes = bench.notes(&all).into_iter().chain(advice);
+    Ok(Report::new("array", rows, checks).with_notes(notes))
 }
 
 struct Bench<'a> {
@@ -256,7 +276,9 @@ impl<'a> Bench<'a> {
         if kind.lone && self.slow.is_none() {
             sides.push(Who::Pread);
         }
-        sides.extend([Who::SheafArray, Who::SheafFile]);
+        for topology in Topology::ALL {
+            sides.extend([Who::SheafArray(topology), Who::SheafFile(topology)]);
+        }
         sides
     }
 
@@ -324,8 +346,11 @@ impl<'a> Bench<'a> {
                 let files = open_direct(paths)?;
                 self.measure(series, &OnFiles { plan, files })?
             }
-            Who::SheafArray => self.measure(series, &OnArray::open(plan, self.open(paths)?)?)?,
-            Who::SheafFile => self.on_large_file(series, plan, paths)?,
+            Who::SheafArray(topology) => {
+                let devices = topology.over(self.open(paths)?)?;
+                self.measure(series, &OnArray::open(plan, devices)?)?
+            }
+            Who::SheafFile(topology) => self.on_large_file(series, plan, paths, topology)?,
         };
         must_reach_devices(series, &measured)?;
         Ok(measured)
@@ -365,9 +390,11 @@ impl<'a> Bench<'a> {
         series: &Series,
         plan: Plan<'_>,
         paths: &[PathBuf],
+        topology: Topology,
     ) -> Result<Measured, Error> {
         let arrangement = Arrangement {
             slow: self.slow.clone(),
+            topology,
             ..Arrangement::default()
         };
         let options = FsOptions::default().with_memory(self.options.memory);
@@ -437,7 +464,8 @@ fn limit(options: &Options, service: Duration, all: &[Series]) -> Option<String>
             None => format!("{} with none of these numbers", who.name()),
         }
     };
-    let sides = [Who::RawSlow, Who::SheafArray, Who::SheafFile].into_iter();
+    let core = Topology::PerCore;
+    let sides = [Who::RawSlow, Who::SheafArray(core), Who::SheafFile(core)].into_iter();
     let said: Vec<String> = sides
         .filter(|who| reads(*who).next().is_some())
         .map(of)
@@ -730,6 +758,9 @@ fn row(options: &Options, series: &Series) -> Row {
     };
     extra.insert("members".to_owned(), Value::from(series.members));
     extra.insert("in_flight".to_owned(), Value::from(in_flight));
+    if let Some(topology) = series.who.topology() {
+        extra.insert("topology".to_owned(), Value::from(topology.name()));
+    }
     counted::put(&mut extra, &series.windows);
     Row::note_rates(&mut extra, series.windows.iter().map(Measured::rate));
     let Spread { median, min, max } = rate(series);
@@ -771,8 +802,13 @@ impl<'a> Cell<'a> {
         raw.max_by(|a, b| a.median.total_cmp(&b.median))
     }
 
+    /// Sheaf as it is by default.
     fn sheaf(&self) -> impl Iterator<Item = &'a Row> {
-        let sheaf = self.sides.iter().filter(|(series, _)| !series.who.is_raw());
+        let usual = Some(Topology::default());
+        let sheaf = self
+            .sides
+            .iter()
+            .filter(move |(series, _)| series.who.topology() == usual);
         sheaf.map(|(_, row)| *row)
     }
 
@@ -876,8 +912,11 @@ mod tests {
     fn all_sides_are_measured_on_files_and_their_figures_agree() {
         let home = tempfile::tempdir().unwrap();
         let report = run(&options(home.path()), &|_| {}).unwrap();
-        // Of two numbers of devices reads and writes by five sides each, and of one of them lone ones by six.
-        assert_eq!(report.rows.len(), 2 * 2 * 5 + 2 * 6);
+        // Of two numbers of devices reads and writes by seven sides each, and of one of them lone ones by eight.
+        assert_eq!(report.rows.len(), 2 * 2 * 7 + 2 * 8);
+        let advised = report.notes.iter();
+        let advised = advised.filter(|note| note.starts_with("recommended"));
+        assert_eq!(advised.count(), 2);
         for row in &report.rows {
             assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
             assert_eq!(row.runs, 2);
@@ -929,7 +968,7 @@ mod tests {
             ..options(home.path())
         };
         let report = run(&options, &|_| {}).unwrap();
-        assert_eq!(report.rows.len(), 2 * 2 * 3 + 2 * 3);
+        assert_eq!(report.rows.len(), 2 * 2 * 5 + 2 * 5);
         for row in report.rows.iter().filter(|row| row.name.ends_with("read")) {
             let most = extra(row, "in_flight") / 0.002;
             assert!(
@@ -1018,7 +1057,7 @@ mod tests {
     fn reads_that_reached_no_device_are_no_measurement() {
         let series = |write| Series {
             kind: Kind::of(write, false),
-            who: Who::SheafFile,
+            who: Who::SheafFile(Topology::PerCore),
             members: 1,
             threads: 1,
             windows: Vec::new(),

@@ -227,6 +227,7 @@ fn loop_run(
             let arrangement = Arrangement {
                 journal: Some(options.journal),
                 slow: None,
+                ..Arrangement::default()
             };
             let side = InProcess::arranged(&place.array()?.paths, fs, &arrangement)?;
             let until = side.logged_bytes() + options.journal * JOURNALS;
@@ -284,6 +285,7 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
     let arrangement = Arrangement {
         journal: Some(journal),
         slow: Some(Slow::new(options.latency)),
+        ..Arrangement::default()
     };
     let side = InProcess::arranged(&devices.paths, fs, &arrangement)?;
     let before = side.newest_checkpoint();

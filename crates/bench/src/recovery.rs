@@ -120,6 +120,7 @@ fn one_run(options: &Options, place: &Place) -> Result<Outcome, Error> {
         // A checkpoint begins when half of it is full.
         journal: Some(2 * options.journal + (16 << 20)),
         slow: None,
+        ..Arrangement::default()
     };
     let side = InProcess::arranged(&devices.paths, fs.clone(), &arrangement)?;
     let before = (side.newest_checkpoint(), side.logged_bytes());

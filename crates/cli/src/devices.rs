@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
-use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions};
+use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, Topology};
 
 use crate::failure::Failure;
 
@@ -89,6 +89,7 @@ fn files_beside(path: &Path) -> Vec<PathBuf> {
 pub struct Access {
     pub read_only: bool,
     pub backend: Backend,
+    pub topology: Topology,
 }
 
 /// Opens the array over `paths`.
@@ -96,6 +97,7 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
     let options = OpenOptions {
         read_only: access.read_only,
         backend: access.backend,
+        topology: access.topology,
         ..OpenOptions::default()
     };
     let devices = open_when_free(paths, &options)?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Array, Backend};
+use device::{Array, Backend, Topology};
 use fs::{FileSystem, FsOptions};
 use mount::metrics::{Endpoint, MetricsServer};
 use mount::{DeviceClaim, MountOptions};
@@ -44,14 +44,14 @@ fn daemon_arguments() -> Result<Vec<OsString>, Failure> {
 struct Settings {
     mount: MountOptions,
     fs: FsOptions,
-    backend: Backend,
+    access: Access,
     metrics: Option<Endpoint>,
 }
 
 impl Settings {
     fn parse(args: &Mount) -> Result<Self, Failure> {
         let mut fs = FsOptions::default();
-        let mut backend = Backend::Auto;
+        let mut access = Access::default();
         let mut metrics = None;
         let mut caches = Caches::default();
         let mut problem = None;
@@ -60,7 +60,7 @@ impl Settings {
             let known = caches.take(name, value).and_then(|known| match known {
                 true => Ok(true),
                 false if name == "metrics" => take_metrics(&mut metrics, value),
-                false => take_option(&mut fs, &mut backend, name, value),
+                false => take_option(&mut fs, &mut access, name, value),
             });
             Ok(known.unwrap_or_else(|failure| {
                 problem.get_or_insert(failure);
@@ -86,7 +86,7 @@ impl Settings {
         Ok(Settings {
             mount,
             fs,
-            backend,
+            access,
             metrics,
         })
     }
@@ -151,7 +151,7 @@ fn take_metrics(metrics: &mut Option<Endpoint>, value: Option<&str>) -> Result<b
 /// Options that are neither the kernel's nor about caches.
 fn take_option(
     fs: &mut FsOptions,
-    backend: &mut Backend,
+    access: &mut Access,
     name: &str,
     value: Option<&str>,
 ) -> Result<bool, Failure> {
@@ -165,12 +165,20 @@ fn take_option(
         ("pre_clean", Some("on")) => fs.data.pre_clean = true,
         ("pre_clean", Some("off")) => fs.data.pre_clean = false,
         ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
-        ("io", Some("auto")) => *backend = Backend::Auto,
-        ("io", Some("uring")) => *backend = Backend::IoUring,
-        ("io", Some("threads")) => *backend = Backend::Threads,
+        ("io", Some("auto")) => access.backend = Backend::Auto,
+        ("io", Some("uring")) => access.backend = Backend::IoUring,
+        ("io", Some("threads")) => access.backend = Backend::Threads,
+        ("topology", Some(value)) => access.topology = topology(name, value)?,
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+fn topology(name: &str, value: &str) -> Result<Topology, Failure> {
+    Topology::parse(value).ok_or_else(|| {
+        let names = Topology::ALL.map(Topology::name).join(" or ");
+        Failure::usage(format!("{name}={value}: give {names}"))
+    })
 }
 
 /// The least time between two commits, or checkpoints, that nobody asks for.
@@ -260,7 +268,7 @@ fn serve(args: &Mount) -> Outcome {
     mount::become_io_flusher();
     let access = Access {
         read_only: settings.mount.read_only,
-        backend: settings.backend,
+        ..settings.access
     };
     let array = devices::open(&paths, access)?;
     let title = devices::title(&array);
@@ -444,7 +452,7 @@ mod tests {
     #[test]
     fn options_reach_their_places() {
         let settings = settings(
-            "noatime,nodiratime,discard,cache_size=96M,commit=0.5,checkpoint_workers=3,io=threads",
+            "noatime,nodiratime,discard,cache_size=96M,commit=0.5,checkpoint_workers=3,io=threads,topology=per-device",
         )
         .unwrap();
         assert_eq!(settings.fs.data.cache_bytes, 30 << 20);
@@ -456,7 +464,8 @@ mod tests {
             settings.fs.store.commit_interval,
             Duration::from_millis(500)
         );
-        assert_eq!(settings.backend, Backend::Threads);
+        assert_eq!(settings.access.backend, Backend::Threads);
+        assert_eq!(settings.access.topology, Topology::PerDevice);
         assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
         assert!(!settings.fs.data.directory_atime);
     }
@@ -472,6 +481,7 @@ mod tests {
             ("checkpoint_workers=0", "from 1 to 64"),
             ("checkpoint_workers=65", "from 1 to 64"),
             ("io=floppy", "io=floppy"),
+            ("topology=flat", "per-core or per-device"),
         ] {
             let failure = settings(options).err().unwrap();
             assert_eq!(failure.code(), crate::failure::USAGE);

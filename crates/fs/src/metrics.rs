@@ -132,6 +132,13 @@ impl FileSystem {
     }
 
     fn devices(&self, list: &mut List) {
+        let topology = self.store().array().topology().name();
+        list.0.push(Metric {
+            name: "sheaf_submission_topology",
+            help: "Who submits to the devices.",
+            label: Some(("topology", topology.to_owned())),
+            value: Value::Gauge(1.0),
+        });
         let stats = self.store().array().stats();
         let mut of = |name, help, value: fn(&device::DeviceStats) -> u64| {
             let devices = stats.devices.iter();

@@ -17,8 +17,8 @@ use crate::world::{Image, Machine, Shape, Watch};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
-use device::AlignedBuf;
 use device::sim::Survival;
+use device::{AlignedBuf, Topology};
 use format::BLOCK_SIZE;
 use fs::{
     Caller, Completion, Error, FileSystem, Ino, IoContext, OpenFile, PageGuard, ROOT, Request,
@@ -49,6 +49,11 @@ pub fn run(seed: u64) -> Result<(), String> {
     shape.options.store.background = plain || rng.one_in(4);
     // With few dirty pages a set is crowded then, and cleaned.
     shape.tight = plain || rng.one_in(2);
+    let mut fortune = Rng::new(seed ^ 0x70B0_1067);
+    if fortune.one_in(3) {
+        shape.topology = Topology::PerDevice;
+        shape.plain = fortune.one_in(2);
+    }
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let (cut, resizes) = (rng.one_in(3), rng.one_in(2));
     let after = rng.below(400);

@@ -9,7 +9,9 @@ use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SECTOR, SimDevice, Snapshot, Survival};
-use device::{Array, Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Operation, Request};
+use device::{
+    Array, Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Operation, Request, Topology,
+};
 use format::BLOCK_SIZE;
 use format::geometry::{Geometry, GeometryOptions};
 use format::journal::{BATCH_MAGIC, BatchHeader};
@@ -39,6 +41,10 @@ pub struct Shape {
     pub age: u32,
     /// Trees have small nodes ([`base::tight`]).
     pub tight: bool,
+    /// Of threads that a seed orders ([`base::sched`]); others submit for themselves.
+    pub topology: Topology,
+    /// Devices with threads of their own do what these have at once, where the tap sees it.
+    pub plain: bool,
     /// Of the clock, for stamps; 0: it is exact.
     pub tick: Duration,
     /// Whether a crash is given memory enough that only syncs write back.
@@ -65,6 +71,8 @@ impl Shape {
             logical_block: 512,
             age: 0,
             tight: false,
+            topology: Topology::PerCore,
+            plain: true,
             tick: Duration::ZERO,
             options,
         }
@@ -301,6 +309,7 @@ struct Tapped {
     index: usize,
     inner: Arc<SimDevice>,
     tap: Arc<Tap>,
+    plain: bool,
 }
 
 impl BlockDevice for Tapped {
@@ -363,6 +372,9 @@ impl BlockDevice for Tapped {
 
     /// What is in flight is not tapped: a power cut finds it in the device's hands.
     fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
+        if self.plain {
+            return DeviceQueue::blocking(self);
+        }
         Arc::clone(&self.inner).queue(bell)
     }
 
@@ -429,9 +441,18 @@ impl Machine {
                 index,
                 inner: Arc::clone(device),
                 tap: Arc::clone(&self.tap),
+                plain: self.shape.plain && self.topology() == Topology::PerDevice,
             }) as Arc<dyn BlockDevice>
         };
         devices.map(handle).collect()
+    }
+
+    /// Only a seed's order of threads can be had again.
+    fn topology(&self) -> Topology {
+        match base::sched::active() {
+            true => self.shape.topology,
+            false => Topology::PerCore,
+        }
     }
 
     pub fn open(&self) -> Result<Arc<FileSystem>, fs::Error> {
@@ -439,8 +460,9 @@ impl Machine {
     }
 
     fn open_on(&self, handles: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<FileSystem>, fs::Error> {
-        let array = Array::assemble(handles, false)
-            .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
+        let handles = self.topology().over(handles);
+        let array = handles.and_then(|handles| Array::assemble(handles, false));
+        let array = array.map_err(|error| fs::Error::from(engine::Error::from(error)))?;
         let mut options = self.shape.options.clone();
         options.store.clock = self.clock.clone();
         base::tight::set(self.shape.tight);

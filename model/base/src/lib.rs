@@ -161,6 +161,7 @@ pub mod sync {
         pub const FILE_IO: Rank = Rank;
         pub const FILE_RANGES: Rank = Rank;
         pub const GATHER: Rank = Rank;
+        pub const LEAF: Rank = Rank;
         pub const STAGING: Rank = Rank;
     }
 
@@ -260,4 +261,30 @@ pub mod tight {
 
 pub mod sched {
     pub fn point() {}
+}
+
+pub mod sys {
+    //! There is no kernel here.
+
+    use std::io;
+    use std::os::fd::{AsRawFd, RawFd};
+
+    #[derive(Debug)]
+    pub struct EventFd;
+
+    impl EventFd {
+        pub fn new() -> io::Result<EventFd> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub fn signal(&self) {}
+
+        pub fn clear(&self) {}
+    }
+
+    impl AsRawFd for EventFd {
+        fn as_raw_fd(&self) -> RawFd {
+            -1
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
-use device::{Array, OpenOptions};
+use device::{Array, OpenOptions, Topology};
 use engine::RecoveryReport;
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
@@ -40,6 +40,7 @@ pub struct Arrangement {
     pub journal: Option<u64>,
     /// Devices are as slow as that.
     pub slow: Option<Slow>,
+    pub topology: Topology,
 }
 
 /// An open file system.
@@ -69,23 +70,24 @@ impl InProcess {
         arrangement: &Arrangement,
     ) -> Result<InProcess, Error> {
         mkfs(devices, arrangement)?;
-        Self::open_slow(devices, options, arrangement.slow.as_ref())
+        Self::open_slow(devices, options, arrangement)
     }
 
     /// Opens a file system that is on the devices.
     pub fn open(devices: &[PathBuf], options: FsOptions) -> Result<InProcess, Error> {
-        Self::open_slow(devices, options, None)
+        Self::open_slow(devices, options, &Arrangement::default())
     }
 
     fn open_slow(
         devices: &[PathBuf],
         options: FsOptions,
-        slow: Option<&Slow>,
+        arrangement: &Arrangement,
     ) -> Result<InProcess, Error> {
         let mut opened = device::open_devices(devices, &OpenOptions::default())?;
-        if let Some(slow) = slow {
+        if let Some(slow) = &arrangement.slow {
             opened = slow.over_all(opened);
         }
+        opened = arrangement.topology.over(opened)?;
         let io = opened.first().map_or(String::new(), |device| {
             let info = device.info();
             let direct = if info.direct { "direct" } else { "buffered" };

@@ -21,6 +21,8 @@ mod mail;
 mod place;
 mod queue;
 mod returns;
+#[cfg(test)]
+mod tests;
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};

@@ -176,6 +176,11 @@ pub(crate) enum Own {
 }
 
 impl DeviceQueue {
+    /// For a device that does what was pushed when it is started, by [`BlockDevice::run`].
+    pub fn blocking(device: Arc<dyn BlockDevice>) -> DeviceQueue {
+        DeviceQueue::alone(Blocking::new(device))
+    }
+
     pub(crate) fn alone(queue: impl Queue + 'static) -> DeviceQueue {
         DeviceQueue(Own::Alone(Box::new(queue)))
     }

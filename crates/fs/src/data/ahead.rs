@@ -259,6 +259,7 @@ impl Files {
         for _ in 0..THREADS {
             let (files, ahead) = (std::sync::Arc::downgrade(self), Arc::clone(&self.ahead));
             let body = move || {
+                let _unhurried = device::Unhurried::begin();
                 while let Some(task) = ahead.take() {
                     let _end = Ending(&ahead, task.number);
                     let Some(files) = files.upgrade() else {

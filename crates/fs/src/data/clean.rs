@@ -502,6 +502,7 @@ impl Files {
         for device in 0..self.store.array().devices().count() {
             let (files, cleaning) = (std::sync::Arc::downgrade(self), Arc::clone(&self.cleaning));
             let body = move || {
+                let _unhurried = device::Unhurried::begin();
                 let mut cleaner = Cleaner::new(device);
                 while let Some(files) = files.upgrade() {
                     let turn = files.clean_turn(&mut cleaner);

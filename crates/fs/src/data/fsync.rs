@@ -678,6 +678,7 @@ impl Files {
     pub(crate) fn start(self: &std::sync::Arc<Self>) -> Result<(), Error> {
         let files = std::sync::Arc::downgrade(self);
         let body = move || {
+            let _unhurried = device::Unhurried::begin();
             while let Some(files) = files.upgrade() {
                 {
                     let mut background = files.background.lock();

@@ -2,7 +2,7 @@
 
 use base::clock::Clock;
 use device::sim::{PowerSwitch, SimDevice};
-use device::{Array, BlockDevice};
+use device::{Array, BlockDevice, Topology};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::fsck::{FsckOptions, Report};
 use fs::{FileSystem, FsOptions, MkfsOptions};
@@ -14,6 +14,7 @@ pub struct World {
     pub switch: Arc<PowerSwitch>,
     pub clock: Clock,
     pub options: FsOptions,
+    pub topology: Topology,
 }
 
 impl World {
@@ -30,6 +31,7 @@ impl World {
             switch,
             clock,
             options,
+            topology: Topology::PerCore,
         };
         let geometry = Geometry::plan(&vec![bytes; count], GeometryOptions::default()).unwrap();
         let array = Array::create(world.dyn_devices(), geometry, "test", [7; 16], [9; 16]).unwrap();
@@ -51,8 +53,9 @@ impl World {
     }
 
     pub fn try_open(&self) -> Result<Arc<FileSystem>, fs::Error> {
-        let array = Array::assemble(self.dyn_devices(), false)
-            .map_err(|error| fs::Error::from(engine::Error::from(error)))?;
+        let devices = self.topology.over(self.dyn_devices());
+        let array = devices.and_then(|devices| Array::assemble(devices, false));
+        let array = array.map_err(|error| fs::Error::from(engine::Error::from(error)))?;
         FileSystem::open(Arc::new(array), self.options.clone())
     }
 

@@ -9,7 +9,7 @@ mod writing;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, rank};
 use device::sim::{SimDevice, Times};
-use device::{AlignedBuf, Array, BlockDevice, Operation};
+use device::{AlignedBuf, Array, BlockDevice, Operation, Topology};
 use fs::{Caller, Completion, Error, FileSystem, IoContext, OpenFile, ROOT, Request};
 use machine::World;
 use std::collections::BTreeMap;
@@ -25,6 +25,15 @@ const DIRECT: i32 = libc::O_RDWR | libc::O_DIRECT;
 
 fn world(seed: u64) -> World {
     World::new(2, 48 << 20, seed)
+}
+
+/// The same in either submission topology.
+fn worlds(seed: u64) -> impl Iterator<Item = World> {
+    let reached = move |topology| World {
+        topology,
+        ..world(seed)
+    };
+    Topology::ALL.into_iter().map(reached)
 }
 
 fn make(fs: &FileSystem, name: &[u8]) -> fs::Ino {
@@ -83,52 +92,53 @@ fn device_reads(fs: &FileSystem) -> u64 {
 
 #[test]
 fn cached_pages_are_there_at_once_and_direct_reads_fly_in_batches() {
-    let mut world = world(1);
-    let bytes = noise(1, 300 * PAGE);
-    let fs = world.open();
-    let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
-    let mut context = fs.io_context(64).unwrap();
-    let direct = fs.open_file(ino, DIRECT).unwrap();
-    let mut requests: Vec<(u64, Request)> = (0..300u64)
-        .map(|i| (i, read(&direct, i * PAGE as u64, PAGE)))
-        .collect();
-    let before = device_reads(&fs);
-    let (mut out, mut submitted) = (Vec::new(), 0);
-    while submitted < 300 {
-        let taken = context.submit(&mut requests);
-        assert!(taken > 0 || context.in_flight() == 64);
-        submitted += taken;
-        context.wait(1, &mut out, None);
-    }
-    context.wait(usize::MAX, &mut out, None);
-    assert_eq!(out.len(), 300);
-    for completion in &out {
-        let at = completion.user as usize * PAGE;
-        assert_eq!(completion.result.as_ref().unwrap(), &PAGE);
-        assert!(
-            completion.buf[..] == bytes[at..at + PAGE],
-            "page {}",
-            completion.user
+    for mut world in worlds(1) {
+        let bytes = noise(1, 300 * PAGE);
+        let fs = world.open();
+        let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
+        let mut context = fs.io_context(64).unwrap();
+        let direct = fs.open_file(ino, DIRECT).unwrap();
+        let mut requests: Vec<(u64, Request)> = (0..300u64)
+            .map(|i| (i, read(&direct, i * PAGE as u64, PAGE)))
+            .collect();
+        let before = device_reads(&fs);
+        let (mut out, mut submitted) = (Vec::new(), 0);
+        while submitted < 300 {
+            let taken = context.submit(&mut requests);
+            assert!(taken > 0 || context.in_flight() == 64);
+            submitted += taken;
+            context.wait(1, &mut out, None);
+        }
+        context.wait(usize::MAX, &mut out, None);
+        assert_eq!(out.len(), 300);
+        for completion in &out {
+            let at = completion.user as usize * PAGE;
+            assert_eq!(completion.result.as_ref().unwrap(), &PAGE);
+            assert!(
+                completion.buf[..] == bytes[at..at + PAGE],
+                "page {}",
+                completion.user
+            );
+        }
+        assert_eq!(
+            device_reads(&fs) - before,
+            300,
+            "each is one request of one device"
         );
+        // Buffered ones bring the pages into the cache, by a thread; then no device and no wait is needed.
+        let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+        submit(&mut context, 1, read(&file, 5, 200 * PAGE));
+        let loaded = &finish(&mut context)[&1];
+        assert!(loaded.buf[..] == bytes[5..5 + 200 * PAGE]);
+        let before = device_reads(&fs);
+        submit(&mut context, 2, read(&file, 100, 3 * PAGE));
+        submit(&mut context, 3, read(&direct, 0, PAGE));
+        out.clear();
+        assert_eq!(context.poll(&mut out), 2);
+        assert!(out[0].buf[..] == bytes[100..100 + 3 * PAGE]);
+        assert!(out[1].buf[..] == bytes[..PAGE]);
+        assert_eq!(device_reads(&fs), before);
     }
-    assert_eq!(
-        device_reads(&fs) - before,
-        300,
-        "each is one request of one device"
-    );
-    // Buffered ones bring the pages into the cache, by a thread; then no device and no wait is needed.
-    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
-    submit(&mut context, 1, read(&file, 5, 200 * PAGE));
-    let loaded = &finish(&mut context)[&1];
-    assert!(loaded.buf[..] == bytes[5..5 + 200 * PAGE]);
-    let before = device_reads(&fs);
-    submit(&mut context, 2, read(&file, 100, 3 * PAGE));
-    submit(&mut context, 3, read(&direct, 0, PAGE));
-    out.clear();
-    assert_eq!(context.poll(&mut out), 2);
-    assert!(out[0].buf[..] == bytes[100..100 + 3 * PAGE]);
-    assert!(out[1].buf[..] == bytes[..PAGE]);
-    assert_eq!(device_reads(&fs), before);
 }
 
 /// Random reads and writes, each awaited, beside a plain model: ends of files, holes, bodies in the inode, logged tails,
@@ -137,7 +147,8 @@ fn cached_pages_are_there_at_once_and_direct_reads_fly_in_batches() {
 fn requests_do_what_calls_do() {
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
-        let world = world(seed);
+        let mut world = world(seed);
+        world.topology = Topology::ALL[seed as usize % 2];
         let fs = world.open();
         let ino = make(&fs, b"file");
         let handles = [
@@ -461,128 +472,131 @@ fn a_handle_that_is_closed_gives_up_its_reads() {
 
 #[test]
 fn appends_that_were_handed_over_tell_where_they_are() {
-    let world = world(11);
-    let fs = world.open();
-    let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
-    let mut context = fs.io_context(100).unwrap();
-    for i in 0..100u64 {
-        let buf = AlignedBuf::from_slice(&vec![i as u8; 1 + i as usize * 37]);
-        let file = Arc::clone(&file);
-        submit(&mut context, i, Request::Append { file, buf });
+    for world in worlds(11) {
+        let fs = world.open();
+        let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
+        let mut context = fs.io_context(100).unwrap();
+        for i in 0..100u64 {
+            let buf = AlignedBuf::from_slice(&vec![i as u8; 1 + i as usize * 37]);
+            let file = Arc::clone(&file);
+            submit(&mut context, i, Request::Append { file, buf });
+        }
+        let done = finish(&mut context);
+        let mut places: Vec<(u64, u64, u64)> = done
+            .iter()
+            .map(|(number, done)| {
+                let len = *done.result.as_ref().unwrap() as u64;
+                assert_eq!(len, 1 + number * 37);
+                (done.offset, len, *number)
+            })
+            .collect();
+        places.sort_unstable();
+        let (ours, bytes) = base::thread::parallel(1, |_| {
+            let buf = AlignedBuf::from_slice(&[0xAB; 77]);
+            let (buf, placed) = block_on(fs.append_future(&file, buf));
+            (placed.unwrap(), buf.len())
+        })[0];
+        let mut end = 0;
+        for (offset, len, number) in places {
+            assert_eq!(offset, end);
+            let mut bytes = vec![0; len as usize];
+            fs.read(&file, offset, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|&b| b == number as u8));
+            end += len;
+        }
+        assert_eq!((ours, bytes), ((end, 77), 77));
     }
-    let done = finish(&mut context);
-    let mut places: Vec<(u64, u64, u64)> = done
-        .iter()
-        .map(|(number, done)| {
-            let len = *done.result.as_ref().unwrap() as u64;
-            assert_eq!(len, 1 + number * 37);
-            (done.offset, len, *number)
-        })
-        .collect();
-    places.sort_unstable();
-    let (ours, bytes) = base::thread::parallel(1, |_| {
-        let buf = AlignedBuf::from_slice(&[0xAB; 77]);
-        let (buf, placed) = block_on(fs.append_future(&file, buf));
-        (placed.unwrap(), buf.len())
-    })[0];
-    let mut end = 0;
-    for (offset, len, number) in places {
-        assert_eq!(offset, end);
-        let mut bytes = vec![0; len as usize];
-        fs.read(&file, offset, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|&b| b == number as u8));
-        end += len;
-    }
-    assert_eq!((ours, bytes), ((end, 77), 77));
 }
 
 #[test]
 fn a_context_goes_on_in_another_thread() {
-    let mut world = world(8);
-    let fs = world.open();
-    let bytes = noise(8, 64 * PAGE);
-    let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
-    let (send, receive) = mpsc::channel();
-    let theirs = Arc::clone(&fs);
-    let begun = base::thread::spawn("begins", move || {
-        let file = theirs.open_file(ino, DIRECT).unwrap();
-        let mut context = theirs.io_context(128).unwrap();
+    for mut world in worlds(8) {
+        let fs = world.open();
+        let bytes = noise(8, 64 * PAGE);
+        let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
+        let (send, receive) = mpsc::channel();
+        let theirs = Arc::clone(&fs);
+        let begun = base::thread::spawn("begins", move || {
+            let file = theirs.open_file(ino, DIRECT).unwrap();
+            let mut context = theirs.io_context(128).unwrap();
+            for i in 0..64u64 {
+                submit(&mut context, i, read(&file, i * PAGE as u64, PAGE));
+                let request = Request::Write {
+                    file: Arc::clone(&file),
+                    offset: (100 + i) * PAGE as u64,
+                    buf: AlignedBuf::from_slice(&[i as u8; PAGE]),
+                };
+                submit(&mut context, 100 + i, request);
+            }
+            send.send(context).unwrap();
+        });
+        let mut context = receive.recv().unwrap();
+        begun.unwrap().join().unwrap();
+        let done = finish(&mut context);
+        assert_eq!(done.len(), 128);
+        for (user, done) in done {
+            assert_eq!(done.result.unwrap(), PAGE, "{user}");
+            if user < 64 {
+                let at = user as usize * PAGE;
+                assert!(done.buf[..] == bytes[at..at + PAGE]);
+            }
+        }
+        let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+        let mut page = vec![0; PAGE];
         for i in 0..64u64 {
-            submit(&mut context, i, read(&file, i * PAGE as u64, PAGE));
-            let request = Request::Write {
-                file: Arc::clone(&file),
-                offset: (100 + i) * PAGE as u64,
-                buf: AlignedBuf::from_slice(&[i as u8; PAGE]),
-            };
-            submit(&mut context, 100 + i, request);
+            fs.read(&file, (100 + i) * PAGE as u64, &mut page).unwrap();
+            assert!(page.iter().all(|&b| b == i as u8));
         }
-        send.send(context).unwrap();
-    });
-    let mut context = receive.recv().unwrap();
-    begun.unwrap().join().unwrap();
-    let done = finish(&mut context);
-    assert_eq!(done.len(), 128);
-    for (user, done) in done {
-        assert_eq!(done.result.unwrap(), PAGE, "{user}");
-        if user < 64 {
-            let at = user as usize * PAGE;
-            assert!(done.buf[..] == bytes[at..at + PAGE]);
-        }
-    }
-    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
-    let mut page = vec![0; PAGE];
-    for i in 0..64u64 {
-        fs.read(&file, (100 + i) * PAGE as u64, &mut page).unwrap();
-        assert!(page.iter().all(|&b| b == i as u8));
     }
 }
 
 #[test]
 fn callbacks_may_submit_what_follows() {
-    let world = world(9);
-    let fs = world.open();
-    let file = fs.open_file(make(&fs, b"file"), libc::O_RDWR).unwrap();
-    let mut context = fs.io_context(2).unwrap();
-    let rounds = Arc::new(AtomicUsize::new(0));
-    fn round(context: &mut IoContext, file: Arc<OpenFile>, rounds: Arc<AtomicUsize>, i: u64) {
-        let request = Request::Write {
-            file: Arc::clone(&file),
-            offset: i * 100,
-            buf: AlignedBuf::from_slice(&[i as u8; 100]),
-        };
-        let then = move |context: &mut IoContext, done: Completion| {
-            assert_eq!(done.result.unwrap(), 100);
-            let request = Request::Read {
+    for world in worlds(9) {
+        let fs = world.open();
+        let file = fs.open_file(make(&fs, b"file"), libc::O_RDWR).unwrap();
+        let mut context = fs.io_context(2).unwrap();
+        let rounds = Arc::new(AtomicUsize::new(0));
+        fn round(context: &mut IoContext, file: Arc<OpenFile>, rounds: Arc<AtomicUsize>, i: u64) {
+            let request = Request::Write {
                 file: Arc::clone(&file),
                 offset: i * 100,
-                buf: done.buf,
+                buf: AlignedBuf::from_slice(&[i as u8; 100]),
             };
             let then = move |context: &mut IoContext, done: Completion| {
                 assert_eq!(done.result.unwrap(), 100);
-                assert!(done.buf.iter().all(|&b| b == i as u8));
-                rounds.fetch_add(1, Ordering::SeqCst);
-                if i < 50 {
-                    round(context, file, rounds, i + 1);
-                }
+                let request = Request::Read {
+                    file: Arc::clone(&file),
+                    offset: i * 100,
+                    buf: done.buf,
+                };
+                let then = move |context: &mut IoContext, done: Completion| {
+                    assert_eq!(done.result.unwrap(), 100);
+                    assert!(done.buf.iter().all(|&b| b == i as u8));
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                    if i < 50 {
+                        round(context, file, rounds, i + 1);
+                    }
+                };
+                context.submit_with(request, then).unwrap();
             };
             context.submit_with(request, then).unwrap();
+        }
+        round(&mut context, Arc::clone(&file), Arc::clone(&rounds), 0);
+        let mut out = Vec::new();
+        assert_eq!(context.wait(usize::MAX, &mut out, None), 102);
+        assert_eq!((out.len(), rounds.load(Ordering::SeqCst)), (0, 51));
+        assert_eq!(Arc::strong_count(&file), 1);
+        // A full context gives the request back.
+        for i in 0..2 {
+            submit(&mut context, i, read(&file, 0, 10));
+        }
+        let refused = context.submit_with(read(&file, 0, 77), |_, _| panic!("it was not taken"));
+        let Request::Read { buf, .. } = *refused.unwrap_err() else {
+            panic!("another request");
         };
-        context.submit_with(request, then).unwrap();
+        assert_eq!(buf.len(), 77);
     }
-    round(&mut context, Arc::clone(&file), Arc::clone(&rounds), 0);
-    let mut out = Vec::new();
-    assert_eq!(context.wait(usize::MAX, &mut out, None), 102);
-    assert_eq!((out.len(), rounds.load(Ordering::SeqCst)), (0, 51));
-    assert_eq!(Arc::strong_count(&file), 1);
-    // A full context gives the request back.
-    for i in 0..2 {
-        submit(&mut context, i, read(&file, 0, 10));
-    }
-    let refused = context.submit_with(read(&file, 0, 77), |_, _| panic!("it was not taken"));
-    let Request::Read { buf, .. } = *refused.unwrap_err() else {
-        panic!("another request");
-    };
-    assert_eq!(buf.len(), 77);
 }
 
 /// The last reference to an unlinked file goes with a request.

@@ -10,6 +10,7 @@ use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
+use device::Topology;
 use device::sim::Survival;
 use fs::{Caller, FileSystem, Ino, ROOT};
 use std::sync::Arc;
@@ -129,6 +130,9 @@ pub(super) fn run(
     let mut rng = Rng::new(plan.seed);
     let mut shape = shape(&mut rng);
     shape.tight = Rng::new(plan.seed ^ 0x0716_4117).one_in(2);
+    if Rng::new(plan.seed ^ 0x70B0_1067).one_in(4) {
+        shape.topology = Topology::PerDevice;
+    }
     let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
     let ledger = || Mutex::new(rank::LEDGER, Ledger::new(Entries::new()));
     let mut known = Known {
