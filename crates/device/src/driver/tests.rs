@@ -79,7 +79,7 @@ fn mail_is_bounded_and_who_was_refused_is_told_once() {
     mail.take(Room { all: 1, low: 1 }, &mut taken, &mut told);
     assert!(told.is_empty() && mail.will_tell(&who));
     mail.take(Room { all: 1, low: 1 }, &mut taken, &mut told);
-    assert_eq!(told, [who.clone()]);
+    assert_eq!(told, std::slice::from_ref(&who));
     assert!(!mail.will_tell(&who));
     mail.try_send(Urgency::High, [9].into(), &who).unwrap();
     assert_eq!(take(&mail, AMPLE).0, [1, 1, 9, 5]);
