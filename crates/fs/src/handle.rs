@@ -38,8 +38,8 @@ impl FileSystem {
     /// [`read`](Self::read) would have brought, each write whole or not at all, and go on showing it whatever is done to the file. Pages that are not
     /// cached are read first, holes and what lies in the inode too.
     ///
-    /// Fewer pages, or none, at the end of the file, beyond 256 pages, through a handle with `O_DIRECT`, and when too many pages have
-    /// guards or the cache is too crowded: for what is missing ask `read`, which says whether there is more.
+    /// Fewer pages, or none, at the end of the file, beyond 256 pages, through a handle with `O_DIRECT`, of what is not cached through one
+    /// with [`Advice::NoReuse`], and when too many pages have guards or the cache is too crowded: for what is missing ask `read`, which says whether there is more.
     pub fn read_guards(
         &self,
         file: &OpenFile,

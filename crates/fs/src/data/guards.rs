@@ -83,6 +83,11 @@ impl Files {
             is_one_page(offset, (bytes.end - bytes.start) as usize),
         );
         let (mut range, mut loads) = (None, 0);
+        // What such a handle reads leaves the cache at once.
+        let tries = match file.is_advised(Advice::NoReuse) {
+            true => 0,
+            false => TRIES,
+        };
         loop {
             let step = {
                 let _shared = state.lock_shared()?;
@@ -92,7 +97,7 @@ impl Files {
                 let still = quiet.is_some_and(|quiet| state.stores.is_still(quiet) || one_page);
                 if range.is_none() && !still {
                     Step::TakeTurn
-                } else if taken.missing && loads < TRIES {
+                } else if taken.missing && loads < tries {
                     Step::Load
                 } else {
                     self.touch_atime(state)?;

@@ -9,15 +9,15 @@
 //!
 //! Invariants:
 //! 1. It is a direct write ([`write_past`](Files::write_past)) by another reason: over blocks that are written, logged, and vouched for by nobody, coherent
-//!    with the cache, one unit for readers. What is none goes through the cache. Nothing that is promised of writes differs, but that an error of the
-//!    device is told at once.
+//!    with the cache, one unit for readers. What is none goes through the cache, and so does one that fails: the pages are dirty then, and what is promised
+//!    of writes that fail holds as ever.
 //! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::pace)).
 //! 3. While devices take longer than [`SLOW_NS`] for each MiB, in the mean of late, only one request in [`PROBE`] goes there: it is worth more to
 //!    return early.
 
 use super::Files;
 use super::file::{FileState, OpenFile};
-use super::write::is_whole;
+use super::write::{is_inside, is_whole};
 use crate::Error;
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::Arc;
@@ -26,6 +26,8 @@ use format::BLOCK_SIZE;
 
 /// Bytes of a request at least: several pieces for each of some devices.
 const REQUEST_MIN: usize = 256 << 10;
+/// And at most: it needs as much memory if it lies where devices do not take it from, and is on its way as a whole when a small sync begins.
+const REQUEST_MAX: usize = 4 << 20;
 /// Bytes of a run that go through the cache first.
 const RUN_MIN: usize = 8 << 20;
 /// A MiB through the cache takes 0.3 to 0.5 ms of the processors: a device that is twice as slow is still one that is not worth to be kept waiting.
@@ -36,7 +38,7 @@ const MEAN: u64 = 8;
 const WORST: u64 = 4;
 
 fn request_min() -> usize {
-    tight::limit(REQUEST_MIN, 3 * BLOCK_SIZE)
+    tight::limit(REQUEST_MIN, 2 * BLOCK_SIZE)
 }
 
 fn run_min() -> u64 {
@@ -87,6 +89,11 @@ impl Streams {
             || self.spared.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1
     }
 
+    /// The devices do not what they should: they are left to the cache for a while.
+    fn note_failed(&self) {
+        self.mean_ns.store(WORST * SLOW_NS, Ordering::Relaxed);
+    }
+
     /// So many bytes took so long.
     pub fn note(&self, bytes: usize, took_ns: u64) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -99,28 +106,34 @@ impl Streams {
 
 impl Files {
     /// Writes past the cache if this goes on with a long run. False: nothing is written.
-    pub(super) fn write_stream(
-        &self,
-        file: &OpenFile,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<bool, Error> {
-        if data.len() < request_min() || !is_whole(offset, data.len()) {
-            return Ok(false);
+    pub(super) fn write_stream(&self, file: &OpenFile, offset: u64, data: &[u8]) -> bool {
+        let right = (request_min()..=REQUEST_MAX).contains(&data.len());
+        if !right || !is_whole(offset, data.len()) || !is_inside(&file.state, offset, data.len()) {
+            return false;
         }
         let began_ns = self.now_ns();
         if file.run.go_on(offset, data.len()) < run_min()
             || self.keeps_pace()
             || !self.streams.is_next()
         {
-            return Ok(false);
+            return false;
         }
-        let written = self.write_aligned(&file.state, offset, data)?;
-        if written {
-            let took_ns = self.now_ns().saturating_sub(began_ns);
-            self.streams.note(data.len(), took_ns);
+        match self.write_aligned(&file.state, offset, data) {
+            Ok(true) => {
+                let took_ns = self.now_ns().saturating_sub(began_ns);
+                self.streams.note(data.len(), took_ns);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                let ino = file.ino();
+                tracing::warn!(
+                    "a write of inode {ino} past the cache failed, and goes through it: {error}"
+                );
+                self.streams.note_failed();
+                false
+            }
         }
-        Ok(written)
     }
 
     /// Memory that no device takes is copied to some that all do.

@@ -97,7 +97,7 @@ pub(super) fn is_whole(offset: u64, len: usize) -> bool {
 }
 
 /// Whether so many bytes from there on lie below the end of the file; it stays under the I/O lock.
-fn is_inside(state: &FileState, offset: u64, len: usize) -> bool {
+pub(super) fn is_inside(state: &FileState, offset: u64, len: usize) -> bool {
     offset.saturating_add(len as u64) <= state.size()
 }
 
@@ -190,7 +190,7 @@ impl Files {
             return Ok(self.write_end(file, data)?.1);
         }
         if !file.has(libc::O_DIRECT) {
-            return match self.write_stream(file, offset, data)? {
+            return match self.write_stream(file, offset, data) {
                 true => Ok(data.len()),
                 false => self.write_over(state, offset, data),
             };

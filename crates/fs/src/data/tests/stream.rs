@@ -64,6 +64,7 @@ fn what_is_no_run_goes_through_the_cache() {
     let file = m.open(ino);
     let mut write = |range: Range<u64>, by| write_in(&m, &file, &mut content, range, by);
     assert_eq!(write(0..24 * MIB, 128 << 10), 0, "requests are small");
+    assert_eq!(write(0..24 * MIB, 8 * MIB), 0, "requests are large");
     assert_eq!(write(PAGE / 2..20 * MIB, MIB), 0, "no whole pages");
     // A jump ends the run, and another one begins.
     assert_eq!(write(0..RUN, MIB), 0);
@@ -109,7 +110,7 @@ fn memory_at_any_address_is_written() {
 }
 
 #[test]
-fn a_device_that_fails_is_told_at_once() {
+fn what_a_device_refuses_stays_in_the_cache() {
     let (world, m, ino, mut content) = with_file(10);
     let file = m.open(ino);
     write_in(&m, &file, &mut content, 0..RUN, MIB);
@@ -117,12 +118,18 @@ fn a_device_that_fails_is_told_at_once() {
     for device in &world.devices {
         device.fail_writes(Strikes::Always, None);
     }
-    let data = vec![7; MIB as usize];
-    m.files.write(&file, RUN, &data).unwrap_err();
-    assert_eq!(m.files.streamed_bytes(), 0, "none of it counts as written");
+    let past = write_in(&m, &file, &mut content, RUN..RUN + MIB, MIB);
+    assert_eq!(past, 0, "none of it counts as written");
+    assert_eq!(m.files.dirty_pages() as u64, MIB / PAGE);
+    let other = m.open(ino);
+    m.files.fsync(&other, true).unwrap_err();
     for device in &world.devices {
         device.fail_writes(Strikes::Next(0), None);
     }
+    assert!(m.contents(ino) == content);
+    let _ = m.files.fsync(&other, true);
+    assert_eq!(m.files.dirty_pages(), 0, "a later try has written it");
+    assert!(m.contents(ino) == content);
 }
 
 #[test]
