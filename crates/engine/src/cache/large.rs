@@ -72,9 +72,15 @@ impl Large {
 
     /// Waits that long, or until it is stopped: true.
     fn pause(&self, time: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !self.is_stopped() {
-            self.wake.wait_for(&mut state, time);
+        let (clock, mut state) = (Clock::real(), self.state.lock());
+        let until_ns = clock.monotonic_ns() + time.as_nanos() as u64;
+        // Frames that are given wake it, too.
+        while !self.is_stopped() {
+            let left = until_ns.saturating_sub(clock.monotonic_ns());
+            if left == 0 {
+                break;
+            }
+            self.wake.wait_for(&mut state, Duration::from_nanos(left));
         }
         self.is_stopped()
     }
