@@ -39,7 +39,7 @@ pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};
 pub use queue::{Bell, DeviceQueue, Flight, FlightId, Kind, Landed, Queues, Refused, Run};
 pub use scan::{ArrayId, Member, candidates, find_members, scan};
-pub use topology::{Topology, Unhurried};
+pub use topology::{Hurried, Topology, Unhurried};
 pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};

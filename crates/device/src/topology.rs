@@ -4,6 +4,7 @@ use crate::block::BlockDevice;
 use crate::driver;
 use crate::error::Error;
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// How transfers reach their device.
@@ -52,7 +53,7 @@ pub(crate) enum Urgency {
     /// Somebody waits for it.
     #[default]
     High,
-    /// Nobody does: it goes when nothing else is there, and in its turn when there always is.
+    /// Nobody does, as a rule: it goes when nothing else is there, and in its turn when there always is.
     Low,
 }
 
@@ -71,18 +72,48 @@ impl Urgency {
 /// same as everybody's.
 #[derive(Debug)]
 pub struct Unhurried {
-    before: Urgency,
+    _until: Until,
 }
 
 impl Unhurried {
     pub fn begin() -> Unhurried {
         Unhurried {
-            before: URGENCY.replace(Urgency::Low),
+            _until: Until::begin(Urgency::Low),
         }
     }
 }
 
-impl Drop for Unhurried {
+/// Others wait for what the calling thread reads and writes until this is dropped, though it is [`Unhurried`] otherwise.
+#[derive(Debug)]
+pub struct Hurried {
+    _until: Until,
+}
+
+impl Hurried {
+    pub fn begin() -> Hurried {
+        Hurried {
+            _until: Until::begin(Urgency::High),
+        }
+    }
+}
+
+/// The calling thread's urgency is another one until this is dropped, by the same thread.
+#[derive(Debug)]
+struct Until {
+    before: Urgency,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Until {
+    fn begin(urgency: Urgency) -> Until {
+        Until {
+            before: URGENCY.replace(urgency),
+            _of_this_thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for Until {
     fn drop(&mut self) {
         URGENCY.set(self.before);
     }
@@ -105,6 +136,10 @@ mod tests {
         assert_eq!(Urgency::of_caller(), Urgency::High);
         let outer = Unhurried::begin();
         drop(Unhurried::begin());
+        assert_eq!(Urgency::of_caller(), Urgency::Low);
+        let within = Hurried::begin();
+        assert_eq!(Urgency::of_caller(), Urgency::High);
+        drop(within);
         assert_eq!(Urgency::of_caller(), Urgency::Low);
         drop(outer);
         assert_eq!(Urgency::of_caller(), Urgency::High);

@@ -538,6 +538,8 @@ impl Journal {
 
     /// The batch has checksums of all data that its records name and that is not durable yet.
     fn write_and_flush(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        // Whoever leads, syncs wait for it.
+        let _hurried = device::Hurried::begin();
         self.check_flushes()?;
         match self.write_ring(position, bytes, Durability::Checked) {
             Err(_) if planted(Canary::FailedBatchIgnored) => {}

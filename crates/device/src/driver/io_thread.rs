@@ -107,7 +107,9 @@ impl IoThread {
         let rung = self.shared.bell.rung();
         let left = self.take();
         self.cancel();
-        if self.in_hand() > 0 {
+        if !self.ended.is_empty() {
+            // What was found before a panic is told first.
+        } else if self.in_hand() > 0 {
             self.sleep(rung);
         } else if left.closed {
             return false;

@@ -140,7 +140,9 @@ impl<T, W: Waiter> Mail<T, W> {
                 freed = true;
             }
             state.passed = match urgency {
-                Urgency::Low => 0,
+                // A letter that goes in pieces keeps its turn.
+                Urgency::Low if whole => 0,
+                Urgency::Low => state.passed,
                 Urgency::High if state.low.is_empty() => 0,
                 Urgency::High => state.passed + u32::from(whole),
             };

@@ -82,9 +82,11 @@ impl Queue for SimQueue {
 
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
         let reads = |held: &mut Held| held.part.kind == Kind::Read && mine(held.part.user);
-        let gone = self.in_hand.extract_if(.., reads);
-        self.ended
-            .extend(gone.map(|held| Ended::cancelled(held.part)));
+        let gone = self.in_hand.extract_if(.., reads).map(|held| held.part);
+        self.ended.extend(gone.map(Ended::cancelled));
+        let reads = |part: &mut Part| part.kind == Kind::Read && mine(part.user);
+        let gone = self.pushed.extract_if(.., reads);
+        self.ended.extend(gone.map(Ended::cancelled));
     }
 }
 
