@@ -16,6 +16,14 @@ pub struct Verdict {
 
 /// The modes, in the order in which they are most likely to find a canary soon.
 fn modes(canary: Canary) -> &'static [&'static str] {
+    match canary {
+        // Aimed scenarios have not met these in a minute.
+        Canary::SegmentReusedEarly | Canary::BlocksReusedEarly | Canary::FailedWriteIgnored => {
+            return &["random", "aimed", "threads"];
+        }
+        Canary::NameNotRechecked => return &["threads", "aimed", "random"],
+        _ => {}
+    }
     match canary.needs() {
         Needs::Nothing | Needs::Cut => &["aimed", "random", "threads", "exhaustive"],
         Needs::Fault => &["aimed", "random", "threads"],
