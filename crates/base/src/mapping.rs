@@ -1,7 +1,8 @@
 //! Memory that is a mapping of its own, behind which the kernel can put large pages.
 //!
 //! Invariants:
-//! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched.
+//! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched; by large pages
+//!    where the system gives them to all who touch (`enabled` is `always`).
 //! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
 
 use std::alloc::{Layout, handle_alloc_error};

@@ -13,7 +13,7 @@
 //! 3. What is not urgent takes half of the driver's hands at most, and its turn among what is ([`mail`], invariant 3). A flush and a
 //!    durable write are urgent whoever asks.
 //! 4. The driver holds no lock but for a look, and waits for nobody but its device and its mail: so whoever waits for it may hold
-//!    any lock.
+//!    any lock but a leaf.
 //! 5. A driver ends when its device is given up, after it has done what it has: who has flights keeps the device.
 
 mod io_thread;

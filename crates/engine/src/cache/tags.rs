@@ -6,7 +6,9 @@
 //! Invariants:
 //! 1. A tag, and the bytes of the frame of a tag that names a page, change under the lock of their set alone, and within [`Tag::change`]: the
 //!    version is odd from before the first change until after the last. Bytes of a frame whose tag names none change in any way, after the change that
-//!    took the name away and before the one that gives the next. So each content that a page has ever had there has an even version of its own.
+//!    took the name away and before the one that gives the next. So each content that a page has ever had there has an even version of its own. A frame
+//!    may go from one tag to another by way of the spare ones: the first tag's change comes before anybody can write the frame again, so who looks at
+//!    the first and copies what the other puts there finds the version changed.
 //! 2. Who looks reads the version, then name and bytes, then the version again. If it is the same both times and even, that
 //!    was one content, and the name its name. Else what was copied is of no account.
 //! 3. A version comes back after 2^31 changes. To be fooled a look would have to last as long as these, under one lock.
