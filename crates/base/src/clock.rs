@@ -160,6 +160,19 @@ pub fn exact_timers() {
     }
 }
 
+/// Nanoseconds of the machine's clock that never goes backwards, the same in all threads.
+#[inline]
+pub fn now_ns() -> u64 {
+    let time = read(libc::CLOCK_MONOTONIC);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Sleeps so long, woken by a timer that is as exact as it can be.
+pub fn nap(ns: u64) {
+    exact_timers();
+    std::thread::sleep(Duration::from_nanos(ns));
+}
+
 /// CPU time that all threads of this process have used so far, in user and kernel mode, in
 /// nanoseconds.
 pub fn process_cpu_ns() -> u64 {

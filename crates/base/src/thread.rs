@@ -282,6 +282,21 @@ pub fn spin(spins: &mut u32) {
     }
 }
 
+/// Tells the processor that the caller looks at memory again and again.
+#[inline]
+pub fn relax() {
+    std::hint::spin_loop();
+}
+
+/// Whether the calling thread runs under the seeded scheduler, where nobody may wait for time to pass but by it.
+#[inline]
+pub fn is_scheduled() -> bool {
+    #[cfg(feature = "simulate")]
+    return crate::sched::active();
+    #[cfg(not(feature = "simulate"))]
+    false
+}
+
 /// The calling thread is unwinding from a panic.
 pub fn panicking() -> bool {
     std::thread::panicking()

@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use base::clock::{Clock, process_cpu_ns};
 use base::rng::Rng;
-use device::{AlignedBuf, Array, BlockDevice, Durability, Io, Latency, OpenOptions, Topology};
+use device::{
+    AlignedBuf, Array, BlockDevice, Durability, Io, Latency, OpenOptions, Reaping, Topology,
+};
 use format::geometry::{Geometry, GeometryOptions};
 use fs::FsOptions;
 use serde_json::{Map, Value};
@@ -63,6 +65,8 @@ pub struct Options {
     pub storage: Storage,
     /// Devices of this process that take so long.
     pub latency: Option<Duration>,
+    /// How Sheaf waits.
+    pub reap: Reaping,
     /// For all that Sheaf takes, in bytes.
     pub memory: usize,
 }
@@ -358,9 +362,14 @@ impl<'a> Bench<'a> {
 
     /// The devices, as slow as they shall be.
     fn open(&self, paths: &[PathBuf]) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
-        let opened = device::open_devices(paths, &OpenOptions::default())?;
+        let reap = self.options.reap;
+        let how = OpenOptions {
+            reap,
+            ..OpenOptions::default()
+        };
+        let opened = device::open_devices(paths, &how)?;
         Ok(match &self.slow {
-            Some(slow) => slow.over_all(opened),
+            Some(slow) => slow.reaping(reap).over_all(opened),
             None => opened,
         })
     }
@@ -395,6 +404,7 @@ impl<'a> Bench<'a> {
         let arrangement = Arrangement {
             slow: self.slow.clone(),
             topology,
+            reap: self.options.reap,
             ..Arrangement::default()
         };
         let options = FsOptions::default().with_memory(self.options.memory);
@@ -892,6 +902,7 @@ mod tests {
 
     fn options(dir: &Path) -> Options {
         Options {
+            reap: Reaping::default(),
             devices: vec![1, 2],
             depth: 4,
             threads: 2,

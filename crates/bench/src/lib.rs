@@ -20,6 +20,7 @@ pub mod ior;
 pub mod list;
 mod meter;
 pub mod pool;
+pub mod reap;
 pub mod recovery;
 pub mod remove;
 mod runner;

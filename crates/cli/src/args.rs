@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use device::Reaping;
 
 use crate::size;
 
@@ -99,7 +100,7 @@ pub struct Mount {
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
-    /// topology=per-core|per-device,
+    /// topology=per-core|per-device, reap=interrupt|poll|lazy,
     /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',
@@ -417,6 +418,7 @@ pub enum Suite {
     List(List),
     Mtime(Mtime),
     Pool(Pool),
+    Reap(BenchReap),
     Recovery(BenchRecovery),
     Remove(Remove),
     Scale(Scale),
@@ -469,11 +471,19 @@ pub struct SyncedOptions {
     /// Number of these devices
     #[arg(long, value_name = "COUNT", default_value_t = 4, requires = "latency")]
     pub devices: usize,
+    /// How Sheaf waits for devices: interrupt, poll or lazy
+    #[arg(long, value_name = "POLICY", default_value = "interrupt", value_parser = reaping)]
+    pub reap: Reaping,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
+}
+
+fn reaping(name: &str) -> Result<Reaping, String> {
+    let all = || Reaping::ALL.map(Reaping::name).join(", ");
+    Reaping::parse(name).ok_or_else(|| format!("give one of {}", all()))
 }
 
 /// How a suite's report is shown.
@@ -576,6 +586,27 @@ pub struct BenchCheckpoint {
     pub output: BenchOutput,
 }
 
+/// How threads wait for devices: by interrupts, by polling, and by sleeping until a transfer is nearly done
+///
+/// On devices of this process that take a set time, and with --dir on a file, beside fio where it is installed.
+#[derive(Args, Debug)]
+pub struct BenchReap {
+    /// Which of fixed, mix, step, stall and disk, instead of all; disk only with --dir
+    #[arg(value_name = "PART")]
+    pub parts: Vec<String>,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 0.2)]
+    pub seconds: f64,
+    /// How often each side runs; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub runs: usize,
+    /// Have a file in a new folder in this one
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: BenchOutput,
+}
+
 /// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO and through Sheaf
 ///
 /// On 1 to 8 loop devices over files in memory, in turn, with as many transfers in flight on each as --depth says, and one at a
@@ -604,6 +635,9 @@ pub struct BenchArray {
     /// them at a time
     #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device", "on_loop"])]
     pub latency: Option<u64>,
+    /// How Sheaf waits for devices: interrupt, poll or lazy
+    #[arg(long, value_name = "POLICY", default_value = "interrupt", value_parser = reaping)]
+    pub reap: Reaping,
     /// Use files in a new folder in this one, without loop devices
     #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
     pub dir: Option<PathBuf>,

@@ -6,14 +6,14 @@ use std::time::Duration;
 use bench::contract::Report;
 use bench::target::{self, Storage, Target};
 use bench::{
-    array, cache, checkpoint, files, fsync, fxmark, ior, list, pool, recovery, remove, scale,
+    array, cache, checkpoint, files, fsync, fxmark, ior, list, pool, reap, recovery, remove, scale,
     written,
 };
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
-    Bench, BenchArray, BenchCache, BenchCheckpoint, BenchIor, BenchOptions, BenchOutput,
+    Bench, BenchArray, BenchCache, BenchCheckpoint, BenchIor, BenchOptions, BenchOutput, BenchReap,
     BenchRecovery, Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions,
     Varmail,
 };
@@ -32,6 +32,7 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::Mtime(args) => mtime(args),
         Suite::Cache(args) => page_cache(args),
         Suite::Pool(args) => pool(args),
+        Suite::Reap(args) => reap(args),
         Suite::Recovery(args) => recovery(args),
         Suite::Remove(args) => remove(args),
         Suite::Scale(args) => scale(args),
@@ -80,6 +81,7 @@ fn array(args: &BenchArray) -> Outcome {
             (dir, _) => Storage::Loops(dir.clone(), count),
         },
         latency: args.latency.map(Duration::from_micros),
+        reap: args.reap,
         memory: memory(args.cache_size),
     };
     show(&args.output, |tell| Ok(array::run(&options, tell)?))
@@ -172,6 +174,7 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
             };
             (latency, args.devices)
         }),
+        reap: args.reap,
         memory: memory(args.cache_size),
     })
 }
@@ -244,6 +247,16 @@ fn pool(args: &Pool) -> Outcome {
         memory: memory(args.cache_size),
     };
     show(&args.common.output, |tell| Ok(pool::run(&options, tell)?))
+}
+
+fn reap(args: &BenchReap) -> Outcome {
+    let options = reap::Options {
+        parts: reap::Part::select(&args.parts, args.dir.is_some())?,
+        time: seconds(args.seconds)?,
+        runs: args.runs,
+        dir: args.dir.clone(),
+    };
+    show(&args.output, |tell| Ok(reap::run(&options, tell)?))
 }
 
 fn recovery(args: &BenchRecovery) -> Outcome {

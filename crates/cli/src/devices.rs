@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
-use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, Topology};
+use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, Reaping, Topology};
 
 use crate::failure::Failure;
 
@@ -90,6 +90,7 @@ pub struct Access {
     pub read_only: bool,
     pub backend: Backend,
     pub topology: Topology,
+    pub reap: Reaping,
 }
 
 /// Opens the array over `paths`.
@@ -98,6 +99,7 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
         read_only: access.read_only,
         backend: access.backend,
         topology: access.topology,
+        reap: access.reap,
         ..OpenOptions::default()
     };
     let devices = open_when_free(paths, &options)?;

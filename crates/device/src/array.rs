@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
 use crate::queue::{Kind, Part};
+use crate::reap::{Reaped, Reaping};
 use crate::topology::Topology;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -174,6 +175,21 @@ impl Array {
     pub fn topology(&self) -> Topology {
         let topology = self.members.first().map(|m| m.device.info().topology);
         topology.unwrap_or_default()
+    }
+
+    /// How threads wait for the devices.
+    pub fn reaping(&self) -> Reaping {
+        let reaping = self.members.first().map(|m| m.device.info().reap);
+        reaping.unwrap_or_default()
+    }
+
+    /// What waits for all devices came to so far.
+    pub fn reaped(&self) -> Reaped {
+        let mut all = Reaped::default();
+        for reaped in self.members.iter().filter_map(|m| m.device.reaped()) {
+            all.add(reaped);
+        }
+        all
     }
 
     /// The members' names (paths), by device index.

@@ -1,6 +1,7 @@
 //! One device, as the array uses it.
 
 use crate::queue::{Bell, Blocking, DeviceQueue};
+use crate::reap::{Reaped, Reaping};
 use crate::topology::Topology;
 use crate::vectored::{self, Vectored};
 use std::io;
@@ -99,6 +100,8 @@ pub struct DeviceInfo {
     pub rotational: Option<bool>,
     /// Who submits to it.
     pub topology: Topology,
+    /// How threads wait for it.
+    pub reap: Reaping,
     /// That it is attached to; `None` when the kernel does not say.
     pub numa_node: Option<usize>,
 }
@@ -135,6 +138,11 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// which the kernel does not tell. Who has no better way does what was pushed when it is started, by [`run`](Self::run).
     fn queue(self: Arc<Self>, _bell: &Arc<Bell>) -> DeviceQueue {
         DeviceQueue::alone(Blocking::new(self))
+    }
+
+    /// What waits for it came to so far, if it counts them.
+    fn reaped(&self) -> Option<Reaped> {
+        None
     }
 
     /// Tells the device that a range holds nothing of value; the bytes read back are then

@@ -12,6 +12,7 @@ use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::error::Error;
 use crate::queue::{Bell, Blocking, DeviceQueue, Own};
+use crate::reap::{Reaped, Reaper, Reaping};
 use crate::threads;
 use crate::topology::Topology;
 use crate::uring;
@@ -46,6 +47,8 @@ pub struct OpenOptions {
     /// Bypass the page cache where the host allows it.
     pub direct: bool,
     pub topology: Topology,
+    /// How threads wait for what they have in flight.
+    pub reap: Reaping,
 }
 
 impl Default for OpenOptions {
@@ -56,6 +59,7 @@ impl Default for OpenOptions {
             backend: Backend::Auto,
             direct: true,
             topology: Topology::PerCore,
+            reap: Reaping::default(),
         }
     }
 }
@@ -87,6 +91,7 @@ pub(crate) struct FileDevice {
     pub waiting: Arc<Mutex<threads::Waiting>>,
     /// Invariant 2: open of its own, because the claim goes with the opening of `file`.
     _lock: Option<File>,
+    pub reaper: Arc<Reaper>,
 }
 
 /// Opens the devices and files at `paths`, in that order. A process that forks to run in the
@@ -130,6 +135,7 @@ pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Erro
         backend: Backend::Threads,
         direct,
         topology: Topology::PerCore,
+        reap: Reaping::Interrupt,
     };
     FileDevice::open(path, &options, Engine::Caller)
 }
@@ -219,6 +225,7 @@ impl FileDevice {
             engine,
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
+            reaper: Arc::new(Reaper::new(options.reap)),
         })
     }
 }
@@ -376,6 +383,10 @@ impl BlockDevice for FileDevice {
             logical_block: self.logical_block,
             rotational: self.rotational,
             topology: Topology::PerCore,
+            reap: match self.engine {
+                Engine::Uring => self.reaper.policy(),
+                Engine::Threads(_) | Engine::Caller => Reaping::Interrupt,
+            },
             numa_node: self.numa_node,
         }
     }
@@ -417,6 +428,10 @@ impl BlockDevice for FileDevice {
             }
             Engine::Caller => DeviceQueue::alone(Blocking::new(self)),
         }
+    }
+
+    fn reaped(&self) -> Option<Reaped> {
+        Some(self.reaper.reaped())
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -6,8 +6,9 @@
 //! 2. The request itself is performed when it is submitted, so that its data is there at the end of its time, and
 //!    never after. Its time begins when that is done.
 //! 3. One that stalls does nothing in the first part of each period: what is in service then takes that much longer.
-//! 4. A caller sleeps in the kernel until its last request's time is over: its wake-up is a real one, and costs
-//!    what one costs.
+//! 4. A caller waits until its last request's time is over, by the policy that it was made with ([`crate::reap`]): it sleeps in the
+//!    kernel, whose wake-up is a real one and costs what one costs, or looks at the clock in the place of a completion queue. When
+//!    the time is over is nothing that the policy is told.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,11 +16,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::clock::Clock;
+use base::atomic::{AtomicU64, Ordering};
+use base::clock::{self, Clock};
 use base::sync::{Mutex, rank};
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake, perform};
+use crate::reap::{Class, Group, Reaped, Reaper, Reaping, Seen, Source, Times};
 
 /// Bytes that take a device's service time once.
 const UNIT: usize = 128 << 10;
@@ -73,6 +76,9 @@ pub struct LatencyDevice {
     clock: Clock,
     /// When each place becomes free, in nanoseconds of the clock; the first on top.
     places: Mutex<BinaryHeap<Reverse<u64>>>,
+    /// In the place of the one in `latency`, in nanoseconds.
+    service: AtomicU64,
+    reaper: Reaper,
 }
 
 impl LatencyDevice {
@@ -85,7 +91,21 @@ impl LatencyDevice {
             stall: None,
             clock,
             places: Mutex::new(rank::LEAF, places),
+            service: AtomicU64::new(latency.service.as_nanos() as u64),
+            reaper: Reaper::new(Reaping::Interrupt),
         }
+    }
+
+    /// Callers wait so.
+    pub fn reaping(mut self, policy: Reaping) -> LatencyDevice {
+        self.reaper = Reaper::new(policy);
+        self
+    }
+
+    /// What is submitted from now on takes another service time.
+    pub fn set_service(&self, time: Duration) {
+        let ns = time.as_nanos() as u64;
+        self.service.store(ns, Ordering::Relaxed);
     }
 
     /// It does nothing now and then.
@@ -97,6 +117,7 @@ impl LatencyDevice {
     /// When all of the requests' times are over.
     fn admit(&self, requests: &[Request<'_>]) -> u64 {
         let now = self.clock.monotonic_ns();
+        let service = Duration::from_nanos(self.service.load(Ordering::Relaxed));
         let mut places = self.places.lock();
         let mut serve = |from: u64, time: Duration| {
             // There is at least one place.
@@ -112,7 +133,7 @@ impl LatencyDevice {
         for request in requests {
             let mut over = now;
             for _ in 0..request.operation.bytes().div_ceil(UNIT) {
-                over = over.max(serve(now, self.latency.service));
+                over = over.max(serve(now, service));
             }
             if flushes(&request.operation) {
                 over = serve(over, self.latency.flush);
@@ -120,6 +141,42 @@ impl LatencyDevice {
             end = end.max(over);
         }
         end
+    }
+}
+
+impl LatencyDevice {
+    /// Until a time of the device's clock.
+    fn wait(&self, times: &mut Times, group: Group, end: u64) -> Option<Seen> {
+        let clock = &self.clock;
+        match clock {
+            Clock::Manual(_) => {
+                clock.sleep_until(end);
+                None
+            }
+            Clock::Real(_) => {
+                let mut over = Over { clock, end };
+                Some(self.reaper.wait(times, group, &mut over))
+            }
+        }
+    }
+}
+
+/// The end of a request's time, as something to wait for.
+struct Over<'a> {
+    clock: &'a Clock,
+    end: u64,
+}
+
+impl Source for Over<'_> {
+    fn is_there(&mut self) -> bool {
+        self.clock.monotonic_ns() >= self.end
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        let left = until.map(|until| until.saturating_sub(clock::now_ns()));
+        let until = left.map(|left| self.clock.monotonic_ns() + left);
+        let until = until.map_or(self.end, |until| until.min(self.end));
+        self.clock.sleep_until(until);
     }
 }
 
@@ -150,7 +207,14 @@ impl BlockDevice for LatencyDevice {
     }
 
     fn info(&self) -> DeviceInfo {
-        self.below.info()
+        DeviceInfo {
+            reap: self.reaper.policy(),
+            ..self.below.info()
+        }
+    }
+
+    fn reaped(&self) -> Option<Reaped> {
+        Some(self.reaper.reaped())
     }
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
@@ -159,15 +223,21 @@ impl BlockDevice for LatencyDevice {
         }
         self.below.run(requests, None);
         let end = self.admit(requests);
+        let mut times = self.reaper.take();
+        let class = Class::of_operations(requests.iter().map(|request| &request.operation));
+        let group = self.reaper.begin(&mut times, class);
         if let Some(meanwhile) = meanwhile {
             meanwhile();
         }
-        self.clock.sleep_until(end);
+        self.wait(&mut times, group, end);
+        self.reaper.keep(times);
     }
 
     fn queue(self: Arc<Self>, _bell: &Arc<Bell>) -> DeviceQueue {
         DeviceQueue::alone(LatencyQueue {
             device: self,
+            times: Times::default(),
+            seen: None,
             in_service: BinaryHeap::new(),
             parts: Vec::new(),
             free: Vec::new(),
@@ -187,13 +257,22 @@ impl BlockDevice for LatencyDevice {
 /// What an owner has in flight on such a device: each part has been performed (invariant 2), and ends when its time is over.
 struct LatencyQueue {
     device: Arc<LatencyDevice>,
+    times: Times,
+    /// How what has ended was found, if it was waited for.
+    seen: Option<Seen>,
     /// Ends of parts' times, the first on top, and where the parts are.
     in_service: BinaryHeap<Reverse<(u64, usize)>>,
-    parts: Vec<Option<Ended>>,
+    parts: Vec<Option<InService>>,
     /// Places of `parts` without one.
     free: Vec<usize>,
     /// On the way there; what is left when the device below panics has failed.
     performed: Vec<Ended>,
+}
+
+struct InService {
+    ended: Ended,
+    since: u64,
+    class: Class,
 }
 
 impl Queue for LatencyQueue {
@@ -205,7 +284,12 @@ impl Queue for LatencyQueue {
                 self.parts.push(None);
                 self.parts.len() - 1
             });
-            self.parts[at] = Some(Ended { part, result });
+            let class = Class::of(part.kind, part.segment.len(), self.in_service.len() + 1);
+            self.parts[at] = Some(InService {
+                ended: Ended { part, result },
+                since: clock::now_ns(),
+                class,
+            });
             self.in_service.push(Reverse((end, at)));
         }
     }
@@ -215,12 +299,40 @@ impl Queue for LatencyQueue {
     fn reap(&mut self, ended: &mut Vec<Ended>) {
         ended.append(&mut self.performed);
         let now = self.device.clock.monotonic_ns();
+        let mut seen = self.seen.take();
         while let Some(&Reverse((end, at))) = self.in_service.peek()
             && end <= now
         {
             self.in_service.pop();
             self.free.push(at);
-            ended.extend(self.parts[at].take());
+            let Some(part) = self.parts[at].take() else {
+                continue;
+            };
+            if self.device.reaper.learns() {
+                let seen = *seen.get_or_insert_with(Seen::found);
+                let (reaper, times) = (&self.device.reaper, &mut self.times);
+                reaper.note(times, part.class, part.since, seen);
+            }
+            ended.push(part.ended);
+        }
+    }
+
+    /// A part whose end it is, by the device's policy; who has less patience than that sleeps.
+    fn sleep_until(&mut self, ns: u64) {
+        let clock = &self.device.clock;
+        let first = match self.in_service.peek() {
+            Some(&Reverse((end, at))) if end <= ns => self.parts[at].as_ref(),
+            _ => None,
+        };
+        match (first, clock) {
+            (Some(part), Clock::Real(_)) => {
+                let reaper = &self.device.reaper;
+                let group = reaper.begin_at(&mut self.times, part.class, part.since);
+                let mut over = Over { clock, end: ns };
+                let seen = reaper.wait_for_first(&mut self.times, group, &mut over);
+                self.seen = Some(seen);
+            }
+            _ => clock.sleep_until(ns),
         }
     }
 

@@ -1,68 +1,386 @@
 //! How a thread waits for completions: the one place that knows.
+//!
+//! Owns the policy of a device, what waits for it came to, and, for each thread, what that has learnt of the device.
+//!
+//! 1. The policy decides when a thread looks and how it sleeps, never what has completed: a wait ends early at most, and whoever waits
+//!    looks again.
+//! 2. A wait spins only from the moment when its transfers should nearly be there to a short time after (`plan`): whatever
+//!    becomes of the device, a wait costs no more CPU time than that. Nobody spins without transfers in flight.
+//! 3. No more threads spin at a time than there are CPUs; that one that spins keeps a CPU from who completes its transfer shows in
+//!    what its waits take, and has them rest ([`estimate`], invariant 2). That holds for `lazy`; who asks for `poll` gets it.
+//! 4. Under the seeded scheduler a wait is a plain one, whatever the policy.
+//!
+//! Transfers that are waited for together are one group with one predicted finish, that of those like its slowest: one sleep, one look.
+//! The technique is that of lazy polling (NIO 2022): sleep until just before the predicted end, then poll.
 
-use io_uring::{IoUring, types};
-use std::io;
-use std::time::Duration;
+mod costs;
+mod counts;
+pub(crate) mod enter;
+mod estimate;
+mod plan;
+#[cfg(test)]
+mod tests;
 
-/// How to wait. A value, chosen when a ring is used.
+pub use costs::Costs;
+pub use counts::{Histogram, Reaped};
+pub(crate) use estimate::{Class, Times};
+
+use base::atomic::{AtomicUsize, Ordering};
+use base::clock;
+use base::thread;
+use counts::{CPU_EACH, Counts};
+use estimate::Outcome;
+use plan::Plan;
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Weak};
+
+/// How threads wait for what they have in flight on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Policy {
-    /// Block in the kernel until enough has completed.
+pub enum Reaping {
+    /// Asleep, until the kernel wakes them.
     #[default]
     Interrupt,
+    /// Awake: they look again and again.
+    Poll,
+    /// Asleep until shortly before it should be there, then awake.
+    Lazy,
 }
 
-/// Submits what is queued and waits until `want` completions are there, or fewer if a signal
-/// or the kernel's shortage of memory cuts the wait short: the caller looks and comes back.
-///
-/// Aborts the process when the ring itself is unusable, which takes somebody closing its
-/// descriptor: the kernel may still write to buffers that the caller is about to give up.
-pub(crate) fn wait(ring: &mut IoUring, policy: Policy, want: usize) {
-    let Policy::Interrupt = policy;
-    waited(ring.submit_and_wait(want));
-}
+impl Reaping {
+    pub const ALL: [Reaping; 3] = [Reaping::Interrupt, Reaping::Poll, Reaping::Lazy];
 
-/// As [`wait`] for one completion, and no longer than `patience`.
-pub(crate) fn wait_for(ring: &mut IoUring, policy: Policy, patience: Option<Duration>) {
-    let Policy::Interrupt = policy;
-    let Some(patience) = patience else {
-        return wait(ring, policy, 1);
-    };
-    let time = types::Timespec::from(patience);
-    let until = types::SubmitArgs::new().timespec(&time);
-    match ring.submitter().submit_with_args(1, &until) {
-        Err(e) if e.raw_os_error() == Some(libc::ETIME) => {}
-        // Kernels before 5.11 wait without an end, or not at all.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            start(ring);
-            base::thread::yield_now();
+    pub fn name(self) -> &'static str {
+        match self {
+            Reaping::Interrupt => "interrupt",
+            Reaping::Poll => "poll",
+            Reaping::Lazy => "lazy",
         }
-        done => waited(done),
+    }
+
+    /// The one that is called so.
+    pub fn parse(name: &str) -> Option<Reaping> {
+        Reaping::ALL.into_iter().find(|r| r.name() == name)
     }
 }
 
-fn waited(done: io::Result<usize>) {
-    if let Err(e) = done {
-        match e.raw_os_error() {
-            Some(libc::EINTR) => {}
-            Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => base::thread::yield_now(),
-            _ => unusable(&e),
+/// What is waited for.
+pub(crate) trait Source {
+    /// Whether it is there. Does not wait, and asks the kernel only if that has something to tell.
+    fn is_there(&mut self) -> bool;
+
+    /// Hands to the kernel what it does not have yet.
+    fn start(&mut self) {}
+
+    /// Starts what is not started, and sleeps until it is there, or that moment of [`clock::now_ns`] has come; or less.
+    fn sleep(&mut self, until: Option<u64>);
+}
+
+/// Transfers that are waited for together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    class: Class,
+    since: u64,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Block,
+    Spin,
+    Lazy,
+}
+
+impl Group {
+    /// Who waits for it sleeps, as by a plain call.
+    pub fn blocks(&self) -> bool {
+        self.mode == Mode::Block
+    }
+}
+
+/// How waits for one device are made; see the module's head.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    policy: Reaping,
+    counts: Counts,
+    /// Distinguishes the device in tables of threads.
+    id: Arc<()>,
+}
+
+/// Threads that spin in this process.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static TIMES: RefCell<Vec<(Weak<()>, Times)>> = const { RefCell::new(Vec::new()) };
+    /// Waits, to take the CPU time of some.
+    static WAITS: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Reaper {
+    pub fn new(policy: Reaping) -> Reaper {
+        Reaper {
+            policy,
+            counts: Counts::new(),
+            id: Arc::new(()),
+        }
+    }
+
+    pub fn policy(&self) -> Reaping {
+        match thread::is_scheduled() {
+            true => Reaping::Interrupt,
+            false => self.policy,
+        }
+    }
+
+    /// Whether it is of use to know how long transfers take.
+    pub fn learns(&self) -> bool {
+        self.policy() == Reaping::Lazy
+    }
+
+    pub fn reaped(&self) -> Reaped {
+        self.counts.get()
+    }
+
+    /// What the calling thread knows of the device, until it is [kept](Reaper::keep).
+    pub fn take(&self) -> Times {
+        if self.policy != Reaping::Lazy {
+            return Times::default();
+        }
+        let kept = TIMES.try_with(|all| {
+            let mut all = all.borrow_mut();
+            let mine = |(id, _): &(Weak<()>, Times)| std::ptr::eq(id.as_ptr(), &*self.id);
+            let at = all.iter().position(mine);
+            if at.is_none() {
+                all.retain(|(id, _)| id.strong_count() > 0);
+            }
+            at.map(|at| all.swap_remove(at).1)
+        });
+        // While a thread ends its table is gone.
+        kept.ok().flatten().unwrap_or_default()
+    }
+
+    pub fn keep(&self, times: Times) {
+        if self.policy == Reaping::Lazy {
+            let entry = (Arc::downgrade(&self.id), times);
+            let kept = TIMES.try_with(move |all| all.borrow_mut().push(entry));
+            tracing::trace!(kept = kept.is_ok(), "times");
+        }
+    }
+
+    /// A group that was started at this moment, and how it will be waited for.
+    pub fn begin(&self, times: &mut Times, class: Class) -> Group {
+        self.begin_at(times, class, clock::now_ns())
+    }
+
+    /// The same of one that was started then.
+    pub fn begin_at(&self, times: &mut Times, class: Class, since: u64) -> Group {
+        let mode = match self.policy() {
+            Reaping::Interrupt => Mode::Block,
+            Reaping::Poll => Mode::Spin,
+            Reaping::Lazy => match times.line(class).chooses_lazy(Costs::get()) {
+                true => Mode::Lazy,
+                false => Mode::Block,
+            },
+        };
+        Group { class, since, mode }
+    }
+
+    /// Does what blocks until a group is there, which is all of its wait.
+    pub fn block(&self, times: &mut Times, group: Group, body: impl FnOnce()) {
+        let wait = Wait::begin(group);
+        body();
+        self.end(times, wait, Outcome::Blocked, true);
+    }
+
+    /// Waits for a group; the time that it took is known then, if all of it is there.
+    pub fn wait(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
+        self.wait_for(times, group, source, true)
+    }
+
+    /// The same; if it is the first of several groups, what each took is [noted](Reaper::note) by who finds it.
+    pub fn wait_for_first(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
+        self.wait_for(times, group, source, false)
+    }
+
+    fn wait_for(
+        &self,
+        times: &mut Times,
+        group: Group,
+        source: &mut dyn Source,
+        whole: bool,
+    ) -> Seen {
+        let mut wait = Wait::begin(group);
+        let outcome = match group.mode {
+            Mode::Block => {
+                source.sleep(None);
+                Outcome::Blocked
+            }
+            Mode::Spin => {
+                let begin = clock::now_ns();
+                source.start();
+                while !source.is_there() {
+                    thread::relax();
+                }
+                let spun = clock::now_ns() - begin;
+                Outcome::Caught { spun }
+            }
+            Mode::Lazy => wait.lazily(times, source),
+        };
+        let there = whole && (outcome != Outcome::Blocked || source.is_there());
+        self.end(times, wait, outcome, there)
+    }
+
+    /// Counts a wait, and learns from it.
+    fn end(&self, times: &mut Times, wait: Wait, outcome: Outcome, whole: bool) -> Seen {
+        let (group, now) = (wait.group, clock::now_ns());
+        let took = now.saturating_sub(group.since);
+        self.counts
+            .add(Reaped::of(outcome, wait.slept, took, wait.cpu()));
+        let seen = Seen { outcome, now };
+        if self.policy() == Reaping::Lazy {
+            let (line, margin) = times.line_and_margin(group.class);
+            let prediction = line.prediction().unwrap_or(took);
+            margin.learn(Costs::get(), group.class, outcome, prediction);
+            line.learn(outcome, took);
+            if whole {
+                self.note(times, group.class, group.since, seen);
+            }
+        }
+        seen
+    }
+
+    /// Notes that something was found by a wait that was started then.
+    pub fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
+        let line = times.line(class);
+        let took = seen.now.saturating_sub(since);
+        let woken = took.saturating_sub(Costs::get().wake_ns).max(1);
+        let took = match seen.outcome {
+            Outcome::Blocked | Outcome::Late { .. } | Outcome::Early => woken,
+            Outcome::Caught { .. } => took,
+            // It was there some time before.
+            Outcome::Found if line.prediction().is_some_and(|ns| took < ns) => took,
+            Outcome::Found | Outcome::Overslept { .. } => return,
+        };
+        line.sample(took);
+    }
+}
+
+/// What is known of completions that a wait has found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    outcome: Outcome,
+    now: u64,
+}
+
+impl Seen {
+    /// Of what was there when somebody looked.
+    pub fn found() -> Seen {
+        Seen {
+            outcome: Outcome::Found,
+            now: clock::now_ns(),
         }
     }
 }
 
-/// Submits what is queued without waiting. What the kernel does not take now, the next
-/// [`wait`] submits.
-pub(crate) fn start(ring: &mut IoUring) {
-    if let Err(e) = ring.submit() {
-        match e.raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
-            _ => unusable(&e),
+/// A wait under way.
+struct Wait {
+    group: Group,
+    slept: bool,
+    /// CPU time of the thread at the beginning, of some waits.
+    cpu_ns: Option<u64>,
+}
+
+impl Wait {
+    fn begin(group: Group) -> Wait {
+        let number = WAITS.try_with(|waits| waits.replace(waits.get() + 1));
+        let taken = number.is_ok_and(|number| number.is_multiple_of(CPU_EACH));
+        Wait {
+            group,
+            slept: false,
+            cpu_ns: taken.then(clock::thread_cpu_ns),
+        }
+    }
+
+    /// What all waits took, if this one tells.
+    fn cpu(&self) -> u64 {
+        let of_this = self.cpu_ns.map(|begin| clock::thread_cpu_ns() - begin);
+        of_this.map_or(0, |ns| ns * CPU_EACH)
+    }
+
+    fn lazily(&mut self, times: &mut Times, source: &mut dyn Source) -> Outcome {
+        let Group { class, since, .. } = self.group;
+        if source.is_there() {
+            return Outcome::Found;
+        }
+        let (line, margin) = times.line_and_margin(class);
+        let costs = Costs::get();
+        loop {
+            let now = clock::now_ns();
+            match line.plan(costs, margin, (class, since), now) {
+                Plan::Sleep { until } => {
+                    source.sleep(Some(until));
+                    self.slept = true;
+                    if source.is_there() {
+                        return match clock::now_ns().checked_sub(until) {
+                            None => Outcome::Early,
+                            Some(late) => Outcome::Overslept { late },
+                        };
+                    }
+                }
+                Plan::Spin { until } => {
+                    return match spin(source, now, until) {
+                        Some((spun, true)) => Outcome::Caught { spun },
+                        Some((spun, false)) => {
+                            source.sleep(None);
+                            Outcome::Late { spun }
+                        }
+                        None => {
+                            source.sleep(None);
+                            Outcome::Blocked
+                        }
+                    };
+                }
+                Plan::Block => {
+                    source.sleep(None);
+                    return Outcome::Blocked;
+                }
+            }
         }
     }
 }
 
-fn unusable(error: &io::Error) -> ! {
-    tracing::error!(%error, "io_uring_enter failed with I/O in flight");
-    std::process::abort()
+/// Looks until it is there or the time has come: how long, and whether it is there. `None`: others spin.
+fn spin(source: &mut dyn Source, begin: u64, until: u64) -> Option<(u64, bool)> {
+    let _one = Spinner::start()?;
+    source.start();
+    loop {
+        let there = source.is_there();
+        let now = clock::now_ns();
+        if there || now >= until {
+            return Some((now - begin, there));
+        }
+        thread::relax();
+    }
+}
+
+/// One of those who spin (invariant 3).
+struct Spinner;
+
+impl Spinner {
+    fn start() -> Option<Spinner> {
+        let one = Spinner;
+        // A hint: nothing but CPU time depends on it.
+        let others = SPINNING.fetch_add(1, Ordering::Relaxed);
+        (others < cpus()).then_some(one)
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        SPINNING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn cpus() -> usize {
+    static CPUS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CPUS.get_or_init(thread::cpu_count)
 }

@@ -21,10 +21,10 @@ use crate::block::{Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
-use crate::reap::Policy;
+use crate::reap::{Class, Group, Reaper, Times};
 use crate::threads;
 use io_uring::{IoUring, Probe, opcode};
-use ring::{News, Ring};
+use ring::{All, News, Ring};
 use std::cell::RefCell;
 use std::io;
 use std::slice;
@@ -56,6 +56,7 @@ fn make_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
+        .setup_taskrun_flag()
         .build(entries)
         .or_else(|_| IoUring::builder().build(entries))
 }
@@ -92,12 +93,40 @@ pub(crate) fn run(
     requests: &mut [Request<'_>],
     meanwhile: Option<&mut dyn FnMut()>,
 ) {
-    if let ([request], None, Policy::Interrupt) = (&mut *requests, &meanwhile, Policy::default())
-        && call_is_as_good(device, request)
+    let reaper = &device.reaper;
+    let mut times = reaper.take();
+    let class = Class::of_operations(requests.iter().map(|request| &request.operation));
+    let group = reaper.begin(&mut times, class);
+    if let ([request], None) = (&mut *requests, &meanwhile)
+        && call_is_as_good(device, request, group)
     {
-        threads::perform(device, request);
-        return;
+        let perform = || threads::perform(device, request);
+        reaper.block(&mut times, group, perform);
+    } else {
+        let waiting = Waiting {
+            reaper,
+            times: &mut times,
+            group: (requests.len() <= RING_ENTRIES as usize).then_some(group),
+        };
+        run_on_ring(device, requests, meanwhile, waiting);
     }
+    reaper.keep(times);
+}
+
+/// How the requests of one call are waited for.
+struct Waiting<'r> {
+    reaper: &'r Reaper,
+    times: &'r mut Times,
+    /// `None`: they are more than are in flight at a time.
+    group: Option<Group>,
+}
+
+fn run_on_ring(
+    device: &FileDevice,
+    requests: &mut [Request<'_>],
+    meanwhile: Option<&mut dyn FnMut()>,
+    waiting: Waiting<'_>,
+) {
     let mut ring = match take_ring(device) {
         Ok(ring) => ring,
         Err(error) => {
@@ -125,16 +154,18 @@ pub(crate) fn run(
             batch.ring.start();
             meanwhile();
         }
-        batch.finish();
+        batch.finish(waiting);
     });
     keep_ring(device, ring);
 }
 
 /// Blocking in the kernel for one request is what a plain call does, without the ring's
 /// detour (for a flush, through a worker thread of the kernel's). Batches on other devices,
-/// if any, are in flight already. A durable write to a block device is the exception: a call
+/// if any, are in flight already. A flush is never polled for: that worker is woken by the call and wakes its owner, and spinning
+/// keeps a CPU from it. A durable write to a block device is the exception: a call
 /// flushes the whole device after a write that was forced to the medium by itself.
-fn call_is_as_good(device: &FileDevice, request: &Request<'_>) -> bool {
+fn call_is_as_good(device: &FileDevice, request: &Request<'_>, group: Group) -> bool {
+    let blocks = group.blocks() || matches!(request.operation, Operation::Flush);
     let durable = matches!(
         request.operation,
         Operation::Write {
@@ -142,7 +173,7 @@ fn call_is_as_good(device: &FileDevice, request: &Request<'_>) -> bool {
             ..
         }
     );
-    !(durable && device.block_device)
+    blocks && !(durable && device.block_device)
 }
 
 /// The requests of one call of [`run`] (invariant 3).
@@ -193,7 +224,12 @@ impl<'b> Batch<'_, 'b, '_> {
     }
 
     /// Submits and waits until every request has ended.
-    fn finish(&mut self) {
+    fn finish(&mut self, waiting: Waiting<'_>) {
+        let Waiting {
+            reaper,
+            times,
+            group,
+        } = waiting;
         loop {
             self.fill();
             if self.ring.in_flight() == 0 {
@@ -202,7 +238,13 @@ impl<'b> Batch<'_, 'b, '_> {
             // With more to submit, the first free entry is worth waking up for.
             let more = self.rest.len() > 0;
             let want = if more { 1 } else { self.ring.in_flight() };
-            self.ring.wait(want);
+            match group {
+                Some(group) => {
+                    let ring = &mut *self.ring;
+                    reaper.wait(times, group, &mut All { ring, want });
+                }
+                None => self.ring.wait(want),
+            }
             self.collect();
         }
     }
@@ -253,8 +295,12 @@ impl RingQueue {
             builder.build(entries)
         };
         let ring = build(true).or_else(|_| build(false))?;
+        let mut ring = Ring::new(ring, parts);
+        if let Some(device) = devices.first() {
+            ring = ring.timed(Arc::clone(&device.reaper));
+        }
         Ok(RingQueue {
-            ring: Ring::new(ring, parts),
+            ring,
             devices,
             refused: Vec::new(),
             own: false,
@@ -275,7 +321,7 @@ impl RingQueue {
         };
         let ring = build(true).or_else(|_| build(false))?;
         Ok(RingQueue {
-            ring: Ring::new(ring, parts),
+            ring: Ring::new(ring, parts).timed(Arc::clone(&device.reaper)),
             devices: vec![device],
             refused: Vec::new(),
             own: true,
@@ -324,7 +370,7 @@ impl Queue for RingQueue {
         }
         match self.ring.has_news() {
             News::Here => self.ring.start(),
-            News::InKernel | News::None => self.ring.wait_or(bell, patience),
+            News::InKernel | News::None => self.ring.wait_first(bell, patience),
         }
     }
 

@@ -139,6 +139,7 @@ impl FileSystem {
             label: Some(("topology", topology.to_owned())),
             value: Value::Gauge(1.0),
         });
+        self.reaping(list);
         let stats = self.store().array().stats();
         let mut of = |name, help, value: fn(&device::DeviceStats) -> u64| {
             let devices = stats.devices.iter();
@@ -166,6 +167,51 @@ impl FileSystem {
         of("sheaf_device_errors_total", "Requests that failed.", |d| {
             d.errors
         });
+    }
+
+    fn reaping(&self, list: &mut List) {
+        let array = self.store().array();
+        list.0.push(Metric {
+            name: "sheaf_reaping",
+            help: "How threads wait for the devices.",
+            label: Some(("policy", array.reaping().name().to_owned())),
+            value: Value::Gauge(1.0),
+        });
+        let reaped = array.reaped();
+        let at = |part| reaped.times.quantile(part) as f64 * NS;
+        let waits = Quantiles {
+            count: reaped.waits,
+            sum: reaped.ns as f64 * NS,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: at(1.0),
+        };
+        let help = "Time from the start of transfers to the end of the wait for them.";
+        list.add("sheaf_reap_seconds", help, Value::Summary(waits));
+        let ends = [
+            ("blocked", reaped.blocked),
+            ("overslept", reaped.overslept),
+            ("woken", reaped.early),
+            ("caught", reaped.caught),
+        ];
+        let help = "Waits for devices, by what ended them: a wake-up by the kernel, a sleep that was too long, one that was cut \
+                    short, a spin.";
+        list.divided("sheaf_reap_waits_total", help, "end", ends);
+        let help = "Sleeps until just before the predicted end.";
+        list.counter("sheaf_reap_sleeps_total", help, reaped.sleeps);
+        let help = "Spins that found nothing.";
+        list.counter("sheaf_reap_late_total", help, reaped.late);
+        let times = [("spinning", reaped.spun_ns), ("all", reaped.cpu_ns)];
+        for (of, ns) in times {
+            list.0.push(Metric {
+                name: "sheaf_reap_cpu_seconds_total",
+                help: "CPU time of waits: that of spins, and all of it, which is estimated from one wait in 64.",
+                label: Some(("of", of.to_owned())),
+                value: Value::Counter(ns as f64 * NS),
+            });
+        }
     }
 
     fn memory(&self, list: &mut List) {

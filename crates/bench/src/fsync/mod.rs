@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::Latency;
+use device::{Latency, Reaping};
 use fs::FsOptions;
 use serde_json::{Map, Value};
 
@@ -110,6 +110,8 @@ pub struct Options {
     pub storage: Storage,
     /// In the place of that: devices in memory, so many, of this process alone. Who is compared with is left out.
     pub slow: Option<(Latency, usize)>,
+    /// How Sheaf waits.
+    pub reap: Reaping,
     /// For all that Sheaf takes, in bytes.
     pub memory: usize,
 }
@@ -506,6 +508,7 @@ impl Bench<'_> {
         };
         let arrangement = Arrangement {
             slow,
+            reap: self.options.reap,
             ..Arrangement::default()
         };
         let side = InProcess::arranged(&devices.paths, options, &arrangement)?;
@@ -869,6 +872,7 @@ mod tests {
             depth: 32,
         };
         Options {
+            reap: Reaping::default(),
             kinds: vec![Kind::Overwrite, Kind::Append, Kind::Create],
             threads: vec![1, 3],
             time: Duration::from_millis(20),
@@ -948,6 +952,7 @@ mod tests {
     #[test]
     fn one_device_is_measured() {
         let options = Options {
+            reap: Reaping::default(),
             kinds: vec![Kind::Append],
             threads: vec![1],
             time: Duration::from_secs(1),

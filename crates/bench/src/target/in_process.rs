@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
-use device::{Array, OpenOptions, Topology};
+use device::{Array, OpenOptions, Reaping, Topology};
 use engine::RecoveryReport;
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
@@ -41,6 +41,7 @@ pub struct Arrangement {
     /// Devices are as slow as that.
     pub slow: Option<Slow>,
     pub topology: Topology,
+    pub reap: Reaping,
 }
 
 /// An open file system.
@@ -83,9 +84,13 @@ impl InProcess {
         options: FsOptions,
         arrangement: &Arrangement,
     ) -> Result<InProcess, Error> {
-        let mut opened = device::open_devices(devices, &OpenOptions::default())?;
+        let how = OpenOptions {
+            reap: arrangement.reap,
+            ..OpenOptions::default()
+        };
+        let mut opened = device::open_devices(devices, &how)?;
         if let Some(slow) = &arrangement.slow {
-            opened = slow.over_all(opened);
+            opened = slow.reaping(arrangement.reap).over_all(opened);
         }
         opened = arrangement.topology.over(opened)?;
         let io = opened.first().map_or(String::new(), |device| {

@@ -23,7 +23,7 @@ pub use in_process::{Arrangement, InProcess};
 pub use kernel::{Kernel, KernelMount};
 pub use place::{Devices, Place, Storage};
 pub use posix::Posix;
-pub(crate) use program::run as run_program;
+pub(crate) use program::{exists as program_exists, run as run_program};
 pub use queue::{ContextQueue, Interface, Queue, SlowQueue, Transfer};
 pub(crate) use queue::{check_stamp, keep_busy, open_direct, stamp, whole};
 pub use sheaf_mount::SheafMount;

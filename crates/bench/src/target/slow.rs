@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
 use device::{
     Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Latency, LatencyDevice, Operation,
-    Request, Stall,
+    Reaped, Reaping, Request, Stall,
 };
 
 /// How slow devices are, and their account.
@@ -17,6 +17,8 @@ pub struct Slow {
     pub latency: Latency,
     /// The first device does nothing now and then.
     pub stall: Option<Stall>,
+    /// How threads wait for them.
+    pub reap: Reaping,
     pub writes: Arc<Writes>,
 }
 
@@ -56,8 +58,15 @@ impl Slow {
         Slow {
             latency,
             stall: None,
+            reap: Reaping::default(),
             writes: Arc::new(Writes::default()),
         }
+    }
+
+    /// The same devices, waited for so.
+    pub fn reaping(&self, reap: Reaping) -> Slow {
+        let same = self.clone();
+        Slow { reap, ..same }
     }
 
     /// Devices made slow, and counted in this account.
@@ -69,7 +78,7 @@ impl Slow {
     }
 
     fn over(&self, number: usize, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        let slow = LatencyDevice::new(below, self.latency, Clock::real());
+        let slow = LatencyDevice::new(below, self.latency, Clock::real()).reaping(self.reap);
         let slow = match self.stall {
             Some(stall) if number == 0 => slow.stalling(stall),
             _ => slow,
@@ -117,6 +126,10 @@ impl BlockDevice for Counted {
     /// What is in flight by itself is reads, which nobody counts.
     fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
         Arc::clone(&self.below).queue(bell)
+    }
+
+    fn reaped(&self) -> Option<Reaped> {
+        self.below.reaped()
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -28,6 +28,7 @@ use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};
 use crate::error::Error;
 use crate::queue::{Bell, DeviceQueue, Ended, Kind, Part};
+use crate::reap::Reaped;
 use crate::topology::{Topology, Urgency};
 use base::sync::{Mutex, rank};
 use base::thread::{self, JoinHandle};
@@ -172,6 +173,10 @@ impl BlockDevice for Driven {
 
     fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
         DeviceQueue::alone(DrivenQueue::new(self, Arc::clone(bell)))
+    }
+
+    fn reaped(&self) -> Option<Reaped> {
+        self.below.reaped()
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

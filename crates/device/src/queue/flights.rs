@@ -370,19 +370,17 @@ impl Queues {
                 Some(Wake::Now) => return false,
                 Some(Wake::At(ns, clock)) => {
                     let left = Duration::from_nanos(ns.saturating_sub(clock.monotonic_ns()));
-                    due = due
-                        .into_iter()
-                        .chain([(left, clock)])
-                        .min_by_key(|due| due.0);
+                    let this = (left, clock.monotonic_ns(), index);
+                    due = due.into_iter().chain([this]).min_by_key(|due| due.0);
                 }
                 Some(Wake::Bell) => bells = true,
                 Some(Wake::Kernel) => kernel = Some(index),
             }
         }
-        if !self.early.is_empty() || due.is_some_and(|(left, _)| left.is_zero()) {
+        if !self.early.is_empty() || due.is_some_and(|(left, ..)| left.is_zero()) {
             return false;
         }
-        let left = due.map(|(left, _)| left);
+        let left = due.map(|(left, ..)| left);
         let time = left.into_iter().chain(patience).min();
         let bell = bells.then(|| (&*self.bell, rung.unwrap_or(before)));
         match (kernel, bell, due, time) {
@@ -393,8 +391,9 @@ impl Queues {
             }
             (None, Some((bell, rung)), _, time) => bell.wait(rung, time),
             // A sleep of its own is more exact.
-            (None, None, Some((_, clock)), Some(time)) => {
-                clock.sleep_until(clock.monotonic_ns() + time.as_nanos() as u64);
+            (None, None, Some((_, now, index)), Some(time)) => {
+                let queue = &mut self.queues[index].queue;
+                queue.sleep_until(now + time.as_nanos() as u64);
             }
             (None, None, ..) => return false,
         }

@@ -160,6 +160,13 @@ pub(crate) trait Queue: Send {
     /// again; or not quite so long.
     fn wait(&mut self, _bell: Option<(&Bell, u64)>, _patience: Option<Duration>) {}
 
+    /// For [`Wake::At`]: waits until that time of its clock, or not quite so long.
+    fn sleep_until(&mut self, ns: u64) {
+        if let Wake::At(_, clock) = self.wake() {
+            clock.sleep_until(ns);
+        }
+    }
+
     /// Asks for an early end of the parts with such marks, which are reaped then as they would be: done, failed, or as
     /// [`cancelled`].
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool);

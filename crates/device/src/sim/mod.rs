@@ -58,6 +58,7 @@ pub use power::PowerSwitch;
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::queue::{Bell, DeviceQueue};
+use crate::reap::Reaping;
 use crate::topology::Topology;
 use base::clock::Clock;
 use base::rng::Rng;
@@ -629,6 +630,7 @@ impl BlockDevice for SimDevice {
             logical_block: self.logical_block,
             rotational: Some(false),
             topology: Topology::PerCore,
+            reap: Reaping::Interrupt,
             numa_node: None,
         }
     }

@@ -8,7 +8,7 @@
 //! 3. A queue that is dropped waits for what is in flight before its memory goes.
 
 use crate::buf::AlignedBuf;
-use crate::reap::{self, Policy};
+use crate::reap::enter;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io;
@@ -143,7 +143,7 @@ impl RawQueue {
         let before = ended.len();
         loop {
             let want = least.saturating_sub(ended.len() - before);
-            reap::wait(&mut self.ring, Policy::default(), want);
+            enter::wait(&mut self.ring, want);
             for entry in self.ring.completion() {
                 let (slot, result) = (entry.user_data() as usize, entry.result());
                 self.busy[slot] = false;

@@ -10,12 +10,14 @@
 use crate::block::{Durability, Request};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
-use crate::reap::{self, Policy};
+use crate::reap::{Class, Group, Reaper, Seen, Source, Times, enter};
 use crate::threads;
+use base::clock;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Largest single transfer; the kernel's own limit is just below 2 GiB.
@@ -30,6 +32,10 @@ const BELL: u64 = u64::MAX - 1;
 const ENTRIES_AT_ONCE: usize = 64;
 /// How long who cannot be woken by a bell sleeps at a time.
 const DEAF: Duration = Duration::from_millis(1);
+/// With more in flight something ends all the time, and who waits for it sleeps as by an interrupt.
+const LOOKED_AT: usize = 64;
+/// Who spins looks at a bell once in so many looks.
+const BELL_EACH: u32 = 16;
 
 /// A ring and what is in flight on it; see the module's head.
 pub(super) struct Ring {
@@ -44,6 +50,15 @@ pub(super) struct Ring {
     resubmitted: bool,
     /// The kernel looks at the bell.
     listens: bool,
+    /// What times parts, each by itself.
+    timed: Option<Timed>,
+}
+
+struct Timed {
+    reaper: Arc<Reaper>,
+    times: Times,
+    /// How what is in the completion queue was found; `None`: by nobody yet.
+    seen: Option<Seen>,
 }
 
 #[derive(Default)]
@@ -52,6 +67,8 @@ struct Slot {
     done: usize,
     retries: u8,
     cancelled: bool,
+    /// When it was pushed, of a ring that times its parts, and with what it has in common how long it takes.
+    pushed: Option<(u64, Class)>,
 }
 
 impl Ring {
@@ -64,7 +81,18 @@ impl Ring {
             queued: 0,
             resubmitted: false,
             listens: false,
+            timed: None,
         }
+    }
+
+    /// Each part is waited for as that one says.
+    pub fn timed(mut self, reaper: Arc<Reaper>) -> Ring {
+        self.timed = Some(Timed {
+            reaper,
+            times: Times::default(),
+            seen: None,
+        });
+        self
     }
 
     pub fn in_flight(&self) -> usize {
@@ -79,10 +107,18 @@ impl Ring {
     pub fn push<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], part: Part) {
         let index = self.free.pop().expect("there is room (invariant 2)");
         self.slots[index as usize] = Slot {
+            pushed: self.times(&part),
             part: Some(part),
             ..Slot::default()
         };
         self.submit(devices, index);
+    }
+
+    /// When it is pushed, and what times like its are kept under.
+    fn times(&self, part: &Part) -> Option<(u64, Class)> {
+        let timed = self.timed.as_ref()?;
+        let class = || Class::of(part.kind, part.segment.len(), self.in_flight());
+        timed.reaper.learns().then(|| (clock::now_ns(), class()))
     }
 
     fn submit<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], index: u32) {
@@ -97,7 +133,7 @@ impl Ring {
         // (invariant 1). Its descriptor is open as long as the device, or the bell, which outlives the wait for it.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             // Cancels have taken up the room.
-            reap::start(&mut self.ring);
+            enter::start(&mut self.ring);
         }
         self.queued += 1;
     }
@@ -111,8 +147,54 @@ impl Ring {
 
     /// Hands what is queued to the kernel and waits until so much has completed, or sometimes less.
     pub fn wait(&mut self, want: usize) {
-        reap::wait(&mut self.ring, Policy::default(), want);
+        enter::wait(&mut self.ring, want);
         self.count_queued();
+    }
+
+    /// Whether so much has completed, also if the kernel has yet to tell.
+    fn has(&mut self, want: usize) -> bool {
+        if self.ring.completion().len() >= want {
+            return true;
+        }
+        self.ring.submission().taskrun() && {
+            self.enter();
+            self.ring.completion().len() >= want
+        }
+    }
+
+    /// The part that should be the first to end, as a group of its own.
+    fn first(&mut self) -> Option<Group> {
+        let in_flight = self.in_flight();
+        let timed = self.timed.as_mut()?;
+        if in_flight > LOOKED_AT {
+            return None;
+        }
+        let pushed = self.slots.iter().filter(|slot| slot.part.is_some());
+        let pushed = pushed.take(in_flight).filter_map(|slot| slot.pushed);
+        let finish = |(since, class): &(u64, Class)| {
+            let ns = timed.times.prediction(*class);
+            ns.map_or(u64::MAX, |ns| since + ns)
+        };
+        let (since, class) = pushed.min_by_key(finish)?;
+        Some(timed.reaper.begin_at(&mut timed.times, class, since))
+    }
+
+    /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices.
+    pub fn wait_first(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
+        let group = self.first();
+        let timed = self.timed.take();
+        let (Some(group), Some(mut timed)) = (group, timed) else {
+            return self.wait_or(bell, patience);
+        };
+        let mut first = First {
+            ring: self,
+            bell,
+            until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
+            looks: 0,
+        };
+        let Timed { reaper, times, .. } = &mut timed;
+        timed.seen = Some(reaper.wait_for_first(times, group, &mut first));
+        self.timed = Some(timed);
     }
 
     fn count_queued(&mut self) {
@@ -138,7 +220,7 @@ impl Ring {
     }
 
     fn sleep(&mut self, patience: Option<Duration>) {
-        reap::wait_for(&mut self.ring, Policy::default(), patience);
+        enter::wait_for(&mut self.ring, 1, patience);
         self.count_queued();
     }
 
@@ -155,6 +237,7 @@ impl Ring {
         devices: &[D],
         ended: &mut Vec<Ended>,
     ) {
+        let mut seen = self.timed.as_mut().and_then(|timed| timed.seen.take());
         let mut entries = [(0u64, 0i32); ENTRIES_AT_ONCE];
         loop {
             let mut count = 0;
@@ -166,7 +249,9 @@ impl Ring {
                 match entry {
                     (CANCELS, _) => {}
                     (BELL, _) => self.listens = false,
-                    (index, result) => ended.extend(self.complete(devices, index as u32, result)),
+                    (index, result) => {
+                        ended.extend(self.complete(devices, index as u32, result, &mut seen));
+                    }
                 }
             }
             if count < ENTRIES_AT_ONCE {
@@ -192,6 +277,7 @@ impl Ring {
         devices: &[D],
         index: u32,
         result: i32,
+        seen: &mut Option<Seen>,
     ) -> Option<Ended> {
         let slot = &mut self.slots[index as usize];
         let part = slot.part.as_mut().expect("a slot in flight has a part");
@@ -224,6 +310,11 @@ impl Ring {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
         let part = slot.part.take()?;
+        if let Some((since, class)) = slot.pushed
+            && let Some(Timed { reaper, times, .. }) = &mut self.timed
+        {
+            reaper.note(times, class, since, *seen.get_or_insert_with(Seen::found));
+        }
         self.free.push(index);
         Some(Ended { part, result })
     }
@@ -241,7 +332,7 @@ impl Ring {
 
     /// Lets the kernel write the completions that wait for a call.
     pub fn enter(&mut self) {
-        reap::start(&mut self.ring);
+        enter::start(&mut self.ring);
         self.count_queued();
     }
 
@@ -264,6 +355,60 @@ impl Ring {
             self.collect(devices, ended);
         }
     }
+}
+
+/// The completions of all that is in flight on a ring, or of so many.
+pub(super) struct All<'a> {
+    pub ring: &'a mut Ring,
+    pub want: usize,
+}
+
+impl Source for All<'_> {
+    fn is_there(&mut self) -> bool {
+        self.ring.has(self.want)
+    }
+
+    fn start(&mut self) {
+        self.ring.start();
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        enter::wait_for(&mut self.ring.ring, self.want, until.map(left));
+        self.ring.count_queued();
+    }
+}
+
+/// The first completion, a bell that was rung so often, or the end of the owner's patience.
+struct First<'a> {
+    ring: &'a mut Ring,
+    bell: Option<(&'a Bell, u64)>,
+    until: Option<u64>,
+    looks: u32,
+}
+
+impl Source for First<'_> {
+    fn is_there(&mut self) -> bool {
+        self.looks += 1;
+        // A bell has a lock.
+        let rung = self.looks.is_multiple_of(BELL_EACH)
+            && self.bell.is_some_and(|(bell, rung)| bell.rung() != rung);
+        rung || self.ring.has(1) || self.until.is_some_and(|until| clock::now_ns() >= until)
+    }
+
+    fn start(&mut self) {
+        self.ring.start();
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        let until = until.into_iter().chain(self.until).min();
+        self.ring.wait_or(self.bell, until.map(left));
+        // Rung or not, it is the next to be looked at.
+        self.looks = BELL_EACH - 1;
+    }
+}
+
+fn left(until: u64) -> Duration {
+    Duration::from_nanos(until.saturating_sub(clock::now_ns()))
 }
 
 impl Drop for Ring {

@@ -4,12 +4,15 @@
 //! or by panic, before all has completed.
 
 use crate::file::FileDevice;
-use crate::reap::{self, Policy};
+use crate::queue::Kind;
+use crate::reap::{Class, Source, enter};
 use crate::vectored::{Vectored, copied};
+use base::clock;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::cell::RefCell;
 use std::os::fd::AsRawFd;
 use std::sync::Weak;
+use std::time::Duration;
 
 /// Requests in flight on a device.
 const ENTRIES: usize = 16;
@@ -54,9 +57,14 @@ pub(crate) fn run(
         return copied(device, requests, meanwhile);
     };
     let mut again: Vec<usize> = Vec::new();
+    let reaper = &device.reaper;
+    let mut times = reaper.take();
     for (chunk, requests) in requests.chunks(ENTRIES).enumerate() {
         // Before what waits for the kernel, so that it goes after that.
         let lists: Vec<Vec<libc::iovec>> = requests.iter().map(pieces).collect();
+        let largest = requests.iter().map(|request| request.len).max();
+        let class = Class::of(Kind::Read, largest.unwrap_or(0), requests.len());
+        let group = reaper.begin(&mut times, class);
         let mut flight = InFlight {
             ring: &mut ring,
             left: 0,
@@ -67,8 +75,11 @@ pub(crate) fn run(
             }
         }
         if let Some(meanwhile) = meanwhile.take() {
-            reap::start(flight.ring);
+            enter::start(flight.ring);
             meanwhile();
+        }
+        if flight.left > 0 {
+            reaper.wait(&mut times, group, &mut flight);
         }
         flight.finish(|at, moved| {
             if usize::try_from(moved).ok() != Some(requests[at].len) {
@@ -76,6 +87,7 @@ pub(crate) fn run(
             }
         });
     }
+    reaper.keep(times);
     keep_ring(device, ring);
     for at in again {
         copied(device, &mut requests[at..=at], None);
@@ -115,12 +127,32 @@ impl InFlight<'_> {
     /// Waits for all; `each` is told which ended, and with what.
     fn finish(&mut self, mut each: impl FnMut(usize, i32)) {
         while self.left > 0 {
-            reap::wait(self.ring, Policy::default(), self.left);
+            if self.ring.completion().len() < self.left {
+                enter::wait(self.ring, self.left);
+            }
             while let Some(entry) = self.ring.completion().next() {
                 self.left -= 1;
                 each(entry.user_data() as usize, entry.result());
             }
         }
+    }
+}
+
+impl Source for InFlight<'_> {
+    fn is_there(&mut self) -> bool {
+        if self.ring.submission().taskrun() {
+            enter::start(self.ring);
+        }
+        self.ring.completion().len() >= self.left
+    }
+
+    fn start(&mut self) {
+        enter::start(self.ring);
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        let left = |until: u64| Duration::from_nanos(until.saturating_sub(clock::now_ns()));
+        enter::wait_for(self.ring, self.left, until.map(left));
     }
 }
 

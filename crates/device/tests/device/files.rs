@@ -2,7 +2,7 @@
 
 use crate::fixture::{UNEQUAL, create, noise};
 use device::{
-    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, create_image,
+    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, Reaping, create_image,
     find_members, open_devices, probe, scan,
 };
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,6 +46,8 @@ fn combinations() -> Vec<OpenOptions> {
     [Backend::IoUring, Backend::Threads]
         .into_iter()
         .flat_map(|b| [true, false].map(|direct| backend(b, direct)))
+        .flat_map(|options| Reaping::ALL.map(|reap| OpenOptions { reap, ..options }))
+        .filter(|options| options.backend == Backend::IoUring || options.reap == Reaping::Interrupt)
         .filter(|options| {
             !matches!(
                 open_devices(&probe.paths, options),

@@ -6,8 +6,8 @@ use base::rng::Rng;
 use device::sim::Times;
 use device::{
     AlignedBuf, Array, Backend, Bell, BlockDevice, Durability, Error, Flight, FlightId, Kind,
-    Landed, Latency, LatencyDevice, OpenOptions, Operation, Queues, Request, Run, Topology,
-    create_image, open_devices,
+    Landed, Latency, LatencyDevice, OpenOptions, Operation, Queues, Reaping, Request, Run,
+    Topology, create_image, open_devices,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -81,6 +81,13 @@ fn backend(backend: Backend, direct: bool) -> OpenOptions {
     }
 }
 
+fn reaped(reap: Reaping) -> OpenOptions {
+    OpenOptions {
+        reap,
+        ..backend(Backend::IoUring, true)
+    }
+}
+
 fn array(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<Array> {
     Arc::new(create(devices, STRIPE))
 }
@@ -90,6 +97,8 @@ fn worlds() -> Vec<World> {
     let kinds = [
         ("io_uring", backend(Backend::IoUring, true)),
         ("io_uring, buffered", backend(Backend::IoUring, false)),
+        ("io_uring, polled", reaped(Reaping::Poll)),
+        ("io_uring, lazy", reaped(Reaping::Lazy)),
         ("threads", backend(Backend::Threads, true)),
     ];
     for (name, options) in kinds {
@@ -118,6 +127,20 @@ fn worlds() -> Vec<World> {
         array: array(devices.into_iter().map(slow).collect()),
         _dir: Some(dir),
     });
+    for reap in Reaping::ALL {
+        let (dir, _, devices) = files(&OpenOptions::default()).unwrap();
+        let service = Duration::from_micros(30);
+        let slow = |below| {
+            let latency = Latency { service, ..latency };
+            let device = LatencyDevice::new(below, latency, Clock::real()).reaping(reap);
+            Arc::new(device) as Arc<dyn BlockDevice>
+        };
+        worlds.push(World {
+            name: reap.name(),
+            array: array(devices.into_iter().map(slow).collect()),
+            _dir: Some(dir),
+        });
+    }
     let sims = Sims::new(&SIZES, 1);
     worlds.push(World {
         name: "simulated",
@@ -141,6 +164,8 @@ fn driven_worlds() -> Vec<World> {
     let mut worlds = Vec::new();
     let kinds = [
         ("io_uring, driven", backend(Backend::IoUring, true)),
+        ("io_uring, driven, polled", reaped(Reaping::Poll)),
+        ("io_uring, driven, lazy", reaped(Reaping::Lazy)),
         ("threads, driven", backend(Backend::Threads, true)),
     ];
     for (name, options) in kinds {

@@ -1,0 +1,207 @@
+//! What waiting for a device came to: counted by relaxed additions, on lines that few threads share.
+
+use super::estimate::Outcome;
+use base::atomic::{AtomicU64, Ordering};
+use base::thread::lane;
+
+/// Parts of the counts, each for the threads of some lanes.
+const PARTS: usize = 4;
+/// Powers of two that are told apart, from 2^[`FIRST`] nanoseconds on, and how many steps each has.
+const POWERS: usize = 26;
+const FIRST: u32 = 9;
+const STEPS: usize = 8;
+/// Of so many waits the CPU time of one is taken.
+pub(super) const CPU_EACH: u64 = 64;
+
+/// How long waits took, in nanoseconds: each in a bucket that is an eighth of a power of two wide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram([u64; POWERS * STEPS]);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram([0; POWERS * STEPS])
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(1 << FIRST);
+    let power = ns.ilog2();
+    let step = (ns >> (power - STEPS.ilog2())) as usize % STEPS;
+    ((power - FIRST) as usize * STEPS + step).min(POWERS * STEPS - 1)
+}
+
+/// The largest time of a bucket.
+fn top(bucket: usize) -> u64 {
+    let power = FIRST as usize + bucket / STEPS;
+    let step = (bucket % STEPS + 1) as u64;
+    (1 << power) + (step << (power - STEPS.ilog2() as usize)) - 1
+}
+
+impl Histogram {
+    /// A time that so great a part of all did not exceed; within an eighth.
+    pub fn quantile(&self, part: f64) -> u64 {
+        let all: u64 = self.0.iter().sum();
+        let rank = ((all as f64 * part).ceil() as u64).max(1);
+        let mut seen = 0;
+        for (at, count) in self.0.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return top(at);
+            }
+        }
+        0
+    }
+}
+
+/// What waits came to so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reaped {
+    pub waits: u64,
+    /// Nanoseconds of all waits, from the transfers' start.
+    pub ns: u64,
+    /// That slept in the kernel until it was there: all, and those that had spun for nothing before.
+    pub blocked: u64,
+    pub late: u64,
+    /// Sleeps until a moment that was thought to be just before the end; those that ended after it, and those that were
+    /// cut short because it was there before.
+    pub sleeps: u64,
+    pub overslept: u64,
+    pub early: u64,
+    /// Waits that spun, those whose spin found it, and nanoseconds of all spins.
+    pub spins: u64,
+    pub caught: u64,
+    pub spun_ns: u64,
+    /// CPU time of the threads that waited, in nanoseconds: estimated from one wait in 64.
+    pub cpu_ns: u64,
+    pub times: Histogram,
+}
+
+const VALUES: usize = 11;
+
+impl Reaped {
+    fn values(&mut self) -> [&mut u64; VALUES] {
+        [
+            &mut self.waits,
+            &mut self.ns,
+            &mut self.blocked,
+            &mut self.late,
+            &mut self.sleeps,
+            &mut self.overslept,
+            &mut self.early,
+            &mut self.spins,
+            &mut self.caught,
+            &mut self.spun_ns,
+            &mut self.cpu_ns,
+        ]
+    }
+
+    /// Adds what another one counted.
+    pub fn add(&mut self, mut other: Reaped) {
+        for (sum, more) in self.values().into_iter().zip(other.values()) {
+            *sum += *more;
+        }
+        for (sum, more) in self.times.0.iter_mut().zip(other.times.0) {
+            *sum += more;
+        }
+    }
+
+    /// A wait.
+    pub(super) fn of(outcome: Outcome, slept: bool, took: u64, cpu: u64) -> Reaped {
+        let mut one = Reaped {
+            waits: 1,
+            ns: took,
+            sleeps: u64::from(slept),
+            cpu_ns: cpu,
+            ..Reaped::default()
+        };
+        match outcome {
+            Outcome::Found => {}
+            Outcome::Blocked => one.blocked = 1,
+            Outcome::Early => one.early = 1,
+            Outcome::Overslept { .. } => one.overslept = 1,
+            Outcome::Caught { spun } => (one.spins, one.caught, one.spun_ns) = (1, 1, spun),
+            Outcome::Late { spun } => {
+                (one.spins, one.late, one.blocked, one.spun_ns) = (1, 1, 1, spun);
+            }
+        }
+        one
+    }
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Part {
+    values: [AtomicU64; VALUES],
+    times: [AtomicU64; POWERS * STEPS],
+}
+
+/// Of one device.
+#[derive(Debug)]
+pub(super) struct Counts(Box<[Part]>);
+
+impl Counts {
+    pub fn new() -> Counts {
+        let part = |_| Part {
+            values: std::array::from_fn(|_| AtomicU64::new(0)),
+            times: std::array::from_fn(|_| AtomicU64::new(0)),
+        };
+        Counts((0..PARTS).map(part).collect())
+    }
+
+    /// Counts a wait.
+    pub fn add(&self, mut one: Reaped) {
+        let part = &self.0[lane() % PARTS];
+        part.times[bucket(one.ns)].fetch_add(1, Ordering::Relaxed);
+        for (sum, more) in part.values.iter().zip(one.values()) {
+            if *more > 0 {
+                sum.fetch_add(*more, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub fn get(&self) -> Reaped {
+        let mut all = Reaped::default();
+        for part in &self.0 {
+            for (sum, more) in all.values().into_iter().zip(&part.values) {
+                *sum += more.load(Ordering::Relaxed);
+            }
+            for (sum, more) in all.times.0.iter_mut().zip(&part.times) {
+                *sum += more.load(Ordering::Relaxed);
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_within_an_eighth() {
+        let counts = Counts::new();
+        for us in 1..=1000 {
+            counts.add(Reaped::of(Outcome::Blocked, false, us * 1000, 0));
+        }
+        counts.add(Reaped::of(
+            Outcome::Late { spun: 7 },
+            true,
+            u64::MAX >> 1,
+            5,
+        ));
+        let all = counts.get();
+        for (part, us) in [(0.5, 500), (0.99, 990)] {
+            let told = all.times.quantile(part);
+            assert!((us * 1000..us * 1130).contains(&told), "{told}");
+        }
+        assert_eq!(Histogram::default().quantile(0.5), 0);
+        assert_eq!((all.waits, all.blocked, all.late), (1001, 1001, 1));
+        assert_eq!(
+            (all.sleeps, all.spins, all.spun_ns, all.cpu_ns),
+            (1, 1, 7, 5)
+        );
+        for at in 0..POWERS * STEPS {
+            assert_eq!(bucket(top(at)), at);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! How long transfers take: a low quantile of the last few of each class, and how each class is best waited for.
+//!
+//! Owns what one thread, or one owner of queues, has learnt of one device. Nobody else touches it.
+//!
+//! 1. A prediction is a time that was seen among the last [`SEEN`] of its class: never less than all of them, nor more.
+//!    It follows up when all but [`LOW`] of them are of the new kind, and down when [`LOW`] and one are.
+//! 2. A class whose sleeps end too late, or whose spins find nothing, rests: it blocks for a while, longer each time, unless its
+//!    prediction changes.
+
+use super::costs::Costs;
+use super::plan::{self, Plan};
+use crate::block::{Durability, Operation};
+use crate::queue::Kind;
+
+/// Times that are remembered of a class.
+pub(super) const SEEN: usize = 16;
+/// How many of them lie below the prediction.
+const LOW: usize = 2;
+/// Times without which nothing is predicted.
+const FEW: usize = 4;
+/// Waits of a class between two that block, to see what that would take.
+const AUDIT: u32 = 64;
+/// Waits for which a class rests, at first and at most.
+const REST: u32 = 64;
+const REST_MAX: u32 = 4096;
+/// How much what a wait took counts in the mean of its kind: one part of so many.
+const SHARE: i64 = 64;
+/// Waits without which a mean says nothing.
+const MEANT: u32 = 32;
+
+/// The last times of a class, in nanoseconds, as they came and in their order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Window {
+    came: [u32; SEEN],
+    sorted: [u32; SEEN],
+    len: usize,
+    next: usize,
+}
+
+impl Window {
+    pub fn add(&mut self, ns: u64) {
+        let ns = u32::try_from(ns).unwrap_or(u32::MAX);
+        let old = std::mem::replace(&mut self.came[self.next], ns);
+        self.next = (self.next + 1) % SEEN;
+        let gone = match self.len < SEEN {
+            true => {
+                self.len += 1;
+                self.len - 1
+            }
+            false => self.sorted.iter().position(|&t| t == old).unwrap_or(0),
+        };
+        self.sorted[gone] = ns;
+        // Few, and in order but for one.
+        self.sorted[..self.len].sort_unstable();
+    }
+
+    /// The low quantile; `None` of too few.
+    pub fn low(&self) -> Option<u64> {
+        let at = LOW.min(self.len / 4);
+        (self.len >= FEW).then(|| u64::from(self.sorted[at]))
+    }
+}
+
+/// What transfers have in common that take about as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    op: u8,
+    /// Of the bytes, in powers of two.
+    size: u8,
+    /// Of transfers in flight, in powers of two.
+    depth: u8,
+}
+
+const OPS: usize = 4;
+const SIZES: usize = 13;
+const DEPTHS: usize = 6;
+/// From here on a transfer is large: 128 KiB.
+const LARGE: u8 = 8;
+
+impl Class {
+    /// Of `count` transfers that are waited for together, by the one that takes longest.
+    pub fn of(kind: Kind, bytes: usize, count: usize) -> Class {
+        let op = match kind {
+            Kind::Read => 0,
+            Kind::Write(Durability::Volatile | Durability::Checked) => 1,
+            Kind::Write(Durability::Durable) => 2,
+            Kind::Flush => 3,
+        };
+        let log = |n: usize| usize::BITS - 1 - n.max(1).leading_zeros();
+        Class {
+            op,
+            size: log(bytes.div_ceil(512).next_power_of_two()).min(SIZES as u32 - 1) as u8,
+            depth: log(count).min(DEPTHS as u32 - 1) as u8,
+        }
+    }
+
+    pub fn of_operations<'a: 'b, 'b>(all: impl Iterator<Item = &'b Operation<'a>>) -> Class {
+        let (mut op, mut bytes, mut count) = (Kind::Read, 0, 0);
+        for operation in all {
+            count += 1;
+            bytes = bytes.max(operation.bytes());
+            op = match (op, operation) {
+                (Kind::Flush, _) | (_, Operation::Flush) => Kind::Flush,
+                (op, Operation::Read { .. }) => op,
+                (Kind::Write(Durability::Durable), _) => op,
+                (_, Operation::Write { durability, .. }) => Kind::Write(*durability),
+            };
+        }
+        Class::of(op, bytes, count)
+    }
+
+    fn index(self) -> usize {
+        (usize::from(self.op) * SIZES + usize::from(self.size)) * DEPTHS + usize::from(self.depth)
+    }
+
+    fn is_large(self) -> bool {
+        self.size >= LARGE
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It was there before anybody waited.
+    Found,
+    /// The caller blocked, because it chose to.
+    Blocked,
+    /// Something woke the sleeper before its time.
+    Early,
+    /// It was there at the first look after a sleep, which ended so many nanoseconds after it should.
+    Overslept { late: u64 },
+    /// A spin found it, after so many nanoseconds.
+    Caught { spun: u64 },
+    /// A spin of so many did not; the caller blocked.
+    Late { spun: u64 },
+}
+
+/// What is known of a class.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line {
+    window: Window,
+    /// Waits that are still to block, how many the next rest has, and the prediction that led to it.
+    rest: u32,
+    next_rest: u32,
+    rests_at: u64,
+    turns: u32,
+    /// Of 256 waits those that spun for nothing, about.
+    failing: u32,
+    /// Means of what waits take, in nanoseconds, and how many were taken: those that block, and the others.
+    blocked: Mean,
+    lazy: Mean,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    ns: i64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, ns: u64, most: u64) {
+        let ns = ns.min(most) as i64;
+        self.count = self.count.saturating_add(1);
+        let share = i64::from(self.count).min(SHARE);
+        self.ns += (ns - self.ns) / share;
+    }
+}
+
+impl Line {
+    pub fn prediction(&self) -> Option<u64> {
+        self.window.low()
+    }
+
+    /// Whether the next wait of this class sleeps and spins; else it blocks. To be asked once for each.
+    pub fn chooses_lazy(&mut self, costs: &Costs) -> bool {
+        let Some(prediction) = self.prediction() else {
+            return false;
+        };
+        if plan::is_long(costs, prediction) {
+            return false;
+        }
+        if self.rest > 0 {
+            let changed = prediction.abs_diff(self.rests_at) > self.rests_at / 4;
+            self.rest = match changed {
+                true => 0,
+                false => self.rest - 1,
+            };
+            if self.rest > 0 {
+                return false;
+            }
+            self.lazy = Mean::default();
+        }
+        self.turns += 1;
+        !self.turns.is_multiple_of(AUDIT)
+    }
+
+    /// What is to be done at this moment of a wait that began at `since`.
+    pub(super) fn plan(
+        &self,
+        costs: &Costs,
+        margin: &Margin,
+        (class, since): (Class, u64),
+        now: u64,
+    ) -> Plan {
+        match self.prediction() {
+            Some(ns) => {
+                let grace = match class.is_large() {
+                    true => ns / LARGE_SHARE,
+                    false => 2 * costs.wake_ns,
+                };
+                plan::plan(costs, since + ns, margin.get(costs, class), grace, now)
+            }
+            None => Plan::Block,
+        }
+    }
+
+    /// Remembers a time that a transfer took.
+    pub fn sample(&mut self, ns: u64) {
+        self.window.add(ns);
+    }
+
+    /// Learns from how a wait ended that took so long.
+    pub fn learn(&mut self, outcome: Outcome, took: u64) {
+        let prediction = self.prediction().unwrap_or(took);
+        // What became of the machine meanwhile is not the wait's doing.
+        let most = prediction + prediction / 2;
+        match outcome {
+            Outcome::Found => return,
+            Outcome::Blocked => return self.blocked.add(took, most),
+            _ => self.lazy.add(took, most),
+        }
+        self.failing -= self.failing / 8;
+        if let Outcome::Late { .. } = outcome {
+            self.failing += 32;
+        } else {
+            self.next_rest -= self.next_rest / 64;
+        }
+        let slower = self.lazy.count >= MEANT
+            && self.blocked.count >= 2
+            && self.lazy.ns > self.blocked.ns + self.blocked.ns / 16;
+        if self.failing > 128 || slower {
+            self.rest = self.next_rest.max(REST);
+            self.next_rest = (2 * self.rest).min(REST_MAX);
+            self.rests_at = prediction;
+            self.failing = 0;
+        }
+    }
+}
+
+/// A large transfer's wait spins for one part of so many of its time at most, about: what polling gains is little there.
+const LARGE_SHARE: u64 = 40;
+
+/// How long before the predicted end sleeps end, in nanoseconds: of small transfers and of large ones. What wakes cost is the
+/// machine's matter and not that of a class.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Margin([u64; 2]);
+
+impl Margin {
+    pub(super) fn get(&self, costs: &Costs, class: Class) -> u64 {
+        match self.0[usize::from(class.is_large())] {
+            // Nothing was learnt yet.
+            0 => costs.wake_ns * 3 / 2,
+            margin => margin,
+        }
+    }
+
+    /// Grows at once by a sleep that was too long, and shrinks slowly by spins: few sleeps shall be too long. Of large transfers more
+    /// may be, as what their spins take is bounded.
+    pub(super) fn learn(&mut self, costs: &Costs, class: Class, outcome: Outcome, prediction: u64) {
+        let (wake, margin) = (costs.wake_ns, self.get(costs, class));
+        let margin = match (outcome, class.is_large()) {
+            // The machine did something else: no margin is enough for that.
+            (Outcome::Overslept { late }, _) if late > 4 * wake => margin,
+            (Outcome::Overslept { .. }, false) => margin + wake / 2,
+            (Outcome::Overslept { .. }, true) => margin + wake / 8,
+            (Outcome::Caught { spun }, false) => margin.saturating_sub(spun / 64),
+            (Outcome::Caught { spun }, true) => {
+                let above = spun.saturating_sub(prediction / LARGE_SHARE);
+                margin.saturating_sub(spun / 64 + above / 4)
+            }
+            _ => margin,
+        };
+        self.0[usize::from(class.is_large())] = margin.clamp(wake / 2, 8 * wake);
+    }
+}
+
+/// What is known of a device's classes.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    lines: Vec<Option<Box<Line>>>,
+    margin: Margin,
+}
+
+impl Times {
+    pub fn line(&mut self, class: Class) -> &mut Line {
+        self.line_and_margin(class).0
+    }
+
+    pub(super) fn line_and_margin(&mut self, class: Class) -> (&mut Line, &mut Margin) {
+        if self.lines.is_empty() {
+            self.lines.resize_with(OPS * SIZES * DEPTHS, || None);
+        }
+        let line = self.lines[class.index()].get_or_insert_default();
+        (line, &mut self.margin)
+    }
+
+    pub fn prediction(&self, class: Class) -> Option<u64> {
+        self.lines.get(class.index())?.as_ref()?.prediction()
+    }
+}

@@ -1,0 +1,306 @@
+//! What is learnt and decided, without any time that passes.
+
+use super::costs::Costs;
+use super::estimate::{Class, Line, Margin, Outcome, SEEN, Times, Window};
+use super::plan::{Plan, is_long, plan};
+use super::{Group, Mode, Reaper, Reaping, Source};
+use crate::block::Durability;
+use crate::queue::Kind;
+use base::clock;
+use proptest::prelude::*;
+
+const US: u64 = 1000;
+const COSTS: Costs = Costs {
+    wake_ns: 50 * US,
+    cpu_ns: 30 * US,
+    shortest_ns: 20 * US,
+};
+
+fn class() -> Class {
+    Class::of(Kind::Read, 4096, 1)
+}
+
+/// Requests until the prediction is within a quarter of what they take, and stays there.
+fn settles(window: &mut Window, times: &[u64]) -> Option<usize> {
+    let near = |window: &Window, ns: u64| {
+        let told = window.low()?;
+        (told.abs_diff(ns) <= ns / 4).then_some(())
+    };
+    let mut since = None;
+    for (at, &ns) in times.iter().enumerate() {
+        window.add(ns);
+        since = match near(window, ns) {
+            Some(()) => since.or(Some(at + 1)),
+            None => None,
+        };
+    }
+    since
+}
+
+proptest! {
+    #[test]
+    fn a_step_of_the_service_time_is_followed_within_100_requests_both_ways(
+        base in 5 * US..2_000 * US,
+        noise in prop::collection::vec(0u64..12, 300),
+    ) {
+        let mut window = Window::default();
+        let times = |ns: u64, of: usize| -> Vec<u64> {
+            noise[of * 100..of * 100 + 100].iter().map(|n| ns + ns * n / 100).collect()
+        };
+        for (of, ns) in [(0, base), (1, 8 * base), (2, base)] {
+            let settled = settles(&mut window, &times(ns, of));
+            prop_assert!(settled.is_some_and(|at| at < 100), "{settled:?}");
+        }
+    }
+
+    #[test]
+    fn a_prediction_is_a_time_among_the_last_that_were_seen(
+        times in prop::collection::vec(1u64..10_000_000, 1..200),
+    ) {
+        let mut window = Window::default();
+        for (at, &ns) in times.iter().enumerate() {
+            window.add(ns);
+            let mut last = times[(at + 1).saturating_sub(SEEN)..=at].to_vec();
+            last.sort_unstable();
+            if let Some(told) = window.low() {
+                let place = last.iter().position(|&t| t == told);
+                prop_assert!(place.is_some_and(|place| place <= 2), "{told} of {last:?}");
+            } else {
+                prop_assert!(at < 3);
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_spins_but_around_the_predicted_end(
+        finish in 0u64..10_000_000,
+        margin in 0u64..500_000,
+        grace in 0u64..500_000,
+        now in 0u64..12_000_000,
+    ) {
+        match plan(&COSTS, finish, margin, grace, now) {
+            Plan::Block => prop_assert!(now >= finish + grace),
+            Plan::Sleep { until } => {
+                prop_assert!(until > now + COSTS.shortest_ns);
+                prop_assert_eq!(until, finish - margin);
+            }
+            Plan::Spin { until } => {
+                prop_assert!(until > now);
+                prop_assert!(until - now <= margin + grace + COSTS.shortest_ns);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_long_or_unknown_blocks() {
+    assert!(!is_long(&COSTS, 9_000 * US));
+    assert!(is_long(&COSTS, 11_000 * US));
+    let mut line = Line::default();
+    for (ns, lazy) in [(11_000 * US, false), (300 * US, true)] {
+        for _ in 0..SEEN {
+            line.sample(ns);
+        }
+        assert_eq!(line.chooses_lazy(&COSTS), lazy);
+    }
+    let mut unknown = Line::default();
+    assert!(!unknown.chooses_lazy(&COSTS));
+    let plan = unknown.plan(&COSTS, &Margin::default(), (class(), 0), 0);
+    assert_eq!(plan, Plan::Block);
+}
+
+/// A line whose transfers take so long.
+fn known(ns: u64) -> Line {
+    let mut line = Line::default();
+    (0..SEEN).for_each(|_| line.sample(ns));
+    assert!(line.chooses_lazy(&COSTS));
+    line
+}
+
+#[test]
+fn who_oversleeps_sleeps_less_soon_and_who_spins_sleeps_more_slowly() {
+    let (ns, line) = (1_000 * US, known(1_000 * US));
+    let mut margin = Margin::default();
+    let sleep = |margin: &Margin| match line.plan(&COSTS, margin, (class(), 0), 0) {
+        Plan::Sleep { until } => until,
+        other => panic!("{other:?}"),
+    };
+    let caught = Outcome::Caught { spun: 50 * US };
+    let first = sleep(&margin);
+    let gone = Outcome::Overslept { late: 2_000 * US };
+    margin.learn(&COSTS, class(), gone, ns);
+    assert_eq!(sleep(&margin), first);
+    margin.learn(&COSTS, class(), Outcome::Overslept { late: 90 * US }, ns);
+    let before = sleep(&margin);
+    let shorter = first - before;
+    assert!(shorter > 0);
+    margin.learn(&COSTS, class(), caught, ns);
+    let longer = sleep(&margin) - before;
+    assert!(longer > 0 && 8 * longer < shorter, "{longer}, {shorter}");
+    for _ in 0..10_000 {
+        margin.learn(&COSTS, class(), caught, ns);
+    }
+    assert!(sleep(&margin) <= ns - COSTS.wake_ns / 2);
+    for _ in 0..10_000 {
+        margin.learn(&COSTS, class(), Outcome::Overslept { late: 90 * US }, ns);
+    }
+    assert!(sleep(&margin) >= ns / 2);
+}
+
+/// Of waits that end so, how many of the next `count` do not block.
+fn lazy_after(line: &mut Line, outcome: Outcome, took: u64, count: usize) -> usize {
+    let wait = |_: &usize| {
+        let lazy = line.chooses_lazy(&COSTS);
+        match lazy {
+            true => line.learn(outcome, took),
+            false => line.learn(Outcome::Blocked, 400 * US),
+        }
+        lazy
+    };
+    (0..count).filter(wait).count()
+}
+
+#[test]
+fn spins_that_find_nothing_or_are_slower_than_sleeps_rest() {
+    let late = Outcome::Late { spun: 100 * US };
+    let mut line = known(300 * US);
+    let tried = lazy_after(&mut line, late, 500 * US, 10_000);
+    assert!((1..200).contains(&tried), "{tried}");
+    // What is slower than blocking rests, though spins find it.
+    let caught = Outcome::Caught { spun: 50 * US };
+    let mut line = known(300 * US);
+    let tried = lazy_after(&mut line, caught, 550 * US, 20_000);
+    assert!((1..5_000).contains(&tried), "{tried}");
+    let mut line = known(300 * US);
+    let tried = lazy_after(&mut line, caught, 310 * US, 10_000);
+    assert!(tried > 9_500, "{tried}");
+    // A rest ends when the device has become another one.
+    let mut line = known(300 * US);
+    lazy_after(&mut line, late, 500 * US, 10);
+    assert!(!line.chooses_lazy(&COSTS));
+    for _ in 0..SEEN {
+        line.sample(900 * US);
+    }
+    assert!(line.chooses_lazy(&COSTS));
+}
+
+#[test]
+fn a_large_transfer_spins_for_a_small_part_of_its_time() {
+    let large = Class::of(Kind::Read, 128 << 10, 1);
+    let (line, margin) = (known(1_000 * US), Margin::default());
+    let late = 1_000 * US + 30 * US;
+    let at = |class| line.plan(&COSTS, &margin, (class, 0), late);
+    assert_eq!(at(large), Plan::Block);
+    assert!(matches!(at(class()), Plan::Spin { .. }));
+}
+
+#[test]
+fn classes_differ_by_what_is_done_how_much_and_how_many() {
+    let durable = Kind::Write(Durability::Durable);
+    let volatile = Kind::Write(Durability::Volatile);
+    let mut times = Times::default();
+    let mut seen = Vec::new();
+    for kind in [Kind::Read, volatile, durable, Kind::Flush] {
+        for bytes in [512, 4096, 128 << 10, 1 << 20] {
+            for count in [1, 2, 8, 32] {
+                seen.push(Class::of(kind, bytes, count));
+            }
+        }
+    }
+    for (at, &class) in seen.iter().enumerate() {
+        (0..4).for_each(|_| times.line(class).sample(1 + at as u64));
+    }
+    for (at, &class) in seen.iter().enumerate() {
+        assert_eq!(times.prediction(class), Some(1 + at as u64));
+    }
+    let most = Class::of(durable, 1 << 30, 1 << 20);
+    assert_eq!(times.prediction(most), None);
+}
+
+/// There once it was looked at, or slept for, so often.
+struct Scripted {
+    looks: u32,
+    sleeps: u32,
+    slept: u32,
+}
+
+impl Source for Scripted {
+    fn is_there(&mut self) -> bool {
+        self.looks = self.looks.saturating_sub(1);
+        self.looks == 0 || self.sleeps == 0
+    }
+
+    fn sleep(&mut self, _until: Option<u64>) {
+        self.slept += 1;
+        self.sleeps = self.sleeps.saturating_sub(1);
+    }
+}
+
+#[test]
+fn each_policy_ends_its_wait_and_counts_it() {
+    for policy in Reaping::ALL {
+        let reaper = Reaper::new(policy);
+        let mut times = reaper.take();
+        let group = reaper.begin(&mut times, class());
+        let mut source = Scripted {
+            looks: 100,
+            sleeps: 1,
+            slept: 0,
+        };
+        reaper.wait(&mut times, group, &mut source);
+        // Nothing is known yet: lazy blocks, too.
+        assert_eq!(source.slept, u32::from(policy != Reaping::Poll));
+        let reaped = reaper.reaped();
+        assert_eq!(
+            (reaped.waits, reaped.caught),
+            (1, u64::from(policy == Reaping::Poll))
+        );
+        assert_eq!(reaped.blocked, u64::from(policy != Reaping::Poll));
+        reaper.keep(times);
+        assert_eq!(Reaping::parse(policy.name()), Some(policy));
+    }
+    assert_eq!(Reaping::parse("nap"), None);
+}
+
+#[test]
+fn a_signal_that_ends_a_sleep_does_not_end_the_wait() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    // It should be there in a thousand years: many sleeps, no spin.
+    let since = clock::now_ns() + (1 << 62);
+    (0..SEEN).for_each(|_| times.line(class()).sample(1_000 * US));
+    let group = Group {
+        class: class(),
+        since,
+        mode: Mode::Lazy,
+    };
+    let mut source = Scripted {
+        looks: u32::MAX,
+        sleeps: 5,
+        slept: 0,
+    };
+    reaper.wait_for_first(&mut times, group, &mut source);
+    assert_eq!(source.slept, 5);
+    let reaped = reaper.reaped();
+    assert_eq!((reaped.sleeps, reaped.early, reaped.spins), (1, 1, 0));
+}
+
+#[test]
+fn a_stalled_transfer_blocks_once_its_time_is_over() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    (0..SEEN).for_each(|_| times.line(class()).sample(1_000 * US));
+    let group = Group {
+        class: class(),
+        since: 0,
+        mode: Mode::Lazy,
+    };
+    let mut source = Scripted {
+        looks: u32::MAX,
+        sleeps: 1,
+        slept: 0,
+    };
+    reaper.wait_for_first(&mut times, group, &mut source);
+    let reaped = reaper.reaped();
+    assert_eq!((source.slept, reaped.blocked, reaped.spins), (1, 1, 0));
+}
