@@ -387,6 +387,26 @@ fn suites_in_process_report_what_the_contract_says() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+#[test]
+fn policies_of_waiting_are_measured_beside_each_other() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let options = ["step", "disk", "--json", "--runs", "1", "--seconds", "0.01"];
+    let ran = sheaf(
+        &["bench", "reap"],
+        &[&options[..], &["--dir", path]].concat(),
+        &[],
+    );
+    let ran = ran.succeeds();
+    let report: serde_json::Value = serde_json::from_str(&ran.output()).unwrap();
+    assert_eq!(report["suite"], "reap");
+    let rows = report["rows"].as_array().unwrap();
+    for policy in ["interrupt", "poll", "lazy"] {
+        assert!(rows.iter().any(|row| row["target"] == policy), "{policy}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 /// On files, and on devices of the process itself: neither needs a loop device.
 #[test]
 fn an_array_is_measured_beside_its_devices() {
@@ -453,6 +473,12 @@ fn benchmarks_refuse_what_makes_no_sense() {
         .exits(USAGE)
         .says("--depth");
     sheaf(&["bench", "array", "--loop"], &[], &[]).exits(USAGE);
+    sheaf(&["bench", "array", "--reap", "never"], &[], &[])
+        .exits(USAGE)
+        .says("lazy");
+    sheaf(&["bench", "reap", "disk"], &[], &[])
+        .exits(USAGE)
+        .says("--dir");
     refused("ior", &["--request", "256"]);
     sheaf(&["bench", "ior", "--way", "mmap"], &[], &[])
         .exits(USAGE)

@@ -116,9 +116,9 @@ impl Ring {
 
     /// When it is pushed, and what times like its are kept under.
     fn times(&self, part: &Part) -> Option<(u64, Class)> {
-        let timed = self.timed.as_ref()?;
-        let class = || Class::of(part.kind, part.segment.len(), self.in_flight());
-        timed.reaper.learns().then(|| (clock::now_ns(), class()))
+        self.timed.as_ref()?;
+        let class = Class::of(part.kind, part.segment.len(), self.in_flight());
+        Some((clock::now_ns(), class))
     }
 
     fn submit<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], index: u32) {
@@ -166,24 +166,28 @@ impl Ring {
     fn first(&mut self) -> Option<Group> {
         let in_flight = self.in_flight();
         let timed = self.timed.as_mut()?;
-        if in_flight > LOOKED_AT {
+        if timed.reaper.learns() && in_flight > LOOKED_AT {
             return None;
         }
         let pushed = self.slots.iter().filter(|slot| slot.part.is_some());
-        let pushed = pushed.take(in_flight).filter_map(|slot| slot.pushed);
+        let mut pushed = pushed.take(in_flight).filter_map(|slot| slot.pushed);
         let finish = |(since, class): &(u64, Class)| {
             let ns = timed.times.prediction(*class);
             ns.map_or(u64::MAX, |ns| since + ns)
         };
-        let (since, class) = pushed.min_by_key(finish)?;
+        let (since, class) = match timed.reaper.learns() {
+            true => pushed.min_by_key(finish)?,
+            false => pushed.next()?,
+        };
         Some(timed.reaper.begin_at(&mut timed.times, class, since))
     }
 
     /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices.
     pub fn wait_first(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
-        let group = self.first();
-        let timed = self.timed.take();
-        let (Some(group), Some(mut timed)) = (group, timed) else {
+        let Some(group) = self.first() else {
+            return self.wait_or(bell, patience);
+        };
+        let Some(mut timed) = self.timed.take() else {
             return self.wait_or(bell, patience);
         };
         let mut first = First {
@@ -312,6 +316,7 @@ impl Ring {
         let part = slot.part.take()?;
         if let Some((since, class)) = slot.pushed
             && let Some(Timed { reaper, times, .. }) = &mut self.timed
+            && reaper.learns()
         {
             reaper.note(times, class, since, *seen.get_or_insert_with(Seen::found));
         }
