@@ -364,7 +364,10 @@ impl<'a> Bench<'a> {
     fn open(&self, paths: &[PathBuf]) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
         let reap = self.options.reap;
         let how = OpenOptions {
-            reap,
+            reap: match &self.slow {
+                Some(_) => Reaping::Interrupt,
+                None => reap,
+            },
             ..OpenOptions::default()
         };
         let opened = device::open_devices(paths, &how)?;

@@ -327,7 +327,8 @@ impl Queue for LatencyQueue {
         match (first, clock) {
             (Some(part), Clock::Real(_)) => {
                 let reaper = &self.device.reaper;
-                let group = reaper.begin_at(&mut self.times, part.class, part.since);
+                let (first, count) = ((part.class, part.since), self.in_service.len());
+                let group = reaper.begin_first(&mut self.times, first, count);
                 let mut over = Over { clock, end: ns };
                 let seen = reaper.wait_for_first(&mut self.times, group, &mut over);
                 self.seen = Some(seen);

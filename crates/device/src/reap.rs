@@ -184,6 +184,21 @@ impl Reaper {
         Group { class, since, mode }
     }
 
+    /// The same of the first of so many parts in flight, each by itself. With many something ends all the time: who sleeps as by an
+    /// interrupt finds several at once, and who spins spins for each.
+    pub fn begin_first(
+        &self,
+        times: &mut Times,
+        (class, since): (Class, u64),
+        in_flight: usize,
+    ) -> Group {
+        let mode = match self.policy() {
+            Reaping::Lazy if times.is_dense(Costs::get(), class, in_flight) => Mode::Block,
+            _ => return self.begin_at(times, class, since),
+        };
+        Group { class, since, mode }
+    }
+
     /// Does what blocks until a group is there, which is all of its wait.
     pub fn block(&self, times: &mut Times, group: Group, body: impl FnOnce()) {
         let wait = Wait::begin(group);
@@ -252,7 +267,11 @@ impl Reaper {
     pub fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
         let line = times.line(class);
         let took = seen.now.saturating_sub(since);
-        let woken = took.saturating_sub(Costs::get().wake_ns).max(1);
+        // What took less than a wake-up did not sleep.
+        let woken = took
+            .checked_sub(Costs::get().wake_ns)
+            .unwrap_or(took)
+            .max(1);
         let took = match seen.outcome {
             Outcome::Blocked | Outcome::Late { .. } | Outcome::Early => woken,
             Outcome::Caught { .. } => took,

@@ -85,7 +85,11 @@ impl InProcess {
         arrangement: &Arrangement,
     ) -> Result<InProcess, Error> {
         let how = OpenOptions {
-            reap: arrangement.reap,
+            // Below a slow device nothing is waited for.
+            reap: match arrangement.slow {
+                Some(_) => Reaping::Interrupt,
+                None => arrangement.reap,
+            },
             ..OpenOptions::default()
         };
         let mut opened = device::open_devices(devices, &how)?;

@@ -146,23 +146,27 @@ pub(crate) struct Line {
     turns: u32,
     /// Of 256 waits those that spun for nothing, about.
     failing: u32,
-    /// Means of what waits take, in nanoseconds, and how many were taken: those that block, and the others.
+    /// What waits took beside what was predicted: those that block, and the others.
     blocked: Mean,
     lazy: Mean,
 }
 
+/// The mean of quotients, so that it means the same when the device has become another one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
-    ns: i64,
+    /// In units of 2^-16.
+    value: i64,
     count: u32,
 }
 
 impl Mean {
-    fn add(&mut self, ns: u64, most: u64) {
-        let ns = ns.min(most) as i64;
+    fn add(&mut self, took: u64, prediction: u64) {
+        let quotient = (took.min(1 << 40) << 16) / prediction.max(1);
+        // What became of the machine meanwhile is not the wait's doing.
+        let quotient = quotient.min(3 << 15) as i64;
         self.count = self.count.saturating_add(1);
         let share = i64::from(self.count).min(SHARE);
-        self.ns += (ns - self.ns) / share;
+        self.value += (quotient - self.value) / share;
     }
 }
 
@@ -222,12 +226,10 @@ impl Line {
     /// Learns from how a wait ended that took so long.
     pub fn learn(&mut self, outcome: Outcome, took: u64) {
         let prediction = self.prediction().unwrap_or(took);
-        // What became of the machine meanwhile is not the wait's doing.
-        let most = prediction + prediction / 2;
         match outcome {
             Outcome::Found => return,
-            Outcome::Blocked => return self.blocked.add(took, most),
-            _ => self.lazy.add(took, most),
+            Outcome::Blocked => return self.blocked.add(took, prediction),
+            _ => self.lazy.add(took, prediction),
         }
         self.failing -= self.failing / 8;
         if let Outcome::Late { .. } = outcome {
@@ -237,7 +239,7 @@ impl Line {
         }
         let slower = self.lazy.count >= MEANT
             && self.blocked.count >= 2
-            && self.lazy.ns > self.blocked.ns + self.blocked.ns / 16;
+            && self.lazy.value > self.blocked.value + self.blocked.value / 16;
         if self.failing > 128 || slower {
             self.rest = self.next_rest.max(REST);
             self.next_rest = (2 * self.rest).min(REST_MAX);
@@ -246,6 +248,9 @@ impl Line {
         }
     }
 }
+
+/// Parts in flight are dense if they end at intervals below so many wake-ups.
+const DENSE: u64 = 4;
 
 /// A large transfer's wait spins for one part of so many of its time at most, about: what polling gains is little there.
 const LARGE_SHARE: u64 = 40;
@@ -302,6 +307,12 @@ impl Times {
         }
         let line = self.lines[class.index()].get_or_insert_default();
         (line, &mut self.margin)
+    }
+
+    /// Whether what is in flight ends at intervals too short to spin for each, as far as is known.
+    pub(super) fn is_dense(&self, costs: &Costs, class: Class, in_flight: usize) -> bool {
+        let prediction = self.prediction(class).unwrap_or(0);
+        in_flight > 1 && prediction / (in_flight as u64) < DENSE * costs.wake_ns
     }
 
     pub fn prediction(&self, class: Class) -> Option<u64> {

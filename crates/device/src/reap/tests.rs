@@ -93,6 +93,35 @@ proptest! {
 }
 
 #[test]
+fn who_has_many_in_flight_spins_for_none_of_them() {
+    let mut times = Times::default();
+    (0..SEEN).for_each(|_| times.line(class()).sample(1_000 * US));
+    for (in_flight, dense) in [(1, false), (5, false), (6, true), (32, true)] {
+        assert_eq!(
+            times.is_dense(&COSTS, class(), in_flight),
+            dense,
+            "{in_flight}"
+        );
+    }
+}
+
+/// A device that does at once what it is told to: a call does not sleep, and a ring has nothing to gain.
+#[test]
+fn what_takes_less_than_a_wake_is_not_waited_for_awake() {
+    let mut line = known(5 * US);
+    let wait = |line: &mut Line| {
+        let lazy = line.chooses_lazy(&COSTS);
+        match lazy {
+            true => line.learn(Outcome::Caught { spun: 25 * US }, 30 * US),
+            false => line.learn(Outcome::Blocked, 5 * US),
+        }
+        lazy
+    };
+    let tried = (0..10_000).filter(|_| wait(&mut line)).count();
+    assert!(tried < 1_000, "{tried}");
+}
+
+#[test]
 fn what_is_long_or_unknown_blocks() {
     assert!(!is_long(&COSTS, 9_000 * US));
     assert!(is_long(&COSTS, 11_000 * US));

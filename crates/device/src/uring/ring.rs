@@ -179,7 +179,9 @@ impl Ring {
             true => pushed.min_by_key(finish)?,
             false => pushed.next()?,
         };
-        Some(timed.reaper.begin_at(&mut timed.times, class, since))
+        let first = (class, since);
+        let reaper = &timed.reaper;
+        Some(reaper.begin_first(&mut timed.times, first, in_flight))
     }
 
     /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices.
