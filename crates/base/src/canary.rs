@@ -246,6 +246,17 @@ canaries! {
     /// Change cookies go on after a crash as after a clean end (cookies, invariant 2): what they had been handed out
     /// for is lost, and others get them for something else.
     CookiesGoOn => "cookies-go-on", Cut,
+    /// A transaction's names are logged, and durable, before its content: a cut leaves half of it.
+    TransactionInParts => "transaction-in-parts", Cut,
+    /// A transaction does not look again, under the locks, at what it relied on (tx, invariant 2): what others did meanwhile is lost, or a name
+    /// refers to nothing.
+    TransactionUnchecked => "transaction-unchecked", Threads,
+    /// Pages of a transaction are merged with what their files hold before these are locked (data/transact, invariant 1): what is written
+    /// beside them meanwhile is lost.
+    TransactionMergedEarly => "transaction-merged-early", Threads,
+    /// What a transaction changed is not taken back when it fails half way (large, invariant 1): it is seen, and partly logged with what comes
+    /// later.
+    TransactionNotUndone => "transaction-not-undone", Threads,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

@@ -69,6 +69,8 @@ pub mod rank {
     /// Held for a look; who has a range holds no lock for it.
     pub const FILE_RANGES: Rank = ranked(41, "ranges of files");
     pub const FILE_TURN: Rank = ranked(42, "turn of write-back beside syncs");
+    /// After all that a transaction takes before it begins; held while that waits for a checkpoint.
+    pub const LARGE_OPERATION: Rank = ranked(43, "large operation");
     pub const COOKIES: Rank = ranked(44, "change cookies");
     /// After the file locks: an operation may have to wait for a checkpoint while it holds
     /// them, and a checkpoint takes none of them.

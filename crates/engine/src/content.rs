@@ -12,7 +12,7 @@ pub struct Merged {
 }
 
 /// The content of a node. Implemented once, as an enum over the file system's node kinds.
-pub trait Content: Send + Sync + Sized + 'static {
+pub trait Content: Clone + Send + Sync + Sized + 'static {
     /// A change of one node, small and deterministic.
     type Delta: Send;
 

@@ -105,6 +105,11 @@ impl<C> DirtyNodes<C> {
         self.memory_limit.min(self.limit)
     }
 
+    /// The same of what holds now.
+    pub fn least_limit_now(&self) -> i64 {
+        self.memory_limit.min(self.limit_now())
+    }
+
     pub fn charge(&self, shard: usize, charge: Charge) {
         self.memory.add(shard, charge.memory);
         self.images.add(shard, charge.image);
@@ -149,14 +154,21 @@ impl<C> DirtyNodes<C> {
     }
 
     /// How near it is to where operations wait, in thousandths; at half of that a checkpoint is to begin.
+    #[inline]
     pub fn pressure(&self) -> i64 {
+        self.pressure_with(0)
+    }
+
+    /// The same when so many bytes of nodes more have changed.
+    #[inline]
+    pub fn pressure_with(&self, more: i64) -> i64 {
         let (images, leaves, now) = (
-            self.images.about(),
+            self.images.about() + more,
             self.leaves.count.about(),
             self.limit_now(),
         );
         let bound = (images + leaves * LEAF_COST) * 500 / self.bound(now);
-        let memory = self.memory.about() * 500 / self.memory_limit;
+        let memory = (self.memory.about() + more) * 500 / self.memory_limit;
         let least = bound.max(memory);
         match now > self.limit {
             true => least.max((images + leaves * self.leaves.expected()) * 500 / now),

@@ -27,6 +27,9 @@ pub enum Error {
     /// No space left for what was asked.
     #[error("no space left on the array")]
     NoSpace,
+    /// An operation changes more than the journal takes at once.
+    #[error("more than the journal takes in one step")]
+    TooLarge,
     /// The store was opened read-only.
     #[error("the file system is mounted read-only")]
     ReadOnly,

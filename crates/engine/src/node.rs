@@ -253,7 +253,7 @@ impl<C: Content> Body<C> {
         }
     }
 
-    fn memory(&self) -> usize {
+    pub fn memory(&self) -> usize {
         match self {
             Body::Gone => 0,
             Body::Space(map) => map.words().len() * 8,
@@ -690,6 +690,7 @@ impl<C: Content> NodeCache<C> {
 mod tests {
     use super::*;
 
+    #[derive(Clone)]
     struct Word;
     impl Content for Word {
         type Delta = ();

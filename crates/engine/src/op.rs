@@ -25,6 +25,7 @@
 use crate::content::Content;
 use crate::error::Error;
 use crate::journal::MERGES_MAX;
+use crate::large::Large;
 use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
 use crate::ring::Credit;
 use crate::space::Extent;
@@ -56,7 +57,7 @@ pub enum Need {
 
 /// A node locked by an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot(usize);
+pub struct Slot(pub(crate) usize);
 
 /// So many slots need no allocation.
 const FEW: usize = 5;
@@ -207,7 +208,7 @@ pub enum Mode {
 }
 
 #[derive(Debug)]
-enum Guard<C> {
+pub(crate) enum Guard<C> {
     Exclusive(OwnedWriteGuard<State<C>, CellHeader>),
     Shared(OwnedReadGuard<State<C>, CellHeader>),
 }
@@ -224,21 +225,21 @@ impl<C: Content> Guard<C> {
         Guard::Exclusive(cell.clone().write_owned())
     }
 
-    fn cell(&self) -> &Handle<Cell<C>> {
+    pub fn cell(&self) -> &Handle<Cell<C>> {
         match self {
             Guard::Exclusive(guard) => guard.lock(),
             Guard::Shared(guard) => guard.lock(),
         }
     }
 
-    fn state(&self) -> &State<C> {
+    pub fn state(&self) -> &State<C> {
         match self {
             Guard::Exclusive(guard) => guard,
             Guard::Shared(guard) => guard,
         }
     }
 
-    fn state_mut(&mut self) -> Option<&mut State<C>> {
+    pub fn state_mut(&mut self) -> Option<&mut State<C>> {
         match self {
             Guard::Exclusive(guard) => Some(guard),
             Guard::Shared(_) => None,
@@ -247,10 +248,12 @@ impl<C: Content> Guard<C> {
 }
 
 #[derive(Debug)]
-struct Locked<C> {
-    guard: Guard<C>,
-    touched: bool,
-    created: bool,
+pub(crate) struct Locked<C> {
+    pub guard: Guard<C>,
+    pub touched: bool,
+    pub created: bool,
+    /// A large operation has seen to it that changes can be taken back.
+    pub kept: bool,
     /// Gone with the commit; until then it can be looked at.
     deleted: bool,
     /// Bytes of the changes applied.
@@ -260,15 +263,15 @@ struct Locked<C> {
 /// An operation; see the module's head.
 #[derive(Debug)]
 pub struct Op<'s, C: Content> {
-    store: &'s Store<C>,
-    locked: Vec<Locked<C>>,
+    pub(crate) store: &'s Store<C>,
+    pub(crate) locked: Vec<Locked<C>>,
     /// The greatest nid among them: who locks in the order of nids meets none that is locked.
     greatest: Nid,
     /// Entries, behind room for the record's length.
-    record: Vec<u8>,
+    pub(crate) record: Vec<u8>,
     entries: u32,
     /// One for each space map; few.
-    maps: Vec<MapChange<C>>,
+    pub(crate) maps: Vec<MapChange<C>>,
     freed: Vec<Extent>,
     /// Blocks whose data the record vouches for.
     vouched: Vec<Extent>,
@@ -279,12 +282,13 @@ pub struct Op<'s, C: Content> {
     failed: bool,
     /// Room in the journal, until the operation ends.
     credit: Option<Credit>,
+    pub(crate) large: Option<Box<Large<'s, C>>>,
 }
 
 #[derive(Debug)]
-struct MapChange<C> {
-    map: Node<C>,
-    deltas: Vec<SpaceDelta>,
+pub(crate) struct MapChange<C> {
+    pub map: Node<C>,
+    pub deltas: Vec<SpaceDelta>,
 }
 
 thread_local! {
@@ -328,7 +332,14 @@ impl<'s, C: Content> Op<'s, C> {
             finished: false,
             failed: false,
             credit: Some(credit),
+            large: None,
         }
+    }
+
+    pub(crate) fn new_large(store: &'s Store<C>, credit: Credit, large: Large<'s, C>) -> Self {
+        let mut op = Op::new(store, credit);
+        op.large = Some(Box::new(large));
+        op
     }
 
     /// So many nodes are about to be locked, and changes of so many bytes logged: room for them is made at once.
@@ -373,10 +384,15 @@ impl<'s, C: Content> Op<'s, C> {
             guard,
             touched,
             created: false,
+            kept: false,
             deleted: false,
             changed: 0,
         });
-        Slot(self.locked.len() - 1)
+        let place = self.locked.len() - 1;
+        if let Some(large) = &mut self.large {
+            large.note_place(self.locked[place].guard.cell().header.nid, place);
+        }
+        Slot(place)
     }
 
     /// Locks inodes exclusively in nid order, whatever order they are given in; slots come in the
@@ -420,6 +436,9 @@ impl<'s, C: Content> Op<'s, C> {
     pub fn slot_of(&self, nid: Nid) -> Option<Slot> {
         if nid > self.greatest {
             return None;
+        }
+        if let Some(large) = &self.large {
+            return large.place(nid).map(Slot);
         }
         self.locked
             .iter()
@@ -505,6 +524,9 @@ impl<'s, C: Content> Op<'s, C> {
     /// Creates a node (phase 2). It is visible to others once the operation committed.
     pub fn create(&mut self, mut fresh: FreshNid<'_, C>, content: C) -> Slot {
         fresh.used = true;
+        if let Some(large) = &mut self.large {
+            large.note_created(fresh.nid, fresh.last_version);
+        }
         self.insert(fresh.nid, fresh.version(), Body::User(content))
     }
 
@@ -514,7 +536,7 @@ impl<'s, C: Content> Op<'s, C> {
         self.insert(space_map_nid(chunk), last_version + 1, Body::Space(map));
     }
 
-    fn insert(&mut self, nid: Nid, version: u64, body: Body<C>) -> Slot {
+    pub(crate) fn insert(&mut self, nid: Nid, version: u64, body: Body<C>) -> Slot {
         let kind = body.kind();
         let cell = new_cell(nid, version, body);
         // Nobody else can reach the cell yet, so this lock never waits, whatever its rank.
@@ -524,6 +546,7 @@ impl<'s, C: Content> Op<'s, C> {
         });
         let slot = self.hold(Guard::Exclusive(guard), true);
         self.locked[slot.0].created = true;
+        self.close_record();
         slot
     }
 
@@ -532,6 +555,7 @@ impl<'s, C: Content> Op<'s, C> {
         if self.failed {
             return;
         }
+        self.keep(slot);
         let journal = &self.store.journal;
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
@@ -562,6 +586,7 @@ impl<'s, C: Content> Op<'s, C> {
             C::encode_delta(&delta, out)
         });
         self.locked[slot.0].changed += self.record.len() - before;
+        self.close_record();
     }
 
     /// Changes a locked node now, and logs the change (phase 2): as one to be merged, if the
@@ -611,6 +636,7 @@ impl<'s, C: Content> Op<'s, C> {
         if self.failed {
             return;
         }
+        self.keep(slot);
         let locked = &mut self.locked[slot.0];
         locked.touched = true;
         let nid = locked.guard.cell().header.nid;
@@ -632,6 +658,14 @@ impl<'s, C: Content> Op<'s, C> {
         let version = state.version;
         self.deleted.push((nid, version));
         self.put_entry(nid, version, Action::Delete, kind, |_| {});
+        self.close_record();
+    }
+
+    /// A large operation goes on in another record when this one is long.
+    fn close_record(&mut self) {
+        if let Some(large) = &mut self.large {
+            large.close(&mut self.record, empty_record);
+        }
     }
 
     /// Invariant 5.
@@ -645,6 +679,11 @@ impl<'s, C: Content> Op<'s, C> {
     pub fn take(&mut self, mut reservation: Reservation<'_, C>) -> Extent {
         reservation.taken = true;
         let extent = reservation.extent;
+        self.note_taken(&reservation.map, extent);
+        extent
+    }
+
+    pub(crate) fn note_taken(&mut self, map: &Node<C>, extent: Extent) {
         let geometry = self.store.array.geometry();
         let (_, start) = geometry
             .chunk_of(extent.block)
@@ -654,8 +693,7 @@ impl<'s, C: Content> Op<'s, C> {
             start,
             len: extent.len,
         };
-        self.note_map(&reservation.map, delta);
-        extent
+        self.note_map(map, delta);
     }
 
     /// The data of these blocks, which was written as [`Durability::Checked`](device::Durability::Checked) and has this
@@ -673,6 +711,7 @@ impl<'s, C: Content> Op<'s, C> {
             self.locked[slot.0].guard.state().body.kind(),
         );
         self.put_entry(nid, 0, Action::Sum, kind, |out| sum.encode(out));
+        self.close_record();
         self.vouched.push(blocks);
     }
 
@@ -707,6 +746,10 @@ impl<'s, C: Content> Op<'s, C> {
         );
         let mut memory = std::mem::take(&mut self.record);
         let record = seal_record(&mut memory);
+        let mut others = match &mut self.large {
+            Some(large) => std::mem::take(&mut large.closed),
+            None => Vec::new(),
+        };
 
         let merged = |l: &&Locked<C>| l.touched && matches!(l.guard, Guard::Shared(_));
         debug_assert!(self.locked.iter().filter(merged).count() <= MERGES_MAX);
@@ -742,6 +785,12 @@ impl<'s, C: Content> Op<'s, C> {
             }
             self.store.mark_dirty(shard, locked.guard.cell().all());
         }
+        for other in &mut others {
+            let more = self.large.as_mut().and_then(|large| large.credits.pop());
+            let credit = more.expect("each record has a credit: `Op::excess`");
+            let record = seal_record(other);
+            self.store.journal.stage(&pin, record, &[], credit);
+        }
         if let Some(credit) = self.credit.take() {
             self.store
                 .journal
@@ -757,11 +806,14 @@ impl<'s, C: Content> Op<'s, C> {
         }
         drop(pin);
         keep_record(memory);
+        self.return_credit();
         Epoch(epoch)
     }
 
     fn return_credit(&mut self) {
-        if let Some(credit) = self.credit.take() {
+        let more = self.large.as_mut().map(|large| &mut large.credits);
+        let more = more.into_iter().flat_map(|credits| credits.drain(..));
+        for credit in self.credit.take().into_iter().chain(more) {
             self.store.journal.return_credit(credit);
         }
     }
@@ -793,6 +845,7 @@ impl<'s, C: Content> Op<'s, C> {
                 self.put_entry(nid, version, Action::Apply, KIND_SPACE_MAP, |o| {
                     delta.encode(o)
                 });
+                self.close_record();
             }
             self.hold(Guard::Exclusive(guard), true);
         }
@@ -817,6 +870,9 @@ impl<C: Content> Drop for Op<'_, C> {
             return;
         }
         self.return_credit();
+        if self.large.is_some() && !self.failed {
+            return self.undo();
+        }
         if self.locked.iter().any(|l| l.touched) {
             self.store
                 .latch("an operation was abandoned after it had changed nodes");

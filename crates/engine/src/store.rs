@@ -122,6 +122,8 @@ pub struct Store<C: Content> {
     /// Data chunks whose space map was deleted, with the epoch that must be durable first.
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
+    /// Held over a large operation (`large.rs`, invariant 3).
+    pub(crate) large_turn: Mutex<()>,
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
     /// As `checkpoint_wanted`, under whose lock it changes: who finds it set has nothing to ask for.
     pub(crate) checkpoint_asked: Arc<AtomicBool>,
@@ -223,6 +225,7 @@ impl<C: Content> Store<C> {
             stalled_room: AtomicI64::new(0),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
+            large_turn: Mutex::new(rank::LARGE_OPERATION, ()),
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
             checkpoint_asked: Arc::new(AtomicBool::new(false)),
             threads: Mutex::new(rank::LEAF, Vec::new()),
@@ -539,14 +542,10 @@ impl<C: Content> Store<C> {
                     return Err(Error::NoSpace);
                 }
                 tried = true;
-                self.give_way()?;
-                self.reclaim()?;
+                self.find_room()?;
                 continue;
             }
-            if self.free_meta_bytes() < self.clean_room() / 2 {
-                self.clean_up()?;
-            }
-            self.bound_staging()?;
+            self.before_operation()?;
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
             let pressure = self.dirty.pressure();
             let shard = self.shard();
@@ -564,6 +563,21 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// For who may not grow: what others can do without, and what was freed.
+    pub(crate) fn find_room(&self) -> Result<(), Error> {
+        self.give_way()?;
+        self.reclaim()
+    }
+
+    /// What must be put in order before an operation begins.
+    #[inline]
+    pub(crate) fn before_operation(&self) -> Result<(), Error> {
+        if self.free_meta_bytes() < self.clean_room() / 2 {
+            self.clean_up()?;
+        }
+        self.bound_staging()
+    }
+
     /// Bytes of changed metadata that wait for a checkpoint, roughly.
     pub fn dirty_metadata_bytes(&self) -> u64 {
         self.dirty.to_write().max(0) as u64
@@ -576,7 +590,12 @@ impl<C: Content> Store<C> {
 
     /// Metadata can grow without coming near what checkpoints and deletions need.
     fn room_to_grow(&self) -> bool {
-        let live = self.segments.live_about();
+        self.room_to_grow_by(0)
+    }
+
+    /// The same by what nobody has counted yet.
+    pub(crate) fn room_to_grow_by(&self, bytes: usize) -> bool {
+        let live = self.segments.live_about() + bytes as u64;
         live + self.dirty.to_write().max(0) as u64 <= self.growth_limit()
     }
 

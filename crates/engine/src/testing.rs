@@ -12,6 +12,7 @@ use std::sync::Arc;
 pub(crate) type TestStore = Store<Bytes>;
 
 /// A node of some bytes that never change. A change is no more than so many bytes in the journal.
+#[derive(Clone)]
 pub(crate) struct Bytes(Vec<u8>);
 
 impl Content for Bytes {

@@ -21,6 +21,15 @@ struct Trail {
     pending: Mutex<Vec<u8>>,
 }
 
+impl Clone for Trail {
+    fn clone(&self) -> Trail {
+        Trail {
+            bytes: self.bytes.clone(),
+            pending: Mutex::new(rank::LEAF, self.pending.lock().clone()),
+        }
+    }
+}
+
 impl Content for Trail {
     type Delta = Vec<u8>;
 

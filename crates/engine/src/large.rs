@@ -1,0 +1,344 @@
+//! Large operations: what a transaction does, in one operation of many nodes and records.
+//!
+//! An ordinary operation plans all before its first change. In a large one a plan may rest on what the operation itself has done,
+//! so it can fail after a change; then all changes are taken back ([decision
+//! 0028](../../../docs/decisions/0028-transactions-are-one-large-operation.md)).
+//!
+//! Invariants, besides those of [`crate::op`]:
+//! 1. Before its first change of a node that it has not created, the operation keeps a copy of it; a node with merged changes pending is folded
+//!    before that. Until the commit nobody else can have seen a change, since each is made under the node's
+//!    exclusive lock. If the operation ends in another way the copies take the nodes' places, and nids of created nodes go back.
+//! 2. Its records are staged under one pin, so they are in one batch, which counts whole or not at all. Each has a credit of
+//!    its own, taken before the first lock: no record is closed before it has [`RECORD_CLOSED`] bytes, so as many credits suffice as
+//!    that is contained in what is logged, and one more. Who finds at the end that what was logged is more than asked for
+//!    does not commit ([`Op::excess`]).
+//! 3. One at a time that may have more than one record is between its begin and its end. So what is staged, or dirty, is
+//!    beyond what operations wait at by no more than one of them; and that is within what is kept for several ordinary ones:
+//!    see [`Store::large_most`].
+
+use crate::content::Content;
+use crate::dirty::LEAF_COST;
+use crate::error::Error;
+use crate::journal::CREDIT;
+use crate::node::{Body, Node};
+use crate::op::{FreshNid, Need, Op, Reservation, Slot, fold};
+use crate::ring::Credit;
+use crate::store::Store;
+use base::atomic::Ordering;
+use base::canary::{Canary, planted};
+use base::map::{HashMap, HashSet};
+use base::sync::MutexGuard;
+use base::sync::rank;
+use base::tight;
+use format::Nid;
+use format::item::PAYLOAD_MAX;
+use format::journal::{ENTRY_HEAD_MAX, RECORD_MAX};
+use format::table::LEAF_NIDS;
+
+/// Bytes at which a record is closed: the longest change, an image, still fits behind them.
+const RECORD_CLOSED: usize = RECORD_MAX - (64 << 10);
+const _: () = assert!(RECORD_CLOSED + PAYLOAD_MAX + ENTRY_HEAD_MAX < RECORD_MAX);
+/// Bytes of a change of a space map, with its entry's head, at most.
+const MAP_ENTRY: usize = 48;
+/// The part of the ring that one operation may take.
+const RING_SHARE: u64 = 4;
+/// Bytes of changed nodes as several ordinary operations leave them: as many may be dirty beyond what is waited for.
+const DIRTY_USUAL: usize = 256 << 10;
+/// Memory of a changed node beside its content.
+const NODE_MEMORY: usize = 512;
+
+fn record_closed() -> usize {
+    tight::limit(RECORD_CLOSED, 16 << 10)
+}
+
+/// How much an operation logs, and how much of changed nodes it leaves to the next checkpoint, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensive {
+    /// Bytes of changes in the journal.
+    pub logged: usize,
+    /// Bytes of changed nodes, in memory or of images, whichever is more; and of pages of the node table.
+    pub dirty: usize,
+}
+
+impl Extensive {
+    fn records(self) -> usize {
+        self.logged / record_closed() + 1
+    }
+
+    /// Whether another one has no part that is greater.
+    pub fn covers(self, other: Extensive) -> bool {
+        self.logged >= other.logged && self.dirty >= other.dirty
+    }
+
+    /// The greater of each part.
+    pub fn max(self, other: Extensive) -> Extensive {
+        Extensive {
+            logged: self.logged.max(other.logged),
+            dirty: self.dirty.max(other.dirty),
+        }
+    }
+}
+
+/// What a large operation has besides.
+#[derive(Debug)]
+pub(crate) struct Large<'s, C> {
+    asked: Extensive,
+    /// Where each locked node is in the list.
+    places: HashMap<Nid, usize>,
+    /// Invariant 1: places in the list, versions, contents.
+    before: Vec<(usize, u64, Body<C>)>,
+    /// Nids that go back if the operation does not commit, and the versions that they had.
+    created: Vec<(Nid, u64)>,
+    /// Records that are closed, and their bytes.
+    pub closed: Vec<Vec<u8>>,
+    closed_bytes: usize,
+    /// For all records but one.
+    pub credits: Vec<Credit>,
+    _turn: Option<MutexGuard<'s, ()>>,
+}
+
+impl<C> Large<'_, C> {
+    pub fn place(&self, nid: Nid) -> Option<usize> {
+        self.places.get(&nid).copied()
+    }
+
+    pub fn note_place(&mut self, nid: Nid, place: usize) {
+        self.places.insert(nid, place);
+    }
+
+    pub fn note_created(&mut self, nid: Nid, last_version: u64) {
+        self.created.push((nid, last_version));
+    }
+
+    /// A record that is long enough is closed; another one begins.
+    pub fn close(&mut self, record: &mut Vec<u8>, empty: impl FnOnce() -> Vec<u8>) {
+        if record.len() >= record_closed() {
+            self.closed_bytes += record.len();
+            self.closed.push(std::mem::replace(record, empty()));
+        }
+    }
+}
+
+impl<C: Content> Store<C> {
+    /// What one operation can be, now. Logged: no more than may be staged at any time, and than a part of the ring. Dirty: half of
+    /// what operations may leave before they wait for a checkpoint, so that after one there is room; or what ordinary ones leave.
+    pub fn large_most(&self) -> Extensive {
+        let ring = self.array.geometry().journal_bytes();
+        let records = (ring / RING_SHARE / CREDIT).max(1) as usize;
+        let logged = (records * record_closed() - 1).min(crate::store::STAGING_MAX);
+        Extensive {
+            logged,
+            dirty: (self.dirty.least_limit_now().max(0) as usize).max(DIRTY_USUAL),
+        }
+    }
+
+    /// For who will begin a large operation that leaves so many bytes dirty: whether there is room. The caller holds no lock of nodes.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], after a look for room.
+    pub fn check_room(&self, dirty: usize) -> Result<(), Error> {
+        if !self.room_to_grow_by(dirty) {
+            self.find_room()?;
+            if !self.room_to_grow_by(dirty) {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`begin`](Store::begin), for a large operation that is no more than `asked`. The caller holds no lock of nodes, and
+    /// none of checkpoints or cookies.
+    ///
+    /// # Errors
+    /// Those of `begin`; [`Error::TooLarge`] when no operation can be as large.
+    pub fn begin_large(&self, need: Need, asked: Extensive) -> Result<Op<'_, C>, Error> {
+        base::sync::assert_none_held_from(rank::INODE);
+        if self.options().read_only {
+            return Err(Error::ReadOnly);
+        }
+        if !self.large_most().covers(asked) {
+            return Err(Error::TooLarge);
+        }
+        let records = asked.records();
+        let turn = (records > 1 || asked.dirty > DIRTY_USUAL).then(|| self.large_turn.lock());
+        let dirty = asked.dirty.saturating_sub(DIRTY_USUAL) as i64;
+        let mut tried = false;
+        loop {
+            if need == Need::Grow && !self.room_to_grow_by(asked.dirty) {
+                if tried {
+                    return Err(Error::NoSpace);
+                }
+                tried = true;
+                self.find_room()?;
+                continue;
+            }
+            self.before_operation()?;
+            let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
+            if self.dirty.pressure_with(dirty) <= 1000
+                && let Some(mut credits) = self.try_credits(records)
+            {
+                if let Some(error) = self.journal.failed() {
+                    self.return_credits(credits);
+                    return Err(error);
+                }
+                let first = credits.pop().expect("at least one record");
+                let large = Large {
+                    asked,
+                    places: HashMap::default(),
+                    before: Vec::new(),
+                    created: Vec::new(),
+                    closed: Vec::new(),
+                    closed_bytes: 0,
+                    credits,
+                    _turn: turn,
+                };
+                return Ok(Op::new_large(self, first, large));
+            }
+            self.make_room(checkpoint)?;
+        }
+    }
+
+    /// Credits for so many records; `None`, with nothing taken: the ring has no room for all of them.
+    fn try_credits(&self, records: usize) -> Option<Vec<Credit>> {
+        let shard = self.shard();
+        let mut credits = Vec::with_capacity(records);
+        while credits.len() < records {
+            match self.journal.try_credit(shard) {
+                Some(credit) => credits.push(credit),
+                None => {
+                    self.return_credits(credits);
+                    return None;
+                }
+            }
+        }
+        Some(credits)
+    }
+
+    fn return_credits(&self, credits: Vec<Credit>) {
+        let back = |credit| self.journal.return_credit(credit);
+        credits.into_iter().for_each(back);
+    }
+}
+
+impl<C: Content> FreshNid<'_, C> {
+    /// The operation that created its node by [`Op::create_at`] has committed.
+    pub fn taken(mut self) {
+        self.used = true;
+    }
+}
+
+impl<C: Content> Reservation<'_, C> {
+    /// The operation that took the blocks by [`Op::take_at`] has committed.
+    pub fn was_taken(mut self) {
+        self.taken = true;
+    }
+}
+
+impl<'s, C: Content> Op<'s, C> {
+    /// Whether changes can be taken back, and plans rest on what the operation has done.
+    pub fn is_large(&self) -> bool {
+        self.large.is_some()
+    }
+
+    /// A node that a large operation has locked, or created, and that nobody else can show. Ordinary ones have none that
+    /// matters to who looks for nodes.
+    pub fn own(&self, nid: Nid) -> Option<Slot> {
+        self.large.as_ref()?;
+        self.slot_of(nid)
+    }
+
+    /// [`Store::get`], as this operation has the node.
+    pub fn get(&self, nid: Nid) -> Result<Node<C>, Error> {
+        match self.own(nid) {
+            Some(slot) => Ok(self.node(slot)),
+            None => self.store().get(nid),
+        }
+    }
+
+    /// As [`create`](Op::create), at a nid that stays the caller's if the operation does not commit; else the caller says so
+    /// ([`FreshNid::taken`]).
+    pub fn create_at(&mut self, fresh: &FreshNid<'_, C>, content: C) -> Slot {
+        debug_assert!(self.is_large());
+        self.insert(fresh.nid, fresh.version(), Body::User(content))
+    }
+
+    /// As [`take`](Op::take), of blocks that stay the caller's if the operation does not commit; else the caller says so
+    /// ([`Reservation::was_taken`]).
+    pub fn take_at(&mut self, reservation: &Reservation<'_, C>) {
+        debug_assert!(self.is_large());
+        self.note_taken(&reservation.map, reservation.extent);
+    }
+
+    /// Invariant 1, before a change of a node.
+    pub(crate) fn keep(&mut self, slot: Slot) {
+        let Some(large) = &mut self.large else { return };
+        let locked = &mut self.locked[slot.0];
+        if std::mem::replace(&mut locked.kept, true) || locked.created {
+            return;
+        }
+        let cell = locked.guard.cell().all().clone();
+        if let Some(state) = locked.guard.state_mut() {
+            fold(self.store, &cell, state);
+            if let Body::User(content) = &state.body {
+                let copy = Body::User(content.clone());
+                large.before.push((slot.0, state.version, copy));
+            }
+        }
+    }
+
+    /// Bytes that the records take, with changes of space maps to come.
+    fn logged(&self) -> usize {
+        let closed = self.large.as_ref().map_or(0, |large| large.closed_bytes);
+        let maps: usize = self.maps.iter().map(|change| change.deltas.len()).sum();
+        closed + self.record.len() + maps * MAP_ENTRY
+    }
+
+    /// How large the operation has become, if it logs `more` bytes; `None`: no larger than it was begun for, and it can commit.
+    pub fn excess(&self, more: usize) -> Option<Extensive> {
+        let large = self.large.as_ref()?;
+        let (mut images, mut memory) = (0, 0);
+        let mut leaves = HashSet::default();
+        for locked in self.locked.iter().filter(|l| l.touched) {
+            let body = &locked.guard.state().body;
+            images += body.image();
+            memory += body.memory() + NODE_MEMORY;
+            leaves.insert(locked.guard.cell().header.nid.0 / LEAF_NIDS);
+        }
+        for change in &self.maps {
+            let body = &change.map.0.read().body;
+            images += body.image();
+            memory += body.memory() + NODE_MEMORY;
+            leaves.insert(change.map.nid().0 / LEAF_NIDS);
+        }
+        let now = Extensive {
+            logged: self.logged() + more,
+            dirty: images.max(memory) + leaves.len() * LEAF_COST as usize,
+        };
+        (!large.asked.covers(now)).then_some(now)
+    }
+
+    /// Whether it logs more than it was begun for already: there is no use in going on.
+    pub fn is_excessive(&self) -> bool {
+        let asked = self.large.as_ref().map(|large| large.asked.logged);
+        asked.is_some_and(|asked| self.logged() > asked)
+    }
+
+    /// Invariant 1: the operation does not commit.
+    pub(crate) fn undo(&mut self) {
+        let Some(large) = &mut self.large else { return };
+        if planted(Canary::TransactionNotUndone) {
+            large.before.clear();
+        }
+        for (place, version, body) in large.before.drain(..) {
+            if let Some(state) = self.locked[place].guard.state_mut() {
+                (state.version, state.body) = (version, body);
+            }
+        }
+        let shard = self.store.shard();
+        for (nid, last_version) in large.created.drain(..) {
+            self.store.nids.put(shard, nid, last_version);
+        }
+        let credits = std::mem::take(&mut large.credits);
+        self.store.return_credits(credits);
+    }
+}
