@@ -214,11 +214,11 @@ impl PlannedAttributes<'_> {
 }
 
 impl FileSystem {
-    /// Mode and lists of a new inode in a directory, which is locked. `mode` is what the
+    /// Mode and lists of a new inode in a directory with this default list. `mode` is what the
     /// caller asked for, type bits included.
     pub(crate) fn inherit_acl(
         &self,
-        parent: &Inode,
+        default: Option<Vec<u8>>,
         mode: u32,
         umask: u32,
     ) -> Result<Inherited, Error> {
@@ -229,7 +229,7 @@ impl FileSystem {
         if mode & libc::S_IFMT == libc::S_IFLNK {
             return Ok(inherited);
         }
-        let default = match self.attribute(parent, DEFAULT)? {
+        let default = match default {
             Some(value) => Acl::read(&value)?.map(|acl| (acl, value)),
             None => None,
         };

@@ -4,12 +4,12 @@ use crate::Error;
 use crate::acl::{ACCESS, Acl};
 use crate::api::{Attr, Caller, Ino, SetAttr, SetTime};
 use crate::content::inode::Counts;
-use crate::content::{AttrChange, Delta, Inode};
+use crate::content::{AttrChange, Delta, FsNode, Inode};
 use crate::data::Volatile;
 use crate::filesystem::FileSystem;
 use crate::xattr::CAPABILITY;
 use base::clock::Timestamp;
-use engine::Need;
+use engine::{Need, Op, Slot};
 use format::BLOCK_SIZE;
 
 /// 512-byte units in a block.
@@ -88,31 +88,8 @@ impl FileSystem {
         let node = self.node(ino)?;
         let mut op = self.store.begin(Need::Reclaim)?;
         let slot = op.lock(&node)?;
-        let inode = op.peek(slot).inode()?;
-        let now = self.times.after(inode.shown());
-        let mut change = attr_change(who, inode, &rest, now);
-        if change.mode == Some(inode.mode) && set.mode.is_none() {
-            change.mode = None;
-        }
-        let mut list = None;
-        if let Some(mode) = set.mode
-            && let Some(value) = self.attribute(inode, ACCESS)?
-            && let Some(mut acl) = Acl::parse(&value)?
-        {
-            acl.chmod(mode);
-            list = Some(acl.encode());
-        }
-        let taken = (set.uid.is_some() || set.gid.is_some() || rest.kill_suidgid)
-            && inode.is_file()
-            && self.attribute(inode, CAPABILITY)?.is_some();
-        let plan = match list {
-            Some(value) => Some(self.plan_set(&mut op, slot, ACCESS, &value, 0)?),
-            None if taken => Some(self.plan_unset(&mut op, slot, CAPABILITY)?),
-            None => None,
-        };
-        if let Some(plan) = plan {
-            plan.finish(&mut op);
-        }
+        let now = self.times.after(op.peek(slot).inode()?.shown());
+        let mut change = self.change_lists(&mut op, slot, (who, &rest), now)?;
         let (atime, mtime) = (rest.atime.is_some(), rest.mtime.is_some());
         change.mtime = self.files.times_set(ino, atime, mtime).or(change.mtime);
         op.apply(slot, Delta::Attrs(change));
@@ -120,6 +97,43 @@ impl FileSystem {
         let epoch = op.commit();
         self.files.changed(ino, epoch);
         Ok(attr)
+    }
+
+    /// Changes attributes that follow from others, access lists and capabilities, and returns the change of the others, all but the
+    /// size. The inode is locked exclusively.
+    pub(crate) fn change_lists<'s>(
+        &'s self,
+        op: &mut Op<'s, FsNode>,
+        slot: Slot,
+        (who, set): (&Caller, &SetAttr),
+        now: Timestamp,
+    ) -> Result<AttrChange, Error> {
+        let inode = op.peek(slot).inode()?;
+        let (is_file, change) = (inode.is_file(), attr_change(who, inode, set, now));
+        let kept = change.mode == Some(inode.mode) && set.mode.is_none();
+        let mut list = None;
+        if let Some(mode) = set.mode
+            && let Some(value) = self.attribute_in(op, slot, ACCESS)?
+            && let Some(mut acl) = Acl::parse(&value)?
+        {
+            acl.chmod(mode);
+            list = Some(acl.encode());
+        }
+        let taken = (set.uid.is_some() || set.gid.is_some() || set.kill_suidgid)
+            && is_file
+            && self.attribute_in(op, slot, CAPABILITY)?.is_some();
+        let plan = match list {
+            Some(value) => Some(self.plan_set(op, slot, ACCESS, &value, 0)?),
+            None if taken => Some(self.plan_unset(op, slot, CAPABILITY)?),
+            None => None,
+        };
+        if let Some(plan) = plan {
+            plan.finish(op);
+        }
+        Ok(AttrChange {
+            mode: change.mode.filter(|_| !kept),
+            ..change
+        })
     }
 }
 
@@ -177,7 +191,12 @@ fn add_volatile(attr: &mut Attr, volatile: Option<Volatile>) {
     }
 }
 
-fn attr_change(who: &Caller, inode: &Inode, set: &SetAttr, now: Timestamp) -> AttrChange {
+pub(crate) fn attr_change(
+    who: &Caller,
+    inode: &Inode,
+    set: &SetAttr,
+    now: Timestamp,
+) -> AttrChange {
     let at = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::At(time) => time,

@@ -50,6 +50,11 @@ pub enum Error {
     ReadOnly,
     #[error("busy")]
     Busy,
+    /// What a transaction relied on has changed: nothing of it has happened, and it may be tried again.
+    #[error("in conflict with another change: {0}")]
+    Conflict(String),
+    #[error("a transaction larger than the journal takes in one step")]
+    TransactionTooLarge,
     /// Given up on the caller's demand.
     #[error("cancelled")]
     Cancelled,
@@ -69,6 +74,7 @@ impl From<engine::Error> for Error {
         match error {
             engine::Error::Gone(nid) => Error::Stale(nid),
             engine::Error::NoSpace => Error::NoSpace,
+            engine::Error::TooLarge => Error::TransactionTooLarge,
             engine::Error::ReadOnly => Error::ReadOnly,
             engine::Error::DamagedNode { nid, damage } => Error::Damaged { ino: nid, damage },
             engine::Error::Damaged(damage) => Error::Damage(damage),
@@ -102,6 +108,8 @@ impl Error {
             Error::NoSuchOffset => libc::ENXIO,
             Error::ReadOnly => libc::EROFS,
             Error::Busy => libc::EBUSY,
+            Error::Conflict(_) => libc::EAGAIN,
+            Error::TransactionTooLarge => libc::E2BIG,
             Error::Cancelled => libc::ECANCELED,
             Error::WriteFailed { .. } => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,

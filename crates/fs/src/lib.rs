@@ -26,6 +26,7 @@ mod rename;
 pub mod scrub;
 pub mod times;
 pub mod tree;
+mod tx;
 mod walk;
 mod xattr;
 
@@ -38,5 +39,6 @@ pub use error::Error;
 pub use filesystem::{DIR_LINK_MAX, FileSystem, FsOptions, LINK_MAX, MkfsOptions};
 pub use metrics::{Metric, Quantiles, Value, causes};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use tx::Transaction;
 pub use walk::Removed;
 pub use xattr::{XATTR_ACL_KILL_SGID, XATTR_CREATE, XATTR_REPLACE};

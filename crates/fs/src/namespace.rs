@@ -4,7 +4,7 @@
 //! and then check under the locks that the names still mean what they did; else they start
 //! again. Each is one record.
 
-use crate::acl::Inherited;
+use crate::acl::{DEFAULT, Inherited};
 use crate::api::{Attr, Caller, DirEntry, Ino};
 use crate::attr::attr_of_new;
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Name, Orphan, Tally};
@@ -30,9 +30,9 @@ pub(crate) const LOOKS: u32 = 100;
 
 /// A new inode in the making.
 pub(crate) struct Draft<'a> {
-    mode: u32,
-    rdev: u32,
-    body: &'a [u8],
+    pub mode: u32,
+    pub rdev: u32,
+    pub body: &'a [u8],
 }
 
 impl Draft<'_> {
@@ -311,6 +311,22 @@ impl FileSystem {
         draft: &Draft<'_>,
         generation: u64,
     ) -> Result<(Box<Inode>, Inherited), Error> {
+        let default = match draft.mode & libc::S_IFMT {
+            libc::S_IFLNK => None,
+            _ => self.attribute(parent, DEFAULT)?,
+        };
+        self.draft_with(who, parent, draft, generation, default)
+    }
+
+    /// The same, with the directory's default list.
+    pub(crate) fn draft_with(
+        &self,
+        who: &Caller,
+        parent: &Inode,
+        draft: &Draft<'_>,
+        generation: u64,
+        default: Option<Vec<u8>>,
+    ) -> Result<(Box<Inode>, Inherited), Error> {
         let mut mode = draft.mode;
         let directory = mode & libc::S_IFMT == libc::S_IFDIR;
         let shared_group = parent.mode & libc::S_ISGID != 0;
@@ -322,7 +338,7 @@ impl FileSystem {
         {
             mode &= !libc::S_ISGID;
         }
-        let inherited = self.inherit_acl(parent, mode, who.umask)?;
+        let inherited = self.inherit_acl(default, mode, who.umask)?;
         let now = self.times.after(parent.shown());
         let mut inode = Box::new(Inode::new(inherited.mode, generation, now));
         if who.keeps_attributes {

@@ -184,6 +184,21 @@ impl FileSystem {
         disposal: Disposal<'_>,
         change: Delta,
     ) -> bool {
+        let orphaned = Self::dispose_of(op, victim, disposal, change);
+        if orphaned {
+            self.orphans.add(op.nid(victim));
+        }
+        orphaned
+    }
+
+    /// The same in an operation that can be undone: of an orphan, which this tells by true, [`FileSystem::note_orphan`] is called when it cannot
+    /// any more.
+    pub(crate) fn dispose_of(
+        op: &mut Op<'_, FsNode>,
+        victim: Slot,
+        disposal: Disposal<'_>,
+        change: Delta,
+    ) -> bool {
         match disposal {
             Disposal::Linked => op.apply(victim, change),
             Disposal::Delete => op.delete(victim),
@@ -194,7 +209,6 @@ impl FileSystem {
                 {
                     addition.finish(op);
                 }
-                self.orphans.add(op.nid(victim));
                 return true;
             }
         }
@@ -354,7 +368,7 @@ impl FileSystem {
                 continue;
             }
             // One leaf at a time: its values are up to 64 KiB each.
-            let (removal, leaves) = tree::plan_tail(&self.store, &mut op, slot, TreeId::Xattrs, 1)?;
+            let (removal, leaves) = tree::plan_tail(&mut op, slot, TreeId::Xattrs, 1)?;
             let mut values = Vec::new();
             for leaf in leaves {
                 let list = op.peek(leaf).xattrs()?.to_vec();
@@ -376,8 +390,7 @@ impl FileSystem {
             if !inode.is_dir() || inode.root(TreeId::Body).is_none() {
                 return Ok(());
             }
-            let (removal, _) =
-                tree::plan_tail(&self.store, &mut op, slot, TreeId::Body, LEAVES_AT_ONCE)?;
+            let (removal, _) = tree::plan_tail(&mut op, slot, TreeId::Body, LEAVES_AT_ONCE)?;
             removal.finish(&mut op, Some(Body::Entries(NameList::default())));
             op.commit();
         }

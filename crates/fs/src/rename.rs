@@ -22,7 +22,7 @@ pub const RENAME_EXCHANGE: u32 = libc::RENAME_EXCHANGE;
 /// Starts that may find the names changed under them.
 const TRIES: u32 = 100;
 /// Directories above one another, at most; more is a cycle in a damaged tree.
-const DEPTH_MAX: u32 = 1 << 20;
+pub(crate) const DEPTH_MAX: u32 = 1 << 20;
 
 /// A rename as asked for.
 #[derive(Clone, Copy)]
@@ -454,7 +454,7 @@ impl FileSystem {
 }
 
 /// A name, by the node that holds it and its key, and what it will refer to.
-type Retargeted = (Slot, u64, Target);
+pub(crate) type Retargeted = (Slot, u64, Target);
 
 enum Step<'s> {
     Move {
@@ -484,7 +484,7 @@ impl Step<'_> {
     }
 }
 
-fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted) {
+pub(crate) fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted) {
     let delta = Delta::Retarget {
         key,
         nid: target.ino,
@@ -494,7 +494,7 @@ fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted) {
     op.apply(slot, delta);
 }
 
-fn check_replaceable(source: &Inode, target: &Inode) -> Result<(), Error> {
+pub(crate) fn check_replaceable(source: &Inode, target: &Inode) -> Result<(), Error> {
     match (source.is_dir(), target.is_dir()) {
         (true, false) => Err(Error::NotADirectory),
         (false, true) => Err(Error::IsADirectory),

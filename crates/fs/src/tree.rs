@@ -100,7 +100,7 @@ pub struct Removal {
 
 /// Loads a node that something owned refers to: that it is missing is damage.
 #[inline]
-pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
+fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get(nid))
 }
 
@@ -108,6 +108,14 @@ pub fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
 #[inline]
 fn load_leaf(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get_once(nid))
+}
+
+/// [`load`], as the operation has the node: in a large one, of nodes that it has made or locked before.
+pub fn load_in(op: &Op<'_, FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
+    match op.own(nid) {
+        Some(slot) => Ok(op.node(slot)),
+        None => load(op.store(), nid),
+    }
 }
 
 #[inline]
@@ -152,6 +160,36 @@ pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error>
         };
     }
     at.leaf(store)
+}
+
+/// [`find`], as the operation has the nodes on the way.
+#[inline]
+fn find_in(op: &Op<'_, FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
+    match op.is_large() {
+        false => find(op.store(), root, key),
+        true => find_own(op, root, key),
+    }
+}
+
+fn find_own(op: &Op<'_, FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
+    let mut at = Descent::enter(&root.children, key)?;
+    for _ in 0..root.depth {
+        at = match op.own(at.nid) {
+            Some(slot) => at.step(op.peek(slot).index()?, key)?,
+            None => at.step(read(op.store(), at.nid)?.index()?, key)?,
+        };
+    }
+    at.leaf_in(op)
+}
+
+/// Where the leaf ends that covers `key`, as the operation, which holds the inode exclusively, has the tree.
+pub fn high_in(
+    op: &Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    key: u64,
+) -> Result<Option<u64>, Error> {
+    Ok(find_in(op, root_of(op, inode, tree)?, key)?.high)
 }
 
 /// Locks the leaf that covers `key` shared; its bounds hold while it is locked. The inode is
@@ -263,11 +301,22 @@ impl Descent {
     }
 
     fn leaf(self, store: &Store<FsNode>) -> Result<Leaf, Error> {
-        Ok(Leaf {
-            node: load_leaf(store, self.nid)?,
+        Ok(self.leaf_at(load_leaf(store, self.nid)?))
+    }
+
+    fn leaf_in(self, op: &Op<'_, FsNode>) -> Result<Leaf, Error> {
+        match op.own(self.nid) {
+            Some(slot) => Ok(self.leaf_at(op.node(slot))),
+            None => self.leaf(op.store()),
+        }
+    }
+
+    fn leaf_at(self, node: Node<FsNode>) -> Leaf {
+        Leaf {
+            node,
             low: self.low,
             high: self.high,
-        })
+        }
     }
 }
 
@@ -292,7 +341,7 @@ pub fn lock_leaf(
         let before = inode_of(op, inode)?;
         let shape = before.shape();
         let same = |inode: &Inode| inode.shape() == shape || planted(Canary::ShapeIgnored);
-        let leaf = find(op.store(), root_of(op, inode, tree)?, key);
+        let leaf = find_in(op, root_of(op, inode, tree)?, key);
         if !same(before) {
             continue;
         }
@@ -317,7 +366,7 @@ pub fn path_to(
 ) -> Result<Path, Error> {
     loop {
         let shape = inode_of(op, inode)?.shape();
-        let found = path(op.store(), op, inode, tree, key);
+        let found = path(op, inode, tree, key);
         if found
             .as_ref()
             .is_ok_and(|path| path.leaf.node.nid() == op.nid(leaf))
@@ -332,18 +381,12 @@ pub fn path_to(
 }
 
 /// Finds the way to the leaf that covers `key`. The operation holds the inode.
-pub fn path(
-    store: &Store<FsNode>,
-    op: &Op<'_, FsNode>,
-    inode: Slot,
-    tree: TreeId,
-    key: u64,
-) -> Result<Path, Error> {
+pub fn path(op: &Op<'_, FsNode>, inode: Slot, tree: TreeId, key: u64) -> Result<Path, Error> {
     let root = root_of(op, inode, tree)?;
     let mut at = Descent::enter(&root.children, key)?;
     let mut index = Vec::with_capacity(root.depth as usize);
     for _ in 0..root.depth {
-        let node = load(store, at.nid)?;
+        let node = load_in(op, at.nid)?;
         let low = at.low;
         at = match op.slot_of(node.nid()) {
             // Locked by a plan of this operation.
@@ -359,7 +402,7 @@ pub fn path(
         inode,
         tree,
         index,
-        leaf: at.leaf(store)?,
+        leaf: at.leaf_in(op)?,
     })
 }
 
@@ -537,7 +580,7 @@ impl Path {
             _ => return Ok(()),
         };
         for _ in level..self.index.len() {
-            let node = load(op.store(), successor)?;
+            let node = load_in(op, successor)?;
             let slot = op.lock(&node).map_err(|e| owned_error(successor, e))?;
             removal.lower.push(slot);
             successor = op.peek(slot).index()?[0].nid;
@@ -549,13 +592,12 @@ impl Path {
 /// Plans to take out up to `most` of the last leaves under one parent; `leaves` in the
 /// result are locked, in descending key order. Repeating it empties a tree in bounded steps.
 pub fn plan_tail(
-    store: &Store<FsNode>,
     op: &mut Op<'_, FsNode>,
     inode: Slot,
     tree: TreeId,
     most: usize,
 ) -> Result<(Removal, Vec<Slot>), Error> {
-    let path = path(store, op, inode, tree, u64::MAX)?;
+    let path = path(op, inode, tree, u64::MAX)?;
     let parent = match path.index.len() {
         0 => root_of(op, inode, tree)?.children.clone(),
         n => {
@@ -565,7 +607,7 @@ pub fn plan_tail(
     };
     let (mut leaves, mut keys) = (Vec::new(), Vec::new());
     for child in parent.iter().rev().take(most) {
-        let node = load(store, child.nid)?;
+        let node = load_in(op, child.nid)?;
         leaves.push(op.lock(&node).map_err(|e| owned_error(child.nid, e))?);
         keys.push(child.key);
     }

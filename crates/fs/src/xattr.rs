@@ -60,7 +60,7 @@ pub(crate) fn lock_values(op: &mut Op<'_, FsNode>, list: &[Xattr]) -> Result<Vec
     for attribute in list {
         if let Value::Nodes { nids, .. } = &attribute.value {
             for nid in nids {
-                let node = tree::load(op.store(), *nid)?;
+                let node = tree::load_in(op, *nid)?;
                 slots.push(op.lock(&node)?);
             }
         }
@@ -70,7 +70,7 @@ pub(crate) fn lock_values(op: &mut Op<'_, FsNode>, list: &[Xattr]) -> Result<Vec
 
 /// Which kind of attribute a name asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Space {
+pub(crate) enum Space {
     User,
     /// Trusted and security attributes, which the kernel guards.
     Guarded,
@@ -78,7 +78,7 @@ enum Space {
     DefaultAcl,
 }
 
-fn space_of(name: &[u8]) -> Result<Space, Error> {
+pub(crate) fn space_of(name: &[u8]) -> Result<Space, Error> {
     if name.len() > NAME_MAX {
         return Err(Error::NameTooLong);
     }
@@ -106,7 +106,7 @@ fn space_of(name: &[u8]) -> Result<Space, Error> {
 }
 
 /// Refuses what this kind of file cannot have.
-fn check_space(space: Space, inode: &Inode) -> Result<(), Error> {
+pub(crate) fn check_space(space: Space, inode: &Inode) -> Result<(), Error> {
     match space {
         Space::User if !inode.is_file() && !inode.is_dir() => Err(Error::NotPermitted),
         Space::AccessAcl | Space::DefaultAcl if inode.is_symlink() => Err(Error::Unsupported(
@@ -204,6 +204,33 @@ impl FileSystem {
         })
     }
 
+    /// An attribute's value, as an operation that holds the inode exclusively has it.
+    pub(crate) fn attribute_in(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        slot: Slot,
+        name: &[u8],
+    ) -> Result<Option<Vec<u8>>, Error> {
+        let inode = op.peek(slot).inode()?;
+        if inode.xattrs.is_empty() && inode.xattr_root.is_none() {
+            return Ok(None);
+        }
+        let Some(found) = self.attribute_spot(op, slot, name)?.found else {
+            return Ok(None);
+        };
+        if let Value::Here(bytes) = found.value {
+            return Ok(Some(bytes.into()));
+        }
+        let mut bytes = Vec::new();
+        for slot in lock_values(op, &[found])? {
+            match op.peek(slot) {
+                FsNode::Value(piece) => bytes.extend_from_slice(piece),
+                _ => return Err(Damage::new("attribute", "its value is elsewhere").into()),
+            }
+        }
+        Ok(Some(bytes))
+    }
+
     /// An attribute's value; the inode is locked at least shared.
     pub(crate) fn attribute(&self, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         if inode.xattrs.is_empty() && inode.xattr_root.is_none() {
@@ -252,7 +279,7 @@ impl FileSystem {
     }
 
     /// See [`FileSystem::listxattr`]; the inode is locked at least shared.
-    fn attribute_names(&self, inode: &Inode) -> Result<Vec<u8>, Error> {
+    pub(crate) fn attribute_names(&self, inode: &Inode) -> Result<Vec<u8>, Error> {
         let mut names = Vec::new();
         let mut from = Some(0);
         while let Some(key) = from {

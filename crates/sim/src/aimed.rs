@@ -13,6 +13,7 @@ use crate::scans;
 use crate::sequences;
 use crate::shared;
 use crate::stamps;
+use crate::transacted;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::{sched, thread};
@@ -59,6 +60,15 @@ const CLASSICS: &[&str] = &[
     // Names that come and go.
     "unlink A/foo; checkpoint; create A/foo; write A/foo 0 3000 1; sync; checkpoint; unlink A/foo; sync",
     "hold A/foo; unlink A/foo; sync; checkpoint",
+    // What a transaction changes comes and goes together, whatever was dirty before it and is written after it.
+    "write A/foo 100 5000 1; write A/bar 0 90 2; tx write A/foo 4000 200 3 + write A/bar 50 100 4; write A/foo 0 50 5; sync",
+    "create foo; write foo 0 9000 1; tx write foo 4096 4096 2 + write A/foo 0 4096 3; tx write foo 0 4096 4 + write A/foo 4096 4096 5; sync; remount",
+    "write A/foo end 200 1; fdatasync A/foo; tx write A/foo end 100 2 + truncate A/bar 100; write A/foo end 90 3; fsync A/foo; remount",
+    "tx-relaxed create foo + write foo 0 20000 1; tx-relaxed write foo 5000 100 2 + rename foo A/foo 0; fsync B; checkpoint",
+    "rewrite A/foo 5000 1; tx write A/foo 10000 10 2 + unlink A/bar; tx truncate A/foo 20000; remount",
+    "hold A/foo; tx unlink A/foo + create A/foo + write A/foo 0 300 1; release A/foo; sync",
+    "tx write A/foo 0 9000 1 + chmod A 448 + create A/C; unlink A/foo; tx create A/foo + write A/foo 0 9000 2; checkpoint; tx write A/foo 0 9000 3; sync",
+    "fallocate A/foo 1 0 40000; tx write A/foo 12000 8000 1 + write A/bar 4000 4096 2; truncate A/foo 0; tx write A/foo 0 10 3; remount",
 ];
 
 fn failure(what: String, trail: Vec<String>) -> Failure {
@@ -123,6 +133,11 @@ pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
         let order = rng.next_u64();
         let place = |what| failure(format!("one file, order {order}: {what}"), Vec::new());
         guarded(|| shared::run(order).map_err(place))?;
+    }
+    for _ in 0..40 {
+        let order = rng.next_u64();
+        let place = |what| failure(format!("transactions, order {order}: {what}"), Vec::new());
+        guarded(|| transacted::run(order).map_err(place))?;
     }
     for _ in 0..20 {
         crossing(&base, rng.next_u64())?;

@@ -64,6 +64,12 @@ impl<T> Versions<T> {
         self.kept.iter().skip(number.saturating_sub(self.first))
     }
 
+    /// The numbered version and those after it are not there; false: neither is any before it.
+    pub fn forget_from(&mut self, number: usize) -> bool {
+        self.kept.truncate(number.saturating_sub(self.first));
+        !self.kept.is_empty()
+    }
+
     /// At least the numbered version is durable, or the newest.
     pub fn forget_before(&mut self, number: usize) {
         let number = number.clamp(self.first, self.number());
@@ -199,6 +205,23 @@ impl History {
         let mut copy = self.clone();
         copy.versions.forget_before(number);
         copy
+    }
+
+    /// As it is when the numbered version, and so all later ones, cannot be there; `None`: then nothing can.
+    pub fn before(&self, number: usize) -> Option<History> {
+        let mut copy = self.clone();
+        if number <= copy.versions.number() {
+            copy.pending = None;
+            let left = copy.versions.forget_from(number);
+            return left.then_some(copy);
+        }
+        Some(copy)
+    }
+
+    /// The newest version never came to be.
+    pub fn undo(&mut self) {
+        let newest = self.versions.number();
+        self.versions.forget_from(newest);
     }
 
     /// Whether a crash may leave this content. `Err` says what is wrong.

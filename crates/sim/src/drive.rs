@@ -3,6 +3,7 @@
 use crate::look::{self, Found};
 use crate::op::{How, Op, pattern};
 use crate::oracle::Oracle;
+use crate::transact;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
@@ -225,6 +226,12 @@ impl Driver {
                 Ok(())
             }
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
+            // With limits as tight as here; it is told before anything is done.
+            (Err(fs::Error::TransactionTooLarge), Ok(change)) => {
+                self.oracle.undo(&change);
+                Ok(())
+            }
+            (Err(fs::Error::TransactionTooLarge), Err(_)) => Ok(()),
             (Err(fs::Error::NoSpace), Ok(change)) if self.trouble => self.out_of_space(op, &change),
             (Err(fs::Error::NoSpace), Err(_)) if self.trouble => Ok(()),
             (Err(_), Ok(_)) if self.trouble && self.goes_on_after(op) => {
@@ -363,6 +370,7 @@ impl Driver {
                 Ok(())
             }
             Op::Link(..) | Op::Rename(..) | Op::Unlink(_) | Op::Rmdir(_) => self.rename(op),
+            Op::Tx { durable, ops } => self.transact(*durable, ops, change),
             Op::Chmod(..)
             | Op::Chown(..)
             | Op::SetTime(..)
@@ -399,6 +407,27 @@ impl Driver {
         if let Some(id) = change.and_then(|c| c.created) {
             self.inos.insert(id, ino);
         }
+        Ok(())
+    }
+
+    fn transact(
+        &mut self,
+        durable: bool,
+        ops: &[Op],
+        change: Option<&Change>,
+    ) -> Result<(), fs::Error> {
+        let fs = Arc::clone(self.fs());
+        let mut tx = fs.transaction(&Caller::root())?;
+        let mut made = Vec::new();
+        for op in ops {
+            made.extend(transact::stage(&mut tx, self.root, op)?);
+        }
+        match durable {
+            true => tx.commit()?,
+            false => tx.commit_relaxed()?,
+        }
+        let ids = change.into_iter().flat_map(|change| &change.made);
+        self.inos.extend(ids.copied().zip(made));
         Ok(())
     }
 

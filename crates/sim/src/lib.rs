@@ -26,5 +26,7 @@ mod shared;
 pub mod stamps;
 pub mod threads;
 pub mod times;
+pub mod transact;
+pub mod transacted;
 pub mod tree;
 pub mod world;

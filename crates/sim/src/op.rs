@@ -84,15 +84,21 @@ pub enum Op {
     Release(String),
     /// Closed cleanly and opened again.
     Remount,
+    /// A transaction of operations on names, attributes and contents; durable when it has committed, or atomic alone.
+    Tx {
+        durable: bool,
+        ops: Vec<Op>,
+    },
 }
 
 impl Op {
     /// Whether this writes to a file that exists.
     pub fn changes_content(&self) -> bool {
-        matches!(
-            self,
-            Op::Write { .. } | Op::Rewrite { .. } | Op::Truncate(..) | Op::Fallocate { .. }
-        )
+        match self {
+            Op::Write { .. } | Op::Rewrite { .. } | Op::Truncate(..) | Op::Fallocate { .. } => true,
+            Op::Tx { ops, .. } => ops.iter().any(Op::changes_content),
+            _ => false,
+        }
     }
 
     /// Whether this only makes things durable.
@@ -189,6 +195,14 @@ impl fmt::Display for Op {
             Op::Hold(p) => write!(f, "hold {p}"),
             Op::Release(p) => write!(f, "release {p}"),
             Op::Remount => f.write_str("remount"),
+            Op::Tx { durable, ops } => {
+                let kind = if *durable { "tx" } else { "tx-relaxed" };
+                write!(f, "{kind}")?;
+                for (i, op) in ops.iter().enumerate() {
+                    write!(f, "{} {op}", if i > 0 { " +" } else { "" })?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -197,6 +211,12 @@ impl FromStr for Op {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Op, String> {
+        if let Some((kind @ ("tx" | "tx-relaxed"), ops)) = text.trim().split_once(' ') {
+            return Ok(Op::Tx {
+                durable: kind == "tx",
+                ops: ops.split('+').map(str::parse).collect::<Result<_, _>>()?,
+            });
+        }
         let mut words = text.split_whitespace();
         let mut word = || {
             let next = words.next();

@@ -38,6 +38,8 @@ pub struct Oracle {
     /// The last operation on each thing's names and attributes.
     touched: BTreeMap<Id, usize>,
     barriers: Vec<Barrier>,
+    /// Of transactions: the version is there exactly when the operation is.
+    atomic: Vec<Barrier>,
     /// Nothing but a sync writes data back: no shortage of memory or space.
     calm: bool,
 }
@@ -52,6 +54,7 @@ impl Oracle {
             when: Beginnings::default(),
             touched: BTreeMap::new(),
             barriers: Vec::new(),
+            atomic: Vec::new(),
             calm,
         }
     }
@@ -103,6 +106,9 @@ impl Oracle {
     /// errno means that it must fail with that.
     pub fn begin(&mut self, op: &Op, now: Stamp) -> Outcome<Change> {
         self.when.push(now);
+        if let Op::Tx { ops, .. } = op {
+            return self.begin_transaction(ops, now);
+        }
         if let Op::Rename(from, ..) = op
             && let Some(id) = self.now().file(from)
         {
@@ -137,18 +143,125 @@ impl Oracle {
         Ok(change)
     }
 
+    /// Notes a transaction: one state, and one version of each file.
+    fn begin_transaction(&mut self, ops: &[Op], now: Stamp) -> Outcome<Change> {
+        let mut next = self.now().clone();
+        next.began = now;
+        let mut whole = Change::default();
+        let mut contents: BTreeMap<Id, Vec<u8>> = BTreeMap::new();
+        let mut times: BTreeMap<Id, Vec<Result<u64, Option<u64>>>> = BTreeMap::new();
+        let mut replacers = Vec::new();
+        for op in ops {
+            let change = next.apply(op)?;
+            whole.touched.extend(change.touched);
+            replacers.extend(change.replacer);
+            if let Some(id) = change.created {
+                whole.made.push(id);
+                contents.insert(id, Vec::new());
+            }
+            let path = match op {
+                Op::Write { path, .. } | Op::Rewrite { path, .. } => path,
+                Op::Truncate(path, _) | Op::SetTime(path, _) => path,
+                _ => continue,
+            };
+            let Some(id) = next.file(path) else {
+                continue;
+            };
+            if let Op::SetTime(_, time) = op {
+                times.entry(id).or_default().push(Err(*time));
+                continue;
+            }
+            let before = || self.contents[&id].now().to_vec();
+            let bytes = contents.entry(id).or_insert_with(before);
+            match op {
+                Op::Write { at, len, tag, .. } => {
+                    let offset = at.unwrap_or(bytes.len() as u64);
+                    *bytes = written(bytes, offset, *len, *tag);
+                }
+                Op::Rewrite { len, tag, .. } => *bytes = pattern(*tag, 0, *len),
+                Op::Truncate(_, size) => bytes.resize(*size as usize, 0),
+                _ => {}
+            }
+            times.entry(id).or_default().push(Ok(bytes.len() as u64));
+        }
+        self.states.push(Arc::new(next));
+        let number = self.operations();
+        for id in &whole.made {
+            self.contents.insert(*id, History::new(Vec::new()));
+            let made = self.now().things.get(id);
+            if made.is_some_and(|thing| thing.kind == Kind::File) {
+                self.changes.insert(*id, Changes::new(now, 0));
+            }
+        }
+        for (id, bytes) in contents {
+            let history = self.history(id);
+            history.write_back();
+            history.change(bytes, false);
+            let version = history.number();
+            self.atomic.push(Barrier {
+                operations: number,
+                file: id,
+                version,
+            });
+            whole.touched.push(id);
+            whole.written.push(id);
+        }
+        for (id, times) in times {
+            let Some(changes) = self.changes.get_mut(&id) else {
+                continue;
+            };
+            for time in times {
+                match time {
+                    Ok(size) => changes.push(now, size),
+                    Err(time) => changes.set(now, time),
+                }
+            }
+        }
+        for file in replacers {
+            let history = self.history(file);
+            history.write_back();
+            let version = history.number();
+            self.barriers.push(Barrier {
+                operations: number,
+                file,
+                version,
+            });
+        }
+        for id in &whole.touched {
+            self.touched.insert(*id, number);
+        }
+        Ok(whole)
+    }
+
     /// An operation that began did not happen.
     pub fn undo(&mut self, change: &Change) {
         if change.idle {
             return;
         }
-        self.states.pop();
+        let undone = self.states.pop();
+        let left = self.operations();
+        for id in &change.written {
+            self.history(*id).undo();
+        }
+        self.atomic.retain(|barrier| barrier.operations <= left);
+        self.barriers.retain(|barrier| barrier.operations <= left);
+        for id in &change.made {
+            self.contents.remove(id);
+            self.changes.remove(id);
+        }
+        if !change.written.is_empty() || !change.made.is_empty() {
+            let began = undone.map_or(0, |tree| tree.began);
+            for id in &change.touched {
+                if let (Some(changes), Some(history)) =
+                    (self.changes.get_mut(id), self.contents.get(id))
+                {
+                    changes.failed(began, false, history.now().len() as u64);
+                }
+            }
+        }
         if let Some(id) = change.created {
             self.contents.remove(&id);
             self.changes.remove(&id);
-        }
-        if change.replacer.is_some() {
-            self.barriers.pop();
         }
     }
 
@@ -282,7 +395,22 @@ impl Oracle {
             } => self.synced(path),
             Op::Sync | Op::Remount => self.all_durable(),
             Op::Checkpoint => self.durable_through(self.operations()),
+            Op::Tx { durable: true, .. } => self.committed(),
             _ => {}
+        }
+    }
+
+    /// The newest operation is a transaction that is durable.
+    fn committed(&mut self) {
+        let number = self.operations();
+        self.durable_through(number);
+        let newest = self.atomic.iter().filter(|b| b.operations == number);
+        let files: Vec<Id> = newest.map(|b| b.file).collect();
+        for id in files {
+            self.history(id).durable();
+            if let Some(changes) = self.changes.get_mut(&id) {
+                changes.durable();
+            }
         }
     }
 
@@ -296,6 +424,10 @@ impl Oracle {
                 }
             }
             Op::Sync | Op::Remount | Op::Checkpoint => self.durable_through(self.operations()),
+            // One with content was left out.
+            Op::Tx { durable: true, .. } if !op.changes_content() => {
+                self.durable_through(self.operations());
+            }
             _ => {}
         }
     }
@@ -345,6 +477,7 @@ impl Oracle {
                         when: Beginnings::default(),
                         touched: BTreeMap::new(),
                         barriers: Vec::new(),
+                        atomic: Vec::new(),
                         calm: self.calm,
                     };
                     return Ok((settled, pairs));
@@ -420,7 +553,18 @@ impl Oracle {
             let barriers = self.barriers.iter();
             let barriers = barriers.filter(|b| b.file == *id && b.operations <= operations);
             let least = barriers.map(|b| b.version).max().unwrap_or(0);
-            let history = history.after(least);
+            let atomic = || self.atomic.iter().filter(|b| b.file == *id);
+            let there = atomic().filter(|b| b.operations <= operations);
+            let least = there.map(|b| b.version).max().unwrap_or(0).max(least);
+            // What single calls wrote later, over blocks that the file had before, may be there without it.
+            let written_over = |b: &&Barrier| {
+                (b.version + 1..=history.number()).any(|v| !atomic().any(|b| b.version == v))
+            };
+            let absent = atomic().filter(|b| b.operations > operations && !written_over(b));
+            let most = absent.map(|b| b.version).min().unwrap_or(usize::MAX);
+            let history = history.after(least).before(most);
+            let none = || format!("{}: part of a transaction that is not there", thing.path);
+            let history = history.ok_or_else(none)?;
             history
                 .allows_but(bytes, &|page| spared.has(*id, *index, page))
                 .map_err(|what| format!("{}: {what}", thing.path))?;

@@ -213,6 +213,9 @@ impl Generator {
         if let Some(op) = self.queued.pop() {
             return Some(Step::Op(op));
         }
+        if self.rng.one_in(8) {
+            return Some(Step::Op(self.transaction(tree)));
+        }
         let op = self.op(tree);
         if let Op::Write { path, .. } = &op
             && self.rng.one_in(4)
@@ -274,6 +277,46 @@ impl Generator {
         match dir {
             "" => name,
             dir => format!("{dir}/{name}"),
+        }
+    }
+
+    /// A few operations that are one step, each of which makes sense after those before it, mostly.
+    fn transaction(&mut self, tree: &Tree) -> Op {
+        let mut tree = tree.clone();
+        let mut ops = Vec::new();
+        for _ in 0..1 + self.rng.below(8) {
+            let mut op = self.op(&tree);
+            if let Op::Write { how, .. } = &mut op {
+                *how = How::Buffered;
+            }
+            let staged = matches!(
+                op,
+                Op::Create(_)
+                    | Op::Mkdir(_)
+                    | Op::Symlink(_)
+                    | Op::Link(..)
+                    | Op::Rename(..)
+                    | Op::Unlink(_)
+                    | Op::Rmdir(_)
+                    | Op::Chmod(..)
+                    | Op::Chown(..)
+                    | Op::SetTime(..)
+                    | Op::SetXattr { .. }
+                    | Op::RemoveXattr(..)
+                    | Op::Write { .. }
+                    | Op::Rewrite { .. }
+                    | Op::Truncate(..)
+            );
+            if staged && (tree.apply(&op).is_ok() || self.rng.one_in(10)) {
+                ops.push(op);
+            }
+        }
+        if ops.is_empty() {
+            return Op::Sync;
+        }
+        Op::Tx {
+            durable: !self.rng.one_in(3),
+            ops,
         }
     }
 

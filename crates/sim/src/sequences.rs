@@ -47,7 +47,27 @@ pub fn full_set() -> Vec<Op> {
     contents(&mut set);
     attributes(&mut set);
     syncs(&mut set);
+    transactions(&mut set);
     set
+}
+
+/// One or a few operations that a crash leaves together.
+fn transactions(set: &mut Vec<Op>) {
+    let all = [
+        "tx write A/foo 0 100 1",
+        "tx write A/foo 4096 8192 1 + write A/bar 10 20 2",
+        "tx write A/foo 1000 20000 1 + write A/bar end 9000 2",
+        "tx-relaxed write A/foo end 5000 1 + chmod A/bar 448",
+        "tx truncate A/foo 5000 + truncate A/bar 0 + write A/bar 100 50 1",
+        "tx rewrite A/foo 300 1 + rewrite A/bar 9000 2",
+        "tx create B/foo + write B/foo 0 5000 1 + rename B/foo A/foo 0",
+        "tx create foo + write foo 0 300 1 + link foo B/foo + unlink A/bar",
+        "tx mkdir C + rename A/foo C/foo 0 + rename A/bar C/bar 0 + rmdir A",
+        "tx-relaxed rename A/foo A/bar 2 + setxattr A/bar user.new 3000 1 + removexattr A/bar user.old",
+        "tx symlink foo + unlink A/foo + create A/foo + settime A/bar 1000000000123456789",
+        "tx rename A B/A 0 + write B/A/foo 8000 4000 1",
+    ];
+    set.extend(all.iter().filter_map(|text| text.parse().ok()));
 }
 
 /// A time long before any operation, as archivers set it, in nanoseconds.
@@ -219,6 +239,10 @@ pub fn tagged(op: &Op, new: u64) -> Op {
         | Op::Rewrite { tag, .. }
         | Op::SetXattr { tag, .. }
         | Op::TmpLink { tag, .. } => *tag = new,
+        Op::Tx { ops, .. } => {
+            let each = (0..).zip(ops);
+            each.for_each(|(i, op)| *op = tagged(op, new * 100 + i));
+        }
         _ => {}
     }
     op

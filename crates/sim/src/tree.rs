@@ -82,6 +82,9 @@ pub struct Change {
     pub created: Option<Id>,
     /// The file that took another's place, written back before.
     pub replacer: Option<Id>,
+    /// Those that a transaction made, in order, and the files whose content it changed.
+    pub made: Vec<Id>,
+    pub written: Vec<Id>,
 }
 
 impl Tree {

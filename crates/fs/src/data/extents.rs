@@ -300,7 +300,7 @@ fn plan_leaf<'s>(
         ));
     };
     let start = first.pages.start;
-    let path = tree::path(store, op, inode, TreeId::Body, start)?;
+    let path = tree::path(op, inode, TreeId::Body, start)?;
     let leaf = path.lock_leaf(op)?;
     let old = op.peek(leaf).extents()?;
     let (merged, freed, gained) = preview(old, changes)?;
@@ -433,12 +433,7 @@ pub(super) fn bounded_end(mapped: &[FileExtent], end: u64) -> u64 {
 }
 
 /// Plans one bounded step of freeing all pages at or above `page`.
-pub(super) fn plan_cut<'s>(
-    store: &'s Store<FsNode>,
-    op: &mut Op<'s, FsNode>,
-    inode: Slot,
-    page: u64,
-) -> Result<Cut, Error> {
+pub(super) fn plan_cut(op: &mut Op<'_, FsNode>, inode: Slot, page: u64) -> Result<Cut, Error> {
     let nothing = Cut {
         step: CutStep::Nothing,
         freed: 0,
@@ -454,7 +449,7 @@ pub(super) fn plan_cut<'s>(
             (CutStep::From(inode, from), lost, from <= page)
         }
         Body::Tree(_) => {
-            let last = tree::path(store, op, inode, TreeId::Body, u64::MAX)?;
+            let last = tree::path(op, inode, TreeId::Body, u64::MAX)?;
             let leaf = last.lock_leaf(op)?;
             let list = op.peek(leaf).extents()?;
             let from = bounded_cut(list, page);
@@ -464,7 +459,7 @@ pub(super) fn plan_cut<'s>(
             } else {
                 let few = page > 0 || op.peek(inode).inode()?.blocks > FREE_MAX;
                 let most = if few { 1 } else { CUT_LEAVES };
-                let (removal, leaves) = tree::plan_tail(store, op, inode, TreeId::Body, most)?;
+                let (removal, leaves) = tree::plan_tail(op, inode, TreeId::Body, most)?;
                 let mut lost = Vec::new();
                 for leaf in leaves {
                     lost.extend_from_slice(op.peek(leaf).extents()?);

@@ -712,7 +712,7 @@ impl FileTable {
 
 /// A use of a file's state for the length of one operation.
 #[derive(Debug)]
-pub(super) struct StateUse<'a> {
+pub(crate) struct StateUse<'a> {
     files: &'a Files,
     state: Arc<FileState>,
 }

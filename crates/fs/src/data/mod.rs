@@ -42,6 +42,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 mod together;
+pub(crate) mod transact;
 mod truncate;
 mod write;
 mod writeback;

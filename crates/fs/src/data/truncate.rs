@@ -145,7 +145,7 @@ impl Files {
                 _ => None,
             };
             let tail = tail::cut(inode, size);
-            let step = extents::plan_cut(&self.store, &mut op, slot, page)?;
+            let step = extents::plan_cut(&mut op, slot, page)?;
             if step.done {
                 if let Some(len) = shorter {
                     op.apply(slot, Delta::InlineLen(len));
@@ -233,7 +233,7 @@ impl Files {
                 return Ok(());
             };
             let (blocks, unlinked) = (inode.blocks, inode.nlink == 0);
-            let step = extents::plan_cut(&self.store, &mut op, slot, size.div_ceil(PAGE))?;
+            let step = extents::plan_cut(&mut op, slot, size.div_ceil(PAGE))?;
             let done = step.done;
             let delist = match done && !unlinked {
                 true => {
@@ -295,7 +295,7 @@ impl Files {
     fn release_step(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         let blocks = op.peek(slot).inode()?.blocks;
-        let step = extents::plan_cut(&self.store, &mut op, slot, 0)?;
+        let step = extents::plan_cut(&mut op, slot, 0)?;
         let (done, freed) = (step.done, step.freed);
         step.apply(&mut op);
         if freed > 0 {

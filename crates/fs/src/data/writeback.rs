@@ -554,7 +554,7 @@ impl Files {
         self.wrote_in_place(state, flush_failures)
     }
 
-    fn write_at_once(&self, writes: Writes<'_>) -> Result<(), Error> {
+    pub(super) fn write_at_once(&self, writes: Writes<'_>) -> Result<(), Error> {
         self.write_out_by(writes, |ios| Ok(self.store.array().execute(ios)?))
     }
 

@@ -52,7 +52,7 @@ impl Fixture<'_> {
         let node = self.store.get(self.inode).unwrap();
         let mut op = self.store.begin(Need::Grow).unwrap();
         let inode = op.lock(&node).unwrap();
-        let path = tree::path(self.store, &op, inode, TREE, key).unwrap();
+        let path = tree::path(&op, inode, TREE, key).unwrap();
         let slot = path.lock_leaf(&mut op).unwrap();
         let fresh = self.store.reserve_nid().unwrap();
         let growth = path.plan_growth(self.store, &mut op, 1).unwrap();
@@ -71,7 +71,7 @@ impl Fixture<'_> {
         let node = self.store.get(self.inode).unwrap();
         let mut op = self.store.begin(Need::Reclaim).unwrap();
         let inode = op.lock(&node).unwrap();
-        let path = tree::path(self.store, &op, inode, TREE, key).unwrap();
+        let path = tree::path(&op, inode, TREE, key).unwrap();
         let slot = path.lock_leaf(&mut op).unwrap();
         for gone in op.peek(slot).orphans().unwrap() {
             assert!(self.keys.remove(&gone.nid.0));
@@ -150,7 +150,7 @@ fn a_deep_tree_grows_and_shrinks_in_any_order() {
         let slot = op.lock(&node).unwrap();
         // The first leaf, which no key began, may be left.
         if op.peek(slot).inode().unwrap().root(TREE).is_some() {
-            let (removal, _) = tree::plan_tail(fs.store(), &mut op, slot, TREE, 16).unwrap();
+            let (removal, _) = tree::plan_tail(&mut op, slot, TREE, 16).unwrap();
             assert!(removal.empties());
             removal.finish(&mut op, Some(Body::Inline(Vec::new())));
         }

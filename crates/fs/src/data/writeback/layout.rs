@@ -250,7 +250,7 @@ pub(super) fn changes_of(segments: &[Segment]) -> Vec<Change> {
 pub(in crate::data) struct Writes<'a> {
     data: &'a [u8],
     pub(super) ios: Vec<Io<'a>>,
-    pub(super) durability: Durability,
+    pub(in crate::data) durability: Durability,
     /// Where the last one goes, and what it writes.
     pub(super) last: Option<(u64, Range<usize>)>,
 }

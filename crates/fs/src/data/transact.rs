@@ -1,0 +1,515 @@
+//! The content of files in a transaction (`tx/`): brought home, merged with what was staged, written to fresh blocks, and
+//! named by the transaction's operation.
+//!
+//! Invariants:
+//! 1. All of this happens under the file's exclusive I/O lock, which is held until its pages in the cache, its state and its inode agree
+//!    again. Who has a state shown without that lock, `stat`, does so under the inode's, which the operation holds.
+//! 2. A file is *home* when its inode says all there is: no dirty page, no tail, no pending cut, size and logged size the same. Then a page is
+//!    what its block holds, or a hole, or the inline body.
+//! 3. Blocks are fresh ones only. They were written before the operation that names them began to change anything; it vouches for them, or its
+//!    batch is preceded by a flush, and no flush failed since the first was written.
+//! 4. Where the file's old end lies within a page, and the file goes on behind it, that page is written anew with zeros behind that end (R16).
+
+use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
+use super::file::{FileState, StateUse};
+use super::writeback::Writes;
+use super::{Files, PAGE};
+use crate::content::inode::INLINE_DATA_MAX;
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, TreeId};
+use crate::tx::content::{Content, Page};
+use crate::tx::stored::Place;
+use crate::{Error, Ino, tree};
+use base::clock::Timestamp;
+use base::sync::{Arc, WriteGuard};
+use device::Durability;
+use engine::{Epoch, Extent, Op, Promise, Reservation, Slot};
+use format::{BLOCK_SIZE, Block, checksum};
+use std::ops::Range;
+
+/// Bytes for which an operation vouches at most, and runs of blocks, as for a sync.
+const VOUCHED_MAX: usize = 128 << 10;
+const VOUCHED_RUNS: usize = 16;
+
+/// A file whose I/O lock a transaction has.
+pub(crate) struct LockedFile<'a> {
+    state: &'a Arc<FileState>,
+    _exclusive: WriteGuard<'a, ()>,
+}
+
+impl LockedFile<'_> {
+    pub fn ino(&self) -> Ino {
+        self.state.ino()
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.state.key.generation
+    }
+}
+
+/// A use of a file for as long as a transaction commits.
+pub(crate) type FileUse<'a> = StateUse<'a>;
+
+/// Reads a page that is in a block already.
+pub(crate) type ReadStored<'a> = dyn Fn(Place, &mut [u8]) -> Result<(), Error> + 'a;
+
+/// Pages of a file in fresh blocks that follow each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub pages: Range<u64>,
+    pub block: Block,
+}
+
+/// What a file is to become.
+#[derive(Debug, Default)]
+pub(crate) struct Intended {
+    /// What it had, and how much of that stays: nothing behind that, if it was cut.
+    base: u64,
+    left: u64,
+    cut: bool,
+    pub size: u64,
+    /// All of it, if that goes into the inode.
+    pub inline: Option<Vec<u8>>,
+    /// Pages composed of what was staged and what the file holds, ascending.
+    pub pages: Vec<(u64, Vec<u8>)>,
+    /// Pages that are in blocks already, ascending.
+    pub stored: Vec<(u64, Place)>,
+    /// Where pages are in the end.
+    placed: Vec<Placed>,
+}
+
+/// Blocks that were written for a transaction, and what it vouches for.
+#[derive(Default)]
+pub(crate) struct Written<'s> {
+    /// Each of one file, by its place among those that were written.
+    pub reservations: Vec<(usize, Reservation<'s, FsNode>)>,
+    pub sums: Vec<(usize, Extent, u32)>,
+}
+
+impl Files {
+    /// A file that is there, for as long as this is kept.
+    pub(crate) fn use_for_commit(&self, ino: Ino) -> Result<FileUse<'_>, Error> {
+        self.use_file(ino)
+    }
+
+    /// Locks a file for a transaction; others in the order of their numbers.
+    pub(crate) fn lock_for_commit<'a>(
+        &self,
+        file: &'a FileUse<'_>,
+    ) -> Result<LockedFile<'a>, Error> {
+        let state: &'a Arc<FileState> = file;
+        Ok(LockedFile {
+            _exclusive: self.lock_exclusive(state)?,
+            state,
+        })
+    }
+
+    /// Invariant 2.
+    pub(crate) fn bring_home(&self, file: &LockedFile<'_>) -> Result<(), Error> {
+        let state = file.state;
+        if state.meta.lock().cutting {
+            self.finish_cut(state)?;
+        }
+        self.dirty_tail(state)?;
+        let (size, logged_size, replaced) = {
+            let meta = state.meta.lock();
+            (meta.size, meta.logged_size, meta.replaced)
+        };
+        if replaced || size != logged_size || self.pages.is_dirty(state.key) {
+            self.flush_locked(state)?;
+        }
+        let home = {
+            let meta = state.meta.lock();
+            meta.size == meta.logged_size && !meta.replaced && !meta.cutting
+        };
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        let plain = inode.tail.is_none() && inode.pending_truncate.is_none();
+        match home && plain && !self.pages.is_dirty(state.key) {
+            true => Ok(()),
+            // What failed is latched; what is in the way goes when it is tried again.
+            false => Err(Error::Busy),
+        }
+    }
+
+    /// What a page holds of the first `left` bytes of a file that is home.
+    fn page_of(&self, state: &Arc<FileState>, page: u64, left: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        let valid = left.saturating_sub(page * PAGE).min(PAGE) as usize;
+        if valid > 0 {
+            if !self.pages.look(state.key, page, 0, &mut bytes) {
+                let loaded = self.load_pages(state, page..page + 1)?;
+                bytes.copy_from_slice(&loaded);
+            }
+            bytes[valid..].fill(0);
+        }
+        Ok(bytes)
+    }
+
+    /// What a file that is home becomes by what was staged. `stored` shows pages that are in blocks already, which stay there unless all goes
+    /// into the inode.
+    pub(crate) fn intend(
+        &self,
+        file: &LockedFile<'_>,
+        content: &Content,
+        stored: &ReadStored<'_>,
+    ) -> Result<Intended, Error> {
+        let state = file.state;
+        let (base, keep_extents) = {
+            let meta = state.meta.lock();
+            (meta.size, meta.keep_extents)
+        };
+        let left = content.left_of(base);
+        let mut intended = Intended {
+            base,
+            left,
+            cut: content.cut.is_some(),
+            size: content.size(base),
+            ..Intended::default()
+        };
+        let inline = self.is_inline(state)?;
+        let size = intended.size;
+        if size <= INLINE_DATA_MAX as u64 && !keep_extents && (inline || left == 0) {
+            let mut bytes = vec![0; size as usize];
+            let old = self.page_of(state, 0, left)?;
+            let known = (left as usize).min(bytes.len());
+            bytes[..known].copy_from_slice(&old[..known]);
+            content.over(0, &mut bytes, stored)?;
+            intended.inline = Some(bytes);
+            return Ok(intended);
+        }
+        let mut add = |page: u64, part: Option<&Page>| -> Result<(), Error> {
+            let bytes = match part {
+                Some(Page::Whole(bytes)) => bytes.to_vec(),
+                Some(Page::Part(part)) => {
+                    let mut bytes = self.page_of(state, page, left)?;
+                    part.over(&mut bytes);
+                    bytes
+                }
+                Some(Page::Stored(place)) => {
+                    intended.stored.push((page, *place));
+                    return Ok(());
+                }
+                None => self.page_of(state, page, left)?,
+            };
+            intended.pages.push((page, bytes));
+            Ok(())
+        };
+        let mut besides = Vec::new();
+        if inline && left > 0 && !content.pages.is_empty() {
+            besides.push(0);
+        }
+        // Invariant 4.
+        let last = left / PAGE;
+        if !left.is_multiple_of(PAGE) && size > left && !inline {
+            let mapped = self.mapped(state, last..last + 1)?;
+            besides.extend(mapped.iter().any(|e| e.written).then_some(last));
+        }
+        besides.retain(|page| !content.pages.contains_key(page));
+        for (&page, part) in &content.pages {
+            while besides.first().is_some_and(|first| *first < page) {
+                add(besides.remove(0), None)?;
+            }
+            add(page, Some(part))?;
+        }
+        for page in besides {
+            add(page, None)?;
+        }
+        Ok(intended)
+    }
+
+    /// The same of a file that the transaction makes.
+    pub(crate) fn intend_new(
+        &self,
+        content: &Content,
+        stored: &ReadStored<'_>,
+    ) -> Result<Intended, Error> {
+        let size = content.size(0);
+        let mut intended = Intended {
+            size,
+            ..Intended::default()
+        };
+        if size <= INLINE_DATA_MAX as u64 {
+            let mut bytes = vec![0; size as usize];
+            content.over(0, &mut bytes, stored)?;
+            intended.inline = Some(bytes);
+            return Ok(intended);
+        }
+        for (&page, part) in &content.pages {
+            let mut bytes = vec![0; BLOCK_SIZE];
+            match part {
+                Page::Whole(whole) => bytes.copy_from_slice(whole),
+                Page::Part(part) => part.over(&mut bytes),
+                Page::Stored(place) => {
+                    intended.stored.push((page, *place));
+                    continue;
+                }
+            }
+            intended.pages.push((page, bytes));
+        }
+        Ok(intended)
+    }
+
+    /// Writes the pages of all files to fresh blocks, as one batch, and notes where they and those that are stored are. Small ones are
+    /// to be vouched for by the operation that follows. `block` tells where pages are that were stored.
+    pub(crate) fn write_intended<'s>(
+        &'s self,
+        promise: &mut Promise<'_, FsNode>,
+        files: &mut [(Ino, Intended)],
+        block: impl Fn(Place) -> Block,
+    ) -> Result<Written<'s>, Error> {
+        let total: usize = files.iter().map(|(_, file)| file.pages.len()).sum();
+        let mut written = Written::default();
+        let mut data = self.memory.take(total * BLOCK_SIZE);
+        let pages = files.iter().flat_map(|(_, file)| &file.pages);
+        for ((_, bytes), out) in pages.zip(data.chunks_mut(BLOCK_SIZE)) {
+            out.copy_from_slice(bytes);
+        }
+        let mut blocks = Vec::with_capacity(total);
+        let mut run: Option<Reservation<'s, FsNode>> = None;
+        for (place, (_, file)) in files.iter().enumerate() {
+            let mut left = file.pages.len() as u32;
+            while left > 0 {
+                let mut rest = match run.take().filter(|run| run.extent().len > 0) {
+                    Some(rest) => rest,
+                    None => {
+                        let want = (total - blocks.len()).min(u32::MAX as usize) as u32;
+                        self.store.reserve(promise, want, None)?
+                    }
+                };
+                let piece = rest.split_off(left.min(rest.extent().len));
+                let Extent { block, len } = piece.extent();
+                blocks.extend((0..u64::from(len)).map(|i| Block(block.0 + i)));
+                written.reservations.push((place, piece));
+                left -= len;
+                run = Some(rest);
+            }
+        }
+        let mut at = 0;
+        for (place, (_, file)) in files.iter_mut().enumerate() {
+            let first = at;
+            at += file.pages.len();
+            let new = file.pages.iter().map(|(page, _)| *page);
+            let old = file
+                .stored
+                .iter()
+                .map(|(page, place)| (*page, block(*place)));
+            let mut all: Vec<(u64, Block)> = new.zip(blocks[first..at].iter().copied()).collect();
+            all.extend(old);
+            all.sort_unstable();
+            for (page, block) in all {
+                note_placed(&mut file.placed, page, block);
+            }
+            let runs = blocks[first..at].chunk_by(|a, b| a.0 + 1 == b.0);
+            let mut from = first;
+            for run in runs {
+                let blocks = Extent {
+                    block: run[0],
+                    len: run.len() as u32,
+                };
+                let bytes = &data[from * BLOCK_SIZE..(from + run.len()) * BLOCK_SIZE];
+                written.sums.push((place, blocks, checksum(0, bytes)));
+                from += run.len();
+            }
+        }
+        if total == 0 {
+            return Ok(written);
+        }
+        let little = data.len() <= VOUCHED_MAX && written.sums.len() <= VOUCHED_RUNS;
+        let mut writes = Writes::new(&data);
+        if little && self.store.may_vouch() {
+            writes.durability = Durability::Checked;
+        } else {
+            written.sums.clear();
+        }
+        let runs = written.reservations.iter().map(|(_, run)| run.extent());
+        writes.add(0, runs.map(|run| (run.block, u64::from(run.len))));
+        self.write_at_once(writes)?;
+        Ok(written)
+    }
+
+    /// Writes whole pages of one file, which follow each other, to fresh blocks before a transaction commits: as many as one run of blocks has.
+    pub(crate) fn write_staged<'s>(
+        &'s self,
+        promise: &mut Promise<'_, FsNode>,
+        pages: &[&[u8]],
+    ) -> Result<Reservation<'s, FsNode>, Error> {
+        let reservation = self.store.reserve(promise, pages.len() as u32, None)?;
+        let Extent { block, len } = reservation.extent();
+        let mut data = self.memory.take(len as usize * BLOCK_SIZE);
+        for (page, out) in pages.iter().zip(data.chunks_mut(BLOCK_SIZE)) {
+            out.copy_from_slice(page);
+        }
+        let mut writes = Writes::new(&data);
+        writes.add(0, [(block, u64::from(len))]);
+        self.write_out(writes)?;
+        Ok(reservation)
+    }
+
+    /// Fails when a flush failed since `before` (invariant 3). The operation has begun: one that fails from here on finds it.
+    pub(crate) fn check_written(&self, before: Option<u64>) -> Result<(), Error> {
+        match before {
+            Some(before) if self.flush_failed_since(before) => Err(Error::Store(
+                engine::Error::Failed("a flush failed while a transaction was written".into()),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a file what is intended within an operation that holds its inode exclusively and can be undone. Returns the change of its
+    /// attributes, which is to be applied.
+    pub(crate) fn change_content(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        slot: Slot,
+        intended: &Intended,
+        now: Option<Timestamp>,
+    ) -> Result<AttrChange, Error> {
+        let inode = op.peek(slot).inode()?;
+        if inode.pending_truncate.is_some() || inode.tail.is_some() {
+            return Err(Error::Busy);
+        }
+        let mut blocks = inode.blocks as i64;
+        let inline = matches!(inode.body, Body::Inline(_));
+        if intended.cut || (intended.inline.is_some() && !inline) {
+            blocks -= self.cut_in(op, slot, intended.left)? as i64;
+        }
+        if let Some(bytes) = &intended.inline {
+            op.apply(slot, Delta::Body(Body::Inline(bytes.clone())));
+        } else {
+            blocks += self.map_in(op, slot, &intended.placed)?;
+        }
+        Ok(AttrChange {
+            size: Some(intended.size),
+            blocks: Some(blocks.max(0) as u64),
+            mtime: now,
+            ..AttrChange::default()
+        })
+    }
+
+    /// Takes everything from byte `left` on away from a file; returns the blocks freed.
+    fn cut_in(&self, op: &mut Op<'_, FsNode>, slot: Slot, left: u64) -> Result<u64, Error> {
+        let mut freed = 0;
+        loop {
+            let step = extents::plan_cut(op, slot, left.div_ceil(PAGE))?;
+            let done = step.done;
+            freed += step.freed;
+            step.apply(op);
+            if op.is_excessive() {
+                return Err(Error::TransactionTooLarge);
+            }
+            if done {
+                break;
+            }
+        }
+        match &op.peek(slot).inode()?.body {
+            Body::Inline(bytes) if bytes.len() as u64 > left => {
+                op.apply(slot, Delta::InlineLen(left as u32));
+            }
+            Body::Extents(_) if left == 0 => {
+                op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
+            }
+            _ => {}
+        }
+        Ok(freed)
+    }
+
+    /// Maps pages to blocks; returns how many blocks more the file has.
+    fn map_in(&self, op: &mut Op<'_, FsNode>, slot: Slot, placed: &[Placed]) -> Result<i64, Error> {
+        let mut gained = 0;
+        let mut rest: Vec<Placed> = placed.iter().rev().cloned().collect();
+        while let Some(first) = rest.last() {
+            let start = first.pages.start;
+            let bound = match &op.peek(slot).inode()?.body {
+                Body::Tree(_) => tree::high_in(op, slot, TreeId::Body, start)?,
+                _ => None,
+            };
+            let bound = bound.unwrap_or(PAGE_LIMIT);
+            let mut changes = Vec::new();
+            while changes.len() < CHANGES_MAX
+                && let Some(next) = rest.pop_if(|next| next.pages.start < bound)
+            {
+                let Range { start, end } = next.pages;
+                let here = end.min(bound);
+                if here < end {
+                    rest.push(Placed {
+                        pages: here..end,
+                        block: Block(next.block.0 + (here - start)),
+                    });
+                }
+                changes.push(Change {
+                    pages: start..here,
+                    with: vec![FileExtent {
+                        page: start,
+                        block: next.block,
+                        len: (here - start) as u32,
+                        written: true,
+                    }],
+                    same_blocks: false,
+                });
+            }
+            let plan = extents::plan(op.store(), op, slot, changes)?;
+            gained += plan.gained();
+            plan.apply(op);
+            if op.is_excessive() {
+                return Err(Error::TransactionTooLarge);
+            }
+        }
+        Ok(gained)
+    }
+
+    /// The newest stamp that a file was shown with, as far as its state knows.
+    pub(crate) fn looked_at(&self, file: &LockedFile<'_>) -> crate::times::Stamp {
+        file.state.meta.lock().looked
+    }
+
+    /// The file is what was intended from when the operation commits, which it does next (invariant 1).
+    pub(crate) fn content_changed(&self, file: &LockedFile<'_>, intended: &Intended) {
+        let mut meta = file.state.meta.lock();
+        (meta.size, meta.logged_size) = (intended.size, intended.size);
+        meta.persisted_ns = self.now_ns();
+        if intended.size == 0 {
+            meta.keep_extents = false;
+        }
+        if !meta.is_ahead() {
+            meta.ahead_since_ns = None;
+        }
+    }
+
+    /// The operation has committed: the cache has nothing of what was there before (invariant 1), but what is there now.
+    pub(crate) fn content_logged(&self, file: &LockedFile<'_>, intended: &Intended, epoch: Epoch) {
+        let (state, key) = (file.state, file.state.key);
+        if intended.cut {
+            let pages = intended.left / PAGE..intended.base.div_ceil(PAGE);
+            self.pages
+                .invalidate(key, pages.start..pages.end.max(pages.start));
+        }
+        if intended.inline.is_some() {
+            self.pages.invalidate(key, 0..1);
+        }
+        for placed in &intended.placed {
+            self.pages.invalidate(key, placed.pages.clone());
+        }
+        for (page, bytes) in &intended.pages {
+            self.pages.keep(key, *page, bytes);
+        }
+        let mut meta = state.meta.lock();
+        meta.changed = meta.changed.max(epoch);
+        meta.times_changed();
+    }
+}
+
+/// Adds a page that is in this block.
+fn note_placed(placed: &mut Vec<Placed>, page: u64, block: Block) {
+    match placed.last_mut() {
+        Some(last)
+            if last.pages.end == page
+                && last.block.0 + (last.pages.end - last.pages.start) == block.0 =>
+        {
+            last.pages.end += 1;
+        }
+        _ => placed.push(Placed {
+            pages: page..page + 1,
+            block,
+        }),
+    }
+}

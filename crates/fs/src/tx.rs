@@ -1,0 +1,599 @@
+//! Transactions: changes of many files that are made in one step, or not at all.
+//!
+//! ```text
+//! stage: steps on names and attributes ─┐                       ┌─► all nodes, in one operation ─► one batch
+//!        pages over files               ├─► commit: locks, looks again ┤
+//!        what it relied on              ┘                       └─► all pages, to fresh blocks before that
+//! ```
+//!
+//! Invariants ([decision 0028](../../../docs/decisions/0028-transactions-are-one-large-operation.md)):
+//! 1. Until the commit nothing is changed that anybody else could see, and all that is reserved goes back when the transaction is
+//!    dropped: promised blocks, blocks written already, numbers of inodes.
+//! 2. What it relied on is kept: each name that was looked at with what it meant before the transaction, and the change time of each file and
+//!    directory that it has read. The commit looks at all of it again, under the locks, before its first change.
+//! 3. Steps are carried out in their order on the real nodes ([`carry`]). Since all names mean what they meant, and no step failed when it
+//!    was staged on that, one that fails then met a change by others that no name shows: that is a conflict, too.
+//! 4. A page that was staged has a promised block, or one that is reserved.
+
+mod carry;
+mod commit;
+pub(crate) mod content;
+mod names;
+pub(crate) mod stored;
+
+use crate::Error;
+use crate::api::{Attr, Caller, Ino, SetAttr};
+use crate::attr::attr_change;
+use crate::content::{FsNode, Inode};
+use crate::data::{OpenFile, SIZE_MAX};
+use crate::filesystem::FileSystem;
+use crate::xattr::{Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
+use base::clock::Timestamp;
+use content::{Content, Page};
+use engine::{Extensive, FreshNid, Promise};
+use format::BLOCK_SIZE;
+use format::xattr::VALUE_MAX;
+use names::Entry;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use stored::{Place, Stored};
+
+const PAGE: u64 = BLOCK_SIZE as u64;
+/// Bytes of staged pages in memory, at most: what is more is written to its blocks.
+const MEMORY_MAX: usize = 8 << 20;
+/// Pages that are written so at once, at most.
+const STORED_AT_ONCE: usize = 1024;
+/// Tries of [`FileSystem::transact`].
+const TRIES: u32 = 64;
+
+/// What steps are expected to log, and to leave dirty: if it is more in the end, the commit begins anew with what it is.
+const STEP_LOGGED: usize = 80;
+const STEP_DIRTY: usize = 256;
+const INODE_LOGGED: usize = 80;
+const INODE_DIRTY: usize = 1024;
+const RUN_LOGGED: usize = 64;
+
+fn memory_max() -> usize {
+    base::tight::limit(MEMORY_MAX, 4 * BLOCK_SIZE)
+}
+
+/// A step on names and attributes.
+#[derive(Clone, Debug)]
+enum Step {
+    Make {
+        dir: Ino,
+        name: Box<[u8]>,
+        ino: Ino,
+        mode: u32,
+        rdev: u32,
+        body: Box<[u8]>,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Box<[u8]>,
+    },
+    Remove {
+        dir: Ino,
+        name: Box<[u8]>,
+        victim: Ino,
+        directory: bool,
+    },
+    Rename {
+        from: (Ino, Box<[u8]>),
+        to: (Ino, Box<[u8]>),
+        source: Ino,
+        target: Option<Ino>,
+        exchange: bool,
+    },
+    SetAttr(Ino, SetAttr),
+    SetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+        value: Box<[u8]>,
+    },
+    RemoveXattr(Ino, Box<[u8]>),
+}
+
+/// An inode that a transaction has to do with.
+struct Staged<'fs> {
+    generation: u64,
+    /// The inode as the transaction found or made it, with changes of attributes, links and parent since; its content and
+    /// its names are elsewhere.
+    model: Box<Inode>,
+    /// Attributes that were set.
+    set: SetAttr,
+    /// Of one that the transaction makes.
+    fresh: Option<FreshNid<'fs, FsNode>>,
+    content: Content,
+    /// For reading what the file holds.
+    handle: Option<Arc<OpenFile>>,
+    /// Its change time when it was first read.
+    looked: Option<Timestamp>,
+    xattrs: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+    /// It may lose its last name.
+    unlinked: bool,
+}
+
+/// Changes of any number of files and directories that [`commit`](Transaction::commit) makes in one step: a crash, and whoever
+/// looks meanwhile, finds all of them or none. Made by [`FileSystem::transaction`]. Calls within it see what it has staged.
+///
+/// Isolation: a commit fails with [`Error::Conflict`], and has done nothing, if meanwhile a name means something else that the transaction has
+/// looked up, made or removed (that it is missing counts), or if a file or directory has changed that it has read, by
+/// [`read`](Self::read), [`getattr`](Self::getattr), [`list`](Self::list) or [`getxattr`](Self::getxattr), other transactions' changes
+/// and single calls' alike. So transactions that commit could have run one after the other. What was only written was relied on by nobody: of two that write the same
+/// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
+///
+/// Limits: data as much as there is free space, found out when it is staged ([`Error::NoSpace`]). Changes of names and attributes count about 200 bytes each, and
+/// scattered pieces of data some 60: together the smaller of 4 MiB and a quarter of the journal ([`Error::TransactionTooLarge`]; such a transaction can only be
+/// dropped). Access control lists cannot be set.
+///
+/// Dropped without a commit it leaves nothing.
+pub struct Transaction<'fs> {
+    fs: &'fs FileSystem,
+    who: Caller,
+    steps: Vec<Step>,
+    names: BTreeMap<Ino, BTreeMap<Box<[u8]>, Entry>>,
+    inodes: BTreeMap<Ino, Staged<'fs>>,
+    /// Blocks for staged pages that have none yet.
+    promise: Promise<'fs, FsNode>,
+    stored: Stored<'fs>,
+    /// Staged pages in memory.
+    in_memory: usize,
+    expected: Extensive,
+    /// A call has failed that had staged a part already: there is nothing to commit.
+    is_broken: bool,
+}
+
+impl std::fmt::Debug for Transaction<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transaction")
+            .field("steps", &self.steps.len())
+            .field("inodes", &self.inodes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl FileSystem {
+    /// Begins a transaction on behalf of a caller. Nothing is locked until it commits.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], or what turned the file system read-only.
+    pub fn transaction(&self, who: &Caller) -> Result<Transaction<'_>, Error> {
+        if let Some(failed) = self.store.failed() {
+            return Err(failed.into());
+        }
+        if self.store.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        Ok(Transaction {
+            fs: self,
+            who: *who,
+            steps: Vec::new(),
+            names: BTreeMap::new(),
+            inodes: BTreeMap::new(),
+            promise: self.store.adopt_promise(0),
+            stored: Stored::default(),
+            in_memory: 0,
+            expected: Extensive::default(),
+            is_broken: false,
+        })
+    }
+
+    /// Stages a transaction by `body` and commits it, durably; again from the start, with a new one, as long as the outcome is a
+    /// conflict, up to 64 times.
+    ///
+    /// # Errors
+    /// Those of `body` and of [`Transaction::commit`]; [`Error::Conflict`] if each try met one.
+    pub fn transact<T>(
+        &self,
+        who: &Caller,
+        mut body: impl FnMut(&mut Transaction<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut tries = TRIES;
+        loop {
+            tries -= 1;
+            let mut transaction = self.transaction(who)?;
+            let outcome = body(&mut transaction).and_then(|value| {
+                transaction.commit()?;
+                Ok(value)
+            });
+            match outcome {
+                Err(Error::Conflict(_)) if tries > 0 => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl<'fs> Transaction<'fs> {
+    /// Writes at `offset`, all of `data`: in memory, or, when there is much, to blocks that are nobody else's.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], with nothing staged of this call; those of a file that is not there or is none.
+    pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let end = offset.checked_add(data.len() as u64);
+        let end = end.filter(|end| *end <= SIZE_MAX);
+        let bytes = offset..end.ok_or(Error::FileTooLarge)?;
+        self.file(ino)?;
+        let mut at = bytes.start;
+        while at < bytes.end {
+            // As much as memory takes at once.
+            let stop = (at / PAGE * PAGE + memory_max() as u64).min(bytes.end);
+            let part = &data[(at - offset) as usize..(stop - offset) as usize];
+            self.write_part(ino, at, part)?;
+            at = stop;
+        }
+        Ok(())
+    }
+
+    fn write_part(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let bytes = offset..offset + data.len() as u64;
+        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
+        self.make_ready(ino, pages.clone(), &bytes)?;
+        let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
+        let runs = |content: &Content| content.pages.range(pages.clone()).count();
+        let before = runs(content);
+        let goes_on = pages.start > 0 && content.pages.contains_key(&(pages.start - 1));
+        content.write(offset, data);
+        self.in_memory += runs(content) - before;
+        if before == 0 && !goes_on {
+            self.expect(RUN_LOGGED, RUN_LOGGED)?;
+        }
+        if self.in_memory * BLOCK_SIZE > memory_max() {
+            self.store_pages(ino)?;
+        }
+        Ok(())
+    }
+
+    /// Promises blocks for pages that are about to be written, and takes those back to memory that are stored and are written in part.
+    fn make_ready(&mut self, ino: Ino, pages: Range<u64>, bytes: &Range<u64>) -> Result<(), Error> {
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        let stored = |page: &Page| matches!(page, Page::Stored(_));
+        let here = staged.content.pages.range(pages.clone());
+        let with_block = here.filter(|(_, page)| !stored(page)).count() as u64;
+        let more = pages.end - pages.start - with_block;
+        // The file's last page, and what lies in its inode, may have to be written besides.
+        let besides = if staged.content.pages.is_empty() {
+            2
+        } else {
+            0
+        };
+        self.promise_more(more + besides)?;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        for page in [pages.start, pages.end - 1] {
+            let whole = bytes.start <= page * PAGE && (page + 1) * PAGE <= bytes.end;
+            if let (Some(Page::Stored(place)), false) = (staged.content.pages.get(&page), whole) {
+                let mut copy = vec![0; BLOCK_SIZE];
+                self.stored.read(&self.fs.store, *place, &mut copy)?;
+                staged.content.pages.insert(page, Page::Whole(copy.into()));
+                self.in_memory += 1;
+            }
+        }
+        // Those that are written whole count as new.
+        let gone: Vec<u64> = staged
+            .content
+            .pages
+            .range(pages)
+            .filter(|(_, page)| stored(page))
+            .map(|(number, _)| *number)
+            .collect();
+        for page in gone {
+            staged.content.pages.remove(&page);
+        }
+        Ok(())
+    }
+
+    fn promise_more(&mut self, blocks: u64) -> Result<(), Error> {
+        let more = self.fs.store.promise(blocks)?.into_blocks();
+        let none = self.fs.store.adopt_promise(0);
+        let had = std::mem::replace(&mut self.promise, none).into_blocks();
+        self.promise = self.fs.store.adopt_promise(had + more);
+        Ok(())
+    }
+
+    /// Writes whole pages of a file that are in memory to blocks.
+    fn store_pages(&mut self, ino: Ino) -> Result<(), Error> {
+        let content = &self.inodes[&ino].content;
+        let whole = |(number, page): (&u64, &Page)| match page {
+            Page::Whole(_) => Some(*number),
+            _ => None,
+        };
+        let mut numbers: Vec<u64> = content.pages.iter().filter_map(whole).collect();
+        while !numbers.is_empty() {
+            let most = numbers.len().min(STORED_AT_ONCE);
+            let content = &self.inodes[&ino].content;
+            let bytes = numbers[..most]
+                .iter()
+                .map(|number| match &content.pages[number] {
+                    Page::Whole(bytes) => &bytes[..],
+                    _ => unreachable!("only whole ones were picked"),
+                });
+            let bytes: Vec<&[u8]> = bytes.collect();
+            self.stored.begin(&self.fs.store);
+            let run = self.fs.files.write_staged(&mut self.promise, &bytes)?;
+            let count = run.extent().len as usize;
+            let run = self.stored.add(run);
+            let staged = self.inodes.get_mut(&ino).expect("it is there");
+            for (at, number) in numbers.drain(..count).enumerate() {
+                let place = Place { run, at: at as u32 };
+                staged.content.pages.insert(number, Page::Stored(place));
+            }
+            self.in_memory -= count;
+            self.expect(RUN_LOGGED, RUN_LOGGED)?;
+        }
+        Ok(())
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`, with what was staged; fewer only at the end of the file. The transaction relies on the file
+    /// from then on.
+    pub fn read(&mut self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        self.file(ino)?;
+        let base = self.look(ino)?.size;
+        let fs = self.fs;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        let size = staged.content.size(base);
+        if offset >= size {
+            return Ok(0);
+        }
+        let len = buf.len().min((size - offset) as usize);
+        let buf = &mut buf[..len];
+        buf.fill(0);
+        let left = staged.content.left_of(base);
+        if offset < left {
+            if staged.handle.is_none() {
+                staged.handle = Some(fs.open_file(ino, libc::O_RDONLY)?);
+            }
+            let known = ((left - offset) as usize).min(len);
+            if let Some(file) = &staged.handle {
+                fs.read(file, offset, &mut buf[..known])?;
+            }
+        }
+        let stored = &self.stored;
+        (staged.content).over(offset, buf, |place, out| stored.read(&fs.store, place, out))?;
+        Ok(len)
+    }
+
+    /// Sets a file's size; what is added reads as zeros.
+    pub fn truncate(&mut self, ino: Ino, size: u64) -> Result<(), Error> {
+        if size > SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        self.file(ino)?;
+        if !size.is_multiple_of(PAGE) {
+            let page = size / PAGE;
+            let stored = self.inodes[&ino].content.pages.get(&page);
+            if matches!(stored, Some(Page::Stored(_))) {
+                self.make_ready(ino, page..page + 1, &(size..size + 1))?;
+            }
+        }
+        self.promise_more(2)?;
+        let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
+        let in_memory = |content: &Content| {
+            let pages = content.pages.range(size / PAGE..);
+            let stored = |page: &Page| matches!(page, Page::Stored(_));
+            pages.filter(|(_, page)| !stored(page)).count()
+        };
+        let before = in_memory(content);
+        content.truncate(size);
+        self.in_memory -= before - in_memory(content);
+        self.expect(STEP_LOGGED, STEP_DIRTY)
+    }
+
+    /// What `stat` would show, with what was staged but for blocks and times. The transaction relies on it from then on.
+    pub fn getattr(&mut self, ino: Ino) -> Result<Attr, Error> {
+        self.inode(ino)?;
+        let mut attr = self.look(ino)?;
+        let names = self.names_gained(ino);
+        let staged = &self.inodes[&ino];
+        let model = &staged.model;
+        attr.mode = model.mode;
+        (attr.uid, attr.gid) = (model.uid, model.gid);
+        if model.is_dir() {
+            attr.nlink = attr.nlink.saturating_add_signed(names.1);
+        } else {
+            attr.nlink = model.nlink;
+        }
+        if model.is_file() {
+            attr.size = staged.content.size(attr.size);
+        }
+        if let Some(crate::SetTime::At(time)) = staged.set.mtime
+            && !staged.content.is_newer
+        {
+            attr.mtime = time;
+        }
+        if let Some(crate::SetTime::At(time)) = staged.set.atime {
+            attr.atime = time;
+        }
+        Ok(attr)
+    }
+
+    /// Changes attributes; a new size as by [`truncate`](Self::truncate).
+    pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<(), Error> {
+        self.inode(ino)?;
+        if let Some(size) = set.size {
+            self.truncate(ino, size)?;
+        }
+        let set = SetAttr { size: None, ..*set };
+        if set == SetAttr::default() {
+            return Ok(());
+        }
+        let now = self.fs.times.now();
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        let change = attr_change(&self.who, &staged.model, &set, now);
+        let model = &mut staged.model;
+        model.mode = change.mode.unwrap_or(model.mode);
+        model.uid = change.uid.unwrap_or(model.uid);
+        model.gid = change.gid.unwrap_or(model.gid);
+        staged.set.atime = set.atime.or(staged.set.atime);
+        if set.mtime.is_some() {
+            staged.set.mtime = set.mtime;
+            staged.content.is_newer = false;
+        }
+        self.step(Step::SetAttr(ino, set))
+    }
+
+    /// The value of an extended attribute. The transaction relies on the file from then on.
+    pub fn getxattr(&mut self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
+        self.inode(ino)?;
+        let staged = &self.inodes[&ino];
+        match staged.xattrs.get(name) {
+            Some(Some(value)) => Ok(value.to_vec()),
+            Some(None) => Err(Error::NoAttribute),
+            None if staged.fresh.is_some() => match self.fs.attribute(&staged.model, name)? {
+                Some(value) => Ok(value),
+                None => Err(Error::NoAttribute),
+            },
+            None => {
+                self.look(ino)?;
+                self.fs.getxattr(ino, name)
+            }
+        }
+    }
+
+    /// Sets an extended attribute; `flags`: [`XATTR_CREATE`], [`XATTR_REPLACE`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for access control lists.
+    pub fn setxattr(
+        &mut self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> Result<(), Error> {
+        self.plain_space(ino, name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Error::AttributeTooLarge);
+        }
+        if flags & (XATTR_CREATE | XATTR_REPLACE) != 0 {
+            match (self.getxattr(ino, name), flags) {
+                (Ok(_), flags) if flags & XATTR_CREATE != 0 => return Err(Error::Exists),
+                (Ok(_), _) => {}
+                (Err(Error::NoAttribute), flags) if flags & XATTR_REPLACE == 0 => {}
+                (Err(error), _) => return Err(error),
+            }
+        }
+        self.check_room()?;
+        self.expect(value.len() * 9 / 8, value.len() * 2)?;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        staged.xattrs.insert(name.into(), Some(value.into()));
+        self.step(Step::SetXattr {
+            ino,
+            name: name.into(),
+            value: value.into(),
+        })
+    }
+
+    /// Removes an extended attribute.
+    pub fn removexattr(&mut self, ino: Ino, name: &[u8]) -> Result<(), Error> {
+        self.plain_space(ino, name)?;
+        self.getxattr(ino, name)?;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        staged.xattrs.insert(name.into(), None);
+        self.step(Step::RemoveXattr(ino, name.into()))
+    }
+
+    fn plain_space(&mut self, ino: Ino, name: &[u8]) -> Result<(), Error> {
+        self.inode(ino)?;
+        let space = space_of(name)?;
+        check_space(space, &self.inodes[&ino].model)?;
+        match space {
+            Space::User | Space::Guarded => Ok(()),
+            Space::AccessAcl | Space::DefaultAcl => Err(Error::Unsupported(
+                "access control lists within a transaction",
+            )),
+        }
+    }
+
+    /// The inode as the transaction has it.
+    fn inode(&mut self, ino: Ino) -> Result<&mut Staged<'fs>, Error> {
+        if !self.inodes.contains_key(&ino) {
+            let model = {
+                let node = self.fs.inode(ino)?;
+                let inode = node.inode()?;
+                let mut model = inode.clone();
+                if inode.is_dir() {
+                    model.nlink = inode.dir_links();
+                }
+                model
+            };
+            if model.nlink == 0 {
+                return Err(Error::NotFound);
+            }
+            let staged = Staged {
+                generation: model.generation,
+                model: Box::new(model),
+                set: SetAttr::default(),
+                fresh: None,
+                content: Content::default(),
+                handle: None,
+                looked: None,
+                xattrs: BTreeMap::new(),
+                unlinked: false,
+            };
+            self.inodes.insert(ino, staged);
+        }
+        let staged = self.inodes.get_mut(&ino).expect("it is there");
+        match staged.model.nlink {
+            // Unlinked by this transaction.
+            0 => Err(Error::NotFound),
+            _ => Ok(staged),
+        }
+    }
+
+    /// The same of a regular file.
+    fn file(&mut self, ino: Ino) -> Result<&mut Staged<'fs>, Error> {
+        let staged = self.inode(ino)?;
+        match staged.model.kind() {
+            libc::S_IFREG => Ok(staged),
+            libc::S_IFDIR => Err(Error::IsADirectory),
+            _ => Err(Error::Invalid("not a regular file")),
+        }
+    }
+
+    /// Shows what an inode is outside of the transaction, which relies on that from now on; of one that it makes, its beginning.
+    fn look(&mut self, ino: Ino) -> Result<Attr, Error> {
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        if staged.fresh.is_some() {
+            return Ok(crate::attr::attr_of_new(ino, &staged.model));
+        }
+        let attr = self.fs.getattr(ino)?;
+        if attr.generation != staged.generation {
+            return Err(Error::Stale(ino));
+        }
+        if *staged.looked.get_or_insert(attr.ctime) != attr.ctime {
+            return Err(changed(ino));
+        }
+        Ok(attr)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Error> {
+        self.steps.push(step);
+        self.expect(STEP_LOGGED, STEP_DIRTY)
+    }
+
+    /// Fails when there is no room for one more change that makes metadata grow.
+    fn check_room(&self) -> Result<(), Error> {
+        Ok(self.fs.store.check_room(self.expected.dirty)?)
+    }
+
+    /// The commit will log, and leave dirty, about so much more.
+    fn expect(&mut self, logged: usize, dirty: usize) -> Result<(), Error> {
+        self.expected.logged += logged;
+        self.expected.dirty += dirty;
+        if !self.fs.store.large_most().covers(self.expected) {
+            self.is_broken = true;
+            return Err(Error::TransactionTooLarge);
+        }
+        Ok(())
+    }
+}
+
+fn changed(ino: Ino) -> Error {
+    Error::Conflict(format!("inode {ino} has changed since it was read"))
+}

@@ -1,0 +1,58 @@
+//! Pages of a transaction that are in blocks before it commits: what does not fit its memory.
+//!
+//! The blocks are reserved and nobody else's; they go back when the transaction is dropped. Invariants:
+//! 1. A page is written to its block once. One that changes again comes back to memory, and its block holds nothing any more.
+//! 2. Before they are named their writes have completed; and if a flush failed since the first of them began, none is
+//!    ([`Stored::flush_failures`]).
+
+use crate::Error;
+use crate::content::FsNode;
+use engine::{Reservation, Store};
+use format::{BLOCK_SIZE, Block};
+
+/// Where a page is: in which run, and how many blocks from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub run: usize,
+    pub at: u32,
+}
+
+/// Runs of reserved blocks that were written.
+#[derive(Debug, Default)]
+pub(crate) struct Stored<'s> {
+    runs: Vec<Reservation<'s, FsNode>>,
+    /// Failed flushes of the array before the first was written.
+    pub flush_failures: Option<u64>,
+}
+
+impl<'s> Stored<'s> {
+    /// Adds a run that was written; returns its number.
+    pub fn add(&mut self, run: Reservation<'s, FsNode>) -> usize {
+        self.runs.push(run);
+        self.runs.len() - 1
+    }
+
+    /// What follows from a first write that begins now.
+    pub fn begin(&mut self, store: &Store<FsNode>) {
+        let now = || store.array().flush_failures();
+        self.flush_failures.get_or_insert_with(now);
+    }
+
+    pub fn block(&self, place: Place) -> Block {
+        Block(self.runs[place.run].extent().block.0 + u64::from(place.at))
+    }
+
+    /// Reads a page back.
+    pub fn read(&self, store: &Store<FsNode>, place: Place, out: &mut [u8]) -> Result<(), Error> {
+        let mut page = device::AlignedBuf::zeroed(BLOCK_SIZE);
+        let read = store.array().read(self.block(place).byte(), &mut page);
+        read.map_err(engine::Error::from)?;
+        out.copy_from_slice(&page);
+        Ok(())
+    }
+
+    /// The runs, to be taken apart; none is left.
+    pub fn take(&mut self) -> Vec<Reservation<'s, FsNode>> {
+        std::mem::take(&mut self.runs)
+    }
+}

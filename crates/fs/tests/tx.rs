@@ -1,0 +1,496 @@
+//! Transactions on a simulated array, checked by fsck after every chapter.
+
+#[path = "names/world.rs"]
+mod world;
+
+use base::rng::Rng;
+use fs::{Attr, Caller, Error, FileSystem, Ino, ROOT, SetAttr, Transaction};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use world::{World, list};
+
+const WHO: fn() -> Caller = Caller::root;
+
+fn begin(fs: &FileSystem) -> Transaction<'_> {
+    fs.transaction(&WHO()).unwrap()
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    Rng::new(seed).fill(&mut data);
+    data
+}
+
+fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
+    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    let mut buf = vec![0; fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(fs.read(&file, 0, &mut buf).unwrap(), buf.len());
+    buf
+}
+
+fn staged(tx: &mut Transaction<'_>, ino: Ino) -> Vec<u8> {
+    let mut buf = vec![0; tx.getattr(ino).unwrap().size as usize];
+    assert_eq!(tx.read(ino, 0, &mut buf).unwrap(), buf.len());
+    buf
+}
+
+fn write(fs: &FileSystem, ino: Ino, at: u64, data: &[u8]) {
+    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+    assert_eq!(fs.write(&file, at, data).unwrap(), data.len());
+}
+
+fn make(fs: &FileSystem, name: &[u8], data: &[u8]) -> Attr {
+    let attr = fs
+        .mknod(&WHO(), ROOT, name, libc::S_IFREG | 0o644, 0)
+        .unwrap();
+    write(fs, attr.ino, 0, data);
+    attr
+}
+
+fn names(fs: &FileSystem, dir: Ino) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> = list(fs, dir, 100)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    names.sort();
+    names
+}
+
+/// What was synced is there after the power went, and sound.
+fn after_a_cut(world: &mut World, fs: Arc<FileSystem>) -> Arc<FileSystem> {
+    world.switch.cut_now();
+    drop(fs);
+    world.restart(&mut Rng::new(3));
+    world.open()
+}
+
+#[test]
+fn files_made_and_written_together_are_seen_together() {
+    let mut world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let old = make(&fs, b"old", &pattern(1, 10_000));
+    let mut tx = begin(&fs);
+    let dir = tx.mkdir(ROOT, b"dir", 0o755).unwrap();
+    let small = tx.create(dir, b"small", 0o600).unwrap();
+    let large = tx.create(dir, b"large", 0o600).unwrap();
+    tx.symlink(dir, b"link", b"large").unwrap();
+    tx.write(small, 0, b"few").unwrap();
+    tx.write(large, 100, &pattern(2, 50_000)).unwrap();
+    tx.write(old.ino, 4000, &pattern(3, 1000)).unwrap();
+    tx.setxattr(old.ino, b"user.tx", b"yes", 0).unwrap();
+    tx.rename(ROOT, b"old", dir, b"renamed", 0).unwrap();
+    tx.link(old.ino, ROOT, b"again").unwrap();
+    let mut wanted = pattern(1, 10_000);
+    wanted[4000..5000].copy_from_slice(&pattern(3, 1000));
+    assert_eq!(staged(&mut tx, old.ino), wanted);
+    assert_eq!(staged(&mut tx, small), b"few");
+    assert_eq!(tx.lookup(dir, b"renamed").unwrap(), old.ino);
+    assert!(matches!(tx.lookup(ROOT, b"old"), Err(Error::NotFound)));
+    assert_eq!(tx.list(dir).unwrap().len(), 4);
+    assert_eq!(tx.getattr(old.ino).unwrap().nlink, 2);
+    // Nobody else sees any of it.
+    assert_eq!(names(&fs, ROOT), [b"old"]);
+    assert_eq!(contents(&fs, old.ino), pattern(1, 10_000));
+    tx.commit().unwrap();
+    let fs = after_a_cut(&mut world, fs);
+    assert_eq!(names(&fs, ROOT), [&b"again"[..], b"dir"]);
+    let dir = fs.lookup(ROOT, b"dir").unwrap();
+    assert_eq!((dir.nlink, dir.mode & 0o777), (2, 0o755));
+    assert_eq!(
+        names(&fs, dir.ino),
+        [&b"large"[..], b"link", b"renamed", b"small"]
+    );
+    assert_eq!(contents(&fs, old.ino), wanted);
+    assert_eq!(contents(&fs, small), b"few");
+    let mut wanted = vec![0; 100];
+    wanted.extend(pattern(2, 50_000));
+    assert_eq!(contents(&fs, large), wanted);
+    assert_eq!(fs.getxattr(old.ino, b"user.tx").unwrap(), b"yes");
+    assert_eq!(fs.getattr(old.ino).unwrap().nlink, 2);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn what_is_dropped_leaves_nothing() {
+    let world = World::new(2, 32 << 20, 2);
+    let fs = world.open();
+    let old = make(&fs, b"old", &pattern(1, 10_000));
+    fs.sync().unwrap();
+    let before = (fs.statfs().blocks_free, fs.store().journal_batches());
+    {
+        let mut tx = begin(&fs);
+        let dir = tx.mkdir(ROOT, b"dir", 0o755).unwrap();
+        let file = tx.create(dir, b"f", 0o600).unwrap();
+        tx.write(file, 0, &pattern(2, 12 << 20)).unwrap();
+        tx.truncate(old.ino, 3).unwrap();
+        tx.unlink(ROOT, b"old").unwrap();
+        assert!(fs.statfs().blocks_free < before.0);
+    }
+    let after = (fs.statfs().blocks_free, fs.store().journal_batches());
+    assert_eq!(before, after);
+    assert_eq!(contents(&fs, old.ino), pattern(1, 10_000));
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn who_relied_on_what_has_changed_meets_a_conflict_and_has_done_nothing() {
+    let world = World::new(2, 32 << 20, 3);
+    let fs = world.open();
+    let file = make(&fs, b"f", b"old");
+    let conflict = |stage: &dyn Fn(&mut Transaction<'_>), between: &dyn Fn()| {
+        let mut tx = begin(&fs);
+        let marker = tx.create(ROOT, b"marker", 0o600).unwrap();
+        tx.write(marker, 0, b"marker").unwrap();
+        stage(&mut tx);
+        between();
+        let outcome = tx.commit();
+        assert!(matches!(outcome, Err(Error::Conflict(_))), "{outcome:?}");
+        assert!(matches!(fs.lookup(ROOT, b"marker"), Err(Error::NotFound)));
+    };
+    // A name that was missing.
+    conflict(
+        &|tx| assert!(tx.create(ROOT, b"new", 0o600).is_ok()),
+        &|| assert!(make(&fs, b"new", b"").ino != ROOT),
+    );
+    conflict(&|tx| assert!(tx.lookup(ROOT, b"none").is_err()), &|| {
+        assert!(make(&fs, b"none", b"").ino != ROOT)
+    });
+    // A name that meant something else.
+    conflict(&|tx| tx.unlink(ROOT, b"new").unwrap(), &|| {
+        fs.rename(&WHO(), ROOT, b"none", ROOT, b"new", 0).unwrap();
+    });
+    // Content that was read.
+    let read = |tx: &mut Transaction<'_>| {
+        let mut buf = [0; 3];
+        assert_eq!(tx.read(file.ino, 0, &mut buf).unwrap(), 3);
+        tx.write(file.ino, 10, b"x").unwrap();
+    };
+    conflict(&read, &|| write(&fs, file.ino, 0, b"new"));
+    conflict(&read, &|| {
+        fs.transact(&WHO(), |tx| tx.write(file.ino, 1, b"y"))
+            .unwrap()
+    });
+    // A directory that was listed.
+    conflict(&|tx| drop(tx.list(ROOT).unwrap()), &|| {
+        fs.unlink(&WHO(), ROOT, b"new").unwrap();
+    });
+    // A file that is gone.
+    let other = make(&fs, b"other", b"");
+    conflict(&|tx| tx.write(other.ino, 0, b"x").unwrap(), &|| {
+        fs.unlink(&WHO(), ROOT, b"other").unwrap();
+    });
+    // A directory that is not empty any more.
+    let dir = fs.mkdir(&WHO(), ROOT, b"dir", 0o755).unwrap();
+    conflict(&|tx| tx.rmdir(ROOT, b"dir").unwrap(), &|| {
+        fs.mknod(&WHO(), dir.ino, b"in", libc::S_IFREG, 0).unwrap();
+    });
+    // What is only written does not depend on it.
+    let mut tx = begin(&fs);
+    tx.write(file.ino, 0, b"tx!").unwrap();
+    write(&fs, file.ino, 0, b"other");
+    tx.commit().unwrap();
+    assert_eq!(contents(&fs, file.ino), b"tx!er");
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn directories_that_cross_are_a_conflict() {
+    let world = World::new(1, 64 << 20, 4);
+    let fs = world.open();
+    let dir = |name: &[u8]| fs.mkdir(&WHO(), ROOT, name, 0o755).unwrap().ino;
+    let (a, b) = (dir(b"a"), dir(b"b"));
+    let mut tx = begin(&fs);
+    tx.rename(ROOT, b"a", b, b"a", 0).unwrap();
+    fs.rename(&WHO(), ROOT, b"b", a, b"b", 0).unwrap();
+    assert!(matches!(tx.commit(), Err(Error::Conflict(_))));
+    let mut tx = begin(&fs);
+    assert!(tx.rename(ROOT, b"a", b, b"a", 0).is_err());
+    tx.rename(a, b"b", ROOT, b"b", 0).unwrap();
+    tx.rename(ROOT, b"a", b, b"a", 0).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(fs.lookup(b, b"..").unwrap().ino, ROOT);
+    assert_eq!(fs.lookup(a, b"..").unwrap().ino, b);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn an_open_file_that_is_unlinked_by_a_transaction_stays_until_it_is_closed() {
+    let world = World::new(1, 64 << 20, 5);
+    let fs = world.open();
+    let attr = make(&fs, b"f", &pattern(1, 9000));
+    let held = fs.open_file(attr.ino, libc::O_RDWR).unwrap();
+    let mut tx = begin(&fs);
+    tx.unlink(ROOT, b"f").unwrap();
+    let new = tx.create(ROOT, b"f", 0o600).unwrap();
+    tx.write(new, 0, b"new").unwrap();
+    tx.commit().unwrap();
+    assert_eq!(contents(&fs, attr.ino), pattern(1, 9000));
+    assert_eq!(contents(&fs, fs.lookup(ROOT, b"f").unwrap().ino), b"new");
+    drop(held);
+    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn ten_thousand_names_are_one_step() {
+    let mut world = World::new(2, 512 << 20, 6);
+    let fs = world.open();
+    let mut tx = begin(&fs);
+    let mut dir = ROOT;
+    for i in 0..10_000 {
+        if i % 2_500 == 0 {
+            dir = tx.mkdir(ROOT, format!("dir{i}").as_bytes(), 0o755).unwrap();
+        }
+        let name = format!("a name of some length {i}");
+        tx.create(dir, name.as_bytes(), 0o644).unwrap();
+    }
+    let batches = fs.store().journal_batches();
+    tx.commit().unwrap();
+    assert_eq!(fs.store().journal_batches(), batches + 1);
+    let fs = after_a_cut(&mut world, fs);
+    let dir = fs.lookup(ROOT, b"dir2500").unwrap().ino;
+    assert_eq!(names(&fs, dir).len(), 2_500);
+    // Renamed and removed together, too.
+    let mut tx = begin(&fs);
+    for i in 2_500..5_000 {
+        let name = format!("a name of some length {i}");
+        match i % 2 {
+            0 => tx.unlink(dir, name.as_bytes()).unwrap(),
+            _ => tx
+                .rename(dir, name.as_bytes(), ROOT, name.as_bytes(), 0)
+                .unwrap(),
+        }
+    }
+    tx.rmdir(ROOT, b"dir2500").unwrap();
+    tx.commit().unwrap();
+    let fs = after_a_cut(&mut world, fs);
+    assert_eq!(names(&fs, ROOT).len(), 3 + 1_250);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn what_does_not_fit_the_journal_is_refused_and_leaves_nothing() {
+    let world = World::new(1, 64 << 20, 7);
+    let fs = world.open();
+    let mut tx = begin(&fs);
+    let mut refused = None;
+    for i in 0..100_000 {
+        if let Err(error) = tx.create(ROOT, format!("{i}").as_bytes(), 0o644) {
+            refused = Some(error);
+            break;
+        }
+    }
+    assert!(matches!(refused, Some(Error::TransactionTooLarge)));
+    assert!(matches!(tx.commit(), Err(Error::TransactionTooLarge)));
+    assert!(names(&fs, ROOT).is_empty());
+    // Names that take more than was expected, as each splits a leaf, are undone and begun again.
+    let mut tx = begin(&fs);
+    for i in 0..300 {
+        let name = format!("{}{i}", "long ".repeat(45));
+        tx.create(ROOT, name.as_bytes(), 0o644).unwrap();
+    }
+    tx.commit().unwrap();
+    assert_eq!(names(&fs, ROOT).len(), 300);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn space_that_is_short_is_found_when_it_is_staged() {
+    let world = World::new(1, 64 << 20, 8);
+    let fs = world.open();
+    let old = make(&fs, b"old", &pattern(1, 1 << 20));
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    let chunk = pattern(2, 1 << 20);
+    let mut at = 0;
+    let outcome = loop {
+        match tx.write(old.ino, at, &chunk) {
+            Ok(()) => at += chunk.len() as u64,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(outcome, Error::NoSpace) && at > 16 << 20);
+    // What was staged before that is all there is, and has its room.
+    tx.commit().unwrap();
+    let found = contents(&fs, old.ino);
+    assert_eq!(found.len() as u64, at);
+    assert!(found.chunks(chunk.len()).all(|part| part == chunk));
+    fs.close().unwrap();
+    world.check();
+}
+
+/// What transactions and single calls in between do to some files, beside a model.
+#[derive(Clone, Default)]
+struct Model {
+    files: BTreeMap<Vec<u8>, (Ino, Vec<u8>, u32)>,
+}
+
+impl Model {
+    fn check(&self, fs: &FileSystem) {
+        let found: Vec<Vec<u8>> = names(fs, ROOT);
+        let wanted: Vec<Vec<u8>> = self.files.keys().cloned().collect();
+        assert_eq!(found, wanted);
+        for (name, (ino, bytes, mode)) in &self.files {
+            let attr = fs.lookup(ROOT, name).unwrap();
+            assert_eq!((attr.ino, attr.mode & 0o777), (*ino, *mode));
+            assert!(
+                contents(fs, *ino) == *bytes,
+                "{}",
+                String::from_utf8_lossy(name)
+            );
+        }
+    }
+}
+
+fn step(rng: &mut Rng, tx: &mut Transaction<'_>, model: &mut Model) {
+    let name = format!("f{}", rng.below(8)).into_bytes();
+    let other = format!("f{}", rng.below(8)).into_bytes();
+    let Some((ino, bytes, mode)) = model.files.get_mut(&name) else {
+        let ino = tx.create(ROOT, &name, 0o644).unwrap();
+        model.files.insert(name, (ino, Vec::new(), 0o644));
+        return;
+    };
+    let ino = *ino;
+    match rng.below(12) {
+        0..6 => {
+            let most = *rng.pick(&[50, 5_000, 60_000]);
+            let (at, len) = (rng.below(most), rng.range(1, most) as usize);
+            let data = pattern(rng.next_u64(), len);
+            tx.write(ino, at, &data).unwrap();
+            let end = at as usize + len;
+            if bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            bytes[at as usize..end].copy_from_slice(&data);
+        }
+        6 | 7 => {
+            let most = *rng.pick(&[100, 3_000, 80_000]);
+            let size = rng.below(most) as usize;
+            tx.truncate(ino, size as u64).unwrap();
+            bytes.resize(size, 0);
+        }
+        8 => {
+            *mode = *rng.pick(&[0o600, 0o640, 0o755]);
+            let set = SetAttr {
+                mode: Some(*mode),
+                ..SetAttr::default()
+            };
+            tx.setattr(ino, &set).unwrap();
+        }
+        9 => {
+            tx.unlink(ROOT, &name).unwrap();
+            model.files.remove(&name);
+        }
+        10 => {
+            tx.rename(ROOT, &name, ROOT, &other, 0).unwrap();
+            let moved = model.files.remove(&name).unwrap();
+            model.files.insert(other, moved);
+        }
+        _ => assert!(staged(tx, ino) == *bytes),
+    }
+}
+
+#[test]
+fn random_transactions_do_what_a_model_does() {
+    for seed in 0..12 {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(2, 32 << 20, seed);
+        let mut fs = world.open();
+        let mut model = Model::default();
+        for _ in 0..60 {
+            // Between them files are written as usual, and left dirty.
+            if let Some((ino, bytes, _)) = model.files.values_mut().next()
+                && rng.one_in(2)
+            {
+                let (at, data) = (rng.below(20_000) as usize, pattern(rng.next_u64(), 700));
+                write(&fs, *ino, at as u64, &data);
+                if bytes.len() < at + 700 {
+                    bytes.resize(at + 700, 0);
+                }
+                bytes[at..at + 700].copy_from_slice(&data);
+            }
+            let mut new = model.clone();
+            let mut tx = begin(&fs);
+            for _ in 0..rng.range(1, 20) {
+                step(&mut rng, &mut tx, &mut new);
+            }
+            match rng.below(4) {
+                0 => drop(tx),
+                1 => {
+                    tx.commit_relaxed().unwrap();
+                    model = new;
+                }
+                _ => {
+                    tx.commit().unwrap();
+                    model = new;
+                }
+            }
+            model.check(&fs);
+            if rng.one_in(10) {
+                fs.sync().unwrap();
+                fs = after_a_cut(&mut world, fs);
+                model.check(&fs);
+            }
+        }
+        let fs = world.remount(fs);
+        model.check(&fs);
+        fs.close().unwrap();
+        world.check();
+    }
+}
+
+/// Sums that move between files: each transaction reads both, so no two that overlap commit.
+#[test]
+fn transactions_of_several_threads_come_one_after_the_other() {
+    let world = World::new(2, 64 << 20, 9);
+    let fs = world.open();
+    const FILES: u64 = 4;
+    let files: Vec<Ino> = (0..FILES)
+        .map(|i| make(&fs, format!("{i}").as_bytes(), &100u64.to_le_bytes()).ino)
+        .collect();
+    let sum = |fs: &FileSystem| -> u64 {
+        fs.transact(&WHO(), |tx| {
+            let mut sum = 0;
+            for ino in &files {
+                let mut word = [0; 8];
+                tx.read(*ino, 0, &mut word)?;
+                sum += u64::from_le_bytes(word);
+            }
+            Ok(sum)
+        })
+        .unwrap()
+    };
+    base::thread::parallel(3, |thread| {
+        let mut rng = Rng::new(thread as u64);
+        for _ in 0..60 {
+            let (from, to) = (rng.below(FILES) as usize, rng.below(FILES) as usize);
+            let moved = fs.transact(&WHO(), |tx| {
+                let mut word = |ino: Ino, by: i64| -> Result<(), Error> {
+                    let mut word = [0; 8];
+                    tx.read(ino, 0, &mut word)?;
+                    let value = u64::from_le_bytes(word).wrapping_add_signed(by);
+                    tx.write(ino, 0, &value.to_le_bytes())
+                };
+                word(files[from], -1)?;
+                word(files[to], 1)
+            });
+            match moved {
+                Ok(()) | Err(Error::Conflict(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+            if rng.one_in(10) {
+                assert_eq!(sum(&fs), FILES * 100);
+            }
+        }
+    });
+    assert_eq!(sum(&fs), FILES * 100);
+    fs.close().unwrap();
+    world.check();
+}
