@@ -11,6 +11,8 @@ use crate::{Fallible, packages, process};
 
 const OPERATIONS: &str = "100000";
 const SEEDS: [u64; 3] = [1, 20, 300];
+/// For all runs together.
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Everything fsx knows. `align` is 1 for buffered runs, a logical block for O_DIRECT. With
 /// an alignment fsx itself stumbles over posix_fallocate (it asks for zero bytes).
@@ -26,43 +28,62 @@ fn configuration(align: u32) -> String {
     )
 }
 
-pub fn run(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
-    let direct = build_direct_shim(world.side_dir())?;
-    // The two run side by side: most of their time is waiting for the devices.
-    for seed in SEEDS {
-        let (buffered, direct) = std::thread::scope(|scope| {
-            let other = scope.spawn(|| one_run(world, seed, Some(&direct)));
-            let buffered = one_run(world, seed, None);
-            let direct = other.join();
-            (buffered, direct.unwrap_or(Err("panicked".to_owned())))
-        });
-        suite.check(&format!("seed {seed}, buffered"), buffered?);
-        suite.check(&format!("seed {seed}, O_DIRECT"), direct?);
-    }
-    Ok(())
+/// How fsx opens its file.
+struct Way {
+    name: &'static str,
+    config: PathBuf,
+    /// Preloaded.
+    shim: Option<PathBuf>,
 }
 
-fn one_run(world: &World, seed: u64, shim: Option<&Path>) -> Fallible<Fallible<()>> {
-    let kind = if shim.is_some() { "direct" } else { "buffered" };
-    let file = world.mnt.join(format!("fsx-{kind}-{seed}"));
-    let side = world.side_dir();
-    let config = side.join(format!("fsx-{kind}.toml"));
-    let align = if shim.is_some() { 512 } else { 1 };
-    std::fs::write(&config, configuration(align))
-        .map_err(|e| format!("{}: {e}", config.display()))?;
+impl Way {
+    fn new(dir: &Path, name: &'static str, shim: Option<PathBuf>) -> Fallible<Way> {
+        let config = dir.join(format!("fsx-{name}.toml"));
+        let align = if shim.is_some() { 512 } else { 1 };
+        std::fs::write(&config, configuration(align))
+            .map_err(|e| format!("{}: {e}", config.display()))?;
+        Ok(Way { name, config, shim })
+    }
+}
+
+pub fn run(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
+    let dir = world.side_dir();
+    let ways = [
+        Way::new(dir, "buffered", None)?,
+        Way::new(dir, "direct", Some(build_direct_shim(dir)?))?,
+    ];
+    let world = &*world;
+    // All side by side: most of their time is waiting for the devices.
+    std::thread::scope(|scope| {
+        let mut started = Vec::new();
+        for way in &ways {
+            for seed in SEEDS {
+                let name = format!("fsx-{}-{seed}", way.name);
+                let log = name.clone();
+                started.push((name, scope.spawn(move || one_run(world, &log, seed, way))));
+            }
+        }
+        for (name, run) in started {
+            suite.check(&name, run.join().unwrap_or(Err("panicked".to_owned()))?);
+        }
+        Ok(())
+    })
+}
+
+fn one_run(world: &World, name: &str, seed: u64, way: &Way) -> Fallible<Fallible<()>> {
+    let file = world.mnt.join(name);
     let mut command = Command::new(packages::tool("fsx"));
     command
         .args(["-N", OPERATIONS, "-S", &seed.to_string(), "-f"])
-        .arg(&config)
+        .arg(&way.config)
         .arg("-P")
-        .arg(side)
+        .arg(world.side_dir())
         .arg(&file);
-    if let Some(shim) = shim {
+    if let Some(shim) = &way.shim {
         command.env("LD_PRELOAD", shim);
         command.env("ODIRECT_PATH", &file);
     }
-    let log = format!("fsx-{kind}-{seed}");
-    let outcome = process::run(&log, &mut command, Duration::from_secs(400))?;
+    let outcome = process::run(name, &mut command, LIMIT)?;
     Ok(outcome.check("fsx"))
 }
 
