@@ -71,6 +71,9 @@ canaries! {
     /// A page that somebody reads where it is is written over there (cache guards, invariant 1): what it showed when it was taken
     /// changes under who has it.
     GuardOverwritten => "guard-overwritten", Threads,
+    /// What a stream has brought ahead is handed out without a look at what happened since (data/stream, invariant 1): a read shows what a
+    /// write that was over had superseded.
+    StreamUnasked => "stream-unasked", Threads,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

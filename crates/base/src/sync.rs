@@ -63,6 +63,8 @@ pub mod rank {
     pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
     pub const RENAME: Rank = ranked(30, "directory rename");
     pub const IO_CONTEXT: Rank = ranked(32, "what somebody has in flight");
+    /// Tried, never waited for.
+    pub const FILE_STREAM: Rank = ranked(34, "seat of a reader");
     pub const FILE_BALANCE: Rank = ranked(36, "dirty page balance");
     pub const FILE_FLUSH: Rank = ranked(38, "file write-back");
     pub const FILE_IO: Rank = ranked(40, "file data range");

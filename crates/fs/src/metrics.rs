@@ -232,6 +232,12 @@ impl FileSystem {
             help,
             self.files.streamed_bytes(),
         );
+        let help = "Bytes that large reads, one behind the other, read past the cache.";
+        list.counter(
+            "sheaf_streamed_read_bytes_total",
+            help,
+            self.files.streamed_read_bytes(),
+        );
         let dirty = self.files.dirty_pages() as f64 * format::BLOCK_SIZE as f64;
         let help = "Bytes of file pages that wait to be written.";
         list.gauge("sheaf_dirty_page_bytes", help, dirty);

@@ -1,4 +1,4 @@
-//! Readers go through a file from front to end, so that threads read ahead of them, beside a writer that cuts it and lets it
+//! Readers go through a file from front to end, so that threads read ahead of them, or streams past the cache, beside a writer that cuts it and lets it
 //! grow again, in an order that a seed decides. The cache holds a part of the file.
 //!
 //! There is one writer, and a page has one word all over, so a reader knows what it may find: what the page had when the
@@ -121,6 +121,8 @@ pub fn run(seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let mut shape = Shape::small(2);
     shape.options.store.background = true;
+    // As streams.
+    shape.tight = Rng::new(seed ^ 0x5C4E_A311).one_in(2);
     shape.options.data.cache_bytes = rng.range(48, 96) as usize * PAGE as usize;
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let said = |error: fs::Error| error.to_string();
@@ -164,7 +166,11 @@ mod tests {
     fn what_is_read_ahead_is_what_the_file_has_unless_a_cut_passes_it_or_it_is_shown_before_it_came()
      {
         (0..10).for_each(|seed| super::run(seed).unwrap());
-        for canary in [Canary::AheadPastCut, Canary::LoadPublishedEarly] {
+        for canary in [
+            Canary::AheadPastCut,
+            Canary::LoadPublishedEarly,
+            Canary::StreamUnasked,
+        ] {
             let found =
                 found_with(canary).unwrap_or_else(|| panic!("{} is not found", canary.name()));
             assert!(found.contains("holds nothing of"), "{found}");

@@ -79,6 +79,8 @@ pub fn run(seed: u64) -> Result<(), String> {
                     ledger: &ledger,
                     file: open(libc::O_RDWR)?,
                     past: open(libc::O_RDWR | libc::O_DIRECT)?,
+                    scanned: open(libc::O_RDONLY)?,
+                    scan_at: 0,
                     rng: Rng::new(seed ^ (me as u64 + 1)),
                     resizes,
                     plain,
@@ -331,6 +333,9 @@ struct Task<'a> {
     ledger: &'a Mutex<Ledger>,
     file: Arc<OpenFile>,
     past: Arc<OpenFile>,
+    /// Through which it reads one piece behind the other, up to here.
+    scanned: Arc<OpenFile>,
+    scan_at: usize,
     rng: Rng,
     resizes: bool,
     plain: bool,
@@ -353,12 +358,14 @@ impl Task<'_> {
                 0 if self.rng.one_in(4) => self.fly_and_sync(),
                 0 => self.crowd_and_sync(),
                 _ if self.rng.one_in(3) => self.read_guards(),
+                _ if self.rng.one_in(2) => self.scan(),
                 _ => self.read(),
             };
         }
-        match self.rng.below(26) {
+        match self.rng.below(30) {
+            26.. => self.scan(),
             20..24 => self.submit(),
-            24.. => self.complete(0),
+            24..26 => self.complete(0),
             0..4 => self.write_past(),
             4..8 => self.write(6),
             8..10 => self.write(2),
@@ -477,6 +484,18 @@ impl Task<'_> {
             true => &self.past,
             false => &self.file,
         };
+        self.read_units(file, units)
+    }
+
+    /// Goes on where the last one ended, which makes it a stream where limits are tight.
+    fn scan(&mut self) -> Result<(), Trouble> {
+        let last = (self.scan_at + 4 + 2 * self.rng.below(2) as usize).min(UNITS);
+        let units = self.scan_at..last;
+        self.scan_at = last % UNITS;
+        self.read_units(&self.scanned, units)
+    }
+
+    fn read_units(&self, file: &OpenFile, units: Range<usize>) -> Result<(), Trouble> {
         let floors = self.ledger.lock().floors(units.clone());
         let mut bytes = vec![0xEE; units.len() * UNIT];
         let at = (units.start * UNIT) as u64;
@@ -581,6 +600,7 @@ mod tests {
             Canary::FlightUnnoted,
             Canary::CleanedTooEarly,
             Canary::GuardOverwritten,
+            Canary::StreamUnasked,
         ];
         for canary in canaries {
             plant(Some(canary));

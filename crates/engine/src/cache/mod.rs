@@ -455,6 +455,11 @@ impl PageCache {
         Some(set.backing(way).map_or(PageState::Clean, PageState::Dirty))
     }
 
+    /// Asks for the memory that tells whether a page is cached, for who will want to know soon.
+    pub fn ask_for(&self, key: FileKey, page: u64) {
+        self.place(key, page).set.ask_for();
+    }
+
     /// `None`: it is cached. Not a use of it.
     pub fn absence(&self, key: FileKey, page: u64) -> Option<Absence> {
         let place = self.place(key, page);

@@ -146,6 +146,13 @@ fn ways(mut bits: u16) -> impl Iterator<Item = usize> {
 }
 
 impl Set {
+    /// Asks for the lines that a look-up of an absent page reads.
+    pub fn ask_for(&self) {
+        prefetch::object(&self.prints);
+        let looked_at = std::mem::offset_of!(Inner, departed) + size_of::<u64>();
+        prefetch::start(std::ptr::from_ref(&self.inner).cast(), looked_at);
+    }
+
     pub fn new(number: usize) -> Set {
         let inner = Inner {
             dirty: 0,

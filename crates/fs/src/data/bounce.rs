@@ -52,16 +52,20 @@ impl Bounces {
 
     /// So many bytes, of any content, aligned as direct I/O wants them.
     pub fn take(&self, bytes: usize) -> Bounce<'_> {
-        let memory = match class_of(bytes) {
+        Bounce {
+            home: self,
+            memory: Some(self.take_out(bytes)),
+            len: bytes,
+        }
+    }
+
+    /// The same, or more bytes, for somebody who may [`give`](Self::give) them back.
+    pub fn take_out(&self, bytes: usize) -> AlignedBuf {
+        match class_of(bytes) {
             None => AlignedBuf::zeroed(bytes),
             Some(class) => self
                 .take_kept(class)
                 .unwrap_or_else(|| AlignedBuf::zeroed(LEAST << class)),
-        };
-        Bounce {
-            home: self,
-            memory: Some(memory),
-            len: bytes,
         }
     }
 
@@ -72,8 +76,10 @@ impl Bounces {
         Some(memory)
     }
 
-    fn give(&self, memory: AlignedBuf) {
-        let Some(class) = class_of(memory.len()) else {
+    /// Keeps a piece that nobody uses any more, if there is room for it.
+    pub fn give(&self, memory: AlignedBuf) {
+        let Some(class) = class_of(memory.len()).filter(|&class| LEAST << class == memory.len())
+        else {
             return;
         };
         let mut kept = self.kept.lock();

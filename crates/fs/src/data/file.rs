@@ -23,7 +23,7 @@ use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
 use super::references::{GROUP, References};
-use super::stream::Run;
+use super::stream::{Reader, Run};
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
@@ -764,6 +764,7 @@ pub struct OpenFile {
     /// Failures of the file that this handle does not report: they were reported before.
     forgiven: u64,
     pub(super) run: Run,
+    pub(super) reader: Reader,
     /// Byte after the last read, for noticing sequential reading.
     pub(super) next_read: AtomicU64,
     /// Pages to read ahead.
@@ -815,6 +816,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         self.files.end_ahead(self);
+        self.files.readers.leave(self);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
@@ -880,6 +882,7 @@ impl Files {
             flags,
             forgiven,
             run: Run::default(),
+            reader: Reader::default(),
             next_read: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -1116,6 +1119,7 @@ impl OpenFile {
     /// A request that started elsewhere waits for a device: one that starts at its end goes on from there.
     pub(super) fn jumped(&self, end: u64) {
         self.next_read.store(end, Ordering::Relaxed);
+        self.reader.begin(end);
         self.ahead.store(0, Ordering::Relaxed);
         // What was asked for is of a run that has ended.
         self.asked.store(0, Ordering::Relaxed);

@@ -22,6 +22,8 @@ use super::gate::Quiet;
 use super::ranges::Moment;
 use super::{Files, PAGE, pages_of};
 use crate::Error;
+use crate::content::{Body, FileExtent};
+use base::canary::{Canary, planted};
 use device::Run;
 use engine::cache::Absence;
 use format::BLOCK_SIZE;
@@ -29,6 +31,8 @@ use std::ops::Range;
 
 /// Pages that one flight reads at most.
 const PAGES_MAX: u64 = 4096;
+/// Pages whose places in the cache are asked for before they are looked at.
+const ASKED: u64 = 12;
 
 /// What a flight knows of its file. Made once and used for many.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub(crate) struct Flying {
     offset: u64,
     /// Bytes that are the file's.
     pub len: usize,
+    /// It brings what is not cached, also for a handle that is not direct, and leaves out what is.
+    pub past: bool,
     exclusives: u64,
     began: Option<Beginning>,
     /// The pages that are read from a device.
@@ -57,6 +63,7 @@ impl Default for Flying {
         Flying {
             offset: 0,
             len: 0,
+            past: false,
             exclusives: 0,
             began: None,
             // As many as most flights have, so that no request allocates.
@@ -105,8 +112,9 @@ impl Files {
             return Ok(Began::Waits);
         }
         // Devices read whole pages to aligned memory.
-        let flies =
-            file.has(libc::O_DIRECT) && offset.is_multiple_of(PAGE) && taken <= buf.len() as u64;
+        let flies = (flying.past || file.has(libc::O_DIRECT))
+            && offset.is_multiple_of(PAGE)
+            && taken <= buf.len() as u64;
         let began = Beginning {
             moment: self.ranges.moment(state.ino().0),
             quiet: state.stores.quiet(),
@@ -115,13 +123,22 @@ impl Files {
             return Ok(Began::Waits);
         }
         (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
+        flying.exclusives = state.exclusives();
         flying.absent.clear();
+        let ask = |page| {
+            if page < pages.end {
+                self.pages.ask_for(state.key, page);
+            }
+        };
+        (pages.start + 1..pages.start + ASKED).for_each(ask);
         for page in pages.clone() {
+            ask(page + ASKED);
             let at = (page * PAGE).max(offset);
             let stop = ((page + 1) * PAGE).min(end);
             let out = &mut buf[(at - offset) as usize..(stop - offset) as usize];
             match self.pages.absence(state.key, page) {
                 Some(absence) if flies => flying.absent.push((page, absence)),
+                None if flying.past => {}
                 None if self.pages.read(state.key, page, (at % PAGE) as usize, out) => {}
                 _ => return Ok(Began::Waits),
             }
@@ -131,7 +148,6 @@ impl Files {
         }
         runs.clear();
         if !flying.absent.is_empty() {
-            flying.exclusives = state.exclusives();
             flying.beyond = len..taken as usize;
             if self.find_runs(file, buf, flying, runs)?.is_none() {
                 return Ok(Began::Waits);
@@ -169,17 +185,25 @@ impl Files {
             return Ok(Some(()));
         };
         let pages = *first..last + 1;
-        let found: Option<Glanced> = {
+        let (few, all): (Glanced, Vec<FileExtent>);
+        let found: &[FileExtent] = {
             let content = state.node.read()?;
             let inode = content.inode()?;
             let tail = inode.tail.as_ref();
-            match tail.is_some_and(|tail| pages.contains(&tail.page)) {
-                true => None,
-                false => extents::glance(&self.store, inode, &pages),
+            if tail.is_some_and(|tail| pages.contains(&tail.page)) {
+                return Ok(None);
             }
-        };
-        let Some(found) = found else {
-            return Ok(None);
+            if flying.past && !matches!(inode.body, Body::Inline(_)) {
+                // Its owner may wait.
+                all = extents::lookup(&self.store, inode, pages, usize::MAX)?;
+                &all
+            } else {
+                let Some(found) = extents::glance(&self.store, inode, &pages) else {
+                    return Ok(None);
+                };
+                few = found;
+                &few
+            }
         };
         let mut extents = found.iter().filter(|extent| extent.written).peekable();
         for &(page, _) in &flying.absent {
@@ -206,22 +230,75 @@ impl Files {
 
     /// Whether what a flight has read is what the file holds; else it has to begin again.
     pub(crate) fn land_read(&self, file: &OpenFile, flying: &Flying, buf: &mut [u8]) -> bool {
-        let state = &file.state;
         let pages = pages_of(flying.offset..flying.offset + flying.len as u64);
-        let apart = flying
-            .began
-            .is_some_and(|began| self.is_apart(state, &pages, began));
-        if state.exclusives() != flying.exclusives || !apart {
-            return false;
-        }
-        let stands = flying.absent.iter().all(|&(page, absence)| {
-            let at = (page * PAGE - flying.offset) as usize;
-            let content = &buf[at..at + BLOCK_SIZE];
-            (self.pages).admit_apart(state.key, page, absence, content, false)
-        });
+        let stands = self.stands(file, flying, &pages, buf);
         if stands {
             buf[flying.beyond.clone()].fill(0);
         }
         stands
+    }
+
+    /// Whether what a flight has read of these pages of its own is what the file holds.
+    pub(super) fn stands(
+        &self,
+        file: &OpenFile,
+        flying: &Flying,
+        pages: &Range<u64>,
+        buf: &[u8],
+    ) -> bool {
+        let state = &file.state;
+        if flying.past && planted(Canary::StreamUnasked) {
+            return true;
+        }
+        let apart = flying
+            .began
+            .is_some_and(|began| self.is_apart(state, pages, began));
+        if state.exclusives() != flying.exclusives || !apart {
+            return false;
+        }
+        let absent = flying.absent_of(pages);
+        let ask = |&(page, _): &(u64, Absence)| self.pages.ask_for(state.key, page);
+        absent.iter().skip(1).take(ASKED as usize).for_each(ask);
+        let soon = absent.iter().skip(ASKED as usize).map(Some);
+        let soon = soon.chain(std::iter::repeat(None));
+        absent.iter().zip(soon).all(|(&(page, absence), soon)| {
+            soon.into_iter().for_each(ask);
+            let at = (page * PAGE - flying.offset) as usize;
+            let content = &buf[at..at + BLOCK_SIZE];
+            (self.pages).admit_apart(state.key, page, absence, content, false)
+        })
+    }
+}
+
+impl Flying {
+    /// What of these pages it brings.
+    fn absent_of(&self, pages: &Range<u64>) -> &[(u64, Absence)] {
+        let before = |end| self.absent.partition_point(|&(page, _)| page < end);
+        &self.absent[before(pages.start)..before(pages.end)]
+    }
+
+    /// These pages, which are not empty, in runs that it brings (true) or leaves out.
+    pub fn runs(&self, pages: Range<u64>) -> impl Iterator<Item = (bool, Range<u64>)> {
+        let mut absent = self
+            .absent_of(&pages)
+            .iter()
+            .map(|&(page, _)| page)
+            .peekable();
+        let mut at = pages.start;
+        std::iter::from_fn(move || {
+            let start = at;
+            let next = *absent
+                .peek()
+                .filter(|_| start < pages.end)
+                .unwrap_or(&pages.end);
+            if start < next {
+                at = next;
+                return Some((false, start..next));
+            }
+            while absent.next_if_eq(&at).is_some() {
+                at += 1;
+            }
+            (start < at).then_some((true, start..at))
+        })
     }
 }

@@ -76,7 +76,7 @@ use ranges::{Held, Mode, Ranges};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use stream::Streams;
+use stream::{Readers, Streams};
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -160,6 +160,7 @@ pub(crate) struct Files {
     /// Of what is written back beside syncs.
     pace: Pace,
     streams: Streams,
+    readers: Readers,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
     /// Pages that somebody asked to be written soon.
@@ -193,6 +194,7 @@ impl Files {
             pages,
             ahead: base::sync::Arc::new(Ahead::new()),
             cleaning: base::sync::Arc::new(cleaning),
+            readers: Readers::new(options.cache_bytes, options.read_ahead),
             memory: Bounces::new(options.cache_bytes / KEPT_SHARE),
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
@@ -250,6 +252,11 @@ impl Files {
     /// Bytes that streams have written past the cache.
     pub fn streamed_bytes(&self) -> u64 {
         self.streams.bytes()
+    }
+
+    /// Bytes that streams have read past the cache.
+    pub fn streamed_read_bytes(&self) -> u64 {
+        self.readers.bytes()
     }
 
     pub fn dirty_pages(&self) -> usize {

@@ -93,9 +93,15 @@ impl Files {
         };
         let window = file.read_ahead(offset, buf.len() as u64, most);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
+        let streams =
+            window.is_some_and(|window| window > 0) && self.is_stream(file, offset, buf.len());
+        if streams && let Some(len) = self.read_stream(file, offset, buf) {
+            return Ok(len);
+        }
         let mut how = Reading {
             ahead: match window {
                 None | Some(0) => 0,
+                _ if streams => 0,
                 Some(window) => self.ask_ahead(file, bytes, window),
             },
             by: (!direct).then_some(file),

@@ -147,3 +147,123 @@ fn devices_that_take_long_are_asked_now_and_then() {
     note(200_000, 30);
     assert_eq!(past(100), 100);
 }
+
+/// Reads in requests of so many bytes; returns the bytes of them that went past the cache.
+fn read_in(m: &Mounted, file: &OpenFile, content: &[u8], range: Range<u64>, by: u64) -> u64 {
+    let before = m.files.streamed_read_bytes();
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at + by).min(range.end);
+        let mut buf = vec![0xEE; (end - at) as usize];
+        assert_eq!(m.files.read(file, at, &mut buf).unwrap(), buf.len());
+        assert!(buf == content[at as usize..end as usize], "at {at}");
+        at = end;
+    }
+    m.files.streamed_read_bytes() - before
+}
+
+/// Mounted with a cache that has not room for the file's 24 MiB.
+fn with_large_file() -> (World, Mounted, Ino, Vec<u8>) {
+    let mut world = World::new(1, 96, 4096);
+    // Pieces of streams are a part of that.
+    world.options.read_ahead = MIB;
+    world.options.cache_bytes = 4096 * BLOCK_SIZE * 2;
+    let m = world.mount();
+    let ino = m.make();
+    let content = pattern(2, 48 << 20);
+    let file = m.open(ino);
+    m.write(&file, 0, &content);
+    m.files.fsync(&file, false).unwrap();
+    m.commit_more();
+    m.files.pages.invalidate(file.state.key, 0..u64::MAX);
+    drop(file);
+    (world, m, ino, content)
+}
+
+#[test]
+fn a_file_larger_than_the_cache_is_read_past_it() {
+    let (_world, m, ino, content) = with_large_file();
+    let file = m.open(ino);
+    let past = read_in(&m, &file, &content, 0..48 * MIB, 256 << 10);
+    assert!((38 * MIB..=40 * MIB).contains(&past), "{past}");
+    drop(file);
+    // What is cached leaves the stream where it is, and what is dirty is read from there.
+    let file = m.open(ino);
+    let mut content = content;
+    let read = read_in(&m, &file, &content, 0..20 * MIB, 256 << 10);
+    assert!(read >= 10 * MIB, "{read}");
+    let other = m.open(ino);
+    for at in [20 * MIB + PAGE, 21 * MIB, 24 * MIB + 100] {
+        let data = pattern(at, 5000);
+        m.write(&other, at, &data);
+        content[at as usize..][..data.len()].copy_from_slice(&data);
+    }
+    read_in(&m, &file, &content, 20 * MIB..48 * MIB, 256 << 10);
+}
+
+#[test]
+fn a_file_that_the_cache_keeps_is_read_through_it() {
+    let (_world, m, ino, content) = with_file(24);
+    let file = m.open(ino);
+    assert_eq!(read_in(&m, &file, &content, 0..24 * MIB, MIB), 0);
+    // Unless nobody will read it again.
+    let file = m.open(ino);
+    m.files.pages.invalidate(file.state.key, 0..u64::MAX);
+    m.files.advise(&file, 0..0, Advice::NoReuse).unwrap();
+    let past = read_in(&m, &file, &content, 0..24 * MIB, 256 << 10);
+    assert!(past >= 10 * MIB, "{past}");
+}
+
+#[test]
+fn a_stream_sees_what_is_cut_and_written_past_the_cache_meanwhile() {
+    let (_world, m, ino, mut content) = with_large_file();
+    let file = m.open(ino);
+    let read = read_in(&m, &file, &content, 0..16 * MIB, 128 << 10);
+    assert!(read >= 7 * MIB, "{read}");
+    let past = m.files.open(&m.owners, ino, libc::O_RDWR | libc::O_DIRECT);
+    let past = past.unwrap();
+    let at = 16 * MIB + 64 * PAGE;
+    let data = pattern(77, 1 << 20);
+    m.write(&past, at, &data);
+    content[at as usize..][..data.len()].copy_from_slice(&data);
+    read_in(&m, &file, &content, 16 * MIB..20 * MIB, 128 << 10);
+    m.files.truncate(ino, 21 * MIB).unwrap();
+    read_in(&m, &file, &content, 20 * MIB..21 * MIB, 128 << 10);
+    let mut none = [0; 65536];
+    assert_eq!(m.files.read(&file, 21 * MIB, &mut none).unwrap(), 0);
+}
+
+#[test]
+fn a_stream_that_meets_an_error_tells_it_and_goes_on() {
+    let (world, m, ino, content) = with_large_file();
+    let file = m.open(ino);
+    read_in(&m, &file, &content, 0..16 * MIB, 256 << 10);
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    let mut buf = vec![0; 256 << 10];
+    let mut at = 16 * MIB;
+    // What is there already may be handed out.
+    let told = loop {
+        match m.files.read(&file, at, &mut buf) {
+            Ok(len) => at += len as u64,
+            Err(error) => break error,
+        }
+        assert!(at < 24 * MIB, "nothing fails");
+    };
+    assert_eq!(told.errno(), libc::EIO, "{told}");
+    for device in &world.devices {
+        device.fail_reads(Strikes::Next(0), None);
+    }
+    read_in(&m, &file, &content, at..48 * MIB, 256 << 10);
+}
+
+#[test]
+fn seats_are_given_up_by_who_closes() {
+    let (_world, m, ino, content) = with_large_file();
+    for _ in 0..20 {
+        let file = m.open(ino);
+        let read = read_in(&m, &file, &content, 0..10 * MIB, 256 << 10);
+        assert!(read >= MIB, "{read}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Streams: large writes over what is there, one behind the other, go past the cache.
+//! Large writes over what is there, one behind the other, go past the cache.
 //!
 //! Why. Through the cache each byte is copied three times, into its frame, out of it again and by the device, and each page is looked up,
 //! noted as dirty, cleaned, and pushes out another: four to five times the processor time of the transfer alone. That buys a return before the
@@ -11,13 +11,13 @@
 //! 1. It is a direct write ([`write_past`](Files::write_past)) by another reason: over blocks that are written, logged, and vouched for by nobody, coherent
 //!    with the cache, one unit for readers. What is none goes through the cache, and so does one that fails: the pages are dirty then, and what is promised
 //!    of writes that fail holds as ever.
-//! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::pace)).
+//! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::super::pace)).
 //! 3. While devices take longer than [`SLOW_NS`] for each MiB, in the mean of late, only one request in [`PROBE`] goes there: it is worth more to
 //!    return early.
 
-use super::Files;
-use super::file::{FileState, OpenFile};
-use super::write::{is_inside, is_whole};
+use super::super::Files;
+use super::super::file::{FileState, OpenFile};
+use super::super::write::{is_inside, is_whole};
 use crate::Error;
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::Arc;
@@ -47,7 +47,7 @@ fn run_min() -> u64 {
 
 /// What an open file knows of its writer. Of threads that write through one handle at once each may end the other's run.
 #[derive(Debug, Default)]
-pub(super) struct Run {
+pub(in super::super) struct Run {
     /// Byte after the last large write.
     next: AtomicU64,
     /// Bytes before that one.
@@ -69,7 +69,7 @@ impl Run {
 
 /// What all streams have in common.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(in super::super) struct Streams {
     /// For a MiB, in the mean of late. Threads that note at once may lose one's note.
     mean_ns: AtomicU64,
     /// Requests that went through the cache because of that.
@@ -106,7 +106,7 @@ impl Streams {
 
 impl Files {
     /// Writes past the cache if this goes on with a long run. False: nothing is written.
-    pub(super) fn write_stream(&self, file: &OpenFile, offset: u64, data: &[u8]) -> bool {
+    pub(in super::super) fn write_stream(&self, file: &OpenFile, offset: u64, data: &[u8]) -> bool {
         let right = (request_min()..=REQUEST_MAX).contains(&data.len());
         if !right || !is_whole(offset, data.len()) || !is_inside(&file.state, offset, data.len()) {
             return false;
