@@ -12,8 +12,8 @@
 //!    with the cache, one unit for readers. What is none goes through the cache, and so does one that fails: the pages are dirty then, and what is promised
 //!    of writes that fail holds as ever.
 //! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::super::pace)).
-//! 3. While devices take longer than [`SLOW_NS`] for each MiB, in the mean of late, only one request in [`PROBE`] goes there: it is worth more to
-//!    return early.
+//! 3. While devices take longer than [`SLOW_NS`] for each MiB, nearly each time, only one request in [`PROBE`] goes there: it is worth more to
+//!    return early. Not in the mean: what goes through the cache keeps the devices busy, too, so that who has once gone there would find them slow for ever.
 
 use super::super::Files;
 use super::super::file::{FileState, OpenFile};
@@ -33,8 +33,9 @@ const RUN_MIN: usize = 8 << 20;
 /// A MiB through the cache takes 0.3 to 0.5 ms of the processors: a device that is twice as slow is still one that is not worth to be kept waiting.
 const SLOW_NS: u64 = 1_000_000;
 const PROBE: u64 = 64;
-/// A request changes the mean by one part in so many, and counts as so many times [`SLOW_NS`] at most: one that was held up says little.
-const MEAN: u64 = 8;
+/// A request that took less than the usual time changes that by half of the difference, one that took more by one part in so many; and counts as so many
+/// times [`SLOW_NS`] at most. So one in some ten that are fast is enough.
+const SLOWER: u64 = 32;
 const WORST: u64 = 4;
 
 fn request_min() -> usize {
@@ -70,8 +71,8 @@ impl Run {
 /// What all streams have in common.
 #[derive(Debug, Default)]
 pub(in super::super) struct Streams {
-    /// For a MiB, in the mean of late. Threads that note at once may lose one's note.
-    mean_ns: AtomicU64,
+    /// For a MiB, when it goes well. Threads that note at once may lose one's note.
+    usual_ns: AtomicU64,
     /// Requests that went through the cache because of that.
     spared: AtomicU64,
     /// Bytes that went past the cache.
@@ -85,22 +86,26 @@ impl Streams {
 
     /// Whether the next request goes to the devices.
     pub fn is_next(&self) -> bool {
-        self.mean_ns.load(Ordering::Relaxed) <= SLOW_NS
+        self.usual_ns.load(Ordering::Relaxed) <= SLOW_NS
             || self.spared.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1
     }
 
     /// The devices do not what they should: they are left to the cache for a while.
     fn note_failed(&self) {
-        self.mean_ns.store(WORST * SLOW_NS, Ordering::Relaxed);
+        self.usual_ns.store(WORST * SLOW_NS, Ordering::Relaxed);
     }
 
     /// So many bytes took so long.
     pub fn note(&self, bytes: usize, took_ns: u64) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let each = took_ns.saturating_mul(1 << 20) / bytes as u64;
-        let mean = self.mean_ns.load(Ordering::Relaxed);
-        let mean = mean - mean / MEAN + each.min(WORST * SLOW_NS) / MEAN;
-        self.mean_ns.store(mean, Ordering::Relaxed);
+        let each = each.min(WORST * SLOW_NS);
+        let usual = self.usual_ns.load(Ordering::Relaxed);
+        let usual = match each < usual {
+            true => each + (usual - each) / 2,
+            false => usual + (each - usual) / SLOWER,
+        };
+        self.usual_ns.store(usual, Ordering::Relaxed);
     }
 }
 
