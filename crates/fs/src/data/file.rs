@@ -816,7 +816,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         self.files.end_ahead(self);
-        self.files.readers.leave(self);
+        self.files.readers.leave(self, &self.files.memory);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());

@@ -9,7 +9,8 @@
 //!    somebody wrote it meanwhile: the same question as that of a read which waits ([`Files::admit`]).
 //! 4. Nobody wrote several pages, or past the cache, that the flight reads between its beginning and its end: nobody did anywhere
 //!    ([`gate`](super::gate)), or it was elsewhere ([`ranges`](super::ranges)). So it has all of such a write or nothing, and no page half.
-//! 5. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may.
+//! 5. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may. One that goes past the cache
+//!    ([`Flying::past`]) is begun by such a thread, and may read what the file's mapping is.
 
 mod writing;
 
@@ -95,6 +96,9 @@ impl Files {
         flying: &mut Flying,
         runs: &mut Vec<Run>,
     ) -> Result<Began, Error> {
+        // What an earlier one of another file knew is of no account.
+        (flying.len, flying.began) = (0, None);
+        flying.absent.clear();
         let state = &file.state;
         let Some(shared) = state.io.try_read() else {
             return Ok(Began::Waits);
@@ -124,7 +128,6 @@ impl Files {
         }
         (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
         flying.exclusives = state.exclusives();
-        flying.absent.clear();
         let ask = |page| {
             if page < pages.end {
                 self.pages.ask_for(state.key, page);

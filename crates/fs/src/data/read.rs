@@ -7,6 +7,7 @@ use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
 use super::ranges::Mode;
+use super::stream::Streamed;
 use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
 use crate::{AtimePolicy, Error};
@@ -93,15 +94,17 @@ impl Files {
         };
         let window = file.read_ahead(offset, buf.len() as u64, most);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
-        let streams =
+        let may_stream =
             window.is_some_and(|window| window > 0) && self.is_stream(file, offset, buf.len());
-        if streams && let Some(len) = self.read_stream(file, offset, buf) {
-            return Ok(len);
-        }
+        let beside = match may_stream.then(|| self.read_stream(file, offset, buf)) {
+            Some(Streamed::Read(len)) => return Ok(len),
+            Some(Streamed::Beside) => true,
+            Some(Streamed::Not) | None => false,
+        };
         let mut how = Reading {
             ahead: match window {
                 None | Some(0) => 0,
-                _ if streams => 0,
+                _ if beside => 0,
                 Some(window) => self.ask_ahead(file, bytes, window),
             },
             by: (!direct).then_some(file),

@@ -3,5 +3,5 @@
 mod reading;
 mod writing;
 
-pub(super) use reading::{Reader, Readers};
+pub(super) use reading::{Reader, Readers, Streamed};
 pub(super) use writing::{Run, Streams};

@@ -17,9 +17,12 @@
 //! 3. A read is handed out by pieces as a whole, or not by them at all: where a piece has failed, is over, or is missing, it goes through the cache, and its error is
 //!    told there, and so do the next ones, for half of [`RUN_MIN`].
 //! 4. There are [`SEATS`] at most, and all pieces together are no more than one part in [`SHARE`] of the cache. A seat is its handle's until that is closed, or has not
-//!    read for [`IDLE_NS`] while somebody else wants one; with something in flight it is nobody else's.
+//!    read for [`IDLE_NS`] while somebody else wants one; with something in flight it is nobody else's. A handle has one; of threads that read through it at once one
+//!    has the seat, the others go through the cache.
+//! 5. No piece is handed out that is older than [`IDLE_NS`] and a read: what tells whether it stands counts, and counts go round ([`ranges`](super::super::ranges)).
 
 use super::super::advice::Advice;
+use super::super::bounce::Bounces;
 use super::super::file::OpenFile;
 use super::super::flight::{Began, Flying};
 use super::super::{Files, KEPT_SHARE, PAGE, pages_of};
@@ -85,6 +88,17 @@ impl Reader {
     }
 }
 
+/// What became of a read that may be a stream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Streamed {
+    /// So many bytes are read.
+    Read(usize),
+    /// It goes through the cache, and nothing needs to be brought ahead: the stream does that, or threads have.
+    Beside,
+    /// It goes through the cache.
+    Not,
+}
+
 /// A part of the file on its way, or there.
 struct Piece {
     number: u64,
@@ -96,12 +110,12 @@ struct Piece {
 
 #[derive(Default)]
 struct Seat {
-    /// [`OpenFile::id`] of whose it is; 0: nobody's.
-    holder: usize,
     used_ns: u64,
     queues: Option<Queues>,
     /// One behind the other.
     pieces: VecDeque<Piece>,
+    /// Here a piece could not be begun: it is tried again when it is needed.
+    refused: Option<u64>,
     numbers: u64,
     /// Kept for their memory.
     landed: Vec<Landed>,
@@ -112,6 +126,8 @@ struct Seat {
 /// The seats of a file system.
 pub(in super::super) struct Readers {
     seats: Box<[Mutex<Seat>]>,
+    /// [`OpenFile::id`] of whose each is; 0: nobody's. Changed by who has it locked.
+    holders: Box<[AtomicUsize]>,
     /// Bytes of pieces that a seat has at most.
     room: u64,
     /// Bytes that were handed out.
@@ -127,8 +143,10 @@ impl Readers {
         let seat = |at| Mutex::keyed(rank::FILE_STREAM, at as u64, Seat::default());
         Readers {
             seats: (0..seats).map(seat).collect(),
+            holders: (0..seats).map(|_| AtomicUsize::new(0)).collect(),
             room: wanted
                 .min(all)
+                .min(PIECES_MAX as u64 * piece_bytes())
                 .max(tight::limit(0, 3) as u64 * piece_bytes()),
             bytes: AtomicU64::new(0),
         }
@@ -138,22 +156,23 @@ impl Readers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The seat that this handle has, if nobody else uses the handle.
-    fn own(&self, file: &OpenFile) -> Option<MutexGuard<'_, Seat>> {
-        let seat = self.seats.get(file.reader.seat.load(Ordering::Relaxed))?;
-        let seat = seat.try_lock()?;
-        (seat.holder == file.id()).then_some(seat)
+    /// Whether this handle has a seat, and which; it may lose it as long as it has not locked that.
+    fn own(&self, file: &OpenFile) -> Option<usize> {
+        let at = file.reader.seat.load(Ordering::Relaxed);
+        let holder = self.holders.get(at)?.load(Ordering::Acquire);
+        (holder == file.id()).then_some(at)
     }
 
     /// A seat that nobody needs.
-    fn take(&self, file: &OpenFile, now_ns: u64) -> Option<MutexGuard<'_, Seat>> {
+    fn take(&self, file: &OpenFile, now_ns: u64, memory: &Bounces) -> Option<MutexGuard<'_, Seat>> {
         for (at, seat) in self.seats.iter().enumerate() {
             let Some(mut seat) = seat.try_lock() else {
                 continue;
             };
-            let idle = seat.holder == 0 || now_ns.saturating_sub(seat.used_ns) >= IDLE_NS;
-            if idle && seat.is_cleared() {
-                seat.holder = file.id();
+            let holder = &self.holders[at];
+            let idle = holder.load(Ordering::Acquire) == 0 || seat.is_idle(now_ns);
+            if idle && seat.is_cleared(memory) {
+                holder.store(file.id(), Ordering::Release);
                 file.reader.seat.store(at, Ordering::Relaxed);
                 return Some(seat);
             }
@@ -162,36 +181,56 @@ impl Readers {
     }
 
     /// A handle is closed.
-    pub fn leave(&self, file: &OpenFile) {
+    pub fn leave(&self, file: &OpenFile, memory: &Bounces) {
         // Who looks whether it is free finds out later that it is.
-        if let Some(mut seat) = self.own(file) {
-            seat.clear();
-            seat.holder = 0;
+        if let Some(at) = self.own(file)
+            && let Some(mut seat) = self.seats[at].try_lock()
+            && self.own(file).is_some()
+        {
+            seat.clear(memory);
+            self.holders[at].store(0, Ordering::Release);
         }
     }
 }
 
 impl Seat {
+    fn is_idle(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.used_ns) >= IDLE_NS
+    }
+
     /// Lets go of all pieces.
-    fn clear(&mut self) {
+    fn clear(&mut self, memory: &Bounces) {
         if let Some(queues) = &mut self.queues
             && queues.in_flight() > 0
         {
             queues.cancel_all();
         }
-        self.spare
-            .extend(self.pieces.drain(..).map(|piece| piece.flying));
-        self.spare.truncate(PIECES_MAX);
+        while !self.pieces.is_empty() {
+            self.let_go(memory);
+        }
+        self.refused = None;
+    }
+
+    /// Lets go of the first piece.
+    fn let_go(&mut self, memory: &Bounces) {
+        if let Some(piece) = self.pieces.pop_front() {
+            piece.memory.into_iter().for_each(|m| memory.give(m));
+            if self.spare.len() < PIECES_MAX {
+                self.spare.push(piece.flying);
+            }
+        }
     }
 
     /// Lets go of all pieces; false: some still fly.
-    fn is_cleared(&mut self) -> bool {
-        self.clear();
+    fn is_cleared(&mut self, memory: &Bounces) -> bool {
+        self.clear(memory);
         let Some(queues) = &mut self.queues else {
             return true;
         };
         queues.reap(&mut self.landed);
-        self.landed.clear();
+        for landed in self.landed.drain(..) {
+            memory.give(landed.memory);
+        }
         queues.in_flight() == 0
     }
 
@@ -210,35 +249,46 @@ impl Seat {
 }
 
 impl Files {
-    /// Reads past the cache what [`is_stream`](Self::is_stream). `None`: nothing is read.
+    /// Reads past the cache what [`is_stream`](Self::is_stream), if it can.
     pub(in super::super) fn read_stream(
         &self,
         file: &OpenFile,
         offset: u64,
         buf: &mut [u8],
-    ) -> Option<usize> {
+    ) -> Streamed {
         if file.asked.load(Ordering::Relaxed) * PAGE > offset {
             // What threads bring ahead is handed out first.
-            return None;
+            return Streamed::Beside;
         }
+        let end = offset.saturating_add(buf.len() as u64);
         let now_ns = self.now_ns();
-        let mut seat = self
-            .readers
-            .own(file)
-            .or_else(|| self.readers.take(file, now_ns))?;
+        let seat = match self.readers.own(file) {
+            None => self.readers.take(file, now_ns, &self.memory),
+            Some(at) => match self.readers.seats[at].try_lock() {
+                Some(seat) => self.readers.own(file).map(|_| seat),
+                None => return Streamed::Beside,
+            },
+        };
+        let Some(mut seat) = seat else {
+            file.reader.begin(end);
+            return Streamed::Not;
+        };
+        if seat.is_idle(now_ns) {
+            // Invariant 5.
+            seat.clear(&self.memory);
+        }
         seat.used_ns = now_ns;
-        let len = self.read_pieces(file, offset, buf, &mut seat);
-        match len {
+        match self.read_pieces(file, offset, buf, &mut seat) {
             Some(len) => {
                 self.readers.bytes.fetch_add(len as u64, Ordering::Relaxed);
+                Streamed::Read(len)
             }
             None => {
-                seat.clear();
-                let end = offset + buf.len() as u64;
+                seat.clear(&self.memory);
                 file.reader.begin(end.saturating_sub(run_min() / 2));
+                Streamed::Not
             }
         }
-        len
     }
 
     /// Whether a read that goes on where the last one ended is one of a long run. What it needs may still be on its way into the cache.
@@ -267,12 +317,15 @@ impl Files {
             return None;
         }
         while seat.pieces.front().is_some_and(|p| p.bytes.end <= offset) {
-            self.let_go(seat);
+            seat.let_go(&self.memory);
         }
         if seat.pieces.front().is_some_and(|p| p.bytes.start > offset) {
-            seat.clear();
+            seat.clear(&self.memory);
         }
         let first = seat.end().unwrap_or(offset / PAGE * PAGE);
+        if seat.refused.is_some_and(|at| at < end) {
+            seat.refused = None;
+        }
         self.begin_pieces(file, first, offset, seat);
         if seat.end().is_none_or(|last| last < end) {
             return None;
@@ -301,6 +354,10 @@ impl Files {
                 return None;
             }
             at = stop;
+        }
+        // It has been this size all the time: a change counts as an exclusive one, which the pieces would have met.
+        if file.state.size() != size || self.touch_atime(&file.state).is_err() {
+            return None;
         }
         Some((end - offset) as usize)
     }
@@ -343,16 +400,16 @@ impl Files {
         let size = file.state.size();
         let last = offset.saturating_add(self.readers.room);
         let mut begun = false;
-        while next < size && next < last && seat.pieces.len() < PIECES_MAX {
+        while next < size.min(last) && seat.refused.is_none() && seat.pieces.len() < PIECES_MAX {
             let end = (next + piece_bytes()).min(size);
             // A piece is begun as a whole.
             if end > last && !seat.pieces.is_empty() {
                 break;
             }
-            if self.begin_piece(file, next..end, seat).is_none() {
-                break;
+            match self.begin_piece(file, next..end, seat) {
+                Some(()) => (next, begun) = (end, true),
+                None => seat.refused = Some(next),
             }
-            (next, begun) = (end, true);
         }
         if begun && let Some(queues) = &mut seat.queues {
             queues.ring();
@@ -371,9 +428,13 @@ impl Files {
         let began = self.begin_read(file, bytes.start, piece, &mut flying, &mut runs);
         let number = seat.numbers;
         seat.numbers += 1;
+        // Of a file that is shorter by now it is not what it should be.
+        let began = began
+            .ok()
+            .filter(|_| flying.len as u64 == bytes.end - bytes.start);
         let piece = match began {
-            Ok(Began::Done(_)) => Some(Some(memory)),
-            Ok(Began::Flies) => {
+            Some(Began::Done(_)) => Some(Some(memory)),
+            Some(Began::Flies) => {
                 let flight = Flight {
                     kind: Kind::Read,
                     memory,
@@ -388,7 +449,7 @@ impl Files {
                     }
                 }
             }
-            Ok(Began::Waits) | Err(_) => {
+            Some(Began::Waits) | None => {
                 self.memory.give(memory);
                 None
             }
@@ -422,16 +483,6 @@ impl Files {
                 return Some(());
             }
             seat.queues.as_mut()?.wait(None, None);
-        }
-    }
-
-    /// The first piece has been handed out.
-    fn let_go(&self, seat: &mut Seat) {
-        if let Some(piece) = seat.pieces.pop_front() {
-            if let Some(memory) = piece.memory {
-                self.memory.give(memory);
-            }
-            seat.spare.push(piece.flying);
         }
     }
 }
