@@ -256,10 +256,6 @@ impl Files {
         offset: u64,
         buf: &mut [u8],
     ) -> Streamed {
-        if file.asked.load(Ordering::Relaxed) * PAGE > offset {
-            // What threads bring ahead is handed out first.
-            return Streamed::Beside;
-        }
         let end = offset.saturating_add(buf.len() as u64);
         let now_ns = self.now_ns();
         let seat = match self.readers.own(file) {
@@ -270,7 +266,8 @@ impl Files {
             },
         };
         let Some(mut seat) = seat else {
-            file.reader.begin(end);
+            // Soon there may be one.
+            file.reader.begin(end.saturating_sub(run_min() / 8 * 7));
             return Streamed::Not;
         };
         if seat.is_idle(now_ns) {
@@ -278,6 +275,10 @@ impl Files {
             seat.clear(&self.memory);
         }
         seat.used_ns = now_ns;
+        if file.asked.load(Ordering::Relaxed) * PAGE > offset {
+            // What threads bring ahead is handed out first.
+            return Streamed::Beside;
+        }
         match self.read_pieces(file, offset, buf, &mut seat) {
             Some(len) => {
                 self.readers.bytes.fetch_add(len as u64, Ordering::Relaxed);
