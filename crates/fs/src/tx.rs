@@ -53,6 +53,8 @@ const STEP_DIRTY: usize = 256;
 const INODE_LOGGED: usize = 80;
 const INODE_DIRTY: usize = 1024;
 const RUN_LOGGED: usize = 64;
+/// Bytes of pages that were written in part, and stay in memory.
+const PARTS_MAX: usize = 64 << 20;
 
 fn memory_max() -> usize {
     base::tight::limit(MEMORY_MAX, 4 * BLOCK_SIZE)
@@ -109,6 +111,8 @@ struct Staged<'fs> {
     content: Content,
     /// For reading what the file holds.
     handle: Option<Arc<OpenFile>>,
+    /// Its change time when the model was made.
+    known: Option<Timestamp>,
     /// Its change time when it was first read.
     looked: Option<Timestamp>,
     xattrs: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
@@ -200,7 +204,8 @@ impl FileSystem {
                 Ok(value)
             });
             match outcome {
-                Err(Error::Conflict(_)) if tries > 0 => {}
+                // Stale: a name was removed between two looks.
+                Err(Error::Conflict(_) | Error::Stale(_)) if tries > 0 => {}
                 outcome => return outcome,
             }
         }
@@ -211,7 +216,8 @@ impl<'fs> Transaction<'fs> {
     /// Writes at `offset`, all of `data`: in memory, or, when there is much, to blocks that are nobody else's.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], with nothing staged of this call; those of a file that is not there or is none.
+    /// [`Error::NoSpace`], with nothing staged of this call if it is of no more than 8 MiB; else the transaction can only be dropped. Those of a file that is
+    /// not there or is none. [`Error::TransactionTooLarge`] also when there are more than 64 MiB of pages that were written in part.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
         if data.is_empty() {
             return Ok(());
@@ -225,7 +231,11 @@ impl<'fs> Transaction<'fs> {
             // As much as memory takes at once.
             let stop = (at / PAGE * PAGE + memory_max() as u64).min(bytes.end);
             let part = &data[(at - offset) as usize..(stop - offset) as usize];
-            self.write_part(ino, at, part)?;
+            if let Err(error) = self.write_part(ino, at, part) {
+                // It is staged in part.
+                self.is_broken |= at > bytes.start;
+                return Err(error);
+            }
             at = stop;
         }
         Ok(())
@@ -245,7 +255,13 @@ impl<'fs> Transaction<'fs> {
             self.expect(RUN_LOGGED, RUN_LOGGED)?;
         }
         if self.in_memory * BLOCK_SIZE > memory_max() {
-            self.store_pages(ino)?;
+            let stored = self.store_pages(ino);
+            let rest = self.in_memory * BLOCK_SIZE > PARTS_MAX;
+            self.is_broken |= stored.is_err() || rest;
+            stored?;
+            if rest {
+                return Err(Error::TransactionTooLarge);
+            }
         }
         Ok(())
     }
@@ -513,14 +529,14 @@ impl<'fs> Transaction<'fs> {
     /// The inode as the transaction has it.
     fn inode(&mut self, ino: Ino) -> Result<&mut Staged<'fs>, Error> {
         if !self.inodes.contains_key(&ino) {
-            let model = {
+            let (model, known) = {
                 let node = self.fs.inode(ino)?;
                 let inode = node.inode()?;
                 let mut model = inode.clone();
                 if inode.is_dir() {
                     model.nlink = inode.dir_links();
                 }
-                model
+                (model, self.fs.attr_of(ino, inode).ctime)
             };
             if model.nlink == 0 {
                 return Err(Error::NotFound);
@@ -532,6 +548,7 @@ impl<'fs> Transaction<'fs> {
                 fresh: None,
                 content: Content::default(),
                 handle: None,
+                known: Some(known),
                 looked: None,
                 xattrs: BTreeMap::new(),
                 unlinked: false,
@@ -566,7 +583,9 @@ impl<'fs> Transaction<'fs> {
         if attr.generation != staged.generation {
             return Err(Error::Stale(ino));
         }
-        if *staged.looked.get_or_insert(attr.ctime) != attr.ctime {
+        // What it shows is of the model in part, so they must be of one moment.
+        let known = staged.known.is_none_or(|known| known == attr.ctime);
+        if !known || *staged.looked.get_or_insert(attr.ctime) != attr.ctime {
             return Err(changed(ino));
         }
         Ok(attr)

@@ -237,6 +237,90 @@ fn an_open_file_that_is_unlinked_by_a_transaction_stays_until_it_is_closed() {
 }
 
 #[test]
+fn attributes_in_nodes_of_their_own_are_set_many_at_once() {
+    let world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let file = make(&fs, b"file", b"x").ino;
+    fs.setxattr(&WHO(), file, b"user.long", &pattern(1, 600), 0)
+        .unwrap();
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    tx.setxattr(file, b"user.a", b"1", 0).unwrap();
+    tx.setxattr(file, b"user.b", b"2", 0).unwrap();
+    tx.removexattr(file, b"user.long").unwrap();
+    let mode = Some(0o600);
+    let set = SetAttr {
+        mode,
+        ..SetAttr::default()
+    };
+    tx.setattr(file, &set).unwrap();
+    tx.setxattr(file, b"user.c", b"3", 0).unwrap();
+    tx.commit().unwrap();
+    for (name, value) in [(b"user.a", b"1"), (b"user.b", b"2"), (b"user.c", b"3")] {
+        assert_eq!(fs.getxattr(file, name).unwrap(), value);
+    }
+    let gone = fs.getxattr(file, b"user.long");
+    assert!(matches!(gone, Err(Error::NoAttribute)));
+    // As many names as can be listed, whoever set them, and none more.
+    let long = |n: usize| format!("user.{n:0250}").into_bytes();
+    for round in 0..26 {
+        let mut tx = begin(&fs);
+        (0..10).for_each(|n| tx.setxattr(file, &long(round * 10 + n), b"", 0).unwrap());
+        match tx.commit() {
+            Ok(()) => assert!(round < 25, "more than can be listed"),
+            Err(error) => {
+                assert!(matches!(error, Error::NoSpace), "{error}");
+                assert_eq!(round, 25);
+            }
+        }
+    }
+    assert_eq!(fs.listxattr(file).unwrap().len(), 250 * 256 + 3 * 7);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn a_file_that_lost_its_last_name_meanwhile_gets_nothing_more() {
+    let world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    for keep_open in [false, true] {
+        let file = make(&fs, b"a", b"x").ino;
+        fs.link(&WHO(), file, ROOT, b"b").unwrap();
+        let handle = keep_open.then(|| fs.open_file(file, libc::O_RDONLY).unwrap());
+        let mut tx = begin(&fs);
+        tx.unlink(ROOT, b"a").unwrap();
+        tx.link(file, ROOT, b"c").unwrap();
+        fs.unlink(&WHO(), ROOT, b"b").unwrap();
+        assert!(matches!(tx.commit(), Err(Error::Conflict(_))));
+        assert_eq!(names(&fs, ROOT), [b"a"], "nothing has happened");
+        drop(handle);
+        // The file system goes on.
+        fs.unlink(&WHO(), ROOT, b"a").unwrap();
+    }
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn attributes_of_two_moments_are_a_conflict() {
+    let world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let file = make(&fs, b"file", b"x").ino;
+    let mut tx = begin(&fs);
+    tx.write(file, 0, b"y").unwrap();
+    let set = |mode| SetAttr {
+        mode: Some(mode),
+        ..SetAttr::default()
+    };
+    fs.getattr(file).unwrap();
+    fs.setattr(&WHO(), file, &set(0o600)).unwrap();
+    let attr = tx.getattr(file);
+    assert!(matches!(attr, Err(Error::Conflict(_))), "{attr:?}");
+    drop(tx);
+    fs.close().unwrap();
+}
+
+#[test]
 fn ten_thousand_names_are_one_step() {
     let mut world = World::new(2, 512 << 20, 6);
     let fs = world.open();

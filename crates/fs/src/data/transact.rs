@@ -162,13 +162,13 @@ impl Files {
         let mut intended = Intended {
             base,
             left,
-            cut: content.cut.is_some(),
+            cut: content.cut.is_some_and(|cut| cut < base),
             size: content.size(base),
             ..Intended::default()
         };
         let inline = self.is_inline(state)?;
         let size = intended.size;
-        if size <= INLINE_DATA_MAX as u64 && !keep_extents && (inline || left == 0) {
+        if size <= INLINE_DATA_MAX as u64 && !keep_extents && (inline || (left == 0 && base > 0)) {
             let mut bytes = vec![0; size as usize];
             let old = self.page_of(state, 0, left)?;
             let known = (left as usize).min(bytes.len());

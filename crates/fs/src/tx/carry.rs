@@ -2,10 +2,10 @@
 
 use super::commit::{gone, looks_again};
 use super::names::Target;
-use super::{Step, Transaction, changed};
+use super::{Staged, Step, Transaction, changed};
 use crate::acl::DEFAULT;
 use crate::api::{Ino, SetAttr};
-use crate::content::{AttrChange, Delta, FsNode};
+use crate::content::{AttrChange, Delta, FsNode, Inode};
 use crate::data::transact::{Intended, LockedFile, Written};
 use crate::dir::{self, Target as Named};
 use crate::filesystem::{FileSystem, LINK_MAX};
@@ -45,6 +45,16 @@ impl Carried {
     fn slot(&self, ino: Ino) -> Result<Slot, Error> {
         let slot = self.slots.get(&ino).copied();
         slot.ok_or_else(|| gone(Error::Stale(ino)))
+    }
+
+    /// The same of an inode that has a name still, as the transaction knows it to have. It may have lost others to somebody else, and by an
+    /// earlier step the last one.
+    fn named(&self, op: &Op<'_, FsNode>, ino: Ino) -> Result<Slot, Error> {
+        let slot = self.slot(ino)?;
+        match !self.deleted.contains(&ino) && op.peek(slot).inode()?.nlink > 0 {
+            true => Ok(slot),
+            false => Err(gone(Error::Stale(ino))),
+        }
     }
 
     fn note(&mut self, ino: Ino, times: (bool, bool)) {
@@ -89,6 +99,7 @@ impl<'fs> Transaction<'fs> {
     fn look_again(&self, op: &mut Op<'fs, FsNode>, carried: &Carried) -> Result<(), Error> {
         for (ino, staged) in &self.inodes {
             if staged.fresh.is_some() {
+                self.check_xattr_names(&staged.model, staged)?;
                 continue;
             }
             let inode = op.peek(carried.slot(*ino)?).inode()?;
@@ -99,6 +110,9 @@ impl<'fs> Transaction<'fs> {
             let newest = || self.fs.attr_of(*ino, inode).ctime;
             if staged.looked.is_some_and(|seen| seen != newest()) && looks_again() {
                 return Err(changed(*ino));
+            }
+            if !staged.xattrs.is_empty() {
+                self.check_xattr_names(inode, staged)?;
             }
         }
         for (dir, names) in &self.names {
@@ -163,7 +177,7 @@ impl<'fs> Transaction<'fs> {
             }
             Step::Link { ino, dir, name } => {
                 let place = Place { dir: *dir, name };
-                let slot = carried.slot(*ino)?;
+                let slot = carried.named(op, *ino)?;
                 let inode = op.peek(slot).inode()?;
                 if inode.nlink >= LINK_MAX {
                     return Err(Error::TooManyLinks);
@@ -212,14 +226,13 @@ impl<'fs> Transaction<'fs> {
             }
             Step::SetAttr(ino, set) => self.set_attributes(op, carried, *ino, set, now),
             Step::SetXattr { ino, name, value } => {
-                self.check_xattr_names(op, carried, *ino)?;
-                let slot = carried.slot(*ino)?;
+                let slot = carried.named(op, *ino)?;
                 let plan = self.fs.plan_set(op, slot, name, value, 0)?;
                 plan.finish(op);
                 self.touch(op, carried, *ino, now)
             }
             Step::RemoveXattr(ino, name) => {
-                let slot = carried.slot(*ino)?;
+                let slot = carried.named(op, *ino)?;
                 let plan = self.fs.plan_unset(op, slot, name)?;
                 plan.finish(op);
                 self.touch(op, carried, *ino, now)
@@ -424,34 +437,29 @@ impl<'fs> Transaction<'fs> {
         set: &SetAttr,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let slot = carried.slot(ino)?;
+        let slot = carried.named(op, ino)?;
         let change = self.fs.change_lists(op, slot, (&self.who, set), now)?;
         op.apply(slot, Delta::Attrs(change));
         carried.note(ino, (set.atime.is_some(), set.mtime.is_some()));
         Ok(())
     }
 
-    /// The names of an inode's attributes stay fewer than can be listed.
-    fn check_xattr_names(
-        &self,
-        op: &Op<'fs, FsNode>,
-        carried: &Carried,
-        ino: Ino,
-    ) -> Result<(), Error> {
-        let staged = &self.inodes[&ino];
-        let bytes = |name: &[u8]| name.len() + 1;
-        let more: usize = staged.xattrs.keys().map(|name| bytes(name)).sum();
-        let inode = op.peek(carried.slot(ino)?).inode()?;
-        let had = match inode.xattr_root {
-            None => inode.xattrs.iter().map(|x| bytes(&x.name)).sum(),
-            // In leaves, which this operation may have: what they had when it was staged.
-            Some(_) => match self.fs.attribute_names(&staged.model) {
-                Ok(names) => names.len(),
-                Err(_) if more < NAMES_MAX / 8 => 0,
-                Err(error) => return Err(error),
-            },
+    /// The names of an inode's attributes stay fewer than can be listed. Before the first step: later the operation may have locked what they are in.
+    fn check_xattr_names(&self, inode: &Inode, staged: &Staged<'_>) -> Result<(), Error> {
+        let names = match inode.xattr_root {
+            None => Vec::new(),
+            Some(_) => self.fs.attribute_names(inode)?,
         };
-        match had + more <= NAMES_MAX {
+        let here = inode.xattrs.iter().map(|attribute| &*attribute.name);
+        let kept = names
+            .split(|byte| *byte == 0)
+            .filter(|name| !name.is_empty());
+        let kept = here
+            .chain(kept)
+            .filter(|name| !staged.xattrs.contains_key(*name));
+        let set = staged.xattrs.iter().filter(|(_, value)| value.is_some());
+        let all = kept.chain(set.map(|(name, _)| &**name));
+        match all.map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX {
             true => Ok(()),
             false => Err(Error::NoSpace),
         }

@@ -125,6 +125,13 @@ impl<'fs> Transaction<'fs> {
         early: Option<Contents<'fs>>,
     ) -> Result<(Epoch, Vec<Ino>), Error> {
         let fs = self.fs;
+        // Before anything of theirs is written (R17).
+        if locked
+            .iter()
+            .any(|file| self.inodes[&file.ino()].content.is_changed())
+        {
+            self.stored.begin(&fs.store);
+        }
         for file in locked {
             let staged = &self.inodes[&file.ino()];
             if staged.generation != file.generation() {

@@ -1,7 +1,9 @@
 //! Names in a transaction: what they mean with what was staged, and the steps that change them.
 
+use super::commit::gone;
 use super::{INODE_DIRTY, INODE_LOGGED, Staged, Step, Transaction};
 use crate::Error;
+use crate::acl::DEFAULT;
 use crate::api::{Ino, ROOT, SetAttr};
 use crate::content::Link;
 use crate::content::inode::SYMLINK_MAX;
@@ -113,8 +115,21 @@ impl<'fs> Transaction<'fs> {
         let fresh = fs.store.reserve_nid()?;
         let ino = fresh.nid();
         let draft = Draft { mode, rdev, body };
-        let parent = &self.inodes[&dir].model;
-        let (mut model, _) = fs.draft(&self.who, parent, &draft, fresh.version())?;
+        if self.inodes.contains_key(&ino) || self.names.contains_key(&ino) {
+            // It was another inode's, which this transaction knows.
+            return Err(gone(Error::Stale(ino)));
+        }
+        let parent = &self.inodes[&dir];
+        let default = match (parent.fresh.is_some(), mode & libc::S_IFMT) {
+            (true, _) | (_, libc::S_IFLNK) => None,
+            // As it is now: what the model refers to may be gone.
+            (false, _) => {
+                let node = fs.inode(dir).map_err(gone)?;
+                fs.attribute(node.inode()?, DEFAULT)?
+            }
+        };
+        let drafted = fs.draft_with(&self.who, &parent.model, &draft, fresh.version(), default);
+        let (mut model, _) = drafted?;
         if model.is_dir() {
             model.parent = dir;
         }
@@ -130,6 +145,7 @@ impl<'fs> Transaction<'fs> {
             fresh: Some(fresh),
             content: Content::empty(),
             handle: None,
+            known: None,
             looked: None,
             xattrs: BTreeMap::new(),
             unlinked: false,
