@@ -12,9 +12,9 @@
 //!    its own, taken before the first lock: no record is closed before it has [`RECORD_CLOSED`] bytes, so as many credits suffice as
 //!    that is contained in what is logged, and one more. Who finds at the end that what was logged is more than asked for
 //!    does not commit ([`Op::excess`]).
-//! 3. One at a time that may have more than one record is between its begin and its end. So what is staged, or dirty, is
-//!    beyond what operations wait at by no more than one of them; and that is within what is kept for several ordinary ones:
-//!    see [`Store::large_most`].
+//! 3. One at a time that may have more than one record, or more than [`TURN_FROM`] bytes, is between its begin and its end. So what
+//!    is staged, or dirty, is beyond what operations wait at by no more than one of them and small ones; and that is within what is
+//!    kept for several ordinary ones: see [`Store::large_most`].
 
 use crate::content::Content;
 use crate::dirty::LEAF_COST;
@@ -23,7 +23,7 @@ use crate::journal::CREDIT;
 use crate::node::{Body, Node};
 use crate::op::{FreshNid, Need, Op, Reservation, Slot, fold};
 use crate::ring::Credit;
-use crate::store::Store;
+use crate::store::{STAGING_MAX, Store, THREADS_MAX};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::map::{HashMap, HashSet};
@@ -44,6 +44,13 @@ const MAP_ENTRY: usize = 48;
 const RING_SHARE: u64 = 4;
 /// Bytes of changed nodes as several ordinary operations leave them: as many may be dirty beyond what is waited for.
 const DIRTY_USUAL: usize = 256 << 10;
+/// Bytes, logged or dirty, up to which an operation of one record takes no turn. [`THREADS_MAX`] of them, and the one that has the
+/// turn, together log less than a batch keeps for what operations stage at the moment when others wait: twice what may be staged
+/// (`batches.rs`).
+const TURN_FROM: usize = 32 << 10;
+const _: () = assert!(THREADS_MAX * TURN_FROM + STAGING_MAX < 2 * STAGING_MAX);
+/// Checkpoints one after the other that left no more room than there was, after which there will be none.
+const ROOM_TRIES: u32 = 16;
 /// Memory of a changed node beside its content.
 const NODE_MEMORY: usize = 512;
 
@@ -63,6 +70,11 @@ pub struct Extensive {
 impl Extensive {
     fn records(self) -> usize {
         self.logged / record_closed() + 1
+    }
+
+    /// Whether it is for one at a time (invariant 3).
+    fn needs_turn(self) -> bool {
+        self.records() > 1 || self.logged.max(self.dirty) > TURN_FROM
     }
 
     /// Whether another one has no part that is greater.
@@ -125,7 +137,7 @@ impl<C: Content> Store<C> {
     pub fn large_most(&self) -> Extensive {
         let ring = self.array.geometry().journal_bytes();
         let records = (ring / RING_SHARE / CREDIT).max(1) as usize;
-        let logged = (records * record_closed() - 1).min(crate::store::STAGING_MAX);
+        let logged = (records * record_closed() - 1).min(STAGING_MAX);
         Extensive {
             logged,
             dirty: (self.dirty.least_limit_now().max(0) as usize).max(DIRTY_USUAL),
@@ -150,7 +162,7 @@ impl<C: Content> Store<C> {
     /// none of checkpoints or cookies.
     ///
     /// # Errors
-    /// Those of `begin`; [`Error::TooLarge`] when no operation can be as large.
+    /// Those of `begin`; [`Error::TooLarge`] when no operation can be as large, now or after a wait for room.
     pub fn begin_large(&self, need: Need, asked: Extensive) -> Result<Op<'_, C>, Error> {
         base::sync::assert_none_held_from(rank::INODE);
         if self.options().read_only {
@@ -160,10 +172,14 @@ impl<C: Content> Store<C> {
             return Err(Error::TooLarge);
         }
         let records = asked.records();
-        let turn = (records > 1 || asked.dirty > DIRTY_USUAL).then(|| self.large_turn.lock());
+        let turn = asked.needs_turn().then(|| self.large_turn.lock());
         let dirty = asked.dirty.saturating_sub(DIRTY_USUAL) as i64;
-        let mut tried = false;
+        let (mut tried, mut in_vain) = (false, 0);
         loop {
+            // Limits fall when others need the room, and with checkpoints.
+            if !self.large_most().covers(asked) || in_vain == ROOM_TRIES {
+                return Err(Error::TooLarge);
+            }
             if need == Need::Grow && !self.room_to_grow_by(asked.dirty) {
                 if tried {
                     return Err(Error::NoSpace);
@@ -194,7 +210,17 @@ impl<C: Content> Store<C> {
                 };
                 return Ok(Op::new_large(self, first, large));
             }
+            let used = || {
+                let fill = self.journal.fill_permille(self.shard());
+                (self.dirty.pressure_with(dirty), fill)
+            };
+            let before = used();
             self.make_room(checkpoint)?;
+            let after = used();
+            in_vain = match after.0 < before.0 || after.1 < before.1 {
+                true => 0,
+                false => in_vain + 1,
+            };
         }
     }
 
@@ -323,7 +349,17 @@ impl<'s, C: Content> Op<'s, C> {
         asked.is_some_and(|asked| self.logged() > asked)
     }
 
-    /// Invariant 1: the operation does not commit.
+    /// Credits for the closed records, before the first is staged; `None`: they are too few.
+    pub(crate) fn credits_of_closed(&mut self) -> Option<Vec<Credit>> {
+        let Some(large) = &mut self.large else {
+            return Some(Vec::new());
+        };
+        let rest = large.credits.len().checked_sub(large.closed.len())?;
+        Some(large.credits.split_off(rest))
+    }
+
+    /// Invariant 1: the operation does not commit. What it may have changed of space maps stays: that is so only when the store has
+    /// latched, and then nobody allocates or writes.
     pub(crate) fn undo(&mut self) {
         let Some(large) = &mut self.large else { return };
         if planted(Canary::TransactionNotUndone) {
@@ -340,5 +376,100 @@ impl<'s, C: Content> Op<'s, C> {
         }
         let credits = std::mem::take(&mut large.credits);
         self.store.return_credits(credits);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dirty::Charge;
+    use crate::store::StoreOptions;
+    use crate::testing::{TestStore, create, format, options};
+    use base::sync::Arc;
+    use device::sim::SimDevice;
+
+    /// With memory for changed nodes, so that the array's room is what counts.
+    fn open() -> Arc<TestStore> {
+        let roomy = StoreOptions {
+            dirty_bytes: Some(64 << 20),
+            ..options()
+        };
+        let (store, _) = TestStore::open(format(SimDevice::new(64 << 20, 1)), roomy).unwrap();
+        create(&store, 100);
+        store.sync().unwrap();
+        store
+    }
+
+    /// As if nodes had changed that no checkpoint lets go of.
+    fn crowd(store: &TestStore, memory: i64) {
+        store.dirty.charge(0, Charge { memory, image: 0 });
+    }
+
+    const SMALL: Extensive = Extensive {
+        logged: 1 << 10,
+        dirty: 1 << 10,
+    };
+
+    #[test]
+    fn a_limit_that_falls_during_the_wait_for_room_is_noticed() {
+        let store = open();
+        store.dirty.adapt(1 << 40, 1 << 40);
+        let asked = Extensive {
+            logged: 100,
+            dirty: store.large_most().dirty,
+        };
+        assert!(asked.dirty > DIRTY_USUAL);
+        crowd(&store, 192 << 20);
+        let before = store.newest_checkpoint();
+        let refused = store.begin_large(Need::Reclaim, asked);
+        assert!(matches!(refused, Err(Error::TooLarge)));
+        // The first checkpoint set the limit by the room that there is.
+        assert_eq!(store.newest_checkpoint(), before + 1);
+        assert!(store.large_most().dirty < asked.dirty);
+        crowd(&store, -(192 << 20));
+        assert!(store.begin_large(Need::Reclaim, SMALL).is_ok());
+        store.close().unwrap();
+    }
+
+    #[test]
+    fn a_wait_for_room_that_never_comes_ends() {
+        let store = open();
+        crowd(&store, 192 << 20);
+        let refused = store.begin_large(Need::Reclaim, SMALL);
+        assert!(matches!(refused, Err(Error::TooLarge)));
+        assert!(store.failed().is_none());
+        crowd(&store, -(192 << 20));
+        assert!(store.begin_large(Need::Reclaim, SMALL).is_ok());
+        store.close().unwrap();
+    }
+
+    #[test]
+    fn one_at_a_time_is_larger_than_many_together_may_be() {
+        let store = open();
+        let is_free = || store.large_turn.try_lock().is_some();
+        let most = Extensive {
+            logged: record_closed().min(TURN_FROM) - 1,
+            dirty: TURN_FROM,
+        };
+        let more = [
+            Extensive {
+                logged: TURN_FROM + 1,
+                ..most
+            },
+            Extensive {
+                dirty: TURN_FROM + 1,
+                ..most
+            },
+        ];
+        let op = store.begin_large(Need::Reclaim, most).unwrap();
+        assert!(is_free());
+        drop(op);
+        for asked in more {
+            let op = store.begin_large(Need::Reclaim, asked).unwrap();
+            assert!(!is_free(), "{asked:?}");
+            drop(op);
+            assert!(is_free());
+        }
+        store.close().unwrap();
     }
 }

@@ -12,7 +12,7 @@
 //! 4. Nids and blocks that the operation frees are given back after the record is staged.
 //! 5. A delta that does not apply means that nodes contradict each other: their checksums are
 //!    right, so somebody wrote them that way. The store latches read-only, and nothing of the
-//!    operation is logged.
+//!    operation is logged. Of a large one nothing is seen either.
 //! 6. Changes of a node that commute may be *merged*: under its shared lock, in an entry that names
 //!    the version it found and makes none. Whoever makes the next version has waited for all
 //!    of them. So the changes of a node have an order for replay, in which only merges of
@@ -734,11 +734,25 @@ impl<'s, C: Content> Op<'s, C> {
     /// Appends the record and unlocks. The operation is durable when its epoch is.
     pub fn commit(mut self) -> Epoch {
         self.change_maps();
-        self.finished = true;
-        if self.failed || !self.changed() {
-            self.return_credit();
-            return Epoch(self.store.journal.epoch());
+        let more = self.credits_of_closed();
+        if more.is_none() && !self.failed {
+            self.failed = true;
+            self.store
+                .latch("an operation has more records than it was begun for");
         }
+        self.finished = true;
+        let credits = match more {
+            Some(credits) if !self.failed && self.changed() => credits,
+            more => {
+                if self.failed {
+                    self.undo();
+                }
+                let more = more.into_iter().flatten();
+                more.for_each(|credit| self.store.journal.return_credit(credit));
+                self.return_credit();
+                return Epoch(self.store.journal.epoch());
+            }
+        };
         let len = self.record.len();
         assert!(
             len <= RECORD_MAX,
@@ -785,9 +799,7 @@ impl<'s, C: Content> Op<'s, C> {
             }
             self.store.mark_dirty(shard, locked.guard.cell().all());
         }
-        for other in &mut others {
-            let more = self.large.as_mut().and_then(|large| large.credits.pop());
-            let credit = more.expect("each record has a credit: `Op::excess`");
+        for (other, credit) in others.iter_mut().zip(credits) {
             let record = seal_record(other);
             self.store.journal.stage(&pin, record, &[], credit);
         }
@@ -870,7 +882,7 @@ impl<C: Content> Drop for Op<'_, C> {
             return;
         }
         self.return_credit();
-        if self.large.is_some() && !self.failed {
+        if self.large.is_some() {
             return self.undo();
         }
         if self.locked.iter().any(|l| l.touched) {

@@ -100,6 +100,59 @@ fn what_is_larger_than_it_was_begun_for_is_told() {
     assert!(matches!(refused, Err(Error::TooLarge)));
 }
 
+/// The damage is found after changes of other nodes, and of the same one.
+#[test]
+fn a_large_operation_that_meets_damage_leaves_nothing() {
+    for commits in [false, true] {
+        let world = World::new(3, &[64]);
+        let store = world.open().unwrap();
+        let nids: Vec<Nid> = (0..20).map(|i| create(&store, vec![i]).unwrap()).collect();
+        store.sync().unwrap();
+        let batches = store.journal_batches();
+        let mut op = store.begin_large(Need::Grow, ASKED).unwrap();
+        let made = change_all(&store, &mut op, &nids, 77);
+        let slot = op.slot_of(nids[3]).unwrap();
+        op.apply(slot, Change::Set(1000, 1));
+        assert!(store.failed().is_some());
+        match commits {
+            true => _ = op.commit(),
+            false => drop(op),
+        }
+        for (i, nid) in (0..).zip(&nids) {
+            assert_eq!(show(&store, *nid), Some(vec![i]));
+        }
+        assert_eq!(show(&store, made), None);
+        assert_eq!(store.journal_batches(), batches);
+        drop(store);
+        let nodes = world.check("after damage");
+        let found: Vec<_> = nids.iter().map(|nid| nodes[nid].0[0]).collect();
+        assert_eq!(found, (0..20).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn an_operation_with_more_records_than_it_was_begun_for_fails_as_a_whole() {
+    let world = World::new(4, &[64]);
+    let store = world.open().unwrap();
+    let nid = create(&store, vec![0; 100]).unwrap();
+    store.sync().unwrap();
+    let batches = store.journal_batches();
+    let small = Extensive {
+        logged: 100,
+        dirty: 200 << 10,
+    };
+    let mut op = store.begin_large(Need::Grow, small).unwrap();
+    let slot = op.lock(&store.get(nid).unwrap()).unwrap();
+    // Some records' worth, and nobody asked.
+    (0..40_000).for_each(|i| op.apply(slot, Change::Set(1, i)));
+    op.commit();
+    assert!(store.failed().is_some());
+    assert_eq!(show(&store, nid), Some(vec![0; 100]));
+    assert_eq!(store.journal_batches(), batches);
+    drop(store);
+    assert_eq!(world.check("after that")[&nid].0, vec![0; 100]);
+}
+
 /// Records of hundreds of KiB, beside others, while power goes at any I/O.
 #[test]
 fn many_records_of_one_operation_survive_together() {
