@@ -165,12 +165,7 @@ impl FileSystem {
     /// # Errors
     /// [`Error::ReadOnly`], or what turned the file system read-only.
     pub fn transaction(&self, who: &Caller) -> Result<Transaction<'_>, Error> {
-        if let Some(failed) = self.store.failed() {
-            return Err(failed.into());
-        }
-        if self.store.read_only() {
-            return Err(Error::ReadOnly);
-        }
+        self.files.check_writable()?;
         Ok(Transaction {
             fs: self,
             who: *who,
@@ -225,6 +220,8 @@ impl<'fs> Transaction<'fs> {
         let end = offset.checked_add(data.len() as u64);
         let end = end.filter(|end| *end <= SIZE_MAX);
         let bytes = offset..end.ok_or(Error::FileTooLarge)?;
+        // Nothing is written any more once the file system has failed, or is closed.
+        self.fs.files.check_writable()?;
         self.file(ino)?;
         let mut at = bytes.start;
         while at < bytes.end {
@@ -406,6 +403,10 @@ impl<'fs> Transaction<'fs> {
         let mut attr = self.look(ino)?;
         let names = self.names_gained(ino);
         let staged = &self.inodes[&ino];
+        // A part of what it shows is the model's: they must be of one moment.
+        if staged.known.is_some_and(|known| known != attr.ctime) {
+            return Err(changed(ino));
+        }
         let model = &staged.model;
         attr.mode = model.mode;
         (attr.uid, attr.gid) = (model.uid, model.gid);
@@ -536,10 +537,12 @@ impl<'fs> Transaction<'fs> {
                 if inode.is_dir() {
                     model.nlink = inode.dir_links();
                 }
-                (model, self.fs.attr_of(ino, inode).ctime)
+                // Shown, so that what is changed after it has another one.
+                (model, self.fs.show(ino, inode).ctime)
             };
             if model.nlink == 0 {
-                return Err(Error::NotFound);
+                // Somebody has removed its last name.
+                return Err(Error::Stale(ino));
             }
             let staged = Staged {
                 generation: model.generation,
@@ -583,9 +586,7 @@ impl<'fs> Transaction<'fs> {
         if attr.generation != staged.generation {
             return Err(Error::Stale(ino));
         }
-        // What it shows is of the model in part, so they must be of one moment.
-        let known = staged.known.is_none_or(|known| known == attr.ctime);
-        if !known || *staged.looked.get_or_insert(attr.ctime) != attr.ctime {
+        if *staged.looked.get_or_insert(attr.ctime) != attr.ctime {
             return Err(changed(ino));
         }
         Ok(attr)

@@ -34,6 +34,12 @@ fn staged(tx: &mut Transaction<'_>, ino: Ino) -> Vec<u8> {
     buf
 }
 
+fn staged_bytes(tx: &mut Transaction<'_>, ino: Ino, len: usize) -> Vec<u8> {
+    let mut buf = vec![0; len];
+    assert_eq!(tx.read(ino, 0, &mut buf).unwrap(), len);
+    buf
+}
+
 fn write(fs: &FileSystem, ino: Ino, at: u64, data: &[u8]) {
     let file = fs.open_file(ino, libc::O_RDWR).unwrap();
     assert_eq!(fs.write(&file, at, data).unwrap(), data.len());
@@ -302,6 +308,26 @@ fn a_file_that_lost_its_last_name_meanwhile_gets_nothing_more() {
 }
 
 #[test]
+fn nothing_is_written_after_the_end() {
+    let world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let file = make(&fs, b"file", b"x").ino;
+    let (mut tx, mut other) = (begin(&fs), begin(&fs));
+    tx.write(file, 0, b"y").unwrap();
+    fs.close().unwrap();
+    other.write(file, 0, b"z").unwrap_err();
+    tx.commit().unwrap_err();
+    fn is_send<T: Send>(_: &T) {}
+    is_send(&other);
+    drop(other);
+    drop(fs);
+    let fs = world.open();
+    assert_eq!(contents(&fs, file), b"x");
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
 fn attributes_of_two_moments_are_a_conflict() {
     let world = World::new(2, 32 << 20, 1);
     let fs = world.open();
@@ -312,11 +338,16 @@ fn attributes_of_two_moments_are_a_conflict() {
         mode: Some(mode),
         ..SetAttr::default()
     };
-    fs.getattr(file).unwrap();
     fs.setattr(&WHO(), file, &set(0o600)).unwrap();
     let attr = tx.getattr(file);
     assert!(matches!(attr, Err(Error::Conflict(_))), "{attr:?}");
-    drop(tx);
+    // What it reads needs no more of the inode than it has not looked at yet.
+    let mut tx = begin(&fs);
+    tx.write(file, 0, b"y").unwrap();
+    write(&fs, file, 0, b"zz");
+    assert_eq!(staged_bytes(&mut tx, file, 2), b"yz");
+    tx.commit().unwrap();
+    assert_eq!(contents(&fs, file), b"yz");
     fs.close().unwrap();
 }
 

@@ -288,7 +288,7 @@ impl Files {
     }
 
     /// Refuses changes on a read-only file system.
-    fn check_writable(&self) -> Result<(), Error> {
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
         if let Some(failed) = self.store.failed() {
             return Err(failed.into());
         }

@@ -50,6 +50,7 @@ impl<'fs> Transaction<'fs> {
         if self.is_broken {
             return Err(Error::TransactionTooLarge);
         }
+        self.fs.files.check_writable()?;
         for staged in self.inodes.values_mut() {
             staged.handle = None;
         }
