@@ -53,7 +53,7 @@ pub fn run(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
         Way::new(dir, "direct", Some(build_direct_shim(dir)?))?,
     ];
     let world = &*world;
-    // All side by side: most of their time is waiting for the devices.
+    // All side by side, as programs would use one mount.
     std::thread::scope(|scope| {
         let mut started = Vec::new();
         for way in &ways {
