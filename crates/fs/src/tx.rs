@@ -211,7 +211,7 @@ impl<'fs> Transaction<'fs> {
     /// Writes at `offset`, all of `data`: in memory, or, when there is much, to blocks that are nobody else's.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], with nothing staged of this call if it is of no more than 8 MiB; else the transaction can only be dropped. Those of a file that is
+    /// [`Error::NoSpace`], with nothing staged of this call, unless a part of it, or more than 8 MiB before it, was: then the transaction can only be dropped. Those of a file that is
     /// not there or is none. [`Error::TransactionTooLarge`] also when there are more than 64 MiB of pages that were written in part.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
         if data.is_empty() {

@@ -156,7 +156,8 @@ impl Ring {
         if self.ring.completion().len() >= want {
             return true;
         }
-        self.ring.submission().taskrun() && {
+        // What it did not take at once it is given again: who spins does not come by another way.
+        (self.queued > 0 || self.ring.submission().taskrun()) && {
             self.enter();
             self.ring.completion().len() >= want
         }

@@ -140,7 +140,11 @@ impl InFlight<'_> {
 
 impl Source for InFlight<'_> {
     fn is_there(&mut self) -> bool {
-        if self.ring.submission().taskrun() {
+        let submission = self.ring.submission();
+        // What the kernel did not take at once it is given again.
+        let (left, told) = (!submission.is_empty(), submission.taskrun());
+        drop(submission);
+        if left || told {
             enter::start(self.ring);
         }
         self.ring.completion().len() >= self.left
