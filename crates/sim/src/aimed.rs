@@ -2,19 +2,21 @@
 
 use crate::crowd;
 use crate::drive::Driver;
-use crate::explore::{Base, Effort, Explorer, Failure, Seen};
+use crate::explore::{Base, Effort, Explorer, Failure, Seen, hash_of, mixed};
 use crate::flights;
 use crate::op::{Op, parse_list};
 use crate::pages;
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
 use crate::reclaim;
-use crate::run::guarded;
+use crate::run::{Violation, guarded};
 use crate::scans;
 use crate::sequences;
 use crate::shared;
 use crate::stamps;
 use crate::transacted;
 use crate::world::{Image, Machine, Shape};
+use base::canary::Canary;
+use base::clock::Clock;
 use base::rng::Rng;
 use base::{sched, thread};
 use device::sim::{Survival, Times};
@@ -71,87 +73,152 @@ const CLASSICS: &[&str] = &[
     "fallocate A/foo 1 0 40000; tx write A/foo 12000 8000 1 + write A/bar 4000 4096 2; truncate A/foo 0; tx write A/foo 0 10 3; remount",
 ];
 
+/// One scenario. Adding one to [`SCENARIOS`] is all it takes to have it run, and for canaries to name it.
+#[derive(Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    /// How often in a round, with another order each time.
+    times: u32,
+    body: Body,
+}
+
+#[derive(Debug)]
+enum Body {
+    /// Makes a machine of its own.
+    Alone(fn(u64) -> Result<(), String>),
+    /// Begins with what others of its round begin with.
+    Based(fn(&Base, u64) -> Result<(), String>),
+    /// Uses more of what its round's scenarios share.
+    Shared(fn(&Ground, u64) -> Result<(), Failure>),
+}
+use Body::{Alone, Based, Shared};
+
+/// What scenarios of a round share.
+struct Ground {
+    base: Arc<Base>,
+    seen: Arc<Seen>,
+    /// What is planted.
+    canary: Option<Canary>,
+}
+
+const fn scenario(name: &'static str, times: u32, body: Body) -> Scenario {
+    Scenario { name, times, body }
+}
+
+/// All of them, in the order in which they run.
+pub const SCENARIOS: &[Scenario] = &[
+    scenario("classics", 1, Shared(classics)),
+    scenario("interposed", 1, Based(interposed)),
+    scenario("forged", 1, Based(forged)),
+    scenario("stale", 1, Based(stale)),
+    scenario("untold", 1, Alone(untold)),
+    scenario("stamps", 40, Alone(stamps::run)),
+    scenario("directory-times", 30, Alone(stamps::crowd)),
+    scenario("crowd", 30, Alone(crowd::run)),
+    scenario("scans", 10, Alone(scans::run)),
+    scenario("pages", 30, Alone(pages::run)),
+    scenario("reclaim", 2, Alone(reclaim::run)),
+    scenario("flights", 2, Alone(flights::run)),
+    scenario("one-file", 300, Alone(shared::run)),
+    scenario("transactions", 40, Alone(transacted::run)),
+    scenario("crossing-moves", 20, Based(crossing)),
+    scenario("rot", 2, Shared(rot)),
+    scenario("failing", 2, Shared(failing)),
+    scenario("full", 2, Shared(full)),
+    scenario("flood", 1, Shared(flood)),
+];
+
+impl Scenario {
+    pub fn from_name(name: &str) -> Option<&'static Scenario> {
+        SCENARIOS.iter().find(|s| s.name == name)
+    }
+
+    /// The orders of each scenario are its own: they stay what they are whatever runs before it.
+    fn run(&self, ground: &Ground, round: u64) -> Result<(), Failure> {
+        let mut rng = Rng::new(mixed(round, hash_of(self.name)));
+        for _ in 0..self.times {
+            let order = rng.next_u64();
+            let plain = |what| failure(what, Vec::new());
+            let run = || match self.body {
+                Alone(run) => run(order).map_err(plain),
+                Based(run) => run(&ground.base, order).map_err(plain),
+                Shared(run) => run(ground, order),
+            };
+            guarded(run).map_err(|found| {
+                let what = format!("{}, order {order}: {}", self.name, found.what);
+                failure(what, found.trail)
+            })?;
+        }
+        Ok(())
+    }
+}
+
 fn failure(what: String, trail: Vec<String>) -> Failure {
     Failure { what, trail }
 }
 
-/// All scenarios, once, with the randomness of `seed`.
-pub fn run(seed: u64, seen: &Arc<Seen>) -> Result<(), Failure> {
+/// How rounds of scenarios go.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan {
+    /// The scenario that each round begins with; then come all others.
+    pub first: Option<&'static Scenario>,
+    /// Tells how long each scenario takes.
+    pub verbose: bool,
+    /// What is planted meanwhile.
+    pub canary: Option<Canary>,
+}
+
+/// All scenarios, once, with the randomness of `round`, up to the first that fails.
+pub fn run(round: u64, plan: &Plan, seen: &Arc<Seen>) -> Result<(), Violation> {
+    let replay = format!("cargo run -p sheaf-sim -- aimed --round {round}");
+    let ground = match Ground::new(plan, seen) {
+        Ok(ground) => ground,
+        Err(what) => {
+            let failure = failure(what, Vec::new());
+            return Err(Violation { replay, failure });
+        }
+    };
+    let is_first = |s: &&Scenario| plan.first.is_some_and(|first| first.name == s.name);
+    let others = SCENARIOS.iter().filter(|s| !is_first(s));
+    for scenario in plan.first.into_iter().chain(others) {
+        let clock = Clock::real();
+        let began_ns = clock.monotonic_ns();
+        let outcome = scenario.run(&ground, round);
+        if plan.verbose {
+            let seconds = (clock.monotonic_ns() - began_ns) as f64 / 1e9;
+            eprintln!("{}: {seconds:.2} s", scenario.name);
+        }
+        outcome.map_err(|failure| Violation {
+            replay: format!("{replay} --first {}", scenario.name),
+            failure,
+        })?;
+    }
+    Ok(())
+}
+
+impl Ground {
+    fn new(plan: &Plan, seen: &Arc<Seen>) -> Result<Ground, String> {
+        let base = Base::new(&Shape::small(2), &sequences::set_up())?;
+        Ok(Ground {
+            base: Arc::new(base),
+            seen: Arc::clone(seen),
+            canary: plan.canary,
+        })
+    }
+}
+
+/// Each of the classics, cut at every I/O.
+fn classics(ground: &Ground, _: u64) -> Result<(), Failure> {
     let bad = |what| failure(what, Vec::new());
-    let base = Base::new(&Shape::small(2), &sequences::set_up()).map_err(bad)?;
-    let base = Arc::new(base);
-    let mut explorer = Explorer::new(Arc::clone(&base), Arc::clone(seen), Effort::NONE);
-    for text in CLASSICS {
-        explorer.explore(&parse_list(text).map_err(bad)?)?;
-    }
-    let mut rng = Rng::new(seed);
-    interposed(&base).map_err(bad)?;
-    forged(&base).map_err(bad)?;
-    stale(&base).map_err(bad)?;
-    untold(seed).map_err(bad)?;
-    for _ in 0..40 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("stamps, seed {order}: {what}"), Vec::new());
-        guarded(|| stamps::run(order).map_err(place))?;
-    }
-    for _ in 0..30 {
-        let order = rng.next_u64();
-        let place = |what| {
-            failure(
-                format!("a directory's time, order {order}: {what}"),
-                Vec::new(),
-            )
-        };
-        guarded(|| stamps::crowd(order).map_err(place))?;
-    }
-    for _ in 0..30 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("a crowd, order {order}: {what}"), Vec::new());
-        guarded(|| crowd::run(order).map_err(place))?;
-    }
-    for _ in 0..10 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("scans, order {order}: {what}"), Vec::new());
-        guarded(|| scans::run(order).map_err(place))?;
-    }
-    for _ in 0..30 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("pages, order {order}: {what}"), Vec::new());
-        guarded(|| pages::run(order).map_err(place))?;
-    }
-    for _ in 0..2 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("reclaim, order {order}: {what}"), Vec::new());
-        guarded(|| reclaim::run(order).map_err(place))?;
-    }
-    for _ in 0..2 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("flights, order {order}: {what}"), Vec::new());
-        guarded(|| flights::run(order).map_err(place))?;
-    }
-    for _ in 0..300 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("one file, order {order}: {what}"), Vec::new());
-        guarded(|| shared::run(order).map_err(place))?;
-    }
-    for _ in 0..40 {
-        let order = rng.next_u64();
-        let place = |what| failure(format!("transactions, order {order}: {what}"), Vec::new());
-        guarded(|| transacted::run(order).map_err(place))?;
-    }
-    for _ in 0..20 {
-        crossing(&base, rng.next_u64())?;
-    }
-    for _ in 0..2 {
-        rot(rng.next_u64(), seen)?;
-        failing(rng.next_u64(), seen)?;
-        full(rng.next_u64(), seen)?;
-    }
-    flood(rng.next_u64(), seen)
+    let (base, seen) = (Arc::clone(&ground.base), Arc::clone(&ground.seen));
+    let mut explorer = Explorer::new(base, seen, Effort::NONE);
+    CLASSICS
+        .iter()
+        .try_for_each(|text| explorer.explore(&parse_list(text).map_err(bad)?))
 }
 
 /// Somebody commits while a checkpoint writes its record, and then the power goes.
-fn interposed(base: &Base) -> Result<(), String> {
+fn interposed(base: &Base, _: u64) -> Result<(), String> {
     for skip in 0..4 {
         let mut driver = base.driver(1)?;
         let run = |driver: &mut Driver, op: &Op| driver.run(op).map_err(|s| format!("{s:?}"));
@@ -200,7 +267,7 @@ fn interposed(base: &Base) -> Result<(), String> {
 
 /// A batch is taken out of the journal and the chain is closed over the gap: no crash does that,
 /// and recovery must refuse it.
-fn forged(base: &Base) -> Result<(), String> {
+fn forged(base: &Base, _: u64) -> Result<(), String> {
     let mut driver = base.driver(1)?;
     for mode in [0o701, 0o702, 0o703] {
         for op in [Op::Chmod("A".into(), mode), Op::Sync] {
@@ -218,7 +285,7 @@ fn forged(base: &Base) -> Result<(), String> {
 
 /// Two batches were in flight, and only the later one arrived. The next mount writes one of the
 /// same length where the other is missing; the old one behind it must stay forgotten.
-fn stale(base: &Base) -> Result<(), String> {
+fn stale(base: &Base, _: u64) -> Result<(), String> {
     let mut driver = base.driver(1)?;
     let run = |driver: &mut Driver, op: &Op| driver.run(op).map_err(|s| format!("{s:?}"));
     let before = driver.oracle.clone();
@@ -240,11 +307,7 @@ fn stale(base: &Base) -> Result<(), String> {
 
 /// Two directories are each moved into the other, at once: one of them must be refused, or
 /// neither can be reached.
-fn crossing(base: &Base, order: u64) -> Result<(), Failure> {
-    guarded(|| cross(base, order).map_err(|what| failure(what, Vec::new())))
-}
-
-fn cross(base: &Base, order: u64) -> Result<(), String> {
+fn crossing(base: &Base, order: u64) -> Result<(), String> {
     let machine = base.machine(1);
     let outcome = sched::run("crossing moves", order, &machine.clock, || {
         let fs = machine.open()?;
@@ -263,9 +326,7 @@ fn cross(base: &Base, order: u64) -> Result<(), String> {
     let moves = outcome.map_err(|e| e.to_string())?;
     let made = moves.iter().filter(|moved| moved.is_ok()).count();
     if made != 1 {
-        return Err(format!(
-            "directories moved into each other, order {order}: {moves:?}"
-        ));
+        return Err(format!("directories moved into each other: {moves:?}"));
     }
     machine.fsck()
 }
@@ -284,7 +345,7 @@ fn try_steps(setting: &Setting, text: &str, seen: &Seen) -> Result<(), Failure> 
 }
 
 /// Bits of the journal rot, in any of many batches.
-fn rot(seed: u64, seen: &Seen) -> Result<(), Failure> {
+fn rot(ground: &Ground, seed: u64) -> Result<(), Failure> {
     let mut setting = Setting::with(seed, Trouble::Rot);
     setting.shape = Shape::small(1 + seed % 3);
     setting.calm = true;
@@ -296,11 +357,11 @@ fn rot(seed: u64, seen: &Seen) -> Result<(), Failure> {
         ));
     }
     text.push_str(&format!("rot-journal 0 {}", seed >> 16));
-    try_steps(&setting, &text, seen)
+    try_steps(&setting, &text, &ground.seen)
 }
 
 /// Devices fail at what a fsync needs; a handle that was told so must be told again.
-fn failing(seed: u64, seen: &Seen) -> Result<(), Failure> {
+fn failing(ground: &Ground, seed: u64) -> Result<(), Failure> {
     let mut setting = Setting::with(seed, Trouble::Errors);
     setting.shape = Shape::small(1);
     for fault in ["fail-flushes", "fail-writes", "fail-journal-writes"] {
@@ -312,7 +373,7 @@ fn failing(seed: u64, seen: &Seen) -> Result<(), Failure> {
                      {sync} f; {sync} f; recover {}",
                     seed >> 16
                 );
-                try_steps(&setting, &text, seen)?;
+                try_steps(&setting, &text, &ground.seen)?;
             }
         }
     }
@@ -345,17 +406,20 @@ fn untold(seed: u64) -> Result<(), String> {
 }
 
 /// A nearly full array, where freed blocks are wanted again at once.
-fn full(seed: u64, seen: &Seen) -> Result<(), Failure> {
+fn full(ground: &Ground, seed: u64) -> Result<(), Failure> {
     let setting = Setting::with(seed, Trouble::Full);
     let generator = Generator::new(seed, &setting);
-    let ran = random::run(&setting, Source::Made(Box::new(generator)), seen);
+    let ran = random::run(&setting, Source::Made(Box::new(generator)), &ground.seen);
     match ran.failure {
         None => Ok(()),
         Some(found) => {
-            let steps = random::shrink(&setting, ran.steps, SHRINK_TRIES);
+            // With a canary planted nobody wants to know.
+            let steps = match ground.canary {
+                Some(_) => ran.steps,
+                None => random::shrink(&setting, ran.steps, SHRINK_TRIES),
+            };
             let text: Vec<String> = steps.iter().map(Step::to_string).collect();
-            let place = format!("full array, seed {seed}: {}", text.join("; "));
-            Err(failure(found.what, vec![place]))
+            Err(failure(found.what, vec![text.join("; ")]))
         }
     }
 }
@@ -363,7 +427,7 @@ fn full(seed: u64, seen: &Seen) -> Result<(), Failure> {
 const SHRINK_TRIES: u32 = 600;
 
 /// More is logged than the ring holds, by changes of one file.
-fn flood(seed: u64, seen: &Seen) -> Result<(), Failure> {
+fn flood(ground: &Ground, seed: u64) -> Result<(), Failure> {
     let mut setting = Setting::with(seed, Trouble::None);
     setting.shape = Shape::small(1);
     setting.shape.logical_block = 4096;
@@ -373,5 +437,5 @@ fn flood(seed: u64, seen: &Seen) -> Result<(), Failure> {
         text.push_str(&format!("chmod f {}; fsync f;", 384 + i % 64));
     }
     text.push_str(&format!("recover {}", seed >> 16));
-    try_steps(&setting, &text, seen)
+    try_steps(&setting, &text, &ground.seen)
 }

@@ -1,5 +1,6 @@
 //! Every mode within one budget, and what all of them found together.
 
+use crate::aimed;
 use crate::canaries::{self, Verdict};
 use crate::explore::Seen;
 use crate::run::{self, Budget, Search, Violation};
@@ -67,11 +68,8 @@ pub fn run(
     }
     let left = seconds.saturating_sub(whole.spent()).max(10);
     let seen = Arc::new(Seen::default());
-    let (_, aimed) = run::aimed(&Budget::seconds(0), &seen, None);
-    done.violations.extend(aimed.map(|failure| Violation {
-        replay: "cargo run -p sheaf-sim -- aimed".into(),
-        failure,
-    }));
+    let (_, found) = run::aimed(&Budget::seconds(0), &seen, &aimed::Plan::default(), 1);
+    done.violations.extend(found);
     let search = |percent: u64, count: u64| Search {
         workers,
         budget: extent.budget(left, percent, count),

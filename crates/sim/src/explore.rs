@@ -98,7 +98,7 @@ pub fn mixed(a: u64, b: u64) -> u64 {
     hasher.finish()
 }
 
-fn hash_of(value: impl Hash) -> u64 {
+pub fn hash_of(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()

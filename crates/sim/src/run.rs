@@ -273,18 +273,21 @@ pub fn replay_random(
     }))
 }
 
-/// Runs the aimed scenarios until the budget is spent, at least once; returns the rounds, and
-/// what went wrong.
-pub fn aimed(budget: &Budget, seen: &Arc<Seen>, canary: Option<Canary>) -> (u64, Option<Failure>) {
-    with_canary(canary, || {
+/// Runs rounds of the aimed scenarios, from round `first` on, until the budget is spent, at least
+/// one; returns their number, and what went wrong.
+pub fn aimed(
+    budget: &Budget,
+    seen: &Arc<Seen>,
+    plan: &aimed::Plan,
+    first: u64,
+) -> (u64, Option<Violation>) {
+    with_canary(plan.canary, || {
         let mut rounds = 0;
         loop {
+            let outcome = aimed::run(first + rounds, plan, seen);
             rounds += 1;
-            if let Err(failure) = guarded(|| aimed::run(rounds, seen)) {
-                return (rounds, Some(failure));
-            }
-            if budget.is_over(rounds) {
-                return (rounds, None);
+            if outcome.is_err() || budget.is_over(rounds) {
+                return (rounds, outcome.err());
             }
         }
     })

@@ -4,10 +4,11 @@
 use crate::canary;
 use base::canary::Canary;
 use clap::Args;
+use sim::aimed::{Plan, SCENARIOS, Scenario};
 use sim::all::Extent;
 use sim::explore::Seen;
 use sim::run::{self, Budget, Search, Violation};
-use sim::sequences::Plan;
+use sim::sequences;
 use std::sync::Arc;
 
 #[derive(Args)]
@@ -53,8 +54,23 @@ pub struct All {
 pub struct Aimed {
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// Number of the first round, which decides on its randomness
+    #[arg(long, default_value_t = 1)]
+    round: u64,
+    /// The scenario that each round begins with
+    #[arg(long, value_name = "SCENARIO", value_parser = scenario)]
+    first: Option<&'static Scenario>,
+    /// Tell how long each scenario takes
+    #[arg(long)]
+    verbose: bool,
     #[arg(long, value_parser = canary)]
     canary: Option<Canary>,
+}
+
+/// A scenario by its name on command lines.
+fn scenario(name: &str) -> Result<&'static Scenario, String> {
+    let names = || -> Vec<&str> { SCENARIOS.iter().map(|s| s.name).collect() };
+    Scenario::from_name(name).ok_or_else(|| format!("there are: {}", names().join(" ")))
 }
 
 #[derive(Args)]
@@ -71,7 +87,10 @@ pub struct Canaries {
 
 pub fn exhaustive(args: &Parallel) -> Result<bool, String> {
     let search = args.search(5);
-    let found = search.exhaustive(&Plan::new(sim::all::PLAN_SEED), args.limits.first as usize)?;
+    let found = search.exhaustive(
+        &sequences::Plan::new(sim::all::PLAN_SEED),
+        args.limits.first as usize,
+    )?;
     eprintln!();
     Ok(report(&search, "sequences", found.runs, &found.violations))
 }
@@ -91,9 +110,15 @@ pub fn threads(args: &Limits) -> bool {
 
 pub fn aimed(args: &Aimed) -> bool {
     let seen = Arc::new(Seen::default());
-    let (rounds, found) = run::aimed(&Budget::seconds(args.seconds), &seen, args.canary);
-    if let Some(failure) = &found {
-        println!("cargo run -p sheaf-sim -- aimed\n{failure}");
+    let plan = Plan {
+        first: args.first,
+        verbose: args.verbose,
+        canary: args.canary,
+    };
+    let budget = Budget::seconds(args.seconds);
+    let (rounds, found) = run::aimed(&budget, &seen, &plan, args.round);
+    if let Some(violation) = &found {
+        println!("{violation}");
     }
     println!("{rounds} rounds, {} states", seen.states());
     found.is_none()
