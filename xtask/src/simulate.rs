@@ -88,7 +88,7 @@ pub fn run(args: &SimArgs) -> Fallible<bool> {
     Ok(status.success())
 }
 
-/// Seconds that the suite simulates, canaries aside.
+/// Seconds that the suite simulates, canaries included and aimed scenarios aside.
 const SUITE_SECONDS: u64 = 100;
 /// Number of the suite's first seed.
 const SUITE_FIRST: u64 = 2000;
@@ -99,7 +99,7 @@ pub fn suite(suite: &mut Suite) -> Fallible<()> {
     process::run("sim-build", &mut build(), limit)?.check("cargo build of the simulator")?;
     let mut command = simulate(None);
     command.args(["--seconds", &SUITE_SECONDS.to_string()]);
-    // The slowest take 45 s in the first mode that finds them.
+    // The slowest take 10 s where they are looked for first.
     command.args(["--canary-seconds", "60"]);
     command.args(["--first", &SUITE_FIRST.to_string()]);
     let outcome = process::run("sim", &mut command, limit)?;

@@ -35,6 +35,9 @@ use std::time::Duration;
 /// Hand-overs after which a world counts as one that goes nowhere.
 pub const STEPS_MAX: u64 = 200_000_000;
 
+/// The CPUs that tasks are told of: a seed is the same run on every machine.
+pub(crate) const CPUS: usize = 2;
+
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
@@ -110,10 +113,13 @@ pub fn run<T>(what: &str, seed: u64, clock: &Clock, body: impl FnOnce() -> T) ->
             switch_every,
         }),
     });
+    // One goes on at a time: to wake the next one on another CPU costs several times as much.
+    let on_one_cpu = crate::thread::OneCpu::keep();
     let first = world.state.lock().add("main");
     TASK.set(Some((Arc::clone(&world), first)));
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     TASK.set(None);
+    drop(on_one_cpu);
     let result = match outcome {
         Ok(result) => result,
         // Tasks that are left stay parked for ever: what they hold cannot be taken from them.
@@ -546,6 +552,18 @@ mod tests {
         let clock = Clock::manual(5);
         run("test", 1, &clock, || spend(Duration::from_secs(3)));
         assert_eq!(clock.monotonic_ns(), 3_000_000_005);
+    }
+
+    #[test]
+    fn tasks_keep_to_one_cpu_and_leave_their_caller_free() {
+        let before = thread::allowed_cpus();
+        let within = run("test", 1, &Clock::manual(0), || {
+            assert_eq!(thread::cpu_count(), CPUS);
+            thread::parallel(2, |_| thread::allowed_cpus())
+        });
+        assert!(within.iter().all(|cpus| cpus.len() == 1), "{within:?}");
+        assert_eq!(within[0], within[1]);
+        assert_eq!(thread::allowed_cpus(), before);
     }
 
     #[test]

@@ -35,25 +35,44 @@ impl JoinHandle {
     }
 }
 
-/// Number of CPUs this process may run on; at least 1.
+/// Number of CPUs this process may run on; at least 1. The seeded scheduler's tasks are told a number that does not
+/// depend on the machine.
 pub fn cpu_count() -> usize {
+    #[cfg(feature = "simulate")]
+    if crate::sched::active() {
+        return crate::sched::CPUS;
+    }
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// The CPUs that the calling thread may run on, by their numbers; none where the system does not say.
-pub fn allowed_cpus() -> Vec<usize> {
+/// The CPUs that the calling thread may run on; `None` where the system does not say.
+fn allowed() -> Option<libc::cpu_set_t> {
     // SAFETY: an all-zero set is a valid value of that plain structure.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes one set of this size, which `set` is.
     let done = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
-    if done != 0 {
-        return Vec::new();
+    (done == 0).then_some(set)
+}
+
+/// The calling thread may run on these CPUs from now on, and what it starts.
+fn allow(set: &libc::cpu_set_t) -> std::io::Result<()> {
+    // SAFETY: the call reads one set of this size, which `set` is.
+    let done = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
+    match done {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
+}
+
+/// The CPUs that the calling thread may run on, by their numbers; none where the system does not say.
+pub fn allowed_cpus() -> Vec<usize> {
     let count = 8 * size_of::<libc::cpu_set_t>();
-    // SAFETY: the numbers are within the set.
-    (0..count)
-        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
-        .collect()
+    allowed().map_or_else(Vec::new, |set| {
+        // SAFETY: the numbers are within the set.
+        (0..count)
+            .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+            .collect()
+    })
 }
 
 /// Keeps the calling thread on a CPU from now on. Threads under the seeded scheduler stay where they are.
@@ -72,11 +91,48 @@ pub fn pin(cpu: usize) -> std::io::Result<()> {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the number is within the set, as was just looked at.
     unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the call reads one set of this size, which `set` is.
-    let done = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    match done {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+    allow(&set)
+}
+
+/// Keeps the calling thread, and those that it starts, on one CPU until this is dropped: for threads of
+/// which one goes on at a time, which another CPU would only keep waiting. The CPU is the one of the
+/// allowed ones with the fewest of these in this process, the caller's own if that is one of them.
+/// Where the system does not let threads be kept, nothing happens.
+#[cfg(feature = "simulate")]
+pub(crate) struct OneCpu {
+    cpu: usize,
+    before: libc::cpu_set_t,
+}
+
+/// The CPUs of all [`OneCpu`]s.
+#[cfg(feature = "simulate")]
+static KEPT: parking_lot::Mutex<Vec<usize>> = parking_lot::Mutex::new(Vec::new());
+
+#[cfg(feature = "simulate")]
+impl OneCpu {
+    pub(crate) fn keep() -> Option<OneCpu> {
+        let before = allowed()?;
+        // SAFETY: the call has no preconditions; -1 is no CPU's number.
+        let own = unsafe { libc::sched_getcpu() };
+        let mut kept = KEPT.lock();
+        let load = |cpu: usize| kept.iter().filter(|other| **other == cpu).count();
+        let cpus = allowed_cpus().into_iter();
+        let cpu = cpus.min_by_key(|&cpu| (load(cpu), cpu as i32 != own))?;
+        pin(cpu).ok()?;
+        kept.push(cpu);
+        Some(OneCpu { cpu, before })
+    }
+}
+
+#[cfg(feature = "simulate")]
+impl Drop for OneCpu {
+    fn drop(&mut self) {
+        let mut kept = KEPT.lock();
+        if let Some(at) = kept.iter().position(|cpu| *cpu == self.cpu) {
+            kept.swap_remove(at);
+        }
+        // What was allowed before is allowed still, unless an administrator meddles: then it stays.
+        let _ = allow(&self.before);
     }
 }
 

@@ -160,8 +160,8 @@ fn failure(what: String, trail: Vec<String>) -> Failure {
 /// How rounds of scenarios go.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plan {
-    /// The scenario that each round begins with; then come all others.
-    pub first: Option<&'static Scenario>,
+    /// Rounds have this one alone.
+    pub only: Option<&'static Scenario>,
     /// Tells how long each scenario takes.
     pub verbose: bool,
     /// What is planted meanwhile.
@@ -178,9 +178,8 @@ pub fn run(round: u64, plan: &Plan, seen: &Arc<Seen>) -> Result<(), Violation> {
             return Err(Violation { replay, failure });
         }
     };
-    let is_first = |s: &&Scenario| plan.first.is_some_and(|first| first.name == s.name);
-    let others = SCENARIOS.iter().filter(|s| !is_first(s));
-    for scenario in plan.first.into_iter().chain(others) {
+    let scenarios = plan.only.map_or(SCENARIOS, std::slice::from_ref);
+    for scenario in scenarios {
         let clock = Clock::real();
         let began_ns = clock.monotonic_ns();
         let outcome = scenario.run(&ground, round);
@@ -189,7 +188,7 @@ pub fn run(round: u64, plan: &Plan, seen: &Arc<Seen>) -> Result<(), Violation> {
             eprintln!("{}: {seconds:.2} s", scenario.name);
         }
         outcome.map_err(|failure| Violation {
-            replay: format!("{replay} --first {}", scenario.name),
+            replay: format!("{replay} --only {}", scenario.name),
             failure,
         })?;
     }

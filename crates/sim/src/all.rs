@@ -142,6 +142,11 @@ impl fmt::Display for Whole {
             self.verdicts.len(),
             self.verdicts.len() - survived.len(),
         )?;
+        let slowest = self.verdicts.iter();
+        let slowest = slowest.max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        if let Some(slowest) = slowest {
+            write!(f, ", {} in {:.0} s", slowest.canary.name(), slowest.seconds)?;
+        }
         match survived.is_empty() {
             true => Ok(()),
             false => write!(f, "; survived: {}", survived.join(" ")),

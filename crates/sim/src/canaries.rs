@@ -1,8 +1,8 @@
 //! Breaks the file system on purpose, one canary after the other, and looks whether the
 //! simulator notices.
 
-use crate::run::Budget;
 use base::canary::{Canary, Needs};
+use base::clock::Clock;
 use base::sync::{Mutex, rank};
 use std::process::{Command, Stdio};
 
@@ -10,68 +10,146 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug)]
 pub struct Verdict {
     pub canary: Canary,
-    /// The mode that found it, and the seconds that took; `None`: it survived.
-    pub caught: Option<(&'static str, u64)>,
+    /// What shows it again, as arguments of this program; `None`: it survived.
+    pub caught: Option<String>,
+    /// What that took.
+    pub seconds: f64,
 }
 
-/// The modes, in the order in which they are most likely to find a canary soon.
-fn modes(canary: Canary) -> &'static [&'static str] {
+/// Where a canary is looked for first.
+enum Place {
+    /// An aimed scenario, alone.
+    Scenario(&'static str),
+    /// Another mode.
+    Mode(&'static str),
+}
+use Place::{Mode, Scenario};
+
+/// Where a canary shows soonest. What does not show there is looked for everywhere else.
+fn place(canary: Canary) -> Place {
+    use Canary::*;
     match canary {
-        // Aimed scenarios have not met these in a minute.
-        Canary::SegmentReusedEarly | Canary::BlocksReusedEarly | Canary::FailedWriteIgnored => {
-            return &["random", "aimed", "threads"];
+        SkipPreflush | DataUnchecked | VouchedOverwritten | BatchNotDurable | HalfRecord
+        | VersionReset | DirtyNodeForgotten | CheckpointUnflushed | BothSlots | ChunkStateStale
+        | NoClosingCheckpoint | TornBatchAccepted | GenerationIgnored | FirstDeviceFlushed
+        | FsyncUncommitted | OverwriteUnflushed | SizeBeforeData | TailNotZeroed
+        | TailEndedEarly | TailOutlived | OrphanIntentDropped | ReplaceBeforeData
+        | AncestryUnchecked | FullDirectoryRemoved | TransactionInParts => Scenario("classics"),
+        TailBeforeRecord => Scenario("interposed"),
+        VersionGapAccepted => Scenario("forged"),
+        StaleBatchAccepted => Scenario("stale"),
+        FailedFlushForgotten | LossUntold => Scenario("untold"),
+        FloorNotRaised | LookForgotten | TimesNotPersisted | CookiesGoOn => Scenario("stamps"),
+        LookNotSeen | MergesInLogOrder => Scenario("directory-times"),
+        MergesNotFolded | IndexNotLowered | ShapeIgnored | MergesReplayedTwice
+        | ImagesAheadOfLog | ReadersNotAwaited | TallyPartForgotten | GoneNodeHeld => {
+            Scenario("crowd")
         }
-        Canary::NameNotRechecked => return &["threads", "aimed", "random"],
-        _ => {}
+        AheadPastCut | LoadPublishedEarly | StreamUnasked => Scenario("scans"),
+        VersionUnchecked => Scenario("pages"),
+        DurableOutOfOrder | PinsIgnored | PaceIgnored => Scenario("reclaim"),
+        FlightsNotAwaited => Scenario("flights"),
+        CleanedTooEarly | GuardOverwritten | RangeIgnored | StoresUnseen | DirectUnderHome
+        | LoadUndoomed | FlightUnnoted => Scenario("one-file"),
+        TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
+            Scenario("transactions")
+        }
+        RenameUnlocked => Scenario("crossing-moves"),
+        SilentTruncation => Scenario("rot"),
+        FailedBatchIgnored => Scenario("failing"),
+        NoCredits => Scenario("flood"),
+        SegmentReusedEarly | BlocksReusedEarly | FailedWriteIgnored => Mode("random"),
+        NameNotRechecked => Mode("threads"),
     }
-    match canary.needs() {
+}
+
+/// Searches for a canary one after the other, the likeliest first: arguments of this program.
+fn searches(canary: Canary) -> Vec<Vec<&'static str>> {
+    let modes: &[&str] = match canary.needs() {
         Needs::Nothing | Needs::Cut => &["aimed", "random", "threads", "exhaustive"],
         Needs::Fault => &["aimed", "random", "threads"],
         Needs::Threads => &["aimed", "threads", "random"],
         Needs::Forgery => &["aimed"],
-    }
+    };
+    let first = match place(canary) {
+        Scenario(name) => vec!["aimed", "--only", name],
+        Mode(mode) => vec![mode],
+    };
+    let others = modes.iter().map(|mode| vec![*mode]);
+    let others: Vec<_> = others.filter(|search| *search != first).collect();
+    [vec![first], others].concat()
 }
 
-/// Plants each canary in a process of its own, since what it does may end that, and searches for
-/// up to `seconds` in each mode.
-pub fn hunt(canaries: &[Canary], workers: usize, seconds: u64) -> Result<Vec<Verdict>, String> {
+/// Plants a canary in a process of its own, since what it does may end that, and makes each search
+/// for up to `seconds`.
+fn search(canary: Canary, seconds: u64) -> Result<Verdict, String> {
     let program = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
-    let todo = Mutex::new(rank::LEAF, canaries.to_vec());
-    let search = |canary: Canary| -> Result<Verdict, String> {
-        let budget = Budget::seconds(u64::from(u32::MAX));
-        for mode in modes(canary) {
-            let status = Command::new(&program)
-                .args([mode, "--seconds", &seconds.to_string()])
-                .args(["--canary", canary.name()])
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status()
-                .map_err(|e| format!("{}: {e}", program.display()))?;
-            if !status.success() {
-                let caught = Some((*mode, budget.spent()));
-                return Ok(Verdict { canary, caught });
-            }
+    let clock = Clock::real();
+    let mut caught = None;
+    for search in searches(canary) {
+        let output = Command::new(&program)
+            .args(&search)
+            .args(["--seconds", &seconds.to_string()])
+            .args(["--canary", canary.name()])
+            .stderr(Stdio::null())
+            .output()
+            .map_err(|e| format!("{}: {e}", program.display()))?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let replay = text.lines().find_map(|line| line.split_once(" -- "));
+            // A process that is aborted says nothing.
+            let replay = replay.map(|(_, arguments)| arguments.to_owned());
+            caught = Some(replay.unwrap_or_else(|| search.join(" ")));
+            break;
         }
-        Ok(Verdict {
-            canary,
-            caught: None,
-        })
-    };
-    let results = base::thread::parallel(workers, |_| {
+    }
+    Ok(Verdict {
+        canary,
+        caught,
+        seconds: clock.monotonic_ns() as f64 / 1e9,
+    })
+}
+
+/// Searches for each canary, for up to `seconds` in each way.
+pub fn hunt(canaries: &[Canary], workers: usize, seconds: u64) -> Result<Vec<Verdict>, String> {
+    let todo = Mutex::new(rank::LEAF, canaries.to_vec());
+    let cpus = base::thread::allowed_cpus();
+    let results = base::thread::parallel(workers, |worker| {
+        // A process inherits it: two that run one thread at a time would choose the same CPU.
+        if workers > 1 && !cpus.is_empty() {
+            let cpu = cpus[worker % cpus.len()];
+            base::thread::pin(cpu).map_err(|e| format!("CPU {cpu}: {e}"))?;
+        }
         let mut verdicts = Vec::new();
         loop {
             let next = todo.lock().pop();
             let Some(canary) = next else {
                 return Ok(verdicts);
             };
-            let verdict = search(canary)?;
-            match verdict.caught {
-                Some((mode, spent)) => eprintln!("{}: {mode}, {spent} s", canary.name()),
-                None => eprintln!("{}: survived", canary.name()),
+            let verdict = search(canary, seconds)?;
+            let (name, seconds) = (canary.name(), verdict.seconds);
+            match &verdict.caught {
+                Some(caught) => eprintln!("{name}: {seconds:.1} s, {caught}"),
+                None => eprintln!("{name}: survived, {seconds:.1} s"),
             }
             verdicts.push(verdict);
         }
     });
     let lists: Vec<Vec<Verdict>> = results.into_iter().collect::<Result<_, String>>()?;
     Ok(lists.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aimed;
+
+    #[test]
+    fn canaries_are_looked_for_where_something_is() {
+        for canary in Canary::ALL {
+            if let Scenario(name) = place(*canary) {
+                assert!(aimed::Scenario::from_name(name).is_some(), "{name}");
+            }
+        }
+    }
 }

@@ -57,9 +57,9 @@ pub struct Aimed {
     /// Number of the first round, which decides on its randomness
     #[arg(long, default_value_t = 1)]
     round: u64,
-    /// The scenario that each round begins with
+    /// Nothing but this scenario
     #[arg(long, value_name = "SCENARIO", value_parser = scenario)]
-    first: Option<&'static Scenario>,
+    only: Option<&'static Scenario>,
     /// Tell how long each scenario takes
     #[arg(long)]
     verbose: bool,
@@ -111,7 +111,7 @@ pub fn threads(args: &Limits) -> bool {
 pub fn aimed(args: &Aimed) -> bool {
     let seen = Arc::new(Seen::default());
     let plan = Plan {
-        first: args.first,
+        only: args.only,
         verbose: args.verbose,
         canary: args.canary,
     };
