@@ -283,16 +283,39 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// As [`create`](Op::create), at a nid that stays the caller's if the operation does not commit; else the caller says so
     /// ([`FreshNid::taken`]).
-    pub fn create_at(&mut self, fresh: &FreshNid<'_, C>, content: C) -> Slot {
+    ///
+    /// # Errors
+    /// When the page of the node table that names it has left memory since it was reserved, and cannot be read.
+    pub fn create_at(&mut self, fresh: &FreshNid<'_, C>, content: C) -> Result<Slot, Error> {
         debug_assert!(self.is_large());
-        self.insert(fresh.nid, fresh.version(), Body::User(content))
+        self.store.table.prepare(fresh.nid)?;
+        Ok(self.insert(fresh.nid, fresh.version(), Body::User(content)))
     }
 
     /// As [`take`](Op::take), of blocks that stay the caller's if the operation does not commit; else the caller says so
     /// ([`Reservation::was_taken`]).
-    pub fn take_at(&mut self, reservation: &Reservation<'_, C>) {
+    ///
+    /// # Errors
+    /// As of [`create_at`](Self::create_at), for the page that names the space map.
+    pub fn take_at(&mut self, reservation: &Reservation<'_, C>) -> Result<(), Error> {
         debug_assert!(self.is_large());
+        self.store.prepare_change(&reservation.map.0)?;
         self.note_taken(&reservation.map, reservation.extent);
+        Ok(())
+    }
+
+    /// Changes the space maps: the last that can fail before the commit. Afterwards the operation may change nodes that it has locked, and
+    /// nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Failed`]: a map contradicts what nodes say, and the store has latched.
+    pub fn allocate(&mut self) -> Result<(), Error> {
+        debug_assert!(self.is_large());
+        self.change_maps();
+        match self.store.failed() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Invariant 1, before a change of a node.

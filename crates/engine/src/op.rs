@@ -831,7 +831,7 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     /// Locks the space maps, in nid order and after everything else, and changes them.
-    fn change_maps(&mut self) {
+    pub(crate) fn change_maps(&mut self) {
         let mut maps = std::mem::take(&mut self.maps);
         maps.sort_unstable_by_key(|change| change.map.nid());
         for change in maps {

@@ -143,11 +143,13 @@ pub struct Transaction<'fs> {
     /// Blocks for staged pages that have none yet.
     promise: Promise<'fs, FsNode>,
     stored: Stored<'fs>,
-    /// Staged pages in memory.
+    /// Staged pages in memory; each has a promised block.
     in_memory: usize,
+    /// Blocks that are promised for pages that have to be written besides.
+    besides: u64,
     expected: Extensive,
     /// A call has failed that had staged a part already: there is nothing to commit.
-    is_broken: bool,
+    broken: Option<Error>,
 }
 
 impl std::fmt::Debug for Transaction<'_> {
@@ -175,8 +177,9 @@ impl FileSystem {
             promise: self.store.adopt_promise(0),
             stored: Stored::default(),
             in_memory: 0,
+            besides: 0,
             expected: Extensive::default(),
-            is_broken: false,
+            broken: None,
         })
     }
 
@@ -229,8 +232,10 @@ impl<'fs> Transaction<'fs> {
             let stop = (at / PAGE * PAGE + memory_max() as u64).min(bytes.end);
             let part = &data[(at - offset) as usize..(stop - offset) as usize];
             if let Err(error) = self.write_part(ino, at, part) {
-                // It is staged in part.
-                self.is_broken |= at > bytes.start;
+                if at > bytes.start {
+                    // It is staged in part.
+                    self.broken.get_or_insert_with(|| error.clone());
+                }
                 return Err(error);
             }
             at = stop;
@@ -252,52 +257,58 @@ impl<'fs> Transaction<'fs> {
             self.expect(RUN_LOGGED, RUN_LOGGED)?;
         }
         if self.in_memory * BLOCK_SIZE > memory_max() {
-            let stored = self.store_pages(ino);
-            let rest = self.in_memory * BLOCK_SIZE > PARTS_MAX;
-            self.is_broken |= stored.is_err() || rest;
-            stored?;
-            if rest {
-                return Err(Error::TransactionTooLarge);
+            let mut stored = self.store_pages(ino);
+            if stored.is_ok() && self.in_memory * BLOCK_SIZE > PARTS_MAX {
+                stored = Err(Error::TransactionTooLarge);
             }
+            stored.inspect_err(|error| {
+                self.broken.get_or_insert_with(|| error.clone());
+            })?;
         }
         Ok(())
     }
 
     /// Promises blocks for pages that are about to be written, and takes those back to memory that are stored and are written in part.
     fn make_ready(&mut self, ino: Ino, pages: Range<u64>, bytes: &Range<u64>) -> Result<(), Error> {
-        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
-        let stored = |page: &Page| matches!(page, Page::Stored(_));
+        let staged = &self.inodes[&ino];
         let here = staged.content.pages.range(pages.clone());
-        let with_block = here.filter(|(_, page)| !stored(page)).count() as u64;
-        let more = pages.end - pages.start - with_block;
-        // The file's last page, and what lies in its inode, may have to be written besides.
-        let besides = if staged.content.pages.is_empty() {
-            2
-        } else {
-            0
-        };
-        self.promise_more(more + besides)?;
+        let in_memory = here.filter(|(_, page)| page.place().is_none()).count();
+        let more = (pages.end - pages.start) as usize - in_memory;
+        self.promise_for(ino, self.in_memory + more)?;
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         for page in [pages.start, pages.end - 1] {
             let whole = bytes.start <= page * PAGE && (page + 1) * PAGE <= bytes.end;
             if let (Some(Page::Stored(place)), false) = (staged.content.pages.get(&page), whole) {
                 let mut copy = vec![0; BLOCK_SIZE];
-                self.stored.read(&self.fs.store, *place, &mut copy)?;
+                let place = *place;
+                self.stored.read(&self.fs.store, place, &mut copy)?;
                 staged.content.pages.insert(page, Page::Whole(copy.into()));
+                self.stored.forget(place);
                 self.in_memory += 1;
             }
         }
         // Those that are written whole count as new.
-        let gone: Vec<u64> = staged
-            .content
-            .pages
-            .range(pages)
-            .filter(|(_, page)| stored(page))
-            .map(|(number, _)| *number)
+        let here = staged.content.pages.range(pages);
+        let gone: Vec<(u64, Place)> = here
+            .filter_map(|(number, page)| Some((*number, page.place()?)))
             .collect();
-        for page in gone {
+        for (page, place) in gone {
             staged.content.pages.remove(&page);
+            self.stored.forget(place);
         }
+        Ok(())
+    }
+
+    /// Promises blocks for so many pages in memory, when a file is about to be changed.
+    fn promise_for(&mut self, ino: Ino, in_memory: usize) -> Result<(), Error> {
+        // The file's last page, and what lies in its inode, may have to be written besides.
+        let besides = match self.inodes[&ino].content.is_changed() {
+            true => self.besides,
+            false => self.besides + 2,
+        };
+        let wanted = in_memory as u64 + besides;
+        self.promise_more(wanted.saturating_sub(self.promise.blocks()))?;
+        self.besides = besides;
         Ok(())
     }
 
@@ -384,29 +395,27 @@ impl<'fs> Transaction<'fs> {
                 self.make_ready(ino, page..page + 1, &(size..size + 1))?;
             }
         }
-        self.promise_more(2)?;
+        self.promise_for(ino, self.in_memory)?;
         let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
-        let in_memory = |content: &Content| {
-            let pages = content.pages.range(size / PAGE..);
-            let stored = |page: &Page| matches!(page, Page::Stored(_));
-            pages.filter(|(_, page)| !stored(page)).count()
-        };
-        let before = in_memory(content);
-        content.truncate(size);
-        self.in_memory -= before - in_memory(content);
-        self.expect(STEP_LOGGED, STEP_DIRTY)
+        let is_first = content.cut.is_none();
+        for page in content.truncate(size).values() {
+            match page.place() {
+                Some(place) => self.stored.forget(place),
+                None => self.in_memory -= 1,
+            }
+        }
+        match is_first {
+            true => self.expect(STEP_LOGGED, STEP_DIRTY),
+            false => Ok(()),
+        }
     }
 
     /// What `stat` would show, with what was staged but for blocks and times. The transaction relies on it from then on.
     pub fn getattr(&mut self, ino: Ino) -> Result<Attr, Error> {
         self.inode(ino)?;
-        let mut attr = self.look(ino)?;
+        let mut attr = self.look_at_model(ino)?;
         let names = self.names_gained(ino);
         let staged = &self.inodes[&ino];
-        // A part of what it shows is the model's: they must be of one moment.
-        if staged.known.is_some_and(|known| known != attr.ctime) {
-            return Err(changed(ino));
-        }
         let model = &staged.model;
         attr.mode = model.mode;
         (attr.uid, attr.gid) = (model.uid, model.gid);
@@ -592,6 +601,15 @@ impl<'fs> Transaction<'fs> {
         Ok(attr)
     }
 
+    /// The same for who uses the model, too: both must be of one moment.
+    fn look_at_model(&mut self, ino: Ino) -> Result<Attr, Error> {
+        let attr = self.look(ino)?;
+        match self.inodes[&ino].known {
+            Some(known) if known != attr.ctime => Err(changed(ino)),
+            _ => Ok(attr),
+        }
+    }
+
     fn step(&mut self, step: Step) -> Result<(), Error> {
         self.steps.push(step);
         self.expect(STEP_LOGGED, STEP_DIRTY)
@@ -607,7 +625,7 @@ impl<'fs> Transaction<'fs> {
         self.expected.logged += logged;
         self.expected.dirty += dirty;
         if !self.fs.store.large_most().covers(self.expected) {
-            self.is_broken = true;
+            self.broken.get_or_insert(Error::TransactionTooLarge);
             return Err(Error::TransactionTooLarge);
         }
         Ok(())

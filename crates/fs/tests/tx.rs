@@ -192,6 +192,24 @@ fn who_relied_on_what_has_changed_meets_a_conflict_and_has_done_nothing() {
     conflict(&|tx| tx.rmdir(ROOT, b"dir").unwrap(), &|| {
         fs.mknod(&WHO(), dir.ino, b"in", libc::S_IFREG, 0).unwrap();
     });
+    // A directory that was not empty, and one that was below another.
+    conflict(
+        &|tx| assert!(matches!(tx.rmdir(ROOT, b"dir"), Err(Error::NotEmpty))),
+        &|| fs.unlink(&WHO(), dir.ino, b"in").unwrap(),
+    );
+    let (mid, low) = (fs.mkdir(&WHO(), dir.ino, b"mid", 0o755).unwrap(), |up| {
+        fs.mkdir(&WHO(), up, b"low", 0o755).unwrap()
+    });
+    let low = low(mid.ino);
+    conflict(
+        &|tx| {
+            let refused = tx.rename(ROOT, b"dir", low.ino, b"dir", 0);
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        },
+        &|| {
+            fs.rename(&WHO(), dir.ino, b"mid", ROOT, b"mid", 0).unwrap();
+        },
+    );
     // What is only written does not depend on it.
     let mut tx = begin(&fs);
     tx.write(file.ino, 0, b"tx!").unwrap();
@@ -437,6 +455,45 @@ fn space_that_is_short_is_found_when_it_is_staged() {
     let found = contents(&fs, old.ino);
     assert_eq!(found.len() as u64, at);
     assert!(found.chunks(chunk.len()).all(|part| part == chunk));
+    // One call that took a part before it failed: there is nothing to commit, for the reason that it failed.
+    let nothing = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    fs.setattr(&WHO(), old.ino, &nothing).unwrap();
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    let much = pattern(3, 64 << 20);
+    assert!(matches!(tx.write(old.ino, 0, &much), Err(Error::NoSpace)));
+    assert!(matches!(tx.commit(), Err(Error::NoSpace)));
+    assert_eq!(fs.getattr(old.ino).unwrap().size, 0);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn what_is_written_again_or_cut_takes_no_more_space() {
+    let world = World::new(1, 64 << 20, 9);
+    let fs = world.open();
+    let file = make(&fs, b"file", &pattern(1, 100_000));
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    // Each time more than is kept in memory.
+    for round in 0..12 {
+        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
+    }
+    for round in 0..12 {
+        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
+        tx.truncate(file.ino, 5).unwrap();
+    }
+    // As many cuts as promised all blocks, were each to take one.
+    for size in 0..16 << 10 {
+        tx.truncate(file.ino, size % 3).unwrap();
+    }
+    let last = pattern(99, 12 << 20);
+    tx.write(file.ino, 0, &last).unwrap();
+    tx.commit().unwrap();
+    assert!(contents(&fs, file.ino) == last);
     fs.close().unwrap();
     world.check();
 }

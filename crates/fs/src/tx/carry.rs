@@ -3,7 +3,7 @@
 use super::commit::{gone, looks_again};
 use super::names::Target;
 use super::{Staged, Step, Transaction, changed};
-use crate::acl::DEFAULT;
+use crate::acl::{ACCESS, DEFAULT};
 use crate::api::{Ino, SetAttr};
 use crate::content::{AttrChange, Delta, FsNode, Inode};
 use crate::data::transact::{Intended, LockedFile, Written};
@@ -266,7 +266,7 @@ impl<'fs> Transaction<'fs> {
         (inode.atime, inode.mtime, inode.ctime, inode.btime) = (now, now, now, now);
         let target = Named::of(ino, &inode);
         attributes.plan(&fs.store)?.finish(op, &mut inode);
-        let slot = op.create_at(fresh, FsNode::Inode(inode));
+        let slot = op.create_at(fresh, FsNode::Inode(inode))?;
         carried.slots.insert(ino, slot);
         carried.made.push(ino);
         self.put_name(op, carried, place, target, now)
@@ -458,7 +458,9 @@ impl<'fs> Transaction<'fs> {
             .chain(kept)
             .filter(|name| !staged.xattrs.contains_key(*name));
         let set = staged.xattrs.iter().filter(|(_, value)| value.is_some());
-        let all = kept.chain(set.map(|(name, _)| &**name));
+        // What it may get from its directory.
+        let inherited = staged.fresh.iter().flat_map(|_| [ACCESS, DEFAULT]);
+        let all = kept.chain(set.map(|(name, _)| &**name)).chain(inherited);
         match all.map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX {
             true => Ok(()),
             false => Err(Error::NoSpace),
@@ -474,7 +476,7 @@ impl<'fs> Transaction<'fs> {
     ) -> Result<(), Error> {
         for (file, reservation) in &concerned.written.reservations {
             if !carried.deleted.contains(&concerned.files[*file].0) {
-                op.take_at(reservation);
+                op.take_at(reservation)?;
             }
         }
         for (number, (ino, intended)) in concerned.files.iter().enumerate() {

@@ -47,8 +47,8 @@ impl<'fs> Transaction<'fs> {
     }
 
     fn apply(mut self) -> Result<Epoch, Error> {
-        if self.is_broken {
-            return Err(Error::TransactionTooLarge);
+        if let Some(broken) = self.broken.take() {
+            return Err(broken);
         }
         self.fs.files.check_writable()?;
         for staged in self.inodes.values_mut() {
@@ -83,7 +83,7 @@ impl<'fs> Transaction<'fs> {
         for (ino, staged) in &self.inodes {
             let content = staged.content.is_changed() || staged.looked.is_some();
             if staged.fresh.is_none() && staged.model.is_file() && content {
-                uses.push(self.fs.files.use_for_commit(*ino).map_err(gone)?);
+                uses.push(self.fs.files.use_for_commit(*ino).map_err(reused)?);
             }
         }
         Ok(uses)
@@ -205,9 +205,8 @@ impl<'fs> Transaction<'fs> {
                 });
                 continue;
             }
-            if let Some(failed) = fs.store.failed() {
-                return Err(failed.into());
-            }
+            // It fails, too, when the store has failed.
+            op.allocate()?;
             // From here on nothing can fail.
             self.settle_times(&mut op, &carried);
             carried.orphans.iter().for_each(|ino| fs.note_orphan(*ino));
@@ -235,7 +234,7 @@ impl<'fs> Transaction<'fs> {
                     files.push((*ino, fs.files.intend_new(content, &stored)?));
                 }
             } else if content.is_changed()
-                && let Some(file) = locked.iter().find(|file| file.ino() == *ino)
+                && let Some(file) = find_locked(locked, *ino)
             {
                 files.push((*ino, fs.files.intend(file, content, &stored)?));
             }
@@ -409,10 +408,15 @@ fn changed_files<'a>(
     locked: &'a [LockedFile<'_>],
     files: &'a [(Ino, Intended)],
 ) -> impl Iterator<Item = (&'a LockedFile<'a>, &'a Intended)> {
-    files.iter().filter_map(|(ino, intended)| {
-        let file = locked.iter().find(|file| file.ino() == *ino)?;
-        Some((file, intended))
-    })
+    files
+        .iter()
+        .filter_map(|(ino, intended)| Some((find_locked(locked, *ino)?, intended)))
+}
+
+/// They are in the order of their numbers.
+fn find_locked<'a, 'l>(locked: &'a [LockedFile<'l>], ino: Ino) -> Option<&'a LockedFile<'l>> {
+    let found = locked.binary_search_by_key(&ino, LockedFile::ino);
+    found.ok().map(|at| &locked[at])
 }
 
 /// What is not there any more was there when it was staged.
@@ -421,6 +425,16 @@ pub(super) fn gone(error: Error) -> Error {
         Error::Stale(ino) => Error::Conflict(format!("inode {ino} is gone")),
         Error::NotFound | Error::NotADirectory => Error::Conflict("a directory is gone".to_owned()),
         other => other,
+    }
+}
+
+/// The same of a number that was a regular file's: who has it now may be something else.
+pub(super) fn reused(error: Error) -> Error {
+    match error {
+        Error::IsADirectory | Error::Invalid(_) => {
+            Error::Conflict("a file is gone, and its number is another's".to_owned())
+        }
+        other => gone(other),
     }
 }
 

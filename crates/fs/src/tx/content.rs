@@ -71,6 +71,16 @@ pub(crate) enum Page {
     Stored(Place),
 }
 
+impl Page {
+    /// Where it is, if it is in a block.
+    pub fn place(&self) -> Option<Place> {
+        match self {
+            Page::Stored(place) => Some(*place),
+            Page::Part(_) | Page::Whole(_) => None,
+        }
+    }
+}
+
 /// See the module's head.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
@@ -149,9 +159,9 @@ impl Content {
         }
     }
 
-    /// Sets the size; the page that the new end lies in is not stored.
-    pub fn truncate(&mut self, size: u64) {
-        drop(self.pages.split_off(&size.div_ceil(PAGE)));
+    /// Sets the size; the page that the new end lies in is not stored. Returns the pages behind it.
+    pub fn truncate(&mut self, size: u64) -> BTreeMap<u64, Page> {
+        let behind = self.pages.split_off(&size.div_ceil(PAGE));
         let within = (size % PAGE) as usize;
         if within > 0
             && let Some(page) = self.pages.get_mut(&(size / PAGE))
@@ -165,6 +175,7 @@ impl Content {
         self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));
         self.size = Some(size);
         self.is_newer = true;
+        behind
     }
 
     /// Puts what was written over bytes from `offset` on that are the file's. `stored` shows pages that are.
@@ -218,7 +229,7 @@ mod tests {
             for step in 0..rng.range(1, 12) {
                 if rng.one_in(4) {
                     let size = rng.below(24_000);
-                    content.truncate(size);
+                    drop(content.truncate(size));
                     model.resize(size as usize, 0);
                     continue;
                 }

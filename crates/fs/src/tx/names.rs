@@ -12,7 +12,6 @@ use crate::filesystem::LINK_MAX;
 use crate::namespace::Draft;
 use crate::rename::{DEPTH_MAX, RENAME_EXCHANGE, RENAME_NOREPLACE};
 use crate::tx::content::Content;
-use format::Damage;
 use std::collections::BTreeMap;
 
 /// What a name refers to.
@@ -170,6 +169,7 @@ impl<'fs> Transaction<'fs> {
             return Err(Error::NotPermitted);
         }
         if inode.model.nlink >= LINK_MAX {
+            self.look_at_model(ino)?;
             return Err(Error::TooManyLinks);
         }
         if is_dot(name) || self.named(dir, name)?.is_some() {
@@ -211,7 +211,7 @@ impl<'fs> Transaction<'fs> {
 
     fn remove(&mut self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Error> {
         let target = self.named(dir, name)?.ok_or(Error::NotFound)?;
-        let is_dir = self.inode(target.ino)?.model.is_dir();
+        let is_dir = self.meant(target)?.model.is_dir();
         match (directory, is_dir) {
             (true, false) => return Err(Error::NotADirectory),
             (false, true) => return Err(Error::IsADirectory),
@@ -267,9 +267,9 @@ impl<'fs> Transaction<'fs> {
             Some(target) if target.ino == source.ino => return Ok(()),
             _ => {}
         }
-        let up = self.inode(source.ino)?.model.is_dir();
+        let up = self.meant(source)?.model.is_dir();
         let down = match target {
-            Some(target) => self.inode(target.ino)?.model.is_dir(),
+            Some(target) => self.meant(target)?.model.is_dir(),
             None => false,
         };
         if dir != new_dir {
@@ -319,11 +319,13 @@ impl<'fs> Transaction<'fs> {
         exchange: bool,
     ) -> Result<(), Error> {
         let inside = Error::Invalid("a directory cannot move into itself");
-        if up && self.is_above(source.ino, to)? {
+        if up && self.relies_on_above(source.ino, to)? {
             return Err(inside);
         }
         match target {
-            Some(target) if down && (up || exchange) && self.is_above(target.ino, from)? => {
+            Some(target)
+                if down && (up || exchange) && self.relies_on_above(target.ino, from)? =>
+            {
                 Err(match exchange {
                     true => inside,
                     false => Error::NotEmpty,
@@ -333,18 +335,48 @@ impl<'fs> Transaction<'fs> {
         }
     }
 
-    fn is_above(&mut self, upper: Ino, lower: Ino) -> Result<bool, Error> {
-        let mut at = lower;
+    /// Whether a directory is above another one, or is that. If so the transaction relies on it: a move is refused. If not, its commit looks again.
+    fn relies_on_above(&mut self, upper: Ino, lower: Ino) -> Result<bool, Error> {
+        let Some(between) = self.path_up(upper, lower)? else {
+            return Ok(false);
+        };
+        for ino in between {
+            self.inode(ino)?;
+            self.look_at_model(ino)?;
+        }
+        // As they are since they were looked at.
+        Ok(self.path_up(upper, lower)?.is_some())
+    }
+
+    /// The directories from one up to another one above it, without that.
+    fn path_up(&self, upper: Ino, lower: Ino) -> Result<Option<Vec<Ino>>, Error> {
+        let (mut at, mut path) = (lower, Vec::new());
         for _ in 0..DEPTH_MAX {
-            if at == upper || at == ROOT {
-                return Ok(at == upper);
+            if at == upper {
+                return Ok(Some(path));
             }
+            if at == ROOT {
+                return Ok(None);
+            }
+            path.push(at);
             at = match self.inodes.get(&at) {
                 Some(staged) => staged.model.parent,
                 None => self.fs.inode(at)?.inode()?.parent,
             };
         }
-        Err(Damage::new("directory", "its parents form a cycle").into())
+        // Of parents at several moments, some of them staged.
+        let what = format!("the directories above {lower} move");
+        Err(Error::Conflict(what))
+    }
+
+    /// The inode that a name refers to.
+    fn meant(&mut self, target: Target) -> Result<&mut Staged<'fs>, Error> {
+        let staged = self.inode(target.ino)?;
+        match staged.generation == target.generation {
+            true => Ok(staged),
+            // The name has come to refer to something else, or the transaction knew what had the number before.
+            false => Err(gone(Error::Stale(target.ino))),
+        }
     }
 
     /// What a name means now; remembers what it meant before.
@@ -390,14 +422,23 @@ impl<'fs> Transaction<'fs> {
         gained
     }
 
-    fn check_empty(&self, dir: Ino) -> Result<(), Error> {
+    /// Fails if a directory has names. The transaction relies on that: on their absence the commit looks again.
+    fn check_empty(&mut self, dir: Ino) -> Result<(), Error> {
+        if self.has_names(dir)? {
+            self.look(dir)?;
+            // As it is since it was looked at.
+            if self.has_names(dir)? {
+                return Err(Error::NotEmpty);
+            }
+        }
+        Ok(())
+    }
+
+    fn has_names(&self, dir: Ino) -> Result<bool, Error> {
         let before = match self.inodes[&dir].fresh.is_some() {
             true => 0,
             false => self.fs.inode(dir)?.inode()?.names() as i64,
         };
-        match before + self.names_gained(dir).0 {
-            ..=0 => Ok(()),
-            _ => Err(Error::NotEmpty),
-        }
+        Ok(before + self.names_gained(dir).0 > 0)
     }
 }

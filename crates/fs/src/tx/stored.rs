@@ -1,7 +1,8 @@
 //! Pages of a transaction that are in blocks before it commits: what does not fit its memory.
 //!
 //! The blocks are reserved and nobody else's; they go back when the transaction is dropped. Invariants:
-//! 1. A page is written to its block once. One that changes again comes back to memory, and its block holds nothing any more.
+//! 1. A page is written to its block once. One that changes again comes back to memory, and its block holds nothing any more. A run whose blocks
+//!    all hold nothing goes back at once.
 //! 2. Before they are named their writes have completed; and if a flush failed since the first of them began, none is
 //!    ([`Stored::flush_failures`]).
 
@@ -21,6 +22,8 @@ pub(crate) struct Place {
 #[derive(Debug, Default)]
 pub(crate) struct Stored<'s> {
     runs: Vec<Reservation<'s, FsNode>>,
+    /// Of each run the blocks that hold a page.
+    used: Vec<u32>,
     /// Failed flushes of the array before the first was written.
     pub flush_failures: Option<u64>,
 }
@@ -28,8 +31,19 @@ pub(crate) struct Stored<'s> {
 impl<'s> Stored<'s> {
     /// Adds a run that was written; returns its number.
     pub fn add(&mut self, run: Reservation<'s, FsNode>) -> usize {
+        self.used.push(run.extent().len);
         self.runs.push(run);
         self.runs.len() - 1
+    }
+
+    /// A page is not in its block any more.
+    pub fn forget(&mut self, place: Place) {
+        let used = &mut self.used[place.run];
+        *used -= 1;
+        if *used == 0 {
+            let run = &mut self.runs[place.run];
+            drop(run.split_off(run.extent().len));
+        }
     }
 
     /// What follows from a first write that begins now.
@@ -53,6 +67,7 @@ impl<'s> Stored<'s> {
 
     /// The runs, to be taken apart; none is left.
     pub fn take(&mut self) -> Vec<Reservation<'s, FsNode>> {
+        self.used.clear();
         std::mem::take(&mut self.runs)
     }
 }
