@@ -14,6 +14,7 @@ use crate::sequences;
 use crate::shared;
 use crate::stamps;
 use crate::transacted;
+use crate::versioned;
 use crate::world::{Image, Machine, Shape};
 use base::canary::Canary;
 use base::clock::Clock;
@@ -121,6 +122,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("flights", 2, Alone(flights::run)),
     scenario("one-file", 300, Alone(shared::run)),
     scenario("transactions", 40, Alone(transacted::run)),
+    scenario("versions", 40, Alone(versioned::run)),
     scenario("crossing-moves", 20, Based(crossing)),
     scenario("rot", 2, Shared(rot)),
     scenario("failing", 2, Shared(failing)),

@@ -29,4 +29,5 @@ pub mod times;
 pub mod transact;
 pub mod transacted;
 pub mod tree;
+pub mod versioned;
 pub mod world;

@@ -170,7 +170,9 @@ pub struct Tap {
 
 #[derive(Default)]
 struct Seen {
-    points: Vec<CrashPoint>,
+    /// With the order in which they were begun: others may come in while one is caught.
+    points: Vec<(usize, CrashPoint)>,
+    begun: usize,
     /// Oldest batch first; within a batch the next to complete comes last.
     in_flight: Vec<InFlight>,
     interposed: Option<(u64, Box<dyn FnOnce() + Send>)>,
@@ -206,7 +208,18 @@ impl Tap {
 
     /// The points collected since the last call.
     pub fn take(&self) -> Vec<CrashPoint> {
-        std::mem::take(&mut self.seen.lock().points)
+        let mut points = {
+            let mut seen = self.seen.lock();
+            seen.begun = 0;
+            std::mem::take(&mut seen.points)
+        };
+        points.sort_by_key(|(number, _)| *number);
+        points.into_iter().map(|(_, point)| point).collect()
+    }
+
+    /// How many points have begun to be collected since then: those after them show all that is durable now.
+    pub fn count(&self) -> usize {
+        self.seen.lock().begun
     }
 
     /// Runs `action` in the middle of the machine's work: before the write to the ends of a
@@ -243,9 +256,13 @@ impl Tap {
             action();
         }
         if self.on.load(Ordering::Relaxed) {
-            let in_flight = self.seen.lock().in_flight.clone();
+            let (number, in_flight) = {
+                let mut seen = self.seen.lock();
+                seen.begun += 1;
+                (seen.begun - 1, seen.in_flight.clone())
+            };
             let point = caught(&self.devices, &in_flight);
-            self.seen.lock().points.push(point);
+            self.seen.lock().points.push((number, point));
         }
     }
 
