@@ -184,7 +184,7 @@ impl FileSystem {
     }
 
     /// Stages a transaction by `body` and commits it, durably; again from the start, with a new one, as long as the outcome is a
-    /// conflict, up to 64 times.
+    /// conflict, up to 64 times. An error of `body` is a conflict, too, if what it relied on up to then has changed: it may have seen two moments.
     ///
     /// # Errors
     /// Those of `body` and of [`Transaction::commit`]; [`Error::Conflict`] if each try met one.
@@ -197,13 +197,16 @@ impl FileSystem {
         loop {
             tries -= 1;
             let mut transaction = self.transaction(who)?;
-            let outcome = body(&mut transaction).and_then(|value| {
-                transaction.commit()?;
-                Ok(value)
-            });
+            let outcome = match body(&mut transaction) {
+                Ok(value) => transaction.commit().map(|()| value),
+                Err(Error::Conflict(what)) => Err(Error::Conflict(what)),
+                Err(error) => Err(match transaction.look_back() {
+                    Err(Error::Conflict(what)) => Error::Conflict(what),
+                    _ => error,
+                }),
+            };
             match outcome {
-                // Stale: a name was removed between two looks.
-                Err(Error::Conflict(_) | Error::Stale(_)) if tries > 0 => {}
+                Err(Error::Conflict(_)) if tries > 0 => {}
                 outcome => return outcome,
             }
         }

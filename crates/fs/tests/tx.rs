@@ -221,6 +221,41 @@ fn who_relied_on_what_has_changed_meets_a_conflict_and_has_done_nothing() {
 }
 
 #[test]
+fn an_error_that_comes_of_two_moments_is_tried_again() {
+    let world = World::new(1, 64 << 20, 5);
+    let fs = world.open();
+    let dirs = [b"a", b"b"].map(|name| fs.mkdir(&WHO(), ROOT, name, 0o755).unwrap().ino);
+    fs.mknod(&WHO(), dirs[1], b"name", libc::S_IFREG, 0)
+        .unwrap();
+    let mut tries = 0;
+    let found = fs.transact(&WHO(), |tx| {
+        tries += 1;
+        if let Ok(ino) = tx.lookup(dirs[0], b"name") {
+            return Ok(ino);
+        }
+        if tries == 1 {
+            fs.rename(&WHO(), dirs[1], b"name", dirs[0], b"name", 0)?;
+        }
+        // It is in neither, so this fails.
+        tx.lookup(dirs[1], b"name")
+    });
+    assert_eq!(found.unwrap(), fs.lookup(dirs[0], b"name").unwrap().ino);
+    assert_eq!(tries, 2);
+    // What is so stays so.
+    let mut tries = 0;
+    let missing = fs.transact(&WHO(), |tx| {
+        tries += 1;
+        tx.create(ROOT, b"marker", 0o600)?;
+        tx.lookup(dirs[1], b"name")
+    });
+    assert!(matches!(missing, Err(Error::NotFound)), "{missing:?}");
+    assert_eq!(tries, 1);
+    assert!(fs.lookup(ROOT, b"marker").is_err());
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
 fn directories_that_cross_are_a_conflict() {
     let world = World::new(1, 64 << 20, 4);
     let fs = world.open();

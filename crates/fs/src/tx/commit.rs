@@ -1,6 +1,7 @@
 //! The commit of a transaction: locks, content to fresh blocks, one operation.
 
 use super::carry::{Carried, Concerned};
+use super::content::Content;
 use super::stored::Place;
 use super::{Step, Transaction};
 use crate::Error;
@@ -43,6 +44,21 @@ impl<'fs> Transaction<'fs> {
     /// As [`commit`](Self::commit), but does not wait: a crash soon after may undo all of it. Changes of names and attributes that are made later, and
     /// transactions, do not survive without it; bytes that single calls write later may, where the file had blocks for them before.
     pub fn commit_relaxed(self) -> Result<(), Error> {
+        self.apply().map(drop)
+    }
+
+    /// Fails with [`Error::Conflict`] unless all that it relied on is so still, at one moment.
+    pub(super) fn look_back(mut self) -> Result<(), Error> {
+        self.broken = None;
+        self.steps.clear();
+        self.inodes.retain(|_, staged| staged.fresh.is_none());
+        let there = &self.inodes;
+        self.names.retain(|dir, _| there.contains_key(dir));
+        for staged in self.inodes.values_mut() {
+            staged.content = Content::default();
+            staged.xattrs.clear();
+            staged.unlinked = false;
+        }
         self.apply().map(drop)
     }
 
