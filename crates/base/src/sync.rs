@@ -61,6 +61,9 @@ pub mod rank {
 
     pub const MOUNT_SESSION: Rank = ranked(10, "mount session");
     pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
+    pub const MOUNT_ATOMIC: Rank = ranked(14, "files with an atomic write");
+    /// Held over the commit.
+    pub const ATOMIC_WRITE: Rank = ranked(16, "atomic write of a file");
     pub const RENAME: Rank = ranked(30, "directory rename");
     pub const IO_CONTEXT: Rank = ranked(32, "what somebody has in flight");
     /// Tried, never waited for.

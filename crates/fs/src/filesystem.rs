@@ -12,6 +12,7 @@ use crate::data::{DataOptions, Files, LastReference, Owners};
 use crate::dir::NameHash;
 use crate::orphan::OrphanSet;
 use crate::times::Times;
+use crate::tx::atomic::AtomicCounts;
 use base::clock::Clock;
 use base::sync::{Mutex, rank};
 use device::Array;
@@ -115,6 +116,8 @@ pub struct FileSystem {
     /// For requests that need not be waited for.
     pub(crate) workers: Workers,
     pub(crate) driver: Driver,
+    /// Atomic writes of open files.
+    pub(crate) atomic: AtomicCounts,
     recovery: RecoveryReport,
 }
 
@@ -172,6 +175,7 @@ impl FileSystem {
             orphans: OrphanSet::new(),
             workers: Workers::default(),
             driver: Driver::default(),
+            atomic: AtomicCounts::default(),
             recovery,
         });
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);

@@ -40,5 +40,6 @@ pub use filesystem::{DIR_LINK_MAX, FileSystem, FsOptions, LINK_MAX, MkfsOptions}
 pub use metrics::{Metric, Quantiles, Value, causes};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use tx::Transaction;
+pub use tx::atomic::AtomicWrite;
 pub use walk::Removed;
 pub use xattr::{XATTR_ACL_KILL_SGID, XATTR_CREATE, XATTR_REPLACE};

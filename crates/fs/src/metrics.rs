@@ -4,6 +4,7 @@
 //! The list is the interface; whoever shows it needs to know nothing of what is in it.
 
 use crate::filesystem::FileSystem;
+use crate::tx::atomic::AtomicCounts;
 use base::atomic::{AtomicU64, Ordering};
 use engine::{BytesWritten, Distribution, StoreCounters, Summary, Waits};
 use format::inode::{KIND_BUCKET, KIND_INDEX, KIND_INODE};
@@ -125,6 +126,7 @@ impl FileSystem {
         commits(&mut list, &store);
         checkpoints(&mut list, &store);
         synced(&mut list, files);
+        atomic_writes(&mut list, &self.atomic);
         self.devices(&mut list);
         self.memory(&mut list);
         self.space(&mut list);
@@ -338,6 +340,17 @@ fn checkpoints(list: &mut List, store: &StoreCounters) {
             value: Value::Counter(waits.ns as f64 * NS),
         });
     }
+}
+
+fn atomic_writes(list: &mut List, counts: &AtomicCounts) {
+    let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let events = [
+        ("started", get(&counts.started)),
+        ("committed", get(&counts.committed)),
+        ("aborted", get(&counts.aborted)),
+    ];
+    let help = "Atomic writes of open files.";
+    list.divided("sheaf_atomic_writes_total", help, "event", events);
 }
 
 fn synced(list: &mut List, files: &FileCounts) {

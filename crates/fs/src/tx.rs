@@ -15,6 +15,7 @@
 //!    was staged on that, one that fails then met a change by others that no name shows: that is a conflict, too.
 //! 4. A page that was staged has a promised block, or one that is reserved.
 
+pub(crate) mod atomic;
 mod carry;
 mod commit;
 pub(crate) mod content;

@@ -1,5 +1,7 @@
 //! Transactions on a simulated array, checked by fsck after every chapter.
 
+#[path = "tx/atomic.rs"]
+mod atomic;
 #[path = "names/world.rs"]
 mod world;
 

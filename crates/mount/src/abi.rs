@@ -353,6 +353,15 @@ abi!(IoctlOut[16] {
     out_iovs: u32,
 });
 
+abi!(
+    /// A message without a request: cached pages, from `off` on, are dropped (`len` 0: all of them), and attributes; with a negative
+    /// `off` attributes alone.
+    NotifyInvalInodeOut[24] {
+    ino: u64,
+    off: i64,
+    len: i64,
+});
+
 abi!(FallocateIn[32] {
     fh: u64,
     offset: u64,
@@ -447,6 +456,9 @@ pub mod opcode {
         matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT | NOTIFY_REPLY)
     }
 }
+
+/// The code of a [`NotifyInvalInodeOut`], where answers have an error.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 
 /// INIT flags; bits 32 and up travel in `flags2`.
 pub mod init {

@@ -138,6 +138,7 @@ pub enum Operation<'a> {
         wide: bool,
     },
     Ioctl {
+        handle: u64,
         command: u32,
         input: &'a [u8],
         out_size: u32,
@@ -277,6 +278,7 @@ fn operation<'a>(
         opcode::IOCTL => {
             let input: abi::IoctlIn = body.get()?;
             Operation::Ioctl {
+                handle: input.fh,
                 command: input.cmd,
                 input: body.bytes(input.in_size)?,
                 out_size: input.out_size,

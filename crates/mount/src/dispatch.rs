@@ -293,6 +293,7 @@ impl<O: Operations> Dispatcher<O> {
                 }
             }
             Operation::Ioctl {
+                handle,
                 command,
                 input,
                 out_size,
@@ -300,7 +301,7 @@ impl<O: Operations> Dispatcher<O> {
                 let out = front(scratch, out_size);
                 let result = match command {
                     IOC_DAEMON_PID => daemon_pid(out),
-                    _ => ops.ioctl(ctx, node, command, input, out),
+                    _ => ops.ioctl(ctx, node, handle, command, input, out),
                 };
                 match result {
                     Ok(n) => {

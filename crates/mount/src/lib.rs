@@ -12,6 +12,7 @@
 //! (the kernel's and the engine's suffice), anything that knows blocks or nodes.
 
 pub mod abi;
+mod atomic;
 pub mod decode;
 pub mod dirent;
 pub mod dispatch;
@@ -22,6 +23,7 @@ pub mod live;
 pub mod metrics;
 pub mod mount_table;
 pub mod mounting;
+pub mod notify;
 pub mod ops;
 pub mod options;
 pub mod outcome;
@@ -36,6 +38,7 @@ mod trim;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use atomic::ioctl as atomic_ioctl;
 pub use live::Live;
 pub use mounting::{
     DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount, unmount_now,

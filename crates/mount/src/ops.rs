@@ -10,6 +10,7 @@ use std::time::Duration;
 use base::clock::Timestamp;
 
 use crate::dirent::DirectoryReply;
+use crate::notify::Notifier;
 
 /// An error number as system calls return it, positive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +156,8 @@ pub struct CopySide {
 /// The operations of a mounted file system. Those with a body need not be provided.
 pub trait Operations: Send + Sync {
     /// Called once, before any other, when kernel and server agreed on `flags`
-    /// ([`crate::abi::init`]).
-    fn init(&self, _flags: u64) {}
+    /// ([`crate::abi::init`]). `notifier` is good until the session ends.
+    fn init(&self, _flags: u64, _notifier: Notifier) {}
 
     /// The mount goes away; when this returns, `umount` may (block devices only).
     fn destroy(&self) {}
@@ -308,11 +309,12 @@ pub trait Operations: Send + Sync {
     ) -> Result<u64> {
         Err(Errno::NOSYS)
     }
-    /// Reads `input`, fills the front of `output`, returns the length filled.
+    /// Reads `input`, fills the front of `output`, returns the length filled. The handle is one of an open file; of a directory it means nothing.
     fn ioctl(
         &self,
         _context: &Context,
         _node: NodeId,
+        _handle: u64,
         _command: u32,
         _input: &[u8],
         _output: &mut [u8],

@@ -28,6 +28,7 @@ use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Reply};
+use crate::notify::Notifier;
 use crate::ops::Operations;
 use crate::transport::{Channel, DATA_MAX, Transport};
 
@@ -350,7 +351,8 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     let mut first = transport.channel().map_err(Error::Serve)?;
     let negotiated = negotiate(&mut first)?;
     drop(first);
-    operations.init(negotiated);
+    let workers_max = config.workers_max.max(2);
+    operations.init(negotiated, Notifier::new(transport.bell(), workers_max));
     let workers = Arc::new(Workers {
         transport,
         dispatcher: Dispatcher {
@@ -358,8 +360,8 @@ pub fn serve<T: Transport, O: Operations + 'static>(
             negotiated,
         },
         config: Config {
-            workers_max: config.workers_max.max(2),
-            workers_idle: config.workers_idle.clamp(1, config.workers_max.max(2)),
+            workers_max,
+            workers_idle: config.workers_idle.clamp(1, workers_max),
         },
         idle: AtomicUsize::new(0),
         live: AtomicUsize::new(0),

@@ -40,10 +40,12 @@ use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::fopen;
+use crate::atomic::{self, AtomicWrites};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
 use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
 use crate::metrics::exposition;
+use crate::notify::Notifier;
 use crate::ops::{
     Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
     SetAttributes, SetTime, Span, Statistics,
@@ -84,6 +86,7 @@ const TRUSTED: &[u8] = b"trusted.";
 pub struct SheafOps {
     fs: Arc<FileSystem>,
     handles: Handles<Arc<OpenFile>>,
+    atomic: AtomicWrites,
     clock: Clock,
     atime: AtimePolicy,
     /// Changes of directories are committed before they are answered.
@@ -144,6 +147,7 @@ impl SheafOps {
         SheafOps {
             fs,
             handles: Handles::new(),
+            atomic: AtomicWrites::default(),
             clock: Clock::real(),
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
@@ -184,9 +188,11 @@ impl SheafOps {
     }
 
     fn attributes(&self, attr: &Attr) -> Attributes {
+        let staged = self.atomic.of(attr.ino.0);
+        let staged = staged.and_then(|pending| pending.size(attr.size));
         Attributes {
             ino: attr.ino.0,
-            size: attr.size,
+            size: staged.unwrap_or(attr.size),
             blocks: attr.blocks,
             atime: attr.atime,
             mtime: attr.mtime,
@@ -198,7 +204,10 @@ impl SheafOps {
             gid: attr.gid,
             rdev: attr.rdev,
             blksize: 4096,
-            valid: self.valid(attr),
+            valid: match staged {
+                Some(_) => Duration::ZERO,
+                None => self.valid(attr),
+            },
         }
     }
 
@@ -305,10 +314,15 @@ impl SheafOps {
 }
 
 impl Operations for SheafOps {
+    fn init(&self, _: u64, notifier: Notifier) {
+        self.atomic.init(notifier);
+    }
+
     fn destroy(&self) {
         // The kernel gives its claim on the first device up after this: nothing may be
         // written later. The caller's own close then finds all done.
         self.closing.begin();
+        self.atomic.clear();
         self.handles.clear();
         if let Err(error) = self.fs.close() {
             tracing::error!(%error, "closing the file system failed");
@@ -349,11 +363,23 @@ impl Operations for SheafOps {
         node: NodeId,
         changes: &SetAttributes,
     ) -> Result<Attributes> {
+        let pending = self.atomic.of(node);
+        let staged = changes.size.and_then(|size| {
+            let pending = pending.as_ref()?;
+            pending.truncate(changes.handle, size)
+        });
+        let size = match staged {
+            Some(staged) => {
+                staged.map_err(errno)?;
+                None
+            }
+            None => changes.size,
+        };
         let set = fs::SetAttr {
             mode: changes.mode,
             uid: changes.uid,
             gid: changes.gid,
-            size: changes.size,
+            size,
             atime: changes.atime.map(set_time),
             mtime: changes.mtime.map(set_time),
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
@@ -426,6 +452,7 @@ impl Operations for SheafOps {
             .open_file(ino(node), flags as i32 & !KERNEL_FLAGS)
             .map_err(errno)?;
         if flags as i32 & libc::O_TRUNC != 0 {
+            self.disturb(node);
             let cut = fs::SetAttr {
                 size: Some(0),
                 kill_suidgid: kill,
@@ -468,16 +495,23 @@ impl Operations for SheafOps {
 
     fn read(&self, _: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
-        self.fs.read(&file, span.offset, out).map_err(errno)
+        let pending = self.atomic.of(node);
+        let staged = pending.and_then(|pending| pending.read(&file, span, out));
+        let read = staged.unwrap_or_else(|| self.fs.read(&file, span.offset, out));
+        read.map_err(errno)
     }
 
     fn write(&self, _: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
         self.content_changes(&file, span.kill_suid_sgid)?;
-        self.fs.write(&file, span.offset, data).map_err(errno)
+        let pending = self.atomic.of(node);
+        let staged = pending.and_then(|pending| pending.write(span, data));
+        let written = staged.unwrap_or_else(|| self.fs.write(&file, span.offset, data));
+        written.map_err(errno)
     }
 
-    fn release(&self, _: NodeId, handle: u64) {
+    fn release(&self, node: NodeId, handle: u64) {
+        self.atomic.abort(node, handle);
         // Dropped without the table's lock: an unlinked file is deleted here.
         drop(self.handles.remove(handle));
     }
@@ -580,6 +614,7 @@ impl Operations for SheafOps {
         length: u64,
     ) -> Result<()> {
         let file = self.file(node, handle)?;
+        self.unstaged_change(node, handle)?;
         self.content_changes(&file, context.uid != 0)?;
         self.fs
             .fallocate(&file, mode as i32, offset, length)
@@ -607,6 +642,11 @@ impl Operations for SheafOps {
     ) -> Result<u64> {
         let source = self.file(from.node, from.handle)?;
         let target = self.file(to.node, to.handle)?;
+        if self.atomic.of(from.node).is_some() {
+            // The kernel then copies what its cache shows.
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        self.unstaged_change(to.node, to.handle)?;
         self.content_changes(&target, context.uid != 0)?;
         self.fs
             .copy_range(
@@ -622,7 +662,8 @@ impl Operations for SheafOps {
     fn ioctl(
         &self,
         context: &Context,
-        _: NodeId,
+        node: NodeId,
+        handle: u64,
         command: u32,
         input: &[u8],
         output: &mut [u8],
@@ -633,6 +674,18 @@ impl Operations for SheafOps {
             IOC_METRICS => self.metrics(context, input, output),
             IOC_CHECKPOINT => self.checkpoint(context, output),
             IOC_OUTCOME => self.outcome(output),
+            atomic::ioctl::GET_FEATURES => features(output),
+            atomic::ioctl::START => self.start_atomic(context, node, handle),
+            atomic::ioctl::COMMIT => {
+                self.file(node, handle)?;
+                self.atomic.commit(node, handle).map_err(errno)?;
+                Ok(0)
+            }
+            atomic::ioctl::ABORT => {
+                self.file(node, handle)?;
+                self.atomic.abort(node, handle);
+                Ok(0)
+            }
             _ => Err(Errno::NOTTY),
         }
     }
@@ -661,7 +714,42 @@ fn own_user(context: &Context) -> Result<()> {
     }
 }
 
+/// Answers [`atomic::ioctl::GET_FEATURES`].
+fn features(output: &mut [u8]) -> Result<usize> {
+    let features = atomic::ioctl::FEATURE_ATOMIC_WRITE;
+    features.write_to(output).map_err(|_| Errno::INVAL)?;
+    Ok(output.len())
+}
+
 impl SheafOps {
+    /// Answers [`atomic::ioctl::START`].
+    fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
+        let file = self.file(node, handle)?;
+        let who = caller(context, 0);
+        let started = self.atomic.start(&self.fs, &who, (&file, handle));
+        started.map_err(errno)?;
+        Ok(0)
+    }
+
+    /// The file is about to change otherwise than by what its atomic write stages.
+    fn disturb(&self, node: NodeId) {
+        if let Some(pending) = self.atomic.of(node) {
+            pending.disturb();
+        }
+    }
+
+    /// Likewise, by a call that cannot be staged.
+    fn unstaged_change(&self, node: NodeId, handle: u64) -> Result<()> {
+        match self.atomic.of(node) {
+            Some(pending) if pending.is_of(handle) => Err(Errno(libc::EOPNOTSUPP)),
+            Some(pending) => {
+                pending.disturb();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Answers [`IOC_OUTCOME`].
     fn outcome(&self, output: &mut [u8]) -> Result<usize> {
         let outcome = self.outcome.as_ref().ok_or(Errno::NOTTY)?;

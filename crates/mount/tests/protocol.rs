@@ -3,6 +3,8 @@
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
 mod common;
+#[path = "common/paths.rs"]
+mod paths;
 mod toy;
 
 use std::ffi::CString;
@@ -12,8 +14,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use common::{Session, c_path, has_fuse, pattern};
+use common::{Session, has_fuse, pattern};
 use mount::{Insist, MountOptions};
+use paths::c_path;
 use toy::Toy;
 
 struct Mounted {

@@ -9,7 +9,7 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Channel, Handler, RequestBuffer, Scratch, Transport};
+use super::{Bell, Channel, Handler, RequestBuffer, Scratch, Transport};
 use crate::dispatch::Reply;
 use crate::sys;
 
@@ -54,6 +54,19 @@ impl Transport for DevFuse {
             buffer: RequestBuffer::new()?,
             scratch: Scratch::new()?,
         })
+    }
+
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        Some(Arc::new(DevFuseBell(Arc::clone(&self.main))))
+    }
+}
+
+/// The descriptor of the mount, for messages without a request.
+struct DevFuseBell(Arc<File>);
+
+impl Bell for DevFuseBell {
+    fn ring(&self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        (&*self.0).send(parts)
     }
 }
 

@@ -6,6 +6,9 @@
 
 pub mod dev_fuse;
 
+use std::io::IoSlice;
+use std::sync::Arc;
+
 use zerocopy::FromZeros;
 
 use crate::abi;
@@ -25,6 +28,18 @@ pub trait Transport: Send + Sync + 'static {
 
     /// One more way to the kernel, for one more worker.
     fn channel(&self) -> std::io::Result<Self::Channel>;
+
+    /// Where messages go that answer no request; `None`: nobody takes them.
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        None
+    }
+}
+
+/// Takes messages that answer no request.
+pub trait Bell: Send + Sync {
+    /// Sends one message made of `parts`, which may wait for requests that others serve. `Ok(false)`: the kernel does not know what it is about, or
+    /// the mount is gone.
+    fn ring(&self, parts: &[IoSlice<'_>]) -> std::io::Result<bool>;
 }
 
 /// One worker's way to the kernel.

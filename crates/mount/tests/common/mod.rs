@@ -1,7 +1,5 @@
 //! What tests under a real mount have in common.
 
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::mpsc;
 
@@ -62,10 +60,6 @@ impl Session {
         }
         panic!("the mount stays busy");
     }
-}
-
-pub fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {

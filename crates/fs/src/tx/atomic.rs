@@ -1,0 +1,249 @@
+//! Writes to one open file that become the file's content in one step: a transaction that outlives the calls that stage it.
+//!
+//! ```text
+//! write, truncate ─► pages over the file, in memory ─► commit: a transaction of this one file
+//! ```
+//!
+//! Invariants:
+//! 1. Until the commit the file is what it was, and after a drop it is; promised blocks go back with it.
+//! 2. Each page staged has a promised block, so that only staging meets [`Error::NoSpace`] for data.
+//! 3. A call that fails has staged nothing of what it was given.
+//! 4. It relies on nothing that it reads: what others write meanwhile to bytes that it has not written stays, of the rest its own
+//!    bytes win.
+
+use super::content::Content;
+use super::{MEMORY_MAX, PAGE, PARTS_MAX, RUN_LOGGED};
+use crate::Error;
+use crate::api::{Caller, Ino};
+use crate::data::{OpenFile, SIZE_MAX};
+use crate::filesystem::FileSystem;
+use base::atomic::{AtomicU64, Ordering};
+use format::BLOCK_SIZE;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Pages that one may have in memory, and all of a file system together.
+const PAGES_MAX: u64 = (PARTS_MAX / BLOCK_SIZE) as u64;
+const ALL_PAGES_MAX: u64 = 4 * PAGES_MAX;
+/// The file's last page, and what lies in its inode, may have to be written besides.
+const BESIDES: u64 = 2;
+
+/// How many there were, and what they have in memory.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicCounts {
+    pub started: AtomicU64,
+    pub committed: AtomicU64,
+    /// Those that ended otherwise.
+    pub aborted: AtomicU64,
+    pages: AtomicU64,
+}
+
+/// Writes to one file that [`commit`](AtomicWrite::commit) makes in one step; dropped without, they never were. Made by
+/// [`FileSystem::atomic_write`].
+///
+/// Limits: 64 MiB of pages touched, and 256 MiB in all that are staged in a file system at a time ([`Error::TransactionTooLarge`], with nothing
+/// staged of the call).
+pub struct AtomicWrite {
+    fs: Arc<FileSystem>,
+    who: Caller,
+    ino: Ino,
+    generation: u64,
+    content: Content,
+    /// Blocks promised for it, to be adopted.
+    promised: u64,
+    /// Counted in [`AtomicCounts::pages`].
+    counted: u64,
+    is_committed: bool,
+}
+
+impl std::fmt::Debug for AtomicWrite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AtomicWrite")
+            .field("ino", &self.ino)
+            .field("pages", &self.content.pages.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl FileSystem {
+    /// Begins an atomic write of a file that is open for writing. Nothing is locked until it commits.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`] if it is not open for writing, [`Error::Stale`] if the file has no name any more, [`Error::ReadOnly`], or what
+    /// turned the file system read-only.
+    pub fn atomic_write(
+        self: &Arc<Self>,
+        who: &Caller,
+        file: &OpenFile,
+    ) -> Result<AtomicWrite, Error> {
+        self.files.check_writable()?;
+        if file.flags() & libc::O_ACCMODE == libc::O_RDONLY {
+            return Err(Error::BadHandle);
+        }
+        let attr = self.getattr(file.ino())?;
+        if attr.nlink == 0 {
+            return Err(Error::Stale(file.ino()));
+        }
+        self.atomic.started.fetch_add(1, Ordering::Relaxed);
+        Ok(AtomicWrite {
+            fs: Arc::clone(self),
+            who: *who,
+            ino: file.ino(),
+            generation: attr.generation,
+            content: Content::default(),
+            promised: 0,
+            counted: 0,
+            is_committed: false,
+        })
+    }
+}
+
+impl AtomicWrite {
+    /// Stages a write of all of `data` at `offset`.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let end = offset.checked_add(data.len() as u64);
+        let end = end.filter(|end| *end <= SIZE_MAX);
+        let end = end.ok_or(Error::FileTooLarge)?;
+        self.fs.files.check_writable()?;
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        let held = self.content.pages.range(pages.clone()).count() as u64;
+        self.make_room(pages.end - pages.start - held)?;
+        self.content.write(offset, data);
+        Ok(())
+    }
+
+    /// Stages a new size; what is added reads as zeros.
+    pub fn truncate(&mut self, size: u64) -> Result<(), Error> {
+        if size > SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        self.fs.files.check_writable()?;
+        self.make_room(0)?;
+        self.content.truncate(size);
+        Ok(())
+    }
+
+    /// The size of the file as staged, which has `base` bytes without.
+    pub fn size(&self, base: u64) -> u64 {
+        self.content.size(base)
+    }
+
+    /// Numbers of the pages that were written, growing.
+    pub fn pages(&self) -> impl Iterator<Item = u64> {
+        self.content.pages.keys().copied()
+    }
+
+    /// Whether some of these bytes lie in a page that was written.
+    pub fn touches(&self, bytes: &Range<u64>) -> bool {
+        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE).max(bytes.start / PAGE);
+        self.content.pages.range(pages).next().is_some()
+    }
+
+    /// Reads as [`FileSystem::read`], with what was staged. `file` is any handle of the file.
+    pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let base = self.fs.read(file, offset, buf)?;
+        // The file ends behind what was read of it, or goes on behind the buffer.
+        let known = if base > 0 { offset + base as u64 } else { 0 };
+        let size = self.content.size(known);
+        let len = buf.len().min(size.saturating_sub(offset) as usize);
+        let left = self.content.left_of(known).saturating_sub(offset) as usize;
+        let buf = &mut buf[..len];
+        buf[left.min(len)..].fill(0);
+        let none = |_, _: &mut [u8]| -> Result<(), Error> {
+            unreachable!("nothing is stored before the commit")
+        };
+        self.content.over(offset, buf, none)?;
+        Ok(len)
+    }
+
+    /// Reads the file as it is, as long as it is with what was staged: behind its end are zeros.
+    pub fn read_beneath(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Error> {
+        let base = self.fs.read(file, offset, buf)?;
+        let size = self.content.size(0);
+        let len = buf
+            .len()
+            .min(size.saturating_sub(offset) as usize)
+            .max(base);
+        buf[base..len].fill(0);
+        Ok(len)
+    }
+
+    /// Makes what was staged the file's content, in one step, and returns when it is durable.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when the file has lost its last name, or what keeps a transaction from its commit: then the file is what it was. When the
+    /// store fails while it waits to be durable, it is read-only from then on, and a crash may leave all or nothing.
+    pub fn commit(mut self) -> Result<(), Error> {
+        let fs = Arc::clone(&self.fs);
+        let content = std::mem::take(&mut self.content);
+        if content.is_changed() {
+            let mut transaction = fs.transaction(&self.who)?;
+            let staged = transaction.file(self.ino)?;
+            if staged.generation != self.generation {
+                return Err(Error::Stale(self.ino));
+            }
+            let (pages, runs) = (content.pages.len(), runs_of(&content));
+            staged.content = content;
+            transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
+            transaction.in_memory = pages;
+            transaction.expect(runs * RUN_LOGGED, runs * RUN_LOGGED)?;
+            if pages * BLOCK_SIZE > MEMORY_MAX {
+                // Before any lock is taken.
+                transaction.store_pages(self.ino)?;
+            }
+            transaction.commit()?;
+        }
+        self.is_committed = true;
+        Ok(())
+    }
+
+    /// Promises blocks for so many pages more.
+    fn make_room(&mut self, pages: u64) -> Result<(), Error> {
+        let most = base::tight::limit(PAGES_MAX as usize, 16) as u64;
+        if self.content.pages.len() as u64 + pages > most {
+            return Err(Error::TransactionTooLarge);
+        }
+        let besides = if self.promised == 0 { BESIDES } else { 0 };
+        let promise = self.fs.store.promise(pages + besides)?;
+        let all = &self.fs.atomic.pages;
+        if all.fetch_add(pages, Ordering::Relaxed) + pages > ALL_PAGES_MAX {
+            all.fetch_sub(pages, Ordering::Relaxed);
+            return Err(Error::TransactionTooLarge);
+        }
+        self.counted += pages;
+        self.promised += promise.into_blocks();
+        Ok(())
+    }
+}
+
+impl Drop for AtomicWrite {
+    fn drop(&mut self) {
+        let counts = &self.fs.atomic;
+        counts.pages.fetch_sub(self.counted, Ordering::Relaxed);
+        let ended = match self.is_committed {
+            true => &counts.committed,
+            false => &counts.aborted,
+        };
+        ended.fetch_add(1, Ordering::Relaxed);
+        drop(self.fs.store.adopt_promise(self.promised));
+    }
+}
+
+/// Pieces without a gap that pages make.
+fn runs_of(content: &Content) -> usize {
+    let mut next = None;
+    let begins = content.pages.keys().filter(|&&page| {
+        let begins = next != Some(page);
+        next = Some(page + 1);
+        begins
+    });
+    begins.count().max(1)
+}

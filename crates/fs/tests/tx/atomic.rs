@@ -1,0 +1,176 @@
+//! Atomic writes of open files.
+
+use crate::world::World;
+use base::rng::Rng;
+use fs::{Caller, Error, FileSystem, Ino, OpenFile, ROOT, Value};
+use std::sync::Arc;
+
+const PAGE: usize = 4096;
+
+fn make(fs: &FileSystem, name: &[u8], data: &[u8]) -> Arc<OpenFile> {
+    let made = fs.create(&Caller::root(), ROOT, name, 0o644, libc::O_RDWR);
+    let (_, file) = made.unwrap();
+    if !data.is_empty() {
+        assert_eq!(fs.write(&file, 0, data).unwrap(), data.len());
+    }
+    file
+}
+
+fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
+    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    let mut buf = vec![0; fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(fs.read(&file, 0, &mut buf).unwrap(), buf.len());
+    buf
+}
+
+fn free(fs: &FileSystem) -> u64 {
+    fs.statfs().blocks_available
+}
+
+fn counted(fs: &FileSystem) -> [f64; 3] {
+    ["started", "committed", "aborted"].map(|event| {
+        let label = Some(("event", event.to_owned()));
+        let all = fs.metrics();
+        let of = |metric: &&fs::Metric| {
+            metric.name == "sheaf_atomic_writes_total" && metric.label == label
+        };
+        match all.iter().find(of).expect("it is listed").value {
+            Value::Counter(value) => value,
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_commit_survives_a_cut_whole_and_what_was_only_staged_leaves_nothing() {
+    let mut world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; 3 * PAGE]);
+    fs.fsync(&file, false).unwrap();
+    let ino = file.ino();
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    write.write(100, &[2; 10]).unwrap();
+    write.write(5 * PAGE as u64, &[3; PAGE]).unwrap();
+    assert_eq!(contents(&fs, ino), [1; 3 * PAGE], "nobody else sees it");
+    let mut seen = vec![9; 8 * PAGE];
+    let len = write.read(&file, 0, &mut seen).unwrap();
+    assert_eq!(len, 6 * PAGE);
+    let mut model = vec![1; 3 * PAGE];
+    model[100..110].fill(2);
+    model.resize(5 * PAGE, 0);
+    model.resize(6 * PAGE, 3);
+    assert!(seen[..len] == model);
+    // Others' bytes beside the staged ones stay.
+    fs.write(&file, 50, &[7; 10]).unwrap();
+    model[50..60].fill(7);
+    write.commit().unwrap();
+    assert!(contents(&fs, ino) == model);
+    let mut lost = fs.atomic_write(&Caller::root(), &file).unwrap();
+    lost.write(0, &[8; 2 * PAGE]).unwrap();
+    assert_eq!(counted(&fs), [2.0, 1.0, 0.0]);
+    drop((lost, file));
+    assert_eq!(counted(&fs), [2.0, 1.0, 1.0]);
+    world.switch.cut_now();
+    drop(fs);
+    world.restart(&mut Rng::new(3));
+    let fs = world.open();
+    assert!(contents(&fs, ino) == model);
+    world.check();
+}
+
+/// Against a plain vector.
+#[test]
+fn reads_see_what_was_staged_over_what_the_file_holds() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let mut rng = Rng::new(11);
+    for round in 0..60 {
+        let mut model: Vec<u8> = (0..rng.below(20_000)).map(|i| (i % 251) as u8).collect();
+        let file = make(&fs, format!("f{round}").as_bytes(), &model);
+        let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+        for step in 0..rng.range(1, 8) {
+            if rng.one_in(4) {
+                let size = rng.below(24_000);
+                write.truncate(size).unwrap();
+                model.resize(size as usize, 0);
+            } else {
+                let (at, len) = (rng.below(20_000), rng.range(1, 9000));
+                write
+                    .write(at, &vec![100 + step as u8; len as usize])
+                    .unwrap();
+                let end = (at + len) as usize;
+                model.resize(model.len().max(end), 0);
+                model[at as usize..end].fill(100 + step as u8);
+            }
+            let base = fs.getattr(file.ino()).unwrap().size;
+            assert_eq!(write.size(base), model.len() as u64);
+            let from = rng.below(25_000) as usize;
+            let mut seen = vec![9; rng.range(1, 10_000) as usize];
+            let len = write.read(&file, from as u64, &mut seen).unwrap();
+            let wanted = &model[from.min(model.len())..];
+            let wanted = &wanted[..wanted.len().min(seen.len())];
+            assert!(seen[..len] == *wanted, "round {round} step {step}");
+        }
+        write.commit().unwrap();
+        assert!(contents(&fs, file.ino()) == model, "round {round}");
+    }
+    drop(fs);
+    world.check();
+}
+
+#[test]
+fn what_is_more_than_memory_may_hold_is_refused_and_space_comes_back() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; PAGE]);
+    fs.sync().unwrap();
+    let before = free(&fs);
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    let chunk = vec![5; 1 << 20];
+    let mut staged = 0;
+    let error = loop {
+        match write.write(staged, &chunk) {
+            Ok(()) => staged += chunk.len() as u64,
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(error, Error::NoSpace | Error::TransactionTooLarge),
+        "{error}"
+    );
+    assert!(free(&fs) < before);
+    drop(write);
+    assert_eq!(free(&fs), before);
+    // More than is written at once under the file's locks.
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    for at in 0..12 {
+        write.write(at << 20, &chunk).unwrap();
+    }
+    write.commit().unwrap();
+    assert!(contents(&fs, file.ino()) == vec![5; 12 << 20]);
+    drop((file, fs));
+    world.check();
+}
+
+#[test]
+fn who_may_not_write_or_has_no_name_cannot() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; PAGE]);
+    let reader = fs.open_file(file.ino(), libc::O_RDONLY).unwrap();
+    let root = Caller::root();
+    assert!(matches!(
+        fs.atomic_write(&root, &reader),
+        Err(Error::BadHandle)
+    ));
+    let mut write = fs.atomic_write(&root, &file).unwrap();
+    write.write(0, &[2; 10]).unwrap();
+    fs.unlink(&root, ROOT, b"f").unwrap();
+    assert!(matches!(write.commit(), Err(Error::Stale(_))));
+    assert!(matches!(
+        fs.atomic_write(&root, &file),
+        Err(Error::Stale(_))
+    ));
+    drop((file, reader, fs));
+    world.check();
+}

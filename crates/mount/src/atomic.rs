@@ -1,0 +1,350 @@
+//! Atomic writes of open files through the mount: the ioctls of F2FS, whose numbers programs know.
+//!
+//! ```text
+//! START ─► Staging: the handle's writes and cuts go to an `fs::AtomicWrite` ─► COMMIT ─► Ended; the kernel asks for attributes anew
+//!                     │ ABORT, close, a commit that failed
+//!                     └─► Dropping: the kernel drops its pages ─► Ended
+//! ```
+//!
+//! The kernel has one page cache and one size for a file, and puts what is written there before it asks the daemon: whoever reads
+//! the file buffered, or maps it, may see what another handle has staged. What this side can do is to keep that one view whole, and to
+//! take it back. Invariants ([decision 0030](../../../docs/decisions/0030-atomic-writes-through-the-mount.md)):
+//!
+//! 1. A file has one atomic write at most, which belongs to one handle.
+//! 2. While it is staged, all that fills the kernel's caches shows it: buffered reads through whatever handle, and sizes. So
+//!    the page cache is never a mixture, also when a page goes and comes back. Reads of other handles with `O_DIRECT`, which fill no cache, show
+//!    the file, with zeros up to that size: from one that ends before it the kernel would learn another.
+//! 3. A page of a mapping that the kernel writes back is staged, too, if a part of it is: it has staged bytes. While the kernel drops pages after
+//!    an abort, such pages are thrown away.
+//! 4. What other handles change goes to the file. The kernel's pages may differ from it after a commit then, and are dropped.
+//! 5. The file is locked here over the commit: who reads meanwhile sees what was staged, before it or after. Nothing else is waited for under this
+//!    lock, and nobody notifies the kernel who holds it ([`Notifier`]).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use base::map::HashMap;
+use base::sync::{Mutex, rank};
+use fs::{AtomicWrite, Caller, Error, FileSystem, OpenFile};
+
+use crate::notify::Notifier;
+use crate::ops::{NodeId, Span};
+
+/// The numbers, as in the kernel's `linux/f2fs.h`.
+pub mod ioctl {
+    /// `_IO(0xf5, 1)`
+    pub const START: u32 = 0xf501;
+    /// `_IO(0xf5, 2)`
+    pub const COMMIT: u32 = 0xf502;
+    /// `_IO(0xf5, 5)`
+    pub const ABORT: u32 = 0xf505;
+    /// `_IOR(0xf5, 12, u32)`
+    pub const GET_FEATURES: u32 = 0x8004_f50c;
+    /// The one feature that [`GET_FEATURES`] tells.
+    pub const FEATURE_ATOMIC_WRITE: u32 = 4;
+}
+
+/// Of the kernel, and of what is staged.
+const PAGE: u64 = 4096;
+
+/// The atomic writes of a mount. Its copies are one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AtomicWrites(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Files that have one: all that others look at.
+    count: AtomicUsize,
+    files: Mutex<HashMap<NodeId, Arc<Pending>>>,
+    notifier: OnceLock<Notifier>,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Inner {
+            count: AtomicUsize::new(0),
+            files: Mutex::new(rank::MOUNT_ATOMIC, HashMap::default()),
+            notifier: OnceLock::new(),
+        }
+    }
+}
+
+/// The atomic write of one file.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    node: NodeId,
+    handle: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Staging {
+        write: AtomicWrite,
+        /// Others have changed the file meanwhile.
+        is_disturbed: bool,
+    },
+    /// These pages, in order, were staged, and the kernel may have them still.
+    Dropping(Vec<u64>),
+    Ended,
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+impl AtomicWrites {
+    pub fn init(&self, notifier: Notifier) {
+        // A session begins once.
+        self.0.notifier.get_or_init(|| notifier);
+    }
+
+    /// The one of a file, if it has one.
+    pub fn of(&self, node: NodeId) -> Option<Arc<Pending>> {
+        match self.0.count.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.0.files.lock().get(&node).cloned(),
+        }
+    }
+
+    /// Begins one. Again through the same handle: goes on with it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when another handle has one; those of [`FileSystem::atomic_write`].
+    pub fn start(
+        &self,
+        fs: &Arc<FileSystem>,
+        who: &Caller,
+        (file, handle): (&OpenFile, u64),
+    ) -> Result<()> {
+        let node = file.ino().0;
+        if let Some(pending) = self.of(node) {
+            return match pending.handle == handle && pending.is_staging() {
+                true => Ok(()),
+                false => Err(Error::Busy),
+            };
+        }
+        let state = State::Staging {
+            write: fs.atomic_write(who, file)?,
+            is_disturbed: false,
+        };
+        let pending = Arc::new(Pending {
+            node,
+            handle,
+            state: Mutex::keyed(rank::ATOMIC_WRITE, node, state),
+        });
+        let others = {
+            let mut files = self.0.files.lock();
+            match files.contains_key(&node) {
+                true => Some(pending),
+                false => {
+                    files.insert(node, pending);
+                    self.0.count.fetch_add(1, Ordering::Relaxed);
+                    None
+                }
+            }
+        };
+        match others {
+            Some(_) => Err(Error::Busy),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes what the handle has staged the file's content, durably. It is over then, whatever comes of it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when nothing was started; those of [`AtomicWrite::commit`].
+    pub fn commit(&self, node: NodeId, handle: u64) -> Result<()> {
+        let none = Error::Invalid("no atomic write was started");
+        let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) else {
+            return Err(none);
+        };
+        let (committed, is_disturbed) = {
+            let mut state = pending.state.lock();
+            let State::Staging { .. } = *state else {
+                return Err(none);
+            };
+            let State::Staging {
+                write,
+                is_disturbed,
+            } = std::mem::replace(&mut *state, State::Ended)
+            else {
+                unreachable!("it was looked at")
+            };
+            let pages: Vec<u64> = write.pages().collect();
+            let committed = write.commit();
+            if committed.is_err() {
+                *state = State::Dropping(pages);
+            }
+            (committed, is_disturbed)
+        };
+        if committed.is_err() || is_disturbed {
+            self.drop_pages(pending);
+        } else {
+            self.remove(&pending);
+            // Answers with the size and times from before may be on their way.
+            if let Some(notifier) = self.0.notifier.get() {
+                notifier.drop_attributes(node);
+            }
+        }
+        committed
+    }
+
+    /// Forgets what the handle has staged; without anything, does nothing.
+    pub fn abort(&self, node: NodeId, handle: u64) {
+        let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) else {
+            return;
+        };
+        {
+            let mut state = pending.state.lock();
+            let State::Staging { write, .. } = &*state else {
+                return;
+            };
+            *state = State::Dropping(write.pages().collect());
+        }
+        self.drop_pages(pending);
+    }
+
+    /// Forgets all of them, when the mount has ended.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *self.0.files.lock());
+        self.0.count.fetch_sub(all.len(), Ordering::Relaxed);
+        for pending in all.into_values() {
+            *pending.state.lock() = State::Ended;
+        }
+    }
+
+    /// What the kernel has cached of the file goes, and then the atomic write.
+    fn drop_pages(&self, pending: Arc<Pending>) {
+        let Some(notifier) = self.0.notifier.get() else {
+            return self.remove(&pending);
+        };
+        let (all, node) = (self.clone(), pending.node);
+        notifier.drop_pages(node, Box::new(move || all.remove(&pending)));
+    }
+
+    fn remove(&self, pending: &Arc<Pending>) {
+        let mut files = self.0.files.lock();
+        if let Some(found) = files.get(&pending.node)
+            && Arc::ptr_eq(found, pending)
+        {
+            files.remove(&pending.node);
+            self.0.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Pending {
+    fn is_staging(&self) -> bool {
+        matches!(*self.state.lock(), State::Staging { .. })
+    }
+
+    /// Whether the handle's changes are staged.
+    pub fn is_of(&self, handle: u64) -> bool {
+        self.handle == handle && self.is_staging()
+    }
+
+    /// Others are about to change the file.
+    pub fn disturb(&self) {
+        if let State::Staging { is_disturbed, .. } = &mut *self.state.lock() {
+            *is_disturbed = true;
+        }
+    }
+
+    /// A read beside what is staged; `None`: it is one of the file.
+    pub fn read(&self, file: &OpenFile, span: &Span, out: &mut [u8]) -> Option<Result<usize>> {
+        let is_direct = span.open_flags as i32 & libc::O_DIRECT != 0;
+        let State::Staging { write, .. } = &*self.state.lock() else {
+            return None;
+        };
+        Some(match is_direct && span.handle != self.handle {
+            true => write.read_beneath(file, span.offset, out),
+            false => write.read(file, span.offset, out),
+        })
+    }
+
+    /// A write that is staged, or thrown away; `None`: it is one of the file.
+    pub fn write(&self, span: &Span, data: &[u8]) -> Option<Result<usize>> {
+        let bytes = span.offset..span.offset.saturating_add(data.len() as u64);
+        match &mut *self.state.lock() {
+            State::Staging {
+                write,
+                is_disturbed,
+            } => {
+                let is_staged = match span.from_page_cache {
+                    true => write.touches(&bytes),
+                    false => span.handle == self.handle,
+                };
+                if is_staged {
+                    return Some(write.write(span.offset, data).map(|()| data.len()));
+                }
+                *is_disturbed |= !span.from_page_cache;
+                None
+            }
+            State::Dropping(pages) => {
+                let was_staged = span.from_page_cache && touches(pages, &bytes);
+                was_staged.then_some(Ok(data.len()))
+            }
+            State::Ended => None,
+        }
+    }
+
+    /// A new size that is staged; `None`: it is one of the file.
+    pub fn truncate(&self, handle: Option<u64>, size: u64) -> Option<Result<()>> {
+        match &mut *self.state.lock() {
+            State::Staging { write, .. } if handle == Some(self.handle) => {
+                Some(write.truncate(size))
+            }
+            State::Staging { is_disturbed, .. } => {
+                *is_disturbed = true;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// The size that the kernel has to know, of a file that has `base` bytes.
+    pub fn size(&self, base: u64) -> Option<u64> {
+        match &*self.state.lock() {
+            State::Staging { write, .. } => Some(write.size(base)),
+            _ => None,
+        }
+    }
+}
+
+fn touches(pages: &[u64], bytes: &Range<u64>) -> bool {
+    let first = pages.partition_point(|&page| page < bytes.start / PAGE);
+    pages.get(first).is_some_and(|page| page * PAGE < bytes.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_bytes_lie_in_are_found() {
+        let pages = [1, 2, 5];
+        for (bytes, found) in [
+            (0..4096, false),
+            (0..4097, true),
+            (4095..4096, false),
+            (8192..8193, true),
+            (12_288..20_480, false),
+            (12_288..20_481, true),
+            (24_575..30_000, true),
+            (24_576..30_000, false),
+        ] {
+            assert_eq!(touches(&pages, &bytes), found, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_that_the_kernel_makes() {
+        let number = |direction: u32, size: u32, number: u32| {
+            direction << 30 | size << 16 | 0xf5 << 8 | number
+        };
+        assert_eq!(ioctl::START, number(0, 0, 1));
+        assert_eq!(ioctl::COMMIT, number(0, 0, 2));
+        assert_eq!(ioctl::ABORT, number(0, 0, 5));
+        assert_eq!(ioctl::GET_FEATURES, number(2, 4, 12));
+    }
+}

@@ -1,0 +1,396 @@
+//! Atomic writes of open files under a real mount: what each handle sees, and what is left of them.
+//!
+//! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
+
+mod common;
+#[path = "common/world.rs"]
+mod world;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use common::pattern;
+use mount::atomic_ioctl::{ABORT, COMMIT, FEATURE_ATOMIC_WRITE, GET_FEATURES, START};
+use world::{Mounted, World};
+
+const PAGE: usize = 4096;
+
+fn open(path: &Path, flags: i32) -> File {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    options.custom_flags(flags).open(path).unwrap()
+}
+
+/// The error number, 0 without one.
+fn ask(file: &File, command: u32) -> i32 {
+    // SAFETY: these commands take no argument.
+    match unsafe { libc::ioctl(file.as_raw_fd(), libc::Ioctl::from(command)) } {
+        0 => 0,
+        _ => std::io::Error::last_os_error().raw_os_error().unwrap(),
+    }
+}
+
+/// What the file is for the daemon, whatever the kernel has cached.
+fn inside(m: &Mounted, name: &str) -> Vec<u8> {
+    let ino = m.fs.lookup(::fs::ROOT, name.as_bytes()).unwrap().ino;
+    let file = m.fs.open_file(ino, libc::O_RDONLY).unwrap();
+    let mut data = vec![0; m.fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(m.fs.read(&file, 0, &mut data).unwrap(), data.len());
+    data
+}
+
+fn aborted(m: &Mounted) -> f64 {
+    let label = Some(("event", "aborted".to_owned()));
+    let all = m.fs.metrics();
+    let found = all
+        .iter()
+        .find(|metric| metric.name == "sheaf_atomic_writes_total" && metric.label == label);
+    match found.expect("it is listed").value {
+        ::fs::Value::Counter(value) => value,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Memory that is as aligned as direct reads want it.
+#[repr(align(4096))]
+struct Aligned([u8; PAGE]);
+
+fn direct_page(path: &Path, page: usize) -> Vec<u8> {
+    let file = open(path, libc::O_DIRECT);
+    let mut buf = Aligned([0; PAGE]);
+    let len = file.read_at(&mut buf.0, (page * PAGE) as u64).unwrap();
+    buf.0[..len].to_vec()
+}
+
+#[test]
+fn what_is_staged_becomes_the_file_with_the_commit() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = pattern(3 * PAGE + 100, 1);
+    fs::write(&path, &old).unwrap();
+    let file = open(&path, 0);
+    let mut features = 0u32;
+    // SAFETY: the command writes four bytes there.
+    let asked = unsafe {
+        libc::ioctl(
+            file.as_raw_fd(),
+            libc::Ioctl::from(GET_FEATURES),
+            &raw mut features,
+        )
+    };
+    assert_eq!((asked, features), (0, FEATURE_ATOMIC_WRITE));
+    assert_eq!(ask(&file, START), 0);
+    assert_eq!(ask(&file, START), 0, "it goes on");
+    let mut new = old.clone();
+    for (at, len) in [(10, 20), (PAGE, PAGE), (5 * PAGE, PAGE + 1)] {
+        let data = pattern(len, at as u64);
+        file.write_all_at(&data, at as u64).unwrap();
+        new.resize(new.len().max(at + len), 0);
+        new[at..at + len].copy_from_slice(&data);
+    }
+    assert!(inside(&m, "f") == old);
+    assert!(direct_page(&path, 1) == old[PAGE..2 * PAGE]);
+    // The size is one for all: the file is read as long as it is with what was staged.
+    assert_eq!(direct_page(&path, 5), [0; PAGE]);
+    assert_eq!(file.metadata().unwrap().len(), new.len() as u64);
+    let mut seen = vec![0; new.len()];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == new);
+    // The pages go and come back, brought by another handle.
+    // SAFETY: a descriptor and numbers.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert!(fs::read(&path).unwrap() == new);
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == new);
+    assert!(inside(&m, "f") == old);
+    assert_eq!(ask(&file, COMMIT), 0);
+    assert!(inside(&m, "f") == new);
+    assert!(fs::read(&path).unwrap() == new);
+    assert!(direct_page(&path, 1) == new[PAGE..2 * PAGE]);
+    // The handle is one like others again.
+    file.write_all_at(b"plain", 0).unwrap();
+    assert_eq!(&inside(&m, "f")[..5], b"plain");
+    drop(file);
+    m.end();
+}
+
+#[test]
+fn an_abort_or_a_close_leaves_the_file_as_it_was_in_every_cache() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = pattern(2 * PAGE + 7, 1);
+    fs::write(&path, &old).unwrap();
+    let reader = File::open(&path).unwrap();
+    for how in ["abort", "close", "cut and abort"] {
+        let file = open(&path, 0);
+        assert_eq!(ask(&file, START), 0);
+        file.write_all_at(&[9; 3 * PAGE], PAGE as u64).unwrap();
+        file.write_all_at(&[8; 5], 3).unwrap();
+        if how == "cut and abort" {
+            file.set_len(5).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), [&old[..3], &[8; 2]].concat());
+            file.set_len(1 << 20).unwrap();
+            assert_eq!(fs::read(&path).unwrap().len(), 1 << 20);
+        }
+        let before = aborted(&m);
+        match how {
+            "close" => {
+                drop(file);
+                // The kernel tells the daemon later.
+                while aborted(&m) == before {
+                    base::thread::yield_now();
+                }
+                // Whoever asks now waits for a page that is being dropped, but not for those behind it.
+                while reader.metadata().unwrap().len() != old.len() as u64
+                    || fs::read(&path).unwrap() != old
+                {
+                    base::thread::yield_now();
+                }
+            }
+            _ => assert_eq!(ask(&file, ABORT), 0),
+        }
+        assert_eq!(reader.metadata().unwrap().len(), old.len() as u64, "{how}");
+        assert!(fs::read(&path).unwrap() == old, "{how}");
+        let mut seen = vec![0; 5 * PAGE];
+        assert_eq!(reader.read_at(&mut seen, 0).unwrap(), old.len(), "{how}");
+        assert!(inside(&m, "f") == old, "{how}");
+    }
+    drop(reader);
+    m.end();
+}
+
+#[test]
+fn a_cut_is_staged_with_the_rest() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = pattern(6 * PAGE, 1);
+    fs::write(&path, &old).unwrap();
+    let file = open(&path, 0);
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[1; PAGE], 0).unwrap();
+    file.set_len(2 * PAGE as u64 + 5).unwrap();
+    file.write_all_at(&[2; 10], 3 * PAGE as u64).unwrap();
+    assert!(inside(&m, "f") == old);
+    assert_eq!(ask(&file, COMMIT), 0);
+    let mut new = old[..2 * PAGE + 5].to_vec();
+    new[..PAGE].fill(1);
+    new.resize(3 * PAGE, 0);
+    new.resize(3 * PAGE + 10, 2);
+    assert!(inside(&m, "f") == new);
+    assert!(fs::read(&path).unwrap() == new);
+    drop(file);
+    m.end();
+}
+
+#[test]
+fn who_comes_second_or_cannot_write_is_refused() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    fs::write(&path, [1; PAGE]).unwrap();
+    let (file, other) = (open(&path, 0), open(&path, 0));
+    let reader = File::open(&path).unwrap();
+    assert_eq!(ask(&file, COMMIT), libc::EINVAL);
+    assert_eq!(ask(&file, ABORT), 0);
+    assert_eq!(ask(&reader, START), libc::EBADF);
+    assert_eq!(ask(&file, 0xf503), libc::ENOTTY);
+    assert_eq!(ask(&File::open(&m.at).unwrap(), START), libc::EBADF);
+    assert_eq!(ask(&file, START), 0);
+    assert_eq!(ask(&other, START), libc::EBUSY);
+    assert_eq!(ask(&other, COMMIT), libc::EINVAL);
+    assert_eq!(ask(&other, ABORT), 0);
+    file.write_all_at(&[2; 10], 0).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(inside(&m, "f"), [1; PAGE], "a sync is no commit");
+    // SAFETY: this call takes a descriptor and numbers only.
+    let allocated = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 1 << 20) };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    assert_eq!((allocated, error), (-1, Some(libc::EOPNOTSUPP)));
+    fs::remove_file(&path).unwrap();
+    assert_eq!(ask(&file, COMMIT), libc::ESTALE);
+    let mut seen = [0; 10];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(seen, [1; 10]);
+    assert_eq!(ask(&other, START), libc::ESTALE);
+    drop((file, other, reader));
+    m.end();
+}
+
+#[test]
+fn what_others_change_meanwhile_stays_but_under_staged_bytes() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    for cut in [false, true] {
+        for commit in [false, true] {
+            fs::write(&path, [1; 4 * PAGE]).unwrap();
+            let (file, other) = (open(&path, 0), open(&path, 0));
+            assert_eq!(ask(&file, START), 0);
+            file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
+            file.write_all_at(&[2; 50], 100).unwrap();
+            let mut new = vec![1; 4 * PAGE];
+            if cut {
+                other.set_len(0).unwrap();
+                new.clear();
+            }
+            other.write_all_at(&[3; 100], 0).unwrap();
+            other.write_all_at(&[3; PAGE], PAGE as u64 + 1).unwrap();
+            new.resize(new.len().max(2 * PAGE + 1), 0);
+            new[..100].fill(3);
+            new[PAGE + 1..2 * PAGE + 1].fill(3);
+            if commit {
+                new[PAGE..2 * PAGE].fill(2);
+                new[100..150].fill(2);
+            }
+            assert_eq!(ask(&file, if commit { COMMIT } else { ABORT }), 0);
+            assert!(inside(&m, "f") == new, "cut {cut}, commit {commit}");
+            assert!(
+                fs::read(&path).unwrap() == new,
+                "cut {cut}, commit {commit}"
+            );
+        }
+    }
+    m.end();
+}
+
+#[test]
+fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = vec![1; 4 * PAGE];
+    fs::write(&path, &old).unwrap();
+    let file = open(&path, 0);
+    let mapper = open(&path, 0);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let (len, fd) = (4 * PAGE, mapper.as_raw_fd());
+    // SAFETY: a new mapping of the whole file, wherever there is room.
+    let map = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            protection,
+            libc::MAP_SHARED,
+            fd,
+            0,
+        )
+    };
+    assert_ne!(map, libc::MAP_FAILED);
+    let put = |at: usize, byte: u8| {
+        // SAFETY: within the mapping, which lives to the end of the test.
+        unsafe { map.cast::<u8>().add(at).write_volatile(byte) };
+    };
+    let sync = || {
+        // SAFETY: the whole mapping.
+        assert_eq!(unsafe { libc::msync(map, len, libc::MS_SYNC) }, 0);
+    };
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
+    put(PAGE + 1, 3);
+    put(3 * PAGE, 3);
+    sync();
+    let mut kept = old.clone();
+    kept[3 * PAGE] = 3;
+    assert!(
+        inside(&m, "f") == kept,
+        "only the page without staged bytes came"
+    );
+    // Dirty while the pages are dropped.
+    put(PAGE + 2, 4);
+    assert_eq!(ask(&file, ABORT), 0);
+    sync();
+    assert!(inside(&m, "f") == kept);
+    assert!(fs::read(&path).unwrap() == kept);
+
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
+    put(PAGE + 1, 3);
+    sync();
+    assert_eq!(ask(&file, COMMIT), 0);
+    kept[PAGE..2 * PAGE].fill(2);
+    kept[PAGE + 1] = 3;
+    assert!(inside(&m, "f") == kept);
+    // SAFETY: the mapping that was made above; nothing uses it any more.
+    unsafe { libc::munmap(map, len) };
+    drop((file, mapper));
+    m.end();
+}
+
+#[test]
+fn a_copy_shows_what_is_staged() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    fs::write(m.path("f"), [1; 2 * PAGE]).unwrap();
+    let (file, target) = (open(&m.path("f"), 0), open(&m.path("g"), 0));
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[2; PAGE], 0).unwrap();
+    let copy = |from: &File, to: &File| {
+        let (mut start, mut end) = (0, 0);
+        let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
+        // SAFETY: the pointers name live offsets; all else are numbers.
+        unsafe { libc::copy_file_range(from, &raw mut start, to, &raw mut end, PAGE, 0) }
+    };
+    assert_eq!(copy(&file, &target), PAGE as isize);
+    assert_eq!(fs::read(m.path("g")).unwrap(), [2; PAGE]);
+    // Into it: staged as writes are.
+    target.write_all_at(&[5; PAGE], 0).unwrap();
+    assert_eq!(copy(&target, &file), PAGE as isize);
+    assert_eq!(inside(&m, "f"), [1; 2 * PAGE]);
+    assert_eq!(ask(&file, COMMIT), 0);
+    assert_eq!(inside(&m, "f")[..PAGE], [5; PAGE]);
+    drop((file, target));
+    m.end();
+}
+
+#[test]
+fn many_files_at_once_are_aborted_and_committed_while_others_read() {
+    let Some(world) = World::new() else { return };
+    // Few workers: those who drop pages must leave some.
+    let m = world.mount("workers=2");
+    let paths: Vec<_> = (0..6).map(|n| m.path(&format!("f{n}"))).collect();
+    for path in &paths {
+        fs::write(path, [0; 8 * PAGE]).unwrap();
+    }
+    let mut threads = Vec::new();
+    for path in &paths {
+        let (writer, reader) = (path.clone(), path.clone());
+        let write = move || {
+            let file = open(&writer, 0);
+            for round in 1..40u8 {
+                // The pages of the one before may be left to somebody else.
+                while ask(&file, START) == libc::EBUSY {
+                    base::thread::yield_now();
+                }
+                file.write_all_at(&[round; 8 * PAGE], 0).unwrap();
+                let commit = round % 3 == 0;
+                let ended = ask(&file, if commit { COMMIT } else { ABORT });
+                assert_eq!(ended, 0);
+            }
+        };
+        let read = move || {
+            let file = open(&reader, 0);
+            let mut seen = [0; 8 * PAGE];
+            for _ in 0..100 {
+                assert_eq!(file.read_at(&mut seen, 0).unwrap(), seen.len());
+                // SAFETY: a descriptor and numbers.
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            }
+        };
+        threads.push(base::thread::spawn("writer", write).unwrap());
+        threads.push(base::thread::spawn("reader", read).unwrap());
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    for (n, path) in paths.iter().enumerate() {
+        assert_eq!(inside(&m, &format!("f{n}")), [39; 8 * PAGE]);
+        assert_eq!(fs::read(path).unwrap(), [39; 8 * PAGE]);
+        assert_eq!(fs::metadata(path).unwrap().size(), 8 * PAGE as u64);
+    }
+    m.end();
+}

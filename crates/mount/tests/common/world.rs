@@ -1,0 +1,83 @@
+//! A file system over image files, and its mount.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ::fs::{FileSystem, FsOptions, MkfsOptions};
+use device::Array;
+use format::geometry::{Geometry, GeometryOptions};
+use mount::MountOptions;
+
+use crate::common::{Session, has_fuse};
+
+const DEVICE_BYTES: u64 = 256 << 20;
+
+/// Two image files with a file system on them, and a folder to mount at.
+pub struct World {
+    pub dir: tempfile::TempDir,
+}
+
+pub struct Mounted {
+    pub at: PathBuf,
+    session: Session,
+    pub fs: Arc<FileSystem>,
+}
+
+impl World {
+    /// `None` where this machine has no FUSE.
+    pub fn new() -> Option<World> {
+        if !has_fuse() {
+            return None;
+        }
+        let world = World {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        // Some tests are other users.
+        fs::set_permissions(world.dir.path(), Permissions::from_mode(0o755)).unwrap();
+        for image in world.images() {
+            device::create_image(&image, DEVICE_BYTES).unwrap();
+        }
+        fs::create_dir(world.dir.path().join("mnt")).unwrap();
+        let geometry = Geometry::plan(&[DEVICE_BYTES; 2], GeometryOptions::default()).unwrap();
+        let devices = world.devices();
+        let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
+        array.write_labels().unwrap();
+        Some(world)
+    }
+
+    fn images(&self) -> [PathBuf; 2] {
+        ["a.img", "b.img"].map(|name| self.dir.path().join(name))
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn device::BlockDevice>> {
+        device::open_devices(&self.images(), &device::OpenOptions::default()).unwrap()
+    }
+
+    pub fn mount(&self, options: &str) -> Mounted {
+        let array = Array::assemble(self.devices(), false).unwrap();
+        let options = MountOptions::parse(options).unwrap();
+        let fs = FileSystem::open(Arc::new(array), FsOptions::default()).unwrap();
+        let at = self.dir.path().join("mnt");
+        let (served, path) = (Arc::clone(&fs), at.clone());
+        let session =
+            Session::start(move |ready| mount::mount(served, &path, &options, None, None, ready));
+        Mounted { at, session, fs }
+    }
+}
+
+impl Mounted {
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    /// Unmounts, waits until the session is over, and closes.
+    pub fn end(self) {
+        self.session.end();
+        self.fs.close().unwrap();
+        assert_eq!(Arc::strong_count(&self.fs), 1, "something is still open");
+    }
+}
