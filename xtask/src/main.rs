@@ -9,6 +9,7 @@ mod report;
 mod rig;
 mod simulate;
 mod source;
+mod sqlite;
 mod suites;
 mod world;
 
@@ -39,6 +40,8 @@ enum Task {
     },
     /// Crash the file system in simulation, in as many ways as the time allows, and plant canaries
     Sim(simulate::SimArgs),
+    /// Kill SQLite on a mount, and the daemon below it, and look for what was lost
+    Sqlite(sqlite::SqliteArgs),
     /// Measure in a virtual machine, beside file systems that the host's kernel may lack
     Rig(rig::RigArgs),
 }
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Test(args) => suites::run(&args),
         Task::Docs { check } => docs::run(check).map(|()| true),
         Task::Sim(args) => simulate::run(&args),
+        Task::Sqlite(args) => sqlite::run(&args),
         Task::Rig(args) => rig::run(&args),
     });
     match outcome {

@@ -1,0 +1,20 @@
+//! SQLite on a mount is killed, and the daemon below it; see `sqlite::kills`.
+//!
+//! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
+
+use std::path::Path;
+
+use sqlite::kills;
+
+#[test]
+fn no_committed_row_is_lost_and_no_journal_is_made() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: no /dev/fuse");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_sheaf-sqlite"));
+    let outcome = kills::run(program, folder.path(), 12, 1).unwrap();
+    assert_eq!(outcome.runs, 12);
+    assert!(outcome.commits >= outcome.rows);
+}
