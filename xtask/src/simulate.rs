@@ -1,5 +1,6 @@
 //! `cargo xtask sim`: the simulator, built and run.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -56,9 +57,9 @@ fn build() -> Command {
     command
 }
 
-fn simulate(workers: Option<usize>) -> Command {
+fn simulate(program: &Path, workers: Option<usize>) -> Command {
     let workers = workers.unwrap_or_else(base::thread::cpu_count);
-    let mut command = Command::new(process::target_dir().join("sim/sheaf-sim"));
+    let mut command = Command::new(program);
     command.arg("all").args(["--workers", &workers.to_string()]);
     command
 }
@@ -69,7 +70,8 @@ pub fn run(args: &SimArgs) -> Fallible<bool> {
     if !started.success() {
         return Err("the simulator does not build".to_owned());
     }
-    let mut command = simulate(args.workers);
+    let program = process::target_dir().join("sim/sheaf-sim");
+    let mut command = simulate(&program, args.workers);
     match args.complete {
         Some(seeds) => command.args(["--complete", &seeds.to_string()]),
         None => command.args(["--seconds", &args.budget.to_string()]),
@@ -89,20 +91,33 @@ pub fn run(args: &SimArgs) -> Fallible<bool> {
 }
 
 /// Seconds that the suite simulates, canaries included and aimed scenarios aside.
-const SUITE_SECONDS: u64 = 100;
+const SUITE_SECONDS: u64 = 70;
 /// Number of the suite's first seed.
 const SUITE_FIRST: u64 = 2000;
 
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// A program of the simulator's package as the unit tests use it: with debug assertions, and as fast as in the profile
+/// `sim`. It is built with a test of that package, as these are, so that after them there is nothing left to build: what
+/// a package is built with by itself differs.
+pub fn tested(program: &str) -> Fallible<PathBuf> {
+    let mut command = Command::new("cargo");
+    command
+        .args(["test", "--workspace", "--test", "fuzz", "--no-run"])
+        .current_dir(process::source_dir());
+    let outcome = process::run(&format!("{program}-build"), &mut command, LIMIT)?;
+    outcome.check("cargo test --no-run")?;
+    Ok(process::target_dir().join("debug").join(program))
+}
+
 /// The suite of `cargo xtask test`.
 pub fn suite(suite: &mut Suite) -> Fallible<()> {
-    let limit = Duration::from_secs(900);
-    process::run("sim-build", &mut build(), limit)?.check("cargo build of the simulator")?;
-    let mut command = simulate(None);
+    let mut command = simulate(&tested("sheaf-sim")?, None);
     command.args(["--seconds", &SUITE_SECONDS.to_string()]);
     // The slowest take 10 s where they are looked for first.
     command.args(["--canary-seconds", "60"]);
     command.args(["--first", &SUITE_FIRST.to_string()]);
-    let outcome = process::run("sim", &mut command, limit)?;
+    let outcome = process::run("sim", &mut command, LIMIT)?;
     if let Some(line) = outcome.output.lines().last() {
         println!("  {line}");
     }

@@ -1,11 +1,10 @@
 //! The fuzz targets over their corpora and seeded mutations, on the compiler at hand.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::report::Suite;
-use crate::{Fallible, TestArgs, process};
+use crate::{Fallible, TestArgs, process, simulate};
 
 const TARGETS: &[&str] = &[
     "image",
@@ -14,10 +13,9 @@ const TARGETS: &[&str] = &[
     "bucket",
     "delta",
 ];
-const BUILD_LIMIT: Duration = Duration::from_secs(900);
 
 pub fn run(args: &TestArgs, suite: &mut Suite) -> Fallible<()> {
-    let program = build()?;
+    let program = simulate::tested("sheaf-fuzz")?;
     for target in TARGETS {
         let mut command = Command::new(&program);
         command
@@ -29,15 +27,4 @@ pub fn run(args: &TestArgs, suite: &mut Suite) -> Fallible<()> {
         suite.check(target, outcome.check("sheaf-fuzz"));
     }
     Ok(())
-}
-
-/// With debug assertions, as the unit tests are. It is built with that test of its package, as these are, so that after them
-/// there is nothing left to build: what a package is built with by itself differs.
-fn build() -> Fallible<PathBuf> {
-    let mut command = Command::new("cargo");
-    command
-        .args(["test", "--workspace", "--test", "fuzz", "--no-run"])
-        .current_dir(process::source_dir());
-    process::run("fuzz-build", &mut command, BUILD_LIMIT)?.check("cargo test --no-run")?;
-    Ok(process::target_dir().join("debug/sheaf-fuzz"))
 }
