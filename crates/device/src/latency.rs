@@ -239,6 +239,7 @@ impl BlockDevice for LatencyDevice {
             times: Times::default(),
             seen: None,
             in_service: BinaryHeap::new(),
+            pushed: 0,
             parts: Vec::new(),
             free: Vec::new(),
             performed: Vec::new(),
@@ -263,6 +264,7 @@ struct LatencyQueue {
     /// Ends of parts' times, the first on top, and where the parts are.
     in_service: BinaryHeap<Reverse<(u64, usize)>>,
     parts: Vec<Option<InService>>,
+    pushed: u64,
     /// Places of `parts` without one.
     free: Vec<usize>,
     /// On the way there; what is left when the device below panics has failed.
@@ -271,7 +273,8 @@ struct LatencyQueue {
 
 struct InService {
     ended: Ended,
-    since: u64,
+    /// If its time is taken.
+    since: Option<u64>,
     class: Class,
 }
 
@@ -287,9 +290,10 @@ impl Queue for LatencyQueue {
             let class = Class::of(part.kind, part.segment.len(), self.in_service.len() + 1);
             self.parts[at] = Some(InService {
                 ended: Ended { part, result },
-                since: clock::now_ns(),
+                since: self.device.reaper.start(self.pushed),
                 class,
             });
+            self.pushed += 1;
             self.in_service.push(Reverse((end, at)));
         }
     }
@@ -308,10 +312,10 @@ impl Queue for LatencyQueue {
             let Some(part) = self.parts[at].take() else {
                 continue;
             };
-            if self.device.reaper.learns() {
+            if let (Some(since), Ok(())) = (part.since, &part.ended.result) {
                 let seen = *seen.get_or_insert_with(Seen::found);
                 let (reaper, times) = (&self.device.reaper, &mut self.times);
-                reaper.note(times, part.class, part.since, seen);
+                reaper.ended(times, (part.class, since), seen);
             }
             ended.push(part.ended);
         }
@@ -327,8 +331,13 @@ impl Queue for LatencyQueue {
         match (first, clock) {
             (Some(part), Clock::Real(_)) => {
                 let reaper = &self.device.reaper;
-                let (first, count) = ((part.class, part.since), self.in_service.len());
-                let group = reaper.begin_first(&mut self.times, first, count);
+                let group = match part.since {
+                    Some(since) if reaper.learns() => {
+                        let count = self.in_service.len();
+                        reaper.begin_first(&mut self.times, (part.class, since), count)
+                    }
+                    _ => reaper.begin_any(),
+                };
                 let mut over = Over { clock, end: ns };
                 let seen = reaper.wait_for_first(&mut self.times, group, &mut over);
                 self.seen = Some(seen);

@@ -25,6 +25,7 @@ pub use costs::Costs;
 pub use counts::{Histogram, Reaped};
 pub(crate) use estimate::{Class, Times};
 
+use crate::queue::Kind;
 use base::atomic::{AtomicUsize, Ordering};
 use base::clock;
 use base::thread;
@@ -73,6 +74,11 @@ pub(crate) trait Source {
 
     /// Starts what is not started, and sleeps until it is there, or that moment of [`clock::now_ns`] has come; or less.
     fn sleep(&mut self, until: Option<u64>);
+
+    /// Whether what was said to be there is something else than transfers, from which nothing is learnt about these.
+    fn is_other(&mut self) -> bool {
+        false
+    }
 }
 
 /// Transfers that are waited for together.
@@ -105,6 +111,9 @@ pub(crate) struct Reaper {
     /// Distinguishes the device in tables of threads.
     id: Arc<()>,
 }
+
+/// Of so many transfers in flight by themselves one is timed, if nothing is learnt from them.
+const TIMED_EACH: u64 = 16;
 
 /// Threads that spin in this process.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
@@ -166,6 +175,22 @@ impl Reaper {
         }
     }
 
+    /// When the transfer of that number, in flight by itself, is started, if its time is taken.
+    pub fn start(&self, number: u64) -> Option<u64> {
+        let taken = self.learns() || number.is_multiple_of(TIMED_EACH);
+        taken.then(clock::now_ns)
+    }
+
+    /// A wait for whatever ends first, where nothing is learnt.
+    pub fn begin_any(&self) -> Group {
+        let mode = match self.policy() {
+            Reaping::Poll => Mode::Spin,
+            Reaping::Interrupt | Reaping::Lazy => Mode::Block,
+        };
+        let (class, since) = (Class::of(Kind::Read, 0, 1), 0);
+        Group { class, since, mode }
+    }
+
     /// A group that was started at this moment, and how it will be waited for.
     pub fn begin(&self, times: &mut Times, class: Class) -> Group {
         self.begin_at(times, class, clock::now_ns())
@@ -203,7 +228,7 @@ impl Reaper {
     pub fn block(&self, times: &mut Times, group: Group, body: impl FnOnce()) {
         let wait = Wait::begin(group);
         body();
-        self.end(times, wait, Outcome::Blocked, true);
+        self.end(times, wait, Outcome::Blocked, End::Whole);
     }
 
     /// Waits for a group; the time that it took is known then, if all of it is there.
@@ -211,7 +236,7 @@ impl Reaper {
         self.wait_for(times, group, source, true)
     }
 
-    /// The same; if it is the first of several groups, what each took is [noted](Reaper::note) by who finds it.
+    /// The same; if it is the first of several groups, what each took is [told](Reaper::ended) by who finds it.
     pub fn wait_for_first(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
         self.wait_for(times, group, source, false)
     }
@@ -241,30 +266,50 @@ impl Reaper {
             Mode::Lazy => wait.lazily(times, source),
         };
         let there = whole && (outcome != Outcome::Blocked || source.is_there());
-        self.end(times, wait, outcome, there)
+        let end = match there {
+            _ if source.is_other() => End::Other,
+            true => End::Whole,
+            false => End::Part,
+        };
+        self.end(times, wait, outcome, end)
     }
 
     /// Counts a wait, and learns from it.
-    fn end(&self, times: &mut Times, wait: Wait, outcome: Outcome, whole: bool) -> Seen {
+    fn end(&self, times: &mut Times, wait: Wait, outcome: Outcome, end: End) -> Seen {
         let (group, now) = (wait.group, clock::now_ns());
         let took = now.saturating_sub(group.since);
-        self.counts
-            .add(Reaped::of(outcome, wait.slept, took, wait.cpu()));
+        self.counts.add(Reaped::of(outcome, wait.slept, wait.cpu()));
         let seen = Seen { outcome, now };
-        if self.policy() == Reaping::Lazy {
+        if end == End::Whole {
+            self.counts.add_time(took, 1);
+        }
+        if self.learns() && end != End::Other {
             let (line, margin) = times.line_and_margin(group.class);
-            let prediction = line.prediction().unwrap_or(took);
-            margin.learn(Costs::get(), group.class, outcome, prediction);
-            line.learn(outcome, took);
-            if whole {
+            if let Some(prediction) = line.prediction() {
+                margin.learn(Costs::get(), group.class, outcome, prediction);
+                line.learn(outcome, took);
+            }
+            if end == End::Whole {
                 self.note(times, group.class, group.since, seen);
             }
         }
         seen
     }
 
+    /// Something in flight by itself, which was [started](Reaper::start) then, has done what it should, and was found so.
+    pub fn ended(&self, times: &mut Times, (class, since): (Class, u64), seen: Seen) {
+        let count = match self.learns() {
+            true => 1,
+            false => TIMED_EACH,
+        };
+        self.counts.add_time(seen.now.saturating_sub(since), count);
+        if self.learns() {
+            self.note(times, class, since, seen);
+        }
+    }
+
     /// Notes that something was found by a wait that was started then.
-    pub fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
+    fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
         let line = times.line(class);
         let took = seen.now.saturating_sub(since);
         // What took less than a wake-up did not sleep.
@@ -281,6 +326,17 @@ impl Reaper {
         };
         line.sample(took);
     }
+}
+
+/// What a wait ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// All that was waited for.
+    Whole,
+    /// A part of it, or one of several.
+    Part,
+    /// Nothing of it: somebody rang, or the owner's patience was at its end.
+    Other,
 }
 
 /// What is known of completions that a wait has found.

@@ -27,6 +27,7 @@ use io_uring::{IoUring, Probe, opcode};
 use ring::{All, News, Ring};
 use std::cell::RefCell;
 use std::io;
+use std::iter;
 use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -295,12 +296,9 @@ impl RingQueue {
             builder.build(entries)
         };
         let ring = build(true).or_else(|_| build(false))?;
-        let mut ring = Ring::new(ring, parts);
-        if let Some(device) = devices.first() {
-            ring = ring.timed(Arc::clone(&device.reaper));
-        }
+        let reapers = devices.iter().map(|device| Arc::clone(&device.reaper));
         Ok(RingQueue {
-            ring,
+            ring: Ring::new(ring, parts).timed(reapers),
             devices,
             refused: Vec::new(),
             own: false,
@@ -321,7 +319,7 @@ impl RingQueue {
         };
         let ring = build(true).or_else(|_| build(false))?;
         Ok(RingQueue {
-            ring: Ring::new(ring, parts).timed(Arc::clone(&device.reaper)),
+            ring: Ring::new(ring, parts).timed(iter::once(Arc::clone(&device.reaper))),
             devices: vec![device],
             refused: Vec::new(),
             own: true,

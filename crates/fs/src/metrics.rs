@@ -182,7 +182,7 @@ impl FileSystem {
         let reaped = array.reaped();
         let at = |part| reaped.times.quantile(part) as f64 * NS;
         let waits = Quantiles {
-            count: reaped.waits,
+            count: reaped.timed,
             sum: reaped.ns as f64 * NS,
             p50: at(0.5),
             p90: at(0.9),

@@ -1,4 +1,4 @@
-//! What waiting costs on this machine: measured once in a process, by the thread that is the first to need it.
+//! What waiting costs on this machine: measured once in a process, when it is first needed.
 
 use base::clock;
 use std::sync::OnceLock;
@@ -25,6 +25,13 @@ impl Costs {
     /// Of this machine.
     pub fn get() -> &'static Costs {
         static COSTS: OnceLock<Costs> = OnceLock::new();
+        if COSTS.get().is_none() {
+            // By a thread of its own: exact timers stay with who has asked for them.
+            let measure = || _ = COSTS.get_or_init(Costs::measure);
+            if let Ok(thread) = base::thread::spawn("costs", measure) {
+                _ = thread.join();
+            }
+        }
         COSTS.get_or_init(Costs::measure)
     }
 

@@ -225,7 +225,9 @@ impl Line {
 
     /// Learns from how a wait ended that took so long.
     pub fn learn(&mut self, outcome: Outcome, took: u64) {
-        let prediction = self.prediction().unwrap_or(took);
+        let Some(prediction) = self.prediction() else {
+            return;
+        };
         match outcome {
             Outcome::Found => return,
             Outcome::Blocked => return self.blocked.add(took, prediction),

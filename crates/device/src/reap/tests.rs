@@ -285,6 +285,7 @@ fn each_policy_ends_its_wait_and_counts_it() {
             (1, u64::from(policy == Reaping::Poll))
         );
         assert_eq!(reaped.blocked, u64::from(policy != Reaping::Poll));
+        assert_eq!(reaped.timed, 1);
         reaper.keep(times);
         assert_eq!(Reaping::parse(policy.name()), Some(policy));
     }
@@ -332,4 +333,72 @@ fn a_stalled_transfer_blocks_once_its_time_is_over() {
     reaper.wait_for_first(&mut times, group, &mut source);
     let reaped = reaper.reaped();
     assert_eq!((source.slept, reaped.blocked, reaped.spins), (1, 1, 0));
+}
+
+/// A wait that is over for another reason than that a transfer has ended.
+struct Rung;
+
+impl Source for Rung {
+    fn is_there(&mut self) -> bool {
+        true
+    }
+
+    fn sleep(&mut self, _until: Option<u64>) {}
+
+    fn is_other(&mut self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn who_is_called_away_learns_nothing_of_the_device() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    (0..SEEN).for_each(|_| times.line(class()).sample(1_000 * US));
+    let before = times.prediction(class());
+    for _ in 0..100 {
+        let group = Group {
+            class: class(),
+            since: clock::now_ns(),
+            mode: Mode::Block,
+        };
+        reaper.wait(&mut times, group, &mut Rung);
+    }
+    assert_eq!(times.prediction(class()), before);
+    let reaped = reaper.reaped();
+    assert_eq!((reaped.waits, reaped.timed), (100, 0));
+}
+
+#[test]
+fn a_class_of_which_nothing_is_known_has_no_mean() {
+    let mut line = Line::default();
+    for _ in 0..200 {
+        line.learn(Outcome::Blocked, 100 * US);
+    }
+    (0..SEEN).for_each(|_| line.sample(100 * US));
+    // Were those waits taken to have been as long as predicted, these would be slower than they.
+    let caught = Outcome::Caught { spun: 50 * US };
+    let mut tried = 0;
+    for _ in 0..200 {
+        if line.chooses_lazy(&COSTS) {
+            line.learn(caught, 110 * US);
+            tried += 1;
+        } else {
+            line.learn(Outcome::Blocked, 150 * US);
+        }
+    }
+    assert!(tried > 150, "{tried}");
+}
+
+#[test]
+fn of_transfers_by_themselves_some_are_timed_and_count_for_all() {
+    let reaper = Reaper::new(Reaping::Interrupt);
+    let mut times = Times::default();
+    for number in 0..160 {
+        if let Some(since) = reaper.start(number) {
+            reaper.ended(&mut times, (class(), since), super::Seen::found());
+        }
+    }
+    let reaped = reaper.reaped();
+    assert_eq!((reaped.waits, reaped.timed), (0, 160));
 }

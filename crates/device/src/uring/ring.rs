@@ -55,8 +55,9 @@ pub(super) struct Ring {
 }
 
 struct Timed {
-    reaper: Arc<Reaper>,
-    times: Times,
+    /// Of each device.
+    devices: Vec<(Arc<Reaper>, Times)>,
+    pushed: u64,
     /// How what is in the completion queue was found; `None`: by nobody yet.
     seen: Option<Seen>,
 }
@@ -67,8 +68,8 @@ struct Slot {
     done: usize,
     retries: u8,
     cancelled: bool,
-    /// When it was pushed, of a ring that times its parts, and with what it has in common how long it takes.
-    pushed: Option<(u64, Class)>,
+    /// With what it has in common how long it takes, and when it was pushed, if its time is taken.
+    pushed: Option<(Class, u64)>,
 }
 
 impl Ring {
@@ -85,11 +86,12 @@ impl Ring {
         }
     }
 
-    /// Each part is waited for as that one says.
-    pub fn timed(mut self, reaper: Arc<Reaper>) -> Ring {
-        self.timed = Some(Timed {
-            reaper,
-            times: Times::default(),
+    /// Parts of each device are waited for as its reaper says; all have one policy.
+    pub fn timed(mut self, reapers: impl Iterator<Item = Arc<Reaper>>) -> Ring {
+        let devices: Vec<_> = reapers.map(|reaper| (reaper, Times::default())).collect();
+        self.timed = (!devices.is_empty()).then_some(Timed {
+            devices,
+            pushed: 0,
             seen: None,
         });
         self
@@ -106,8 +108,9 @@ impl Ring {
     /// Queues a part of one of these devices; there is a free slot. The devices are open until it has been collected.
     pub fn push<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], part: Part) {
         let index = self.free.pop().expect("there is room (invariant 2)");
+        let pushed = self.times(&part);
         self.slots[index as usize] = Slot {
-            pushed: self.times(&part),
+            pushed,
             part: Some(part),
             ..Slot::default()
         };
@@ -115,10 +118,13 @@ impl Ring {
     }
 
     /// When it is pushed, and what times like its are kept under.
-    fn times(&self, part: &Part) -> Option<(u64, Class)> {
-        self.timed.as_ref()?;
-        let class = Class::of(part.kind, part.segment.len(), self.in_flight());
-        Some((clock::now_ns(), class))
+    fn times(&mut self, part: &Part) -> Option<(Class, u64)> {
+        let in_flight = self.in_flight();
+        let timed = self.timed.as_mut()?;
+        timed.pushed += 1;
+        let since = timed.devices.get(part.device)?.0.start(timed.pushed)?;
+        let class = Class::of(part.kind, part.segment.len(), in_flight);
+        Some((class, since))
     }
 
     fn submit<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], index: u32) {
@@ -163,31 +169,36 @@ impl Ring {
         }
     }
 
-    /// The part that should be the first to end, as a group of its own.
-    fn first(&mut self) -> Option<Group> {
+    /// The part that should be the first to end, as a group of its own, and its device; where nothing is learnt, any.
+    fn first(&mut self) -> Option<(usize, Group)> {
         let in_flight = self.in_flight();
         let timed = self.timed.as_mut()?;
-        if timed.reaper.learns() && in_flight > LOOKED_AT {
+        let (any, _) = timed.devices.first()?;
+        if !any.learns() {
+            return Some((0, any.begin_any()));
+        }
+        if in_flight > LOOKED_AT {
             return None;
         }
-        let pushed = self.slots.iter().filter(|slot| slot.part.is_some());
-        let mut pushed = pushed.take(in_flight).filter_map(|slot| slot.pushed);
-        let finish = |(since, class): &(u64, Class)| {
-            let ns = timed.times.prediction(*class);
+        let parts = self.slots.iter().filter_map(|slot| {
+            let part = slot.part.as_ref()?;
+            Some((part.device, slot.pushed))
+        });
+        let pushed = parts
+            .take(in_flight)
+            .filter_map(|(device, pushed)| Some((device, pushed?)));
+        let finish = |(device, (class, since)): &(usize, (Class, u64))| {
+            let ns = timed.devices[*device].1.prediction(*class);
             ns.map_or(u64::MAX, |ns| since + ns)
         };
-        let (since, class) = match timed.reaper.learns() {
-            true => pushed.min_by_key(finish)?,
-            false => pushed.next()?,
-        };
-        let first = (class, since);
-        let reaper = &timed.reaper;
-        Some(reaper.begin_first(&mut timed.times, first, in_flight))
+        let (device, first) = pushed.min_by_key(finish)?;
+        let (reaper, times) = &mut timed.devices[device];
+        Some((device, reaper.begin_first(times, first, in_flight)))
     }
 
     /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices.
     pub fn wait_first(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
-        let Some(group) = self.first() else {
+        let Some((device, group)) = self.first() else {
             return self.wait_or(bell, patience);
         };
         let Some(mut timed) = self.timed.take() else {
@@ -199,9 +210,14 @@ impl Ring {
             until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
             looks: 0,
         };
-        let Timed { reaper, times, .. } = &mut timed;
+        let (reaper, times) = &mut timed.devices[device];
         timed.seen = Some(reaper.wait_for_first(times, group, &mut first));
         self.timed = Some(timed);
+    }
+
+    /// Whether something lies in the completion queue.
+    fn has_completed(&mut self) -> bool {
+        !self.ring.completion().is_empty()
     }
 
     fn count_queued(&mut self) {
@@ -317,11 +333,12 @@ impl Ring {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
         let part = slot.part.take()?;
-        if let Some((since, class)) = slot.pushed
-            && let Some(Timed { reaper, times, .. }) = &mut self.timed
-            && reaper.learns()
+        // What failed, or was given up, tells nothing of how long transfers take.
+        if let (Some(pushed), Ok(())) = (slot.pushed, &result)
+            && let Some(timed) = &mut self.timed
+            && let Some((reaper, times)) = timed.devices.get_mut(part.device)
         {
-            reaper.note(times, class, since, *seen.get_or_insert_with(Seen::found));
+            reaper.ended(times, pushed, *seen.get_or_insert_with(Seen::found));
         }
         self.free.push(index);
         Some(Ended { part, result })
@@ -412,6 +429,10 @@ impl Source for First<'_> {
         self.ring.wait_or(self.bell, until.map(left));
         // Rung or not, it is the next to be looked at.
         self.looks = BELL_EACH - 1;
+    }
+
+    fn is_other(&mut self) -> bool {
+        !self.ring.has_completed()
     }
 }
 
