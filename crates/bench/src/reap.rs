@@ -2,9 +2,10 @@
 //!
 //! The first parts are on devices of this process that do nothing and take a set time for it, so that what differs is the wait alone:
 //! the rate, the latencies, and the CPU time of the thread that waits and of the whole machine. Their sleeps and wake-ups are real ones.
-//! `disk` is the same on a file. One thread keeps a group of transfers in flight at a time and waits for all of them.
+//! `group` has a file system on them; `disk` is the same on a file. One thread keeps a group of transfers in flight at a time and waits for all of them.
 
 mod disk;
+mod group;
 mod loads;
 
 use std::io;
@@ -35,12 +36,21 @@ pub enum Part {
     Step,
     /// The device does nothing for a second.
     Stall,
+    /// Writes that depend on each other, on a file system.
+    Group,
     /// A file.
     Disk,
 }
 
 impl Part {
-    pub const ALL: [Part; 5] = [Part::Fixed, Part::Mix, Part::Step, Part::Stall, Part::Disk];
+    pub const ALL: [Part; 6] = [
+        Part::Fixed,
+        Part::Mix,
+        Part::Step,
+        Part::Stall,
+        Part::Group,
+        Part::Disk,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -48,6 +58,7 @@ impl Part {
             Part::Mix => "mix",
             Part::Step => "step",
             Part::Stall => "stall",
+            Part::Group => "group",
             Part::Disk => "disk",
         }
     }
@@ -437,6 +448,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             Part::Mix => loads::mix(options, progress)?,
             Part::Step => loads::step(options, progress)?,
             Part::Stall => loads::stall(options, progress)?,
+            Part::Group => group::run(options, progress)?,
             Part::Disk => disk::run(options, progress)?,
         };
         all.rows.extend(found.rows);
@@ -565,10 +577,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let options = Options {
             dir: Some(home.path().to_owned()),
-            ..options(&[Part::Mix, Part::Step, Part::Disk])
+            ..options(&[Part::Mix, Part::Step, Part::Group, Part::Disk])
         };
         let report = run(&options, &|_| {}).unwrap();
-        for part in ["mix", "step", "file"] {
+        for part in ["mix", "step", "commit", "file"] {
             let mut rows = report.rows.iter();
             assert!(rows.any(|row| row.name.starts_with(part)), "{part}");
         }
@@ -585,6 +597,6 @@ mod tests {
             ..options(&[])
         }));
         assert!(Part::select(&["sleep".to_owned()], false).is_err());
-        assert_eq!(Part::select(&[], false).unwrap().len(), 4);
+        assert_eq!(Part::select(&[], false).unwrap().len(), 5);
     }
 }

@@ -591,7 +591,7 @@ pub struct BenchCheckpoint {
 /// On devices of this process that take a set time, and with --dir on a file, beside fio where it is installed.
 #[derive(Args, Debug)]
 pub struct BenchReap {
-    /// Which of fixed, mix, step, stall and disk, instead of all; disk only with --dir
+    /// Which of fixed, mix, step, stall, group and disk, instead of all; disk only with --dir
     #[arg(value_name = "PART")]
     pub parts: Vec<String>,
     /// Time of one measurement

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
-use device::{Array, OpenOptions, Reaping, Topology};
+use device::{Array, OpenOptions, Reaped, Reaping, Topology};
 use engine::RecoveryReport;
 use format::geometry::{Geometry, GeometryOptions};
 use fs::{At, Caller, Dir, FileSystem, FsOptions, Ino, MkfsOptions, OpenFile, ROOT};
@@ -121,6 +121,23 @@ impl InProcess {
     pub fn open_with(&self, dir: &Folder, name: &str, flags: i32) -> Result<Arc<OpenFile>, Error> {
         let ino = self.fs.lookup(dir.at(), name.as_bytes())?.ino;
         Ok(self.fs.open_file(ino, libc::O_RDWR | flags)?)
+    }
+
+    /// Makes these writes, each (file, offset, bytes), in one step, durably.
+    pub fn transaction<'a>(
+        &self,
+        writes: impl Iterator<Item = (&'a OpenFile, u64, &'a [u8])>,
+    ) -> Result<(), Error> {
+        let mut transaction = self.fs.transaction(&self.who)?;
+        for (file, offset, data) in writes {
+            transaction.write(file.ino(), offset, data)?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    /// What waits for the devices came to so far.
+    pub fn reaped(&self) -> Reaped {
+        self.fs.store().array().reaped()
     }
 
     /// Transfers in flight on files of Sheaf's, by a context of their own; each slot has memory for `bytes`.

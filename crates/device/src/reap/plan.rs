@@ -3,7 +3,7 @@
 use super::costs::Costs;
 
 /// A wait of so many times the cost of a wake blocks: polling would gain next to nothing.
-const LONG: u64 = 200;
+const LONG: u64 = 500;
 
 /// What to do now; times are those of the clock by which it was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -123,10 +123,10 @@ fn what_takes_less_than_a_wake_is_not_waited_for_awake() {
 
 #[test]
 fn what_is_long_or_unknown_blocks() {
-    assert!(!is_long(&COSTS, 9_000 * US));
-    assert!(is_long(&COSTS, 11_000 * US));
+    assert!(!is_long(&COSTS, 24_000 * US));
+    assert!(is_long(&COSTS, 26_000 * US));
     let mut line = Line::default();
-    for (ns, lazy) in [(11_000 * US, false), (300 * US, true)] {
+    for (ns, lazy) in [(26_000 * US, false), (300 * US, true)] {
         for _ in 0..SEEN {
             line.sample(ns);
         }
