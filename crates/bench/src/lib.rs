@@ -28,6 +28,7 @@ pub mod scale;
 pub mod target;
 pub mod text;
 mod timing;
+pub mod tx;
 pub mod written;
 
 pub use error::Error;

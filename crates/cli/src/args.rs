@@ -422,6 +422,7 @@ pub enum Suite {
     Recovery(BenchRecovery),
     Remove(Remove),
     Scale(Scale),
+    Tx(BenchTx),
     Varmail(Varmail),
     Written(Written),
 }
@@ -605,6 +606,41 @@ pub struct BenchReap {
     pub dir: Option<PathBuf>,
     #[command(flatten)]
     pub output: BenchOutput,
+}
+
+/// Transactions beside writes that are synced one after the other, and SQLite on a mount beside itself with a journal
+///
+/// All sides are on one loop device over a file in --dir (/var/tmp; a folder in memory takes the disk out of it), or on the --device, in turn, each on
+/// a fresh file system. Needs root.
+#[derive(Args, Debug)]
+pub struct BenchTx {
+    /// Transactions, as WRITES/FILES separated by commas, instead of 1/1,4/1,64/1,2/2,8/8,64/8; or none
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = shape)]
+    pub shape: Vec<Option<(usize, usize)>>,
+    /// Time of one measurement
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// The program sheaf-sqlite (`cargo build --release --package sheaf-sqlite`), for what SQLite gains
+    #[arg(long, value_name = "PROGRAM")]
+    pub sqlite: Option<PathBuf>,
+    /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache_size: Option<u64>,
+    #[command(flatten)]
+    pub common: BenchOptions,
+}
+
+/// Writes and files of a transaction, or no transaction.
+fn shape(text: &str) -> Result<Option<(usize, usize)>, String> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let parts = text.split_once('/');
+    let shape = parts.and_then(|(writes, files)| Some((writes.parse().ok()?, files.parse().ok()?)));
+    match shape {
+        Some(shape) => Ok(Some(shape)),
+        None => Err("give WRITES/FILES, as 8/2".to_owned()),
+    }
 }
 
 /// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO and through Sheaf

@@ -7,15 +7,15 @@ use bench::contract::Report;
 use bench::target::{self, Storage, Target};
 use bench::{
     array, cache, checkpoint, files, fsync, fxmark, ior, list, pool, reap, recovery, remove, scale,
-    written,
+    tx, written,
 };
 use device::Latency;
 
 use crate::args::Written;
 use crate::args::{
     Bench, BenchArray, BenchCache, BenchCheckpoint, BenchIor, BenchOptions, BenchOutput, BenchReap,
-    BenchRecovery, Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite, SyncedOptions,
-    Varmail,
+    BenchRecovery, BenchTx, Files, Fsync, Fxmark, List, Mtime, Pool, Remove, Scale, Suite,
+    SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
 use crate::{mount_command, output, progress};
@@ -36,6 +36,7 @@ pub fn run(args: &Bench) -> Outcome {
         Suite::Recovery(args) => recovery(args),
         Suite::Remove(args) => remove(args),
         Suite::Scale(args) => scale(args),
+        Suite::Tx(args) => tx(args),
         Suite::Varmail(args) => varmail(args),
         Suite::Written(args) => written(args),
     }
@@ -323,6 +324,23 @@ fn scale(args: &Scale) -> Outcome {
         memory: memory(args.cache_size),
     };
     show(&args.output, |tell| Ok(scale::run(&options, tell)?))
+}
+
+fn tx(args: &BenchTx) -> Outcome {
+    let options = tx::Options {
+        shapes: match args.shape.is_empty() {
+            true => tx::SHAPES.to_vec(),
+            false => args.shape.iter().copied().flatten().collect(),
+        },
+        time: seconds(args.seconds)?,
+        runs: args.common.runs,
+        against: against(&args.common, &target::AGAINST)?,
+        storage: storage(&args.common),
+        sheaf: this_program()?,
+        sqlite: args.sqlite.clone(),
+        memory: memory(args.cache_size),
+    };
+    show(&args.common.output, |tell| Ok(tx::run(&options, tell)?))
 }
 
 fn seconds(seconds: f64) -> Result<Duration, Failure> {

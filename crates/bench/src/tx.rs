@@ -1,0 +1,417 @@
+//! Transactions beside what programs do without them.
+//!
+//! 1. All sides are on one loop device over a file that was written before, or on a device that is given, in turn, each with a fresh file
+//!    system for each window.
+//! 2. `WRITESx4KiB in FILES`: so many pages anywhere in so many files of 8 MiB, in one transaction of Sheaf in this process, which is
+//!    durable when it returns. The others write the same pages and call fdatasync(2) for each file: a crash leaves any part of
+//!    them. `sheaf-fdatasync` is Sheaf in this process asked so.
+//! 3. `sqlite row`: transactions of one row of 100 bytes in a new database with `synchronous=FULL`, by a program that
+//!    is given ([`Options::sqlite`]): on a mount of Sheaf with atomic writes of the database, on others with a rollback journal and with a
+//!    write-ahead log.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::rng::Rng;
+use fs::FsOptions;
+use serde_json::{Map, Value};
+
+use crate::contract::{Check, Comparison, Report, Row, Spread};
+use crate::fsync::folder;
+use crate::meter::Meter;
+use crate::target::{
+    Disk, InProcess, KernelMount, Place, Posix, SheafMount, Side, Storage, Target, only_kernels,
+};
+use crate::timing::Latencies;
+use crate::{Error, interrupt};
+
+/// Pages and files of a transaction.
+pub const SHAPES: [(usize, usize); 6] = [(1, 1), (4, 1), (64, 1), (2, 2), (8, 8), (64, 8)];
+
+const PAGE: usize = 4096;
+const FILE_BYTES: u64 = 8 << 20;
+const FILES_MAX: usize = 8;
+const DEVICE_BYTES: u64 = 1 << 30;
+
+/// Rows of SQLite's figures have this name.
+const SQLITE: &str = "sqlite row";
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// (writes, files) of a transaction, each.
+    pub shapes: Vec<(usize, usize)>,
+    /// Of one window.
+    pub time: Duration,
+    pub runs: usize,
+    /// Besides Sheaf.
+    pub against: Vec<Target>,
+    /// A folder for the file below the loop device, or a device.
+    pub storage: Storage,
+    /// The program that mounts.
+    pub sheaf: PathBuf,
+    /// The program `sheaf-sqlite`; without it nothing is measured of SQLite.
+    pub sqlite: Option<PathBuf>,
+    /// For all that Sheaf takes, in bytes.
+    pub memory: usize,
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        if !(1..=1000).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 1000");
+        }
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
+        if self.time < least || self.time > most {
+            return usage("--seconds takes a number from 0.001 to 3600");
+        }
+        let fits = |&(writes, files): &(usize, usize)| {
+            (1..=64).contains(&writes) && (1..=FILES_MAX).contains(&files) && files <= writes
+        };
+        if !self.shapes.iter().all(fits) {
+            return usage(
+                "a transaction has 1 to 64 writes in 1 to 8 files, and no more files than writes",
+            );
+        }
+        if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
+            return usage("one device is measured: give one (--device)");
+        }
+        only_kernels(&self.against)
+    }
+}
+
+/// Who makes changes durable, and how.
+#[derive(Clone, Debug)]
+enum Who {
+    /// Sheaf in this process, by transactions.
+    Transactions,
+    /// And by a write and an fdatasync after the other.
+    Synced,
+    Kernel(Target),
+    /// SQLite on a mount of Sheaf.
+    AtomicWrites,
+    /// On others.
+    Journal(Target, &'static str),
+}
+
+impl Who {
+    fn name(&self) -> String {
+        match self {
+            Who::Transactions => "sheaf".to_owned(),
+            Who::Synced => "sheaf-fdatasync".to_owned(),
+            Who::Kernel(target) => target.name(),
+            Who::AtomicWrites => "sheaf-mount".to_owned(),
+            Who::Journal(target, journal) => format!("{}-{journal}", target.name()),
+        }
+    }
+}
+
+struct Series {
+    name: String,
+    who: Who,
+    shape: (usize, usize),
+    windows: Vec<Outcome>,
+}
+
+/// What one window gave.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    rate: f64,
+    p50_us: f64,
+    p99_us: f64,
+    bytes: f64,
+    flushes: f64,
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    meter: Meter,
+    place: Place,
+    _disk: Disk,
+}
+
+/// Measures. `progress` is told what comes next.
+pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
+    options.check()?;
+    interrupt::catch()?;
+    let disk = match &options.storage {
+        Storage::Devices(devices) => Disk::given(&devices[0]),
+        storage => {
+            progress("a file for the loop device");
+            Disk::make(&folder(storage), DEVICE_BYTES)?
+        }
+    };
+    let devices = vec![disk.path().to_owned()];
+    let bench = Bench {
+        options,
+        meter: Meter::new(&devices)?,
+        place: Place::new(&Storage::Devices(devices), DEVICE_BYTES, true)?,
+        _disk: disk,
+    };
+    let mut rows = Vec::new();
+    for group in groups(options) {
+        rows.extend(bench.group(group, progress)?.iter().map(row));
+    }
+    let checks = checks(&rows);
+    let mut notes: Vec<String> = crate::target::notes(&options.against).collect();
+    if options.sqlite.is_none() {
+        notes.push("SQLite was left out: give its program (--sqlite)".to_owned());
+    }
+    Ok(Report::new("tx", rows, checks).with_notes(notes))
+}
+
+/// Sides that take turns with each other.
+fn groups(options: &Options) -> Vec<Vec<Series>> {
+    let series = |name: &str, who: Who, shape| Series {
+        name: name.to_owned(),
+        who,
+        shape,
+        windows: Vec::new(),
+    };
+    let mut groups: Vec<Vec<Series>> = Vec::new();
+    for &shape in &options.shapes {
+        let name = format!("{}x4KiB in {}", shape.0, shape.1);
+        let kernels = options.against.iter().cloned().map(Who::Kernel);
+        let sides = [Who::Transactions, Who::Synced].into_iter().chain(kernels);
+        groups.push(sides.map(|who| series(&name, who, shape)).collect());
+    }
+    if options.sqlite.is_some() {
+        let mut sides = vec![Who::AtomicWrites];
+        for target in &options.against {
+            sides.push(Who::Journal(target.clone(), "rollback"));
+            sides.push(Who::Journal(target.clone(), "wal"));
+        }
+        let sides = sides.into_iter();
+        groups.push(sides.map(|who| series(SQLITE, who, (1, 1))).collect());
+    }
+    groups
+}
+
+impl Bench<'_> {
+    fn group(&self, mut all: Vec<Series>, progress: &dyn Fn(&str)) -> Result<Vec<Series>, Error> {
+        for run in 1..=self.options.runs {
+            for series in &mut all {
+                interrupt::check()?;
+                let (name, who, of) = (&series.name, series.who.name(), self.options.runs);
+                progress(&format!("{name} on {who}, run {run} of {of}"));
+                let outcome = self.window(series).map_err(|error| error.on(name, &who))?;
+                series.windows.push(outcome);
+            }
+        }
+        Ok(all)
+    }
+
+    /// One window, on a fresh file system.
+    fn window(&self, series: &Series) -> Result<Outcome, Error> {
+        match &series.who {
+            Who::Transactions => {
+                let side = self.in_process()?;
+                let files = self.files(&side)?;
+                let outcome = self.repeat(series, |batch| {
+                    let writes = batch
+                        .iter()
+                        .map(|(file, offset, data)| (&*files[*file], *offset, *data));
+                    side.transaction(writes)
+                })?;
+                drop(files);
+                side.close()?;
+                Ok(outcome)
+            }
+            Who::Synced => {
+                let side = self.in_process()?;
+                let outcome = self.synced(series, &side)?;
+                side.close()?;
+                Ok(outcome)
+            }
+            Who::Kernel(target) => {
+                let mount = self.kernel(target)?;
+                let outcome = self.synced(series, &Posix::new(mount.path(), None)?)?;
+                mount.close()?;
+                Ok(outcome)
+            }
+            Who::AtomicWrites => {
+                let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
+                let outcome = self.sqlite(mount.path(), "rollback")?;
+                mount.close()?;
+                Ok(outcome)
+            }
+            Who::Journal(target, journal) => {
+                let mount = self.kernel(target)?;
+                let outcome = self.sqlite(mount.path(), journal)?;
+                mount.close()?;
+                Ok(outcome)
+            }
+        }
+    }
+
+    fn in_process(&self) -> Result<InProcess, Error> {
+        let devices = self.place.array()?;
+        let options = FsOptions::default().with_memory(self.options.memory);
+        InProcess::with(&devices.paths, options)
+    }
+
+    fn kernel(&self, target: &Target) -> Result<KernelMount, Error> {
+        match target {
+            Target::Kernel(kernel) => KernelMount::make(*kernel, &self.place, 1000),
+            other => Err(Error::Usage(format!(
+                "{} is none of the kernel's",
+                other.name()
+            ))),
+        }
+    }
+
+    /// Files with content, durable.
+    fn files<S: Side>(&self, side: &S) -> Result<Vec<S::File>, Error> {
+        let piece = vec![7; 1 << 20];
+        let mut files = Vec::new();
+        for number in 0..FILES_MAX {
+            let file = side.create(&side.root(), &format!("file{number}"))?;
+            for at in (0..FILE_BYTES).step_by(piece.len()) {
+                side.write(&file, at, &piece)?;
+            }
+            side.fsync(&file)?;
+            files.push(file);
+        }
+        side.sync()?;
+        Ok(files)
+    }
+
+    fn synced<S: Side>(&self, series: &Series, side: &S) -> Result<Outcome, Error> {
+        let files = self.files(side)?;
+        self.repeat(series, |batch| {
+            for (file, offset, data) in batch {
+                side.write(&files[*file], *offset, data)?;
+            }
+            files[..series.shape.1]
+                .iter()
+                .try_for_each(|file| side.fdatasync(file))
+        })
+    }
+
+    /// Has `change` make batches durable until the time is over.
+    fn repeat(
+        &self,
+        series: &Series,
+        mut change: impl FnMut(&[(usize, u64, &[u8])]) -> Result<(), Error>,
+    ) -> Result<Outcome, Error> {
+        let (writes, files) = series.shape;
+        let mut rng = Rng::new(1 + series.windows.len() as u64);
+        let mut data = vec![0; PAGE];
+        rng.fill(&mut data);
+        let latencies = Latencies::new();
+        let start = self.meter.mark()?;
+        let clock = Clock::real();
+        let began = clock.monotonic_ns();
+        let mut own = latencies.own();
+        loop {
+            let place = |write| {
+                let offset = rng.below(FILE_BYTES / PAGE as u64) * PAGE as u64;
+                (write % files, offset, &data[..])
+            };
+            let batch: Vec<_> = (0..writes).map(place).collect();
+            own.time(|| change(&batch))?;
+            if clock.monotonic_ns() - began >= self.options.time.as_nanos() as u64 {
+                break;
+            }
+            interrupt::check()?;
+        }
+        drop(own);
+        let seconds = (clock.monotonic_ns() - began) as f64 / 1e9;
+        let span = self.meter.since(start)?;
+        let times = latencies.summary();
+        let operations = times.operations as f64;
+        let each = |count: Option<u64>| count.map_or(f64::NAN, |count| count as f64 / operations);
+        Ok(Outcome {
+            rate: operations / seconds,
+            p50_us: times.p50_us,
+            p99_us: times.p99_us,
+            bytes: each(span.written_bytes),
+            flushes: each(span.flushes),
+        })
+    }
+
+    /// Transactions of one row by the program, in a database below `folder`.
+    fn sqlite(&self, folder: &Path, journal: &str) -> Result<Outcome, Error> {
+        let program = self.options.sqlite.as_deref();
+        let program = program.ok_or_else(|| Error::Usage("--sqlite is missing".to_owned()))?;
+        let start = self.meter.mark()?;
+        let output = Command::new(program)
+            .arg("rows")
+            .arg(folder.join("test.db"))
+            .args(["--journal", journal, "--milliseconds"])
+            .arg(self.options.time.as_millis().to_string())
+            .output()
+            .map_err(|error| Error::io(program, error))?;
+        let span = self.meter.since(start)?;
+        let failed = || {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            Error::Unable(format!("{}: {said}", program.display()))
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut numbers = text.split_whitespace().map(str::parse::<f64>);
+        let (Some(Ok(count)), Some(Ok(ns))) = (numbers.next(), numbers.next()) else {
+            return Err(failed());
+        };
+        // Some come before those that are counted, and a table.
+        let each = |all: Option<u64>| all.map_or(f64::NAN, |all| all as f64 / count);
+        Ok(Outcome {
+            rate: count / (ns / 1e9),
+            p50_us: f64::NAN,
+            p99_us: f64::NAN,
+            bytes: each(span.written_bytes),
+            flushes: each(span.flushes),
+        })
+    }
+}
+
+fn row(series: &Series) -> Row {
+    let of = |get: fn(&Outcome) -> f64| Spread::of(series.windows.iter().map(get));
+    let rates = of(|outcome| outcome.rate);
+    let mut extra = Map::new();
+    let mut put = |key: &str, get: fn(&Outcome) -> f64| {
+        if series.windows.iter().all(|window| get(window).is_finite()) {
+            extra.insert(key.to_owned(), Value::from(of(get).median));
+        }
+    };
+    put("p50_us", |outcome| outcome.p50_us);
+    put("p99_us", |outcome| outcome.p99_us);
+    put("written_bytes_per_op", |outcome| outcome.bytes);
+    put("flushes_per_op", |outcome| outcome.flushes);
+    Row::note_rates(
+        &mut extra,
+        series.windows.iter().map(|outcome| outcome.rate),
+    );
+    Row {
+        name: series.name.clone(),
+        target: series.who.name(),
+        threads: 1,
+        unit: "tx/s",
+        median: rates.median,
+        min: rates.min,
+        max: rates.max,
+        runs: series.windows.len(),
+        extra,
+    }
+}
+
+/// What SQLite has to gain from atomic writes, by journal.
+const BARS: [(&str, f64); 2] = [("ext4-rollback", 1.5), ("ext4-wal", 1.0)];
+
+fn checks(rows: &[Row]) -> Vec<Check> {
+    let find = |name: &str, target: &str| {
+        let mut all = rows.iter();
+        all.find(|row| row.name == name && row.target == target)
+    };
+    let mut checks = Vec::new();
+    for (target, bar) in BARS {
+        if let (Some(own), Some(other)) = (find(SQLITE, "sheaf-mount"), find(SQLITE, target)) {
+            let name = format!("{SQLITE} by {target}");
+            let quotient = own.quotient(other);
+            checks.push(Check::new(name, quotient, Comparison::AtLeast, bar));
+        }
+    }
+    checks
+}
