@@ -480,6 +480,8 @@ fn benchmarks_refuse_what_makes_no_sense() {
         .exits(USAGE)
         .says("--dir");
     refused("ior", &["--request", "256"]);
+    refused("tx", &["--shape", "2/4"]);
+    refused("tx", &["--shape", "2"]);
     sheaf(&["bench", "ior", "--way", "mmap"], &[], &[])
         .exits(USAGE)
         .says("direct");
