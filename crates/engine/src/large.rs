@@ -495,4 +495,20 @@ mod tests {
         }
         store.close().unwrap();
     }
+
+    #[test]
+    fn who_goes_away_after_space_maps_have_changed_leaves_a_store_that_has_failed() {
+        for changes_maps in [false, true] {
+            let store = open();
+            let mut promise = store.promise(4).unwrap();
+            let reservation = store.reserve(&mut promise, 4, None).unwrap();
+            let mut op = store.begin_large(Need::Reclaim, SMALL).unwrap();
+            op.take_at(&reservation).unwrap();
+            if changes_maps {
+                op.allocate().unwrap();
+            }
+            drop(op);
+            assert_eq!(store.failed().is_some(), changes_maps);
+        }
+    }
 }

@@ -883,6 +883,11 @@ impl<C: Content> Drop for Op<'_, C> {
         }
         self.return_credit();
         if self.large.is_some() {
+            let is_map = |l: &Locked<C>| matches!(l.guard.state().body, Body::Space(_));
+            if !self.failed && self.locked.iter().any(is_map) {
+                self.store
+                    .latch("an operation was abandoned after it had changed space maps");
+            }
             return self.undo();
         }
         if self.locked.iter().any(|l| l.touched) {

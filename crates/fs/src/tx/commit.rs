@@ -50,6 +50,7 @@ impl<'fs> Transaction<'fs> {
     /// Fails with [`Error::Conflict`] unless all that it relied on is so still, at one moment.
     pub(super) fn look_back(mut self) -> Result<(), Error> {
         self.broken = None;
+        self.expected = Extensive::default();
         self.steps.clear();
         self.inodes.retain(|_, staged| staged.fresh.is_none());
         let there = &self.inodes;

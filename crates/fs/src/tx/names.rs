@@ -361,7 +361,7 @@ impl<'fs> Transaction<'fs> {
             path.push(at);
             at = match self.inodes.get(&at) {
                 Some(staged) => staged.model.parent,
-                None => self.fs.inode(at)?.inode()?.parent,
+                None => self.fs.inode(at).map_err(gone)?.inode()?.parent,
             };
         }
         // Of parents at several moments, some of them staged.
