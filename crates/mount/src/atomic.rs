@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! START ─► Staging: the handle's writes and cuts go to an `fs::AtomicWrite` ─► COMMIT ─► Ended; the kernel asks for attributes anew
-//!                     │ ABORT, close, a commit that failed
+//!                     │ ABORT, close, end of the process, a commit that failed
 //!                     └─► Dropping: the kernel drops its pages ─► Ended
 //! ```
 //!
@@ -19,17 +19,21 @@
 //! 4. What other handles change goes to the file. The kernel's pages may differ from it after a commit then, and are dropped.
 //! 5. The file is locked here over the commit: who reads meanwhile sees what was staged, before it or after. Nothing else is waited for under this
 //!    lock, and nobody notifies the kernel who holds it ([`Notifier`]).
+//! 6. It is over before the process that started it loses a POSIX lock: the kernel frees these when a descriptor is closed, and asks this daemon first
+//!    ([`AtomicWrites::flush`]). What another process writes through the same open file is refused from then on ([`AtomicWrites::check`]), until somebody
+//!    starts, commits or aborts through it: it is the rest of a batch whose beginning is gone.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use base::map::HashMap;
+use base::map::{HashMap, HashSet};
 use base::sync::{Mutex, rank};
 use fs::{AtomicWrite, Caller, Error, FileSystem, OpenFile};
 
 use crate::notify::Notifier;
-use crate::ops::{NodeId, Span};
+use crate::ops::{Errno, NodeId, Span};
+use crate::process;
 
 /// The numbers, as in the kernel's `linux/f2fs.h`.
 pub mod ioctl {
@@ -47,6 +51,8 @@ pub mod ioctl {
 
 /// Of the kernel, and of what is staged.
 const PAGE: u64 = 4096;
+/// Files that are remembered.
+const KNOWN_MAX: usize = 4096;
 
 /// The atomic writes of a mount. Its copies are one.
 #[derive(Clone, Debug, Default)]
@@ -54,17 +60,59 @@ pub(crate) struct AtomicWrites(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Files that have one: all that others look at.
+    /// Files that have one, and handles that are cancelled: all that others look at.
     count: AtomicUsize,
-    files: Mutex<HashMap<NodeId, Arc<Pending>>>,
+    tables: Mutex<Tables>,
+    /// Something is in [`Tables::known`].
+    any_known: AtomicBool,
     notifier: OnceLock<Notifier>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    files: HashMap<NodeId, Arc<Pending>>,
+    /// Handles of invariant 6 that are refused writes.
+    cancelled: HashSet<u64>,
+    known: Known,
+}
+
+/// Files that something has happened to; all, once these are too many.
+#[derive(Debug)]
+enum Known {
+    These(HashSet<NodeId>),
+    All,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Known::These(HashSet::default())
+    }
+}
+
+impl Known {
+    fn add(&mut self, node: NodeId) {
+        if let Known::These(nodes) = self {
+            nodes.insert(node);
+            if nodes.len() > KNOWN_MAX {
+                *self = Known::All;
+            }
+        }
+    }
+
+    fn has(&self, node: NodeId) -> bool {
+        match self {
+            Known::These(nodes) => nodes.contains(&node),
+            Known::All => true,
+        }
+    }
 }
 
 impl Default for Inner {
     fn default() -> Self {
         Inner {
             count: AtomicUsize::new(0),
-            files: Mutex::new(rank::MOUNT_ATOMIC, HashMap::default()),
+            tables: Mutex::new(rank::MOUNT_ATOMIC, Tables::default()),
+            any_known: AtomicBool::new(false),
             notifier: OnceLock::new(),
         }
     }
@@ -75,6 +123,8 @@ impl Default for Inner {
 pub(crate) struct Pending {
     node: NodeId,
     handle: u64,
+    /// Who started it, where that can be told.
+    process: Option<u32>,
     state: Mutex<State>,
 }
 
@@ -102,21 +152,33 @@ impl AtomicWrites {
     pub fn of(&self, node: NodeId) -> Option<Arc<Pending>> {
         match self.0.count.load(Ordering::Relaxed) {
             0 => None,
-            _ => self.0.files.lock().get(&node).cloned(),
+            _ => self.0.tables.lock().files.get(&node).cloned(),
         }
     }
 
-    /// Begins one. Again through the same handle: goes on with it.
+    /// Whether the kernel has to tell when a descriptor of a file is closed that is opened with these flags: through such a handle an atomic
+    /// write can be started, or one was started before, and the same process may have opened the file twice.
+    pub fn needs_flush(&self, node: NodeId, flags: i32) -> bool {
+        may_start(flags)
+            || (self.0.any_known.load(Ordering::Relaxed) && self.0.tables.lock().known.has(node))
+    }
+
+    /// Begins one, for a task. Again through the same handle: goes on with it.
     ///
     /// # Errors
-    /// [`Error::Busy`] when another handle has one; those of [`FileSystem::atomic_write`].
+    /// [`Error::Busy`] when another handle has one; [`Error::BadHandle`] when the handle cannot both read and write; those of
+    /// [`FileSystem::atomic_write`].
     pub fn start(
         &self,
         fs: &Arc<FileSystem>,
-        who: &Caller,
+        (who, task): (&Caller, u32),
         (file, handle): (&OpenFile, u64),
     ) -> Result<()> {
         let node = file.ino().0;
+        if !may_start(file.flags()) {
+            return Err(Error::BadHandle);
+        }
+        self.resume(handle);
         if let Some(pending) = self.of(node) {
             return match pending.handle == handle && pending.is_staging() {
                 true => Ok(()),
@@ -130,14 +192,17 @@ impl AtomicWrites {
         let pending = Arc::new(Pending {
             node,
             handle,
+            process: process::of_task(task),
             state: Mutex::keyed(rank::ATOMIC_WRITE, node, state),
         });
         let others = {
-            let mut files = self.0.files.lock();
-            match files.contains_key(&node) {
+            let mut tables = self.0.tables.lock();
+            tables.known.add(node);
+            self.0.any_known.store(true, Ordering::Relaxed);
+            match tables.files.contains_key(&node) {
                 true => Some(pending),
                 false => {
-                    files.insert(node, pending);
+                    tables.files.insert(node, pending);
                     self.0.count.fetch_add(1, Ordering::Relaxed);
                     None
                 }
@@ -191,9 +256,59 @@ impl AtomicWrites {
 
     /// Forgets what the handle has staged; without anything, does nothing.
     pub fn abort(&self, node: NodeId, handle: u64) {
-        let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) else {
+        self.resume(handle);
+        if let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) {
+            self.abort_it(pending);
+        }
+    }
+
+    /// A task closes a descriptor of a handle, and its locks of the file go when this returns. What the same process has started through this handle is
+    /// over then, or through whatever handle if the process ends.
+    pub fn flush(&self, node: NodeId, handle: u64, task: u32) {
+        let Some(pending) = self.of(node).filter(|pending| pending.is_staging()) else {
             return;
         };
+        // Who cannot be told from the other is taken for it.
+        let of_another = match (pending.process, process::of_task(task)) {
+            (Some(starter), Some(closer)) => starter != closer,
+            _ => false,
+        };
+        if of_another || (pending.handle != handle && !process::is_exiting(task)) {
+            return;
+        }
+        {
+            // First of all, or a write could slip through between.
+            let mut tables = self.0.tables.lock();
+            if tables.cancelled.insert(pending.handle) {
+                self.0.count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.abort_it(pending);
+    }
+
+    /// Whether what a handle changes may go to the file.
+    ///
+    /// # Errors
+    /// `ECANCELED`: see invariant 6.
+    pub fn check(&self, handle: u64) -> std::result::Result<(), Errno> {
+        match self.is_cancelled(handle) {
+            true => Err(Errno(libc::ECANCELED)),
+            false => Ok(()),
+        }
+    }
+
+    fn is_cancelled(&self, handle: u64) -> bool {
+        self.0.count.load(Ordering::Relaxed) > 0 && self.0.tables.lock().cancelled.contains(&handle)
+    }
+
+    /// A handle is as good as any again.
+    pub fn resume(&self, handle: u64) {
+        if self.is_cancelled(handle) && self.0.tables.lock().cancelled.remove(&handle) {
+            self.0.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn abort_it(&self, pending: Arc<Pending>) {
         {
             let mut state = pending.state.lock();
             let State::Staging { write, .. } = &*state else {
@@ -206,9 +321,10 @@ impl AtomicWrites {
 
     /// Forgets all of them, when the mount has ended.
     pub fn clear(&self) {
-        let all = std::mem::take(&mut *self.0.files.lock());
-        self.0.count.fetch_sub(all.len(), Ordering::Relaxed);
-        for pending in all.into_values() {
+        let all = std::mem::take(&mut *self.0.tables.lock());
+        let count = all.files.len() + all.cancelled.len();
+        self.0.count.fetch_sub(count, Ordering::Relaxed);
+        for pending in all.files.into_values() {
             *pending.state.lock() = State::Ended;
         }
     }
@@ -223,7 +339,7 @@ impl AtomicWrites {
     }
 
     fn remove(&self, pending: &Arc<Pending>) {
-        let mut files = self.0.files.lock();
+        let files = &mut self.0.tables.lock().files;
         if let Some(found) = files.get(&pending.node)
             && Arc::ptr_eq(found, pending)
         {
@@ -311,6 +427,12 @@ impl Pending {
     }
 }
 
+/// Whether an atomic write may be started through a handle with these open flags. Who opens files to write to them alone makes new ones mostly,
+/// and is spared a request for each.
+fn may_start(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
 fn touches(pages: &[u64], bytes: &Range<u64>) -> bool {
     let first = pages.partition_point(|&page| page < bytes.start / PAGE);
     pages.get(first).is_some_and(|page| page * PAGE < bytes.end)
@@ -335,6 +457,15 @@ mod tests {
         ] {
             assert_eq!(touches(&pages, &bytes), found, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn of_files_too_many_to_remember_all_are_known() {
+        let mut known = Known::default();
+        known.add(5);
+        assert!(known.has(5) && !known.has(6));
+        (0..=KNOWN_MAX as u64).for_each(|node| known.add(node + 10));
+        assert!(known.has(5) && known.has(6));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod notify;
 pub mod ops;
 pub mod options;
 pub mod outcome;
+mod process;
 pub mod scrub;
 pub mod session;
 pub mod sheaf_ops;

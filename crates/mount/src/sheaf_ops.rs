@@ -25,8 +25,9 @@
 //!
 //! # Opening and closing
 //!
-//! FLUSH is answered ENOSYS: there is nothing to report, because failed write-back is
-//! reported by fsync, as with other local file systems, and close(2) is spared a round trip.
+//! There is nothing to report to close(2): failed write-back is reported by fsync, as with other local file systems. Only of handles that can
+//! read and write the kernel tells when a descriptor is closed, for their atomic writes ([`crate::atomic`]); for others close(2) is
+//! spared a round trip.
 //! `O_DIRECT` needs no `FOPEN_DIRECT_IO`: the kernel then sends unaltered requests and keeps
 //! its cached pages coherent with them. Cached pages survive an open, except where the access
 //! time is due for an update: then reading must reach the server once.
@@ -295,9 +296,13 @@ impl SheafOps {
     }
 
     fn opened(&self, file: Arc<OpenFile>, atime_due: bool) -> Opened {
+        let mut flags = if atime_due { 0 } else { fopen::KEEP_CACHE };
+        if !self.atomic.needs_flush(file.ino().0, file.flags()) {
+            flags |= fopen::NOFLUSH;
+        }
         Opened {
             handle: self.handles.insert(file),
-            flags: if atime_due { 0 } else { fopen::KEEP_CACHE },
+            flags,
         }
     }
 
@@ -375,6 +380,9 @@ impl Operations for SheafOps {
             }
             None => changes.size,
         };
+        if let (Some(_), Some(handle)) = (size, changes.handle) {
+            self.atomic.check(handle)?;
+        }
         let set = fs::SetAttr {
             mode: changes.mode,
             uid: changes.uid,
@@ -506,8 +514,21 @@ impl Operations for SheafOps {
         self.content_changes(&file, span.kill_suid_sgid)?;
         let pending = self.atomic.of(node);
         let staged = pending.and_then(|pending| pending.write(span, data));
-        let written = staged.unwrap_or_else(|| self.fs.write(&file, span.offset, data));
+        let written = match staged {
+            Some(written) => written,
+            None => {
+                if !span.from_page_cache {
+                    self.atomic.check(span.handle)?;
+                }
+                self.fs.write(&file, span.offset, data)
+            }
+        };
         written.map_err(errno)
+    }
+
+    fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
+        self.atomic.flush(node, handle, context.pid);
+        Ok(())
     }
 
     fn release(&self, node: NodeId, handle: u64) {
@@ -678,6 +699,9 @@ impl Operations for SheafOps {
             atomic::ioctl::START => self.start_atomic(context, node, handle),
             atomic::ioctl::COMMIT => {
                 self.file(node, handle)?;
+                let is_whole = self.atomic.check(handle);
+                self.atomic.resume(handle);
+                is_whole?;
                 self.atomic.commit(node, handle).map_err(errno)?;
                 Ok(0)
             }
@@ -726,7 +750,9 @@ impl SheafOps {
     fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
         let file = self.file(node, handle)?;
         let who = caller(context, 0);
-        let started = self.atomic.start(&self.fs, &who, (&file, handle));
+        let started = self
+            .atomic
+            .start(&self.fs, (&who, context.pid), (&file, handle));
         started.map_err(errno)?;
         Ok(0)
     }
@@ -741,13 +767,11 @@ impl SheafOps {
     /// Likewise, by a call that cannot be staged.
     fn unstaged_change(&self, node: NodeId, handle: u64) -> Result<()> {
         match self.atomic.of(node) {
-            Some(pending) if pending.is_of(handle) => Err(Errno(libc::EOPNOTSUPP)),
-            Some(pending) => {
-                pending.disturb();
-                Ok(())
-            }
-            None => Ok(()),
+            Some(pending) if pending.is_of(handle) => return Err(Errno(libc::EOPNOTSUPP)),
+            Some(pending) => pending.disturb(),
+            None => {}
         }
+        self.atomic.check(handle)
     }
 
     /// Answers [`IOC_OUTCOME`].

@@ -7,9 +7,11 @@ mod common;
 mod world;
 
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use common::pattern;
 use mount::atomic_ioctl::{ABORT, COMMIT, FEATURE_ATOMIC_WRITE, GET_FEATURES, START};
@@ -163,6 +165,120 @@ fn an_abort_or_a_close_leaves_the_file_as_it_was_in_every_cache() {
     m.end();
 }
 
+/// Where a process of its own finds what it shall do.
+const TASK: &str = "SHEAF_ATOMIC_TASK";
+
+/// Not a test, but what another process does for one: starts an atomic write of the file that is its input, and is killed then.
+#[test]
+fn of_another_process() {
+    let Ok(task) = std::env::var(TASK) else {
+        return;
+    };
+    // SAFETY: it is open, and nobody else here uses it.
+    let file = unsafe { File::from_raw_fd(0) };
+    // Closed before the other one at the end of this process.
+    let number = match task.as_str() {
+        "one" => 0,
+        // SAFETY: a descriptor.
+        _ => unsafe { libc::dup(file.as_raw_fd()) },
+    };
+    if number > 0 {
+        let path = fs::read_link("/proc/self/fd/0").unwrap();
+        let second = match task.as_str() {
+            "read" => File::open(&path).unwrap(),
+            _ => open(&path, 0),
+        };
+        // SAFETY: descriptors.
+        assert_eq!(unsafe { libc::dup2(second.as_raw_fd(), 0) }, 0);
+    }
+    // SAFETY: it is open.
+    let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[2; PAGE], 0).unwrap();
+    // SAFETY: nothing here is to go on.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+#[test]
+fn a_killed_process_leaves_nothing_staged_though_its_open_file_lives() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = [1; 2 * PAGE];
+    fs::write(&path, old).unwrap();
+    for task in ["one", "one", "write", "read"] {
+        let (file, other) = (open(&path, 0), open(&path, 0));
+        let mut killed = Command::new(std::env::current_exe().unwrap());
+        killed.args(["--exact", "of_another_process"]);
+        killed.env(TASK, task).stdin(file.try_clone().unwrap());
+        killed.stdout(Stdio::null());
+        let before = aborted(&m);
+        let ended = killed.status().unwrap();
+        assert_eq!(ended.signal(), Some(libc::SIGKILL), "{task}");
+        // Its locks are gone now.
+        let mut seen = [0; 2 * PAGE];
+        other.read_exact_at(&mut seen, 0).unwrap();
+        assert!(seen == old, "{task}");
+        assert_eq!(aborted(&m), before + 1.0);
+        // The rest of what it had begun.
+        let refused = |result: std::io::Result<()>| {
+            let error = result.unwrap_err().raw_os_error();
+            assert_eq!(error, Some(libc::ECANCELED), "{task}");
+        };
+        refused(file.write_all_at(&[3; 10], 0));
+        refused(file.set_len(5));
+        other.write_all_at(&[1; 10], 0).unwrap();
+        assert!(inside(&m, "f") == old);
+        match task {
+            "one" => assert_eq!(ask(&file, COMMIT), libc::ECANCELED),
+            _ => assert_eq!(ask(&file, ABORT), 0),
+        }
+        assert_eq!(ask(&file, COMMIT), libc::EINVAL);
+        file.write_all_at(&[1; 10], 0).unwrap();
+        assert_eq!(ask(&file, START), 0);
+        assert_eq!(ask(&file, ABORT), 0);
+    }
+    m.end();
+}
+
+#[test]
+fn closing_a_second_descriptor_ends_it_and_another_process_does_not() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    fs::write(&path, [1; PAGE]).unwrap();
+    let file = open(&path, 0);
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[2; 10], 0).unwrap();
+    // A handle of its own, closed, is no end of it.
+    drop(open(&path, 0));
+    // Another process that has this one, and closes it at its end.
+    // SAFETY: the child calls nothing but what a signal handler may.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a descriptor that nobody here uses again, and the end.
+        unsafe {
+            libc::close(file.as_raw_fd());
+            libc::_exit(0);
+        }
+    }
+    // SAFETY: no status is wanted.
+    let waited = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    assert_eq!(waited, child);
+    assert_eq!(ask(&file, COMMIT), 0);
+    assert_eq!(inside(&m, "f")[..11], [[2; 10].as_slice(), &[1]].concat());
+
+    assert_eq!(ask(&file, START), 0);
+    file.write_all_at(&[3; 10], 0).unwrap();
+    drop(file.try_clone().unwrap());
+    assert_eq!(fs::read(&path).unwrap(), inside(&m, "f"));
+    let refused = file.write_all_at(&[3; 10], 0).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ECANCELED));
+    assert_eq!(ask(&file, COMMIT), libc::ECANCELED);
+    drop(file);
+    m.end();
+}
+
 #[test]
 fn a_cut_is_staged_with_the_rest() {
     let Some(world) = World::new() else { return };
@@ -198,6 +314,9 @@ fn who_comes_second_or_cannot_write_is_refused() {
     assert_eq!(ask(&file, COMMIT), libc::EINVAL);
     assert_eq!(ask(&file, ABORT), 0);
     assert_eq!(ask(&reader, START), libc::EBADF);
+    let writer = OpenOptions::new().write(true).open(&path).unwrap();
+    assert_eq!(ask(&writer, START), libc::EBADF);
+    drop(writer);
     assert_eq!(ask(&file, 0xf503), libc::ENOTTY);
     assert_eq!(ask(&File::open(&m.at).unwrap(), START), libc::EBADF);
     assert_eq!(ask(&file, START), 0);
