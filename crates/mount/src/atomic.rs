@@ -16,7 +16,9 @@
 //!    the file, with zeros up to that size: from one that ends before it the kernel would learn another.
 //! 3. A page of a mapping that the kernel writes back is staged, too, if a part of it is: it has staged bytes. While the kernel drops pages after
 //!    an abort, such pages are thrown away.
-//! 4. What other handles change goes to the file. The kernel's pages may differ from it after a commit then, and are dropped.
+//! 4. What other handles change goes to the file, under the lock of its atomic write, so that it is there before a commit or after.
+//!    What is appended goes to the end of the file as the handle has it, staged or not ([`AtomicWrites::write`]): the kernel may know another
+//!    one, also long after an abort. The kernel's pages may differ from it after a commit then, and are dropped.
 //! 5. The file is locked here over the commit: who reads meanwhile sees what was staged, before it or after. Nothing else is waited for under this
 //!    lock, and nobody notifies the kernel who holds it ([`Notifier`]).
 //! 6. It is over before the process that started it loses a POSIX lock: the kernel frees these when a descriptor is closed, and asks this daemon first
@@ -65,6 +67,11 @@ struct Inner {
     tables: Mutex<Tables>,
     /// Something is in [`Tables::known`].
     any_known: AtomicBool,
+    /// Something is in [`Tables::resized`].
+    any_resized: AtomicBool,
+    /// Files whose pages are to be dropped after the answer to a write, for its kernel's page is at another place; so many there are.
+    displaced: Mutex<Vec<NodeId>>,
+    displaced_count: AtomicUsize,
     notifier: OnceLock<Notifier>,
 }
 
@@ -73,7 +80,10 @@ struct Tables {
     files: HashMap<NodeId, Arc<Pending>>,
     /// Handles of invariant 6 that are refused writes.
     cancelled: HashSet<u64>,
+    /// Files of which one was started.
     known: Known,
+    /// Files of which one ended without having become the file: the kernel may have its size still.
+    resized: Known,
 }
 
 /// Files that something has happened to; all, once these are too many.
@@ -113,6 +123,9 @@ impl Default for Inner {
             count: AtomicUsize::new(0),
             tables: Mutex::new(rank::MOUNT_ATOMIC, Tables::default()),
             any_known: AtomicBool::new(false),
+            any_resized: AtomicBool::new(false),
+            displaced: Mutex::new(rank::LEAF, Vec::new()),
+            displaced_count: AtomicUsize::new(0),
             notifier: OnceLock::new(),
         }
     }
@@ -286,6 +299,89 @@ impl AtomicWrites {
         self.abort_it(pending);
     }
 
+    /// A write of a file, staged or not.
+    ///
+    /// # Errors
+    /// `ECANCELED`: see invariant 6.
+    pub fn write(
+        &self,
+        fs: &FileSystem,
+        file: &OpenFile,
+        span: &Span,
+        data: &[u8],
+    ) -> std::result::Result<Result<usize>, Errno> {
+        let node = file.ino().0;
+        let appends = !span.from_page_cache && span.open_flags as i32 & libc::O_APPEND != 0;
+        let mut span = *span;
+        let Some(pending) = self.of(node) else {
+            if !span.from_page_cache {
+                self.check(span.handle)?;
+            }
+            let may_be_resized = appends && self.0.any_resized.load(Ordering::Relaxed);
+            if may_be_resized && self.0.tables.lock().resized.has(node) {
+                match fs.getattr(file.ino()) {
+                    Ok(attr) => self.append_at(node, attr.size, &mut span),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            return Ok(fs.write(file, span.offset, data));
+        };
+        let mut state = loop {
+            let is_staged = span.from_page_cache || pending.is_of(span.handle);
+            if !is_staged {
+                self.check(span.handle)?;
+            }
+            let state = pending.state.lock();
+            if span.from_page_cache || !is_staged || pending.stages(&state, span.handle) {
+                break state;
+            }
+            // It ended meanwhile.
+        };
+        if appends {
+            match fs.getattr(file.ino()) {
+                Ok(attr) => {
+                    let end = match &*state {
+                        State::Staging { write, .. } if span.handle == pending.handle => {
+                            write.size(attr.size)
+                        }
+                        _ => attr.size,
+                    };
+                    self.append_at(node, end, &mut span);
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        let staged = pending.write(&mut state, &span, data);
+        Ok(staged.unwrap_or_else(|| fs.write(file, span.offset, data)))
+    }
+
+    /// Moves a write to the end of the file. The kernel has put it elsewhere then, and is told so by [`AtomicWrites::wrote`].
+    fn append_at(&self, node: NodeId, end: u64, span: &mut Span) {
+        if span.offset != end {
+            span.offset = end;
+            self.0.displaced.lock().push(node);
+            self.0.displaced_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A write of a file was answered.
+    pub fn wrote(&self, node: NodeId) {
+        if self.0.displaced_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        {
+            let mut displaced = self.0.displaced.lock();
+            let Some(place) = displaced.iter().position(|&other| other == node) else {
+                return;
+            };
+            displaced.swap_remove(place);
+            self.0.displaced_count.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(notifier) = self.0.notifier.get() {
+            notifier.drop_pages(node, Box::new(|| {}));
+        }
+    }
+
     /// Whether what a handle changes may go to the file.
     ///
     /// # Errors
@@ -331,6 +427,11 @@ impl AtomicWrites {
 
     /// What the kernel has cached of the file goes, and then the atomic write.
     fn drop_pages(&self, pending: Arc<Pending>) {
+        {
+            let mut tables = self.0.tables.lock();
+            tables.resized.add(pending.node);
+            self.0.any_resized.store(true, Ordering::Relaxed);
+        }
         let Some(notifier) = self.0.notifier.get() else {
             return self.remove(&pending);
         };
@@ -350,20 +451,33 @@ impl AtomicWrites {
 }
 
 impl Pending {
+    /// Whether the handle's changes are staged.
+    fn is_of(&self, handle: u64) -> bool {
+        self.stages(&self.state.lock(), handle)
+    }
+
     fn is_staging(&self) -> bool {
         matches!(*self.state.lock(), State::Staging { .. })
     }
 
-    /// Whether the handle's changes are staged.
-    pub fn is_of(&self, handle: u64) -> bool {
-        self.handle == handle && self.is_staging()
+    /// Refuses what cannot be staged of a handle whose changes are.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`
+    pub fn refuse(&self, handle: Option<u64>) -> std::result::Result<(), Errno> {
+        match handle.is_some_and(|handle| self.is_of(handle)) {
+            true => Err(Errno(libc::EOPNOTSUPP)),
+            false => Ok(()),
+        }
     }
 
-    /// Others are about to change the file.
-    pub fn disturb(&self) {
-        if let State::Staging { is_disturbed, .. } = &mut *self.state.lock() {
+    /// A change of the file that is not staged. The file is locked over it.
+    pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
+        let mut state = self.state.lock();
+        if let State::Staging { is_disturbed, .. } = &mut *state {
             *is_disturbed = true;
         }
+        change()
     }
 
     /// A read beside what is staged; `None`: it is one of the file.
@@ -378,10 +492,14 @@ impl Pending {
         })
     }
 
+    fn stages(&self, state: &State, handle: u64) -> bool {
+        self.handle == handle && matches!(state, State::Staging { .. })
+    }
+
     /// A write that is staged, or thrown away; `None`: it is one of the file.
-    pub fn write(&self, span: &Span, data: &[u8]) -> Option<Result<usize>> {
+    fn write(&self, state: &mut State, span: &Span, data: &[u8]) -> Option<Result<usize>> {
         let bytes = span.offset..span.offset.saturating_add(data.len() as u64);
-        match &mut *self.state.lock() {
+        match state {
             State::Staging {
                 write,
                 is_disturbed,
@@ -409,10 +527,6 @@ impl Pending {
         match &mut *self.state.lock() {
             State::Staging { write, .. } if handle == Some(self.handle) => {
                 Some(write.truncate(size))
-            }
-            State::Staging { is_disturbed, .. } => {
-                *is_disturbed = true;
-                None
             }
             _ => None,
         }

@@ -235,7 +235,10 @@ impl<O: Operations> Dispatcher<O> {
                     Err(errno) => x.error(errno),
                 }
             }
-            Operation::Write { span, data } => x.written(self.write(&request, &span, data)),
+            Operation::Write { span, data } => {
+                x.written(self.write(&request, &span, data));
+                ops.wrote(node);
+            }
             Operation::Flush(handle) => x.unit(ops.flush(ctx, node, handle)),
             Operation::Release(handle) => {
                 ops.release(node, handle);

@@ -380,9 +380,6 @@ impl Operations for SheafOps {
             }
             None => changes.size,
         };
-        if let (Some(_), Some(handle)) = (size, changes.handle) {
-            self.atomic.check(handle)?;
-        }
         let set = fs::SetAttr {
             mode: changes.mode,
             uid: changes.uid,
@@ -393,11 +390,17 @@ impl Operations for SheafOps {
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
-        let attr = self
-            .fs
-            .setattr(&caller(context, 0), ino(node), &set)
-            .map_err(errno)?;
-        Ok(self.attributes(&attr))
+        let who = caller(context, 0);
+        let setattr = || self.fs.setattr(&who, ino(node), &set).map_err(errno);
+        let attr = match (size, changes.handle) {
+            (None, _) => setattr(),
+            (Some(_), None) => self.unstaged_change(node, None, setattr),
+            (Some(_), Some(handle)) => {
+                self.atomic.check(handle)?;
+                self.unstaged_change(node, None, setattr)
+            }
+        };
+        Ok(self.attributes(&attr?))
     }
 
     fn readlink(&self, _: &Context, node: NodeId) -> Result<Vec<u8>> {
@@ -460,15 +463,14 @@ impl Operations for SheafOps {
             .open_file(ino(node), flags as i32 & !KERNEL_FLAGS)
             .map_err(errno)?;
         if flags as i32 & libc::O_TRUNC != 0 {
-            self.disturb(node);
             let cut = fs::SetAttr {
                 size: Some(0),
                 kill_suidgid: kill,
                 ..fs::SetAttr::default()
             };
-            self.fs
-                .setattr(&caller(ctx, 0), ino(node), &cut)
-                .map_err(errno)?;
+            let who = caller(ctx, 0);
+            let setattr = || self.fs.setattr(&who, ino(node), &cut).map_err(errno);
+            self.unstaged_change(node, None, setattr)?;
         }
         let atime_due = self.atime_due(node, flags)?;
         Ok(self.opened(file, atime_due))
@@ -512,18 +514,12 @@ impl Operations for SheafOps {
     fn write(&self, _: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
         self.content_changes(&file, span.kill_suid_sgid)?;
-        let pending = self.atomic.of(node);
-        let staged = pending.and_then(|pending| pending.write(span, data));
-        let written = match staged {
-            Some(written) => written,
-            None => {
-                if !span.from_page_cache {
-                    self.atomic.check(span.handle)?;
-                }
-                self.fs.write(&file, span.offset, data)
-            }
-        };
+        let written = self.atomic.write(&self.fs, &file, span, data)?;
         written.map_err(errno)
+    }
+
+    fn wrote(&self, node: NodeId) {
+        self.atomic.wrote(node);
     }
 
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
@@ -635,11 +631,11 @@ impl Operations for SheafOps {
         length: u64,
     ) -> Result<()> {
         let file = self.file(node, handle)?;
-        self.unstaged_change(node, handle)?;
-        self.content_changes(&file, context.uid != 0)?;
-        self.fs
-            .fallocate(&file, mode as i32, offset, length)
-            .map_err(errno)
+        self.unstaged_change(node, Some(handle), || {
+            self.content_changes(&file, context.uid != 0)?;
+            let done = self.fs.fallocate(&file, mode as i32, offset, length);
+            done.map_err(errno)
+        })
     }
 
     fn lseek(
@@ -667,17 +663,12 @@ impl Operations for SheafOps {
             // The kernel then copies what its cache shows.
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.unstaged_change(to.node, to.handle)?;
-        self.content_changes(&target, context.uid != 0)?;
-        self.fs
-            .copy_range(
-                &source,
-                from.offset,
-                &target,
-                to.offset,
-                length.min(COPY_MAX),
-            )
-            .map_err(errno)
+        let length = length.min(COPY_MAX);
+        self.unstaged_change(to.node, Some(to.handle), || {
+            self.content_changes(&target, context.uid != 0)?;
+            let copied = (self.fs).copy_range(&source, from.offset, &target, to.offset, length);
+            copied.map_err(errno)
+        })
     }
 
     fn ioctl(
@@ -757,21 +748,25 @@ impl SheafOps {
         Ok(0)
     }
 
-    /// The file is about to change otherwise than by what its atomic write stages.
-    fn disturb(&self, node: NodeId) {
-        if let Some(pending) = self.atomic.of(node) {
-            pending.disturb();
-        }
-    }
-
-    /// Likewise, by a call that cannot be staged.
-    fn unstaged_change(&self, node: NodeId, handle: u64) -> Result<()> {
+    /// Changes a file otherwise than by what its atomic write stages, through a handle if that is told.
+    fn unstaged_change<T>(
+        &self,
+        node: NodeId,
+        handle: Option<u64>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let check = || handle.map_or(Ok(()), |handle| self.atomic.check(handle));
         match self.atomic.of(node) {
-            Some(pending) if pending.is_of(handle) => return Err(Errno(libc::EOPNOTSUPP)),
-            Some(pending) => pending.disturb(),
-            None => {}
+            Some(pending) => {
+                pending.refuse(handle)?;
+                check()?;
+                pending.change(change)
+            }
+            None => {
+                check()?;
+                change()
+            }
         }
-        self.atomic.check(handle)
     }
 
     /// Answers [`IOC_OUTCOME`].

@@ -7,6 +7,7 @@ mod common;
 mod world;
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -276,6 +277,52 @@ fn closing_a_second_descriptor_ends_it_and_another_process_does_not() {
     assert_eq!(refused.raw_os_error(), Some(libc::ECANCELED));
     assert_eq!(ask(&file, COMMIT), libc::ECANCELED);
     drop(file);
+    m.end();
+}
+
+#[test]
+fn what_is_appended_goes_to_the_end_that_its_handle_has() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    for flags in [libc::O_APPEND, libc::O_APPEND | libc::O_DSYNC] {
+        fs::write(&path, [1; 100]).unwrap();
+        let file = open(&path, flags);
+        let mut other = open(&path, flags);
+        assert_eq!(ask(&file, START), 0);
+        (&file).write_all(&[2; 50]).unwrap();
+        assert_eq!(ask(&file, ABORT), 0);
+        assert_eq!(ask(&file, START), 0);
+        (&file).write_all(&[3; 50]).unwrap();
+        (&file).write_all(&[4; 10]).unwrap();
+        assert_eq!(ask(&file, COMMIT), 0);
+        let mut new = [[1; 100].as_slice(), &[3; 50], &[4; 10]].concat();
+        assert!(inside(&m, "f") == new);
+        assert!(fs::read(&path).unwrap() == new);
+
+        // Cut, and not.
+        assert_eq!(ask(&file, START), 0);
+        file.set_len(0).unwrap();
+        assert_eq!(ask(&file, ABORT), 0);
+        other.write_all(&[5; 7]).unwrap();
+        (&file).write_all(&vec![6; 3 * PAGE]).unwrap();
+        new.extend([5; 7]);
+        new.resize(new.len() + 3 * PAGE, 6);
+        assert!(inside(&m, "f") == new);
+        // The kernel drops what it has put elsewhere soon after.
+        while fs::read(&path).unwrap() != new {
+            base::thread::yield_now();
+        }
+        // While it is staged.
+        assert_eq!(ask(&file, START), 0);
+        (&file).write_all(&[7; 50]).unwrap();
+        file.set_len(10).unwrap();
+        other.write_all(&[8; 9]).unwrap();
+        new.extend([8; 9]);
+        assert!(inside(&m, "f") == new);
+        assert_eq!(ask(&file, ABORT), 0);
+        assert!(inside(&m, "f") == new);
+    }
     m.end();
 }
 
