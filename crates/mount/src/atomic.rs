@@ -11,11 +11,12 @@
 //! take it back. Invariants ([decision 0030](../../../docs/decisions/0030-atomic-writes-through-the-mount.md)):
 //!
 //! 1. A file has one atomic write at most, which belongs to one handle.
-//! 2. While it is staged, all that fills the kernel's caches shows it: buffered reads through whatever handle, and sizes. So
-//!    the page cache is never a mixture, also when a page goes and comes back. Reads of other handles with `O_DIRECT`, which fill no cache, show
-//!    the file, with zeros up to that size: from one that ends before it the kernel would learn another.
-//! 3. A page of a mapping that the kernel writes back is staged, too, if a part of it is: it has staged bytes. While the kernel drops pages after
-//!    an abort, such pages are thrown away.
+//! 2. While it is staged, all that fills the kernel's caches shows it: reads through whatever handle, and sizes. So
+//!    the page cache is never a mixture, also when a page goes and comes back. `O_DIRECT` makes no difference: a fault of a mapping and read-ahead
+//!    come with the flags of the open file, and fill the cache.
+//! 3. A page of a mapping that the kernel writes back is staged, too, if a part of it is, or lies behind a staged cut: it has staged bytes. While the
+//!    kernel drops pages after an abort, such pages are thrown away. Others go to the file, but no further than it reaches: the
+//!    kernel writes as far as it knows it to.
 //! 4. What other handles change goes to the file, under the lock of its atomic write, so that it is there before a commit or after.
 //!    What is appended goes to the end of the file as the handle has it, staged or not ([`AtomicWrites::write`]): the kernel may know another
 //!    one, also long after an abort. The kernel's pages may differ from it after a commit then, and are dropped.
@@ -25,13 +26,12 @@
 //!    ([`AtomicWrites::flush`]). What another process writes through the same open file is refused from then on ([`AtomicWrites::check`]), until somebody
 //!    starts, commits or aborts through it: it is the rest of a batch whose beginning is gone.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use base::map::{HashMap, HashSet};
 use base::sync::{Mutex, rank};
-use fs::{AtomicWrite, Caller, Error, FileSystem, OpenFile};
+use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
 
 use crate::notify::Notifier;
 use crate::ops::{Errno, NodeId, Span};
@@ -148,9 +148,35 @@ enum State {
         /// Others have changed the file meanwhile.
         is_disturbed: bool,
     },
-    /// These pages, in order, were staged, and the kernel may have them still.
-    Dropping(Vec<u64>),
+    /// The kernel may have these still.
+    Dropping(Gone),
     Ended,
+}
+
+/// Pages that show what was staged.
+#[derive(Debug)]
+struct Gone {
+    /// In order.
+    pages: Vec<u64>,
+    /// All from here on.
+    cut: Option<u64>,
+}
+
+impl Gone {
+    fn of(write: &AtomicWrite) -> Gone {
+        Gone {
+            pages: write.pages().collect(),
+            cut: write.cut(),
+        }
+    }
+
+    fn has(&self, page: u64) -> bool {
+        self.pages.binary_search(&page).is_ok() || is_cut(self.cut, page)
+    }
+}
+
+fn is_cut(cut: Option<u64>, page: u64) -> bool {
+    cut.is_some_and(|cut| cut < (page + 1) * PAGE)
 }
 
 type Result<T> = std::result::Result<T, Error>;
@@ -248,10 +274,10 @@ impl AtomicWrites {
             else {
                 unreachable!("it was looked at")
             };
-            let pages: Vec<u64> = write.pages().collect();
+            let gone = Gone::of(&write);
             let committed = write.commit();
             if committed.is_err() {
-                *state = State::Dropping(pages);
+                *state = State::Dropping(gone);
             }
             (committed, is_disturbed)
         };
@@ -317,8 +343,12 @@ impl AtomicWrites {
             if !span.from_page_cache {
                 self.check(span.handle)?;
             }
-            let may_be_resized = appends && self.0.any_resized.load(Ordering::Relaxed);
+            let may_be_resized =
+                (appends || span.from_page_cache) && self.0.any_resized.load(Ordering::Relaxed);
             if may_be_resized && self.0.tables.lock().resized.has(node) {
+                if span.from_page_cache {
+                    return Ok(write_back(&mut State::Ended, fs, file, span.offset, data));
+                }
                 match fs.getattr(file.ino()) {
                     Ok(attr) => self.append_at(node, attr.size, &mut span),
                     Err(error) => return Ok(Err(error)),
@@ -326,13 +356,17 @@ impl AtomicWrites {
             }
             return Ok(fs.write(file, span.offset, data));
         };
+        if span.from_page_cache {
+            let state = &mut *pending.state.lock();
+            return Ok(write_back(state, fs, file, span.offset, data));
+        }
         let mut state = loop {
-            let is_staged = span.from_page_cache || pending.is_of(span.handle);
+            let is_staged = pending.is_of(span.handle);
             if !is_staged {
                 self.check(span.handle)?;
             }
             let state = pending.state.lock();
-            if span.from_page_cache || !is_staged || pending.stages(&state, span.handle) {
+            if !is_staged || pending.stages(&state, span.handle) {
                 break state;
             }
             // It ended meanwhile.
@@ -351,8 +385,14 @@ impl AtomicWrites {
                 Err(error) => return Ok(Err(error)),
             }
         }
-        let staged = pending.write(&mut state, &span, data);
-        Ok(staged.unwrap_or_else(|| fs.write(file, span.offset, data)))
+        match &mut *state {
+            State::Staging { write, .. } if span.handle == pending.handle => {
+                return Ok(write.write(span.offset, data).map(|()| data.len()));
+            }
+            State::Staging { is_disturbed, .. } => *is_disturbed = true,
+            State::Dropping(_) | State::Ended => {}
+        }
+        Ok(fs.write(file, span.offset, data))
     }
 
     /// Moves a write to the end of the file. The kernel has put it elsewhere then, and is told so by [`AtomicWrites::wrote`].
@@ -410,7 +450,7 @@ impl AtomicWrites {
             let State::Staging { write, .. } = &*state else {
                 return;
             };
-            *state = State::Dropping(write.pages().collect());
+            *state = State::Dropping(Gone::of(write));
         }
         self.drop_pages(pending);
     }
@@ -482,44 +522,14 @@ impl Pending {
 
     /// A read beside what is staged; `None`: it is one of the file.
     pub fn read(&self, file: &OpenFile, span: &Span, out: &mut [u8]) -> Option<Result<usize>> {
-        let is_direct = span.open_flags as i32 & libc::O_DIRECT != 0;
         let State::Staging { write, .. } = &*self.state.lock() else {
             return None;
         };
-        Some(match is_direct && span.handle != self.handle {
-            true => write.read_beneath(file, span.offset, out),
-            false => write.read(file, span.offset, out),
-        })
+        Some(write.read(file, span.offset, out))
     }
 
     fn stages(&self, state: &State, handle: u64) -> bool {
         self.handle == handle && matches!(state, State::Staging { .. })
-    }
-
-    /// A write that is staged, or thrown away; `None`: it is one of the file.
-    fn write(&self, state: &mut State, span: &Span, data: &[u8]) -> Option<Result<usize>> {
-        let bytes = span.offset..span.offset.saturating_add(data.len() as u64);
-        match state {
-            State::Staging {
-                write,
-                is_disturbed,
-            } => {
-                let is_staged = match span.from_page_cache {
-                    true => write.touches(&bytes),
-                    false => span.handle == self.handle,
-                };
-                if is_staged {
-                    return Some(write.write(span.offset, data).map(|()| data.len()));
-                }
-                *is_disturbed |= !span.from_page_cache;
-                None
-            }
-            State::Dropping(pages) => {
-                let was_staged = span.from_page_cache && touches(pages, &bytes);
-                was_staged.then_some(Ok(data.len()))
-            }
-            State::Ended => None,
-        }
     }
 
     /// A new size that is staged; `None`: it is one of the file.
@@ -532,12 +542,15 @@ impl Pending {
         }
     }
 
-    /// The size that the kernel has to know, of a file that has `base` bytes.
-    pub fn size(&self, base: u64) -> Option<u64> {
-        match &*self.state.lock() {
-            State::Staging { write, .. } => Some(write.size(base)),
-            _ => None,
-        }
+    /// The file's attributes, and the size that the kernel has to know, of one moment.
+    pub fn attributes(&self, fs: &FileSystem, ino: Ino) -> Result<(Attr, u64)> {
+        let state = self.state.lock();
+        let attr = fs.getattr(ino)?;
+        let size = match &*state {
+            State::Staging { write, .. } => write.size(attr.size),
+            _ => attr.size,
+        };
+        Ok((attr, size))
     }
 }
 
@@ -547,9 +560,43 @@ fn may_start(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_RDWR
 }
 
-fn touches(pages: &[u64], bytes: &Range<u64>) -> bool {
-    let first = pages.partition_point(|&page| page < bytes.start / PAGE);
-    pages.get(first).is_some_and(|page| page * PAGE < bytes.end)
+/// Pages of a mapping, as the kernel has them: see invariant 3.
+fn write_back(
+    state: &mut State,
+    fs: &FileSystem,
+    file: &OpenFile,
+    offset: u64,
+    data: &[u8],
+) -> Result<usize> {
+    let real = fs.getattr(file.ino())?.size;
+    let end = offset.saturating_add(data.len() as u64);
+    let mut at = offset;
+    while at < end {
+        let page = at / PAGE;
+        let next = ((page + 1) * PAGE).min(end);
+        let part = |reaches: u64| {
+            let to = next.min(reaches).max(at);
+            &data[(at - offset) as usize..(to - offset) as usize]
+        };
+        match state {
+            State::Staging { write, .. }
+                if write.touches(&(at..next)) || is_cut(write.cut(), page) =>
+            {
+                let size = write.size(real);
+                write.write(at, part(size))?;
+            }
+            State::Dropping(gone) if gone.has(page) => {}
+            _ => {
+                let (mut at, mut left) = (at, part(real));
+                while !left.is_empty() {
+                    let written = fs.write(file, at, left)?;
+                    (at, left) = (at + written as u64, &left[written..]);
+                }
+            }
+        }
+        at = next;
+    }
+    Ok(data.len())
 }
 
 #[cfg(test)]
@@ -557,20 +604,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_that_bytes_lie_in_are_found() {
-        let pages = [1, 2, 5];
-        for (bytes, found) in [
-            (0..4096, false),
-            (0..4097, true),
-            (4095..4096, false),
-            (8192..8193, true),
-            (12_288..20_480, false),
-            (12_288..20_481, true),
-            (24_575..30_000, true),
-            (24_576..30_000, false),
-        ] {
-            assert_eq!(touches(&pages, &bytes), found, "{bytes:?}");
-        }
+    fn pages_that_were_staged_or_cut_are_found() {
+        let mut gone = Gone {
+            pages: vec![1, 2, 5],
+            cut: None,
+        };
+        let found = |gone: &Gone| -> Vec<u64> { (0..9).filter(|&page| gone.has(page)).collect() };
+        assert_eq!(found(&gone), [1, 2, 5]);
+        gone.cut = Some(7 * PAGE);
+        assert_eq!(found(&gone), [1, 2, 5, 7, 8]);
+        gone.cut = Some(7 * PAGE - 1);
+        assert_eq!(found(&gone), [1, 2, 5, 6, 7, 8]);
     }
 
     #[test]

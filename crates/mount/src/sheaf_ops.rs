@@ -189,11 +189,19 @@ impl SheafOps {
     }
 
     fn attributes(&self, attr: &Attr) -> Attributes {
-        let staged = self.atomic.of(attr.ino.0);
-        let staged = staged.and_then(|pending| pending.size(attr.size));
+        // Asked for again with what is staged: of one moment.
+        let pending = self.atomic.of(attr.ino.0);
+        let looked = pending.as_ref().map(|pending| {
+            let now = pending.attributes(&self.fs, attr.ino);
+            now.unwrap_or((*attr, attr.size))
+        });
+        let (attr, size) = match &looked {
+            Some((attr, size)) => (attr, *size),
+            None => (attr, attr.size),
+        };
         Attributes {
             ino: attr.ino.0,
-            size: staged.unwrap_or(attr.size),
+            size,
             blocks: attr.blocks,
             atime: attr.atime,
             mtime: attr.mtime,
@@ -205,7 +213,7 @@ impl SheafOps {
             gid: attr.gid,
             rdev: attr.rdev,
             blksize: 4096,
-            valid: match staged {
+            valid: match looked {
                 Some(_) => Duration::ZERO,
                 None => self.valid(attr),
             },

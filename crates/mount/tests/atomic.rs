@@ -95,9 +95,8 @@ fn what_is_staged_becomes_the_file_with_the_commit() {
         new[at..at + len].copy_from_slice(&data);
     }
     assert!(inside(&m, "f") == old);
-    assert!(direct_page(&path, 1) == old[PAGE..2 * PAGE]);
-    // The size is one for all: the file is read as long as it is with what was staged.
-    assert_eq!(direct_page(&path, 5), [0; PAGE]);
+    assert!(direct_page(&path, 1) == new[PAGE..2 * PAGE]);
+    assert!(direct_page(&path, 5) == new[5 * PAGE..6 * PAGE]);
     assert_eq!(file.metadata().unwrap().len(), new.len() as u64);
     let mut seen = vec![0; new.len()];
     file.read_exact_at(&mut seen, 0).unwrap();
@@ -424,6 +423,70 @@ fn what_others_change_meanwhile_stays_but_under_staged_bytes() {
     m.end();
 }
 
+fn mapping(file: &File, len: usize) -> *mut libc::c_void {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+    // SAFETY: a new mapping of the file, wherever there is room.
+    let map = unsafe { libc::mmap(null, len, protection, libc::MAP_SHARED, fd, 0) };
+    assert_ne!(map, libc::MAP_FAILED);
+    map
+}
+
+#[test]
+fn a_mapping_brings_neither_a_staged_size_nor_a_staged_cut_to_the_file() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    for (cut, flags) in [(false, 0), (true, 0), (true, libc::O_DIRECT)] {
+        let old = vec![1; 3 * PAGE + 100];
+        fs::write(&path, &old).unwrap();
+        let (file, mapper) = (open(&path, 0), open(&path, flags));
+        assert_eq!(ask(&file, START), 0);
+        if cut {
+            file.set_len(5).unwrap();
+        }
+        // The last page that the file has is not staged itself.
+        file.set_len(6 * PAGE as u64).unwrap();
+        file.write_all_at(&[2], 5 * PAGE as u64).unwrap();
+        let len = 6 * PAGE;
+        let map = mapping(&mapper, len);
+        let at = |at: usize| {
+            // SAFETY: within the mapping.
+            unsafe { map.cast::<u8>().add(at) }
+        };
+        // SAFETY: as above; the file is as long.
+        let seen = [10, 5 * PAGE].map(|place| unsafe { at(place).read_volatile() });
+        assert_eq!(seen, [u8::from(!cut), 2]);
+        for page in [2, 3] {
+            // SAFETY: as above.
+            unsafe { at(page * PAGE + 1).write_volatile(9) };
+        }
+        // SAFETY: the whole mapping.
+        assert_eq!(unsafe { libc::msync(map, len, libc::MS_SYNC) }, 0);
+        let mut kept = old.clone();
+        if !cut {
+            kept[2 * PAGE + 1] = 9;
+            kept[3 * PAGE + 1] = 9;
+        }
+        assert!(inside(&m, "f") == kept, "cut {cut}");
+        for page in [2, 3] {
+            // SAFETY: as above.
+            unsafe { at(page * PAGE + 2).write_volatile(8) };
+        }
+        assert_eq!(ask(&file, ABORT), 0);
+        // SAFETY: the mapping that was made above; nothing uses it any more.
+        unsafe { libc::munmap(map, len) };
+        file.sync_all().unwrap();
+        assert_eq!(inside(&m, "f").len(), old.len(), "cut {cut}");
+        if cut {
+            assert!(inside(&m, "f") == old);
+        }
+        drop((file, mapper));
+        assert!(fs::read(&path).unwrap() == inside(&m, "f"));
+    }
+    m.end();
+}
+
 #[test]
 fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
     let Some(world) = World::new() else { return };
@@ -433,20 +496,8 @@ fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
     fs::write(&path, &old).unwrap();
     let file = open(&path, 0);
     let mapper = open(&path, 0);
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let (len, fd) = (4 * PAGE, mapper.as_raw_fd());
-    // SAFETY: a new mapping of the whole file, wherever there is room.
-    let map = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            protection,
-            libc::MAP_SHARED,
-            fd,
-            0,
-        )
-    };
-    assert_ne!(map, libc::MAP_FAILED);
+    let len = 4 * PAGE;
+    let map = mapping(&mapper, len);
     let put = |at: usize, byte: u8| {
         // SAFETY: within the mapping, which lives to the end of the test.
         unsafe { map.cast::<u8>().add(at).write_volatile(byte) };
@@ -458,9 +509,11 @@ fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
     assert_eq!(ask(&file, START), 0);
     file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
     put(PAGE + 1, 3);
+    put(2 * PAGE, 3);
     put(3 * PAGE, 3);
     sync();
     let mut kept = old.clone();
+    kept[2 * PAGE] = 3;
     kept[3 * PAGE] = 3;
     assert!(
         inside(&m, "f") == kept,

@@ -142,6 +142,11 @@ impl AtomicWrite {
         self.content.pages.range(pages).next().is_some()
     }
 
+    /// What of the file is still there: so many bytes, if it is cut.
+    pub fn cut(&self) -> Option<u64> {
+        self.content.cut
+    }
+
     /// Reads as [`FileSystem::read`], with what was staged. `file` is any handle of the file.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let base = self.fs.read(file, offset, buf)?;
@@ -156,23 +161,6 @@ impl AtomicWrite {
             unreachable!("nothing is stored before the commit")
         };
         self.content.over(offset, buf, none)?;
-        Ok(len)
-    }
-
-    /// Reads the file as it is, as long as it is with what was staged: behind its end are zeros.
-    pub fn read_beneath(
-        &self,
-        file: &OpenFile,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Error> {
-        let base = self.fs.read(file, offset, buf)?;
-        let size = self.content.size(0);
-        let len = buf
-            .len()
-            .min(size.saturating_sub(offset) as usize)
-            .max(base);
-        buf[base..len].fill(0);
         Ok(len)
     }
 
