@@ -28,9 +28,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use base::map::{HashMap, HashSet};
-use base::sync::{Mutex, rank};
+use base::sync::{Condvar, Mutex, rank};
 use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
 
 use crate::notify::Notifier;
@@ -53,6 +54,8 @@ pub mod ioctl {
 
 /// Of the kernel, and of what is staged.
 const PAGE: u64 = 4096;
+/// How long somebody waits for pages to be dropped: they wait for answers of this daemon, which others give.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Files that are remembered.
 const KNOWN_MAX: usize = 4096;
 
@@ -65,6 +68,8 @@ struct Inner {
     /// Files that have one, and handles that are cancelled: all that others look at.
     count: AtomicUsize,
     tables: Mutex<Tables>,
+    /// One is no more in [`Tables::files`].
+    removed: Condvar,
     /// Something is in [`Tables::known`].
     any_known: AtomicBool,
     /// Something is in [`Tables::resized`].
@@ -122,6 +127,7 @@ impl Default for Inner {
         Inner {
             count: AtomicUsize::new(0),
             tables: Mutex::new(rank::MOUNT_ATOMIC, Tables::default()),
+            removed: Condvar::new(),
             any_known: AtomicBool::new(false),
             any_resized: AtomicBool::new(false),
             displaced: Mutex::new(rank::LEAF, Vec::new()),
@@ -202,10 +208,10 @@ impl AtomicWrites {
             || (self.0.any_known.load(Ordering::Relaxed) && self.0.tables.lock().known.has(node))
     }
 
-    /// Begins one, for a task. Again through the same handle: goes on with it.
+    /// Begins one, for a task. Again through the same handle: goes on with it. Waits while the kernel drops pages of the last one.
     ///
     /// # Errors
-    /// [`Error::Busy`] when another handle has one; [`Error::BadHandle`] when the handle cannot both read and write; those of
+    /// [`Error::Busy`] when another handle has one, or those pages take too long; [`Error::BadHandle`] when the handle cannot both read and write; those of
     /// [`FileSystem::atomic_write`].
     pub fn start(
         &self,
@@ -219,10 +225,12 @@ impl AtomicWrites {
         }
         self.resume(handle);
         if let Some(pending) = self.of(node) {
-            return match pending.handle == handle && pending.is_staging() {
-                true => Ok(()),
-                false => Err(Error::Busy),
-            };
+            match pending.is_staging() {
+                true if pending.handle == handle => return Ok(()),
+                true => return Err(Error::Busy),
+                false if self.wait_for(&pending) => {}
+                false => return Err(Error::Busy),
+            }
         }
         let state = State::Staging {
             write: fs.atomic_write(who, file)?,
@@ -479,6 +487,24 @@ impl AtomicWrites {
         notifier.drop_pages(node, Box::new(move || all.remove(&pending)));
     }
 
+    /// Waits until one that has ended is no more, and its pages are dropped. Not for ever, nor if too few workers would be left.
+    fn wait_for(&self, pending: &Arc<Pending>) -> bool {
+        let is_there = |tables: &Tables| {
+            let found = tables.files.get(&pending.node);
+            found.is_some_and(|found| Arc::ptr_eq(found, pending))
+        };
+        let Some(_turn) = self.0.notifier.get().and_then(Notifier::turn) else {
+            return !is_there(&self.0.tables.lock());
+        };
+        let mut tables = self.0.tables.lock();
+        while is_there(&tables) {
+            if self.0.removed.wait_for(&mut tables, WAIT_MAX) {
+                return !is_there(&tables);
+            }
+        }
+        true
+    }
+
     fn remove(&self, pending: &Arc<Pending>) {
         let files = &mut self.0.tables.lock().files;
         if let Some(found) = files.get(&pending.node)
@@ -486,6 +512,7 @@ impl AtomicWrites {
         {
             files.remove(&pending.node);
             self.0.count.fetch_sub(1, Ordering::Relaxed);
+            self.0.removed.notify_all();
         }
     }
 }

@@ -3,19 +3,26 @@
 //! The kernel takes such a message only when it has locked the pages that it drops, and a locked page may wait for an answer of this very
 //! process. Invariants:
 //! 1. Nobody sends one who holds a lock that a request may wait for.
-//! 2. At most half of the workers wait in one: the others serve what those pages wait for. What comes beyond that is left to
-//!    who is at it already ([`Notifier::drop_pages`]).
+//! 2. At most half of the workers that there are wait in one: the others serve what those pages wait for. Nor more than
+//!    half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes beyond that is
+//!    left to who is at it already ([`Notifier::drop_pages`]); the first is never refused.
+//! 3. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::sync::{Mutex, rank};
 use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::ops::NodeId;
+use crate::session::BACKGROUND_MAX;
 use crate::transport::Bell;
+
+/// Workers that may be at it at a time, however many there are: invariant 2.
+const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
 
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
@@ -26,15 +33,18 @@ pub struct Notifier(Arc<Inner>);
 
 struct Inner {
     bell: Option<Arc<dyn Bell>>,
-    /// Workers that may wait at a time.
-    most: usize,
+    /// Workers that there are.
+    live: Arc<AtomicUsize>,
     turns: Mutex<Turns>,
 }
 
 #[derive(Default)]
 struct Turns {
+    /// Workers in a drop.
+    dropping: usize,
+    /// Workers that wait for one.
     waiting: usize,
-    /// Left to those who wait.
+    /// Left to those who drop.
     left: VecDeque<(NodeId, Then)>,
 }
 
@@ -45,11 +55,11 @@ impl std::fmt::Debug for Notifier {
 }
 
 impl Notifier {
-    /// For a session with so many workers.
-    pub fn new(bell: Option<Arc<dyn Bell>>, workers: usize) -> Notifier {
+    /// For a session that counts its workers.
+    pub fn new(bell: Option<Arc<dyn Bell>>, live: Arc<AtomicUsize>) -> Notifier {
         Notifier(Arc::new(Inner {
             bell,
-            most: (workers / 2).max(1),
+            live,
             turns: Mutex::new(rank::LEAF, Turns::default()),
         }))
     }
@@ -65,11 +75,13 @@ impl Notifier {
         let mut next = Some((node, then));
         {
             let mut turns = self.0.turns.lock();
-            if turns.waiting == self.0.most {
+            let most = (self.live() / 2).min(BUSY_MAX);
+            // Who else would do what is left?
+            if turns.dropping > 0 && turns.dropping + turns.waiting >= most {
                 turns.left.extend(next);
                 return;
             }
-            turns.waiting += 1;
+            turns.dropping += 1;
         }
         while let Some((node, then)) = next {
             self.send(node, 0);
@@ -77,9 +89,23 @@ impl Notifier {
             let mut turns = self.0.turns.lock();
             next = turns.left.pop_front();
             if next.is_none() {
-                turns.waiting -= 1;
+                turns.dropping -= 1;
             }
         }
+    }
+
+    /// Leave to wait for what others drop; `None`: there would be too few workers left.
+    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
+        let mut turns = self.0.turns.lock();
+        let busy = turns.waiting + turns.dropping.max(1);
+        (busy + 1 < self.live().min(BUSY_MAX)).then(|| {
+            turns.waiting += 1;
+            Turn(self)
+        })
+    }
+
+    fn live(&self) -> usize {
+        self.0.live.load(Ordering::Relaxed)
     }
 
     fn send(&self, node: NodeId, off: i64) {
@@ -104,11 +130,19 @@ impl Notifier {
     }
 }
 
+/// See [`Notifier::turn`].
+pub(crate) struct Turn<'a>(&'a Notifier);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.0.turns.lock().waiting -= 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Weak;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Asks, while it is rung, for three drops more.
     #[derive(Default)]
@@ -140,12 +174,28 @@ mod tests {
     #[test]
     fn what_comes_while_as_many_wait_as_may_is_done_by_one_of_them() {
         let bell = Arc::new(Nested::default());
-        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), 2);
+        let live = Arc::new(AtomicUsize::new(2));
+        let bells = Some(Arc::clone(&bell) as Arc<dyn Bell>);
+        let notifier = Notifier::new(bells, Arc::clone(&live));
         bell.notifier.set(Arc::downgrade(&notifier.0)).unwrap();
         notifier.drop_pages(7, Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 4);
-        assert_eq!(notifier.0.turns.lock().waiting, 0);
+        assert_eq!(notifier.0.turns.lock().dropping, 0);
         notifier.drop_pages(7, Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 5);
+
+        // One drops, one waits for it, and one is left.
+        assert!(notifier.turn().is_none());
+        live.store(3, Ordering::Relaxed);
+        let turn = notifier.turn().unwrap();
+        assert!(notifier.turn().is_none());
+        notifier.drop_pages(7, Box::new(|| {}));
+        assert_eq!(bell.rung.load(Ordering::Relaxed), 6);
+        drop(turn);
+        live.store(1000, Ordering::Relaxed);
+        let turns: Vec<_> = std::iter::from_fn(|| notifier.turn()).collect();
+        assert_eq!(turns.len(), BUSY_MAX - 2);
+        drop(turns);
+        assert_eq!(notifier.0.turns.lock().waiting, 0);
     }
 }

@@ -94,7 +94,7 @@ pub const WANTED: u64 = init::ASYNC_READ
 
 /// Requests the kernel sends in the background (read-ahead, async direct I/O, releases)
 /// before it waits for answers, and when it calls itself congested.
-const BACKGROUND_MAX: u16 = 64;
+pub(crate) const BACKGROUND_MAX: u16 = 64;
 const CONGESTED_AT: u16 = 48;
 
 /// Answers INIT until the kernel agrees; returns the negotiated flags.
@@ -183,7 +183,7 @@ struct Workers<T, O> {
     /// Workers waiting for a request.
     idle: AtomicUsize,
     /// Invariant 2. Changed under `state`.
-    live: AtomicUsize,
+    live: Arc<AtomicUsize>,
     state: Mutex<State>,
     over: Condvar,
 }
@@ -352,7 +352,9 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     let negotiated = negotiate(&mut first)?;
     drop(first);
     let workers_max = config.workers_max.max(2);
-    operations.init(negotiated, Notifier::new(transport.bell(), workers_max));
+    let live = Arc::new(AtomicUsize::new(0));
+    let notifier = Notifier::new(transport.bell(), Arc::clone(&live));
+    operations.init(negotiated, notifier);
     let workers = Arc::new(Workers {
         transport,
         dispatcher: Dispatcher {
@@ -364,7 +366,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
             workers_idle: config.workers_idle.clamp(1, workers_max),
         },
         idle: AtomicUsize::new(0),
-        live: AtomicUsize::new(0),
+        live,
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
     });
