@@ -261,6 +261,11 @@ impl AtomicWrites {
         }
     }
 
+    /// Whether what the handle changes is staged.
+    pub fn is_of(&self, node: NodeId, handle: u64) -> bool {
+        self.of(node).is_some_and(|pending| pending.is_of(handle))
+    }
+
     /// Makes what the handle has staged the file's content, durably. It is over then, whatever comes of it.
     ///
     /// # Errors

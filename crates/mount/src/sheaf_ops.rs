@@ -697,10 +697,14 @@ impl Operations for SheafOps {
             atomic::ioctl::GET_FEATURES => features(output),
             atomic::ioctl::START => self.start_atomic(context, node, handle),
             atomic::ioctl::COMMIT => {
-                self.file(node, handle)?;
+                let file = self.file(node, handle)?;
                 let is_whole = self.atomic.check(handle);
                 self.atomic.resume(handle);
                 is_whole?;
+                if self.atomic.is_of(node, handle) {
+                    // Those, too, that were set since it was staged.
+                    self.content_changes(&file, context.uid != 0)?;
+                }
                 self.atomic.commit(node, handle).map_err(errno)?;
                 Ok(0)
             }

@@ -9,8 +9,8 @@ mod world;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -178,7 +178,7 @@ fn of_another_process() {
     let file = unsafe { File::from_raw_fd(0) };
     // Closed before the other one at the end of this process.
     let number = match task.as_str() {
-        "one" => 0,
+        "one" | "commit" => 0,
         // SAFETY: a descriptor.
         _ => unsafe { libc::dup(file.as_raw_fd()) },
     };
@@ -193,6 +193,15 @@ fn of_another_process() {
     }
     // SAFETY: it is open.
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
+    if task == "commit" {
+        assert_eq!(ask(&file, COMMIT), libc::EINVAL);
+        assert_eq!(ask(&file, START), 0);
+        file.write_all_at(b"new", 0).unwrap();
+        let path = fs::read_link("/proc/self/fd/0").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(ask(&file, COMMIT), 0);
+        return;
+    }
     assert_eq!(ask(&file, START), 0);
     file.write_all_at(&[2; PAGE], 0).unwrap();
     // SAFETY: nothing here is to go on.
@@ -238,6 +247,32 @@ fn a_killed_process_leaves_nothing_staged_though_its_open_file_lives() {
         assert_eq!(ask(&file, START), 0);
         assert_eq!(ask(&file, ABORT), 0);
     }
+    m.end();
+}
+
+#[test]
+fn a_commit_takes_set_user_id_away() {
+    let Some(world) = World::new() else { return };
+    if fs::metadata(world.dir.path()).unwrap().uid() != 0 {
+        return;
+    }
+    let m = world.mount("allow_other");
+    let path = m.path("f");
+    fs::write(&path, [1; 10]).unwrap();
+    std::os::unix::fs::chown(&path, Some(1000), Some(1000)).unwrap();
+    let program = std::env::current_exe().unwrap();
+    // Somewhere everybody may run it.
+    let copy = world.dir.path().join("program");
+    fs::copy(&program, &copy).unwrap();
+    let mut other = Command::new(&copy);
+    other.args(["--exact", "of_another_process"]);
+    other.uid(1000).gid(1000).current_dir("/");
+    other.env(TASK, "commit").stdin(open(&path, 0));
+    other.stdout(Stdio::null());
+    assert!(other.status().unwrap().success());
+    assert_eq!(&inside(&m, "f")[..4], b"new\x01");
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o755);
+    drop(other);
     m.end();
 }
 
