@@ -14,6 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Fallible, process};
 
+/// Where images in memory are, and how much must be free there.
+const MEMORY: &str = "/dev/shm";
+const MEMORY_FREE: u64 = 2 << 30;
 const IMAGE_SIZES: [&str; 4] = ["1536M", "1536M", "2G", "1G"];
 /// How long mount, umount and mkfs may take.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -92,6 +95,24 @@ impl World {
             .map(|i| self.dir.join(format!("device{i}.img")))
             .collect();
         self.sizes = sizes.to_vec();
+    }
+
+    /// Has its images in memory, if there is room, for who waits for their disk all the time and looks at nothing of it; before
+    /// `mkfs`. The suite writes little.
+    pub fn in_memory(&mut self) {
+        let free = rustix::fs::statvfs(MEMORY).map_or(0, |found| found.f_bavail * found.f_frsize);
+        if !self.external && free >= MEMORY_FREE {
+            let image = |at| PathBuf::from(format!("{MEMORY}/sheaf-{}-{at}.img", self.name));
+            self.images = (0..self.sizes.len()).map(image).collect();
+            self.remove_images();
+        }
+    }
+
+    /// What cannot be removed stays for the next run, which removes it first.
+    fn remove_images(&self) {
+        for image in &self.images {
+            let _ = fs::remove_file(image);
+        }
     }
 
     pub fn is_external(&self) -> bool {
@@ -203,7 +224,7 @@ impl World {
     pub fn discard(self) {
         if !self.keep && !self.external {
             self.take_down();
-            // What cannot be removed stays for the next run, which removes it first.
+            self.remove_images();
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

@@ -9,6 +9,7 @@ use crate::report::Suite;
 use crate::world::World;
 use crate::{Fallible, packages, process};
 
+pub const NAME: &str = "fsx";
 const OPERATIONS: &str = "100000";
 const SEEDS: [u64; 3] = [1, 20, 300];
 /// For all runs together.

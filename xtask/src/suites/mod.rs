@@ -51,7 +51,7 @@ const MOUNTED: &[(&str, Mounted)] = &[
     ("mount", mounting::run),
     ("demo", demo::run),
     ("pjdfstest", pjdfstest::run),
-    ("fsx", fsx::run),
+    (fsx::NAME, fsx::run),
     ("programs", programs::run),
     ("fio", stress::fio),
     ("stress", stress::stress_ng),
@@ -129,6 +129,9 @@ fn run_on_mount(name: &str, body: Mounted, context: &Context, sheaf: &Path) -> F
         Some(path) => World::external(name, path)?,
         None => World::new(name, sheaf, args.options.clone(), args.keep)?,
     };
+    if name == fsx::NAME {
+        world.in_memory();
+    }
     let result = (|| {
         world.mkfs()?;
         world.mount()?;
