@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. Until the commit the file is what it was, and after a drop it is; promised blocks go back with it.
-//! 2. Each page staged has a promised block, so that only staging meets [`Error::NoSpace`] for data.
+//! 2. Each page staged has a promised block, so that only staging meets [`Error::NoSpace`] for data. Blocks of pages that were cut again serve
+//!    the next ones.
 //! 3. A call that fails has staged nothing of what it was given.
 //! 4. It relies on nothing that it reads: what others write meanwhile to bytes that it has not written stays, of the rest its own
 //!    bytes win.
@@ -42,7 +43,7 @@ pub(crate) struct AtomicCounts {
 /// [`FileSystem::atomic_write`].
 ///
 /// Limits: 64 MiB of pages touched, and 256 MiB in all that are staged in a file system at a time ([`Error::TransactionTooLarge`], with nothing
-/// staged of the call).
+/// staged of the call). A page whose bytes are written one here, one there has up to twice as much memory again that says which.
 pub struct AtomicWrite {
     fs: Arc<FileSystem>,
     who: Caller,
@@ -122,7 +123,10 @@ impl AtomicWrite {
         }
         self.fs.files.check_writable()?;
         self.make_room(0)?;
-        self.content.truncate(size);
+        let gone = self.content.truncate(size).len() as u64;
+        // Their blocks stay promised, for what is staged next.
+        self.fs.atomic.pages.fetch_sub(gone, Ordering::Relaxed);
+        self.counted -= gone;
         Ok(())
     }
 
@@ -199,8 +203,11 @@ impl AtomicWrite {
         if self.content.pages.len() as u64 + pages > most {
             return Err(Error::TransactionTooLarge);
         }
-        let besides = if self.promised == 0 { BESIDES } else { 0 };
-        let promise = self.fs.store.promise(pages + besides)?;
+        let wanted = self.content.pages.len() as u64 + pages + BESIDES;
+        let promise = self
+            .fs
+            .store
+            .promise(wanted.saturating_sub(self.promised))?;
         let all = &self.fs.atomic.pages;
         if all.fetch_add(pages, Ordering::Relaxed) + pages > ALL_PAGES_MAX {
             all.fetch_sub(pages, Ordering::Relaxed);

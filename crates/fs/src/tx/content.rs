@@ -18,7 +18,8 @@ const PAGE: u64 = BLOCK_SIZE as u64;
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     bytes: Box<[u8]>,
-    ranges: Vec<Range<usize>>,
+    /// Small: they may be half as many as the bytes.
+    ranges: Vec<Range<u16>>,
 }
 
 impl Part {
@@ -30,8 +31,8 @@ impl Part {
     }
 
     fn put(&mut self, at: usize, data: &[u8]) {
-        let (mut start, mut end) = (at, at + data.len());
-        self.bytes[start..end].copy_from_slice(data);
+        self.bytes[at..at + data.len()].copy_from_slice(data);
+        let (mut start, mut end) = (at as u16, (at + data.len()) as u16);
         self.ranges.retain(|range| {
             let apart = range.end < start || end < range.start;
             if !apart {
@@ -45,12 +46,12 @@ impl Part {
     }
 
     fn is_whole(&self) -> bool {
-        (self.ranges.first()).is_some_and(|range| *range == (0..BLOCK_SIZE))
+        (self.ranges.first()).is_some_and(|range| *range == (0..BLOCK_SIZE as u16))
     }
 
     fn cut(&mut self, end: usize) {
         self.ranges.retain_mut(|range| {
-            range.end = range.end.min(end);
+            range.end = range.end.min(end as u16);
             range.start < range.end
         });
     }
@@ -58,7 +59,8 @@ impl Part {
     /// Puts what was written over what the page holds besides.
     pub fn over(&self, page: &mut [u8]) {
         for range in &self.ranges {
-            page[range.clone()].copy_from_slice(&self.bytes[range.clone()]);
+            let range = usize::from(range.start)..usize::from(range.end);
+            page[range.clone()].copy_from_slice(&self.bytes[range]);
         }
     }
 }
@@ -195,7 +197,8 @@ impl Content {
                 Page::Whole(bytes) => out.copy_from_slice(&bytes[here]),
                 Page::Part(part) => {
                     for range in &part.ranges {
-                        let (a, b) = (range.start.max(here.start), range.end.min(here.end));
+                        let (start, end) = (usize::from(range.start), usize::from(range.end));
+                        let (a, b) = (start.max(here.start), end.min(here.end));
                         if a < b {
                             out[a - here.start..b - here.start].copy_from_slice(&part.bytes[a..b]);
                         }

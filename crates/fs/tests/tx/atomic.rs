@@ -153,6 +153,37 @@ fn what_is_more_than_memory_may_hold_is_refused_and_space_comes_back() {
 }
 
 #[test]
+fn what_is_cut_again_counts_no_more() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; PAGE]);
+    fs.sync().unwrap();
+    let before = free(&fs);
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    let mut promised = None;
+    // Ten times what there is room for, and more than all may stage.
+    for _ in 0..30 {
+        write.write(0, &vec![5; 10 << 20]).unwrap();
+        assert_eq!(*promised.get_or_insert(free(&fs)), free(&fs));
+        write.truncate(0).unwrap();
+    }
+    // Every other byte of a page, in no order.
+    let mut model = vec![0; PAGE];
+    for n in 0..PAGE / 2 {
+        let at = n * 2 * 1021 % PAGE;
+        write.write(at as u64, &[7]).unwrap();
+        model[at] = 7;
+    }
+    write.truncate(PAGE as u64).unwrap();
+    write.commit().unwrap();
+    assert!(contents(&fs, file.ino()) == model);
+    fs.sync().unwrap();
+    assert_eq!(free(&fs), before);
+    drop((file, fs));
+    world.check();
+}
+
+#[test]
 fn who_may_not_write_or_has_no_name_cannot() {
     let world = World::new(1, 64 << 20, 2);
     let fs = world.open();
