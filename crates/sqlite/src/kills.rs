@@ -31,6 +31,7 @@ pub struct Outcome {
     pub rows: u64,
     /// Runs in which a transaction had become durable that nobody was told of.
     pub untold: u32,
+    /// Of atomic writes, as far as the daemons told before they were killed.
     pub commits: u64,
 }
 
