@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use base::clock::now_ns;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
@@ -56,6 +57,8 @@ pub mod ioctl {
 const PAGE: u64 = 4096;
 /// How long somebody waits for pages to be dropped: they wait for answers of this daemon, which others give.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// The same where nearly all workers are at that.
+const WAIT_CROWDED: Duration = Duration::from_millis(200);
 /// Files that are remembered.
 const KNOWN_MAX: usize = 4096;
 
@@ -89,6 +92,13 @@ struct Tables {
     known: Known,
     /// Files of which one ended without having become the file: the kernel may have its size still.
     resized: Known,
+}
+
+impl Tables {
+    fn has(&self, pending: &Arc<Pending>) -> bool {
+        let found = self.files.get(&pending.node);
+        found.is_some_and(|found| Arc::ptr_eq(found, pending))
+    }
 }
 
 /// Files that something has happened to; all, once these are too many.
@@ -310,7 +320,16 @@ impl AtomicWrites {
     pub fn abort(&self, node: NodeId, handle: u64) {
         self.resume(handle);
         if let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) {
-            self.abort_it(pending);
+            self.abort_it(&pending);
+        }
+    }
+
+    /// The same for who gives up a lock next: waits until the kernel has nothing of it, as well as can be.
+    pub fn abort_and_wait(&self, node: NodeId, handle: u64) {
+        let pending = self.of(node).filter(|pending| pending.handle == handle);
+        self.abort(node, handle);
+        if let Some(pending) = pending {
+            self.wait_until_gone(&pending);
         }
     }
 
@@ -328,14 +347,18 @@ impl AtomicWrites {
         if of_another || (pending.handle != handle && !process::is_exiting(task)) {
             return;
         }
-        {
-            // First of all, or a write could slip through between.
-            let mut tables = self.0.tables.lock();
-            if tables.cancelled.insert(pending.handle) {
-                self.0.count.fetch_add(1, Ordering::Relaxed);
-            }
+        // First of all, or a write could slip through between.
+        let is_new = self.0.tables.lock().cancelled.insert(pending.handle);
+        if is_new {
+            self.0.count.fetch_add(1, Ordering::Relaxed);
         }
-        self.abort_it(pending);
+        let was_staging = self.abort_it(&pending);
+        if is_new && !was_staging {
+            // It was committed or given up meanwhile: there is nothing that a write could be torn from.
+            self.resume(pending.handle);
+        }
+        // Whoever gets the locks reads what the kernel has.
+        self.wait_until_gone(&pending);
     }
 
     /// A write of a file, staged or not.
@@ -350,7 +373,9 @@ impl AtomicWrites {
         data: &[u8],
     ) -> std::result::Result<Result<usize>, Errno> {
         let node = file.ino().0;
-        let appends = !span.from_page_cache && span.open_flags as i32 & libc::O_APPEND != 0;
+        // Long direct writes come in several requests at once, which know of each other where they go.
+        let flags = span.open_flags as i32 & (libc::O_APPEND | libc::O_DIRECT);
+        let appends = !span.from_page_cache && flags == libc::O_APPEND;
         let mut span = *span;
         let Some(pending) = self.of(node) else {
             if !span.from_page_cache {
@@ -431,7 +456,7 @@ impl AtomicWrites {
             self.0.displaced_count.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(notifier) = self.0.notifier.get() {
-            notifier.drop_pages(node, Box::new(|| {}));
+            notifier.drop_moved(node);
         }
     }
 
@@ -457,15 +482,17 @@ impl AtomicWrites {
         }
     }
 
-    fn abort_it(&self, pending: Arc<Pending>) {
+    /// Gives up what is staged, if anything is.
+    fn abort_it(&self, pending: &Arc<Pending>) -> bool {
         {
             let mut state = pending.state.lock();
             let State::Staging { write, .. } = &*state else {
-                return;
+                return false;
             };
             *state = State::Dropping(Gone::of(write));
         }
-        self.drop_pages(pending);
+        self.drop_pages(Arc::clone(pending));
+        true
     }
 
     /// Forgets all of them, when the mount has ended.
@@ -476,6 +503,7 @@ impl AtomicWrites {
         for pending in all.files.into_values() {
             *pending.state.lock() = State::Ended;
         }
+        self.0.removed.notify_all();
     }
 
     /// What the kernel has cached of the file goes, and then the atomic write.
@@ -494,18 +522,35 @@ impl AtomicWrites {
 
     /// Waits until one that has ended is no more, and its pages are dropped. Not for ever, nor if too few workers would be left.
     fn wait_for(&self, pending: &Arc<Pending>) -> bool {
-        let is_there = |tables: &Tables| {
-            let found = tables.files.get(&pending.node);
-            found.is_some_and(|found| Arc::ptr_eq(found, pending))
-        };
         let Some(_turn) = self.0.notifier.get().and_then(Notifier::turn) else {
-            return !is_there(&self.0.tables.lock());
+            return !self.0.tables.lock().has(pending);
         };
+        self.wait_at_most(pending, WAIT_MAX)
+    }
+
+    /// The same for who should not do without: if too few workers would be left, which may be what the drop waits for, not as long.
+    fn wait_until_gone(&self, pending: &Arc<Pending>) {
+        let turn = self.0.notifier.get().and_then(Notifier::turn);
+        let most = match turn {
+            Some(_) => WAIT_MAX,
+            None => WAIT_CROWDED,
+        };
+        if !self.wait_at_most(pending, most) {
+            tracing::warn!(pending.node, "a file's pages are still cached");
+        }
+        drop(turn);
+    }
+
+    fn wait_at_most(&self, pending: &Arc<Pending>, most: Duration) -> bool {
+        let end = now_ns() + most.as_nanos() as u64;
         let mut tables = self.0.tables.lock();
-        while is_there(&tables) {
-            if self.0.removed.wait_for(&mut tables, WAIT_MAX) {
-                return !is_there(&tables);
+        while tables.has(pending) {
+            let left = end.saturating_sub(now_ns());
+            if left == 0 {
+                return false;
             }
+            let left = Duration::from_nanos(left);
+            self.0.removed.wait_for(&mut tables, left);
         }
         true
     }

@@ -94,6 +94,17 @@ impl Notifier {
         }
     }
 
+    /// The kernel drops what it has of a file that a write went elsewhere in. Once for all such writes that nobody has come to yet.
+    pub fn drop_moved(&self, node: NodeId) {
+        let is_left = {
+            let turns = self.0.turns.lock();
+            turns.left.iter().any(|(other, _)| *other == node)
+        };
+        if !is_left {
+            self.drop_pages(node, Box::new(|| {}));
+        }
+    }
+
     /// Leave to wait for what others drop; `None`: there would be too few workers left.
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
         let mut turns = self.0.turns.lock();

@@ -710,7 +710,7 @@ impl Operations for SheafOps {
             }
             atomic::ioctl::ABORT => {
                 self.file(node, handle)?;
-                self.atomic.abort(node, handle);
+                self.atomic.abort_and_wait(node, handle);
                 Ok(0)
             }
             _ => Err(Errno::NOTTY),

@@ -57,7 +57,8 @@ pub(super) struct Ring {
 struct Timed {
     /// Of each device.
     devices: Vec<(Arc<Reaper>, Times)>,
-    pushed: u64,
+    /// Parts of each device that were pushed.
+    pushed: Vec<u64>,
     /// How what is in the completion queue was found; `None`: by nobody yet.
     seen: Option<Seen>,
 }
@@ -89,9 +90,9 @@ impl Ring {
     /// Parts of each device are waited for as its reaper says; all have one policy.
     pub fn timed(mut self, reapers: impl Iterator<Item = Arc<Reaper>>) -> Ring {
         let devices: Vec<_> = reapers.map(|reaper| (reaper, Times::default())).collect();
-        self.timed = (!devices.is_empty()).then_some(Timed {
+        self.timed = (!devices.is_empty()).then(|| Timed {
+            pushed: vec![0; devices.len()],
             devices,
-            pushed: 0,
             seen: None,
         });
         self
@@ -121,8 +122,9 @@ impl Ring {
     fn times(&mut self, part: &Part) -> Option<(Class, u64)> {
         let in_flight = self.in_flight();
         let timed = self.timed.as_mut()?;
-        timed.pushed += 1;
-        let since = timed.devices.get(part.device)?.0.start(timed.pushed)?;
+        let number = timed.pushed.get_mut(part.device)?;
+        *number += 1;
+        let since = timed.devices.get(part.device)?.0.start(*number)?;
         let class = Class::of(part.kind, part.segment.len(), in_flight);
         Some((class, since))
     }
@@ -432,7 +434,9 @@ impl Source for First<'_> {
     }
 
     fn is_other(&mut self) -> bool {
-        !self.ring.has_completed()
+        // The bell's own completion lies among those of parts.
+        let is_rung = self.bell.is_some_and(|(bell, rung)| bell.rung() != rung);
+        is_rung || !self.ring.has_completed()
     }
 }
 
