@@ -267,7 +267,8 @@ impl Reaper {
         };
         let there = whole && (outcome != Outcome::Blocked || source.is_there());
         let end = match there {
-            _ if source.is_other() => End::Other,
+            // It may take a lock to tell.
+            _ if self.learns() && source.is_other() => End::Other,
             true => End::Whole,
             false => End::Part,
         };

@@ -19,11 +19,11 @@
 //!    kernel writes as far as it knows it to.
 //! 4. What other handles change goes to the file, under the lock of its atomic write, so that it is there before a commit or after.
 //!    What is appended goes to the end of the file as the handle has it, staged or not ([`AtomicWrites::write`]): the kernel may know another
-//!    one, also long after an abort. The kernel's pages may differ from it after a commit then, and are dropped.
+//!    one, also long after an abort. Direct writes stay where the kernel puts them: a long one comes in several requests at once. The kernel's pages may differ from it after a commit then, and are dropped.
 //! 5. The file is locked here over the commit: who reads meanwhile sees what was staged, before it or after. Nothing else is waited for under this
 //!    lock, and nobody notifies the kernel who holds it ([`Notifier`]).
 //! 6. It is over before the process that started it loses a POSIX lock: the kernel frees these when a descriptor is closed, and asks this daemon first
-//!    ([`AtomicWrites::flush`]). What another process writes through the same open file is refused from then on ([`AtomicWrites::check`]), until somebody
+//!    ([`AtomicWrites::flush`]). The answer waits until the kernel's pages are dropped, but not for ever (`wait_until_gone`). What another process writes through the same open file is refused from then on ([`AtomicWrites::check`]), until somebody
 //!    starts, commits or aborts through it: it is the rest of a batch whose beginning is gone.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -6,7 +6,8 @@
 //! 2. At most half of the workers that there are wait in one: the others serve what those pages wait for. Nor more than
 //!    half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes beyond that is
 //!    left to who is at it already ([`Notifier::drop_pages`]); the first is never refused.
-//! 3. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one.
+//! 3. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one, or waits for a short time only: the drop may need
+//!    that worker.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
