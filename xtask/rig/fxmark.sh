@@ -1,5 +1,5 @@
 # fxmark.sh MIB OPTIONS...: inside the guest, `sheaf bench fxmark OPTIONS` on a null_blk device of MIB MiB
-# that keeps its content in memory. The report comes between two lines that begin with FXMARK.
+# that keeps its content in memory. The report comes between two lines that begin with REPORT.
 set -e
 mib=$1
 shift
@@ -14,9 +14,9 @@ echo 1 >$config/power
 # The first write to a block takes memory for it: that is to be nobody's cost.
 dd if=/dev/zero of=/dev/nullb0 bs=1M count="$mib" oflag=direct 2>/dev/null
 if ./sheaf bench fxmark --device /dev/nullb0 --json "$@" >report.json 2>messages; then
-  echo FXMARK-BEGIN
+  echo REPORT-BEGIN
   cat report.json
-  echo FXMARK-END
+  echo REPORT-END
 else
   status=$?
   tail -n 20 messages

@@ -2,7 +2,7 @@
 //!
 //! The first parts are on devices of this process that do nothing and take a set time for it, so that what differs is the wait alone:
 //! the rate, the latencies, and the CPU time of the thread that waits and of the whole machine. Their sleeps and wake-ups are real ones.
-//! `group` has a file system on them; `disk` is the same on a file. One thread keeps a group of transfers in flight at a time and waits for all of them.
+//! `group` has a file system on them; `disk` is the same on a file, and `device` on a device that is there already. One thread keeps a group of transfers in flight at a time and waits for all of them.
 
 mod disk;
 mod group;
@@ -40,16 +40,19 @@ pub enum Part {
     Group,
     /// A file.
     Disk,
+    /// A device, or a file, that is there already.
+    Device,
 }
 
 impl Part {
-    pub const ALL: [Part; 6] = [
+    pub const ALL: [Part; 7] = [
         Part::Fixed,
         Part::Mix,
         Part::Step,
         Part::Stall,
         Part::Group,
         Part::Disk,
+        Part::Device,
     ];
 
     pub fn name(self) -> &'static str {
@@ -60,14 +63,19 @@ impl Part {
             Part::Stall => "stall",
             Part::Group => "group",
             Part::Disk => "disk",
+            Part::Device => "device",
         }
     }
 
-    /// Those of these names; of none all but `disk`, which is measured where a folder is given.
-    pub fn select(names: &[String], dir: bool) -> Result<Vec<Part>, Error> {
+    /// Those of these names; of none all, `disk` only where a folder is given, and `device` where a device is.
+    pub fn select(names: &[String], dir: bool, device: bool) -> Result<Vec<Part>, Error> {
         if names.is_empty() {
-            let all = Part::ALL.into_iter();
-            return Ok(all.filter(|&part| part != Part::Disk || dir).collect());
+            let has = |part: &Part| match part {
+                Part::Disk => dir,
+                Part::Device => device,
+                _ => true,
+            };
+            return Ok(Part::ALL.into_iter().filter(has).collect());
         }
         let find = |name: &String| {
             let found = Part::ALL.into_iter().find(|part| part.name() == name);
@@ -88,6 +96,11 @@ pub struct Options {
     pub runs: usize,
     /// For the file of `disk`.
     pub dir: Option<PathBuf>,
+    /// Of `device`, and how many transfers are waited for together there, one series for each.
+    pub device: Option<PathBuf>,
+    pub depths: Vec<usize>,
+    /// It is written to as well, and loses what it holds.
+    pub overwrite: bool,
 }
 
 impl Options {
@@ -101,6 +114,18 @@ impl Options {
         }
         if self.dir.is_none() && self.parts.contains(&Part::Disk) {
             return usage("disk needs --dir FOLDER");
+        }
+        if self.device.is_none() && self.parts.contains(&Part::Device) {
+            return usage("device needs --device PATH");
+        }
+        if !self
+            .depths
+            .iter()
+            .all(|depth| (1..=DEPTH_MAX).contains(depth))
+        {
+            return Err(Error::Usage(format!(
+                "--depth takes numbers from 1 to {DEPTH_MAX}"
+            )));
         }
         Ok(())
     }
@@ -450,6 +475,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
             Part::Stall => loads::stall(options, progress)?,
             Part::Group => group::run(options, progress)?,
             Part::Disk => disk::run(options, progress)?,
+            Part::Device => disk::given(options, progress)?,
         };
         all.rows.extend(found.rows);
         all.checks.extend(found.checks);
@@ -557,6 +583,9 @@ mod tests {
             time: Duration::from_millis(1),
             runs: 1,
             dir: None,
+            device: None,
+            depths: vec![1],
+            overwrite: false,
         }
     }
 
@@ -592,11 +621,50 @@ mod tests {
         let refused = |options: Options| matches!(options.check(), Err(Error::Usage(_)));
         assert!(!refused(options(&[Part::Fixed])));
         assert!(refused(options(&[Part::Disk])));
+        assert!(refused(options(&[Part::Device])));
+        assert!(refused(Options {
+            depths: vec![DEPTH_MAX + 1],
+            ..options(&[])
+        }));
         assert!(refused(Options {
             runs: 0,
             ..options(&[])
         }));
-        assert!(Part::select(&["sleep".to_owned()], false).is_err());
-        assert_eq!(Part::select(&[], false).unwrap().len(), 5);
+        assert!(Part::select(&["sleep".to_owned()], false, false).is_err());
+        assert_eq!(Part::select(&[], false, false).unwrap().len(), 5);
+        assert_eq!(Part::select(&[], true, true).unwrap().len(), 7);
+    }
+
+    #[test]
+    fn what_is_there_is_written_to_only_by_who_asks_for_it_and_if_nothing_known_is_on_it() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        let content = vec![7; 2 << 20];
+        std::fs::write(&path, &content).unwrap();
+        let reads = Options {
+            device: Some(path.clone()),
+            depths: vec![1, 4],
+            ..options(&[Part::Device])
+        };
+        let report = run(&reads, &|_| {}).unwrap();
+        assert!(report.rows.iter().all(|row| row.name.contains("read")));
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+        let writes = Options {
+            overwrite: true,
+            ..reads
+        };
+        let report = run(&writes, &|_| {}).unwrap();
+        assert!(
+            report
+                .rows
+                .iter()
+                .any(|row| row.name.contains("durable write"))
+        );
+        assert_ne!(std::fs::read(&path).unwrap(), content);
+        let mut known = content;
+        known[..4].copy_from_slice(b"XFSB");
+        std::fs::write(&path, &known).unwrap();
+        assert!(matches!(run(&writes, &|_| {}), Err(Error::Usage(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), known);
     }
 }

@@ -589,10 +589,11 @@ pub struct BenchCheckpoint {
 
 /// How threads wait for devices: by interrupts, by polling, and by sleeping until a transfer is nearly done
 ///
-/// On devices of this process that take a set time, and with --dir on a file, beside fio where it is installed.
+/// On devices of this process that take a set time, with --dir on a file and with --device on that, beside fio where it is
+/// installed.
 #[derive(Args, Debug)]
 pub struct BenchReap {
-    /// Which of fixed, mix, step, stall, group and disk, instead of all; disk only with --dir
+    /// Which of fixed, mix, step, stall, group, disk and device, instead of all; disk only with --dir, device only with --device
     #[arg(value_name = "PART")]
     pub parts: Vec<String>,
     /// Time of one measurement
@@ -604,6 +605,21 @@ pub struct BenchReap {
     /// Have a file in a new folder in this one
     #[arg(long, value_name = "FOLDER")]
     pub dir: Option<PathBuf>,
+    /// Measure this block device, or file, that is there already, too: it is only read from, unless --overwrite is given
+    #[arg(long, value_name = "PATH")]
+    pub device: Option<PathBuf>,
+    /// How many reads of the --device are waited for together, separated by commas
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,8,32",
+        requires = "device"
+    )]
+    pub depth: Vec<usize>,
+    /// Write to the --device at random places, too: all that it holds is lost. Refuses one that is in use or holds something known
+    #[arg(long, requires = "device")]
+    pub overwrite: bool,
     #[command(flatten)]
     pub output: BenchOutput,
 }

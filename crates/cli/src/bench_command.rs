@@ -252,10 +252,13 @@ fn pool(args: &Pool) -> Outcome {
 
 fn reap(args: &BenchReap) -> Outcome {
     let options = reap::Options {
-        parts: reap::Part::select(&args.parts, args.dir.is_some())?,
+        parts: reap::Part::select(&args.parts, args.dir.is_some(), args.device.is_some())?,
         time: seconds(args.seconds)?,
         runs: args.runs,
         dir: args.dir.clone(),
+        device: args.device.clone(),
+        depths: args.depth.clone(),
+        overwrite: args.overwrite,
     };
     show(&args.output, |tell| Ok(reap::run(&options, tell)?))
 }

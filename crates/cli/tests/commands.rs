@@ -479,6 +479,10 @@ fn benchmarks_refuse_what_makes_no_sense() {
     sheaf(&["bench", "reap", "disk"], &[], &[])
         .exits(USAGE)
         .says("--dir");
+    sheaf(&["bench", "reap", "device"], &[], &[])
+        .exits(USAGE)
+        .says("--device");
+    sheaf(&["bench", "reap", "--overwrite"], &[], &[]).exits(USAGE);
     refused("ior", &["--request", "256"]);
     refused("tx", &["--shape", "2/4"]);
     refused("tx", &["--shape", "2"]);

@@ -327,6 +327,23 @@ fn rotational(device: u64) -> Option<bool> {
     text.ok().map(|t| t.trim() == "1")
 }
 
+/// Whether that is a block device with queues that are polled, as far as the kernel says.
+pub fn has_poll_queues(path: &Path) -> bool {
+    let device = fs::metadata(path)
+        .ok()
+        .filter(|meta| meta.file_type().is_block_device());
+    device.is_some_and(|device| polls(device.rdev()))
+}
+
+/// The same of a block device; partitions ask their disk.
+fn polls(device: u64) -> bool {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let base = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let text = fs::read_to_string(base.join("queue/io_poll"))
+        .or_else(|_| fs::read_to_string(base.join("../queue/io_poll")));
+    text.is_ok_and(|t| t.trim() == "1")
+}
+
 /// The NUMA node that a block device is attached to; partitions ask their disk. -1 is none.
 fn numa_node(device: u64) -> Option<usize> {
     let (major, minor) = (libc::major(device), libc::minor(device));

@@ -1,6 +1,9 @@
-//! The policies on a file, and `fio` beside them where it is installed.
+//! The policies on a file or a device of the machine, and `fio` beside them where it is installed.
+//!
+//! Three of this process, one for each policy, share it, and fio opens it again. What is there already is read only, unless its owner has
+//! said that it may be overwritten: then it is claimed, and one that holds something known is refused.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,33 +12,100 @@ use base::rng::Rng;
 use device::{BlockDevice, Durability, OpenOptions, Reaping};
 use serde_json::Value;
 
-use super::{BYTES_MAX, Buffers, DEPTH_MAX, Findings, Group, Options, Series, Window, measure};
+use super::{BYTES_MAX, Buffers, Findings, Group, Options, Series, Window, measure};
 use crate::target::{Place, Storage, program_exists};
 use crate::{Error, interrupt};
 
 /// Size of the file.
 const BYTES: u64 = 256 << 20;
 
-fn groups() -> Vec<Group> {
-    let durable = Group {
+const DURABLE: Group = write(Durability::Durable);
+
+const fn write(durability: Durability) -> Group {
+    Group {
         bytes: 4096,
         depth: 1,
-        write: Some(Durability::Durable),
-    };
-    vec![
-        Group::reads(4096, 1),
-        Group::reads(4096, 8),
-        Group::reads(4096, 32),
-        Group::reads(128 << 10, 1),
-        Group::reads(1 << 20, 1),
-        durable,
-    ]
+        write: Some(durability),
+    }
 }
 
+/// What is measured.
+struct Subject {
+    /// What rows call it.
+    name: &'static str,
+    path: PathBuf,
+    read_only: bool,
+    groups: Vec<Group>,
+}
+
+/// On a new file in a folder.
 pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
     let dir = options.dir.clone().unwrap_or_default();
     let place = Place::new(&Storage::Dir(dir), BYTES, false)?;
     let file = place.written(1)?;
+    let subject = Subject {
+        name: "file",
+        path: file.paths[0].clone(),
+        read_only: false,
+        groups: vec![
+            Group::reads(4096, 1),
+            Group::reads(4096, 8),
+            Group::reads(4096, 32),
+            Group::reads(128 << 10, 1),
+            Group::reads(1 << 20, 1),
+            DURABLE,
+        ],
+    };
+    sides(&subject, options, progress)
+}
+
+/// On a device, or a file, that is there already.
+pub(super) fn given(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
+    let path = options.device.clone().unwrap_or_default();
+    let claim = match options.overwrite {
+        true => Some(claim(&path)?),
+        false => None,
+    };
+    let depths = options.depths.iter();
+    let mut groups: Vec<Group> = depths.map(|&depth| Group::reads(4096, depth)).collect();
+    if claim.is_some() {
+        groups.extend([write(Durability::Volatile), DURABLE]);
+    }
+    let subject = Subject {
+        name: "device",
+        path,
+        read_only: claim.is_none(),
+        groups,
+    };
+    sides(&subject, options, progress)
+}
+
+/// Keeps others from what will be overwritten.
+fn claim(path: &Path) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
+    let devices = device::open_devices(&[path.to_owned()], &OpenOptions::default())?;
+    if let Some(known) = device::probe(path) {
+        return Err(Error::Usage(format!(
+            "{} holds {known}, and is not overwritten: wipe it before",
+            path.display()
+        )));
+    }
+    Ok(devices)
+}
+
+fn open(subject: &Subject, reap: Reaping) -> Result<Arc<dyn BlockDevice>, Error> {
+    let options = OpenOptions {
+        read_only: subject.read_only,
+        exclusive: false,
+        reap,
+        ..OpenOptions::default()
+    };
+    let mut devices = device::open_devices(std::slice::from_ref(&subject.path), &options)?;
+    devices
+        .pop()
+        .ok_or_else(|| Error::Unable("no device was opened".to_owned()))
+}
+
+fn sides(subject: &Subject, options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
     let mut found = Findings::default();
     let fio = program_exists("fio");
     if !fio {
@@ -43,54 +113,47 @@ pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings
             .notes
             .push("fio is not installed, and not beside".to_owned());
     }
-    let devices = Reaping::ALL.map(|reap| {
-        let options = OpenOptions {
-            // Three of this process share the file.
-            exclusive: false,
-            reap,
-            ..OpenOptions::default()
-        };
-        device::open_devices(&file.paths, &options)
-    });
-    let devices: Vec<Arc<dyn BlockDevice>> = devices
+    let devices: Vec<Arc<dyn BlockDevice>> = Reaping::ALL
         .into_iter()
-        .collect::<Result<Vec<_>, _>>()?
-        .into_iter()
-        .flatten()
-        .collect();
-    let mut buffers = Buffers::new(BYTES_MAX, DEPTH_MAX);
+        .map(|reap| open(subject, reap))
+        .collect::<Result<_, _>>()?;
+    let bytes = devices[0].bytes();
+    let largest = subject.groups.iter().map(|group| group.bytes).max();
+    if bytes < largest.unwrap_or(0) as u64 {
+        return Err(Error::Usage(format!(
+            "{} is too small",
+            subject.path.display()
+        )));
+    }
+    let depth = subject.groups.iter().map(|group| group.depth).max();
+    let mut buffers = Buffers::new(BYTES_MAX, depth.unwrap_or(1));
     let mut rng = Rng::new(1);
-    for group in groups() {
-        let name = format!("file, {}", group.name());
+    for &group in &subject.groups {
+        let name = format!("{}, {}", subject.name, group.name());
         let mut all = Reaping::ALL.map(|policy| Series::new(&name, policy));
-        let mut others: Vec<Series> = ["psync", "io_uring"]
+        let mut others: Vec<(Engine, Series)> = Engine::ALL
             .into_iter()
-            .filter(|engine| fio && (group.depth == 1 || *engine == "io_uring"))
-            .map(|engine| Series {
-                name: name.clone(),
-                target: format!("fio-{engine}"),
-                windows: Vec::new(),
-            })
+            .filter(|engine| fio && engine.does(subject, group))
+            .map(|engine| (engine, engine.series(&name)))
             .collect();
         for run in 0..options.runs {
             progress(&format!("{name}, run {}", run + 1));
             for policy in options.order(run) {
                 interrupt::check()?;
                 let window = measure(devices[policy].as_ref(), options.time, |device| {
-                    let places = BYTES / group.bytes as u64;
+                    let places = bytes / group.bytes as u64;
                     buffers.run(device, group, || rng.below(places) * group.bytes as u64)?;
                     Ok(group.depth as u64)
                 })?;
                 all[policy].windows.push(window);
             }
-            for series in &mut others {
+            for (engine, series) in &mut others {
                 interrupt::check()?;
-                let engine = series.target.trim_start_matches("fio-");
-                let window = fio_window(&file.paths[0], engine, group, options.time)?;
+                let window = engine.window(subject, group, bytes, options.time)?;
                 series.windows.push(window);
             }
         }
-        let rows = all.iter().chain(&others);
+        let rows = all.iter().chain(others.iter().map(|(_, series)| series));
         found
             .rows
             .extend(rows.map(|series| series.row("transfers/s")));
@@ -98,55 +161,111 @@ pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings
     Ok(found)
 }
 
-/// What fio does in that time. Its latencies are those of its own histogram, of a few points.
-fn fio_window(path: &Path, engine: &str, group: Group, time: Duration) -> Result<Window, Error> {
-    let (rw, sync) = match group.write {
-        None => ("randread", "0"),
-        Some(_) => ("randwrite", "dsync"),
+/// How fio reaches it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Psync,
+    Uring,
+    /// By a ring that polls the device.
+    Hipri,
+}
+
+impl Engine {
+    const ALL: [Engine; 3] = [Engine::Psync, Engine::Uring, Engine::Hipri];
+
+    fn target(self) -> &'static str {
+        match self {
+            Engine::Psync => "fio-psync",
+            Engine::Uring => "fio-io_uring",
+            Engine::Hipri => "fio-io_uring-hipri",
+        }
+    }
+
+    fn series(self, name: &str) -> Series {
+        Series {
+            name: name.to_owned(),
+            target: self.target().to_owned(),
+            windows: Vec::new(),
+        }
+    }
+
+    fn does(self, subject: &Subject, group: Group) -> bool {
+        match self {
+            Engine::Psync => group.depth == 1,
+            Engine::Uring => true,
+            // What is durable is flushed, which is no transfer.
+            Engine::Hipri => {
+                group.write != Some(Durability::Durable) && device::has_poll_queues(&subject.path)
+            }
+        }
+    }
+
+    /// What fio does in that time. Its latencies are those of its own histogram, of a few points.
+    fn window(
+        self,
+        subject: &Subject,
+        group: Group,
+        bytes: u64,
+        time: Duration,
+    ) -> Result<Window, Error> {
+        let depth = group.depth;
+        let mut fio = Command::new("fio");
+        fio.args(["--name=reap", "--direct=1", "--output-format=json"])
+            // A job that leaves the caches alone, and whose CPU time is that of one thread.
+            .args(["--time_based", "--thread", "--invalidate=0"])
+            .args(["--norandommap", "--lat_percentiles=1"])
+            .arg(format!("--filename={}", subject.path.display()))
+            .args([format!("--bs={}", group.bytes), format!("--size={bytes}")])
+            .args([
+                format!("--iodepth={depth}"),
+                format!("--iodepth_batch={depth}"),
+            ])
+            .arg(format!("--iodepth_batch_complete_min={depth}"))
+            .arg(format!("--runtime={}ms", time.as_millis().max(1)));
+        fio.arg(match self {
+            Engine::Psync => "--ioengine=psync",
+            Engine::Uring | Engine::Hipri => "--ioengine=io_uring",
+        });
+        if self == Engine::Hipri {
+            fio.arg("--hipri");
+        }
+        match group.write {
+            None => fio.args(["--rw=randread", "--readonly"]),
+            Some(Durability::Durable) => fio.args(["--rw=randwrite", "--sync=dsync"]),
+            Some(_) => fio.arg("--rw=randwrite"),
+        };
+        let output = fio.stdin(Stdio::null()).output();
+        let output = output.map_err(|e| Error::io(Path::new("fio"), e))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(Error::Unable(format!("fio fails: {}", said.trim())));
+        }
+        let said: Value = serde_json::from_slice(&output.stdout)
+            .map_err(|e| Error::Unable(format!("fio says what is not understood: {e}")))?;
+        Ok(told(&said["jobs"][0], group))
+    }
+}
+
+fn told(job: &Value, group: Group) -> Window {
+    let side = match group.write {
+        None => &job["read"],
+        Some(_) => &job["write"],
     };
-    let output = Command::new("fio")
-        .args([
-            "--name=reap",
-            "--direct=1",
-            "--output-format=json",
-            "--time_based",
-        ])
-        .args([format!("--filename={}", path.display())])
-        .args([format!("--ioengine={engine}"), format!("--rw={rw}")])
-        .args([format!("--bs={}", group.bytes), format!("--size={BYTES}")])
-        .args([
-            format!("--iodepth={}", group.depth),
-            format!("--sync={sync}"),
-        ])
-        .args([format!("--iodepth_batch={}", group.depth)])
-        .args([format!("--iodepth_batch_complete_min={}", group.depth)])
-        .args([format!("--runtime={}ms", time.as_millis().max(1))])
-        .stdin(Stdio::null())
-        .output();
-    let output = output.map_err(|e| Error::io(Path::new("fio"), e))?;
-    let said: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|e| Error::Unable(format!("fio says what is not understood: {e}")))?;
-    let job = &said["jobs"][0];
-    let side = &job[if group.write.is_none() {
-        "read"
-    } else {
-        "write"
-    }];
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let seconds = number(&side["runtime"]) / 1e3;
     let mut times = super::histogram();
-    let points = &side["clat_ns"]["percentile"];
+    let points = &side["lat_ns"]["percentile"];
     for (key, count) in [("50.000000", 90), ("99.000000", 9), ("99.900000", 1)] {
         let ns = number(&points[key]) as u64;
         times.saturating_record_n(ns.max(1), count);
     }
     let cpu = number(&job["usr_cpu"]) + number(&job["sys_cpu"]);
-    Ok(Window {
+    Window {
         transfers: number(&side["total_ios"]) as u64,
         seconds: seconds.max(1e-3),
         cpu: cpu / 100.0 * seconds,
         machine: None,
         times,
         reaped: None,
-    })
+    }
 }
