@@ -59,6 +59,8 @@ canaries! {
     /// Blocks are written in place while the batch that vouches for what they held is not confirmed (vouched, invariant 1):
     /// after a power cut recovery takes that batch for one that was never whole, and what was synced is gone.
     VouchedOverwritten => "vouched-overwritten", Cut,
+    /// Blocks are read before the batch that they are written with (vouched, invariant 3): who reads a file gets what its blocks held before.
+    DataReadEarly => "data-read-early", Threads,
     /// A page that is cleaned is clean before its write has ended (clean, invariant 3): who syncs its file then finds nothing to
     /// write and nothing to flush, and what was synced is gone after a power cut.
     CleanedTooEarly => "cleaned-too-early", Threads,

@@ -5,7 +5,7 @@
 //! all staging buffers into one batch, assigns it a place in the ring and its predecessor's
 //! checksum (all under `gather`), and then, without that lock, flushes the devices that hold
 //! ordered data and writes the batch with data-sync semantics. Or, when the batch vouches for all data that is not
-//! flushed ([`crate::vouched`]), writes it and flushes both. Batches may be written
+//! flushed ([`crate::vouched`]), writes it, and that data, at once and flushes both. Batches may be written
 //! at once; `durable` advances in their order.
 //!
 //! Invariants:
@@ -18,7 +18,7 @@
 //!    ring and the order of completion agree.
 //! 3. A batch never overwrites what a checkpoint still needs (`ring.rs`).
 //! 4. Epoch e is durable only if every batch of an epoch up to e is on the devices (`commit.rs`),
-//!    and so is the data that was written before those records were staged (R14). All records of operations in these
+//!    and so is the data that was written before those records were staged, and what they vouch for (R14). All records of operations in these
 //!    epochs are in these batches (invariant 1).
 //! 5. After a failure no later epoch is ever durable. Batches that are gathered or have their places by then may
 //!    still be written.
@@ -36,10 +36,9 @@ use crate::commit::{Commits, Ticket};
 use crate::counters::{Distribution, StoreCounters};
 use crate::error::Error;
 use crate::ring::{Credit, Ring, Slack};
-use crate::space::Extent;
 use crate::staging::{Pin, Records, Staging};
 use crate::store::StoreOptions;
-use crate::vouched::Vouched;
+use crate::vouched::{NewData, Vouched};
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
@@ -128,6 +127,8 @@ struct Batch {
     ticket: Ticket,
     position: u64,
     bytes: Option<AlignedBuf>,
+    /// What is written beside it, or, if it does not vouch for that, before it.
+    data: Vec<NewData>,
     flush: Flush,
     /// The newest epoch that it says is durable.
     confirms: u64,
@@ -291,11 +292,12 @@ impl Journal {
         self.staging.pin(shard)
     }
 
-    /// Stages a record under a pin, which vouches for what these blocks hold; what it leaves of its credit goes back.
-    pub fn stage(&self, pin: &Pin<'_>, record: &[u8], vouches: &[Extent], credit: Credit) {
+    /// Stages a record under a pin, which vouches for this data; what it leaves of its credit goes back.
+    pub fn stage(&self, pin: &Pin<'_>, record: &[u8], data: Vec<NewData>, credit: Credit) {
         debug_assert!(record.len() <= RECORD_MAX);
-        self.vouched.add(pin.epoch(), vouches);
-        let batch = match self.staging.push(pin, record, vouches.len() as u32, true) {
+        let sums = data.len() as u32;
+        self.vouched.add(pin.epoch(), data);
+        let batch = match self.staging.push(pin, record, sums, true) {
             true => BATCH_SLACK,
             false => 0,
         };
@@ -329,9 +331,9 @@ impl Journal {
         self.ring.outstanding(|| self.staging.has_records())
     }
 
-    /// Bytes of memory that records waiting for a commit take, roughly.
+    /// Bytes of memory that records waiting for a commit take, roughly, and the data that goes with them.
     pub fn staged(&self) -> u64 {
-        self.staging.bytes()
+        self.staging.bytes() + self.vouched.waiting()
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. Callers share batches:
@@ -351,7 +353,7 @@ impl Journal {
         let credit = self.try_credit(shard)?;
         let mut record = vec![0; RECORD_HEAD_MAX];
         let pin = self.pin(shard);
-        self.stage(&pin, seal_record(&mut record), &[], credit);
+        self.stage(&pin, seal_record(&mut record), Vec::new(), credit);
         Some(pin.epoch())
     }
 
@@ -376,6 +378,7 @@ impl Journal {
     /// `through` whether it is [`Commits::through`] that wants it.
     fn close_epoch(&self, gather: &mut Gather, folds: bool, through: bool) -> Batch {
         let (epoch, records) = self.staging.close(&mut gather.kept, folds);
+        let data = self.vouched.take(epoch);
         let (position, sequence) = (gather.next.position, gather.next.sequence);
         let bytes = (records.count > 0).then(|| {
             let reserved = records.payload() + records.paid as u64 * BATCH_SLACK;
@@ -401,6 +404,7 @@ impl Journal {
                 .issue(epoch, sealed.is_some().then_some(sequence), through),
             position,
             bytes: sealed.map(|sealed| sealed.bytes),
+            data,
             flush,
             confirms,
         }
@@ -492,8 +496,10 @@ impl Journal {
             Some(bytes) => {
                 let began = self.clock.monotonic_ns();
                 let written = match batch.flush {
-                    Flush::With => self.write_and_flush(batch.position, bytes),
-                    Flush::Before => self.flush_and_write(batch.position, bytes, true),
+                    Flush::With => self.write_and_flush(batch.position, bytes, &batch.data),
+                    Flush::Before => self
+                        .write_data(&batch.data)
+                        .and_then(|()| self.flush_and_write(batch.position, bytes, true)),
                     Flush::IfNeeded => {
                         let needed = !self.array.is_ordered();
                         self.flush_and_write(batch.position, bytes, needed)
@@ -527,7 +533,7 @@ impl Journal {
             true => Durability::Volatile,
             false => Durability::Durable,
         };
-        match self.write_ring(position, bytes, durability) {
+        match self.write_ring(position, bytes, durability, &[]) {
             Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
             done => done.inspect_err(|_| {
                 // It may have been the flush that the kernel does with it, and then what others wrote is lost too.
@@ -536,12 +542,12 @@ impl Journal {
         }
     }
 
-    /// The batch has checksums of all data that its records name and that is not durable yet.
-    fn write_and_flush(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+    /// The batch has checksums of all data that its records name and that is not durable yet: both are written at once.
+    fn write_and_flush(&self, position: u64, bytes: &[u8], data: &[NewData]) -> Result<(), Error> {
         // Whoever leads, syncs wait for it.
         let _hurried = device::Hurried::begin();
         self.check_flushes()?;
-        match self.write_ring(position, bytes, Durability::Checked) {
+        match self.write_ring(position, bytes, Durability::Checked, data) {
             Err(_) if planted(Canary::FailedBatchIgnored) => {}
             done => done?,
         }
@@ -550,6 +556,13 @@ impl Journal {
         }
         // What failed meanwhile, or since the data was written, may have lost that.
         self.check_flushes()
+    }
+
+    /// Data for which the batch that names it does not vouch.
+    fn write_data(&self, data: &[NewData]) -> Result<(), Error> {
+        let _hurried = device::Hurried::begin();
+        let mut ios: Vec<Io<'_>> = NewData::writes(data).collect();
+        Ok(self.array.execute(&mut ios)?)
     }
 
     fn flush_all(&self) -> Result<(), Error> {
@@ -566,7 +579,13 @@ impl Journal {
         }
     }
 
-    fn write_ring(&self, position: u64, bytes: &[u8], durability: Durability) -> Result<(), Error> {
+    fn write_ring(
+        &self,
+        position: u64,
+        bytes: &[u8],
+        durability: Durability,
+        beside: &[NewData],
+    ) -> Result<(), Error> {
         let at = position % self.ring.size();
         let first = ((self.ring.size() - at) as usize).min(bytes.len());
         let (head, rest) = bytes.split_at(first);
@@ -586,6 +605,7 @@ impl Journal {
             let durably = &self.stats.written_durably;
             durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
         }
+        ios.extend(NewData::writes(beside));
         Ok(self.array.execute(&mut ios)?)
     }
 

@@ -65,4 +65,5 @@ pub use space::{ChunkState, Extent};
 pub use space_map::SpaceMap;
 pub use store::{STAGING_MAX, SpaceInfo, Store, StoreOptions, THREADS_MAX};
 pub use verify::{Unread, Verified, Visitor, check_copies};
+pub use vouched::NewData;
 pub use written::BytesWritten;

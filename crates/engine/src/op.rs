@@ -31,6 +31,7 @@ use crate::ring::Credit;
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
 use crate::store::Store;
+use crate::vouched::NewData;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Handle, OwnedReadGuard, OwnedWriteGuard};
@@ -273,8 +274,8 @@ pub struct Op<'s, C: Content> {
     /// One for each space map; few.
     pub(crate) maps: Vec<MapChange<C>>,
     freed: Vec<Extent>,
-    /// Blocks whose data the record vouches for.
-    vouched: Vec<Extent>,
+    /// What the record vouches for.
+    vouched: Vec<NewData>,
     /// With the versions that the deletions made.
     deleted: Vec<(Nid, u64)>,
     finished: bool,
@@ -696,15 +697,15 @@ impl<'s, C: Content> Op<'s, C> {
         self.note_map(map, delta);
     }
 
-    /// The data of these blocks, which was written as [`Durability::Checked`](device::Durability::Checked) and has this
-    /// CRC-32C, is durable when the operation is: its batch vouches for it (phase 2). A checkpoint alone
-    /// does not make it so, and until the batch is durable the blocks' old content may be what they hold. `slot` is the node
-    /// that names them.
-    pub fn vouch(&mut self, slot: Slot, blocks: Extent, crc: u32) {
+    /// This data is written, and durable, when the operation is: its batch vouches for it (phase 2), and whoever writes that writes both.
+    /// Until then the blocks hold what they did, and nobody reads them ([`Store::await_data`]). `slot` is the node
+    /// that names them; nobody writes to them who has not waited for [`Store::confirm`].
+    pub fn vouch(&mut self, slot: Slot, data: NewData) {
+        let blocks = data.blocks();
         let sum = DataSum {
             block: blocks.block,
             blocks: blocks.len,
-            crc,
+            crc: data.crc(),
         };
         let (nid, kind) = (
             self.nid(slot),
@@ -712,7 +713,7 @@ impl<'s, C: Content> Op<'s, C> {
         );
         self.put_entry(nid, 0, Action::Sum, kind, |out| sum.encode(out));
         self.close_record();
-        self.vouched.push(blocks);
+        self.vouched.push(data);
     }
 
     fn put_entry(
@@ -801,12 +802,12 @@ impl<'s, C: Content> Op<'s, C> {
         }
         for (other, credit) in others.iter_mut().zip(credits) {
             let record = seal_record(other);
-            self.store.journal.stage(&pin, record, &[], credit);
+            self.store.journal.stage(&pin, record, Vec::new(), credit);
         }
         if let Some(credit) = self.credit.take() {
             self.store
                 .journal
-                .stage(&pin, record, &self.vouched, credit);
+                .stage(&pin, record, std::mem::take(&mut self.vouched), credit);
         }
         let epoch = pin.epoch();
         self.store.space.freed(epoch, &self.freed);

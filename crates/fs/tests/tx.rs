@@ -6,6 +6,7 @@ mod atomic;
 mod world;
 
 use base::rng::Rng;
+use device::sim::Times;
 use fs::{Attr, Caller, Error, FileSystem, Ino, ROOT, SetAttr, Transaction};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -702,4 +703,60 @@ fn transactions_of_several_threads_come_one_after_the_other() {
     assert_eq!(sum(&fs), FILES * 100);
     fs.close().unwrap();
     world.check();
+}
+
+/// Its blocks are written with the commit's batch; who reads the file has that written first.
+#[test]
+fn what_a_relaxed_commit_has_left_to_the_batch_is_read_as_it_will_be() {
+    let mut world = World::new(2, 32 << 20, 41);
+    let fs = world.open();
+    let old = make(&fs, b"old", &pattern(1, 20_000));
+    fs.sync().unwrap();
+    let durable = fs.store().durable_epoch();
+    let mut tx = begin(&fs);
+    let new = tx.create(ROOT, b"new", 0o644).unwrap();
+    tx.write(new, 0, &pattern(2, 40_000)).unwrap();
+    tx.write(old.ino, 4096, &pattern(3, 8192)).unwrap();
+    tx.commit_relaxed().unwrap();
+    assert_eq!(fs.store().durable_epoch(), durable);
+    assert_eq!(contents(&fs, new), pattern(2, 40_000));
+    let mut merged = pattern(1, 20_000);
+    merged[4096..12288].copy_from_slice(&pattern(3, 8192));
+    assert_eq!(contents(&fs, old.ino), merged);
+    // It took a commit to read them from the devices.
+    assert!(fs.store().durable_epoch() > durable);
+    let fs = after_a_cut(&mut world, fs);
+    assert_eq!(contents(&fs, new), pattern(2, 40_000));
+    assert_eq!(contents(&fs, old.ino), merged);
+}
+
+/// Data that is written with its commit's batch fails with that: nothing is acknowledged, and what was synced before is there.
+#[test]
+fn data_that_cannot_be_written_with_its_batch_fails_the_commit_and_costs_nothing_else() {
+    let mut world = World::new(1, 64 << 20, 42);
+    let fs = world.open();
+    let before = pattern(1, 20_000);
+    let ino = make(&fs, b"file", &before).ino;
+    fs.sync().unwrap();
+    let geometry = fs.store().array().geometry();
+    let mut data = 0..u64::MAX;
+    geometry.pieces(geometry.chunk_block(0).byte(), 4096, |piece| {
+        data.start = piece.offset;
+    });
+    world.devices[0].fail_writes(Times::Always, Some(data));
+    let mut tx = begin(&fs);
+    tx.write(ino, 4096, &pattern(2, 8192)).unwrap();
+    let failed = tx.commit().unwrap_err();
+    assert_eq!(failed.errno(), libc::EIO, "{failed}");
+    // Later commits would be of no use behind this one.
+    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    assert_eq!(fs.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    let made = fs.mknod(&WHO(), ROOT, b"more", libc::S_IFREG | 0o644, 0);
+    made.unwrap_err();
+    world.devices[0].heal();
+    drop(file);
+    let fs = after_a_cut(&mut world, fs);
+    assert_eq!(contents(&fs, ino), before);
+    write(&fs, ino, 0, &pattern(4, 12_000));
+    fs.sync().unwrap();
 }

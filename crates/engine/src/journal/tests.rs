@@ -58,7 +58,12 @@ fn merge(journal: &Journal, nid: u64, len: usize) -> bool {
     };
     journal.owe_fold(Some(&mut credit));
     let pin = journal.pin(0);
-    journal.stage(&pin, &record(nid, 1, Action::Merge, len), &[], credit);
+    journal.stage(
+        &pin,
+        &record(nid, 1, Action::Merge, len),
+        Vec::new(),
+        credit,
+    );
     true
 }
 
@@ -225,7 +230,7 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
         found.unwrap()
     };
     let (mine, other) = (on(0), on(1));
-    let bytes = AlignedBuf::zeroed(BLOCK_SIZE);
+    let bytes = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
     devices[1].stick();
     base::thread::parallel(2, |thread| {
         if thread == 0 {
@@ -239,23 +244,27 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
         while devices[1].waiting() == 0 {
             base::thread::yield_now();
         }
-        let written = array.write(mine.byte(), &bytes, Durability::Checked);
-        written.unwrap();
         let credit = journal.try_credit(0).unwrap();
-        let run = Extent {
+        let run = crate::Extent {
             block: mine,
             len: 1,
         };
+        let new = NewData::new(run, &Arc::new(AlignedBuf::from_slice(&bytes)), 0);
         let record = record(1, 1, Action::Create, 9);
-        journal.stage(&journal.pin(0), &record, &[run], credit);
+        journal.stage(&journal.pin(0), &record, vec![new], credit);
         let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
         devices[1].release();
         while !array.is_ordered() {
             base::thread::yield_now();
         }
-        assert!(devices[0].volatile_bytes() > 0);
+        let flushes = journal.stats.flushes.load(Ordering::Relaxed);
         journal.write_batch(batch).unwrap();
+        // Once for the data, and the batch is durable by itself.
+        assert_eq!(journal.stats.flushes.load(Ordering::Relaxed), flushes + 1);
         assert_eq!(devices[0].volatile_bytes(), 0);
+        let mut there = AlignedBuf::zeroed(BLOCK_SIZE);
+        array.read(mine.byte(), &mut there).unwrap();
+        assert_eq!(there[..], bytes[..]);
         assert!(journal.vouched.newest().is_none());
     });
 }

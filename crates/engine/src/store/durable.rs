@@ -75,7 +75,7 @@ impl<C: Content> Store<C> {
         Err(error.into())
     }
 
-    /// Up to which epoch what was freed may be given out (R4; vouched, invariant 3).
+    /// Up to which epoch what was freed may be given out (R4; vouched, invariant 5).
     pub(super) fn settled_epoch(&self) -> u64 {
         let durable = self.journal.durable_epoch();
         self.journal.vouched.settled(durable)
@@ -93,6 +93,28 @@ impl<C: Content> Store<C> {
             Some(epoch) => self.confirm_through(epoch),
             None => Ok(()),
         }
+    }
+
+    /// Returns when these blocks hold what was last written to them, as far as operations have done that ([`Op::vouch`](crate::Op::vouch)):
+    /// for who reads them from the devices, after having learnt in a node that they are meant.
+    ///
+    /// # Errors
+    /// The commit's, also of one that failed before: what was to be there is on no device then.
+    pub fn await_data(&self, blocks: Extent) -> Result<(), Error> {
+        match self.unwritten_of(blocks) {
+            Some(epoch) => self.journal.commit_through(epoch),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether [`Store::await_data`] would have to wait.
+    pub fn awaits_data(&self, blocks: Extent) -> bool {
+        self.unwritten_of(blocks).is_some()
+    }
+
+    fn unwritten_of(&self, blocks: Extent) -> Option<u64> {
+        let durable = || self.journal.durable_epoch();
+        self.journal.vouched.unwritten_of(blocks, durable)
     }
 
     /// Whether a batch that is not confirmed vouches for any block.

@@ -2,11 +2,12 @@
 
 use crate::world::{Change, Numbers, TestStore, World, create, delete};
 use base::rng::Rng;
-use device::Durability;
-use engine::{Epoch, Error, Extent, Need, Op, Reservation, Slot, StoreOptions};
+use device::{AlignedBuf, Durability};
+use engine::{Epoch, Error, Extent, Need, NewData, Op, Reservation, Slot, StoreOptions};
 use format::table::REGION_NIDS;
 use format::{Block, Nid};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What a node must look like after each change, with the epoch of the change.
 #[derive(Clone, Default)]
@@ -90,41 +91,46 @@ fn is_power(error: &Error) -> bool {
 /// First number of a node that names blocks: mark, block, length, stamp in every block.
 const MARK: u64 = u64::MAX - 7;
 
-/// Blocks that were written, and what a node says of them.
+/// Blocks, and what a node says of them.
 struct Blocks<'s> {
     reservation: Reservation<'s, Numbers>,
     state: Vec<u64>,
-    /// For the record to vouch for.
-    crc: Option<u32>,
+    /// What is written with the record; else it was written before.
+    new: Option<NewData>,
 }
 
 impl<'s> Blocks<'s> {
     fn take(self, op: &mut Op<'s, Numbers>, slot: Slot) -> Vec<u64> {
-        let blocks = op.take(self.reservation);
-        if let Some(crc) = self.crc {
-            op.vouch(slot, blocks, crc);
+        op.take(self.reservation);
+        if let Some(new) = self.new {
+            op.vouch(slot, new);
         }
         self.state
     }
 }
 
-/// Reserves blocks and fills them with a stamp.
+fn new_data(blocks: Extent, bytes: &[u8]) -> NewData {
+    NewData::new(blocks, &Arc::new(AlignedBuf::from_slice(bytes)), 0)
+}
+
+/// Reserves blocks and fills them with a stamp, at once or with the record.
 fn write_blocks<'s>(store: &'s TestStore, rng: &mut Rng) -> Result<Blocks<'s>, Error> {
     let mut promise = store.promise(8)?;
     let reservation = store.reserve(&mut promise, rng.below(8) as u32 + 1, None)?;
     let Extent { block, len } = reservation.extent();
     let stamp = rng.next_u64() | 1;
     let bytes = stamp.to_le_bytes().repeat(len as usize * 512);
-    let vouched = rng.one_in(2);
-    let durability = match vouched {
-        true => Durability::Checked,
-        false => Durability::Volatile,
-    };
-    store.array().write(block.byte(), &bytes, durability)?;
+    let new = rng
+        .one_in(2)
+        .then(|| new_data(reservation.extent(), &bytes));
+    if new.is_none() {
+        let array = store.array();
+        array.write(block.byte(), &bytes, Durability::Volatile)?;
+    }
     Ok(Blocks {
         reservation,
         state: vec![MARK, block.0, len as u64, stamp],
-        crc: vouched.then(|| format::checksum(0, &bytes)),
+        new,
     })
 }
 
@@ -445,7 +451,7 @@ fn vouched_data_and_its_batch_share_a_flush() {
         for synced in [true, true, false] {
             let blocks = loop {
                 let blocks = write_blocks(&store, &mut rng).unwrap();
-                if blocks.crc.is_some() {
+                if blocks.new.is_some() {
                     break blocks;
                 }
                 store.flush().unwrap();
@@ -485,7 +491,7 @@ fn vouched_data_and_its_batch_share_a_flush() {
 pub fn create_vouched(store: &TestStore, rng: &mut Rng) -> (Nid, Extent, Epoch) {
     let blocks = loop {
         let blocks = write_blocks(store, rng).unwrap();
-        if blocks.crc.is_some() {
+        if blocks.new.is_some() {
             break blocks;
         }
     };
@@ -579,16 +585,12 @@ fn create_long_vouched(store: &TestStore, number: u64) -> (Nid, Extent) {
     let reservation = store.reserve(&mut promise, 1, None).unwrap();
     let blocks = reservation.extent();
     let bytes = number.to_le_bytes().repeat(512);
-    let array = store.array();
-    array
-        .write(blocks.block.byte(), &bytes, Durability::Checked)
-        .unwrap();
     let fresh = store.reserve_nid().unwrap();
     let nid = fresh.nid();
     let mut op = store.begin(Need::Grow).unwrap();
     let slot = op.create(fresh, Numbers(vec![number; 1900]));
     op.take(reservation);
-    op.vouch(slot, blocks, format::checksum(0, &bytes));
+    op.vouch(slot, new_data(blocks, &bytes));
     store.commit_through(op.commit()).unwrap();
     (nid, blocks)
 }

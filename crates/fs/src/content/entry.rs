@@ -3,6 +3,7 @@
 
 use super::codec::{Reader, put, put_u64};
 use crate::dir::has_separator;
+use engine::Extent;
 use format::dir::{
     COLLISION_BITS, ENTRY_GENERATION, ENTRY_TIE, ENTRY_TYPE, HASH_BITS, HASH_BYTES, KEY_LIMIT,
 };
@@ -172,6 +173,14 @@ pub struct Xattr {
 }
 
 impl FileExtent {
+    /// Where its pages are.
+    pub fn blocks(&self) -> Extent {
+        Extent {
+            block: self.block,
+            len: self.len,
+        }
+    }
+
     /// The page after the last.
     pub fn end(&self) -> u64 {
         self.page + self.len as u64

@@ -90,6 +90,13 @@ impl Bounces {
     }
 }
 
+impl Bounce<'_> {
+    /// Its memory, for good, of as many bytes or more.
+    pub fn into_memory(mut self) -> AlignedBuf {
+        self.memory.take().expect("it is there until the drop")
+    }
+}
+
 impl Drop for Bounce<'_> {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {

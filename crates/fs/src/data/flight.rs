@@ -208,6 +208,11 @@ impl Files {
                 &few
             }
         };
+        let awaited =
+            |extent: &FileExtent| extent.written && self.store.awaits_data(extent.blocks());
+        if found.iter().any(awaited) {
+            return Ok(None);
+        }
         let mut extents = found.iter().filter(|extent| extent.written).peekable();
         for &(page, _) in &flying.absent {
             let at = (page * PAGE - flying.offset) as usize;

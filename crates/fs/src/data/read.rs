@@ -351,6 +351,14 @@ impl Files {
         Ok(buf)
     }
 
+    /// Waits for what is to be in the blocks of a mapping that was just looked up, where an operation has left that to its commit.
+    fn await_data(&self, mapped: &[FileExtent]) -> Result<(), Error> {
+        for extent in mapped.iter().filter(|extent| extent.written) {
+            self.store.await_data(extent.blocks())?;
+        }
+        Ok(())
+    }
+
     /// Fills memory with pages that are not cached: holes, unwritten extents and whatever lies beyond the
     /// end of the file are zeros. The caller holds the I/O lock.
     pub(super) fn load_into(
@@ -394,6 +402,7 @@ impl Files {
             }
             None => mapped,
         };
+        self.await_data(&mapped)?;
         let mut ios = Vec::with_capacity(mapped.len());
         let mut rest = &mut *buf;
         let mut at = pages.start;
@@ -440,6 +449,7 @@ impl Files {
             each.for_each(|(load, content)| load.fill(content));
             return Ok(());
         };
+        self.await_data(&mapped)?;
         let mut runs = Vec::with_capacity(mapped.len());
         let (mut rest, mut at) = (&mut *loads, pages.start);
         for extent in mapped.iter().filter(|e| e.written) {

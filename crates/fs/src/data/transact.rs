@@ -6,8 +6,8 @@
 //!    again. Who has a state shown without that lock, `stat`, does so under the inode's, which the operation holds.
 //! 2. A file is *home* when its inode says all there is: no dirty page, no tail, no pending cut, size and logged size the same. Then a page is
 //!    what its block holds, or a hole, or the inline body.
-//! 3. Blocks are fresh ones only. They were written before the operation that names them began to change anything; it vouches for them, or its
-//!    batch is preceded by a flush, and no flush failed since the first was written.
+//! 3. Blocks are fresh ones only. They are written with the batch of the operation that names them, which vouches for them, or were before that
+//!    began to change anything; then its batch is preceded by a flush, and no flush failed since the first was written.
 //! 4. Where the file's old end lies within a page, and the file goes on behind it, that page is written anew with zeros behind that end (R16).
 
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
@@ -19,11 +19,11 @@ use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, TreeId};
 use crate::tx::content::{Content, Page};
 use crate::tx::stored::Place;
 use crate::{Error, Ino, tree};
+use base::atomic::Ordering;
 use base::clock::Timestamp;
 use base::sync::{Arc, WriteGuard};
-use device::Durability;
-use engine::{Epoch, Extent, Op, Promise, Reservation, Slot};
-use format::{BLOCK_SIZE, Block, checksum};
+use engine::{Epoch, Extent, NewData, Op, Promise, Reservation, Slot};
+use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
 /// Bytes for which an operation vouches at most, and runs of blocks, as for a sync.
@@ -77,12 +77,12 @@ pub(crate) struct Intended {
     placed: Vec<Placed>,
 }
 
-/// Blocks that were written for a transaction, and what it vouches for.
+/// Blocks of a transaction, and what of them is written with its operation, which vouches for it; the rest has been.
 #[derive(Default)]
 pub(crate) struct Written<'s> {
     /// Each of one file, by its place among those that were written.
     pub reservations: Vec<(usize, Reservation<'s, FsNode>)>,
-    pub sums: Vec<(usize, Extent, u32)>,
+    pub new: Vec<(usize, NewData)>,
 }
 
 impl Files {
@@ -249,8 +249,8 @@ impl Files {
         Ok(intended)
     }
 
-    /// Writes the pages of all files to fresh blocks, as one batch, and notes where they and those that are stored are. Small ones are
-    /// to be vouched for by the operation that follows. `block` tells where pages are that were stored.
+    /// Writes the pages of all files to fresh blocks, as one batch, and notes where they and those that are stored are. Few are left to
+    /// the operation that follows. `block` tells where pages are that were stored.
     pub(crate) fn write_intended<'s>(
         &'s self,
         promise: &mut Promise<'_, FsNode>,
@@ -284,7 +284,7 @@ impl Files {
                 run = Some(rest);
             }
         }
-        let mut at = 0;
+        let (mut at, mut pieces) = (0, Vec::new());
         for (place, (_, file)) in files.iter_mut().enumerate() {
             let first = at;
             at += file.pages.len();
@@ -306,21 +306,22 @@ impl Files {
                     block: run[0],
                     len: run.len() as u32,
                 };
-                let bytes = &data[from * BLOCK_SIZE..(from + run.len()) * BLOCK_SIZE];
-                written.sums.push((place, blocks, checksum(0, bytes)));
+                pieces.push((place, blocks, from * BLOCK_SIZE));
                 from += run.len();
             }
         }
         if total == 0 {
             return Ok(written);
         }
-        let little = data.len() <= VOUCHED_MAX && written.sums.len() <= VOUCHED_RUNS;
-        let mut writes = Writes::new(&data);
+        let little = data.len() <= VOUCHED_MAX && pieces.len() <= VOUCHED_RUNS;
         if little && self.store.may_vouch() {
-            writes.durability = Durability::Checked;
-        } else {
-            written.sums.clear();
+            (self.counts.data_bytes).fetch_add(data.len() as u64, Ordering::Relaxed);
+            let memory = std::sync::Arc::new(data.into_memory());
+            let new = |(place, blocks, at)| (place, NewData::new(blocks, &memory, at));
+            written.new = pieces.into_iter().map(new).collect();
+            return Ok(written);
         }
+        let mut writes = Writes::new(&data);
         let runs = written.reservations.iter().map(|(_, run)| run.extent());
         writes.add(0, runs.map(|run| (run.block, u64::from(run.len))));
         self.write_at_once(writes)?;

@@ -3,8 +3,8 @@
 //! Called with the file's I/O lock held exclusively, or shared together with its flusher lock: nobody else
 //! allocates for the same pages, and size and mapping stay. Pages may be overwritten meanwhile (see `write`).
 //!
-//! What a sync writes to new blocks, if it is little, is not flushed before its record is: the record vouches for it
-//! ([`engine::Op::vouch`]), so that one flush makes both durable.
+//! What a sync writes to new blocks, if it is little, is neither written nor flushed before its record is: the record vouches for it
+//! ([`engine::Op::vouch`]), whoever leads the commit writes both, and one flush makes both durable.
 //!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
 //! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
@@ -28,11 +28,11 @@ use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
-use device::{AlignedBuf, Durability, Io};
+use device::{Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
-use engine::{Epoch, Extent, Need, Op, Reservation, Slot};
+use engine::{Epoch, Need, NewData, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Damage};
-use layout::{Segment, Target, blocks_of, blocks_written, changes_of, sums_of};
+use layout::{Segment, Target, blocks_of, blocks_written, changes_of, new_data};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
@@ -269,9 +269,17 @@ impl Files {
         if synced {
             layout = self.vouch_if_possible(state, layout, limit)?;
         }
-        self.store(state, layout, &copies.data, limit)?;
-        self.complete(state, &copies, covered);
         let last = done.last().map_or(range.start, |p| p + 1);
+        let Copies {
+            pages,
+            stamps,
+            data,
+        } = copies;
+        match layout.durability {
+            Durability::Checked => self.store_with_record(state, layout, data, limit, None)?,
+            _ => self.store(state, layout, &data, limit)?,
+        }
+        self.complete_pages(state, &pages[..covered], &stamps[..covered]);
         let more = !self
             .pages
             .dirty_pages(state.key, last..range.end, 1)
@@ -308,10 +316,6 @@ impl Files {
         }))
     }
 
-    fn complete(&self, state: &Arc<FileState>, copies: &Copies<'_>, covered: usize) {
-        self.complete_pages(state, &copies.pages[..covered], &copies.stamps[..covered]);
-    }
-
     pub(super) fn complete_pages(&self, state: &Arc<FileState>, pages: &[u64], stamps: &[Stamp]) {
         for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
@@ -331,10 +335,6 @@ impl Files {
             .move_inline(state, &layout)
             .and_then(|()| self.write_segments(&layout.segments, data, &layout));
         match written {
-            Ok(()) if layout.durability == Durability::Checked => {
-                let sums = sums_of(&layout.segments, data);
-                self.log_checked(state, layout, size, sums, None)
-            }
             Ok(()) => self.log_stored(state, layout, size),
             Err(error) => {
                 self.unreserve(state, layout);
@@ -370,27 +370,26 @@ impl Files {
             false => size_limit(size, Some(whole[covered])),
         };
         layout = self.vouch_if_possible(state, layout, limit)?;
-        let data = &copies.data[..covered * BLOCK_SIZE];
+        let Copies {
+            pages,
+            stamps,
+            data,
+        } = copies;
         if limit < size || layout.durability != Durability::Checked {
             // Blocks are scattered. The rest has its turn by itself.
             let logged_size = state.meta.lock().logged_size;
             let limit = size_limit(size, Some(pages[covered])).max(logged_size);
             layout.durability = Durability::Volatile;
-            self.store(state, layout, data, limit)?;
-            self.complete(state, &copies, covered);
+            self.store(state, layout, &data[..covered * BLOCK_SIZE], limit)?;
+            self.complete_pages(state, &pages[..covered], &stamps[..covered]);
             return Ok(Some(Appended {
                 left: Some(pages[covered]),
             }));
         }
-        if let Err(error) = self.write_segments(&layout.segments, data, &layout) {
-            self.unreserve(state, layout);
-            return Err(error);
-        }
-        let sums = sums_of(&layout.segments, data);
         let end = (size % PAGE) as usize;
-        let tail = whole_tail(last, &copies.data[covered * BLOCK_SIZE..][..end]);
-        self.log_checked(state, layout, size, sums, Some(tail))?;
-        self.complete(state, &copies, covered);
+        let tail = whole_tail(last, &data[covered * BLOCK_SIZE..][..end]);
+        self.store_with_record(state, layout, data, size, Some(tail))?;
+        self.complete_pages(state, &pages[..covered], &stamps[..covered]);
         self.stays_logged(state);
         Ok(Some(Appended { left: None }))
     }
@@ -425,10 +424,12 @@ impl Files {
         if covered || replaced {
             return Ok(());
         }
-        let mut content = AlignedBuf::zeroed(BLOCK_SIZE);
+        let mut content = self.memory.take(BLOCK_SIZE);
         match &state.node.read()?.inode()?.body {
             Body::Inline(bytes) if !bytes.is_empty() => {
-                content[..bytes.len()].copy_from_slice(bytes);
+                let (body, rest) = content.split_at_mut(bytes.len());
+                body.copy_from_slice(bytes);
+                rest.fill(0);
             }
             _ => return Ok(()),
         }
@@ -460,9 +461,8 @@ impl Files {
         if bytes > VOUCHED_MAX || layout.segments.len() > VOUCHED_RUNS || !self.store.may_vouch() {
             return Ok(false);
         }
-        let mapped = layout.segments.iter().any(|s| s.kind != Target::InPlace);
-        let resized = size != state.meta.lock().logged_size;
-        Ok(mapped || resized || self.stored_tail(state, layout)?.is_some())
+        let tail = self.stored_tail(state, layout)?;
+        Ok(self.needs_record(state, layout, tail, size))
     }
 
     /// The page of the tail, if it is among those laid out.
@@ -483,40 +483,95 @@ impl Files {
         layout: Layout<'_>,
         size: u64,
     ) -> Result<(), Error> {
-        self.log_checked(state, layout, size, Vec::new(), None)
+        let tail = self.stored_tail(state, &layout)?;
+        if self.needs_record(state, &layout, tail, size) {
+            let written = Written {
+                flush_failures: layout.flush_failures,
+                new: Vec::new(),
+                tail: None,
+            };
+            return self.log_laid_out(state, layout, size, tail, written);
+        }
+        match layout.durability {
+            Durability::Volatile | Durability::Checked => {
+                self.wrote_in_place(state, layout.flush_failures)
+            }
+            Durability::Durable => {
+                let count = &self.counts.written_durably;
+                count.fetch_add(1, Ordering::Relaxed);
+                // Whether what a failed flush of another's lost was this is not known.
+                self.check_flushes(state, layout.flush_failures)
+            }
+        }
     }
 
-    /// As `log_stored`, with the checksums of what was written, if it was as [`Durability::Checked`], and a new tail.
-    fn log_checked(
+    /// Logs laid-out pages that are written with the record, which vouches for them ([`Durability::Checked`]); `data` has them, and may
+    /// have more. With a new tail, if there is one.
+    fn store_with_record(
+        &self,
+        state: &Arc<FileState>,
+        layout: Layout<'_>,
+        data: Bounce<'_>,
+        size: u64,
+        new_tail: Option<Delta>,
+    ) -> Result<(), Error> {
+        let moved = self.move_inline(state, &layout);
+        let tail = match moved.and_then(|()| self.await_blocks(state, &layout)) {
+            Ok(tail) => tail,
+            Err(error) => {
+                self.unreserve(state, layout);
+                return Err(error);
+            }
+        };
+        if !self.needs_record(state, &layout, tail, size) && new_tail.is_none() {
+            // What made one necessary has been logged since, with an inline body.
+            return self.store(state, layout, &data, size);
+        }
+        let bytes: usize = layout.segments.iter().map(Segment::bytes).sum();
+        (self.counts.data_bytes).fetch_add(bytes as u64, Ordering::Relaxed);
+        let written = Written {
+            flush_failures: layout.flush_failures,
+            new: new_data(&layout.segments, data.into_memory()),
+            tail: new_tail,
+        };
+        self.log_laid_out(state, layout, size, tail, written)
+    }
+
+    /// Waits until blocks that are written with a record may be, and tells of the tail among their pages.
+    fn await_blocks(
+        &self,
+        state: &Arc<FileState>,
+        layout: &Layout<'_>,
+    ) -> Result<Option<u64>, Error> {
+        for segment in &layout.segments {
+            // What is new is not vouched for; what is not, may be.
+            self.store.confirm(segment.blocks())?;
+        }
+        self.stored_tail(state, layout)
+    }
+
+    /// Whether a file with these pages stored differs from what its inode says.
+    fn needs_record(
+        &self,
+        state: &Arc<FileState>,
+        layout: &Layout<'_>,
+        tail: Option<u64>,
+        size: u64,
+    ) -> bool {
+        let mapped = layout.segments.iter().any(|s| s.kind != Target::InPlace);
+        mapped || tail.is_some() || size != state.meta.lock().logged_size
+    }
+
+    fn log_laid_out(
         &self,
         state: &Arc<FileState>,
         layout: Layout<'_>,
         size: u64,
-        sums: Vec<(Extent, u32)>,
-        new_tail: Option<Delta>,
+        tail: Option<u64>,
+        written: Written,
     ) -> Result<(), Error> {
         let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
-        let tail = self.stored_tail(state, &layout)?;
-        if changes.is_empty() && tail.is_none() && size == state.meta.lock().logged_size {
-            debug_assert!(sums.is_empty(), "a record vouches for what was written so");
-            return match layout.durability {
-                Durability::Volatile | Durability::Checked => {
-                    self.wrote_in_place(state, layout.flush_failures)
-                }
-                Durability::Durable => {
-                    let count = &self.counts.written_durably;
-                    count.fetch_add(1, Ordering::Relaxed);
-                    // Whether what a failed flush of another's lost was this is not known.
-                    self.check_flushes(state, layout.flush_failures)
-                }
-            };
-        }
-        let written = Written {
-            flush_failures: layout.flush_failures,
-            sums,
-            tail: new_tail,
-        };
         let reservations = layout.reservations;
         let outcome = self.log_written(state, changes, reservations, size, tail, Some(written));
         if outcome.is_err() {
@@ -615,12 +670,7 @@ impl Files {
             return Ok(false);
         }
         let mapped = self.mapped(state, *first..last + 1)?;
-        let vouched = |extent: &FileExtent| {
-            self.store.is_vouched(Extent {
-                block: extent.block,
-                len: extent.len,
-            })
-        };
+        let vouched = |extent: &FileExtent| self.store.is_vouched(extent.blocks());
         Ok(mapped.iter().any(vouched))
     }
 
@@ -638,9 +688,6 @@ impl Files {
         layout: &Layout<'_>,
     ) -> Result<(), Error> {
         let mut writes = Writes::new(data);
-        if layout.durability == Durability::Checked {
-            writes.durability = layout.durability;
-        }
         writes.add_segments(0, segments);
         match layout.durability {
             Durability::Durable if !planted(Canary::OverwriteUnflushed) => {
@@ -738,8 +785,8 @@ impl Files {
             if let Some(tail) = written.tail {
                 op.apply(slot, tail);
             }
-            for (blocks, crc) in written.sums {
-                op.vouch(slot, blocks, crc);
+            for data in written.new {
+                op.vouch(slot, data);
             }
         }
         self.commit_attrs(state, op, slot, attrs, Some(size));
@@ -884,10 +931,10 @@ struct Appended {
 
 /// Data that a record is of.
 struct Written {
-    /// Flushes that had failed before it was written.
+    /// Flushes that had failed before it was laid out.
     flush_failures: u64,
-    /// What the record vouches for.
-    sums: Vec<(Extent, u32)>,
+    /// What the record vouches for, and is written with it.
+    new: Vec<NewData>,
     /// The tail that the file has from then on.
     tail: Option<Delta>,
 }

@@ -492,9 +492,9 @@ impl<'fs> Transaction<'fs> {
                 ..change
             };
             op.apply(slot, Delta::Attrs(change));
-            let sums = concerned.written.sums.iter();
-            for (_, blocks, crc) in sums.filter(|(file, ..)| *file == number) {
-                op.vouch(slot, *blocks, *crc);
+            let new = concerned.written.new.iter();
+            for (_, data) in new.filter(|(file, _)| *file == number) {
+                op.vouch(slot, data.clone());
             }
             if staged.fresh.is_none() {
                 carried.note(*ino, (false, mtime.is_some()));

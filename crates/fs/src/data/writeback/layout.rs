@@ -7,9 +7,10 @@ use crate::data::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use crate::data::file::FileState;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
+use device::AlignedBuf;
 use device::{Durability, Io};
-use engine::{Extent, Reservation};
-use format::{BLOCK_SIZE, Block, checksum};
+use engine::{Extent, NewData, Reservation};
+use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
 /// Pages at consecutive offsets that go to consecutive blocks.
@@ -51,7 +52,7 @@ pub(in crate::data) struct Layout<'s> {
     pub(in crate::data) covered: usize,
     /// Failed flushes of the array before anything was written.
     pub(super) flush_failures: u64,
-    /// `Durable`: what is written in place needs no flush. `Checked`: the record vouches for what is written.
+    /// `Durable`: what is written in place needs no flush. `Checked`: it is written with the record, which vouches for it.
     pub(super) durability: Durability,
     /// A small sync waits for it, or a direct write: it is written at once, and not at the pace of write-back.
     pub(super) at_once: bool,
@@ -185,15 +186,16 @@ impl Files {
     }
 }
 
-/// The checksum of each segment of what is written.
-pub(super) fn sums_of(segments: &[Segment], mut data: &[u8]) -> Vec<(Extent, u32)> {
-    let mut sums = Vec::with_capacity(segments.len());
-    for segment in segments {
-        let (bytes, rest) = data.split_at(segment.bytes());
-        sums.push((segment.blocks(), checksum(0, bytes)));
-        data = rest;
-    }
-    sums
+/// What is to be in each segment, one after the other in memory.
+pub(super) fn new_data(segments: &[Segment], memory: AlignedBuf) -> Vec<NewData> {
+    let memory = std::sync::Arc::new(memory);
+    let mut at = 0;
+    let new = |segment: &Segment| {
+        let data = NewData::new(segment.blocks(), &memory, at);
+        at += segment.bytes();
+        data
+    };
+    segments.iter().map(new).collect()
 }
 
 /// The blocks that a transfer of whole ones touches.
