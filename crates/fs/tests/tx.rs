@@ -747,10 +747,10 @@ fn data_that_cannot_be_written_with_its_batch_fails_the_commit_and_costs_nothing
     let mut tx = begin(&fs);
     tx.write(ino, 4096, &pattern(2, 8192)).unwrap();
     let failed = tx.commit().unwrap_err();
-    assert_eq!(failed.errno(), libc::EIO, "{failed}");
+    assert_eq!(failed.errno(), libc::EROFS, "{failed}");
     // Later commits would be of no use behind this one.
     let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
-    assert_eq!(fs.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    assert_eq!(fs.fsync(&file, false).unwrap_err().errno(), libc::EROFS);
     let made = fs.mknod(&WHO(), ROOT, b"more", libc::S_IFREG | 0o644, 0);
     made.unwrap_err();
     world.devices[0].heal();
