@@ -27,7 +27,10 @@
 //!    no record waited for a commit is forgiven.
 //! 7. Whoever begins operations keeps what is staged bounded by committing
 //!    ([`Journal::staged`]), so the memory of the journal is that of what is staged, once more
-//!    for the batch being gathered, and the batches being written.
+//!    for the batch being gathered, and the batches being written; and of data that waits, which is bounded
+//!    ([`Vouched::has_room`]).
+//! 8. A batch whose data could not be written is taken back, as far as the device lets that be done: recovery would have to ask for data
+//!    that may be unreadable, of a batch of which nobody was told.
 
 #[cfg(test)]
 mod tests;
@@ -331,9 +334,9 @@ impl Journal {
         self.ring.outstanding(|| self.staging.has_records())
     }
 
-    /// Bytes of memory that records waiting for a commit take, roughly, and the data that goes with them.
+    /// Bytes of memory that records waiting for a commit take, roughly.
     pub fn staged(&self) -> u64 {
-        self.staging.bytes() + self.vouched.waiting()
+        self.staging.bytes()
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. Callers share batches:
@@ -413,7 +416,7 @@ impl Journal {
     /// Makes one batch of the staged pieces, and moves `next` past it.
     fn seal(&self, next: &mut Anchor, epoch: u64, records: Records) -> Sealed {
         let payload = records.payload() as usize;
-        // All that its records name was written before they were staged, and is counted by now.
+        // What its records name and do not vouch for was written before they were staged, and is counted by now.
         let flush = match records.sums {
             0 => Flush::IfNeeded,
             _ if self.array.is_ordered() => Flush::With,
@@ -501,6 +504,7 @@ impl Journal {
                         .write_data(&batch.data)
                         .and_then(|()| self.flush_and_write(batch.position, bytes, true)),
                     Flush::IfNeeded => {
+                        debug_assert!(batch.data.is_empty(), "it would vouch for that");
                         let needed = !self.array.is_ordered();
                         self.flush_and_write(batch.position, bytes, needed)
                     }
@@ -509,12 +513,16 @@ impl Journal {
                 self.stats.each_ns.record(passed);
                 written
             }
-            None => Ok(()),
+            None => {
+                debug_assert!(batch.data.is_empty() || self.failed().is_some());
+                Ok(())
+            }
         };
         self.commits.complete(
             batch.ticket,
             result.map_err(|error| Error::Failed(format!("journal write: {error}").into())),
         )?;
+        self.vouched.written(batch.epoch);
         if batch.flush == Flush::Before {
             self.vouched.flushed(batch.epoch);
         }
@@ -522,8 +530,7 @@ impl Journal {
         Ok(())
     }
 
-    /// R14: the records' data was written before they were staged; it must be durable
-    /// before the batch that names it can be.
+    /// R14: the records' data has been written; it must be durable before the batch that names it can be.
     fn flush_and_write(&self, position: u64, bytes: &[u8], flush: bool) -> Result<(), Error> {
         if flush && !planted(Canary::SkipPreflush) {
             self.flush_all()?;
@@ -547,15 +554,35 @@ impl Journal {
         // Whoever leads, syncs wait for it.
         let _hurried = device::Hurried::begin();
         self.check_flushes()?;
-        match self.write_ring(position, bytes, Durability::Checked, data) {
+        let mut written = self.write_ring(position, bytes, Durability::Checked, data);
+        if let (Err(error), false) = (&written, data.is_empty()) {
+            // That it was logged cannot be undone, so it is tried once more.
+            tracing::warn!("a commit is written again: {error}");
+            written = self.write_ring(position, bytes, Durability::Checked, data);
+        }
+        match written {
             Err(_) if planted(Canary::FailedBatchIgnored) => {}
-            done => done?,
+            Err(error) => {
+                if !data.is_empty() {
+                    self.take_back(position);
+                }
+                return Err(error);
+            }
+            Ok(()) => {}
         }
         if !planted(Canary::BatchNotDurable) {
             self.flush_all()?;
         }
         // What failed meanwhile, or since the data was written, may have lost that.
         self.check_flushes()
+    }
+
+    /// Has the ring no batch where one was just written, which nobody will be told of (invariant 8).
+    fn take_back(&self, position: u64) {
+        let nothing = AlignedBuf::zeroed(self.align as usize);
+        if let Err(error) = self.write_ring(position, &nothing, Durability::Durable, &[]) {
+            tracing::warn!("a batch without its data stays in the journal: {error}");
+        }
     }
 
     /// Data for which the batch that names it does not vouch.

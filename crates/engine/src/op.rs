@@ -698,7 +698,7 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     /// This data is written, and durable, when the operation is: its batch vouches for it (phase 2), and whoever writes that writes both.
-    /// Until then the blocks hold what they did, and nobody reads them ([`Store::await_data`]). `slot` is the node
+    /// Until then the blocks hold what they did, and who reads them asks for this ([`Store::waiting_data`]). `slot` is the node
     /// that names them; nobody writes to them who has not waited for [`Store::confirm`].
     pub fn vouch(&mut self, slot: Slot, data: NewData) {
         let blocks = data.blocks();

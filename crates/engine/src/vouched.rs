@@ -11,9 +11,9 @@
 //!    brings it about ([`Store::confirm`](crate::Store::confirm)).
 //! 2. Blocks are known here before the record that vouches for them can be in a batch, and before anybody but who wrote them
 //!    can come to write to them.
-//! 3. Until the batch is durable nobody reads these blocks either: who wants to brings that about
-//!    ([`Store::await_data`](crate::Store::await_data)), as they may hold what was there before.
-//! 4. The data of an epoch is taken once, when the epoch is closed and its pins are gone, so all of it is written with its batch, and none
+//! 3. Until the batch is durable these blocks may hold what they did before: who reads them takes what is here instead
+//!    ([`Store::waiting_data`](crate::Store::waiting_data)). After a failure that stays so.
+//! 4. The data of an epoch is handed out once, when the epoch is closed and its pins are gone, so all of it is written with its batch, and none
 //!    is when the operation was undone.
 //! 5. What is freed is given out only when every batch up to the one that frees it is confirmed, as far as they vouch for
 //!    anything ([`Vouched::settled`]). So a write to new blocks never has to wait, nor a checkpoint's.
@@ -22,22 +22,32 @@ use crate::space::Extent;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
-use device::{AlignedBuf, Durability, Io};
+use device::{Durability, Io};
 use format::{BLOCK_SIZE, Block, checksum};
 use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Runs of blocks that may wait to be confirmed: beyond that batches take the other way, and flush first.
+/// Runs of blocks that may wait to be confirmed, and bytes that may wait for their batch: beyond that batches take the other way, and
+/// flush first.
 const RUNS_MAX: usize = 512;
+const WAITING_MAX: usize = 4 << 20;
 
 /// What an operation writes to a run of blocks, with its checksum, in memory that nobody changes any more.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct NewData {
     blocks: Extent,
     crc: u32,
-    memory: Arc<AlignedBuf>,
-    /// Where in the memory it begins.
-    at: usize,
+    memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    /// Where in the memory it is.
+    at: Range<usize>,
+}
+
+impl fmt::Debug for NewData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NewData").field(&self.blocks).finish()
+    }
 }
 
 impl NewData {
@@ -45,13 +55,19 @@ impl NewData {
     ///
     /// # Panics
     /// The memory has fewer.
-    pub fn new(blocks: Extent, memory: &Arc<AlignedBuf>, at: usize) -> NewData {
+    pub fn new(blocks: Extent, memory: Arc<dyn AsRef<[u8]> + Send + Sync>, at: usize) -> NewData {
+        let at = at..at + blocks.len as usize * BLOCK_SIZE;
         NewData {
             blocks,
-            crc: checksum(0, &memory[at..at + blocks.len as usize * BLOCK_SIZE]),
-            memory: Arc::clone(memory),
+            crc: checksum(0, &(*memory).as_ref()[at.clone()]),
+            memory,
             at,
         }
+    }
+
+    /// What the blocks will hold.
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.memory).as_ref()[self.at.clone()]
     }
 
     pub fn blocks(&self) -> Extent {
@@ -62,14 +78,10 @@ impl NewData {
         self.crc
     }
 
-    fn len(&self) -> usize {
-        self.blocks.len as usize * BLOCK_SIZE
-    }
-
     /// Whether `next` goes on where this ends, in memory and on the devices.
     fn goes_on(&self, next: &NewData) -> bool {
-        Arc::ptr_eq(&self.memory, &next.memory)
-            && self.at + self.len() == next.at
+        std::ptr::addr_eq(Arc::as_ptr(&self.memory), Arc::as_ptr(&next.memory))
+            && self.at.end == next.at.start
             && end(self.blocks) == next.blocks.block
     }
 
@@ -79,7 +91,7 @@ impl NewData {
             let (first, last) = (&run[0], &run[run.len() - 1]);
             Io::Write {
                 byte: first.blocks.block.byte(),
-                buf: &first.memory[first.at..last.at + last.len()],
+                buf: &(*first.memory).as_ref()[first.at.start..last.at.end],
                 durability: Durability::Checked,
             }
         })
@@ -90,7 +102,7 @@ impl NewData {
 #[derive(Debug, Default)]
 struct Known {
     runs: VecDeque<(u64, Extent)>,
-    /// What waits for its batch.
+    /// What waits until its batch is durable.
     data: Vec<(u64, NewData)>,
 }
 
@@ -101,7 +113,7 @@ pub(crate) struct Vouched {
     known: Mutex<Known>,
     /// Runs: mostly there are none, and nobody takes the lock.
     count: AtomicUsize,
-    /// Bytes of data that waits.
+    /// Bytes of data that waits: mostly there is none, and nobody who reads takes the lock.
     waiting: AtomicUsize,
     /// Batches of epochs up to this one are confirmed (invariant 1).
     confirmed: AtomicU64,
@@ -118,9 +130,10 @@ impl Vouched {
         }
     }
 
-    /// Whether more may be added. A hint: some more than [`RUNS_MAX`] do no harm.
+    /// Whether more may be added. A hint: some more than that do no harm.
     pub fn has_room(&self) -> bool {
         self.count.load(Ordering::Relaxed) < RUNS_MAX
+            && self.waiting.load(Ordering::Relaxed) < WAITING_MAX
     }
 
     /// The record of this epoch, which is pinned, will vouch for this data (invariant 2).
@@ -128,7 +141,7 @@ impl Vouched {
         if data.is_empty() {
             return;
         }
-        let bytes: usize = data.iter().map(NewData::len).sum();
+        let bytes: usize = data.iter().map(|one| one.at.len()).sum();
         let mut known = self.known.lock();
         let runs = data.iter().map(|one| (epoch, one.blocks));
         known.runs.extend(runs);
@@ -139,20 +152,44 @@ impl Vouched {
 
     /// The data of an epoch that is closed, and that nobody pins, to be written with its batch (invariant 4).
     pub fn take(&self, epoch: u64) -> Vec<NewData> {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
+        if !self.is_waiting() {
             return Vec::new();
         }
-        let mut known = self.known.lock();
-        let of_it = known.data.extract_if(.., |(of, _)| *of == epoch);
-        let data: Vec<NewData> = of_it.map(|(_, data)| data).collect();
-        let bytes = data.iter().map(NewData::len).sum();
-        self.waiting.fetch_sub(bytes, Ordering::SeqCst);
-        data
+        let known = self.known.lock();
+        let of_it = known.data.iter().filter(|(of, _)| *of == epoch);
+        of_it.map(|(_, data)| data.clone()).collect()
     }
 
-    /// Bytes of data that waits for its batch.
-    pub fn waiting(&self) -> u64 {
-        self.waiting.load(Ordering::Relaxed) as u64
+    fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// All batches of epochs up to this one are durable.
+    pub fn written(&self, epoch: u64) {
+        if !self.is_waiting() {
+            return;
+        }
+        let mut known = self.known.lock();
+        let gone = known.data.extract_if(.., |(of, _)| *of <= epoch);
+        // Freed when nobody waits for the lock any more.
+        let gone: Vec<(u64, NewData)> = gone.collect();
+        let bytes = gone.iter().map(|(_, data)| data.at.len()).sum();
+        self.waiting.fetch_sub(bytes, Ordering::SeqCst);
+        drop(known);
+        drop(gone);
+    }
+
+    /// What some of these blocks are to hold, and may not yet (invariant 3); in the order in which it was staged.
+    pub fn waiting_in(&self, blocks: Extent) -> Vec<NewData> {
+        if !self.is_waiting() || planted(Canary::DataReadEarly) {
+            return Vec::new();
+        }
+        let known = self.known.lock();
+        let met = known
+            .data
+            .iter()
+            .filter(|(_, data)| meet(data.blocks, blocks));
+        met.map(|(_, data)| data.clone()).collect()
     }
 
     /// The batch of this epoch, which is durable, does not vouch for anything: what it names was flushed before.
@@ -184,26 +221,11 @@ impl Vouched {
 
     /// The newest epoch whose batch vouches for some of these blocks, and is not confirmed; none, if there is none.
     pub fn newest_of(&self, blocks: Extent) -> Option<u64> {
-        match planted(Canary::VouchedOverwritten) {
-            true => None,
-            false => self.newest_met(blocks),
-        }
-    }
-
-    /// The newest epoch whose batch writes to some of these blocks, and is not durable yet, as batches up to `durable` are (invariant 3).
-    pub fn unwritten_of(&self, blocks: Extent, durable: impl FnOnce() -> u64) -> Option<u64> {
-        let epoch = self.newest_met(blocks)?;
-        let unread = epoch > durable() && !planted(Canary::DataReadEarly);
-        unread.then_some(epoch)
-    }
-
-    fn newest_met(&self, blocks: Extent) -> Option<u64> {
-        if self.count.load(Ordering::SeqCst) == 0 {
+        if self.count.load(Ordering::SeqCst) == 0 || planted(Canary::VouchedOverwritten) {
             return None;
         }
-        let meets = |run: &Extent| run.block < end(blocks) && blocks.block < end(*run);
         let known = self.known.lock();
-        let epochs = known.runs.iter().filter(|(_, run)| meets(run));
+        let epochs = known.runs.iter().filter(|(_, run)| meet(*run, blocks));
         epochs.map(|(epoch, _)| *epoch).max()
     }
 
@@ -231,6 +253,10 @@ impl Vouched {
         let first = known.runs.iter().map(|(epoch, _)| *epoch).min();
         first.map_or(durable, |first| durable.min(first - 1))
     }
+}
+
+fn meet(one: Extent, other: Extent) -> bool {
+    one.block < end(other) && other.block < end(one)
 }
 
 fn end(run: Extent) -> Block {

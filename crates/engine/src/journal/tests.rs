@@ -4,7 +4,7 @@ use super::*;
 use crate::ahead::Ahead;
 use crate::batches::{self, UNDER_WAY, Walk, read_run};
 use device::BlockDevice;
-use device::sim::SimDevice;
+use device::sim::{SimDevice, Times};
 use format::Block;
 use format::checkpoint::CheckpointRecord;
 use format::geometry::GeometryOptions;
@@ -249,7 +249,7 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
             block: mine,
             len: 1,
         };
-        let new = NewData::new(run, &Arc::new(AlignedBuf::from_slice(&bytes)), 0);
+        let new = NewData::new(run, Arc::new(AlignedBuf::from_slice(&bytes)), 0);
         let record = record(1, 1, Action::Create, 9);
         journal.stage(&journal.pin(0), &record, vec![new], credit);
         let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
@@ -267,6 +267,59 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
         assert_eq!(there[..], bytes[..]);
         assert!(journal.vouched.newest().is_none());
     });
+}
+
+/// Nobody was told of it, and who recovered would have to ask for data that may be unreadable.
+#[test]
+fn a_batch_whose_data_cannot_be_written_is_taken_back() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    journal.array.flush().unwrap();
+    let block = journal.array.geometry().chunk_block(0);
+    let run = crate::Extent { block, len: 1 };
+    let stage = |byte: u8| {
+        let new = NewData::new(
+            run,
+            Arc::new(AlignedBuf::from_slice(&[byte; BLOCK_SIZE])),
+            0,
+        );
+        let credit = journal.try_credit(0).unwrap();
+        let record = record(1, 1, Action::Create, 9);
+        journal.stage(&journal.pin(0), &record, vec![new], credit);
+        journal.close_epoch(&mut journal.gather.lock(), false, false)
+    };
+    let (good, bad) = (stage(1), stage(2));
+    let there = |position: u64| {
+        let mut head = AlignedBuf::zeroed(BLOCK_SIZE);
+        journal
+            .array
+            .read(journal.base + position, &mut head)
+            .unwrap();
+        head[..4] == BATCH_MAGIC.to_le_bytes()
+    };
+    let places = [good.position, bad.position];
+    // Once is no reason: it is written again.
+    let mut data = 0..0;
+    let geometry = journal.array.geometry();
+    geometry.pieces(block.byte(), BLOCK_SIZE, |piece| {
+        data = piece.offset..piece.offset + BLOCK_SIZE as u64;
+    });
+    device.fail_writes(Times::Next(1), Some(data.clone()));
+    journal.write_batch(good).unwrap();
+    assert_eq!(places.map(there), [true, false]);
+    assert!(
+        journal
+            .vouched
+            .waiting_in(run)
+            .iter()
+            .all(|new| new.bytes()[0] == 2)
+    );
+    device.fail_writes(Times::Always, Some(data));
+    journal.write_batch(bad).unwrap_err();
+    assert_eq!(places.map(there), [true, false]);
+    // Who reads gets what was accepted.
+    assert_eq!(journal.vouched.waiting_in(run).len(), 1);
+    journal.failed().unwrap();
 }
 
 /// A loss is told if it is within what can be under way at once (`batches.rs`): one batch more than those who commit may have.

@@ -6,6 +6,7 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::op::Epoch;
 use crate::space::Extent;
+use crate::vouched::NewData;
 use base::atomic::Ordering;
 use device::Io;
 
@@ -95,26 +96,10 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Returns when these blocks hold what was last written to them, as far as operations have done that ([`Op::vouch`](crate::Op::vouch)):
-    /// for who reads them from the devices, after having learnt in a node that they are meant.
-    ///
-    /// # Errors
-    /// The commit's, also of one that failed before: what was to be there is on no device then.
-    pub fn await_data(&self, blocks: Extent) -> Result<(), Error> {
-        match self.unwritten_of(blocks) {
-            Some(epoch) => self.journal.commit_through(epoch),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether [`Store::await_data`] would have to wait.
-    pub fn awaits_data(&self, blocks: Extent) -> bool {
-        self.unwritten_of(blocks).is_some()
-    }
-
-    fn unwritten_of(&self, blocks: Extent) -> Option<u64> {
-        let durable = || self.journal.durable_epoch();
-        self.journal.vouched.unwritten_of(blocks, durable)
+    /// What operations have left to their commit to write ([`Op::vouch`](crate::Op::vouch)) and some of these blocks may not hold yet: for who reads
+    /// them from the devices, after having learnt in a node that they are meant, and before reading. What is not among it is there.
+    pub fn waiting_data(&self, blocks: Extent) -> Vec<NewData> {
+        self.journal.vouched.waiting_in(blocks)
     }
 
     /// Whether a batch that is not confirmed vouches for any block.

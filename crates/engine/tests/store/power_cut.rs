@@ -110,7 +110,7 @@ impl<'s> Blocks<'s> {
 }
 
 fn new_data(blocks: Extent, bytes: &[u8]) -> NewData {
-    NewData::new(blocks, &Arc::new(AlignedBuf::from_slice(bytes)), 0)
+    NewData::new(blocks, Arc::new(AlignedBuf::from_slice(bytes)), 0)
 }
 
 /// Reserves blocks and fills them with a stamp, at once or with the record.

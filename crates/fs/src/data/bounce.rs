@@ -8,6 +8,7 @@
 use base::sync::{Mutex, rank};
 use device::AlignedBuf;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// What is smaller is taken from the heap as it is.
 const LEAST: usize = 64 << 10;
@@ -91,9 +92,36 @@ impl Bounces {
 }
 
 impl Bounce<'_> {
-    /// Its memory, for good, of as many bytes or more.
-    pub fn into_memory(mut self) -> AlignedBuf {
-        self.memory.take().expect("it is there until the drop")
+    /// The same for several who only read it; the last of them has it kept in `home`, where it is from.
+    pub fn into_shared(mut self, home: &Arc<Bounces>) -> Arc<Shared> {
+        Arc::new(Shared {
+            home: Arc::clone(home),
+            memory: self.memory.take(),
+            len: self.len,
+        })
+    }
+}
+
+/// A piece that nobody changes any more.
+#[derive(Debug)]
+pub(super) struct Shared {
+    home: Arc<Bounces>,
+    memory: Option<AlignedBuf>,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        let memory = self.memory.as_deref();
+        &memory.expect("it is there until the drop")[..self.len]
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.home.give(memory);
+        }
     }
 }
 
@@ -150,6 +178,16 @@ mod tests {
         assert!(again.iter().all(|&b| b == 7 || b == 0));
         assert_eq!(bounces.kept.lock().bytes, LEAST);
         drop(again);
+        assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
+        let bounces = Arc::new(bounces);
+        let mut first = bounces.take(LEAST);
+        first.fill(8);
+        let shared = first.into_shared(&bounces);
+        let other = Arc::clone(&shared);
+        drop(shared);
+        assert_eq!((*other).as_ref(), [8; LEAST]);
+        assert_eq!(bounces.kept.lock().bytes, 2 * LEAST);
+        drop(other);
         assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
     }
 }

@@ -26,8 +26,9 @@ use crate::Error;
 use crate::content::{Body, FileExtent};
 use base::canary::{Canary, planted};
 use device::Run;
+use engine::Extent;
 use engine::cache::Absence;
-use format::BLOCK_SIZE;
+use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
 /// Pages that one flight reads at most.
@@ -208,11 +209,8 @@ impl Files {
                 &few
             }
         };
-        let awaited =
-            |extent: &FileExtent| extent.written && self.store.awaits_data(extent.blocks());
-        if found.iter().any(awaited) {
-            return Ok(None);
-        }
+        let waits = |blocks| !self.store.waiting_data(blocks).is_empty();
+        let some_wait = found.iter().any(|e| e.written && waits(e.blocks()));
         let mut extents = found.iter().filter(|extent| extent.written).peekable();
         for &(page, _) in &flying.absent {
             let at = (page * PAGE - flying.offset) as usize;
@@ -221,7 +219,11 @@ impl Files {
                 buf[at..at + BLOCK_SIZE].fill(0);
                 continue;
             };
-            let byte = extent.block.byte() + (page - extent.page) * PAGE;
+            let block = Block(extent.block.0 + (page - extent.page));
+            if some_wait && waits(Extent { block, len: 1 }) {
+                return Ok(None);
+            }
+            let byte = block.byte();
             match runs.last_mut() {
                 Some(run) if run.byte + run.len as u64 == byte && run.at + run.len == at => {
                     run.len += BLOCK_SIZE;

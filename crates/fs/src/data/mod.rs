@@ -142,7 +142,7 @@ pub(crate) struct Files {
     pages: Arc<PageCache>,
     ahead: base::sync::Arc<Ahead>,
     cleaning: base::sync::Arc<Cleaning>,
-    memory: Bounces,
+    memory: std::sync::Arc<Bounces>,
     table: FileTable,
     /// Pages that somebody writes, or reads as one, beside others.
     ranges: Ranges,
@@ -195,7 +195,7 @@ impl Files {
             ahead: base::sync::Arc::new(Ahead::new()),
             cleaning: base::sync::Arc::new(cleaning),
             readers: Readers::new(options.cache_bytes, options.read_ahead),
-            memory: Bounces::new(options.cache_bytes / KEPT_SHARE),
+            memory: std::sync::Arc::new(Bounces::new(options.cache_bytes / KEPT_SHARE)),
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
             in_flight: Mutex::new(rank::LEAF, Vec::new()),

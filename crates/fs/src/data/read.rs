@@ -17,6 +17,7 @@ use base::clock::Timestamp;
 use base::sync::Arc;
 use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
+use engine::{Extent, NewData};
 use format::BLOCK_SIZE;
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -351,12 +352,23 @@ impl Files {
         Ok(buf)
     }
 
-    /// Waits for what is to be in the blocks of a mapping that was just looked up, where an operation has left that to its commit.
-    fn await_data(&self, mapped: &[FileExtent]) -> Result<(), Error> {
+    /// Data of a mapping that was just looked up which its blocks may not hold yet.
+    fn waiting_data(&self, mapped: &[FileExtent]) -> Vec<Waiting> {
+        let mut found = Vec::new();
         for extent in mapped.iter().filter(|extent| extent.written) {
-            self.store.await_data(extent.blocks())?;
+            for data in self.store.waiting_data(extent.blocks()) {
+                let Extent { block, len } = data.blocks();
+                let first = block.0.max(extent.block.0);
+                let end = (block.0 + u64::from(len)).min(extent.block.0 + u64::from(extent.len));
+                let page = |block: u64| extent.page + (block - extent.block.0);
+                found.push(Waiting {
+                    pages: page(first)..page(end),
+                    at: (first - block.0) as usize * BLOCK_SIZE,
+                    data,
+                });
+            }
         }
-        Ok(())
+        found
     }
 
     /// Fills memory with pages that are not cached: holes, unwritten extents and whatever lies beyond the
@@ -394,15 +406,14 @@ impl Files {
             (mapped, tail.cloned())
         };
         // What the block behind a tail holds, or whether it can be read, is of no account.
-        let mapped = match &tail {
-            Some(tail) => {
-                let mut others = extents::clip(&mapped, &(0..tail.page));
-                others.extend(extents::clip(&mapped, &(tail.page + 1..PAGE_LIMIT)));
-                others
-            }
+        let mut mapped = match &tail {
+            Some(tail) => without(&mapped, &(tail.page..tail.page + 1)),
             None => mapped,
         };
-        self.await_data(&mapped)?;
+        let waiting = self.waiting_data(&mapped);
+        for Waiting { pages, .. } in &waiting {
+            mapped = without(&mapped, pages);
+        }
         let mut ios = Vec::with_capacity(mapped.len());
         let mut rest = &mut *buf;
         let mut at = pages.start;
@@ -421,6 +432,13 @@ impl Files {
             done.map_err(engine::Error::from)?;
         }
         drop(ios);
+        // What was staged last comes last.
+        for waiting in &waiting {
+            let start = (waiting.pages.start - pages.start) as usize * BLOCK_SIZE;
+            let len = (waiting.pages.end - waiting.pages.start) as usize * BLOCK_SIZE;
+            let bytes = &waiting.data.bytes()[waiting.at..waiting.at + len];
+            buf[start..start + len].copy_from_slice(bytes);
+        }
         if let Some(tail) = tail {
             tail.overlay(pages.start, buf);
         }
@@ -449,7 +467,6 @@ impl Files {
             each.for_each(|(load, content)| load.fill(content));
             return Ok(());
         };
-        self.await_data(&mapped)?;
         let mut runs = Vec::with_capacity(mapped.len());
         let (mut rest, mut at) = (&mut *loads, pages.start);
         for extent in mapped.iter().filter(|e| e.written) {
@@ -491,7 +508,8 @@ impl Files {
             return Ok(None);
         }
         let mapped = extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?;
-        Ok(Some(mapped))
+        let is_there = self.waiting_data(&mapped).is_empty();
+        Ok(is_there.then_some(mapped))
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record.
@@ -558,6 +576,19 @@ impl Files {
 }
 
 /// Zeros what no written extent covers of pages from `first` on.
+/// Data that waits for its commit: of these pages, which begin at `at` in it.
+struct Waiting {
+    pages: Range<u64>,
+    at: usize,
+    data: NewData,
+}
+
+fn without(mapped: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
+    let mut others = extents::clip(mapped, &(0..pages.start));
+    others.extend(extents::clip(mapped, &(pages.end..PAGE_LIMIT)));
+    others
+}
+
 fn zero_between(mapped: &[FileExtent], first: u64, pages: &mut [u8]) {
     let mut at = 0;
     for extent in mapped.iter().filter(|e| e.written) {

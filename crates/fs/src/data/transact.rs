@@ -315,9 +315,11 @@ impl Files {
         }
         let little = data.len() <= VOUCHED_MAX && pieces.len() <= VOUCHED_RUNS;
         if little && self.store.may_vouch() {
-            (self.counts.data_bytes).fetch_add(data.len() as u64, Ordering::Relaxed);
-            let memory = std::sync::Arc::new(data.into_memory());
-            let new = |(place, blocks, at)| (place, NewData::new(blocks, &memory, at));
+            let memory = data.into_shared(&self.memory);
+            let new = |(place, blocks, at)| {
+                let memory = std::sync::Arc::clone(&memory);
+                (place, NewData::new(blocks, memory, at))
+            };
             written.new = pieces.into_iter().map(new).collect();
             return Ok(written);
         }
@@ -344,6 +346,15 @@ impl Files {
         writes.add(0, [(block, u64::from(len))]);
         self.write_out(writes)?;
         Ok(reservation)
+    }
+
+    /// An operation has committed that writes this.
+    pub(crate) fn left_to_commit(&self, written: &Written<'_>) {
+        let bytes = written
+            .new
+            .iter()
+            .map(|(_, data)| data.bytes().len() as u64);
+        (self.counts.data_bytes).fetch_add(bytes.sum(), Ordering::Relaxed);
     }
 
     /// Fails when a flush failed since `before` (invariant 3). The operation has begun: one that fails from here on finds it.

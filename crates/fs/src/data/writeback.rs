@@ -7,7 +7,8 @@
 //! ([`engine::Op::vouch`]), whoever leads the commit writes both, and one flush makes both durable.
 //!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
-//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`).
+//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`). What a record vouches for is clean as
+//! soon as that is staged; if its write fails, the commit does, and the store with it.
 
 mod layout;
 mod replace;
@@ -528,13 +529,14 @@ impl Files {
             return self.store(state, layout, &data, size);
         }
         let bytes: usize = layout.segments.iter().map(Segment::bytes).sum();
-        (self.counts.data_bytes).fetch_add(bytes as u64, Ordering::Relaxed);
         let written = Written {
             flush_failures: layout.flush_failures,
-            new: new_data(&layout.segments, data.into_memory()),
+            new: new_data(&layout.segments, &data.into_shared(&self.memory)),
             tail: new_tail,
         };
-        self.log_laid_out(state, layout, size, tail, written)
+        self.log_laid_out(state, layout, size, tail, written)?;
+        (self.counts.data_bytes).fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Waits until blocks that are written with a record may be, and tells of the tail among their pages.

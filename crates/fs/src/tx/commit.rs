@@ -331,6 +331,7 @@ impl<'fs> Transaction<'fs> {
             let fresh = self.inodes.get_mut(ino).and_then(|s| s.fresh.take());
             fresh.into_iter().for_each(engine::FreshNid::taken);
         }
+        fs.files.left_to_commit(&contents.written);
         for (file, reservation) in contents.written.reservations {
             if !carried.deleted.contains(&contents.files[file].0) {
                 reservation.was_taken();

@@ -3,11 +3,11 @@
 use crate::Error;
 use crate::content::{FileExtent, FsNode};
 use crate::data::Files;
+use crate::data::bounce::Shared;
 use crate::data::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use crate::data::file::FileState;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
-use device::AlignedBuf;
 use device::{Durability, Io};
 use engine::{Extent, NewData, Reservation};
 use format::{BLOCK_SIZE, Block};
@@ -187,11 +187,11 @@ impl Files {
 }
 
 /// What is to be in each segment, one after the other in memory.
-pub(super) fn new_data(segments: &[Segment], memory: AlignedBuf) -> Vec<NewData> {
-    let memory = std::sync::Arc::new(memory);
+pub(super) fn new_data(segments: &[Segment], memory: &std::sync::Arc<Shared>) -> Vec<NewData> {
     let mut at = 0;
     let new = |segment: &Segment| {
-        let data = NewData::new(segment.blocks(), &memory, at);
+        let memory = std::sync::Arc::clone(memory);
+        let data = NewData::new(segment.blocks(), memory, at);
         at += segment.bytes();
         data
     };
