@@ -262,6 +262,12 @@ canaries! {
     /// What a transaction changed is not taken back when it fails half way (large, invariant 1): it is seen, and partly logged with what comes
     /// later.
     TransactionNotUndone => "transaction-not-undone", Threads,
+    /// The commit of an atomic write logs its pages in two operations (decision 0030): after a cut the file holds half of it.
+    AtomicInParts => "atomic-in-parts", Cut,
+    /// The commit of an atomic write returns before it is durable: after a cut it is gone.
+    AtomicNotAwaited => "atomic-not-awaited", Cut,
+    /// An atomic write that is dropped keeps the blocks that were promised to it (tx/atomic, invariant 1): space is gone until the next mount.
+    AtomicPromiseKept => "atomic-promise-kept", Nothing,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

@@ -1,5 +1,7 @@
 //! Short scenarios that aim at one mechanism each: what takes random runs long to come across.
 
+use crate::atomic_files;
+use crate::atomics;
 use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen, hash_of, mixed};
@@ -123,6 +125,9 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("one-file", 300, Alone(shared::run)),
     scenario("transactions", 40, Alone(transacted::run)),
     scenario("versions", 40, Alone(versioned::run)),
+    scenario("atomic-writes", 2, Shared(atomic_writes)),
+    scenario("atomic-errors", 4, Alone(atomics::failing)),
+    scenario("atomic-files", 30, Alone(atomic_files::run)),
     scenario("crossing-moves", 20, Based(crossing)),
     scenario("rot", 2, Shared(rot)),
     scenario("failing", 2, Shared(failing)),
@@ -330,6 +335,11 @@ fn crossing(base: &Base, order: u64) -> Result<(), String> {
         return Err(format!("directories moved into each other: {moves:?}"));
     }
     machine.fsck()
+}
+
+/// Sequences with atomic writes, cut at every I/O.
+fn atomic_writes(_: &Ground, seed: u64) -> Result<(), Failure> {
+    atomics::explored(seed)
 }
 
 fn steps(text: &str) -> Result<Vec<Step>, Failure> {

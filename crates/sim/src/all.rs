@@ -35,7 +35,7 @@ pub struct Whole {
 pub enum Extent {
     /// About so many seconds, the canaries included.
     Seconds(u64),
-    /// Every sequence of one and of two operations, and so many seeds of the random mode, with a
+    /// Every sequence of one and of two operations, and of an atomic write with one beside it, and so many seeds of the random mode, with a
     /// tenth of them in the threaded mode.
     Complete { seeds: u64 },
 }
@@ -78,7 +78,7 @@ pub fn run(
         canary: None,
     };
     let plan = Plan::new(PLAN_SEED);
-    let sequences = (plan.singles() + plan.pairs()) as u64;
+    let sequences = plan.count() as u64;
     let exhausted = search(EXHAUSTIVE, sequences).exhaustive(&plan, first as usize)?;
     done.sequences = exhausted.runs;
     done.violations.extend(exhausted.violations);

@@ -56,6 +56,7 @@ fn place(canary: Canary) -> Place {
         TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
             Scenario("transactions")
         }
+        AtomicInParts | AtomicNotAwaited | AtomicPromiseKept => Scenario("atomic-writes"),
         RenameUnlocked => Scenario("crossing-moves"),
         SilentTruncation => Scenario("rot"),
         FailedBatchIgnored => Scenario("failing"),

@@ -1,12 +1,13 @@
 //! Runs operations on a real file system and on the oracle side by side.
 
 use crate::look::{self, Found};
-use crate::op::{How, Op, pattern};
+use crate::op::{Atomic, How, Op, pattern};
 use crate::oracle::Oracle;
 use crate::transact;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
-use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
+use device::sim::{FaultKind, Struck};
+use fs::{AtomicWrite, Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -17,6 +18,19 @@ pub enum Stop {
     Environment(String),
     /// The file system does what it must not.
     Violation(String),
+}
+
+/// Blocks that an atomic write has promised beside those of its pages.
+const BESIDES: u64 = 2;
+
+/// An atomic write.
+struct Writing {
+    write: AtomicWrite,
+    ino: Ino,
+    /// The handle that began it, unless that was closed.
+    file: Option<Arc<OpenFile>>,
+    /// Blocks that it has.
+    promised: u64,
 }
 
 /// A file system under test, with what is known of it.
@@ -32,8 +46,14 @@ pub struct Driver {
     held: BTreeMap<Id, Arc<OpenFile>>,
     /// Held files whose handle was told that a device lost what was written.
     told: BTreeSet<Id>,
+    /// Atomic writes, by their numbers.
+    writing: BTreeMap<u64, Writing>,
+    /// What the last operation did although it must not.
+    wrong: Option<String>,
     /// Errors that the environment explains: faults are injected, or space is short.
     pub trouble: bool,
+    /// Devices are what is the trouble: they fail, or lie.
+    pub faulty: bool,
     /// Data could not be written: some file may be what its inode says, and not what was
     /// written last. Contents are left alone from then on.
     pub given_up: bool,
@@ -59,7 +79,10 @@ impl Driver {
             began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
+            writing: BTreeMap::new(),
+            wrong: None,
             trouble: false,
+            faulty: false,
             given_up: false,
         }
     }
@@ -107,7 +130,10 @@ impl Driver {
             began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
+            writing: BTreeMap::new(),
+            wrong: None,
             trouble: false,
+            faulty: false,
             given_up: false,
         }
     }
@@ -128,7 +154,10 @@ impl Driver {
             began: 0,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
+            writing: BTreeMap::new(),
+            wrong: None,
             trouble: false,
+            faulty: false,
             given_up: false,
         })
     }
@@ -176,6 +205,7 @@ impl Driver {
     /// Forgets handles, as the end of the process would, and the file system with them.
     pub fn stop(mut self) -> Arc<Machine> {
         self.held.clear();
+        self.writing.clear();
         self.fs = None;
         self.machine
     }
@@ -216,6 +246,15 @@ impl Driver {
         if let (Op::Fsync(path) | Op::Fdatasync(path), true) = (op, self.trouble) {
             self.remember(path, &result)?;
         }
+        if let Some(what) = self.wrong.take() {
+            return Err(Stop::Violation(format!("{op}: {what}")));
+        }
+        if let (Op::Atomic { step, .. }, Err(error), Ok(change)) = (op, &result, &expected)
+            && *step == Atomic::Commit
+            && !self.machine.switch.is_cut()
+        {
+            return self.commit_failed(error, change);
+        }
         match (result, expected) {
             (Ok(()), Ok(_)) if self.given_up => {
                 self.oracle.done_with_names(op);
@@ -223,7 +262,7 @@ impl Driver {
             }
             (Ok(()), Ok(_)) => {
                 self.oracle.done(op);
-                Ok(())
+                self.check_staged()
             }
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
             // With limits as tight as here; it is told before anything is done.
@@ -276,6 +315,92 @@ impl Driver {
             }
             _ => Ok(()),
         }
+    }
+
+    /// An atomic write's commit has failed: its file is what it was, or the file system takes no more changes, and a crash leaves all of it or nothing.
+    fn commit_failed(&mut self, error: &fs::Error, change: &Change) -> Result<(), Stop> {
+        if !self.faulty {
+            // Space and size were for staging to find out.
+            return Err(Stop::Violation(format!(
+                "an atomic write's commit fails: {error}"
+            )));
+        }
+        let stop = Stop::Environment(error.to_string());
+        if self.fs().store().failed().is_some() {
+            return Err(stop);
+        }
+        self.oracle.undo(change);
+        for id in &change.written {
+            let Some(ino) = self.inos.get(id).copied() else {
+                continue;
+            };
+            let look = || {
+                let bytes = look::content(self.fs(), ino)?;
+                Ok::<_, fs::Error>((bytes, look::shown(&self.fs().getattr(ino)?)))
+            };
+            // The last close may let go of what could not be written.
+            let left = look().and_then(|_| look());
+            let Ok((bytes, shown)) = left else {
+                // Nobody knows yet, and the power goes next.
+                self.oracle.may_lose(*id, self.began);
+                continue;
+            };
+            let same = bytes == **self.oracle.content(*id) && shown.mtime < self.began;
+            if same || self.lied() {
+                continue;
+            }
+            // What was written before it may be lost, as after an fsync that has failed.
+            self.oracle.allows_content(*id, &bytes).map_err(|what| {
+                Stop::Violation(format!(
+                    "a commit that failed ({error}) has changed its file: {what}"
+                ))
+            })?;
+            self.oracle.lose(*id, bytes, shown, self.began);
+        }
+        Err(stop)
+    }
+
+    /// Whether a device has done other things than it said.
+    fn lied(&self) -> bool {
+        let told = |struck: &Struck| {
+            matches!(
+                struck.kind,
+                FaultKind::ReadError | FaultKind::WriteError | FaultKind::FlushError
+            )
+        };
+        let devices = &self.machine.devices;
+        devices
+            .iter()
+            .any(|device| !device.struck().iter().all(told))
+    }
+
+    /// Who reads through an atomic write sees what it has staged over what its file holds now.
+    fn check_staged(&self) -> Result<(), Stop> {
+        if self.faulty {
+            return Ok(());
+        }
+        for (number, one) in &self.writing {
+            let Some(shown) = self.oracle.shown_by(*number) else {
+                continue;
+            };
+            let there = self.oracle.staged(*number).map(|staged| staged.file);
+            let there = there.is_some_and(|id| self.oracle.now().things.contains_key(&id));
+            let again = || self.fs().open_file(one.ino, libc::O_RDONLY);
+            let file = match &one.file {
+                Some(file) => Ok(Arc::clone(file)),
+                None if there => again(),
+                // Its number may be another's.
+                None => continue,
+            };
+            let mut seen = vec![0; shown.len() + 1];
+            let read = file.and_then(|file| one.write.read(&file, 0, &mut seen));
+            let len = read.map_err(|error| Stop::Environment(error.to_string()))?;
+            if seen[..len] != shown {
+                let what = format!("atomic write {number} does not read as staged");
+                return Err(Stop::Violation(what));
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is a file system to go on with although this failed.
@@ -371,6 +496,7 @@ impl Driver {
             }
             Op::Link(..) | Op::Rename(..) | Op::Unlink(_) | Op::Rmdir(_) => self.rename(op),
             Op::Tx { durable, ops } => self.transact(*durable, ops, change),
+            Op::Atomic { number, step } => self.write_atomically(*number, step),
             Op::Chmod(..)
             | Op::Chown(..)
             | Op::SetTime(..)
@@ -428,6 +554,65 @@ impl Driver {
         }
         let ids = change.into_iter().flat_map(|change| &change.made);
         self.inos.extend(ids.copied().zip(made));
+        Ok(())
+    }
+
+    fn write_atomically(&mut self, number: u64, step: &Atomic) -> Result<(), fs::Error> {
+        if let Atomic::Start(path) = step {
+            if self.writing.contains_key(&number) {
+                return Ok(());
+            }
+            let Some(file) = self.handle(path, 0)? else {
+                return Ok(());
+            };
+            let one = Writing {
+                write: self.fs().atomic_write(&Caller::root(), &file)?,
+                ino: file.ino(),
+                file: (number % 2 == 1).then_some(file),
+                promised: 0,
+            };
+            self.writing.insert(number, one);
+            return Ok(());
+        }
+        let Some(one) = self.writing.get_mut(&number) else {
+            return Ok(());
+        };
+        match step {
+            Atomic::Start(_) => {}
+            Atomic::Write { .. } | Atomic::Truncate(_) => {
+                // The model has staged it already.
+                let newest = self
+                    .oracle
+                    .staged(number)
+                    .and_then(|staged| staged.newest());
+                match (step, newest) {
+                    (Atomic::Truncate(size), _) => one.write.truncate(*size)?,
+                    (_, Some((offset, bytes))) => one.write.write(offset, bytes)?,
+                    (_, None) => {}
+                }
+                let pages = one.write.pages().count() as u64;
+                one.promised = one.promised.max(pages + BESIDES);
+            }
+            Atomic::Commit => {
+                if let Some(one) = self.writing.remove(&number) {
+                    one.write.commit()?;
+                }
+            }
+            Atomic::Drop => {
+                if let Some(one) = self.writing.remove(&number) {
+                    let available = || self.fs().statfs().blocks_available;
+                    let before = available();
+                    drop(one.write);
+                    let after = available();
+                    // With nothing left it does not show how much is missing.
+                    if before > 0 && after != before + one.promised {
+                        let (back, promised) = (after - before, one.promised);
+                        let what = format!("{back} blocks come back of {promised}");
+                        self.wrong = Some(what);
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
@@ -563,6 +748,7 @@ impl Driver {
     fn remount(&mut self) -> Result<(), fs::Error> {
         self.held.clear();
         self.told.clear();
+        self.writing.clear();
         if let Some(fs) = self.fs.take() {
             let closed = fs.close();
             // Whatever happens, there is a file system to ask.

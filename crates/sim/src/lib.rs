@@ -4,6 +4,8 @@
 
 pub mod aimed;
 pub mod all;
+mod atomic_files;
+pub mod atomics;
 pub mod canaries;
 pub mod content;
 pub mod crowd;
@@ -23,6 +25,7 @@ pub mod run;
 mod scans;
 pub mod sequences;
 mod shared;
+mod staged;
 pub mod stamps;
 pub mod threads;
 pub mod times;

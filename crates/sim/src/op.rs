@@ -17,6 +17,23 @@ pub enum How {
     Synced,
 }
 
+/// What is done with an atomic write of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Atomic {
+    /// Of this file, unless there is one of that number.
+    Start(String),
+    /// Staged at an offset, or at the end that it sees.
+    Write {
+        at: Option<u64>,
+        len: u64,
+        tag: u64,
+    },
+    Truncate(u64),
+    Commit,
+    /// It ends without a commit.
+    Drop,
+}
+
 /// One call, or a few that programs make in one breath.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
@@ -89,13 +106,22 @@ pub enum Op {
         durable: bool,
         ops: Vec<Op>,
     },
+    /// A step of the atomic write of this number; those with an odd one keep their file open.
+    Atomic {
+        number: u64,
+        step: Atomic,
+    },
 }
 
 impl Op {
     /// Whether this writes to a file that exists.
     pub fn changes_content(&self) -> bool {
         match self {
-            Op::Write { .. } | Op::Rewrite { .. } | Op::Truncate(..) | Op::Fallocate { .. } => true,
+            Op::Write { .. }
+            | Op::Rewrite { .. }
+            | Op::Truncate(..)
+            | Op::Fallocate { .. }
+            | Op::Atomic { .. } => true,
             Op::Tx { ops, .. } => ops.iter().any(Op::changes_content),
             _ => false,
         }
@@ -203,6 +229,21 @@ impl fmt::Display for Op {
                 }
                 Ok(())
             }
+            Op::Atomic { number, step } => {
+                write!(f, "atomic {number} ")?;
+                match step {
+                    Atomic::Start(path) => write!(f, "start {path}"),
+                    Atomic::Write {
+                        at: Some(at),
+                        len,
+                        tag,
+                    } => write!(f, "write {at} {len} {tag}"),
+                    Atomic::Write { at: None, len, tag } => write!(f, "write end {len} {tag}"),
+                    Atomic::Truncate(size) => write!(f, "truncate {size}"),
+                    Atomic::Commit => f.write_str("commit"),
+                    Atomic::Drop => f.write_str("drop"),
+                }
+            }
         }
     }
 }
@@ -227,6 +268,10 @@ impl FromStr for Op {
         let number = |word: String| -> Result<u64, String> {
             word.parse().map_err(|_| format!("{word:?} is no number"))
         };
+        let place = |word: String| match word.as_str() {
+            "end" => Ok(None),
+            _ => number(word).map(Some),
+        };
         let op = match verb.as_str() {
             "create" => Op::Create(word()?),
             "mkdir" => Op::Mkdir(word()?),
@@ -242,13 +287,9 @@ impl FromStr for Op {
                     _ => How::Synced,
                 };
                 let path = word()?;
-                let at = match word()? {
-                    end if end == "end" => None,
-                    at => Some(number(at)?),
-                };
                 Op::Write {
                     path,
-                    at,
+                    at: place(word()?)?,
                     len: number(word()?)?,
                     tag: number(word()?)?,
                     how,
@@ -300,6 +341,21 @@ impl FromStr for Op {
             "hold" => Op::Hold(word()?),
             "release" => Op::Release(word()?),
             "remount" => Op::Remount,
+            "atomic" => Op::Atomic {
+                number: number(word()?)?,
+                step: match word()?.as_str() {
+                    "start" => Atomic::Start(word()?),
+                    "write" => Atomic::Write {
+                        at: place(word()?)?,
+                        len: number(word()?)?,
+                        tag: number(word()?)?,
+                    },
+                    "truncate" => Atomic::Truncate(number(word()?)?),
+                    "commit" => Atomic::Commit,
+                    "drop" => Atomic::Drop,
+                    other => return Err(format!("an atomic write has no step {other:?}")),
+                },
+            },
             other => return Err(format!("there is no operation {other:?}")),
         };
         match words.next() {
@@ -325,6 +381,9 @@ mod tests {
     #[test]
     fn operations_are_read_back_as_written() {
         for op in crate::sequences::full_set() {
+            assert_eq!(op.to_string().parse::<Op>().unwrap(), op);
+        }
+        for op in crate::atomics::sequences().into_iter().flatten() {
             assert_eq!(op.to_string().parse::<Op>().unwrap(), op);
         }
         assert!("rename a".parse::<Op>().is_err());

@@ -6,11 +6,14 @@
 //!    sector by sector ([`History`]); a file that was cut to nothing and rewritten is old or new.
 //! 3. A file that took another's place by rename has at least the content of that moment.
 //! 4. Times are those of some operation of the prefix ([`Changes`]).
+//! 5. What an atomic write has staged is nowhere until its commit, which is an operation of its own; the version that it makes of its file is
+//!    there exactly when that operation is.
 
 use crate::content::History;
 use crate::lies::Spared;
 use crate::look::Found;
-use crate::op::{How, Op, pattern};
+use crate::op::{Atomic, How, Op, pattern};
+use crate::staged::Staged;
 use crate::times::{Beginnings, Changes, Shown, Stamp};
 use crate::tree::{Change, Id, Kind, Outcome, TOP, Tree};
 use std::collections::BTreeMap;
@@ -40,6 +43,12 @@ pub struct Oracle {
     barriers: Vec<Barrier>,
     /// Of transactions: the version is there exactly when the operation is.
     atomic: Vec<Barrier>,
+    /// What atomic writes have staged, by their numbers.
+    staged: BTreeMap<u64, Staged>,
+    /// The one that staged last, as it was before.
+    unstaged: Option<Staged>,
+    /// The newest operation is the commit of an atomic write.
+    is_commit: bool,
     /// Nothing but a sync writes data back: no shortage of memory or space.
     calm: bool,
 }
@@ -55,6 +64,9 @@ impl Oracle {
             touched: BTreeMap::new(),
             barriers: Vec::new(),
             atomic: Vec::new(),
+            staged: BTreeMap::new(),
+            unstaged: None,
+            is_commit: false,
             calm,
         }
     }
@@ -106,8 +118,12 @@ impl Oracle {
     /// errno means that it must fail with that.
     pub fn begin(&mut self, op: &Op, now: Stamp) -> Outcome<Change> {
         self.when.push(now);
-        if let Op::Tx { ops, .. } = op {
-            return self.begin_transaction(ops, now);
+        self.is_commit = false;
+        match op {
+            Op::Tx { ops, .. } => return self.begin_transaction(ops, now),
+            Op::Atomic { number, step } => return self.begin_atomic(*number, step, now),
+            Op::Remount => self.staged.clear(),
+            _ => {}
         }
         if let Op::Rename(from, ..) = op
             && let Some(id) = self.now().file(from)
@@ -194,17 +210,7 @@ impl Oracle {
             }
         }
         for (id, bytes) in contents {
-            let history = self.history(id);
-            history.write_back();
-            history.change(bytes, false);
-            let version = history.number();
-            self.atomic.push(Barrier {
-                operations: number,
-                file: id,
-                version,
-            });
-            whole.touched.push(id);
-            whole.written.push(id);
+            self.begin_version(id, bytes, &mut whole);
         }
         for (id, times) in times {
             let Some(changes) = self.changes.get_mut(&id) else {
@@ -233,8 +239,92 @@ impl Oracle {
         Ok(whole)
     }
 
+    /// Notes a version of a file's content that is there exactly when the newest operation is.
+    fn begin_version(&mut self, id: Id, bytes: Vec<u8>, change: &mut Change) {
+        let number = self.operations();
+        let history = self.history(id);
+        history.write_back();
+        history.change(bytes, false);
+        let version = history.number();
+        self.atomic.push(Barrier {
+            operations: number,
+            file: id,
+            version,
+        });
+        change.touched.push(id);
+        change.written.push(id);
+    }
+
+    /// What the atomic write of this number has staged.
+    pub fn staged(&self, number: u64) -> Option<&Staged> {
+        self.staged.get(&number)
+    }
+
+    /// What its file holds for who reads through the atomic write of this number.
+    pub fn shown_by(&self, number: u64) -> Option<Vec<u8>> {
+        let staged = self.staged.get(&number)?;
+        Some(staged.over(self.content(staged.file)))
+    }
+
+    /// Notes a step of an atomic write: all but commits change nothing that a crash could leave.
+    fn begin_atomic(&mut self, number: u64, step: &Atomic, now: Stamp) -> Outcome<Change> {
+        let mut change = Change {
+            idle: true,
+            ..Change::default()
+        };
+        let before = self.staged.get(&number).cloned();
+        match (step, self.shown_by(number)) {
+            (Atomic::Start(path), None) => {
+                let Some(file) = self.now().file(path) else {
+                    return Ok(change);
+                };
+                self.staged.insert(number, Staged::new(file));
+                change.staged = Some(number);
+            }
+            (Atomic::Start(_), Some(_)) | (_, None) => {}
+            (Atomic::Write { .. } | Atomic::Truncate(_), Some(shown)) => {
+                let staged = self.staged.get_mut(&number);
+                staged.into_iter().for_each(|one| one.add(step, &shown));
+                change.staged = Some(number);
+            }
+            (Atomic::Drop, Some(_)) => drop(self.staged.remove(&number)),
+            (Atomic::Commit, Some(shown)) => {
+                let Some(staged) = self.staged.remove(&number).filter(|one| !one.is_empty()) else {
+                    return Ok(change);
+                };
+                if !self.now().things.contains_key(&staged.file) {
+                    return Err(libc::ESTALE);
+                }
+                return Ok(self.begin_commit(staged.file, shown, now));
+            }
+        }
+        self.unstaged = before;
+        Ok(change)
+    }
+
+    fn begin_commit(&mut self, file: Id, bytes: Vec<u8>, now: Stamp) -> Change {
+        let mut next = self.now().clone();
+        next.began = now;
+        self.states.push(Arc::new(next));
+        let mut change = Change::default();
+        let size = bytes.len() as u64;
+        self.begin_version(file, bytes, &mut change);
+        if let Some(changes) = self.changes.get_mut(&file) {
+            changes.push(now, size);
+        }
+        self.touched.insert(file, self.operations());
+        self.is_commit = true;
+        change
+    }
+
     /// An operation that began did not happen.
     pub fn undo(&mut self, change: &Change) {
+        if let Some(number) = change.staged {
+            match self.unstaged.take() {
+                Some(before) => drop(self.staged.insert(number, before)),
+                None => drop(self.staged.remove(&number)),
+            }
+        }
         if change.idle {
             return;
         }
@@ -273,6 +363,29 @@ impl Oracle {
         let history = self.history(id);
         history.write_back();
         history.change(bytes, true);
+    }
+
+    /// A file has lost what was written to it before: it holds this since the operation that began at `began`, which did not happen.
+    pub fn lose(&mut self, id: Id, bytes: Vec<u8>, shown: Shown, began: Stamp) {
+        if let Some(changes) = self.changes.get_mut(&id)
+            && shown.mtime >= began
+        {
+            changes.push(began, bytes.len() as u64);
+        }
+        self.observe(id, bytes, shown, began);
+    }
+
+    /// The same of a file of which nobody knows what it holds.
+    pub fn may_lose(&mut self, id: Id, began: Stamp) {
+        let size = self.content(id).len() as u64;
+        if let Some(changes) = self.changes.get_mut(&id) {
+            changes.push(began, size);
+        }
+    }
+
+    /// Whether a file may hold this, if what was written since it was last durable is lost or not.
+    pub fn allows_content(&self, id: Id, bytes: &[u8]) -> Result<(), String> {
+        self.contents[&id].allows(bytes)
     }
 
     /// Nothing is known any more of what files had when they took others' names.
@@ -396,11 +509,12 @@ impl Oracle {
             Op::Sync | Op::Remount => self.all_durable(),
             Op::Checkpoint => self.durable_through(self.operations()),
             Op::Tx { durable: true, .. } => self.committed(),
+            Op::Atomic { .. } if self.is_commit => self.committed(),
             _ => {}
         }
     }
 
-    /// The newest operation is a transaction that is durable.
+    /// The newest operation is a transaction, or an atomic write's commit, that is durable.
     fn committed(&mut self) {
         let number = self.operations();
         self.durable_through(number);
@@ -478,6 +592,9 @@ impl Oracle {
                         touched: BTreeMap::new(),
                         barriers: Vec::new(),
                         atomic: Vec::new(),
+                        staged: BTreeMap::new(),
+                        unstaged: None,
+                        is_commit: false,
                         calm: self.calm,
                     };
                     return Ok((settled, pairs));

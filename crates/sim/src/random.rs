@@ -8,7 +8,7 @@ use crate::explore::{Failure, Seen};
 use crate::faults::Fault;
 use crate::lies::{Judged, Lies};
 use crate::look;
-use crate::op::{How, Op};
+use crate::op::{Atomic, How, Op};
 use crate::oracle::Oracle;
 use crate::run::guarded;
 use crate::sequences::OLD;
@@ -17,6 +17,7 @@ use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use device::sim::{Survival, Times};
 use fs::{Caller, FileSystem, ROOT};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -170,6 +171,8 @@ pub struct Generator {
     cycles: u64,
     /// What belongs behind the last operation.
     queued: Vec<Op>,
+    /// The files of atomic writes, by their numbers.
+    atomic: BTreeMap<u64, String>,
 }
 
 impl Generator {
@@ -181,6 +184,7 @@ impl Generator {
             left_in_cycle: 0,
             cycles: 0,
             queued: Vec::new(),
+            atomic: BTreeMap::new(),
         }
     }
 
@@ -199,6 +203,7 @@ impl Generator {
         }
         self.left_in_cycle -= 1;
         if self.left_in_cycle == 0 {
+            self.atomic.clear();
             return Some(Step::Recover(rng.next_u64() >> 16));
         }
         if self.setting.trouble == Trouble::Rot && self.left_in_cycle == 1 {
@@ -216,7 +221,13 @@ impl Generator {
         if self.rng.one_in(8) {
             return Some(Step::Op(self.transaction(tree)));
         }
+        if self.rng.one_in(8) {
+            return Some(Step::Op(self.atomic_write(tree)));
+        }
         let op = self.op(tree);
+        if op == Op::Remount {
+            self.atomic.clear();
+        }
         if let Op::Write { path, .. } = &op
             && self.rng.one_in(4)
         {
@@ -317,6 +328,86 @@ impl Generator {
         Op::Tx {
             durable: !self.rng.one_in(3),
             ops,
+        }
+    }
+
+    /// A step of an atomic write, and mostly some more behind it, and others of its file.
+    fn atomic_write(&mut self, tree: &Tree) -> Op {
+        let number = self.rng.below(ATOMIC_WRITES);
+        let Some(path) = self.atomic.get(&number).cloned() else {
+            let paths = tree.paths().into_iter();
+            let files = paths.filter(|(_, id)| tree.at(*id).kind == Kind::File);
+            let files: Vec<String> = files.map(|(path, _)| path).collect();
+            let path = match files.is_empty() {
+                true => "nothing".to_owned(),
+                false => self.rng.pick(&files).clone(),
+            };
+            self.atomic.insert(number, path.clone());
+            return Op::Atomic {
+                number,
+                step: Atomic::Start(path),
+            };
+        };
+        for _ in 0..self.rng.below(4) {
+            let op = match self.rng.below(4) {
+                0 => self.beside(&path),
+                _ => Op::Atomic {
+                    number,
+                    step: self.staged(),
+                },
+            };
+            self.queued.push(op);
+        }
+        let step = match self.rng.below(6) {
+            0 | 1 => Atomic::Commit,
+            2 if self.rng.one_in(2) => Atomic::Drop,
+            _ => self.staged(),
+        };
+        if matches!(step, Atomic::Commit | Atomic::Drop) {
+            // What is queued comes before it.
+            self.atomic.remove(&number);
+            self.queued.insert(0, Op::Atomic { number, step });
+            return self.queued.pop().expect("it has just been queued");
+        }
+        Op::Atomic { number, step }
+    }
+
+    fn staged(&mut self) -> Atomic {
+        self.tag += 1;
+        let rng = &mut self.rng;
+        let largest = *rng.pick(&[100, 5000, self.setting.largest]);
+        match rng.below(6) {
+            0 => Atomic::Truncate(rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
+            1 => Atomic::Write {
+                at: Some(4096 * rng.below(8)),
+                len: 4096 * (1 + rng.below(3)),
+                tag: self.tag,
+            },
+            kind => Atomic::Write {
+                at: (kind > 2).then(|| rng.below(largest + 1)),
+                len: 1 + rng.below(largest),
+                tag: self.tag,
+            },
+        }
+    }
+
+    /// An operation on a file that has an atomic write.
+    fn beside(&mut self, path: &str) -> Op {
+        self.tag += 1;
+        let (rng, path) = (&mut self.rng, path.to_owned());
+        match rng.below(8) {
+            0 => Op::Truncate(path, rng.below(9000)),
+            1 => Op::Fsync(path),
+            2 => Op::Unlink(path),
+            3 => Op::Checkpoint,
+            4 => Op::Rename(path, self.new_name(""), 0),
+            _ => Op::Write {
+                path,
+                at: (!rng.one_in(3)).then(|| rng.below(9000)),
+                len: 1 + rng.below(5000),
+                tag: self.tag,
+                how: How::Buffered,
+            },
         }
     }
 
@@ -456,6 +547,9 @@ fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
     Some(Step::Fault(fault, rng.below(devices), times))
 }
 
+/// Atomic writes at a time, at most.
+const ATOMIC_WRITES: u64 = 3;
+
 const ERRORS: [Fault; 8] = [
     Fault::Reads,
     Fault::Writes,
@@ -552,6 +646,7 @@ impl<'a> Run<'a> {
         let machine = Machine::new(&image, 7);
         let mut driver = Driver::fresh(machine, setting.calm)?;
         driver.trouble = !matches!(setting.trouble, Trouble::None | Trouble::Slow);
+        driver.faulty = driver.trouble && setting.trouble != Trouble::Full;
         if setting.trouble == Trouble::Full {
             fill(driver.fs()).map_err(|e| format!("filling: {e}"))?;
             driver.learn_top()?;
@@ -702,7 +797,7 @@ impl<'a> Run<'a> {
             self.note_lies(None);
         }
         let driver = self.driver.take().expect("between steps there is one");
-        let (oracle, trouble) = (driver.oracle.clone(), driver.trouble);
+        let (oracle, trouble) = (driver.oracle.clone(), (driver.trouble, driver.faulty));
         let mut machine = driver.stop();
         let lies = self.lies.ever();
         loop {
@@ -745,7 +840,7 @@ impl<'a> Run<'a> {
             Err(_) if lies => return Ok(false),
             sound => sound?,
         }
-        driver.trouble = trouble;
+        (driver.trouble, driver.faulty) = trouble;
         self.driver = Some(driver);
         self.halted = false;
         self.earlier.clear();

@@ -1,7 +1,8 @@
 //! The full set of operations over a few names, and every short sequence of them: the method of
 //! ACE (Mohan et al., OSDI 2018), whose finding is that crash bugs need three operations at most.
 
-use crate::op::{How, Op};
+use crate::atomics;
+use crate::op::{Atomic, How, Op};
 use base::rng::Rng;
 
 /// What exists, durably, before a sequence begins.
@@ -243,12 +244,19 @@ pub fn tagged(op: &Op, new: u64) -> Op {
             let each = (0..).zip(ops);
             each.for_each(|(i, op)| *op = tagged(op, new * 100 + i));
         }
+        Op::Atomic {
+            step: Atomic::Write { tag, .. },
+            ..
+        } => *tag = new,
         _ => {}
     }
     op
 }
 
-/// All sequences in the order in which they are run: those of one operation, those of two, then
+/// Of the sequences behind those of one operation, one in so many is of an atomic write, until all were.
+const ATOMIC_ONE_IN: usize = 16;
+
+/// All sequences in the order in which they are run: those of one operation, those of two and those of atomic writes, then
 /// for ever samples of three.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -256,6 +264,8 @@ pub struct Plan {
     /// Which sequence of two comes when: their order is drawn once, so that a short run sees all
     /// kinds.
     order: Vec<u32>,
+    /// With atomic writes.
+    atomics: Vec<Vec<Op>>,
     seed: u64,
 }
 
@@ -265,19 +275,29 @@ impl Plan {
         let pairs = set.len() * set.len() * JOINTS.len();
         let mut order: Vec<u32> = (0..pairs as u32).collect();
         let mut rng = Rng::new(seed);
-        for i in (1..order.len()).rev() {
-            order.swap(i, rng.below(i as u64 + 1) as usize);
-        }
+        shuffle(&mut order, &mut rng);
         // Without anything in between first: that is what programs do.
         order.sort_by_key(|pair| (pair % JOINTS.len() as u32).min(1));
-        Plan { set, order, seed }
+        let mut atomics = atomics::sequences();
+        shuffle(&mut atomics, &mut rng);
+        Plan {
+            set,
+            order,
+            atomics,
+            seed,
+        }
     }
 
-    pub fn singles(&self) -> usize {
+    /// How many there are before samples begin.
+    pub fn count(&self) -> usize {
+        self.singles() + self.atomics.len() + self.pairs()
+    }
+
+    fn singles(&self) -> usize {
         self.set.len() * JOINTS.len()
     }
 
-    pub fn pairs(&self) -> usize {
+    fn pairs(&self) -> usize {
         self.order.len()
     }
 
@@ -288,6 +308,14 @@ impl Plan {
             return whole(&[&self.set[number / JOINTS.len()]], joint(number));
         }
         let number = number - self.singles();
+        let place = number / ATOMIC_ONE_IN;
+        if number % ATOMIC_ONE_IN == ATOMIC_ONE_IN - 1
+            && let Some(sequence) = self.atomics.get(place)
+        {
+            return sequence.clone();
+        }
+        let before = ((number + 1) / ATOMIC_ONE_IN).min(self.atomics.len());
+        let number = number - before;
         let count = self.set.len();
         if number < self.pairs() {
             let pair = self.order[number] as usize;
@@ -298,5 +326,35 @@ impl Plan {
         let mut rng = Rng::new(self.seed ^ (number as u64) << 20);
         let picked: Vec<&Op> = (0..3).map(|_| rng.pick(&self.set)).collect();
         whole(&picked, joint(rng.below(3) as usize))
+    }
+}
+
+fn shuffle<T>(list: &mut [T], rng: &mut Rng) {
+    for i in (1..list.len()).rev() {
+        list.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_sequence_comes_once() {
+        let plan = Plan::new(1);
+        let all: HashSet<String> = (0..plan.count())
+            .map(|number| format!("{:?}", plan.sequence(number)))
+            .collect();
+        // An operation that is a sync makes the same sequence as another, or as none.
+        assert!(
+            all.len() * 100 > plan.count() * 98,
+            "{} of {}",
+            all.len(),
+            plan.count()
+        );
+        let atomic = atomics::sequences();
+        let mut atomic = atomic.iter().map(|ops| format!("{ops:?}"));
+        assert!(atomic.all(|sequence| all.contains(&sequence)));
     }
 }

@@ -1,6 +1,6 @@
 //! Several threads in one file: writes of one page and of several, through the cache and past it, that overlap, beside reads,
 //! write-back, syncs, cuts and growth, in an order that a seed decides. Some of what goes past the cache is handed to a context,
-//! and asked for later.
+//! and asked for later. Some are atomic writes, staged long before they are committed, or dropped.
 //!
 //! Each write has a value of its own, which fills all of it, in units of half a page. What is known of a unit is which writes
 //! were over before another began:
@@ -11,7 +11,8 @@
 //!    both cover two units not one in each;
 //! 3. what a guard of a page showed when it was taken it shows as long as it lives;
 //! 4. at the end the power goes: each sector has what some write made it that was not superseded when the last sync of the file
-//!    began, and `fsck` finds nothing.
+//!    began, or an atomic write of it that has returned, and `fsck` finds nothing. Of an atomic write nothing is there, or all that later ones
+//!    have left.
 
 use crate::world::{Image, Machine, Shape, Watch};
 use base::rng::Rng;
@@ -21,7 +22,8 @@ use device::sim::Survival;
 use device::{AlignedBuf, Topology};
 use format::BLOCK_SIZE;
 use fs::{
-    Caller, Completion, Error, FileSystem, Ino, IoContext, OpenFile, PageGuard, ROOT, Request,
+    AtomicWrite, Caller, Completion, Error, FileSystem, Ino, IoContext, OpenFile, PageGuard, ROOT,
+    Request,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,6 +89,7 @@ pub fn run(seed: u64) -> Result<(), String> {
                     context: fs.io_context(IN_FLIGHT as u32).map_err(text)?,
                     in_flight: Vec::new(),
                     guards: Vec::new(),
+                    staged: None,
                 };
                 let steps = if plain { STEPS / 3 } else { STEPS };
                 (0..steps).try_for_each(|_| task.step())?;
@@ -179,6 +182,7 @@ struct Write {
     units: Range<usize>,
     began: u64,
     ended: u64,
+    is_atomic: bool,
 }
 
 struct Ledger {
@@ -212,8 +216,52 @@ impl Ledger {
             units,
             began,
             ended: NEVER,
+            is_atomic: false,
         });
         self.writes.len() - 1
+    }
+
+    /// A value for an atomic write: nobody may see it yet.
+    fn stage(&mut self) -> usize {
+        self.writes.push(Write {
+            units: 0..0,
+            began: NEVER,
+            ended: NEVER,
+            is_atomic: true,
+        });
+        self.writes.len() - 1
+    }
+
+    /// Its commit begins.
+    fn begin_commit(&mut self, value: usize, units: Range<usize>) {
+        let began = self.tick();
+        let write = &mut self.writes[value];
+        (write.units, write.began) = (units, began);
+    }
+
+    /// Its commit has returned.
+    fn committed(&mut self, value: usize) {
+        self.end(value);
+        let (units, began) = (self.writes[value].units.clone(), self.writes[value].began);
+        let floors = vec![began; units.len()];
+        self.synced(units, &floors);
+    }
+
+    /// After a cut: where one unit shows an atomic write, no unit of that shows what had ended before it.
+    fn check_whole(&self, found: &[(usize, u64)]) -> Result<(), String> {
+        let write = |value: u64| &self.writes[value as usize];
+        let atomic = found.iter().filter(|(_, value)| write(*value).is_atomic);
+        for (_, value) in atomic {
+            let (units, began) = (&write(*value).units, write(*value).began);
+            let older =
+                |(unit, other): &&(usize, u64)| units.contains(unit) && write(*other).ended < began;
+            if let Some((unit, other)) = found.iter().find(older) {
+                return Err(format!(
+                    "unit {unit} has {other}, where atomic write {value} is there in part"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn end(&mut self, value: usize) {
@@ -312,6 +360,7 @@ fn left(fs: &FileSystem, ino: Ino, ledger: &Mutex<Ledger>) -> Result<(), String>
         return Err(format!("{len} bytes are left of the file"));
     }
     let ledger = ledger.lock();
+    let mut found = Vec::new();
     for (unit, bytes) in bytes.chunks(UNIT).enumerate() {
         for sector in bytes.chunks(512) {
             let mut values = words(sector);
@@ -321,14 +370,16 @@ fn left(fs: &FileSystem, ino: Ino, ledger: &Mutex<Ledger>) -> Result<(), String>
             }
             let known = ledger.known(unit, value, ledger.durable[unit]);
             known.map_err(|what| format!("after the cut {what}"))?;
+            found.push((unit, value));
         }
     }
-    Ok(())
+    found.dedup();
+    ledger.check_whole(&found)
 }
 
 struct Task<'a> {
     me: usize,
-    fs: &'a FileSystem,
+    fs: &'a Arc<FileSystem>,
     ino: Ino,
     ledger: &'a Mutex<Ledger>,
     file: Arc<OpenFile>,
@@ -343,6 +394,8 @@ struct Task<'a> {
     in_flight: Vec<InFlight>,
     /// With what they showed.
     guards: Vec<(PageGuard, Vec<u8>)>,
+    /// An atomic write, its value and its units.
+    staged: Option<(AtomicWrite, usize, Range<usize>)>,
 }
 
 /// A request of a task's.
@@ -362,8 +415,9 @@ impl Task<'_> {
                 _ => self.read(),
             };
         }
-        match self.rng.below(30) {
-            26.. => self.scan(),
+        match self.rng.below(34) {
+            30.. => self.write_atomically(),
+            26..30 => self.scan(),
             20..24 => self.submit(),
             24..26 => self.complete(0),
             0..4 => self.write_past(),
@@ -382,6 +436,39 @@ impl Task<'_> {
         let first = self.rng.below(UNITS as u64) as usize;
         let most = most.min(UNITS - first) as u64;
         first..first + 1 + self.rng.below(most) as usize
+    }
+
+    /// Stages an atomic write, or commits or drops the one that is staged.
+    fn write_atomically(&mut self) -> Result<(), Trouble> {
+        if let Some((write, value, units)) = self.staged.take() {
+            if self.rng.one_in(5) {
+                return Ok(());
+            }
+            self.ledger.lock().begin_commit(value, units);
+            write.commit().map_err(text)?;
+            self.ledger.lock().committed(value);
+            return Ok(());
+        }
+        let units = match self.rng.one_in(8) {
+            true => 0..UNITS,
+            false => self.units(6),
+        };
+        let value = self.ledger.lock().stage();
+        let bytes = bytes_of(value, units.len());
+        let who = Caller::root();
+        let mut write = self.fs.atomic_write(&who, &self.file).map_err(text)?;
+        let middle = self.rng.below(bytes.len() as u64 / 8) as usize * 8;
+        let at = (units.start * UNIT) as u64;
+        let staged = write
+            .write(at + middle as u64, &bytes[middle..])
+            .and_then(|()| write.write(at, &bytes[..middle]))
+            .and_then(|()| match self.resizes && self.rng.one_in(4) {
+                true => write.truncate((UNITS * UNIT) as u64),
+                false => Ok(()),
+            });
+        staged.map_err(text)?;
+        self.staged = Some((write, value, units));
+        Ok(())
     }
 
     fn write(&mut self, most: usize) -> Result<(), Trouble> {

@@ -85,6 +85,8 @@ pub struct Change {
     /// Those that a transaction made, in order, and the files whose content it changed.
     pub made: Vec<Id>,
     pub written: Vec<Id>,
+    /// The atomic write that it staged something in, by its number.
+    pub staged: Option<u64>,
 }
 
 impl Tree {

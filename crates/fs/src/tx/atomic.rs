@@ -13,12 +13,13 @@
 //!    bytes win.
 
 use super::content::Content;
-use super::{MEMORY_MAX, PAGE, PARTS_MAX, RUN_LOGGED};
+use super::{PAGE, PARTS_MAX, RUN_LOGGED, memory_max};
 use crate::Error;
 use crate::api::{Caller, Ino};
 use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use base::atomic::{AtomicU64, Ordering};
+use base::canary::{Canary, planted};
 use format::BLOCK_SIZE;
 use std::ops::Range;
 use std::sync::Arc;
@@ -171,30 +172,50 @@ impl AtomicWrite {
     /// Makes what was staged the file's content, in one step, and returns when it is durable.
     ///
     /// # Errors
-    /// [`Error::Stale`] when the file has lost its last name, or what keeps a transaction from its commit: then the file is what it was. When the
+    /// [`Error::Stale`] when the file has lost its last name, or what keeps a transaction from its commit: then the file is what it was, less what
+    /// a device has lost of earlier writes that were not synced, since those are written back first. When the
     /// store fails while it waits to be durable, it is read-only from then on, and a crash may leave all or nothing.
     pub fn commit(mut self) -> Result<(), Error> {
-        let fs = Arc::clone(&self.fs);
         let content = std::mem::take(&mut self.content);
         if content.is_changed() {
-            let mut transaction = fs.transaction(&self.who)?;
-            let staged = transaction.file(self.ino)?;
-            if staged.generation != self.generation {
-                return Err(Error::Stale(self.ino));
+            if planted(Canary::AtomicInParts) {
+                let mut half = content.clone();
+                let middle = half.pages.keys().nth(half.pages.len() / 2).copied();
+                drop(half.pages.split_off(&middle.unwrap_or(0)));
+                self.commit_content(half)?;
             }
-            let (pages, runs) = (content.pages.len(), runs_of(&content));
-            staged.content = content;
-            transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
-            transaction.in_memory = pages;
-            transaction.expect(runs * RUN_LOGGED, runs * RUN_LOGGED)?;
-            if pages * BLOCK_SIZE > MEMORY_MAX {
-                // Before any lock is taken.
-                transaction.store_pages(self.ino)?;
-            }
-            transaction.commit()?;
+            self.commit_content(content)?;
         }
         self.is_committed = true;
         Ok(())
+    }
+
+    fn commit_content(&mut self, content: Content) -> Result<(), Error> {
+        let fs = Arc::clone(&self.fs);
+        let mut transaction = fs.transaction(&self.who)?;
+        // Its number may be another's, of whatever kind.
+        let staged = transaction.inode(self.ino)?;
+        if staged.generation != self.generation {
+            return Err(Error::Stale(self.ino));
+        }
+        let (pages, runs) = (content.pages.len(), runs_of(&content));
+        staged.content = content;
+        transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
+        transaction.in_memory = pages;
+        transaction.expect(runs * RUN_LOGGED, runs * RUN_LOGGED)?;
+        if pages * BLOCK_SIZE > memory_max() {
+            // Before any lock is taken.
+            transaction.store_pages(self.ino)?;
+        }
+        let committed = match planted(Canary::AtomicNotAwaited) {
+            true => transaction.commit_relaxed(),
+            false => transaction.commit(),
+        };
+        // It relies on nothing but the file.
+        committed.map_err(|error| match error {
+            Error::Conflict(_) => Error::Stale(self.ino),
+            error => error,
+        })
     }
 
     /// Promises blocks for so many pages more.
@@ -228,7 +249,9 @@ impl Drop for AtomicWrite {
             false => &counts.aborted,
         };
         ended.fetch_add(1, Ordering::Relaxed);
-        drop(self.fs.store.adopt_promise(self.promised));
+        if !planted(Canary::AtomicPromiseKept) {
+            drop(self.fs.store.adopt_promise(self.promised));
+        }
     }
 }
 

@@ -205,3 +205,35 @@ fn who_may_not_write_or_has_no_name_cannot() {
     drop((file, reader, fs));
     world.check();
 }
+
+/// It keeps no handle: its file may be gone, and the number another's, of whatever kind.
+#[test]
+fn a_file_whose_number_is_anothers_by_now_is_stale() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let root = Caller::root();
+    let makes: [fn(&FileSystem, &[u8]) -> Ino; 3] = [
+        |fs, name| fs.symlink(&Caller::root(), ROOT, name, b"to").unwrap().ino,
+        |fs, name| fs.mkdir(&Caller::root(), ROOT, name, 0o755).unwrap().ino,
+        |fs, name| make(fs, name, &[1; 10]).ino(),
+    ];
+    for (kind, make_other) in makes.iter().enumerate() {
+        let name = format!("f{kind}");
+        let file = make(&fs, name.as_bytes(), &[1; PAGE]);
+        let ino = file.ino();
+        let mut write = fs.atomic_write(&root, &file).unwrap();
+        write.write(0, &[2; 10]).unwrap();
+        drop(file);
+        fs.unlink(&root, ROOT, name.as_bytes()).unwrap();
+        fs.sync().unwrap();
+        let number_is_used = |n| make_other(&fs, format!("other {kind} {n}").as_bytes()) == ino;
+        assert!((0..10_000).any(number_is_used), "numbers are used again");
+        let outcome = write.commit();
+        assert!(
+            matches!(outcome, Err(Error::Stale(stale)) if stale == ino),
+            "{outcome:?}"
+        );
+    }
+    drop(fs);
+    world.check();
+}
