@@ -288,7 +288,7 @@ impl Reaper {
             let (line, margin) = times.line_and_margin(group.class);
             if let Some(prediction) = line.prediction() {
                 margin.learn(Costs::get(), group.class, outcome, prediction);
-                line.learn(outcome, took);
+                line.learn(Costs::get(), outcome, took);
             }
             if end == End::Whole {
                 self.note(times, group.class, group.since, seen);

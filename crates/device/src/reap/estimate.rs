@@ -4,8 +4,8 @@
 //!
 //! 1. A prediction is a time that was seen among the last [`SEEN`] of its class: never less than all of them, nor more.
 //!    It follows up when all but [`LOW`] of them are of the new kind, and down when [`LOW`] and one are.
-//! 2. A class whose sleeps end too late, or whose spins find nothing, rests: it blocks for a while, longer each time, unless its
-//!    prediction changes.
+//! 2. A class whose sleeps end too late, whose spins find nothing, or whose waits gain nothing over those that block, rests: it blocks
+//!    for a while, longer each time, unless its prediction changes.
 
 use super::costs::Costs;
 use super::plan::{self, Plan};
@@ -23,6 +23,12 @@ const AUDIT: u32 = 64;
 /// Waits for which a class rests, at first and at most.
 const REST: u32 = 64;
 const REST_MAX: u32 = 4096;
+/// A wait gains nothing if it is not shorter by one part of so many of a wake-up than one that blocks: it took its CPU time for nothing.
+const GAIN: i64 = 8;
+/// Good waits by which the next rest becomes shorter by a factor of e.
+const FORGOTTEN: u32 = 512;
+/// What is later than so many wake-ups is the machine's doing, and not the wait's, beyond them.
+const LATE: u64 = 8;
 /// How much what a wait took counts in the mean of its kind: one part of so many.
 const SHARE: i64 = 64;
 /// Waits without which a mean says nothing.
@@ -160,10 +166,9 @@ struct Mean {
 }
 
 impl Mean {
-    fn add(&mut self, took: u64, prediction: u64) {
-        let quotient = (took.min(1 << 40) << 16) / prediction.max(1);
-        // What became of the machine meanwhile is not the wait's doing.
-        let quotient = quotient.min(3 << 15) as i64;
+    fn add(&mut self, costs: &Costs, took: u64, prediction: u64) {
+        let took = took.min(prediction + LATE * costs.wake_ns);
+        let quotient = ((took.min(1 << 40) << 16) / prediction.max(1)) as i64;
         self.count = self.count.saturating_add(1);
         let share = i64::from(self.count).min(SHARE);
         self.value += (quotient - self.value) / share;
@@ -224,30 +229,38 @@ impl Line {
     }
 
     /// Learns from how a wait ended that took so long.
-    pub fn learn(&mut self, outcome: Outcome, took: u64) {
+    pub fn learn(&mut self, costs: &Costs, outcome: Outcome, took: u64) {
         let Some(prediction) = self.prediction() else {
             return;
         };
         match outcome {
             Outcome::Found => return,
-            Outcome::Blocked => return self.blocked.add(took, prediction),
-            _ => self.lazy.add(took, prediction),
+            Outcome::Blocked => return self.blocked.add(costs, took, prediction),
+            _ => self.lazy.add(costs, took, prediction),
         }
         self.failing -= self.failing / 8;
         if let Outcome::Late { .. } = outcome {
             self.failing += 32;
         } else {
-            self.next_rest -= self.next_rest / 64;
+            self.next_rest -= self.next_rest / FORGOTTEN;
         }
-        let slower = self.lazy.count >= MEANT
-            && self.blocked.count >= 2
-            && self.lazy.value > self.blocked.value + self.blocked.value / 16;
-        if self.failing > 128 || slower {
+        if self.failing > 128 || self.gains_nothing(costs, prediction) {
             self.rest = self.next_rest.max(REST);
             self.next_rest = (2 * self.rest).min(REST_MAX);
             self.rests_at = prediction;
             self.failing = 0;
         }
+    }
+}
+
+impl Line {
+    /// Whether waits take about as long as those that block, as far as is known.
+    fn gains_nothing(&self, costs: &Costs, prediction: u64) -> bool {
+        let gain = self.blocked.value - self.lazy.value;
+        let gained_ns = gain.saturating_mul(prediction.min(1 << 32) as i64) >> 16;
+        self.lazy.count >= MEANT
+            && self.blocked.count >= 2
+            && gained_ns < costs.wake_ns as i64 / GAIN
     }
 }
 
