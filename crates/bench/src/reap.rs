@@ -242,6 +242,7 @@ impl BlockDevice for Nothing {
             rotational: Some(false),
             topology: Topology::PerCore,
             reap: Reaping::Interrupt,
+            polled: false,
             numa_node: None,
         }
     }
@@ -353,9 +354,13 @@ struct Series {
 
 impl Series {
     fn new(name: &str, policy: Reaping) -> Series {
+        Series::of(name, policy.name().to_owned())
+    }
+
+    fn of(name: &str, target: String) -> Series {
         Series {
             name: name.to_owned(),
-            target: policy.name().to_owned(),
+            target,
             windows: Vec::new(),
         }
     }

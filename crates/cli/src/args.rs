@@ -100,7 +100,7 @@ pub struct Mount {
     /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
-    /// topology=per-core|per-device, reap=interrupt|poll|lazy,
+    /// topology=per-core|per-device, reap=interrupt|poll|lazy, reap_ring=ordinary|iopoll,
     /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
-use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, Reaping, Topology};
+use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, ReapRing, Reaping, Topology};
 
 use crate::failure::Failure;
 
@@ -91,6 +91,7 @@ pub struct Access {
     pub backend: Backend,
     pub topology: Topology,
     pub reap: Reaping,
+    pub reap_ring: ReapRing,
 }
 
 /// Opens the array over `paths`.
@@ -100,6 +101,7 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
         backend: access.backend,
         topology: access.topology,
         reap: access.reap,
+        reap_ring: access.reap_ring,
         ..OpenOptions::default()
     };
     let devices = open_when_free(paths, &options)?;

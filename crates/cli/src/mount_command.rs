@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Array, Backend, Reaping, Topology};
+use device::{Array, Backend, ReapRing, Reaping, Topology};
 use fs::{FileSystem, FsOptions};
 use mount::metrics::{Endpoint, MetricsServer};
 use mount::{DeviceClaim, MountOptions};
@@ -169,6 +169,7 @@ fn take_option(
         ("io", Some("uring")) => access.backend = Backend::IoUring,
         ("io", Some("threads")) => access.backend = Backend::Threads,
         ("topology", Some(value)) => access.topology = topology(name, value)?,
+        ("reap_ring", Some(value)) => access.reap_ring = reap_ring(name, value)?,
         ("reap", Some(value)) => access.reap = reaping(name, value)?,
         _ => return Ok(false),
     }
@@ -186,6 +187,13 @@ fn reaping(name: &str, value: &str) -> Result<Reaping, Failure> {
     Reaping::parse(value).ok_or_else(|| {
         let names = Reaping::ALL.map(Reaping::name).join(", ");
         Failure::usage(format!("{name}={value}: give one of {names}"))
+    })
+}
+
+fn reap_ring(name: &str, value: &str) -> Result<ReapRing, Failure> {
+    ReapRing::parse(value).ok_or_else(|| {
+        let names = ReapRing::ALL.map(ReapRing::name).join(" or ");
+        Failure::usage(format!("{name}={value}: give {names}"))
     })
 }
 
@@ -460,7 +468,7 @@ mod tests {
     #[test]
     fn options_reach_their_places() {
         let settings = settings(
-            "noatime,nodiratime,discard,cache_size=96M,commit=0.5,checkpoint_workers=3,io=threads,topology=per-device,reap=lazy",
+            "noatime,nodiratime,discard,cache_size=96M,commit=0.5,checkpoint_workers=3,io=threads,topology=per-device,reap=lazy,reap_ring=iopoll",
         )
         .unwrap();
         assert_eq!(settings.fs.data.cache_bytes, 30 << 20);
@@ -475,6 +483,7 @@ mod tests {
         assert_eq!(settings.access.backend, Backend::Threads);
         assert_eq!(settings.access.topology, Topology::PerDevice);
         assert_eq!(settings.access.reap, Reaping::Lazy);
+        assert_eq!(settings.access.reap_ring, ReapRing::Iopoll);
         assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
         assert!(!settings.fs.data.directory_atime);
     }
@@ -492,6 +501,7 @@ mod tests {
             ("io=floppy", "io=floppy"),
             ("topology=flat", "per-core or per-device"),
             ("reap=never", "interrupt, poll, lazy"),
+            ("reap_ring=fast", "ordinary or iopoll"),
         ] {
             let failure = settings(options).err().unwrap();
             assert_eq!(failure.code(), crate::failure::USAGE);

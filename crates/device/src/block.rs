@@ -102,6 +102,8 @@ pub struct DeviceInfo {
     pub topology: Topology,
     /// How threads wait for it.
     pub reap: Reaping,
+    /// Those that look poll the device itself.
+    pub polled: bool,
     /// That it is attached to; `None` when the kernel does not say.
     pub numa_node: Option<usize>,
 }

@@ -16,6 +16,7 @@ use crate::reap::{Reaped, Reaper, Reaping};
 use crate::threads;
 use crate::topology::Topology;
 use crate::uring;
+use crate::uring::polled::ReapRing;
 use crate::vectored::{self, Vectored};
 use base::sync::{Mutex, rank};
 use base::sys;
@@ -49,6 +50,8 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// How threads wait for what they have in flight.
     pub reap: Reaping,
+    /// On which ring those that look have it.
+    pub reap_ring: ReapRing,
 }
 
 impl Default for OpenOptions {
@@ -60,6 +63,7 @@ impl Default for OpenOptions {
             direct: true,
             topology: Topology::PerCore,
             reap: Reaping::default(),
+            reap_ring: ReapRing::default(),
         }
     }
 }
@@ -83,6 +87,8 @@ pub(crate) struct FileDevice {
     bytes: u64,
     pub block_device: bool,
     pub direct: bool,
+    /// Transfers that are looked for are on a ring that polls the device.
+    pub polled: bool,
     read_only: bool,
     rotational: Option<bool>,
     numa_node: Option<usize>,
@@ -136,6 +142,7 @@ pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Erro
         direct,
         topology: Topology::PerCore,
         reap: Reaping::Interrupt,
+        reap_ring: ReapRing::Ordinary,
     };
     FileDevice::open(path, &options, Engine::Caller)
 }
@@ -183,7 +190,11 @@ pub fn create_image(path: &Path, bytes: u64) -> Result<(), Error> {
 }
 
 impl FileDevice {
-    fn open(path: &Path, options: &OpenOptions, engine: Engine) -> Result<FileDevice, Error> {
+    pub(crate) fn open(
+        path: &Path,
+        options: &OpenOptions,
+        engine: Engine,
+    ) -> Result<FileDevice, Error> {
         let fail = |e: io::Error| Error::open(path, e);
         let meta = fs::metadata(path).map_err(fail)?;
         let block_device = meta.file_type().is_block_device();
@@ -207,6 +218,17 @@ impl FileDevice {
             false => opened.len(),
         };
         let logical_block = logical_block(&file, block_device, direct).map_err(fail)?;
+        let polled = options.reap_ring == ReapRing::Iopoll && {
+            let reached = direct && matches!(engine, Engine::Uring);
+            let why = why_unpolled(&file, &opened, options, reached);
+            if let Some(why) = &why {
+                let device = path.display();
+                tracing::warn!(
+                    "{device}: reap_ring=iopoll does not apply, the ordinary ring is used: {why}"
+                );
+            }
+            why.is_none()
+        };
         Ok(FileDevice {
             id: Arc::new(()),
             file,
@@ -215,6 +237,7 @@ impl FileDevice {
             bytes,
             block_device,
             direct,
+            polled,
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
             numa_node: numa_node(if block_device {
@@ -327,6 +350,31 @@ fn rotational(device: u64) -> Option<bool> {
     text.ok().map(|t| t.trim() == "1")
 }
 
+/// Why a device that is reached by direct transfers on rings, or is not, is not polled; `None`: it is.
+fn why_unpolled(
+    file: &File,
+    opened: &fs::Metadata,
+    options: &OpenOptions,
+    reached: bool,
+) -> Option<String> {
+    let why = if options.reap == Reaping::Interrupt {
+        "with reap=interrupt nobody looks"
+    } else if options.topology == Topology::PerDevice {
+        "with topology=per-device all is on the rings of drivers"
+    } else if !reached {
+        "it is not reached by direct transfers of io_uring"
+    } else if !opened.file_type().is_block_device() {
+        "it is a file, and not a block device"
+    } else if !polls(opened.rdev()) {
+        "it has no queues that are polled (its queue/io_poll in /sys/block is 0; drivers make them as they are loaded, nvme by \
+         poll_queues=N)"
+    } else {
+        let tried = uring::polled::try_read(file);
+        return tried.err().map(|e| format!("a polled read fails: {e}"));
+    };
+    Some(why.to_owned())
+}
+
 /// Whether that is a block device with queues that are polled, as far as the kernel says.
 pub fn has_poll_queues(path: &Path) -> bool {
     let device = fs::metadata(path)
@@ -404,6 +452,7 @@ impl BlockDevice for FileDevice {
                 Engine::Uring => self.reaper.policy(),
                 Engine::Threads(_) | Engine::Caller => Reaping::Interrupt,
             },
+            polled: self.polled,
             numa_node: self.numa_node,
         }
     }

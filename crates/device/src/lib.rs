@@ -41,6 +41,7 @@ pub use queue::{Bell, DeviceQueue, Flight, FlightId, Kind, Landed, Queues, Refus
 pub use reap::{Costs, Histogram, Reaped, Reaping};
 pub use scan::{ArrayId, Member, candidates, find_members, scan};
 pub use topology::{Hurried, Topology, Unhurried};
+pub use uring::polled::ReapRing;
 pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};

@@ -313,11 +313,7 @@ impl Reaper {
     fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
         let line = times.line(class);
         let took = seen.now.saturating_sub(since);
-        // What took less than a wake-up did not sleep.
-        let woken = took
-            .checked_sub(Costs::get().wake_ns)
-            .unwrap_or(took)
-            .max(1);
+        let woken = line.woken(Costs::get(), took);
         let took = match seen.outcome {
             Outcome::Blocked | Outcome::Late { .. } | Outcome::Early => woken,
             Outcome::Caught { .. } => took,

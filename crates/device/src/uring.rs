@@ -7,12 +7,14 @@
 //!    the thread ends, or when the thread makes another ring after the device is gone.
 //! 2. The ring of a [`RingQueue`] is for all of its owner's devices, and may be used by one thread after another: with as
 //!    many devices one call of the kernel starts and finds what is in flight on all of them.
-//! 3. The kernel uses memory between submission and completion (see [`ring`](Ring)): [`Batch`] and [`RingQueue`] do not go
+//! 3. A batch on a ring that polls the device ([`polled`]) has nothing but transfers, and is waited for by who looks.
+//! 4. The kernel uses memory between submission and completion (see [`ring`](Ring)): [`Batch`] and [`RingQueue`] do not go
 //!    away, by return or by panic, before all has completed.
 //!
 //! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls. Fork
 //! before opening devices: a ring does not follow into the child.
 
+pub(crate) mod polled;
 pub(crate) mod raw;
 mod ring;
 pub(crate) mod vectored;
@@ -24,6 +26,7 @@ use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
 use crate::reap::{Class, Group, Reaper, Times};
 use crate::threads;
 use io_uring::{IoUring, Probe, opcode};
+use polled::Looked;
 use ring::{All, News, Ring};
 use std::cell::RefCell;
 use std::io;
@@ -38,9 +41,18 @@ thread_local! {
     static RINGS: RefCell<Vec<(Weak<()>, Ring)>> = const { RefCell::new(Vec::new()) };
 }
 
+/// How the completions of a ring come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    /// By interrupts of the device.
+    Ordinary,
+    /// Who looks for them polls the device.
+    Polled,
+}
+
 /// Finds out whether this process may use io_uring and it has all that is needed.
 pub(crate) fn probe() -> io::Result<()> {
-    let ring = make_ring(2)?;
+    let ring = make_ring(2, Sort::Ordinary)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
@@ -51,7 +63,10 @@ pub(crate) fn probe() -> io::Result<()> {
     }
 }
 
-fn make_ring(entries: u32) -> io::Result<IoUring> {
+fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
+    if sort == Sort::Polled {
+        return polled::build(entries);
+    }
     // Completions are run when the owner waits, not by interrupting it; kernels before 6.1
     // do not know this and do without.
     IoUring::builder()
@@ -62,10 +77,12 @@ fn make_ring(entries: u32) -> io::Result<IoUring> {
         .or_else(|_| IoUring::builder().build(entries))
 }
 
-fn take_ring(device: &FileDevice) -> io::Result<Ring> {
+fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
     let kept = RINGS.try_with(|rings| {
         let mut rings = rings.borrow_mut();
-        let mine = |(id, _): &(Weak<()>, Ring)| std::ptr::eq(id.as_ptr(), &*device.id);
+        let mine = |(id, ring): &(Weak<()>, Ring)| {
+            std::ptr::eq(id.as_ptr(), &*device.id) && ring.sort() == sort
+        };
         match rings.iter().position(mine) {
             Some(at) => Some(rings.swap_remove(at).1),
             None => {
@@ -77,7 +94,10 @@ fn take_ring(device: &FileDevice) -> io::Result<Ring> {
     match kept {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => Ok(Ring::new(make_ring(RING_ENTRIES)?, RING_ENTRIES as usize)),
+        Ok(None) | Err(_) => {
+            let ring = make_ring(RING_ENTRIES, sort)?;
+            Ok(Ring::new(ring, RING_ENTRIES as usize).of_sort(sort))
+        }
     }
 }
 
@@ -98,6 +118,10 @@ pub(crate) fn run(
     let mut times = reaper.take();
     let class = Class::of_operations(requests.iter().map(|request| &request.operation));
     let group = reaper.begin(&mut times, class);
+    let sort = match device.polled && !group.blocks() && polled::takes(requests) {
+        true => Sort::Polled,
+        false => Sort::Ordinary,
+    };
     if let ([request], None) = (&mut *requests, &meanwhile)
         && call_is_as_good(device, request, group)
     {
@@ -109,7 +133,7 @@ pub(crate) fn run(
             times: &mut times,
             group: (requests.len() <= RING_ENTRIES as usize).then_some(group),
         };
-        run_on_ring(device, requests, meanwhile, waiting);
+        run_on_ring((device, sort), requests, meanwhile, waiting);
     }
     reaper.keep(times);
 }
@@ -123,12 +147,12 @@ struct Waiting<'r> {
 }
 
 fn run_on_ring(
-    device: &FileDevice,
+    (device, sort): (&FileDevice, Sort),
     requests: &mut [Request<'_>],
     meanwhile: Option<&mut dyn FnMut()>,
     waiting: Waiting<'_>,
 ) {
-    let mut ring = match take_ring(device) {
+    let mut ring = match take_ring(device, sort) {
         Ok(ring) => ring,
         Err(error) => {
             tracing::debug!(%error, "no ring for this thread");
@@ -177,7 +201,7 @@ fn call_is_as_good(device: &FileDevice, request: &Request<'_>, group: Group) -> 
     blocks && !(durable && device.block_device)
 }
 
-/// The requests of one call of [`run`] (invariant 3).
+/// The requests of one call of [`run`] (invariant 4).
 struct Batch<'r, 'b, 'a> {
     ring: &'r mut Ring,
     device: &'r FileDevice,
@@ -242,7 +266,10 @@ impl<'b> Batch<'_, 'b, '_> {
             match group {
                 Some(group) => {
                     let ring = &mut *self.ring;
-                    reaper.wait(times, group, &mut All { ring, want });
+                    match ring.sort() {
+                        Sort::Ordinary => reaper.wait(times, group, &mut All { ring, want }),
+                        Sort::Polled => reaper.wait(times, group, &mut Looked(ring)),
+                    };
                 }
                 None => self.ring.wait(want),
             }
@@ -386,7 +413,94 @@ impl Drop for RingQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buf::AlignedBuf;
+    use crate::file::{Engine, OpenOptions};
+    use crate::reap::Reaping;
     use base::clock::Clock;
+    use polled::ReapRing;
+
+    /// On a file, or a file system, that knows no such queues the kernel refuses each transfer.
+    #[test]
+    fn what_a_polled_ring_does_not_take_is_done_by_calls() {
+        if probe().is_err() || make_ring(2, Sort::Polled).is_err() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        for reap in [Reaping::Poll, Reaping::Lazy] {
+            let options = OpenOptions {
+                reap,
+                reap_ring: ReapRing::Iopoll,
+                ..OpenOptions::default()
+            };
+            let mut device = FileDevice::open(&path, &options, Engine::Uring).unwrap();
+            assert!(!device.polled);
+            device.polled = true;
+            for round in 0..100u8 {
+                let written: Vec<AlignedBuf> = (0..4)
+                    .map(|at| AlignedBuf::from_slice(&[round ^ at; 4096]))
+                    .collect();
+                let mut writes: Vec<Request<'_>> = written
+                    .iter()
+                    .zip((0..).step_by(4096))
+                    .map(|(buf, offset)| {
+                        let durability = Durability::Volatile;
+                        Request::new(
+                            Operation::Write {
+                                offset,
+                                buf,
+                                durability,
+                            },
+                            0,
+                        )
+                    })
+                    .collect();
+                run(&device, &mut writes, None);
+                assert!(writes.iter().all(|request| request.error.is_none()));
+                let mut read = AlignedBuf::zeroed(4 * 4096);
+                let mut reads: Vec<Request<'_>> = read
+                    .chunks_mut(4096)
+                    .zip((0..).step_by(4096))
+                    .map(|(buf, offset)| Request::new(Operation::Read { offset, buf }, 0))
+                    .collect();
+                run(&device, &mut reads, None);
+                assert!(reads.iter().all(|request| request.error.is_none()));
+                for (read, written) in read.chunks(4096).zip(&written) {
+                    assert_eq!(read, &written[..]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_transfers_without_a_flush_go_to_a_polled_ring() {
+        let buf = [0; 512];
+        let write = |durability| {
+            let buf = &buf[..];
+            Request::new(
+                Operation::Write {
+                    offset: 0,
+                    buf,
+                    durability,
+                },
+                0,
+            )
+        };
+        assert!(polled::takes(&[
+            write(Durability::Volatile),
+            write(Durability::Checked)
+        ]));
+        assert!(!polled::takes(&[
+            write(Durability::Volatile),
+            write(Durability::Durable)
+        ]));
+        assert!(!polled::takes(&[Request::new(Operation::Flush, 0)]));
+        let many: Vec<Request<'_>> = (0..=RING_ENTRIES)
+            .map(|_| write(Durability::Volatile))
+            .collect();
+        assert!(!polled::takes(&many) && polled::takes(&many[1..]));
+    }
 
     #[test]
     fn whoever_waits_for_a_ring_hears_a_bell_and_has_patience() {

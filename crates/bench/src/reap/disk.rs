@@ -1,6 +1,6 @@
 //! The policies on a file or a device of the machine, and `fio` beside them where it is installed.
 //!
-//! Three of this process, one for each policy, share it, and fio opens it again. What is there already is read only, unless its owner has
+//! Three of this process, one for each policy, share it, two more where it has queues that are polled, and fio opens it again. What is there already is read only, unless its owner has
 //! said that it may be overwritten: then it is claimed, and one that holds something known is refused.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rng::Rng;
-use device::{BlockDevice, Durability, OpenOptions, Reaping};
+use device::{BlockDevice, Durability, OpenOptions, ReapRing, Reaping};
 use serde_json::Value;
 
 use super::{BYTES_MAX, Buffers, Findings, Group, Options, Series, Window, measure};
@@ -92,11 +92,47 @@ fn claim(path: &Path) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
     Ok(devices)
 }
 
-fn open(subject: &Subject, reap: Reaping) -> Result<Arc<dyn BlockDevice>, Error> {
+/// Policies, and the rings on which they have what they wait for.
+const WAYS: [(Reaping, ReapRing); 5] = [
+    (Reaping::Interrupt, ReapRing::Ordinary),
+    (Reaping::Poll, ReapRing::Ordinary),
+    (Reaping::Lazy, ReapRing::Ordinary),
+    (Reaping::Poll, ReapRing::Iopoll),
+    (Reaping::Lazy, ReapRing::Iopoll),
+];
+
+/// One of this process.
+struct Way {
+    target: String,
+    device: Arc<dyn BlockDevice>,
+}
+
+impl Way {
+    fn new(
+        subject: &Subject,
+        (reap, reap_ring): (Reaping, ReapRing),
+    ) -> Result<Option<Way>, Error> {
+        let iopoll = reap_ring == ReapRing::Iopoll;
+        if iopoll && !device::has_poll_queues(&subject.path) {
+            return Ok(None);
+        }
+        let device = open(subject, reap, reap_ring)?;
+        let suffix = if iopoll { "-iopoll" } else { "" };
+        let target = format!("{}{suffix}", reap.name());
+        Ok((device.info().polled == iopoll).then_some(Way { target, device }))
+    }
+}
+
+fn open(
+    subject: &Subject,
+    reap: Reaping,
+    reap_ring: ReapRing,
+) -> Result<Arc<dyn BlockDevice>, Error> {
     let options = OpenOptions {
         read_only: subject.read_only,
         exclusive: false,
         reap,
+        reap_ring,
         ..OpenOptions::default()
     };
     let mut devices = device::open_devices(std::slice::from_ref(&subject.path), &options)?;
@@ -113,11 +149,10 @@ fn sides(subject: &Subject, options: &Options, progress: &dyn Fn(&str)) -> Resul
             .notes
             .push("fio is not installed, and not beside".to_owned());
     }
-    let devices: Vec<Arc<dyn BlockDevice>> = Reaping::ALL
-        .into_iter()
-        .map(|reap| open(subject, reap))
-        .collect::<Result<_, _>>()?;
-    let bytes = devices[0].bytes();
+    let ways = WAYS.into_iter().map(|way| Way::new(subject, way));
+    let ways: Vec<Option<Way>> = ways.collect::<Result<_, _>>()?;
+    let ways: Vec<Way> = ways.into_iter().flatten().collect();
+    let bytes = ways.first().map_or(0, |way| way.device.bytes());
     let largest = subject.groups.iter().map(|group| group.bytes).max();
     if bytes < largest.unwrap_or(0) as u64 {
         return Err(Error::Usage(format!(
@@ -130,7 +165,10 @@ fn sides(subject: &Subject, options: &Options, progress: &dyn Fn(&str)) -> Resul
     let mut rng = Rng::new(1);
     for &group in &subject.groups {
         let name = format!("{}, {}", subject.name, group.name());
-        let mut all = Reaping::ALL.map(|policy| Series::new(&name, policy));
+        let mut all: Vec<Series> = ways
+            .iter()
+            .map(|way| Series::of(&name, way.target.clone()))
+            .collect();
         let mut others: Vec<(Engine, Series)> = Engine::ALL
             .into_iter()
             .filter(|engine| fio && engine.does(subject, group))
@@ -138,14 +176,15 @@ fn sides(subject: &Subject, options: &Options, progress: &dyn Fn(&str)) -> Resul
             .collect();
         for run in 0..options.runs {
             progress(&format!("{name}, run {}", run + 1));
-            for policy in options.order(run) {
+            // Each is first in its turn.
+            for at in (0..ways.len()).map(|at| (at + run) % ways.len()) {
                 interrupt::check()?;
-                let window = measure(devices[policy].as_ref(), options.time, |device| {
+                let window = measure(ways[at].device.as_ref(), options.time, |device| {
                     let places = bytes / group.bytes as u64;
                     buffers.run(device, group, || rng.below(places) * group.bytes as u64)?;
                     Ok(group.depth as u64)
                 })?;
-                all[policy].windows.push(window);
+                all[at].windows.push(window);
             }
             for (engine, series) in &mut others {
                 interrupt::check()?;
@@ -182,11 +221,7 @@ impl Engine {
     }
 
     fn series(self, name: &str) -> Series {
-        Series {
-            name: name.to_owned(),
-            target: self.target().to_owned(),
-            windows: Vec::new(),
-        }
+        Series::of(name, self.target().to_owned())
     }
 
     fn does(self, subject: &Subject, group: Group) -> bool {

@@ -18,8 +18,10 @@ pub(super) const SEEN: usize = 16;
 const LOW: usize = 2;
 /// Times without which nothing is predicted.
 const FEW: usize = 4;
-/// Waits of a class between two that block, to see what that would take.
-const AUDIT: u32 = 64;
+/// Of so many waits of a class the last few block, to see what that takes. The first of them does not tell: a CPU that was awake all
+/// the time before goes to rest by more than one that has done so lately.
+const AUDIT: u32 = 256;
+const AUDITED: u32 = 4;
 /// Waits for which a class rests, at first and at most.
 const REST: u32 = 64;
 const REST_MAX: u32 = 4096;
@@ -150,6 +152,8 @@ pub(crate) struct Line {
     next_rest: u32,
     rests_at: u64,
     turns: u32,
+    /// The wait before blocked, too.
+    has_blocked: bool,
     /// Of 256 waits those that spun for nothing, about.
     failing: u32,
     /// What waits took beside what was predicted: those that block, and the others.
@@ -200,7 +204,7 @@ impl Line {
             self.lazy = Mean::default();
         }
         self.turns += 1;
-        !self.turns.is_multiple_of(AUDIT)
+        self.turns % AUDIT < AUDIT - AUDITED
     }
 
     /// What is to be done at this moment of a wait that began at `since`.
@@ -235,9 +239,13 @@ impl Line {
         };
         match outcome {
             Outcome::Found => return,
-            Outcome::Blocked => return self.blocked.add(costs, took, prediction),
+            Outcome::Blocked if std::mem::replace(&mut self.has_blocked, true) => {
+                return self.blocked.add(costs, took, prediction);
+            }
+            Outcome::Blocked => return,
             _ => self.lazy.add(costs, took, prediction),
         }
+        self.has_blocked = false;
         self.failing -= self.failing / 8;
         if let Outcome::Late { .. } = outcome {
             self.failing += 32;
@@ -254,6 +262,17 @@ impl Line {
 }
 
 impl Line {
+    /// What a transfer took whose waiter was woken after so long: less, by a wake-up at most. What is predicted, if that agrees; else the
+    /// least, since of a prediction that is too high there would be no better one: a sleep that is too long tells nothing.
+    pub fn woken(&self, costs: &Costs, took: u64) -> u64 {
+        // What took less than a wake-up did not sleep.
+        let least = took.checked_sub(costs.wake_ns).unwrap_or(took).max(1);
+        let predicted = self.prediction();
+        predicted
+            .filter(|ns| (least..=took).contains(ns))
+            .unwrap_or(least)
+    }
+
     /// Whether waits take about as long as those that block, as far as is known.
     fn gains_nothing(&self, costs: &Costs, prediction: u64) -> bool {
         let gain = self.blocked.value - self.lazy.value;

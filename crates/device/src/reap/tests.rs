@@ -207,6 +207,20 @@ fn spins_that_find_nothing_or_are_slower_than_sleeps_rest() {
     let mut line = known(300 * US);
     let tried = lazy_after(&mut line, caught, 398 * US, 20_000);
     assert!((100..800).contains(&tried), "{tried}");
+    // Though who is woken is later by less than a wake-up, and how much less is not known.
+    let mut line = known(100 * US);
+    let wait = |line: &mut Line| {
+        let lazy = line.chooses_lazy(&COSTS);
+        let (outcome, took) = match lazy {
+            true => (caught, 100 * US),
+            false => (Outcome::Blocked, line.woken(&COSTS, 100 * US)),
+        };
+        line.learn(&COSTS, outcome, 100 * US);
+        line.sample(took);
+        lazy
+    };
+    let tried = (0..20_000).filter(|_| wait(&mut line)).count();
+    assert!((100..800).contains(&tried), "{tried}");
     // A rest ends when the device has become another one.
     let mut line = known(300 * US);
     lazy_after(&mut line, late, 500 * US, 10);

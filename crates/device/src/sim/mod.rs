@@ -631,6 +631,7 @@ impl BlockDevice for SimDevice {
             rotational: Some(false),
             topology: Topology::PerCore,
             reap: Reaping::Interrupt,
+            polled: false,
             numa_node: None,
         }
     }

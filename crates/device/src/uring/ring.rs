@@ -7,6 +7,7 @@
 //! 3. Short transfers go on where they stopped; what the kernel turned away is submitted again, and after so many times done
 //!    by a plain call. It also turns away what a thread has submitted that has ended since.
 
+use super::Sort;
 use crate::block::{Durability, Request};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
@@ -40,6 +41,9 @@ const BELL_EACH: u32 = 16;
 /// A ring and what is in flight on it; see the module's head.
 pub(super) struct Ring {
     ring: IoUring,
+    sort: Sort,
+    /// Completions that were found and not collected, of a ring that polls: the kernel does not look for more while its queue has some.
+    taken: Vec<(u64, i32)>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots to submit again.
@@ -77,6 +81,8 @@ impl Ring {
     pub fn new(ring: IoUring, entries: usize) -> Ring {
         Ring {
             ring,
+            sort: Sort::Ordinary,
+            taken: Vec::new(),
             slots: (0..entries).map(|_| Slot::default()).collect(),
             free: (0..entries as u32).rev().collect(),
             again: Vec::with_capacity(entries),
@@ -85,6 +91,16 @@ impl Ring {
             listens: false,
             timed: None,
         }
+    }
+
+    /// A ring that was made so.
+    pub fn of_sort(mut self, sort: Sort) -> Ring {
+        self.sort = sort;
+        self
+    }
+
+    pub fn sort(&self) -> Sort {
+        self.sort
     }
 
     /// Parts of each device are waited for as its reaper says; all have one policy.
@@ -160,7 +176,14 @@ impl Ring {
     }
 
     /// Whether so much has completed, also if the kernel has yet to tell.
-    fn has(&mut self, want: usize) -> bool {
+    pub fn has(&mut self, want: usize) -> bool {
+        if self.sort == Sort::Polled {
+            self.enter();
+            let found = self.ring.completion();
+            self.taken
+                .extend(found.map(|entry| (entry.user_data(), entry.result())));
+            return self.taken.len() >= want;
+        }
         if self.ring.completion().len() >= want {
             return true;
         }
@@ -263,6 +286,11 @@ impl Ring {
         ended: &mut Vec<Ended>,
     ) {
         let mut seen = self.timed.as_mut().and_then(|timed| timed.seen.take());
+        let mut taken = std::mem::take(&mut self.taken);
+        for (index, result) in taken.drain(..) {
+            ended.extend(self.complete(devices, index as u32, result, &mut seen));
+        }
+        self.taken = taken;
         let mut entries = [(0u64, 0i32); ENTRIES_AT_ONCE];
         loop {
             let mut count = 0;
@@ -328,9 +356,11 @@ impl Ring {
                     self.again.push(index);
                     return None;
                 }
-                let mut request = Request::new(part.operation(), 0);
-                threads::perform(device, &mut request);
-                request.error.map_or(Ok(()), Err)
+                performed(device, part)
+            }
+            // The device has no such queues any more.
+            Err(_) if self.sort == Sort::Polled && result == -libc::EOPNOTSUPP => {
+                performed(device, part)
             }
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
@@ -382,6 +412,13 @@ impl Ring {
             self.collect(devices, ended);
         }
     }
+}
+
+/// Does a part by a plain call.
+fn performed(device: &FileDevice, part: &mut Part) -> io::Result<()> {
+    let mut request = Request::new(part.operation(), 0);
+    threads::perform(device, &mut request);
+    request.error.map_or(Ok(()), Err)
 }
 
 /// The completions of all that is in flight on a ring, or of so many.

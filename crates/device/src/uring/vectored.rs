@@ -34,7 +34,7 @@ fn take_ring(device: &FileDevice) -> Option<IoUring> {
     match kept {
         Ok(Some(ring)) => Some(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => super::make_ring(ENTRIES as u32).ok(),
+        Ok(None) | Err(_) => super::make_ring(ENTRIES as u32, super::Sort::Ordinary).ok(),
     }
 }
 
