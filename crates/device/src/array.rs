@@ -60,6 +60,14 @@ pub struct ArrayStats {
     pub devices: Vec<DeviceStats>,
 }
 
+impl ArrayStats {
+    /// Reads, writes and flushes of all devices.
+    pub fn transfers(&self) -> u64 {
+        let all = |d: &DeviceStats| d.reads + d.writes + d.flushes;
+        self.devices.iter().map(all).sum()
+    }
+}
+
 /// What one device has done since it was opened.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceStats {

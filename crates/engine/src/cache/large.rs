@@ -6,7 +6,9 @@
 //!
 //! Invariants:
 //! 1. A chunk of the frames is made large when all its frames have been given to ways, and those of the sets at once, as all are in use.
-//! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it.
+//! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it. Nor,
+//!    but once in [`PATIENCE`], while devices have more to do than [`CALM_TRANSFERS`] in that time: a kernel that is not preempted copies a
+//!    chunk in one go, and what completes a transfer on that CPU waits for it, and so does a sync.
 //! 3. After each chunk there is a pause of [`REST`] times as long as it took: a reader of pages all over the cache soon meets
 //!    the one that is being made large, and waits for it.
 //! 4. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
@@ -25,6 +27,8 @@ const CHUNK: usize = LARGE / BLOCK_SIZE;
 /// Invariant 2.
 const CALM: Duration = Duration::from_millis(20);
 const CALM_FRAMES: usize = 64;
+const CALM_TRANSFERS: u64 = 2;
+const PATIENCE: Duration = Duration::from_secs(4);
 /// Invariant 3.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_secs(1);
@@ -86,6 +90,25 @@ impl Large {
     }
 }
 
+/// What was known when it was last looked.
+#[derive(Debug, Default)]
+struct Calm {
+    given: usize,
+    transfers: u64,
+    /// When the last chunk was made large.
+    since_ns: u64,
+}
+
+impl Calm {
+    /// Whether few frames were given since it was last asked, and the devices had little to do or that has lasted for long.
+    fn is_calm(&mut self, given: usize, transfers: u64, passed: Duration) -> bool {
+        let frames = given - std::mem::replace(&mut self.given, given);
+        let before = std::mem::replace(&mut self.transfers, transfers);
+        let moved = transfers.saturating_sub(before);
+        frames < CALM_FRAMES && (moved < CALM_TRANSFERS || passed >= PATIENCE)
+    }
+}
+
 impl PageCache {
     /// Whether [`keep_large`](Self::keep_large) has anything to do, ever.
     pub fn may_be_large(&self) -> bool {
@@ -93,11 +116,16 @@ impl PageCache {
     }
 
     /// Has large pages made until [`stop_large`](Self::stop_large), or the kernel refuses: for a thread that does nothing else.
-    pub fn keep_large(&self) {
+    /// `transfers`: how many the devices have had.
+    pub fn keep_large(&self, transfers: impl Fn() -> u64) {
         let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
         // Those behind them are seldom used.
         let all = sets.chunks() + self.capacity() / CHUNK;
-        let (mut given, clock) = (0, Clock::real());
+        let clock = Clock::real();
+        let mut calm = Calm {
+            since_ns: clock.monotonic_ns(),
+            ..Calm::default()
+        };
         for done in 0..all {
             let (mapping, chunk) = match done.checked_sub(sets.chunks()) {
                 None => (sets, done),
@@ -107,14 +135,15 @@ impl PageCache {
                 true => (chunk + 1) * CHUNK,
                 false => 0,
             };
-            if !self.await_given(needed, &mut given) {
+            if !self.await_given(needed) || !self.await_calm(&mut calm, &transfers) {
                 return;
             }
             let began_ns = clock.monotonic_ns();
             if !self.make_large(mapping, chunk) {
                 return;
             }
-            let took = Duration::from_nanos(clock.monotonic_ns() - began_ns);
+            calm.since_ns = clock.monotonic_ns();
+            let took = Duration::from_nanos(calm.since_ns - began_ns);
             if self.large.pause((took * REST).min(REST_MAX)) {
                 return;
             }
@@ -131,18 +160,22 @@ impl PageCache {
         self.large.bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many frames are given, and no more than few since it was known how many were. False: it is stopped.
-    fn await_given(&self, frames: usize, known: &mut usize) -> bool {
-        let given = || self.counts.given.load(Ordering::Relaxed);
-        {
-            let mut state = self.large.state.lock();
-            while given() < frames && !self.large.is_stopped() {
-                self.large.wake.wait(&mut state);
-            }
+    /// Waits until so many frames are given. False: it is stopped.
+    fn await_given(&self, frames: usize) -> bool {
+        let mut state = self.large.state.lock();
+        while self.counts.given.load(Ordering::Relaxed) < frames && !self.large.is_stopped() {
+            self.large.wake.wait(&mut state);
         }
+        !self.large.is_stopped()
+    }
+
+    /// Waits until nobody is in the way (invariant 2). False: it is stopped.
+    fn await_calm(&self, calm: &mut Calm, transfers: &impl Fn() -> u64) -> bool {
+        let clock = Clock::real();
         while !self.large.is_stopped() {
-            let before = std::mem::replace(known, given());
-            if *known - before < CALM_FRAMES {
+            let given = self.counts.given.load(Ordering::Relaxed);
+            let passed_ns = clock.monotonic_ns().saturating_sub(calm.since_ns);
+            if calm.is_calm(given, transfers(), Duration::from_nanos(passed_ns)) {
                 return true;
             }
             self.large.pause(CALM);
@@ -171,5 +204,23 @@ impl PageCache {
         }
         self.large.bytes.fetch_add(LARGE as u64, Ordering::Relaxed);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_first_uses_nor_transfers_wait_for_a_large_page() {
+        let mut calm = Calm::default();
+        let soon = Duration::from_millis(20);
+        assert!(!calm.is_calm(1000, 0, soon));
+        assert!(calm.is_calm(1000 + CALM_FRAMES - 1, 1, soon));
+        assert!(!calm.is_calm(1100, 1 + CALM_TRANSFERS, soon));
+        assert!(calm.is_calm(1100, 1 + CALM_TRANSFERS, soon));
+        // Devices that always have something to do hold it up, and do not prevent it; first uses do.
+        assert!(calm.is_calm(1100, 1_000, PATIENCE));
+        assert!(!calm.is_calm(2000, 1_000, PATIENCE));
     }
 }

@@ -775,7 +775,7 @@ fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
     }
     base::thread::parallel(2, |thread| {
         if thread == 0 {
-            return cache.keep_large();
+            return cache.keep_large(|| 0);
         }
         let mut out = page(0);
         for round in 0..4 {
@@ -790,7 +790,7 @@ fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
     let large = cache.large_bytes();
     assert!(large.is_multiple_of(base::mapping::LARGE as u64) && large <= all * 4096 * 2);
     // Who comes when it is stopped does nothing.
-    cache.keep_large();
+    cache.keep_large(|| 0);
     assert_eq!(cache.large_bytes(), large);
 }
 

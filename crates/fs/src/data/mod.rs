@@ -272,7 +272,10 @@ impl Files {
     pub fn start_large(&self) -> Result<(), Error> {
         if self.pages.may_be_large() {
             let pages = Arc::clone(&self.pages);
-            let started = base::thread::spawn("sheaf-large", move || pages.keep_large());
+            // It does not keep the devices.
+            let array = Arc::downgrade(self.store.array());
+            let transfers = move || array.upgrade().map_or(0, |array| array.stats().transfers());
+            let started = base::thread::spawn("sheaf-large", move || pages.keep_large(transfers));
             let handle = started.map_err(|e| engine::Error::Thread(Arc::new(e)))?;
             self.threads.lock().push(handle);
         }
