@@ -182,11 +182,7 @@ fn on_loop(
     };
     let devices = vec![disk.path().to_owned()];
     let meter = Meter::new(&devices)?;
-    let place = Place::new(
-        &Storage::Devices(devices),
-        LOOP_BYTES.max(8 * options.journal),
-        true,
-    )?;
+    let place = Place::over(&disk, LOOP_BYTES.max(8 * options.journal))?;
     let own = [Target::Sheaf].into_iter();
     let all = own.chain(options.against.iter().cloned());
     let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();

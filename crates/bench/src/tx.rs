@@ -148,7 +148,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     let bench = Bench {
         options,
         meter: Meter::new(&devices)?,
-        place: Place::new(&Storage::Devices(devices), DEVICE_BYTES, true)?,
+        place: Place::over(&disk, DEVICE_BYTES)?,
         _disk: disk,
     };
     let mut rows = Vec::new();

@@ -371,12 +371,11 @@ impl<'a> Bench<'a> {
                 Disk::make(&folder(storage), options.bytes())?
             }
         };
-        let storage = Storage::Devices(vec![disk.path().to_owned()]);
         Ok(Bench {
             options,
             sides,
             meter: Meter::new(&[disk.path().to_owned()])?,
-            place: Place::new(&storage, options.bytes(), true)?,
+            place: Place::over(&disk, options.bytes())?,
             below: Below::Disk(disk),
         })
     }
@@ -475,6 +474,7 @@ impl Bench<'_> {
     ) -> Result<Measured, Error> {
         match &self.below {
             Below::Disk(disk) => {
+                self.place.write_holes()?;
                 let load = OnDevice::open(disk.path(), series.kind, method, latencies)?;
                 self.measure(series, &load)
             }

@@ -2,11 +2,16 @@
 //! disk, or one that was given.
 //!
 //! Every block of the file is written before: a disk's file system would otherwise have to allocate, or to mark as
-//! written, what a side writes first, within that side's flushes.
+//! written, what a side writes first, within that side's flushes. Who has zeros written by the device, as `mkfs` of ext4 and XFS does for a journal,
+//! makes holes of them, or what is as good as one: so what is a hole is [written](write_holes) again, between `mkfs` and `mount`, too.
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
 use crate::{Error, interrupt};
 
@@ -62,6 +67,48 @@ impl Disk {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// The file below the loop device.
+    pub fn image(&self) -> Option<&Path> {
+        self.image.as_deref()
+    }
+}
+
+/// Writes zeros where a file has holes, or blocks that were allocated and not written. Nobody else may use it meanwhile.
+pub(super) fn write_holes(path: &Path) -> Result<(), Error> {
+    let fail = |e: std::io::Error| Error::io(path, e);
+    let file = File::options().read(true).write(true).open(path);
+    let file = file.map_err(fail)?;
+    // What is in memory only is none.
+    file.sync_all().map_err(fail)?;
+    let len = file.metadata().map_err(fail)?.len();
+    let piece = vec![0; PIECE];
+    let (mut at, mut filled) = (0, false);
+    while at < len {
+        interrupt::check()?;
+        let hole = seek(&file, SeekFrom::Hole(at)).map_err(|e| fail(e.into()))?;
+        if hole >= len {
+            break;
+        }
+        let end = match seek(&file, SeekFrom::Data(hole)) {
+            Ok(data) => data,
+            // None comes after it.
+            Err(Errno::NXIO) => len,
+            Err(error) => return Err(fail(error.into())),
+        };
+        at = hole;
+        while at < end {
+            let part = (end - at).min(PIECE as u64);
+            file.write_all_at(&piece[..part as usize], at)
+                .map_err(fail)?;
+            at += part;
+        }
+        filled = true;
+    }
+    match filled {
+        true => file.sync_all().map_err(fail),
+        false => Ok(()),
+    }
 }
 
 /// Writes each block once.
@@ -88,5 +135,34 @@ impl Drop for Disk {
         {
             tracing::warn!("{}: not removed: {error}", image.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_written_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&[7; 3 << 20]).unwrap();
+        file.set_len(8 << 20).unwrap();
+        base::sys::punch_hole(&file, 1 << 20, 1 << 20).unwrap();
+        let holes = || seek(&file, SeekFrom::Hole(0)).unwrap();
+        file.sync_all().unwrap();
+        if holes() == 8 << 20 {
+            // The file system does not tell of holes.
+            return;
+        }
+        write_holes(&path).unwrap();
+        assert_eq!(holes(), 8 << 20);
+        let content = std::fs::read(&path).unwrap();
+        let (head, rest) = content.split_at(1 << 20);
+        assert!(head.iter().all(|&byte| byte == 7));
+        assert!(rest[..1 << 20].iter().all(|&byte| byte == 0));
+        assert!(rest[1 << 20..2 << 20].iter().all(|&byte| byte == 7));
+        assert!(rest[2 << 20..].iter().all(|&byte| byte == 0));
     }
 }

@@ -165,6 +165,7 @@ impl KernelMount {
         };
         if let Some(mut mkfs) = kernel.mkfs(&side.devices.paths, files) {
             program::run(&mut mkfs)?;
+            place.write_holes()?;
         }
         side.mount(place.bytes())?;
         Ok(side)

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use super::disk::{self, Disk};
 use crate::Error;
 
 /// Image files that hold a Sheaf file system.
@@ -58,6 +59,8 @@ pub struct Place {
     devices: Vec<PathBuf>,
     /// The loop device that they are stays as long as somebody has it open.
     attached: Vec<File>,
+    /// Files below devices of which every block was written, and stays so.
+    written: Vec<PathBuf>,
     /// Size of a side's storage in all.
     bytes: u64,
 }
@@ -116,6 +119,7 @@ impl Place {
             covered: false,
             devices: Vec::new(),
             attached: Vec::new(),
+            written: Vec::new(),
             bytes,
         };
         if let Storage::Devices(devices) = storage {
@@ -137,6 +141,13 @@ impl Place {
         Ok(place)
     }
 
+    /// One on this device, where file systems can be mounted.
+    pub fn over(disk: &Disk, bytes: u64) -> Result<Place, Error> {
+        let mut place = Place::new(&Storage::Devices(vec![disk.path().to_owned()]), bytes, true)?;
+        place.written.extend(disk.image().map(Path::to_owned));
+        Ok(place)
+    }
+
     /// The same with a loop device over an image file for all sides.
     fn on_loop(mut self) -> Result<Place, Error> {
         let image = self.file("image");
@@ -153,6 +164,7 @@ impl Place {
         }
         // From here on they go with the folder.
         images.images = false;
+        self.written.append(&mut images.paths);
         Ok(self)
     }
 
@@ -198,9 +210,17 @@ impl Place {
         self.bytes
     }
 
+    /// Where every block was written, as nobody shall pay for the first time: those are written again that have become holes.
+    pub fn write_holes(&self) -> Result<(), Error> {
+        self.written
+            .iter()
+            .try_for_each(|path| disk::write_holes(path))
+    }
+
     /// What a Sheaf array is made on: the devices, or fresh image files.
     pub fn array(&self) -> Result<Devices, Error> {
         if !self.devices.is_empty() {
+            self.write_holes()?;
             return Ok(Devices::given(self.devices.clone()));
         }
         self.images(IMAGES, "device")
@@ -208,6 +228,7 @@ impl Place {
 
     /// What a kernel file system is made on: the first device, or a fresh image file.
     pub fn single(&self) -> Result<Devices, Error> {
+        self.write_holes()?;
         match self.devices.first() {
             Some(first) => Ok(Devices::given(vec![first.clone()])),
             None => self.images(1, "image"),
