@@ -92,6 +92,8 @@ pub(crate) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Block,
+    /// As `Block`, and nothing is learnt.
+    Doze,
     Spin,
     Lazy,
 }
@@ -99,7 +101,7 @@ enum Mode {
 impl Group {
     /// Who waits for it sleeps, as by a plain call.
     pub fn blocks(&self) -> bool {
-        self.mode == Mode::Block
+        matches!(self.mode, Mode::Block | Mode::Doze)
     }
 }
 
@@ -191,9 +193,16 @@ impl Reaper {
         Group { class, since, mode }
     }
 
-    /// A group that was started at this moment, and how it will be waited for.
+    /// A group that is started at this moment, and how it will be waited for.
     pub fn begin(&self, times: &mut Times, class: Class) -> Group {
-        self.begin_at(times, class, clock::now_ns())
+        match self.learns() && times.dozes(class) {
+            true => Group {
+                class,
+                since: 0,
+                mode: Mode::Doze,
+            },
+            false => self.begin_at(times, class, clock::now_ns()),
+        }
     }
 
     /// The same of one that was started then.
@@ -228,7 +237,14 @@ impl Reaper {
     pub fn block(&self, times: &mut Times, group: Group, body: impl FnOnce()) {
         let wait = Wait::begin(group);
         body();
-        self.end(times, wait, Outcome::Blocked, End::Whole);
+        match group.mode {
+            Mode::Doze => self
+                .counts
+                .add(Reaped::of(Outcome::Blocked, false, wait.cpu())),
+            _ => {
+                self.end(times, wait, Outcome::Blocked, End::Whole);
+            }
+        }
     }
 
     /// Waits for a group; the time that it took is known then, if all of it is there.
@@ -253,6 +269,13 @@ impl Reaper {
             Mode::Block => {
                 source.sleep(None);
                 Outcome::Blocked
+            }
+            Mode::Doze => {
+                source.sleep(None);
+                let outcome = Outcome::Blocked;
+                self.counts.add(Reaped::of(outcome, false, wait.cpu()));
+                let now = clock::now_ns();
+                return Seen { outcome, now };
             }
             Mode::Spin => {
                 let begin = clock::now_ns();
@@ -282,7 +305,12 @@ impl Reaper {
         self.counts.add(Reaped::of(outcome, wait.slept, wait.cpu()));
         let seen = Seen { outcome, now };
         if end == End::Whole {
-            self.counts.add_time(took, 1);
+            // Those that doze take as long.
+            let count = match self.learns() {
+                true => times.line(group.class).told(),
+                false => 1,
+            };
+            self.counts.add_time(took, count);
         }
         if self.learns() && end != End::Other {
             let (line, margin) = times.line_and_margin(group.class);

@@ -25,6 +25,8 @@ const AUDITED: u32 = 4;
 /// Waits for which a class rests, at first and at most.
 const REST: u32 = 64;
 const REST_MAX: u32 = 4096;
+/// Of so many waits of a rest one is looked at, which is enough to see that the device has become another one.
+const DOZED: u32 = 4;
 /// A wait gains nothing if it is not shorter by one part of so many of a wake-up than one that blocks: it took its CPU time for nothing.
 const GAIN: i64 = 8;
 /// Good waits by which the next rest becomes shorter by a factor of e.
@@ -207,6 +209,22 @@ impl Line {
         self.turns % AUDIT < AUDIT - AUDITED
     }
 
+    /// Whether the next wait is one of a rest that is not looked at. To be asked once for each, before [`chooses_lazy`](Self::chooses_lazy),
+    /// which need not be if so.
+    fn dozes(&mut self) -> bool {
+        let dozes = self.rest > 1 && !self.rest.is_multiple_of(DOZED);
+        self.rest -= u32::from(dozes);
+        dozes
+    }
+
+    /// For how many waits that were not looked at one tells that was, with itself.
+    pub fn told(&self) -> u64 {
+        match self.rest {
+            0 => 1,
+            _ => u64::from(DOZED),
+        }
+    }
+
     /// What is to be done at this moment of a wait that began at `since`.
     pub(super) fn plan(
         &self,
@@ -262,15 +280,15 @@ impl Line {
 }
 
 impl Line {
-    /// What a transfer took whose waiter was woken after so long: less, by a wake-up at most. What is predicted, if that agrees; else the
-    /// least, since of a prediction that is too high there would be no better one: a sleep that is too long tells nothing.
+    /// What a transfer took whose waiter was woken after so long: less, by a wake-up at most. What is predicted, if that agrees, or is more by
+    /// little, as what a spin finds is; else the least, since of a prediction that is too high there would be no better one: a sleep that is too
+    /// long tells nothing.
     pub fn woken(&self, costs: &Costs, took: u64) -> u64 {
         // What took less than a wake-up did not sleep.
         let least = took.checked_sub(costs.wake_ns).unwrap_or(took).max(1);
         let predicted = self.prediction();
-        predicted
-            .filter(|ns| (least..=took).contains(ns))
-            .unwrap_or(least)
+        let agrees = |ns: &u64| (least..=took + took / 8).contains(ns);
+        predicted.filter(agrees).map_or(least, |ns| ns.min(took))
     }
 
     /// Whether waits take about as long as those that block, as far as is known.
@@ -347,6 +365,13 @@ impl Times {
     pub(super) fn is_dense(&self, costs: &Costs, class: Class, in_flight: usize) -> bool {
         let prediction = self.prediction(class).unwrap_or(0);
         in_flight > 1 && prediction / (in_flight as u64) < DENSE * costs.wake_ns
+    }
+
+    /// See [`Line::dozes`].
+    pub fn dozes(&mut self, class: Class) -> bool {
+        let line = self.lines.get_mut(class.index());
+        line.and_then(Option::as_mut)
+            .is_some_and(|line| line.dozes())
     }
 
     pub fn prediction(&self, class: Class) -> Option<u64> {

@@ -221,6 +221,20 @@ fn spins_that_find_nothing_or_are_slower_than_sleeps_rest() {
     };
     let tried = (0..20_000).filter(|_| wait(&mut line)).count();
     assert!((100..800).contains(&tried), "{tried}");
+    // Nor does it matter that what a spin finds is later than who is woken.
+    let mut line = known(100 * US);
+    let wait = |line: &mut Line| {
+        let lazy = line.chooses_lazy(&COSTS);
+        let (outcome, took) = match lazy {
+            true => (caught, 104 * US),
+            false => (Outcome::Blocked, line.woken(&COSTS, 100 * US)),
+        };
+        line.learn(&COSTS, outcome, if lazy { 104 * US } else { 100 * US });
+        line.sample(took);
+        lazy
+    };
+    let tried = (0..20_000).filter(|_| wait(&mut line)).count();
+    assert!((100..800).contains(&tried), "{tried}");
     // A rest ends when the device has become another one.
     let mut line = known(300 * US);
     lazy_after(&mut line, late, 500 * US, 10);
@@ -229,6 +243,42 @@ fn spins_that_find_nothing_or_are_slower_than_sleeps_rest() {
         line.sample(900 * US);
     }
     assert!(line.chooses_lazy(&COSTS));
+}
+
+/// Three of four waits of a rest are not looked at, and it ends as soon as if they were, or the device has become another one.
+#[test]
+fn most_waits_of_a_rest_are_not_looked_at() {
+    let late = Outcome::Late { spun: 100 * US };
+    let mut times = Times::default();
+    *times.line(class()) = known(300 * US);
+    assert!(!times.dozes(class()));
+    lazy_after(times.line(class()), late, 500 * US, 6);
+    let mut looked = 0;
+    let waits = (0..1_000).take_while(|_| {
+        if times.dozes(class()) {
+            return true;
+        }
+        looked += 1;
+        !times.line(class()).chooses_lazy(&COSTS)
+    });
+    let waits = waits.count();
+    assert!((50..=64).contains(&waits), "{waits}");
+    assert!((waits / 4..=waits / 4 + 2).contains(&looked), "{looked}");
+    assert!(!times.dozes(class()));
+    // A reaper counts them all.
+    let reaper = Reaper::new(Reaping::Lazy);
+    *times.line(class()) = known(300 * US);
+    lazy_after(times.line(class()), late, 500 * US, 6);
+    let mut slept = 0;
+    for _ in 0..4 {
+        let group = reaper.begin(&mut times, class());
+        assert!(group.blocks());
+        reaper.block(&mut times, group, || slept += 1);
+    }
+    let reaped = reaper.reaped();
+    assert_eq!((slept, reaped.waits, reaped.blocked), (4, 4, 4));
+    // The one that was looked at counts for all.
+    assert_eq!(reaped.timed, 4);
 }
 
 #[test]
