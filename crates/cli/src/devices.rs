@@ -1,13 +1,12 @@
 //! From what the user names to an open array: `UUID=`, `LABEL=`, devices separated by ':',
 //! or one device of several, whose companions are found by their labels.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
-use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, ReapRing, Reaping, Topology};
+use device::{Array, ArrayId, Backend, OpenOptions, ReapRing, Reaping, Topology};
 
 use crate::failure::Failure;
 
@@ -104,48 +103,8 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
         reap_ring: access.reap_ring,
         ..OpenOptions::default()
     };
-    let devices = open_when_free(paths, &options)?;
+    let devices = device::open_when_free(paths, &options)?;
     Ok(Arc::new(Array::assemble(devices, access.read_only)?))
-}
-
-/// Opens the devices, waiting a little for one in use: the kernel may hold the devices of a
-/// killed daemon until the I/O it had begun is over, which takes longer on a busy machine.
-fn open_when_free(
-    paths: &[PathBuf],
-    options: &OpenOptions,
-) -> Result<Vec<Arc<dyn BlockDevice>>, device::Error> {
-    const PAUSE: Duration = Duration::from_millis(50);
-    let mut pauses = 0;
-    loop {
-        match device::open_devices(paths, options) {
-            Err(device::Error::InUse { device }) if pauses < patience(Path::new(&device)) => {
-                pauses += 1;
-                pause(PAUSE);
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Pauses that a device in use is worth, by what can be told of its user.
-fn patience(path: &Path) -> u32 {
-    const LIVING: u32 = 40;
-    const UNKNOWN: u32 = 80;
-    const DEAD: u32 = 200;
-    let Ok(meta) = std::fs::metadata(path) else {
-        return LIVING;
-    };
-    if meta.file_type().is_block_device() {
-        return UNKNOWN;
-    }
-    // The lock on a file is listed only while the process that took it lives.
-    let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
-    let file = format!(" {major:02x}:{minor:02x}:{} ", meta.ino());
-    let locks = std::fs::read_to_string("/proc/locks");
-    match locks.is_ok_and(|locks| !locks.contains(&file)) {
-        true => DEAD,
-        false => LIVING,
-    }
 }
 
 /// Waits.

@@ -28,6 +28,7 @@ mod topology;
 mod uring;
 mod uuid;
 mod vectored;
+mod when_free;
 
 pub use array::{Array, ArrayStats, DeviceStats, Io};
 pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
@@ -45,3 +46,4 @@ pub use uring::polled::ReapRing;
 pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};
+pub use when_free::open_when_free;

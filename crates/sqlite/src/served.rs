@@ -28,7 +28,7 @@ pub struct Served {
 }
 
 fn devices(image: &Path) -> Fallible<Vec<Arc<dyn device::BlockDevice>>> {
-    let opened = device::open_devices(&[image.to_owned()], &device::OpenOptions::default());
+    let opened = device::open_when_free(&[image.to_owned()], &device::OpenOptions::default());
     context(opened, image.display())
 }
 
