@@ -570,11 +570,16 @@ impl Journal {
             }
             Ok(()) => {}
         }
-        if !planted(Canary::BatchNotDurable) {
-            self.flush_all()?;
-        }
+        let flushed = match planted(Canary::BatchNotDurable) {
+            true => Ok(()),
+            false => self.flush_all(),
+        };
         // What failed meanwhile, or since the data was written, may have lost that.
-        self.check_flushes()
+        let done = flushed.and_then(|()| self.check_flushes());
+        if done.is_err() && !data.is_empty() {
+            self.take_back(position);
+        }
+        done
     }
 
     /// Has the ring no batch where one was just written, which nobody will be told of (invariant 8).
@@ -588,8 +593,16 @@ impl Journal {
     /// Data for which the batch that names it does not vouch.
     fn write_data(&self, data: &[NewData]) -> Result<(), Error> {
         let _hurried = device::Hurried::begin();
-        let mut ios: Vec<Io<'_>> = NewData::writes(data).collect();
-        Ok(self.array.execute(&mut ios)?)
+        let write = || {
+            let mut ios: Vec<Io<'_>> = NewData::writes(data).collect();
+            self.array.execute(&mut ios)
+        };
+        // As with its batch.
+        let again = |error: device::Error| {
+            tracing::warn!("data of a commit is written again: {error}");
+            write()
+        };
+        Ok(write().or_else(again)?)
     }
 
     fn flush_all(&self) -> Result<(), Error> {

@@ -12,7 +12,8 @@
 //! 2. Blocks are known here before the record that vouches for them can be in a batch, and before anybody but who wrote them
 //!    can come to write to them.
 //! 3. Until the batch is durable these blocks may hold what they did before: who reads them takes what is here instead
-//!    ([`Store::waiting_data`](crate::Store::waiting_data)). After a failure that stays so.
+//!    ([`Store::waiting_data`](crate::Store::waiting_data)). After a failure that stays so. What is confirmed waits no more, whoever was to say
+//!    that it is durable.
 //! 4. The data of an epoch is handed out once, when the epoch is closed and its pins are gone, so all of it is written with its batch, and none
 //!    is when the operation was undone.
 //! 5. What is freed is given out only when every batch up to the one that frees it is confirmed, as far as they vouch for
@@ -170,13 +171,18 @@ impl Vouched {
             return;
         }
         let mut known = self.known.lock();
-        let gone = known.data.extract_if(.., |(of, _)| *of <= epoch);
-        // Freed when nobody waits for the lock any more.
+        let gone = self.take_written(&mut known, |of| of <= epoch);
+        drop(known);
+        drop(gone);
+    }
+
+    /// Data that does not wait any more, to be freed when nobody waits for the lock any more.
+    fn take_written(&self, known: &mut Known, which: impl Fn(u64) -> bool) -> Vec<(u64, NewData)> {
+        let gone = known.data.extract_if(.., |(of, _)| which(*of));
         let gone: Vec<(u64, NewData)> = gone.collect();
         let bytes = gone.iter().map(|(_, data)| data.at.len()).sum();
         self.waiting.fetch_sub(bytes, Ordering::SeqCst);
-        drop(known);
-        drop(gone);
+        gone
     }
 
     /// What some of these blocks are to hold, and may not yet (invariant 3); in the order in which it was staged.
@@ -211,8 +217,13 @@ impl Vouched {
             return;
         }
         let mut known = self.known.lock();
+        // Its batch is durable, though its leader may not have come to say so: no block is written over, or given out, whose old
+        // content readers would still be given.
+        let gone = self.take_written(&mut known, &which);
         known.runs.retain(|(epoch, _)| !which(*epoch));
         self.count.store(known.runs.len(), Ordering::SeqCst);
+        drop(known);
+        drop(gone);
     }
 
     pub fn is_confirmed(&self, epoch: u64) -> bool {
@@ -261,4 +272,38 @@ fn meet(one: Extent, other: Extent) -> bool {
 
 fn end(run: Extent) -> Block {
     Block(run.block.0 + run.len as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::AlignedBuf;
+
+    /// Whoever led the batch may have yet to say that it is durable, when another one has confirmed it.
+    #[test]
+    fn what_is_confirmed_is_not_read_from_memory_any_more() {
+        let vouched = Vouched::new(0);
+        let run = Extent {
+            block: Block(9),
+            len: 1,
+        };
+        let new = |byte: u8| {
+            let memory = Arc::new(AlignedBuf::from_slice(&[byte; BLOCK_SIZE]));
+            NewData::new(run, memory, 0)
+        };
+        vouched.add(5, vec![new(1)]);
+        vouched.add(6, vec![new(2)]);
+        vouched.confirm(5);
+        let waits = vouched.waiting_in(run);
+        assert_eq!(
+            waits.iter().map(|new| new.bytes()[0]).collect::<Vec<u8>>(),
+            [2]
+        );
+        assert_eq!(vouched.newest_of(run), Some(6));
+        vouched.written(5);
+        vouched.written(6);
+        assert!(vouched.waiting_in(run).is_empty() && vouched.has_room());
+        assert_eq!(vouched.waiting.load(Ordering::SeqCst), 0);
+        assert_eq!(vouched.newest_of(run), Some(6));
+    }
 }

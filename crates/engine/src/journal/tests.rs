@@ -314,12 +314,48 @@ fn a_batch_whose_data_cannot_be_written_is_taken_back() {
             .iter()
             .all(|new| new.bytes()[0] == 2)
     );
-    device.fail_writes(Times::Always, Some(data));
+    device.fail_writes(Times::Always, Some(data.clone()));
     journal.write_batch(bad).unwrap_err();
     assert_eq!(places.map(there), [true, false]);
     // Who reads gets what was accepted.
     assert_eq!(journal.vouched.waiting_in(run).len(), 1);
     journal.failed().unwrap();
+}
+
+/// Where something else is unflushed the data goes before the batch, and is tried as often.
+#[test]
+fn data_before_its_batch_is_written_again_too() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    let block = journal.array.geometry().chunk_block(0);
+    let run = crate::Extent { block, len: 1 };
+    let page = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
+    let other = block.byte() + BLOCK_SIZE as u64;
+    journal
+        .array
+        .write(other, &page, Durability::Volatile)
+        .unwrap();
+    let new = NewData::new(run, Arc::new(AlignedBuf::from_slice(&[3; BLOCK_SIZE])), 0);
+    let credit = journal.try_credit(0).unwrap();
+    journal.stage(
+        &journal.pin(0),
+        &record(1, 1, Action::Create, 9),
+        vec![new],
+        credit,
+    );
+    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    assert_eq!(batch.flush, Flush::Before);
+    let mut data = 0..0;
+    let geometry = journal.array.geometry();
+    geometry.pieces(block.byte(), BLOCK_SIZE, |piece| {
+        data = piece.offset..piece.offset + BLOCK_SIZE as u64;
+    });
+    device.fail_writes(Times::Next(1), Some(data));
+    journal.write_batch(batch).unwrap();
+    let mut there = AlignedBuf::zeroed(BLOCK_SIZE);
+    journal.array.read(block.byte(), &mut there).unwrap();
+    assert_eq!(there[0], 3);
+    assert!(journal.vouched.waiting_in(run).is_empty());
 }
 
 /// A loss is told if it is within what can be under way at once (`batches.rs`): one batch more than those who commit may have.
