@@ -152,7 +152,11 @@ fn run_on_ring(
     meanwhile: Option<&mut dyn FnMut()>,
     waiting: Waiting<'_>,
 ) {
-    let mut ring = match take_ring(device, sort) {
+    let ordinary = |error: io::Error| match sort {
+        Sort::Polled => take_ring(device, Sort::Ordinary),
+        Sort::Ordinary => Err(error),
+    };
+    let mut ring = match take_ring(device, sort).or_else(ordinary) {
         Ok(ring) => ring,
         Err(error) => {
             tracing::debug!(%error, "no ring for this thread");

@@ -153,6 +153,8 @@ pub(crate) struct Line {
     rest: u32,
     next_rest: u32,
     rests_at: u64,
+    /// What is forgotten of the next rest, in parts of [`FORGOTTEN`].
+    good: u32,
     turns: u32,
     /// The wait before blocked, too.
     has_blocked: bool,
@@ -268,7 +270,10 @@ impl Line {
         if let Outcome::Late { .. } = outcome {
             self.failing += 32;
         } else {
-            self.next_rest -= self.next_rest / FORGOTTEN;
+            // One by one, so that short ones are forgotten, too.
+            self.good += self.next_rest;
+            self.next_rest -= self.good / FORGOTTEN;
+            self.good %= FORGOTTEN;
         }
         if self.failing > 128 || self.gains_nothing(costs, prediction) {
             self.rest = self.next_rest.max(REST);
