@@ -345,9 +345,16 @@ impl Driver {
                 self.oracle.may_lose(*id, self.began);
                 continue;
             };
-            let same = bytes == **self.oracle.content(*id) && shown.mtime < self.began;
-            if same || self.lied() {
+            if self.lied() {
                 continue;
+            }
+            if bytes == **self.oracle.content(*id) {
+                if shown.mtime < self.began {
+                    continue;
+                }
+                return Err(Stop::Violation(format!(
+                    "a commit that failed ({error}) has changed its file's time"
+                )));
             }
             // What was written before it may be lost, as after an fsync that has failed.
             self.oracle.allows_content(*id, &bytes).map_err(|what| {
@@ -394,7 +401,10 @@ impl Driver {
             };
             let mut seen = vec![0; shown.len() + 1];
             let read = file.and_then(|file| one.write.read(&file, 0, &mut seen));
-            let len = read.map_err(|error| Stop::Environment(error.to_string()))?;
+            let len = read.map_err(|error| match self.machine.switch.is_cut() {
+                true => Stop::Environment(error.to_string()),
+                false => Stop::Violation(format!("atomic write {number} cannot be read: {error}")),
+            })?;
             if seen[..len] != shown {
                 let what = format!("atomic write {number} does not read as staged");
                 return Err(Stop::Violation(what));
@@ -606,7 +616,8 @@ impl Driver {
                     let after = available();
                     // With nothing left it does not show how much is missing.
                     if before > 0 && after != before + one.promised {
-                        let (back, promised) = (after - before, one.promised);
+                        let back = i128::from(after) - i128::from(before);
+                        let promised = one.promised;
                         let what = format!("{back} blocks come back of {promised}");
                         self.wrong = Some(what);
                     }
