@@ -72,7 +72,7 @@ packed! {
         change: "bytes",
     }
 
-    /// The checksum of data that was written before the record, and may not have been durable before its batch was.
+    /// The checksum of data that is written no later than its batch, and may not have been durable before that was.
     DataChecksum {
         /// The first block.
         block: "number",

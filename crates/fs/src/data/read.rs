@@ -575,7 +575,6 @@ impl Files {
     }
 }
 
-/// Zeros what no written extent covers of pages from `first` on.
 /// Data that waits for its commit: of these pages, which begin at `at` in it.
 struct Waiting {
     pages: Range<u64>,
@@ -583,12 +582,14 @@ struct Waiting {
     data: NewData,
 }
 
+/// What is mapped outside these pages.
 fn without(mapped: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
     let mut others = extents::clip(mapped, &(0..pages.start));
     others.extend(extents::clip(mapped, &(pages.end..PAGE_LIMIT)));
     others
 }
 
+/// Zeros what no written extent covers of pages from `first` on.
 fn zero_between(mapped: &[FileExtent], first: u64, pages: &mut [u8]) {
     let mut at = 0;
     for extent in mapped.iter().filter(|e| e.written) {

@@ -8,7 +8,8 @@
 //! 1. A tail is all that its page holds, whatever the block behind it does: zeros follow its bytes. So does an inline
 //!    body of page 0. Whoever reads a page from its block asks the inode first.
 //! 2. A record that maps the tail's page anew, or that follows a write of it in place, ends the tail; no other ends it. It
-//!    is staged after that write has completed, so that its commit flushes the page before it is durable, or vouches for it.
+//!    is staged after that write has completed, so that its commit flushes the page before it is durable; or vouches for it, and
+//!    the commit writes both.
 //! 3. The tail ends within the size: it is logged together with that, and cut together with that.
 //! 4. A logged page stays dirty, with the promise of a block that it has, until it is home. So write-back needs no space
 //!    that it might not get. A tail is without a dirty page only after a crash or after a page was given up; then it may
