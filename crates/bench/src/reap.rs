@@ -277,7 +277,7 @@ struct Window {
     cpu: f64,
     machine: Option<f64>,
     times: Histogram<u64>,
-    /// What the device counted until its end; `None`: it does not count.
+    /// What the device counted meanwhile; `None`: it does not count.
     reaped: Option<Reaped>,
 }
 
@@ -319,6 +319,7 @@ fn measure(
     let meter = Meter::new(&[])?;
     let mut times = histogram();
     let busy = machine_seconds();
+    let counted = device.reaped();
     let (mark, cpu, start) = (meter.mark()?, clock::thread_cpu_ns(), clock::now_ns());
     let mut transfers = 0;
     let mut before = start;
@@ -341,7 +342,7 @@ fn measure(
             .busy_seconds
             .or_else(|| Some(machine_seconds()? - busy?)),
         times,
-        reaped: device.reaped(),
+        reaped: counted.and_then(|counted| Some(device.reaped()?.since(counted))),
     })
 }
 
@@ -390,7 +391,12 @@ impl Series {
             let busy = |w: &Window| 100.0 * w.machine.unwrap_or(0.0) / w.seconds;
             put("machine_cpu_percent", median(&busy));
         }
-        if let Some(reaped) = self.windows.last().and_then(|w| w.reaped.as_ref()) {
+        let counted = self.windows.iter().map(|window| window.reaped.clone());
+        let sum = |mut all: Reaped, one: Reaped| {
+            all.add(one);
+            all
+        };
+        if let Some(reaped) = counted.flatten().reduce(sum) {
             let part = |count: u64| 100.0 * count as f64 / reaped.waits.max(1) as f64;
             put("blocked_percent", part(reaped.blocked));
             put("overslept_percent", part(reaped.overslept));

@@ -120,6 +120,7 @@ fn commits(case: &mut Case, place: &Place, options: &Options) -> Result<(), Erro
     }
     let meter = Meter::new(&[])?;
     let mut times = histogram();
+    let counted = side.reaped();
     let (mark, cpu, start) = (meter.mark()?, clock::thread_cpu_ns(), clock::now_ns());
     let (mut transfers, mut before) = (0, start);
     while transfers == 0 || before - start < options.time.as_nanos() as u64 {
@@ -140,7 +141,7 @@ fn commits(case: &mut Case, place: &Place, options: &Options) -> Result<(), Erro
         cpu: cpu as f64 / 1e9,
         machine: span.busy_seconds,
         times,
-        reaped: Some(side.reaped()),
+        reaped: Some(side.reaped().since(counted)),
     });
     drop((made, file));
     side.close()

@@ -99,6 +99,17 @@ impl Reaped {
         ]
     }
 
+    /// What has been counted since these were, of the same device.
+    pub fn since(mut self, mut earlier: Reaped) -> Reaped {
+        for (now, then) in self.values().into_iter().zip(earlier.values()) {
+            *now = now.saturating_sub(*then);
+        }
+        for (now, then) in self.times.0.iter_mut().zip(earlier.times.0) {
+            *now = now.saturating_sub(then);
+        }
+        self
+    }
+
     /// Adds what another one counted.
     pub fn add(&mut self, mut other: Reaped) {
         for (sum, more) in self.values().into_iter().zip(other.values()) {
@@ -205,6 +216,12 @@ mod tests {
         assert_eq!(Histogram::default().quantile(0.5), 0);
         assert_eq!((all.waits, all.blocked, all.late), (1001, 1001, 1));
         assert_eq!(all.timed, 2001);
+        counts.add(Reaped::of(Outcome::Found, false, 3));
+        let since = counts.get().since(all.clone());
+        assert_eq!(
+            (since.waits, since.blocked, since.timed, since.cpu_ns),
+            (1, 0, 0, 3)
+        );
         assert_eq!(
             (all.sleeps, all.spins, all.spun_ns, all.cpu_ns),
             (1, 1, 7, 5)
