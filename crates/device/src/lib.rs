@@ -16,6 +16,7 @@ mod driver;
 mod error;
 mod file;
 mod flush;
+mod kept;
 mod labels;
 mod latency;
 mod probe;

@@ -25,6 +25,7 @@ pub use costs::Costs;
 pub use counts::{Histogram, Reaped};
 pub(crate) use estimate::{Class, Times};
 
+use crate::kept::Kept;
 use crate::queue::Kind;
 use base::atomic::{AtomicUsize, Ordering};
 use base::clock;
@@ -33,7 +34,7 @@ use counts::{CPU_EACH, Counts};
 use estimate::Outcome;
 use plan::Plan;
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// How threads wait for what they have in flight on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +122,7 @@ const TIMED_EACH: u64 = 16;
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static TIMES: RefCell<Vec<(Weak<()>, Times)>> = const { RefCell::new(Vec::new()) };
+    static TIMES: RefCell<Kept<Times>> = const { RefCell::new(Kept::new()) };
     /// Waits, to take the CPU time of some.
     static WAITS: Cell<u64> = const { Cell::new(0) };
 }
@@ -156,23 +157,14 @@ impl Reaper {
         if self.policy != Reaping::Lazy {
             return Times::default();
         }
-        let kept = TIMES.try_with(|all| {
-            let mut all = all.borrow_mut();
-            let mine = |(id, _): &(Weak<()>, Times)| std::ptr::eq(id.as_ptr(), &*self.id);
-            let at = all.iter().position(mine);
-            if at.is_none() {
-                all.retain(|(id, _)| id.strong_count() > 0);
-            }
-            at.map(|at| all.swap_remove(at).1)
-        });
+        let kept = TIMES.try_with(|all| all.borrow_mut().take(&self.id));
         // While a thread ends its table is gone.
         kept.ok().flatten().unwrap_or_default()
     }
 
     pub fn keep(&self, times: Times) {
         if self.policy == Reaping::Lazy {
-            let entry = (Arc::downgrade(&self.id), times);
-            let kept = TIMES.try_with(move |all| all.borrow_mut().push(entry));
+            let kept = TIMES.try_with(|all| all.borrow_mut().keep(&self.id, times));
             tracing::trace!(kept = kept.is_ok(), "times");
         }
     }
@@ -238,9 +230,7 @@ impl Reaper {
         let wait = Wait::begin(group);
         body();
         match group.mode {
-            Mode::Doze => self
-                .counts
-                .add(Reaped::of(Outcome::Blocked, false, wait.cpu())),
+            Mode::Doze => self.counts.add(Outcome::Blocked, false, wait.cpu()),
             _ => {
                 self.end(times, wait, Outcome::Blocked, End::Whole);
             }
@@ -273,7 +263,7 @@ impl Reaper {
             Mode::Doze => {
                 source.sleep(None);
                 let outcome = Outcome::Blocked;
-                self.counts.add(Reaped::of(outcome, false, wait.cpu()));
+                self.counts.add(outcome, false, wait.cpu());
                 let now = clock::now_ns();
                 return Seen { outcome, now };
             }
@@ -302,7 +292,7 @@ impl Reaper {
     fn end(&self, times: &mut Times, wait: Wait, outcome: Outcome, end: End) -> Seen {
         let (group, now) = (wait.group, clock::now_ns());
         let took = now.saturating_sub(group.since);
-        self.counts.add(Reaped::of(outcome, wait.slept, wait.cpu()));
+        self.counts.add(outcome, wait.slept, wait.cpu());
         let seen = Seen { outcome, now };
         if end == End::Whole {
             // Those that doze take as long.

@@ -22,6 +22,7 @@ pub(crate) mod vectored;
 use crate::block::{Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};
 use crate::file::FileDevice;
+use crate::kept::Kept;
 use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
 use crate::reap::{Class, Group, Reaper, Times};
 use crate::threads;
@@ -32,13 +33,15 @@ use std::cell::RefCell;
 use std::io;
 use std::iter;
 use std::slice;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::thread::LocalKey;
 use std::time::Duration;
 
 const RING_ENTRIES: u32 = 64;
 
 thread_local! {
-    static RINGS: RefCell<Vec<(Weak<()>, Ring)>> = const { RefCell::new(Vec::new()) };
+    static RINGS: RefCell<Kept<Ring>> = const { RefCell::new(Kept::new()) };
+    static POLLED_RINGS: RefCell<Kept<Ring>> = const { RefCell::new(Kept::new()) };
 }
 
 /// How the completions of a ring come.
@@ -77,21 +80,15 @@ fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
         .or_else(|_| IoUring::builder().build(entries))
 }
 
+fn rings(sort: Sort) -> &'static LocalKey<RefCell<Kept<Ring>>> {
+    match sort {
+        Sort::Ordinary => &RINGS,
+        Sort::Polled => &POLLED_RINGS,
+    }
+}
+
 fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
-    let kept = RINGS.try_with(|rings| {
-        let mut rings = rings.borrow_mut();
-        let mine = |(id, ring): &(Weak<()>, Ring)| {
-            std::ptr::eq(id.as_ptr(), &*device.id) && ring.sort() == sort
-        };
-        match rings.iter().position(mine) {
-            Some(at) => Some(rings.swap_remove(at).1),
-            None => {
-                rings.retain(|(id, _)| id.strong_count() > 0);
-                None
-            }
-        }
-    });
-    match kept {
+    match rings(sort).try_with(|rings| rings.borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
         Ok(None) | Err(_) => {
@@ -102,9 +99,9 @@ fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
 }
 
 fn keep_ring(device: &FileDevice, ring: Ring) {
-    let entry = (Arc::downgrade(&device.id), ring);
+    let sort = ring.sort();
     // An error means that the thread ends: the ring is dropped with the closure.
-    let kept = RINGS.try_with(move |rings| rings.borrow_mut().push(entry));
+    let kept = rings(sort).try_with(move |rings| rings.borrow_mut().keep(&device.id, ring));
     tracing::trace!(kept = kept.is_ok(), "ring");
 }
 

@@ -79,7 +79,24 @@ pub struct Reaped {
     pub times: Histogram,
 }
 
-const VALUES: usize = 12;
+/// The numbers of [`Reaped`], in the order of [`Reaped::values`].
+#[derive(Clone, Copy)]
+enum Value {
+    Waits,
+    Timed,
+    Ns,
+    Blocked,
+    Late,
+    Sleeps,
+    Overslept,
+    Early,
+    Spins,
+    Caught,
+    SpunNs,
+    CpuNs,
+}
+
+const VALUES: usize = Value::CpuNs as usize + 1;
 
 impl Reaped {
     fn values(&mut self) -> [&mut u64; VALUES] {
@@ -119,27 +136,6 @@ impl Reaped {
             *sum += more;
         }
     }
-
-    /// A wait.
-    pub(super) fn of(outcome: Outcome, slept: bool, cpu: u64) -> Reaped {
-        let mut one = Reaped {
-            waits: 1,
-            sleeps: u64::from(slept),
-            cpu_ns: cpu,
-            ..Reaped::default()
-        };
-        match outcome {
-            Outcome::Found => {}
-            Outcome::Blocked => one.blocked = 1,
-            Outcome::Early => one.early = 1,
-            Outcome::Overslept { .. } => one.overslept = 1,
-            Outcome::Caught { spun } => (one.spins, one.caught, one.spun_ns) = (1, 1, spun),
-            Outcome::Late { spun } => {
-                (one.spins, one.late, one.blocked, one.spun_ns) = (1, 1, 1, spun);
-            }
-        }
-        one
-    }
 }
 
 #[derive(Debug)]
@@ -147,6 +143,12 @@ impl Reaped {
 struct Part {
     values: [AtomicU64; VALUES],
     times: [AtomicU64; POWERS * STEPS],
+}
+
+impl Part {
+    fn add(&self, value: Value, more: u64) {
+        self.values[value as usize].fetch_add(more, Ordering::Relaxed);
+    }
 }
 
 /// Of one device.
@@ -162,12 +164,31 @@ impl Counts {
         Counts((0..PARTS).map(part).collect())
     }
 
-    /// Counts a wait.
-    pub fn add(&self, mut one: Reaped) {
+    /// Counts a wait that ended so, whether it slept until a set moment, and the CPU time that it tells.
+    pub fn add(&self, outcome: Outcome, slept: bool, cpu_ns: u64) {
         let part = &self.0[lane() % PARTS];
-        for (sum, more) in part.values.iter().zip(one.values()) {
-            if *more > 0 {
-                sum.fetch_add(*more, Ordering::Relaxed);
+        part.add(Value::Waits, 1);
+        if slept {
+            part.add(Value::Sleeps, 1);
+        }
+        if cpu_ns > 0 {
+            part.add(Value::CpuNs, cpu_ns);
+        }
+        match outcome {
+            Outcome::Found => {}
+            Outcome::Blocked => part.add(Value::Blocked, 1),
+            Outcome::Early => part.add(Value::Early, 1),
+            Outcome::Overslept { .. } => part.add(Value::Overslept, 1),
+            Outcome::Caught { spun } => {
+                part.add(Value::Spins, 1);
+                part.add(Value::Caught, 1);
+                part.add(Value::SpunNs, spun);
+            }
+            Outcome::Late { spun } => {
+                part.add(Value::Spins, 1);
+                part.add(Value::Late, 1);
+                part.add(Value::Blocked, 1);
+                part.add(Value::SpunNs, spun);
             }
         }
     }
@@ -176,9 +197,8 @@ impl Counts {
     pub fn add_time(&self, took: u64, count: u64) {
         let part = &self.0[lane() % PARTS];
         part.times[bucket(took)].fetch_add(count, Ordering::Relaxed);
-        let [_, timed, ns, ..] = &part.values;
-        timed.fetch_add(count, Ordering::Relaxed);
-        ns.fetch_add(took.saturating_mul(count), Ordering::Relaxed);
+        part.add(Value::Timed, count);
+        part.add(Value::Ns, took.saturating_mul(count));
     }
 
     pub fn get(&self) -> Reaped {
@@ -203,10 +223,10 @@ mod tests {
     fn times_are_told_within_an_eighth() {
         let counts = Counts::new();
         for us in 1..=1000 {
-            counts.add(Reaped::of(Outcome::Blocked, false, 0));
+            counts.add(Outcome::Blocked, false, 0);
             counts.add_time(us * 1000, 2);
         }
-        counts.add(Reaped::of(Outcome::Late { spun: 7 }, true, 5));
+        counts.add(Outcome::Late { spun: 7 }, true, 5);
         counts.add_time(u64::MAX >> 1, 1);
         let all = counts.get();
         for (part, us) in [(0.5, 500), (0.99, 990)] {
@@ -216,7 +236,7 @@ mod tests {
         assert_eq!(Histogram::default().quantile(0.5), 0);
         assert_eq!((all.waits, all.blocked, all.late), (1001, 1001, 1));
         assert_eq!(all.timed, 2001);
-        counts.add(Reaped::of(Outcome::Found, false, 3));
+        counts.add(Outcome::Found, false, 3);
         let since = counts.get().since(all.clone());
         assert_eq!(
             (since.waits, since.blocked, since.timed, since.cpu_ns),
@@ -229,5 +249,40 @@ mod tests {
         for at in 0..POWERS * STEPS {
             assert_eq!(bucket(top(at)), at);
         }
+    }
+
+    #[test]
+    fn each_end_is_counted_as_such() {
+        let counts = Counts::new();
+        let caught = Outcome::Caught { spun: 40 };
+        for (outcome, slept, cpu_ns) in [
+            (Outcome::Early, true, 0),
+            (Outcome::Overslept { late: 9 }, true, 0),
+            (caught, false, 0),
+            (caught, true, 100),
+            (Outcome::Late { spun: 3 }, true, 0),
+            (Outcome::Blocked, false, 0),
+            (Outcome::Found, false, 0),
+        ] {
+            counts.add(outcome, slept, cpu_ns);
+        }
+        counts.add_time(1000, 3);
+        let mut expected = Reaped {
+            waits: 7,
+            timed: 3,
+            ns: 3000,
+            blocked: 2,
+            late: 1,
+            sleeps: 4,
+            overslept: 1,
+            early: 1,
+            spins: 3,
+            caught: 2,
+            spun_ns: 83,
+            cpu_ns: 100,
+            times: Histogram::default(),
+        };
+        expected.times.0[bucket(1000)] = 3;
+        assert_eq!(counts.get(), expected);
     }
 }

@@ -29,8 +29,6 @@ const RETRIES_MAX: u8 = 16;
 /// Marks of entries that are no part's.
 const CANCELS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
-/// Completions that are taken out of the ring's queue together.
-const ENTRIES_AT_ONCE: usize = 64;
 /// How long who cannot be woken by a bell sleeps at a time.
 const DEAF: Duration = Duration::from_millis(1);
 /// With more in flight something ends all the time, and who waits for it sleeps as by an interrupt.
@@ -42,7 +40,8 @@ const BELL_EACH: u32 = 16;
 pub(super) struct Ring {
     ring: IoUring,
     sort: Sort,
-    /// Completions that were found and not collected, of a ring that polls: the kernel does not look for more while its queue has some.
+    /// Completions that were taken out and not collected. On a ring that polls they are once they are found: the kernel does not look
+    /// for more while its queue has some.
     taken: Vec<(u64, i32)>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -179,9 +178,7 @@ impl Ring {
     pub fn has(&mut self, want: usize) -> bool {
         if self.sort == Sort::Polled {
             self.enter();
-            let found = self.ring.completion();
-            self.taken
-                .extend(found.map(|entry| (entry.user_data(), entry.result())));
+            self.take_out();
             return self.taken.len() >= want;
         }
         if self.ring.completion().len() >= want {
@@ -192,6 +189,13 @@ impl Ring {
             self.enter();
             self.ring.completion().len() >= want
         }
+    }
+
+    /// Takes what has completed out of the completion queue.
+    fn take_out(&mut self) {
+        let found = self.ring.completion();
+        self.taken
+            .extend(found.map(|entry| (entry.user_data(), entry.result())));
     }
 
     /// The part that should be the first to end, as a group of its own, and its device; where nothing is learnt, any.
@@ -286,31 +290,18 @@ impl Ring {
         ended: &mut Vec<Ended>,
     ) {
         let mut seen = self.timed.as_mut().and_then(|timed| timed.seen.take());
+        self.take_out();
         let mut taken = std::mem::take(&mut self.taken);
-        for (index, result) in taken.drain(..) {
-            ended.extend(self.complete(devices, index as u32, result, &mut seen));
-        }
-        self.taken = taken;
-        let mut entries = [(0u64, 0i32); ENTRIES_AT_ONCE];
-        loop {
-            let mut count = 0;
-            for (place, entry) in entries.iter_mut().zip(self.ring.completion()) {
-                *place = (entry.user_data(), entry.result());
-                count += 1;
-            }
-            for &entry in &entries[..count] {
-                match entry {
-                    (CANCELS, _) => {}
-                    (BELL, _) => self.listens = false,
-                    (index, result) => {
-                        ended.extend(self.complete(devices, index as u32, result, &mut seen));
-                    }
+        for entry in taken.drain(..) {
+            match entry {
+                (CANCELS, _) => {}
+                (BELL, _) => self.listens = false,
+                (index, result) => {
+                    ended.extend(self.complete(devices, index as u32, result, &mut seen));
                 }
             }
-            if count < ENTRIES_AT_ONCE {
-                break;
-            }
         }
+        self.taken = taken;
         while let Some(index) = self.again.pop() {
             self.submit(devices, index);
             self.resubmitted = true;
