@@ -111,7 +111,22 @@ impl Access {
     }
 }
 
-/// What is done to which files; first they are read, then written over.
+/// What is done to the files, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    Read,
+    Overwrite,
+    /// They are removed, and others written that take the place.
+    WriteNew,
+}
+
+impl Deed {
+    pub fn writes(self) -> bool {
+        self != Deed::Read
+    }
+}
+
+/// Which files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
     pub layout: Layout,
@@ -121,15 +136,28 @@ pub struct Kind {
 }
 
 impl Kind {
-    pub fn name(self, write: bool) -> String {
+    pub fn name(self, deed: Deed) -> String {
         let (layout, access) = (self.layout.name(), self.access.name());
-        let what = if write { "write" } else { "read" };
+        let what = match deed {
+            Deed::Read => "read",
+            Deed::Overwrite => "write",
+            Deed::WriteNew => "write of new files",
+        };
         let request = match self.request {
             bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
             bytes if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
             bytes => format!("{bytes} B"),
         };
         format!("{layout} {access} {what}, {request}")
+    }
+
+    /// What is done to them: new files are written from their beginning on, by one thread each.
+    pub fn deeds(self) -> &'static [Deed] {
+        let apart = self.files() == self.threads;
+        match self.access == Access::Sequential && apart {
+            true => &[Deed::Read, Deed::Overwrite, Deed::WriteNew],
+            false => &[Deed::Read, Deed::Overwrite],
+        }
     }
 
     pub fn files(self) -> usize {

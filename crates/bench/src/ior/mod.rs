@@ -6,7 +6,8 @@
 //!    `raw-io_uring`, moves the same requests to and from the devices themselves, striped by request, with no file system.
 //! 2. A side's ways are told apart by its name: plain calls through its cache (`ext4`), the same with `O_DIRECT` (`ext4-direct`), and
 //!    `O_DIRECT` with `depth` requests of each thread in flight, by Linux AIO (`ext4-aio`) or a context of Sheaf's (`sheaf-aio`).
-//! 3. Files are read after a mount, so that nothing of them is in a cache, then written over. What goes through a cache ends when as
+//! 3. Files are read after a mount, so that nothing of them is in a cache, then written over; where each thread has its own and writes in
+//!    order, they are then removed and new ones written. What goes through a cache, or is new, ends when as
 //!    much was read or written as there is: a cache that is read again, or absorbs writes, is not measured. Other windows take their
 //!    time, and go round.
 //! 4. The rate of writes is that up to the end of the sync after the last, on every side.
@@ -36,7 +37,7 @@ use crate::target::{
 };
 use crate::{Error, interrupt};
 pub use kind::{Access, Layout, Way, select_accesses, select_layouts, select_ways};
-use kind::{Kind, Walk};
+use kind::{Deed, Kind, Walk};
 
 const PAGE: u64 = 4096;
 /// Written at once by who fills a file.
@@ -187,11 +188,9 @@ impl Who {
     }
 }
 
-/// What the two windows of one turn gave.
-#[derive(Clone, Copy)]
+/// What the windows of one turn gave.
 struct Outcome {
-    read: Measured,
-    write: Measured,
+    windows: Vec<(Deed, Measured)>,
     /// Most memory of this process meanwhile, in bytes, without the requests' buffers.
     peak: Option<u64>,
 }
@@ -271,7 +270,7 @@ impl<'a> Bench<'a> {
         for run in 1..=of {
             for series in &mut all {
                 interrupt::check()?;
-                let (name, who) = (kind.name(false), series.who.name());
+                let (name, who) = (kind.name(Deed::Read), series.who.name());
                 progress(&format!("{name}, {who}, run {run} of {of}"));
                 let turn = self.turn(kind, &series.who);
                 series
@@ -292,14 +291,18 @@ impl<'a> Bench<'a> {
         };
         match who {
             Who::Raw => {
-                let below = |write| OnDevices {
+                let below = |deed: Deed| OnDevices {
                     plan,
                     paths: &self.devices.paths,
-                    write,
+                    write: deed.writes(),
                 };
+                let measured = |&deed| Ok((deed, self.measure(kind, &below(deed))?));
                 Ok(Outcome {
-                    read: self.measure(kind, &below(false))?,
-                    write: self.measure(kind, &below(true))?,
+                    windows: kind
+                        .deeds()
+                        .iter()
+                        .map(measured)
+                        .collect::<Result<_, Error>>()?,
                     peak: None,
                 })
             }
@@ -323,18 +326,32 @@ impl<'a> Bench<'a> {
             Way::Direct | Way::Aio => libc::O_DIRECT,
             Way::Buffered => 0,
         };
-        let open = |file| side.open_with(&side.root(), &file_name(file), flags);
-        let files = (0..plan.kind.files()).map(open);
-        let files = files.collect::<Result<Vec<Arc<OpenFile>>, Error>>()?;
-        let load = |write: bool| OnSheaf {
-            plan,
-            side: &side,
-            files: &files,
-            way,
-            write,
+        let open = |name: String| side.open_with(&side.root(), &name, flags);
+        let files = |name: fn(usize) -> String| {
+            let files = (0..plan.kind.files()).map(|file| open(name(file)));
+            files.collect::<Result<Vec<Arc<OpenFile>>, Error>>()
         };
-        let read = self.measure(plan.kind, &load(false))?;
-        let write = self.measure(plan.kind, &load(true))?;
+        let mut opened = files(file_name)?;
+        let mut windows = Vec::new();
+        for &deed in deeds(plan.kind, way) {
+            if deed == Deed::WriteNew {
+                opened.clear();
+                for file in 0..plan.kind.files() {
+                    side.unlink(&side.root(), &file_name(file))?;
+                    side.create(&side.root(), &new_name(file))?;
+                }
+                side.sync()?;
+                opened = files(new_name)?;
+            }
+            let load = OnSheaf {
+                plan,
+                side: &side,
+                files: &opened,
+                way,
+                deed,
+            };
+            windows.push((deed, self.measure(plan.kind, &load)?));
+        }
         let each = if way == Way::Aio {
             self.options.depth as u64
         } else {
@@ -342,9 +359,9 @@ impl<'a> Bench<'a> {
         };
         let buffers = plan.kind.threads as u64 * each * plan.kind.request;
         let peak = peak()?.map(|bytes| bytes.saturating_sub(buffers));
-        drop(files);
+        drop(opened);
         side.close()?;
-        Ok(Outcome { read, write, peak })
+        Ok(Outcome { windows, peak })
     }
 
     fn kernel(&self, plan: Plan<'_>, kernel: Kernel, way: Way) -> Result<Outcome, Error> {
@@ -359,24 +376,36 @@ impl<'a> Bench<'a> {
             file.sync_all().map_err(io)?;
         }
         mount.remount(&self.place)?;
-        let files = match way {
-            Way::Buffered => open_buffered(&paths)?,
-            Way::Direct | Way::Aio => open_direct(&paths)?,
+        let open = |paths: &[PathBuf]| match way {
+            Way::Buffered => open_buffered(paths),
+            Way::Direct | Way::Aio => open_direct(paths),
         };
-        let load = |write: bool| OnKernel {
-            plan,
-            way,
-            paths: &paths,
-            files: &files,
-            write,
-        };
-        let read = self.measure(plan.kind, &load(false))?;
-        let write = self.measure(plan.kind, &load(true))?;
+        let (mut paths, mut files) = (paths.clone(), open(&paths)?);
+        let mut windows = Vec::new();
+        for &deed in deeds(plan.kind, way) {
+            if deed == Deed::WriteNew {
+                files.clear();
+                for (file, path) in paths.iter_mut().enumerate() {
+                    std::fs::remove_file(&path).map_err(|e| Error::io(path, e))?;
+                    path.set_file_name(new_name(file));
+                    File::create_new(&path).map_err(|e| Error::io(path, e))?;
+                }
+                files = open(&paths)?;
+                sync(&files)?;
+            }
+            let load = OnKernel {
+                plan,
+                way,
+                paths: &paths,
+                files: &files,
+                deed,
+            };
+            windows.push((deed, self.measure(plan.kind, &load)?));
+        }
         drop(files);
         mount.close()?;
         Ok(Outcome {
-            read,
-            write,
+            windows,
             peak: None,
         })
     }
@@ -427,6 +456,17 @@ impl<'a> Bench<'a> {
 
 fn file_name(file: usize) -> String {
     format!("file{file}")
+}
+
+/// Of the file that takes its place.
+fn new_name(file: usize) -> String {
+    format!("new{file}")
+}
+
+/// What of a workload is done that way: requests in flight have no order in which a file could grow.
+fn deeds(kind: Kind, way: Way) -> impl Iterator<Item = &'static Deed> {
+    let deeds = kind.deeds().iter();
+    deeds.filter(move |deed| **deed != Deed::WriteNew || way != Way::Aio)
 }
 
 fn open_buffered(paths: &[PathBuf]) -> Result<Vec<File>, Error> {
@@ -594,22 +634,23 @@ struct OnSheaf<'a> {
     side: &'a InProcess,
     files: &'a [Arc<OpenFile>],
     way: Way,
-    write: bool,
+    deed: Deed,
 }
 
 impl Load for OnSheaf<'_> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let transfer = |file: usize, at, buf: &mut [u8]| match self.write {
+        let write = self.deed.writes();
+        let transfer = move |file: usize, at, buf: &mut [u8]| match write {
             true => self.side.write(&self.files[file], at, buf),
             false => self.side.read(&self.files[file], at, buf),
         };
         if self.way == Way::Aio {
             let (slots, request) = (self.plan.options.depth, self.plan.kind.request as usize);
             let queue = self.side.queue(self.files.to_vec(), slots, request)?;
-            return Ok(self.plan.many_at_once(thread, Box::new(queue), self.write));
+            return Ok(self.plan.many_at_once(thread, Box::new(queue), write));
         }
-        let once = self.way == Way::Buffered;
-        Ok(self.plan.one_by_one(thread, once, self.write, transfer))
+        let once = self.way == Way::Buffered || self.deed == Deed::WriteNew;
+        Ok(self.plan.one_by_one(thread, once, write, transfer))
     }
 
     fn settle(&self) -> Result<(), Error> {
@@ -634,19 +675,19 @@ struct OnKernel<'a> {
     way: Way,
     paths: &'a [PathBuf],
     files: &'a [File],
-    write: bool,
+    deed: Deed,
 }
 
 impl Load for OnKernel<'_> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let (plan, write) = (self.plan, self.write);
+        let (plan, write) = (self.plan, self.deed.writes());
         let request = plan.kind.request as usize;
         if self.way == Way::Aio {
             let slots = plan.options.depth;
             let queue = Interface::Aio.queue(open_direct(self.paths)?, slots, request)?;
             return Ok(plan.many_at_once(thread, queue, write));
         }
-        let once = self.way == Way::Buffered;
+        let once = self.way == Way::Buffered || self.deed == Deed::WriteNew;
         let transfer = move |file: usize, at, buf: &mut [u8]| {
             let moved = match write {
                 true => self.files[file].write_at(buf, at),
@@ -678,14 +719,19 @@ fn rate(measured: &Measured, write: bool) -> f64 {
     }
 }
 
-/// Of reads and of writes.
-fn rows(options: &Options, series: &Series) -> [Row; 2] {
-    [false, true].map(|write| {
-        let windows = series.turns.iter();
-        let windows: Vec<Measured> = windows
-            .map(|turn| if write { turn.write } else { turn.read })
+/// Of each deed.
+fn rows(options: &Options, series: &Series) -> Vec<Row> {
+    let row = |&deed: &Deed| {
+        let all = series.turns.iter().flat_map(|turn| &turn.windows);
+        let windows: Vec<Measured> = all
+            .filter(|(of, _)| *of == deed)
+            .map(|(_, window)| *window)
             .collect();
-        let rates: Vec<f64> = windows.iter().map(|window| rate(window, write)).collect();
+        if windows.is_empty() {
+            return None;
+        }
+        let rate = |window| rate(window, deed.writes());
+        let rates: Vec<f64> = windows.iter().map(rate).collect();
         let Spread { median, min, max } = Spread::of(rates.iter().copied());
         let mut extra = Map::new();
         let mut put = |key: &str, value: Value| {
@@ -704,8 +750,8 @@ fn rows(options: &Options, series: &Series) -> [Row; 2] {
         }
         counted::put(&mut extra, &windows);
         Row::note_rates(&mut extra, rates);
-        Row {
-            name: series.kind.name(write),
+        Some(Row {
+            name: series.kind.name(deed),
             target: series.who.name(),
             threads: series.kind.threads,
             unit: "requests/s",
@@ -714,8 +760,9 @@ fn rows(options: &Options, series: &Series) -> [Row; 2] {
             max,
             runs: windows.len(),
             extra,
-        }
-    })
+        })
+    };
+    series.kind.deeds().iter().filter_map(row).collect()
 }
 
 /// The fastest of some rows.
@@ -730,8 +777,8 @@ struct Cell<'a> {
 }
 
 impl<'a> Cell<'a> {
-    fn of(rows: &'a [Row], kind: Kind, write: bool) -> Cell<'a> {
-        let name = kind.name(write);
+    fn of(rows: &'a [Row], kind: Kind, deed: Deed) -> Cell<'a> {
+        let name = kind.name(deed);
         let same = |row: &&Row| row.name == name && row.threads == kind.threads;
         let rows = rows.iter().filter(same).collect();
         Cell { name, rows }
@@ -771,12 +818,12 @@ impl<'a> Cell<'a> {
 fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
     let mut checks = Vec::new();
     for kind in options.kinds() {
-        for write in [false, true] {
-            let cell = Cell::of(rows, kind, write);
+        for &deed in kind.deeds() {
+            let cell = Cell::of(rows, kind, deed);
             let small = kind.access == Access::Random && kind.request == PAGE;
             if small && kind.layout == Layout::Shared {
                 let aio = |target: &str| ["btrfs-raid0-aio", "xfs-aio"].contains(&target);
-                let bar = if write { 2.0 } else { 1.2 };
+                let bar = if deed.writes() { 2.0 } else { 1.2 };
                 checks.extend(cell.at_least(cell.sheaf(), best(cell.whose(aio)), bar));
             }
             if kind.access == Access::Sequential {
@@ -825,8 +872,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path());
         let report = run(&options, &|_| {}).unwrap();
-        // Five workloads of four sides that are read and written.
-        assert_eq!(report.rows.len(), 5 * 4 * 2);
+        // Five workloads of four sides that are read and written; new files of three.
+        assert_eq!(report.rows.len(), 5 * 4 * 2 + 3);
         for row in &report.rows {
             let number = |key: &str| row.extra[key].as_f64().unwrap();
             assert!(row.median > 0.0, "{row:?}");
@@ -851,9 +898,9 @@ mod tests {
         let raw = names
             .iter()
             .filter(|name| name.ends_with("vs raw-io_uring"));
-        assert_eq!(raw.count(), 3 * 2, "{names:?}");
-        assert_eq!(names.len(), 7);
-        assert!(names[6].starts_with("memory"));
+        assert_eq!(raw.count(), 3 * 2 + 1, "{names:?}");
+        assert_eq!(names.len(), 8);
+        assert!(names[7].starts_with("memory"));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 
@@ -867,7 +914,7 @@ mod tests {
         };
         let report = run(&options, &|_| {}).unwrap();
         let targets: Vec<&str> = report.rows.iter().map(|row| row.target.as_str()).collect();
-        assert_eq!(targets, ["sheaf"; 4]);
+        assert_eq!(targets, ["sheaf"; 5]);
         assert!(report.rows[0].name.ends_with("512 B"));
     }
 
