@@ -196,10 +196,7 @@ impl Files {
             };
         }
         if is_whole(offset, data.len()) {
-            return match self.write_past(state, offset, data)? {
-                true => Ok(data.len()),
-                false => self.write_direct(state, offset, data),
-            };
+            return self.write_whole(state, offset, data);
         }
         let written = self.write_over(state, offset, data)?;
         self.flush_range(state, pages_of(offset..offset + written as u64))?;
@@ -680,6 +677,19 @@ impl Files {
             self.dirty_page(state, page)?;
         }
         Ok(())
+    }
+
+    /// Writes whole pages past the cache; returns how many bytes, fewer only when space ran out.
+    pub(super) fn write_whole(
+        &self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, Error> {
+        match self.write_past(state, offset, data)? {
+            true => Ok(data.len()),
+            false => self.write_direct(state, offset, data),
+        }
     }
 
     /// Writes whole pages past the cache over blocks that hold something already, inside the file: no record is needed, and

@@ -1,4 +1,4 @@
-//! Large writes over what is there, one behind the other, go past the cache.
+//! Large writes, one behind the other, go past the cache.
 //!
 //! Why. Through the cache each byte is copied three times, into its frame, out of it again and by the device, and each page is looked up,
 //! noted as dirty, cleaned, and pushes out another: four to five times the processor time of the transfer alone. That buys a return before the
@@ -8,16 +8,17 @@
 //! A handle's *run* is how much was written through it by large requests of whole pages, each where the one before ended.
 //!
 //! Invariants:
-//! 1. It is a direct write ([`write_past`](Files::write_past)) by another reason: over blocks that are written, logged, and vouched for by nobody, coherent
-//!    with the cache, one unit for readers. What is none goes through the cache, and so does one that fails: the pages are dirty then, and what is promised
-//!    of writes that fail holds as ever.
+//! 1. It is a direct write ([`write_whole`](Files::write_whole)) by another reason: coherent with the cache, one unit for readers; over blocks that the file
+//!    has beside all that is elsewhere in it, into new ones alone and with a record for each. One that fails goes through the cache: the pages are
+//!    dirty then, and what is promised of writes that fail holds as ever.
 //! 2. While small syncs go on beside, streams go through the cache, which keeps the pace ([`pace`](super::super::pace)).
 //! 3. While devices take longer than [`SLOW_NS`] for each MiB, nearly each time, only one request in [`PROBE`] goes there: it is worth more to
 //!    return early. Not in the mean: what goes through the cache keeps the devices busy, too, so that who has once gone there would find them slow for ever.
 
 use super::super::Files;
+use super::super::SIZE_MAX;
 use super::super::file::{FileState, OpenFile};
-use super::super::write::{is_inside, is_whole};
+use super::super::write::is_whole;
 use crate::Error;
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::Arc;
@@ -113,7 +114,8 @@ impl Files {
     /// Writes past the cache if this goes on with a long run. False: nothing is written.
     pub(in super::super) fn write_stream(&self, file: &OpenFile, offset: u64, data: &[u8]) -> bool {
         let right = (request_min()..=REQUEST_MAX).contains(&data.len());
-        if !right || !is_whole(offset, data.len()) || !is_inside(&file.state, offset, data.len()) {
+        let fits = offset <= SIZE_MAX - data.len() as u64;
+        if !right || !fits || !is_whole(offset, data.len()) {
             return false;
         }
         let began_ns = self.now_ns();
@@ -124,12 +126,13 @@ impl Files {
             return false;
         }
         match self.write_aligned(&file.state, offset, data) {
-            Ok(true) => {
+            Ok(written) if written == data.len() => {
                 let took_ns = self.now_ns().saturating_sub(began_ns);
                 self.streams.note(data.len(), took_ns);
                 true
             }
-            Ok(false) => false,
+            // Through the cache there may be room yet, and who has none learns it there.
+            Ok(_) | Err(Error::NoSpace) => false,
             Err(error) => {
                 let ino = file.ino();
                 tracing::warn!(
@@ -147,13 +150,13 @@ impl Files {
         state: &Arc<FileState>,
         offset: u64,
         data: &[u8],
-    ) -> Result<bool, Error> {
+    ) -> Result<usize, Error> {
         let align = self.store.array().memory_align();
         if (data.as_ptr() as usize).is_multiple_of(align) {
-            return self.write_past(state, offset, data);
+            return self.write_whole(state, offset, data);
         }
         let mut copy = self.memory.take(data.len());
         copy.copy_from_slice(data);
-        self.write_past(state, offset, &copy)
+        self.write_whole(state, offset, &copy)
     }
 }

@@ -75,13 +75,77 @@ fn what_is_no_run_goes_through_the_cache() {
 }
 
 #[test]
-fn new_space_is_taken_through_the_cache() {
-    let (_world, m, ino, mut content) = with_file(9);
+fn new_space_is_written_past_the_cache_too() {
+    let (mut world, m, ino, mut content) = with_file(9);
     let file = m.open(ino);
-    content.resize(12 << 20, 0);
-    let past = write_in(&m, &file, &mut content, 0..12 * MIB, MIB);
-    assert_eq!(past, MIB, "the one that was there");
+    content.resize(20 << 20, 0);
+    let past = write_in(&m, &file, &mut content, 0..20 * MIB, MIB);
+    assert_eq!(past, 12 * MIB);
+    assert_eq!(m.files.dirty_pages() as u64, RUN / PAGE);
     assert!(m.contents(ino) == content);
+    // A hole, and what is behind it.
+    content.resize(40 << 20, 0);
+    assert_eq!(
+        write_in(&m, &file, &mut content, 24 * MIB..34 * MIB, MIB),
+        2 * MIB
+    );
+    assert!(m.contents(ino) == content[..34 << 20]);
+    content.truncate(34 << 20);
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    world.switch.cut_now();
+    drop(m);
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    assert!(m.contents(ino) == content, "what was synced is there");
+    m.check(ino);
+}
+
+#[test]
+fn a_file_that_is_written_anew_as_a_whole_has_its_new_content() {
+    let (mut world, m, ino, _) = with_file(24);
+    let file = m.open(ino);
+    m.files.truncate(ino, 0).unwrap();
+    let mut content = pattern(9, 24 << 20);
+    let past = write_in(&m, &file, &mut content, 0..24 * MIB, MIB);
+    assert_eq!(past, 16 * MIB);
+    // What new blocks lie behind has gone home before them.
+    assert_eq!(m.files.dirty_pages(), 0);
+    assert!(m.contents(ino) == content);
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    world.switch.cut_now();
+    drop(m);
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    assert!(m.contents(ino) == content);
+    m.check(ino);
+}
+
+#[test]
+fn a_stream_ends_where_the_space_does() {
+    let world = World::new(1, 64, 8192);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let data = pattern(4, MIB as usize);
+    let mut written = 0;
+    let full = loop {
+        match m.files.write(&file, written, &data) {
+            Ok(more) => written += more as u64,
+            Err(error) => break error,
+        }
+        assert!(written < 64 * MIB, "it holds more than there is");
+    };
+    assert!(matches!(full, Error::NoSpace), "{full}");
+    assert!(m.files.streamed_bytes() > 16 * MIB);
+    assert!(written > 24 * MIB, "{written}");
+    assert_eq!(file.state.size(), written);
+    let content = m.contents(ino);
+    let mut pieces = content.chunks(MIB as usize);
+    assert!(pieces.all(|piece| piece == &data[..piece.len()]));
+    m.files.fsync(&file, true).unwrap();
+    m.check(ino);
 }
 
 #[test]
@@ -130,6 +194,29 @@ fn what_a_device_refuses_stays_in_the_cache() {
     let _ = m.files.fsync(&other, true);
     assert_eq!(m.files.dirty_pages(), 0, "a later try has written it");
     assert!(m.contents(ino) == content);
+}
+
+#[test]
+fn new_space_that_a_device_refuses_stays_in_the_cache() {
+    let (world, m, ino, mut content) = with_file(10);
+    let file = m.open(ino);
+    write_in(&m, &file, &mut content, 0..10 * MIB, MIB);
+    m.files.fsync(&file, true).unwrap();
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    content.resize(11 << 20, 0);
+    let past = write_in(&m, &file, &mut content, 10 * MIB..11 * MIB, MIB);
+    assert_eq!(past, 0, "none of it counts as written");
+    assert_eq!(m.files.dirty_pages() as u64, MIB / PAGE);
+    assert!(m.contents(ino) == content);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Next(0), None);
+    }
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(m.files.dirty_pages(), 0);
+    assert!(m.contents(ino) == content);
+    m.check(ino);
 }
 
 #[test]
