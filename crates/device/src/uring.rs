@@ -34,14 +34,13 @@ use std::io;
 use std::iter;
 use std::slice;
 use std::sync::Arc;
-use std::thread::LocalKey;
 use std::time::Duration;
 
 const RING_ENTRIES: u32 = 64;
 
 thread_local! {
-    static RINGS: RefCell<Kept<Ring>> = const { RefCell::new(Kept::new()) };
-    static POLLED_RINGS: RefCell<Kept<Ring>> = const { RefCell::new(Kept::new()) };
+    /// Of each sort.
+    static RINGS: [RefCell<Kept<Ring>>; 2] = const { [const { RefCell::new(Kept::new()) }; 2] };
 }
 
 /// How the completions of a ring come.
@@ -80,15 +79,8 @@ fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
         .or_else(|_| IoUring::builder().build(entries))
 }
 
-fn rings(sort: Sort) -> &'static LocalKey<RefCell<Kept<Ring>>> {
-    match sort {
-        Sort::Ordinary => &RINGS,
-        Sort::Polled => &POLLED_RINGS,
-    }
-}
-
 fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
-    match rings(sort).try_with(|rings| rings.borrow_mut().take(&device.id)) {
+    match RINGS.try_with(|rings| rings[sort as usize].borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
         Ok(None) | Err(_) => {
@@ -101,7 +93,11 @@ fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
 fn keep_ring(device: &FileDevice, ring: Ring) {
     let sort = ring.sort();
     // An error means that the thread ends: the ring is dropped with the closure.
-    let kept = rings(sort).try_with(move |rings| rings.borrow_mut().keep(&device.id, ring));
+    let keep = |rings: &[RefCell<Kept<Ring>>; 2]| {
+        let kept = &rings[sort as usize];
+        kept.borrow_mut().keep(&device.id, ring);
+    };
+    let kept = RINGS.try_with(keep);
     tracing::trace!(kept = kept.is_ok(), "ring");
 }
 
