@@ -190,13 +190,16 @@ impl Files {
             return Ok(self.write_end(file, data)?.1);
         }
         if !file.has(libc::O_DIRECT) {
-            return match self.write_stream(file, offset, data) {
-                true => Ok(data.len()),
-                false => self.write_over(state, offset, data),
+            return match self.write_stream(file, offset, data)? {
+                Some(written) => Ok(written),
+                None => self.write_over(state, offset, data),
             };
         }
         if is_whole(offset, data.len()) {
-            return self.write_whole(state, offset, data);
+            return match self.write_past(state, offset, data)? {
+                true => Ok(data.len()),
+                false => self.write_direct(state, offset, data),
+            };
         }
         let written = self.write_over(state, offset, data)?;
         self.flush_range(state, pages_of(offset..offset + written as u64))?;
@@ -679,19 +682,6 @@ impl Files {
         Ok(())
     }
 
-    /// Writes whole pages past the cache; returns how many bytes, fewer only when space ran out.
-    pub(super) fn write_whole(
-        &self,
-        state: &Arc<FileState>,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<usize, Error> {
-        match self.write_past(state, offset, data)? {
-            true => Ok(data.len()),
-            false => self.write_direct(state, offset, data),
-        }
-    }
-
     /// Writes whole pages past the cache over blocks that hold something already, inside the file: no record is needed, and
     /// nobody but who is at these pages waits. What the cache has of them, dirty or not, is superseded; if the write fails the
     /// dirty pages stay. False: nothing is written, they are not such pages.
@@ -782,13 +772,8 @@ impl Files {
         let Some(end) = end.filter(|end| *end <= SIZE_MAX) else {
             return Err(Error::FileTooLarge);
         };
-        self.touch(state, end)?;
-        self.extend_tail(state, offset)?;
-        self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
-        state.meta.lock().keep_extents = true;
         let pages = pages_of(offset..end);
-        self.flush_range_locked(state, pages.clone())?;
-        self.drop_pages(state, pages.clone());
+        self.make_way(state, pages.clone())?;
         let mut at = pages.start;
         while at < pages.end {
             let stop = pages.end.min(at + STEP / PAGE);
@@ -808,7 +793,26 @@ impl Files {
         Ok(((at - pages.start) * PAGE) as usize)
     }
 
-    fn direct_step(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> Result<(), Error> {
+    /// Whole pages are about to be written past the cache, under the exclusive lock: what it has of them, and what a record of
+    /// their size needs before them, is home then.
+    pub(super) fn make_way(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
+        let end = pages.end * PAGE;
+        self.touch(state, end)?;
+        self.extend_tail(state, pages.start * PAGE)?;
+        self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
+        state.meta.lock().keep_extents = true;
+        self.flush_range_locked(state, pages.clone())?;
+        self.drop_pages(state, pages);
+        Ok(())
+    }
+
+    /// Pages for which was [made way](Self::make_way). Without space for all of them nothing is written.
+    pub(super) fn direct_step(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        data: &[u8],
+    ) -> Result<(), Error> {
         let pages = page..page + data.len() as u64 / PAGE;
         let holes = self.holes(state, pages.clone())?;
         let mut promise = self.promise(holes.pages())?;

