@@ -4,18 +4,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A wall-clock instant, nanosecond resolution, as inodes store it.
+/// A wall-clock instant, nanosecond resolution, as inodes store it. Without padding: an inode in memory has four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(C, packed(4))]
 pub struct Timestamp {
-    /// Seconds since the Unix epoch; negative before 1970.
-    pub sec: i64,
-    /// Nanoseconds within the second, below 1,000,000,000.
-    pub nsec: u32,
+    sec: i64,
+    nsec: u32,
 }
 
 const NS: i64 = 1_000_000_000;
 
 impl Timestamp {
+    /// So many seconds since the Unix epoch, negative before 1970, and nanoseconds below 1,000,000,000.
+    pub const fn new(sec: i64, nsec: u32) -> Timestamp {
+        Timestamp { sec, nsec }
+    }
+
+    /// Seconds since the Unix epoch; negative before 1970.
+    pub const fn sec(self) -> i64 {
+        self.sec
+    }
+
+    /// Nanoseconds within the second, below 1,000,000,000.
+    pub const fn nsec(self) -> u32 {
+        self.nsec
+    }
+
     /// Nanoseconds since the epoch, or the nearest that there is a number for.
     pub fn ns(self) -> i64 {
         self.sec

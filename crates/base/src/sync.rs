@@ -31,85 +31,97 @@ pub use std::sync::Arc;
 /// For values that are made without waiting for anything.
 pub use std::sync::OnceLock;
 
-/// A position in the lock order.
+/// A position in the lock order. Small: each node in memory has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    pub level: u16,
-    pub name: &'static str,
+    level: u16,
     /// Locks of this rank may be taken in any order among themselves.
-    pub owned: bool,
+    owned: bool,
+}
+
+impl Rank {
+    /// What locks of this rank are for.
+    pub fn name(self) -> &'static str {
+        let named = rank::NAMES.iter().find(|(level, _)| *level == self.level);
+        named.map_or("lock of a test", |(_, name)| name)
+    }
 }
 
 /// The lock order of the whole project, outermost first.
 pub mod rank {
     use super::Rank;
 
-    const fn ranked(level: u16, name: &'static str) -> Rank {
+    /// Constants of ranks, and the list of their names.
+    macro_rules! ranks {
+        ($($(#[$doc:meta])* $constant:ident = $kind:ident($level:expr, $name:literal);)*) => {
+            $($(#[$doc])* pub const $constant: Rank = $kind($level);)*
+            pub(super) const NAMES: &[(u16, &str)] = &[$(($level, $name)),*];
+        };
+    }
+
+    const fn ranked(level: u16) -> Rank {
         Rank {
             level,
-            name,
             owned: false,
         }
     }
-    const fn owned(level: u16, name: &'static str) -> Rank {
-        Rank {
-            level,
-            name,
-            owned: true,
-        }
+    const fn owned(level: u16) -> Rank {
+        Rank { level, owned: true }
     }
 
-    pub const MOUNT_SESSION: Rank = ranked(10, "mount session");
-    pub const MOUNT_HANDLES: Rank = ranked(12, "mount handle table");
-    pub const MOUNT_ATOMIC: Rank = ranked(14, "files with an atomic write");
-    /// Held over the commit.
-    pub const ATOMIC_WRITE: Rank = ranked(16, "atomic write of a file");
-    pub const RENAME: Rank = ranked(30, "directory rename");
-    pub const IO_CONTEXT: Rank = ranked(32, "what somebody has in flight");
-    /// Tried, never waited for.
-    pub const FILE_STREAM: Rank = ranked(34, "seat of a reader");
-    pub const FILE_BALANCE: Rank = ranked(36, "dirty page balance");
-    pub const FILE_FLUSH: Rank = ranked(38, "file write-back");
-    pub const FILE_IO: Rank = ranked(40, "file data range");
-    /// Held for a look; who has a range holds no lock for it.
-    pub const FILE_RANGES: Rank = ranked(41, "ranges of files");
-    pub const FILE_TURN: Rank = ranked(42, "turn of write-back beside syncs");
-    /// After all that a transaction takes before it begins; held while that waits for a checkpoint.
-    pub const LARGE_OPERATION: Rank = ranked(43, "large operation");
-    pub const COOKIES: Rank = ranked(44, "change cookies");
-    /// After the file locks: an operation may have to wait for a checkpoint while it holds
-    /// them, and a checkpoint takes none of them.
-    pub const CHECKPOINT: Rank = ranked(45, "checkpoint");
-    pub const INODE: Rank = ranked(50, "inode node");
-    pub const OWNED_NODE: Rank = owned(60, "node owned by an inode");
-    pub const SPACE_MAP: Rank = ranked(70, "space map node");
-    pub const FILE_STATE: Rank = ranked(80, "open file state");
-    pub const FILE_TABLE: Rank = ranked(82, "open file table shard");
-    pub const PAGE_SET: Rank = ranked(84, "page cache set");
-    pub const DIRTY_PAGES: Rank = ranked(86, "dirty page index shard");
-    pub const NID_LEASE: Rank = ranked(96, "nid lease");
-    pub const NODE_SHARD: Rank = ranked(100, "node cache shard");
-    pub const HELD_NODES: Rank = ranked(102, "nodes held by a core");
-    pub const TABLE: Rank = ranked(110, "node table region");
-    pub const TABLE_REGIONS: Rank = ranked(111, "node table regions in memory");
-    pub const TABLE_MAPS: Rank = ranked(112, "node table map pages");
-    pub const SPACE_LEASE: Rank = ranked(116, "chunk lease");
-    pub const SPACE_RELEASE: Rank = ranked(118, "release of freed blocks");
-    pub const ALLOCATOR: Rank = ranked(120, "chunk allocator");
-    pub const CHUNK_BITS: Rank = ranked(122, "available blocks of a chunk");
-    pub const SPACE_PENDING: Rank = ranked(124, "blocks freed and not yet durable");
-    pub const SEGMENTS: Rank = ranked(130, "segment table");
-    pub const GATHER: Rank = ranked(140, "journal gather");
-    pub const STAGING: Rank = ranked(150, "journal staging shard");
-    pub const DIRTY_LIST: Rank = ranked(160, "dirty list shard");
-    pub const COMMIT_STATE: Rank = ranked(170, "commit state");
-    pub const DEVICE_DOUBT: Rank = ranked(190, "durable write of data");
-    pub const DEVICE_FLUSH: Rank = ranked(200, "device flush");
-    pub const DEVICE_STATE: Rank = ranked(220, "device state");
-    pub const TALLY: Rank = ranked(240, "pending changes of a directory");
-    pub const LEDGER: Rank = ranked(300, "ledger of a simulated task");
-    /// A lock that is never held while another is taken.
-    pub const LEAF: Rank = ranked(u16::MAX, "leaf");
+    ranks! {
+        MOUNT_SESSION = ranked(10, "mount session");
+        MOUNT_HANDLES = ranked(12, "mount handle table");
+        MOUNT_ATOMIC = ranked(14, "files with an atomic write");
+        /// Held over the commit.
+        ATOMIC_WRITE = ranked(16, "atomic write of a file");
+        RENAME = ranked(30, "directory rename");
+        IO_CONTEXT = ranked(32, "what somebody has in flight");
+        /// Tried, never waited for.
+        FILE_STREAM = ranked(34, "seat of a reader");
+        FILE_BALANCE = ranked(36, "dirty page balance");
+        FILE_FLUSH = ranked(38, "file write-back");
+        FILE_IO = ranked(40, "file data range");
+        /// Held for a look; who has a range holds no lock for it.
+        FILE_RANGES = ranked(41, "ranges of files");
+        FILE_TURN = ranked(42, "turn of write-back beside syncs");
+        /// After all that a transaction takes before it begins; held while that waits for a checkpoint.
+        LARGE_OPERATION = ranked(43, "large operation");
+        COOKIES = ranked(44, "change cookies");
+        /// After the file locks: an operation may have to wait for a checkpoint while it holds
+        /// them, and a checkpoint takes none of them.
+        CHECKPOINT = ranked(45, "checkpoint");
+        INODE = ranked(50, "inode node");
+        OWNED_NODE = owned(60, "node owned by an inode");
+        SPACE_MAP = ranked(70, "space map node");
+        FILE_STATE = ranked(80, "open file state");
+        FILE_TABLE = ranked(82, "open file table shard");
+        PAGE_SET = ranked(84, "page cache set");
+        DIRTY_PAGES = ranked(86, "dirty page index shard");
+        NID_LEASE = ranked(96, "nid lease");
+        NODE_SHARD = ranked(100, "node cache shard");
+        HELD_NODES = ranked(102, "nodes held by a core");
+        TABLE = ranked(110, "node table region");
+        TABLE_REGIONS = ranked(111, "node table regions in memory");
+        TABLE_MAPS = ranked(112, "node table map pages");
+        SPACE_LEASE = ranked(116, "chunk lease");
+        SPACE_RELEASE = ranked(118, "release of freed blocks");
+        ALLOCATOR = ranked(120, "chunk allocator");
+        CHUNK_BITS = ranked(122, "available blocks of a chunk");
+        SPACE_PENDING = ranked(124, "blocks freed and not yet durable");
+        SEGMENTS = ranked(130, "segment table");
+        GATHER = ranked(140, "journal gather");
+        STAGING = ranked(150, "journal staging shard");
+        DIRTY_LIST = ranked(160, "dirty list shard");
+        COMMIT_STATE = ranked(170, "commit state");
+        DEVICE_DOUBT = ranked(190, "durable write of data");
+        DEVICE_FLUSH = ranked(200, "device flush");
+        DEVICE_STATE = ranked(220, "device state");
+        TALLY = ranked(240, "pending changes of a directory");
+        LEDGER = ranked(300, "ledger of a simulated task");
+        /// A lock that is never held while another is taken.
+        LEAF = ranked(u16::MAX, "leaf");
+    }
 }
 
 /// Debug-build proof that this thread holds a lock; a no-op in release builds. Dropped after
@@ -158,7 +170,7 @@ impl Held {
                 assert!(
                     ordered,
                     "lock order: taking {} {_key} (level {}) while holding {} {other_key} (level {})",
-                    _rank.name, _rank.level, other.name, other.level
+                    _rank.name(), _rank.level, other.name(), other.level
                 );
             }
         });
@@ -176,7 +188,7 @@ impl Held {
                 Mode::Exclusive => crate::trace::Kind::LockExclusive,
             },
             _lock,
-            _rank.name,
+            _rank.name(),
             std::panic::Location::caller(),
         );
         #[cfg(debug_assertions)]
@@ -241,7 +253,7 @@ pub fn assert_none_held_from(_rank: Rank) {
             assert!(
                 other.level < _rank.level,
                 "waiting for the store while holding {} {key}",
-                other.name
+                other.name()
             );
         }
     });
@@ -422,14 +434,33 @@ impl Patience {
     }
 }
 
-/// A reader-writer lock with a rank, and a header `H` that is readable without the lock. In this order in memory: what who takes
-/// the lock does not look at, and then the end of the header, the lock and what it protects together.
+/// What a lock's header knows of the lock's place among those of its rank.
+pub trait Keyed {
+    fn key(&self) -> u64;
+}
+
+/// One of its rank alone.
+impl Keyed for () {
+    fn key(&self) -> u64 {
+        0
+    }
+}
+
+/// A key and nothing else.
+impl Keyed for u64 {
+    fn key(&self) -> u64 {
+        *self
+    }
+}
+
+/// A reader-writer lock with a rank, and a header `H` that is readable without the lock and orders locks of one rank. In
+/// this order in memory: what who takes the lock does not look at, and then the end of the header, the lock and what it
+/// protects together.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RwLock<T, H = ()> {
-    rank: Rank,
-    key: u64,
     pub header: H,
+    rank: Rank,
     bias: Bias,
     inner: parking_lot::RwLock<T>,
 }
@@ -458,16 +489,15 @@ pub struct WriteGuard<'a, T> {
 
 impl<T> RwLock<T> {
     pub fn new(rank: Rank, value: T) -> Self {
-        Self::with_header(rank, 0, (), value)
+        Self::with_header(rank, (), value)
     }
 }
 
-impl<T, H> RwLock<T, H> {
-    pub fn with_header(rank: Rank, key: u64, header: H, value: T) -> Self {
+impl<T, H: Keyed> RwLock<T, H> {
+    pub fn with_header(rank: Rank, header: H, value: T) -> Self {
         RwLock {
             header,
             rank,
-            key,
             bias: Bias::of(lane()),
             inner: parking_lot::RwLock::new(value),
         }
@@ -478,7 +508,7 @@ impl<T, H> RwLock<T, H> {
     }
 
     pub fn key(&self) -> u64 {
-        self.key
+        self.header.key()
     }
 
     /// Whether many cores read it and none writes; a hint.
@@ -489,7 +519,7 @@ impl<T, H> RwLock<T, H> {
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn read(&self) -> ReadGuard<'_, T> {
         let lock = address(&self.inner);
-        Held::check(self.rank, self.key);
+        Held::check(self.rank, self.key());
         let (share, mode) = match self.share() {
             Some(entry) => {
                 // SAFETY: while the entry lives no writer gets the value (invariants 1 and 2 of `readers`),
@@ -509,7 +539,7 @@ impl<T, H> RwLock<T, H> {
         };
         ReadGuard {
             share,
-            _held: Held::record(self.rank, self.key, lock, mode),
+            _held: Held::record(self.rank, self.key(), lock, mode),
         }
     }
 
@@ -566,7 +596,8 @@ impl<T, H> RwLock<T, H> {
             assert!(
                 alone,
                 "{} {} is written while somebody reads",
-                self.rank.name, self.key
+                self.rank.name(),
+                self.key()
             );
         }
     }
@@ -592,7 +623,7 @@ impl<T, H> RwLock<T, H> {
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn write(&self) -> WriteGuard<'_, T> {
         let lock = address(&self.inner);
-        let held = Held::take(self.rank, self.key, lock, Mode::Exclusive);
+        let held = Held::take(self.rank, self.key(), lock, Mode::Exclusive);
         let inner = acquire(lock, || self.inner.try_write(), || self.inner.write());
         self.revoke();
         WriteGuard { inner, _held: held }
@@ -604,7 +635,7 @@ impl<T, H> RwLock<T, H> {
         let inner = self.inner.try_read()?;
         Some(ReadGuard {
             share: Share::Taken(inner),
-            _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Shared),
+            _held: Held::record(self.rank, self.key(), address(&self.inner), Mode::Shared),
         })
     }
 
@@ -627,7 +658,7 @@ impl<T, H> RwLock<T, H> {
         }
         Some(WriteGuard {
             inner,
-            _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Exclusive),
+            _held: Held::record(self.rank, self.key(), address(&self.inner), Mode::Exclusive),
         })
     }
 }
@@ -730,14 +761,14 @@ impl<L> Deref for Handle<L> {
     }
 }
 
-impl<T, H> Handle<RwLock<T, H>> {
+impl<T, H: Keyed> Handle<RwLock<T, H>> {
     /// A shared guard that keeps the lock alive by itself.
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn read_owned(self) -> OwnedReadGuard<T, H> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
-        Held::check(all.rank, all.key);
+        Held::check(all.rank, all.key());
         let entry = all.share();
         let mode = match &entry {
             Some(_) => Mode::Entered,
@@ -745,7 +776,7 @@ impl<T, H> Handle<RwLock<T, H>> {
         };
         OwnedReadGuard {
             entry,
-            _held: Held::record(all.rank, all.key, lock, mode),
+            _held: Held::record(all.rank, all.key(), lock, mode),
             lock: self,
         }
     }
@@ -756,7 +787,7 @@ impl<T, H> Handle<RwLock<T, H>> {
     pub fn write_owned(self) -> OwnedWriteGuard<T, H> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
-        let held = Held::take(all.rank, all.key, lock, Mode::Exclusive);
+        let held = Held::take(all.rank, all.key(), lock, Mode::Exclusive);
         forget(acquire(
             lock,
             || all.inner.try_write(),
@@ -782,7 +813,7 @@ impl<T, H> Handle<RwLock<T, H>> {
         forget(guard);
         let lock = address(&self.inner);
         Some(OwnedWriteGuard {
-            _held: Held::record(self.rank, self.key, lock, Mode::Exclusive),
+            _held: Held::record(self.rank, self.key(), lock, Mode::Exclusive),
             lock: self,
         })
     }
@@ -949,8 +980,8 @@ mod tests {
     }
 
     /// A lock that readers enter, as it is after reads by several cores.
-    fn crowded(key: u64) -> RwLock<u32> {
-        let lock = RwLock::with_header(rank::INODE, key, (), 0);
+    fn crowded(key: u64) -> RwLock<u32, u64> {
+        let lock = RwLock::with_header(rank::INODE, key, 0);
         for core in 0..CORES * (READS_PER_CORE + 1) {
             lock.bias.count(core % 2, &READERS);
         }
@@ -992,7 +1023,7 @@ mod tests {
 
     #[test]
     fn more_locks_than_a_core_has_places_are_taken_as_usual() {
-        let locks: Vec<RwLock<u32>> = (0..20).map(crowded).collect();
+        let locks: Vec<RwLock<u32, u64>> = (0..20).map(crowded).collect();
         let guards: Vec<_> = locks.iter().map(RwLock::read).collect();
         let entered = |guard: &&ReadGuard<'_, u32>| matches!(guard.share, Share::Entered { .. });
         let count = guards.iter().filter(entered).count();

@@ -91,7 +91,7 @@ impl Listing<'_> {
                 uid: attr.uid,
                 gid: attr.gid,
                 size: attr.size,
-                mtime: attr.mtime.sec,
+                mtime: attr.mtime.sec(),
                 target: target.as_deref(),
             };
             let line = serde_json::to_string(&shown).map_err(|e| Failure::new(e.to_string()))?;
@@ -108,7 +108,7 @@ impl Listing<'_> {
             attr.uid,
             attr.gid,
             attr.size,
-            date(attr.mtime.sec),
+            date(attr.mtime.sec()),
             harmless(name),
         ))
     }

@@ -136,7 +136,7 @@ impl Array {
 
     /// Another time of making than the machine's, for an image that must be the same each time.
     pub fn created_at(mut self, time: Timestamp) -> Array {
-        self.label.created = I64::new(time.sec);
+        self.label.created = I64::new(time.sec());
         self
     }
 
@@ -249,7 +249,7 @@ fn new_label(
     label.version = U32::new(FORMAT_VERSION);
     label.uuid = uuid;
     label.hash_key = hash_key;
-    label.created = I64::new(Clock::real().now().sec);
+    label.created = I64::new(Clock::real().now().sec());
     let limit = label.name.len();
     let bytes = name.as_bytes();
     match label.name.get_mut(..bytes.len()) {

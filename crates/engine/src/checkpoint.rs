@@ -86,7 +86,6 @@ const PARTS_EACH: usize = 4;
 const SAMPLES: usize = 8;
 /// So many nodes ahead of the one that is captured its memory is asked for, and what that refers to.
 const CELLS_AHEAD: usize = 12;
-const BODIES_AHEAD: usize = 4;
 /// Changed leaf pages of the node table for one worker, about: what it writes is padded to whole blocks once.
 fn part_leaves() -> usize {
     tight::limit(16, 1)
@@ -371,7 +370,7 @@ impl<C: Content> Store<C> {
         record.anchor_checksum = U32::new(anchor.previous_crc);
         record.regions = U32::new(self.nids.region_count());
         record.node_count = U64::new(self.table.node_count());
-        record.time = U64::new(self.clock().now().sec.max(0) as u64);
+        record.time = U64::new(self.clock().now().sec().max(0) as u64);
         record
     }
 
@@ -448,9 +447,6 @@ impl<C: Content> Store<C> {
         for (i, one) in nodes.iter().enumerate() {
             if let Some(later) = nodes.get(i + CELLS_AHEAD) {
                 prefetch::shared(&later.cell);
-            }
-            if let Some(soon) = nodes.get(i + BODIES_AHEAD) {
-                soon.cell.try_read().inspect(|node| node.body.prefetch());
             }
             captured.push(self.capture_node(&one.cell, packer, &mut refunds, &mut image)?);
             packer.relieve()?;

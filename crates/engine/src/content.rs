@@ -49,8 +49,6 @@ pub trait Content: Clone + Send + Sync + Sized + 'static {
     fn settle(&mut self) {}
     /// True for kinds that belong to an inode and are locked only under its lock.
     fn owned(kind: u8) -> bool;
-    /// Asks for memory outside of the value that encoding it will look at.
-    fn prefetch(&self) {}
     /// Approximate heap bytes.
     fn memory(&self) -> usize;
     /// Bytes of the image, or a few more: it is asked for often.

@@ -17,7 +17,7 @@ use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicBool, AtomicU32, Ordering};
 use base::prefetch;
-use base::sync::{Arc, Handle, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
+use base::sync::{Arc, Handle, Keyed, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
 use base::thread::{current_cpu, lane};
 use base::tight::limit;
 use format::item::{ItemKind, padded_len};
@@ -179,6 +179,13 @@ impl CellHeader {
     }
 }
 
+/// Nodes of one rank are locked in the order of their nids.
+impl Keyed for CellHeader {
+    fn key(&self) -> u64 {
+        self.nid.0
+    }
+}
+
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct State<C> {
@@ -227,14 +234,6 @@ impl<C: Content> Body<C> {
         format::item::encode(out, ItemKind::Node, self.kind(), nid.0, version, |o| {
             self.encode(o)
         });
-    }
-
-    /// Asks for memory that encoding this will look at.
-    pub fn prefetch(&self) {
-        match self {
-            Body::Gone | Body::Space(_) => {}
-            Body::User(content) => content.prefetch(),
-        }
     }
 
     pub fn merges(&self) -> bool {
@@ -312,7 +311,6 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
     };
     Arc::new(RwLock::with_header(
         lock_rank,
-        nid.0,
         header,
         State { version, body },
     ))

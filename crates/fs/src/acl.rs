@@ -198,7 +198,9 @@ impl PlannedAttributes<'_> {
             op.create(fresh, FsNode::Value(bytes));
         }
         let Some(fresh) = self.leaf else {
-            inode.xattrs = self.attributes;
+            if !self.attributes.is_empty() {
+                inode.seldom.xattrs = self.attributes;
+            }
             return;
         };
         let child = Child {
@@ -206,7 +208,7 @@ impl PlannedAttributes<'_> {
             nid: fresh.nid(),
         };
         op.create(fresh, FsNode::Xattrs(self.attributes));
-        inode.xattr_root = Some(Root {
+        inode.seldom.xattr_root = Some(Root {
             depth: 0,
             children: vec![child],
         });

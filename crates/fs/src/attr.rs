@@ -156,7 +156,7 @@ fn attr_with(ino: Ino, inode: &Inode, counts: Option<Counts>) -> Attr {
         nlink: inode.nlink,
         uid: inode.uid,
         gid: inode.gid,
-        rdev: inode.rdev,
+        rdev: inode.seldom.rdev,
         size: inode.size,
         blocks: inode.blocks.saturating_mul(UNITS),
         atime: inode.atime,

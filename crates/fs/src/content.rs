@@ -27,7 +27,7 @@ use format::inode::{
 /// while that inode's lock is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FsNode {
-    Inode(Box<Inode>),
+    Inode(Inode),
     /// Inner node of a tree.
     Index(Vec<Child>),
     /// Leaf of a directory.
@@ -113,7 +113,7 @@ impl FsNode {
     pub fn decode(kind: u8, body: &[u8]) -> Result<FsNode, Damage> {
         let mut reader = Reader::new("node", body);
         Ok(match kind {
-            KIND_INODE => FsNode::Inode(Box::new(Inode::decode(body)?)),
+            KIND_INODE => FsNode::Inode(Inode::decode(body)?),
             KIND_INDEX => FsNode::Index(entry::decode_list(&mut reader)?),
             KIND_BUCKET => FsNode::Bucket(NameList::decode(&mut reader)?),
             KIND_EXTENTS => FsNode::Extents(entry::decode_list(&mut reader)?),
@@ -206,12 +206,6 @@ impl engine::Content for FsNode {
 
     fn owned(kind: u8) -> bool {
         kind != KIND_INODE
-    }
-
-    fn prefetch(&self) {
-        if let FsNode::Inode(inode) = self {
-            base::prefetch::object(&**inode);
-        }
     }
 
     fn memory(&self) -> usize {

@@ -142,11 +142,11 @@ impl FileSystem {
         let mode = libc::S_IFDIR | (options.mode & 0o7777);
         let mut inode = Inode::new(mode, root.version(), now);
         (inode.uid, inode.gid, inode.parent) = (options.uid, options.gid, ROOT);
-        op.create(root, FsNode::Inode(Box::new(inode)));
+        op.create(root, FsNode::Inode(inode));
         for fresh in orphans {
             let mut inode = Inode::new(libc::S_IFDIR, fresh.version(), now);
             inode.body = Body::Orphans(Vec::new());
-            op.create(fresh, FsNode::Inode(Box::new(inode)));
+            op.create(fresh, FsNode::Inode(inode));
         }
         op.commit();
         store.close()?;

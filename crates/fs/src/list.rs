@@ -72,7 +72,7 @@ impl Listed for Name {
     }
 
     fn emptied() -> Option<Body> {
-        Some(Body::Entries(NameList::default()))
+        Some(Body::Entries(Box::default()))
     }
 }
 
@@ -112,7 +112,7 @@ impl Listed for Xattr {
     const INLINE_MAX: usize = XATTR_INLINE_MAX;
 
     fn in_inode(inode: &Inode) -> Result<&[Xattr], Damage> {
-        Ok(&inode.xattrs)
+        Ok(&inode.seldom.xattrs)
     }
 
     fn put(self) -> Delta {

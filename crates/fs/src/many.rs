@@ -298,7 +298,7 @@ impl FileSystem {
             return Ok(items.iter().map(|_| Fate::Alone).collect());
         }
         let mut fates = Vec::with_capacity(items.len());
-        let mut made: Vec<(FreshNid<'_>, Box<Inode>)> = Vec::new();
+        let mut made: Vec<(FreshNid<'_>, Inode)> = Vec::new();
         let mut filled: Vec<Filling<Name>> = Vec::new();
         let mut place: Option<Place<Filling<Name>>> = None;
         for (i, item) in items.iter().enumerate() {

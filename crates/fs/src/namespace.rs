@@ -310,7 +310,7 @@ impl FileSystem {
         parent: &Inode,
         draft: &Draft<'_>,
         generation: u64,
-    ) -> Result<(Box<Inode>, Inherited), Error> {
+    ) -> Result<(Inode, Inherited), Error> {
         let default = match draft.mode & libc::S_IFMT {
             libc::S_IFLNK => None,
             _ => self.attribute(parent, DEFAULT)?,
@@ -326,7 +326,7 @@ impl FileSystem {
         draft: &Draft<'_>,
         generation: u64,
         default: Option<Vec<u8>>,
-    ) -> Result<(Box<Inode>, Inherited), Error> {
+    ) -> Result<(Inode, Inherited), Error> {
         let mut mode = draft.mode;
         let directory = mode & libc::S_IFMT == libc::S_IFDIR;
         let shared_group = parent.mode & libc::S_ISGID != 0;
@@ -340,13 +340,15 @@ impl FileSystem {
         }
         let inherited = self.inherit_acl(default, mode, who.umask)?;
         let now = self.times.after(parent.shown());
-        let mut inode = Box::new(Inode::new(inherited.mode, generation, now));
+        let mut inode = Inode::new(inherited.mode, generation, now);
         if who.keeps_attributes {
             inode.show(now);
         }
         inode.uid = who.uid;
         inode.gid = if shared_group { parent.gid } else { who.gid };
-        inode.rdev = draft.rdev;
+        if draft.rdev != 0 {
+            inode.seldom.rdev = draft.rdev;
+        }
         if !directory {
             inode.body = Body::Inline(draft.body.to_vec());
             inode.size = draft.body.len() as u64;

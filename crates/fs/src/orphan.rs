@@ -10,7 +10,7 @@
 //!    two sees the other.
 
 use crate::api::Ino;
-use crate::content::{Body, Delta, Inode, NameList, Orphan, TreeId};
+use crate::content::{Body, Delta, Inode, Orphan, TreeId};
 use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion, Emptied};
 use crate::tree;
@@ -103,9 +103,9 @@ fn orphan_spot(op: &mut Op<'_, FsNode>, dir: Slot, ino: Ino) -> Result<list::Spo
 /// The blocks of an inode that one record can free whole; `None`: it takes more than that.
 fn small(inode: &Inode) -> Option<Vec<Extent>> {
     // With a cut that stopped half way it is listed already.
-    let plain = inode.pending_truncate.is_none()
-        && inode.xattr_root.is_none()
-        && xattr::is_plain(&inode.xattrs);
+    let plain = inode.seldom.pending_truncate.is_none()
+        && inode.seldom.xattr_root.is_none()
+        && xattr::is_plain(&inode.seldom.xattrs);
     if !plain || inode.blocks > crate::data::FREE_MAX {
         return None;
     }
@@ -243,7 +243,7 @@ impl FileSystem {
         if !self.orphans.has(ino) {
             return Err(Error::NotFound);
         }
-        if op.peek(inode).inode()?.pending_truncate.is_some() {
+        if op.peek(inode).inode()?.seldom.pending_truncate.is_some() {
             return Ok(None);
         }
         let spot = orphan_spot(op, dir, ino)?;
@@ -356,11 +356,11 @@ impl FileSystem {
             let mut op = self.store.begin(Need::Reclaim)?;
             let slot = op.lock(&node)?;
             let inode = op.peek(slot).inode()?;
-            if inode.xattr_root.is_none() {
-                if xattr::is_plain(&inode.xattrs) {
+            if inode.seldom.xattr_root.is_none() {
+                if xattr::is_plain(&inode.seldom.xattrs) {
                     return Ok(());
                 }
-                let list = inode.xattrs.clone();
+                let list = inode.seldom.xattrs.clone();
                 let values = xattr::lock_values(&mut op, &list)?;
                 values.into_iter().for_each(|value| op.delete(value));
                 op.apply(slot, Delta::InlineXattrs(Vec::new()));
@@ -391,7 +391,7 @@ impl FileSystem {
                 return Ok(());
             }
             let (removal, _) = tree::plan_tail(&mut op, slot, TreeId::Body, LEAVES_AT_ONCE)?;
-            removal.finish(&mut op, Some(Body::Entries(NameList::default())));
+            removal.finish(&mut op, Some(Body::Entries(Box::default())));
             op.commit();
         }
     }

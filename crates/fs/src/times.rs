@@ -174,7 +174,7 @@ pub fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
                 true => inode.counts().mtime.max(inode.counts().ctime),
                 false => inode.mtime.max(inode.ctime),
             };
-            inode.atime <= changed || now.sec.saturating_sub(inode.atime.sec) >= ATIME_AGE
+            inode.atime <= changed || now.sec().saturating_sub(inode.atime.sec()) >= ATIME_AGE
         }
     }
 }

@@ -212,7 +212,7 @@ impl FileSystem {
         name: &[u8],
     ) -> Result<Option<Vec<u8>>, Error> {
         let inode = op.peek(slot).inode()?;
-        if inode.xattrs.is_empty() && inode.xattr_root.is_none() {
+        if inode.seldom.xattrs.is_empty() && inode.seldom.xattr_root.is_none() {
             return Ok(None);
         }
         let Some(found) = self.attribute_spot(op, slot, name)?.found else {
@@ -233,7 +233,7 @@ impl FileSystem {
 
     /// An attribute's value; the inode is locked at least shared.
     pub(crate) fn attribute(&self, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        if inode.xattrs.is_empty() && inode.xattr_root.is_none() {
+        if inode.seldom.xattrs.is_empty() && inode.seldom.xattr_root.is_none() {
             return Ok(None);
         }
         let first = self.hash.first_key(name);
@@ -299,7 +299,7 @@ impl FileSystem {
     /// Refuses a new attribute whose name listxattr(2) could not return beside the others.
     fn check_names(&self, inode: &Inode, name: &[u8]) -> Result<(), Error> {
         // What an inode holds itself is far from that.
-        if inode.xattr_root.is_none() || self.attribute(inode, name)?.is_some() {
+        if inode.seldom.xattr_root.is_none() || self.attribute(inode, name)?.is_some() {
             return Ok(());
         }
         match self.attribute_names(inode) {

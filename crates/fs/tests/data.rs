@@ -66,16 +66,16 @@ fn stat_shows_size_and_time_of_a_write_at_once() {
     assert!(after.blocks > 0 && after.mtime > attr.mtime && after.ctime > attr.ctime);
     // An explicit time wins over the one that write left in memory.
     let set = SetAttr {
-        mtime: Some(fs::SetTime::At(base::clock::Timestamp { sec: 77, nsec: 5 })),
+        mtime: Some(fs::SetTime::At(base::clock::Timestamp::new(77, 5))),
         ..SetAttr::default()
     };
     fs.setattr(&Caller::root(), attr.ino, &set).unwrap();
     fs.fsync(&file, false).unwrap();
-    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec, 77);
+    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec(), 77);
     drop(file);
     fs.close().unwrap();
     let fs = world.open();
-    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec, 77);
+    assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec(), 77);
     fs.close().unwrap();
     world.check();
 }

@@ -443,10 +443,7 @@ fn setattr(input: &abi::SetattrIn) -> SetAttributes {
 }
 
 fn timestamp(sec: i64, nsec: u32) -> Timestamp {
-    Timestamp {
-        sec,
-        nsec: nsec.min(999_999_999),
-    }
+    Timestamp::new(sec, nsec.min(999_999_999))
 }
 
 fn rename<'a>(body: &mut Body<'a>, new_parent: u64, flags: u32) -> Option<Operation<'a>> {

@@ -16,12 +16,12 @@ pub fn attr(a: &Attributes) -> abi::Attr {
         ino: a.ino,
         size: a.size,
         blocks: a.blocks,
-        atime: a.atime.sec,
-        mtime: a.mtime.sec,
-        ctime: a.ctime.sec,
-        atimensec: a.atime.nsec,
-        mtimensec: a.mtime.nsec,
-        ctimensec: a.ctime.nsec,
+        atime: a.atime.sec(),
+        mtime: a.mtime.sec(),
+        ctime: a.ctime.sec(),
+        atimensec: a.atime.nsec(),
+        mtimensec: a.mtime.nsec(),
+        ctimensec: a.ctime.nsec(),
         mode: a.mode,
         nlink: a.nlink,
         uid: a.uid,
@@ -66,8 +66,8 @@ pub fn opened(o: &Opened) -> abi::OpenOut {
 
 fn statx_time(t: Timestamp) -> abi::StatxTime {
     abi::StatxTime {
-        tv_sec: t.sec,
-        tv_nsec: t.nsec,
+        tv_sec: t.sec(),
+        tv_nsec: t.nsec(),
         reserved: 0,
     }
 }

@@ -182,7 +182,7 @@ impl SheafOps {
         if attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
             return Duration::ZERO;
         }
-        if attr.ctime.sec.saturating_add(SETTLED_AFTER) > self.clock.now().sec {
+        if attr.ctime.sec().saturating_add(SETTLED_AFTER) > self.clock.now().sec() {
             return SHORT;
         }
         LONG
@@ -298,7 +298,7 @@ impl SheafOps {
                 let now: Timestamp = self.clock.now();
                 Ok(attr.atime <= attr.mtime
                     || attr.atime <= attr.ctime
-                    || attr.atime.sec.saturating_add(DAY) <= now.sec)
+                    || attr.atime.sec().saturating_add(DAY) <= now.sec())
             }
         }
     }

@@ -61,7 +61,7 @@ pub fn content_of(fs: &FileSystem, file: &OpenFile) -> Result<Vec<u8>, fs::Error
 
 /// The times among a thing's attributes.
 pub fn shown(attr: &Attr) -> Shown {
-    let ns = |time: Timestamp| time.sec as u64 * 1_000_000_000 + time.nsec as u64;
+    let ns = |time: Timestamp| time.sec() as u64 * 1_000_000_000 + time.nsec() as u64;
     Shown {
         mtime: ns(attr.mtime),
         ctime: ns(attr.ctime),
@@ -70,10 +70,7 @@ pub fn shown(attr: &Attr) -> Shown {
 
 /// So many nanoseconds since the epoch.
 pub fn timestamp(ns: u64) -> Timestamp {
-    Timestamp {
-        sec: (ns / 1_000_000_000) as i64,
-        nsec: (ns % 1_000_000_000) as u32,
-    }
+    Timestamp::new((ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as u32)
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -65,10 +65,7 @@ fn stage(tx: &mut Transaction<'_>, world: (Ino, Ino), version: u64) -> Result<()
     tx.write(body, 0, &bytes)?;
     let marks = SetAttr {
         mode: Some(version as u32),
-        mtime: Some(SetTime::At(Timestamp {
-            sec: version as i64,
-            nsec: 0,
-        })),
+        mtime: Some(SetTime::At(Timestamp::new(version as i64, 0))),
         ..SetAttr::default()
     };
     tx.setattr(body, &marks)?;
@@ -107,7 +104,7 @@ impl World<'_> {
             0 => version_of(&all_of(fs, self.body).map_err(text)?)?,
             1 => {
                 let attr = fs.getattr(self.body).map_err(text)?;
-                let version = attr.mtime.sec as u64;
+                let version = attr.mtime.sec() as u64;
                 let found = (u64::from(attr.mode & 0o777), attr.size);
                 if found != (version, bytes_of(version).len() as u64) {
                     return Err(format!("mode and size {found:?} with time {version}"));
@@ -209,7 +206,7 @@ fn found(fs: &FileSystem, body: Ino, dir: Ino) -> Result<u64, String> {
     let current = fs.lookup(ROOT, b"current").map_err(text)?.ino;
     let replaced = version_of(&all_of(fs, current).map_err(text)?)?;
     let attr = fs.getattr(body).map_err(text)?;
-    let marks = (attr.mtime.sec as u64, u64::from(attr.mode & 0o777));
+    let marks = (attr.mtime.sec() as u64, u64::from(attr.mode & 0o777));
     let value = fs.getxattr(body, ATTRIBUTE).map_err(text)?;
     let mut names = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {

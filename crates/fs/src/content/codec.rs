@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
     pub fn time(&mut self) -> Result<Timestamp, Damage> {
         let ((sec, nsec), rest) = packed::time(self.rest)?;
         self.rest = rest;
-        Ok(Timestamp { sec, nsec })
+        Ok(Timestamp::new(sec, nsec))
     }
 
     /// Damage when anything is left over.
@@ -108,7 +108,7 @@ pub fn put<T: IntoBytes + Immutable>(out: &mut Vec<u8>, value: &T) {
 }
 
 pub fn put_time(out: &mut Vec<u8>, time: Timestamp) {
-    packed::put_time(out, time.sec, time.nsec);
+    packed::put_time(out, time.sec(), time.nsec());
 }
 
 pub fn put_u32(out: &mut Vec<u8>, value: u32) {

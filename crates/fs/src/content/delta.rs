@@ -402,14 +402,17 @@ impl AttrChange {
         set(&mut inode.uid, self.uid);
         set(&mut inode.gid, self.gid);
         set(&mut inode.nlink, self.nlink);
-        set(&mut inode.flags, self.flags);
         set(&mut inode.size, self.size);
         set(&mut inode.blocks, self.blocks);
         set(&mut inode.atime, self.atime);
         set(&mut inode.mtime, self.mtime);
         set(&mut inode.ctime, self.ctime);
         set(&mut inode.parent, self.parent);
-        set(&mut inode.pending_truncate, self.pending_truncate);
+        if self.flags.is_some() || self.pending_truncate.is_some() {
+            set(&mut inode.seldom.flags, self.flags);
+            set(&mut inode.seldom.pending_truncate, self.pending_truncate);
+            inode.seldom.tidy();
+        }
     }
 }
 
@@ -473,6 +476,9 @@ impl FsNode {
             Delta::SetXattr(xattr) => self.set_xattr(xattr)?,
             Delta::RemoveXattr(key) => {
                 entry::remove(self.xattrs_mut()?, *key)?;
+                if let FsNode::Inode(inode) = self {
+                    inode.seldom.tidy();
+                }
             }
             Delta::DropFrom(key) => self.drop_from(*key)?,
             Delta::InsertChild { tree, child } => entry::insert(self.children_mut(*tree)?, *child)?,
@@ -493,8 +499,9 @@ impl FsNode {
             },
             Delta::InlineXattrs(list) => {
                 let inode = self.inode_mut()?;
-                inode.xattrs = list.clone();
-                inode::check_inline_xattrs(&inode.xattrs)?;
+                inode.seldom.xattrs = list.clone();
+                inode::check_inline_xattrs(&inode.seldom.xattrs)?;
+                inode.seldom.tidy();
             }
         }
         Ok(())
@@ -534,7 +541,7 @@ impl FsNode {
             Err(at) => list.insert(at, xattr.clone()),
         }
         match self {
-            FsNode::Inode(inode) => inode::check_inline_xattrs(&inode.xattrs),
+            FsNode::Inode(inode) => inode::check_inline_xattrs(&inode.seldom.xattrs),
             _ => Ok(()),
         }
     }
@@ -544,8 +551,11 @@ impl FsNode {
         match tree {
             TreeId::Body if root.children.is_empty() => return Err(mismatch()),
             TreeId::Body => inode.body = Body::Tree(root.clone()),
-            TreeId::Xattrs if root.children.is_empty() => inode.xattr_root = None,
-            TreeId::Xattrs => inode.xattr_root = Some(root.clone()),
+            TreeId::Xattrs if root.children.is_empty() => {
+                inode.seldom.xattr_root = None;
+                inode.seldom.tidy();
+            }
+            TreeId::Xattrs => inode.seldom.xattr_root = Some(root.clone()),
         }
         Ok(())
     }
@@ -612,7 +622,7 @@ impl FsNode {
     fn xattrs_mut(&mut self) -> Result<&mut Vec<Xattr>, Damage> {
         match self {
             FsNode::Xattrs(list) => Ok(list),
-            FsNode::Inode(inode) => Ok(&mut inode.xattrs),
+            FsNode::Inode(inode) => Ok(&mut inode.seldom.xattrs),
             _ => Err(mismatch()),
         }
     }

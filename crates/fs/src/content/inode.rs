@@ -17,6 +17,7 @@ use format::inode::{
 use format::packed::{NUMBER_MAX, put_number};
 use format::xattr::XATTR_INLINE_MAX;
 use format::{BLOCK_SIZE, Damage, Nid, U16};
+use std::ops::{Deref, DerefMut};
 
 /// Bytes of file data that an inode holds itself for good. Until its page is written back, it may hold a page of them.
 pub const INLINE_DATA_MAX: usize = 2 << 10;
@@ -54,7 +55,8 @@ pub enum Body {
     /// Data of a small file, target of a symbolic link, nothing for special files.
     Inline(Vec<u8>),
     Extents(Vec<FileExtent>),
-    Entries(NameList),
+    /// By a reference: other inodes need no room for it.
+    Entries(Box<NameList>),
     Orphans(Vec<Orphan>),
     /// A large file's extents, a large directory's entries, many orphans.
     Tree(Root),
@@ -104,8 +106,6 @@ pub struct Inode {
     pub blocks: u64,
     pub uid: u32,
     pub gid: u32,
-    pub rdev: u32,
-    pub flags: u32,
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
@@ -114,14 +114,82 @@ pub struct Inode {
     pub(super) pending: Gains,
     /// Of a directory, the one that names it; else 0.
     pub parent: Nid,
+    /// A page, mostly the last, that was logged and is not in its block yet; see `data/tail.rs`. Only beside extents.
+    pub tail: Option<Box<Tail>>,
+    pub seldom: Seldom,
+    shown: Shown,
+}
+
+/// An inode and what it belongs to, in memory, are four lines of 64 bytes.
+const _: () = assert!(size_of::<Inode>() <= 160);
+
+/// What few inodes have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rare {
+    pub rdev: u32,
+    pub flags: u32,
     /// Small attributes; empty when `xattr_root` is there.
     pub xattrs: Vec<Xattr>,
     pub xattr_root: Option<Root>,
-    /// A page, mostly the last, that was logged and is not in its block yet; see `data/tail.rs`. Only beside extents.
-    pub tail: Option<Box<Tail>>,
     /// From this byte on the file reads as holes while a chain of operations frees it.
     pub pending_truncate: Option<u64>,
-    shown: Shown,
+}
+
+static NOTHING_RARE: Rare = Rare {
+    rdev: 0,
+    flags: 0,
+    xattrs: Vec::new(),
+    xattr_root: None,
+    pending_truncate: None,
+};
+
+/// [`Rare`] fields, which take memory from the first change on. Equal if they are.
+#[derive(Clone, Debug, Default)]
+pub struct Seldom(Option<Box<Rare>>);
+
+impl Deref for Seldom {
+    type Target = Rare;
+    fn deref(&self) -> &Rare {
+        self.0.as_deref().unwrap_or(&NOTHING_RARE)
+    }
+}
+
+impl DerefMut for Seldom {
+    fn deref_mut(&mut self) -> &mut Rare {
+        self.0.get_or_insert_default()
+    }
+}
+
+impl PartialEq for Seldom {
+    fn eq(&self, other: &Seldom) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Seldom {}
+
+impl From<Rare> for Seldom {
+    fn from(rare: Rare) -> Seldom {
+        Seldom((rare != NOTHING_RARE).then(|| Box::new(rare)))
+    }
+}
+
+impl Seldom {
+    /// Gives the memory back if nothing is in it any more.
+    pub(super) fn tidy(&mut self) {
+        if self.0.as_deref() == Some(&NOTHING_RARE) {
+            self.0 = None;
+        }
+    }
+
+    fn memory(&self) -> usize {
+        let Some(rare) = &self.0 else {
+            return 0;
+        };
+        let root = rare.xattr_root.as_ref();
+        let root = root.map_or(0, |r| entry::list_memory(&r.children));
+        entry::heap(size_of::<Rare>()) + entry::list_memory(&rare.xattrs) + root
+    }
 }
 
 /// A directory's counts, and when it was last changed: content, and anything.
@@ -142,8 +210,6 @@ impl Inode {
             uid: 0,
             gid: 0,
             nlink: if dir { 2 } else { 1 },
-            rdev: 0,
-            flags: 0,
             size: 0,
             blocks: 0,
             atime: now,
@@ -152,12 +218,10 @@ impl Inode {
             btime: now,
             generation,
             parent: Nid(0),
-            pending_truncate: None,
-            xattrs: Vec::new(),
-            xattr_root: None,
+            seldom: Seldom::default(),
             tail: None,
             body: if dir {
-                Body::Entries(NameList::default())
+                Body::Entries(Box::default())
             } else {
                 Body::Inline(Vec::new())
             },
@@ -302,7 +366,7 @@ impl Inode {
         match (tree, &self.body) {
             (TreeId::Body, Body::Tree(root)) => Some(root),
             (TreeId::Body, _) => None,
-            (TreeId::Xattrs, _) => self.xattr_root.as_ref(),
+            (TreeId::Xattrs, _) => self.seldom.xattr_root.as_ref(),
         }
     }
 
@@ -310,7 +374,7 @@ impl Inode {
         let root = match (tree, &mut self.body) {
             (TreeId::Body, Body::Tree(root)) => Some(root),
             (TreeId::Body, _) => None,
-            (TreeId::Xattrs, _) => self.xattr_root.as_mut(),
+            (TreeId::Xattrs, _) => self.seldom.xattr_root.as_mut(),
         };
         root.ok_or_else(|| Damage::new("delta", "changes a tree that is not there"))
     }
@@ -331,8 +395,8 @@ impl Inode {
         number(HAS_UID, self.uid.into(), 0);
         number(HAS_GID, self.gid.into(), 0);
         number(HAS_NLINK, self.nlink.into(), 1);
-        number(HAS_RDEV, self.rdev.into(), 0);
-        number(HAS_FLAGS, self.flags.into(), 0);
+        number(HAS_RDEV, self.seldom.rdev.into(), 0);
+        number(HAS_FLAGS, self.seldom.flags.into(), 0);
         number(HAS_SIZE, self.size, 0);
         number(HAS_BLOCKS, self.blocks, 0);
         let mut time = |bit, time: Timestamp, usual: Timestamp| {
@@ -348,16 +412,16 @@ impl Inode {
             has |= HAS_PARENT;
             put_number(out, self.parent.0);
         }
-        if let Some(pending) = self.pending_truncate {
+        if let Some(pending) = self.seldom.pending_truncate {
             has |= HAS_PENDING_TRUNCATE;
             put_number(out, pending);
         }
-        if !self.xattrs.is_empty() {
+        if !self.seldom.xattrs.is_empty() {
             has |= HAS_XATTRS;
-            put_number(out, entry::list_len(&self.xattrs) as u64);
-            entry::encode_list(&self.xattrs, out);
+            put_number(out, entry::list_len(&self.seldom.xattrs) as u64);
+            entry::encode_list(&self.seldom.xattrs, out);
         }
-        if let Some(root) = &self.xattr_root
+        if let Some(root) = &self.seldom.xattr_root
             && !root.children.is_empty()
         {
             has |= HAS_XATTR_ROOT;
@@ -407,7 +471,12 @@ impl Inode {
         let shown = Shown::never();
         shown.show(ctime.into());
         let parent = Nid(unusual(&mut r, has & HAS_PARENT != 0, 0, Reader::number)?);
-        let pending_truncate = match has & HAS_PENDING_TRUNCATE {
+        let mut rare = Rare {
+            rdev,
+            flags,
+            ..Rare::default()
+        };
+        rare.pending_truncate = match has & HAS_PENDING_TRUNCATE {
             0 => None,
             _ => Some(r.number()?),
         };
@@ -418,8 +487,8 @@ impl Inode {
         if xattr_len > XATTR_INLINE_MAX {
             return Err(r.damage("inline attributes too long"));
         }
-        let xattrs = entry::decode_list(&mut r.part(xattr_len)?)?;
-        let xattr_root = match has & HAS_XATTR_ROOT {
+        rare.xattrs = entry::decode_list(&mut r.part(xattr_len)?)?;
+        rare.xattr_root = match has & HAS_XATTR_ROOT {
             0 => None,
             _ => {
                 let (depth, children) = (r.u8()?, r.number()?);
@@ -442,8 +511,6 @@ impl Inode {
             uid,
             gid,
             nlink,
-            rdev,
-            flags,
             size,
             blocks,
             atime,
@@ -452,9 +519,7 @@ impl Inode {
             btime,
             generation,
             parent,
-            pending_truncate,
-            xattrs,
-            xattr_root,
+            seldom: rare.into(),
             tail,
             body,
             pending: Gains::new(mode & libc::S_IFMT == libc::S_IFDIR),
@@ -464,24 +529,21 @@ impl Inode {
 
     /// Bytes of its image, or some more.
     pub(super) fn image_len(&self) -> usize {
-        let root = self.xattr_root.as_ref();
+        let root = self.seldom.xattr_root.as_ref();
         let root = root.map_or(0, |r| entry::list_len(&r.children));
         let tail = self.tail.as_ref();
         let tail = tail.map_or(0, |t| 2 * NUMBER_MAX + t.bytes.len());
-        FIELDS_LEN + entry::list_len(&self.xattrs) + root + tail + self.body.image_len()
+        FIELDS_LEN + entry::list_len(&self.seldom.xattrs) + root + tail + self.body.image_len()
     }
 
     pub(super) fn memory(&self) -> usize {
-        let root = self.xattr_root.as_ref();
-        let root = root.map_or(0, |r| entry::list_memory(&r.children));
-        let xattrs = entry::list_memory(&self.xattrs);
         let pending = self.pending.get();
         let pending = pending.map_or(0, |_| entry::heap(size_of::<Pending>()));
         let tail = self.tail.as_ref();
         let tail = tail.map_or(0, |t| {
             entry::heap(size_of::<Tail>()) + entry::heap(t.bytes.capacity())
         });
-        entry::heap(size_of::<Inode>()) + xattrs + root + pending + tail + self.body.memory()
+        self.seldom.memory() + pending + tail + self.body.memory()
     }
 }
 
@@ -524,7 +586,7 @@ impl Body {
         Ok(match kind {
             BODY_INLINE => Body::Inline(reader.rest().to_vec()),
             BODY_EXTENTS => Body::Extents(entry::decode_list(reader)?),
-            BODY_ENTRIES => Body::Entries(NameList::decode(reader)?),
+            BODY_ENTRIES => Body::Entries(NameList::decode(reader)?.into()),
             BODY_ORPHANS => Body::Orphans(entry::decode_list(reader)?),
             BODY_TREE => Body::Tree(decode_root(depth, reader)?),
             _ => return Err(reader.damage("unknown body")),
@@ -545,7 +607,7 @@ impl Body {
         match self {
             Body::Inline(bytes) => entry::heap(bytes.capacity()),
             Body::Extents(list) => entry::list_memory(list),
-            Body::Entries(list) => list.memory(),
+            Body::Entries(list) => entry::heap(size_of::<NameList>()) + list.memory(),
             Body::Orphans(list) => entry::list_memory(list),
             Body::Tree(root) => entry::list_memory(&root.children),
         }

@@ -287,7 +287,7 @@ mod tests {
         Tally {
             names,
             subdirs: 1,
-            time: Timestamp { sec, nsec: 0 },
+            time: Timestamp::new(sec, 0),
         }
     }
 
@@ -351,7 +351,7 @@ mod tests {
                 (0..100).for_each(|i| _ = add(&pending, i, one(0, 0)));
             }
             assert!(pending.add_by(1, one(1, 5), &shown).taken);
-            assert_eq!(pending.sum_shown(&shown).map(|sum| sum.time.sec), Some(5));
+            assert_eq!(pending.sum_shown(&shown).map(|sum| sum.time.sec()), Some(5));
             for (sec, taken) in [(4, false), (5, false), (6, true)] {
                 assert_eq!(pending.add_by(2, one(1, sec), &shown).taken, taken);
             }

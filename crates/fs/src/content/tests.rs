@@ -23,7 +23,7 @@ fn extent(page: u64, block: u64, len: u32) -> FileExtent {
 }
 
 fn now() -> Timestamp {
-    Timestamp { sec: -5, nsec: 7 }
+    Timestamp::new(-5, 7)
 }
 
 fn deltas() -> Vec<Delta> {
@@ -119,12 +119,12 @@ fn deltas() -> Vec<Delta> {
 
 fn nodes() -> Vec<FsNode> {
     let mut dir = Inode::new(libc::S_IFDIR | 0o755, 1, now());
-    dir.body = Body::Entries(vec![name(1, "one"), name(2, "two")].into());
+    dir.body = Body::Entries(Box::new(vec![name(1, "one"), name(2, "two")].into()));
     let mut file = Inode::new(libc::S_IFREG | 0o644, 1, now());
     file.body = Body::Extents(vec![extent(0, 50, 2), extent(7, 60, 1)]);
-    file.pending_truncate = Some(99);
+    file.seldom.pending_truncate = Some(99);
     let mut large = file.clone();
-    large.xattr_root = Some(Root {
+    large.seldom.xattr_root = Some(Root {
         depth: 0,
         children: vec![Child {
             key: 0,
@@ -138,14 +138,14 @@ fn nodes() -> Vec<FsNode> {
         bytes: b"logged".repeat(50),
     }));
     // Nothing is as usual.
-    let at = |sec| Timestamp { sec, nsec: 1 };
+    let at = |sec| Timestamp::new(sec, 1);
     let mut odd = Inode::new(libc::S_IFCHR | 0o7777, 1 << 40, at(1 << 40));
     (odd.uid, odd.gid, odd.nlink) = (1000, u32::MAX, 0);
-    (odd.rdev, odd.flags, odd.size) = (7, 9, inode::SIZE_MAX);
+    (odd.seldom.rdev, odd.seldom.flags, odd.size) = (7, 9, inode::SIZE_MAX);
     (odd.blocks, odd.parent) = (inode::BLOCKS_MAX, Nid(u64::MAX));
     (odd.atime, odd.mtime, odd.ctime) = (at(1), at(-1), at(i64::MAX));
-    odd.pending_truncate = Some(u64::MAX);
-    odd.xattrs = vec![Xattr {
+    odd.seldom.pending_truncate = Some(u64::MAX);
+    odd.seldom.xattrs = vec![Xattr {
         key: 8,
         name: b"user.x".as_slice().into(),
         value: Value::Here(b"value".as_slice().into()),
@@ -163,13 +163,13 @@ fn nodes() -> Vec<FsNode> {
         ..name(0, "n")
     };
     vec![
-        FsNode::Inode(Box::new(odd)),
+        FsNode::Inode(odd),
         FsNode::Bucket(vec![near, far].into()),
-        FsNode::Inode(Box::new(dir)),
-        FsNode::Inode(Box::new(file)),
-        FsNode::Inode(Box::new(large)),
-        FsNode::Inode(Box::new(small)),
-        FsNode::Inode(Box::new(log)),
+        FsNode::Inode(dir),
+        FsNode::Inode(file),
+        FsNode::Inode(large),
+        FsNode::Inode(small),
+        FsNode::Inode(log),
         FsNode::Index(vec![Child {
             key: 3,
             nid: Nid(4),
@@ -227,7 +227,7 @@ fn deltas_make_nothing_that_an_image_cannot_hold() {
         name: b"user.x".as_slice().into(),
         value: Value::Here(vec![1; 200].into()),
     };
-    let mut file = FsNode::Inode(Box::new(Inode::new(libc::S_IFREG | 0o644, 1, now())));
+    let mut file = FsNode::Inode(Inode::new(libc::S_IFREG | 0o644, 1, now()));
     assert!(file.clone().change(&Delta::SetXattr(xattr(1))).is_ok());
     let many = Delta::InlineXattrs((1..4).map(xattr).collect());
     assert!(file.clone().change(&many).is_err());
@@ -246,7 +246,7 @@ fn a_tail_is_a_page_beside_extents() {
     };
     let mut file = Inode::new(libc::S_IFREG | 0o644, 1, now());
     file.body = Body::Extents(Vec::new());
-    let mut node = FsNode::Inode(Box::new(file));
+    let mut node = FsNode::Inode(file);
     assert!(node.clone().change(&Delta::EndTail).is_err());
     node.change(&tail(5, 3, 0, b"abc")).unwrap();
     node.change(&tail(5, 8, 6, b"gh")).unwrap();
@@ -279,16 +279,9 @@ fn a_tail_is_a_page_beside_extents() {
 
 #[test]
 fn an_empty_file_takes_little_space() {
-    let inode = Inode::new(
-        libc::S_IFREG | 0o644,
-        1,
-        Timestamp {
-            sec: 1_763_000_000,
-            nsec: 9,
-        },
-    );
+    let inode = Inode::new(libc::S_IFREG | 0o644, 1, Timestamp::new(1_763_000_000, 9));
     let mut bytes = Vec::new();
-    FsNode::Inode(Box::new(inode)).encode(&mut bytes);
+    FsNode::Inode(inode).encode(&mut bytes);
     assert_eq!(bytes.len(), 15);
     assert_eq!(format::item::padded_len(bytes.len()), 40);
 }
@@ -302,8 +295,8 @@ fn images_are_as_long_as_they_are_said_to_be() {
         node.encode(&mut bytes);
         match &node {
             FsNode::Inode(inode)
-                if inode.xattrs.is_empty()
-                    && inode.xattr_root.is_none()
+                if inode.seldom.xattrs.is_empty()
+                    && inode.seldom.xattr_root.is_none()
                     && inode.tail.is_none() =>
             {
                 let mut body = Vec::new();
@@ -439,14 +432,14 @@ fn what_is_merged_shows_at_once_and_is_in_the_image_once_settled() {
     use engine::Content;
     let mut dir = Inode::new(libc::S_IFDIR | 0o755, 1, now());
     (dir.size, dir.nlink) = (10, 4);
-    let mut node = FsNode::Inode(Box::new(dir));
+    let mut node = FsNode::Inode(dir);
     let image = |node: &FsNode| {
         let mut out = Vec::new();
         FsNode::encode(node, &mut out);
         out
     };
     let before = image(&node);
-    let at = |sec| Timestamp { sec, nsec: 0 };
+    let at = |sec| Timestamp::new(sec, 0);
     let tally = |names, subdirs, sec| {
         Delta::Tally(Tally {
             names,
@@ -481,7 +474,7 @@ fn what_is_merged_shows_at_once_and_is_in_the_image_once_settled() {
 #[test]
 fn only_directories_take_merged_counts() {
     use engine::Content;
-    let file = FsNode::Inode(Box::new(Inode::new(libc::S_IFREG | 0o644, 1, now())));
+    let file = FsNode::Inode(Inode::new(libc::S_IFREG | 0o644, 1, now()));
     let tally = Delta::Tally(Tally {
         names: 1,
         subdirs: 0,
@@ -489,7 +482,7 @@ fn only_directories_take_merged_counts() {
     });
     assert!(file.merge(&tally).is_err());
     assert!(!file.merges());
-    let dir = FsNode::Inode(Box::new(Inode::new(libc::S_IFDIR | 0o755, 1, now())));
+    let dir = FsNode::Inode(Inode::new(libc::S_IFDIR | 0o755, 1, now()));
     assert!(dir.merge(&Delta::Lower(1)).is_err());
     assert!(!dir.merges(), "its names are in the inode itself");
 }

@@ -230,8 +230,8 @@ const NO_TIME: i64 = i64::MIN;
 
 fn ns_of(time: Option<Timestamp>) -> i64 {
     time.map_or(NO_TIME, |time| {
-        let ns = i64::from(time.nsec);
-        time.sec.saturating_mul(1_000_000_000).saturating_add(ns)
+        let ns = i64::from(time.nsec());
+        time.sec().saturating_mul(1_000_000_000).saturating_add(ns)
     })
 }
 
@@ -346,7 +346,7 @@ pub(crate) struct FileState {
     pub key: FileKey,
     pub node: Node<FsNode>,
     /// Shared for reading, write-back, and writes over what the file has; exclusive for whatever changes size or mapping.
-    pub(super) io: RwLock<()>,
+    pub(super) io: RwLock<(), u64>,
     /// One write-back at a time among those that hold `io` shared.
     pub(super) flusher: Mutex<()>,
     pub(super) meta: MetaLock,
@@ -362,7 +362,7 @@ impl FileState {
         FileState {
             key,
             node,
-            io: RwLock::with_header(rank::FILE_IO, nid, (), ()),
+            io: RwLock::with_header(rank::FILE_IO, nid, ()),
             flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
             meta: MetaLock::new(key.nid),
             stores: Stores::new(),
@@ -949,7 +949,7 @@ impl Files {
             meta.loaded = true;
             meta.size = inode.size;
             meta.logged_size = inode.size;
-            meta.cutting = inode.pending_truncate.is_some();
+            meta.cutting = inode.seldom.pending_truncate.is_some();
             // Whoever looks from now on finds the state, and looked at the inode before that.
             meta.looked = meta.looked.max(inode.shown());
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.

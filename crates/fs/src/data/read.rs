@@ -529,17 +529,14 @@ impl Files {
         let due = self.options.atime == AtimePolicy::Always
             || changed(meta.times.mtime, inode.mtime)
             || changed(meta.times.ctime, inode.ctime)
-            || now.sec.saturating_sub(atime.sec) >= DAY_SECONDS;
+            || now.sec().saturating_sub(atime.sec()) >= DAY_SECONDS;
         if due && atime != now {
             meta.times.atime = Some(now);
             meta.ahead(self.now_ns());
         }
         meta.read_until = Some(match due {
             true => now,
-            false => Timestamp {
-                sec: atime.sec.saturating_add(DAY_SECONDS - 1),
-                nsec: 0,
-            },
+            false => Timestamp::new(atime.sec().saturating_add(DAY_SECONDS - 1), 0),
         });
         Ok(())
     }

@@ -197,7 +197,7 @@ impl Files {
     ) -> Result<bool, Error> {
         let start = page * PAGE;
         let fits = matches!(inode.body, Body::Extents(_) | Body::Tree(_));
-        if !fits || inode.pending_truncate.is_some() || start >= size || size < logged_size {
+        if !fits || inode.seldom.pending_truncate.is_some() || start >= size || size < logged_size {
             return Ok(false);
         }
         match &inode.tail {
@@ -226,7 +226,7 @@ impl Files {
         let content = state.node.read()?;
         let inode = content.inode()?;
         let fits = matches!(inode.body, Body::Extents(_) | Body::Tree(_));
-        if !fits || inode.pending_truncate.is_some() {
+        if !fits || inode.seldom.pending_truncate.is_some() {
             return Ok(false);
         }
         match &inode.tail {

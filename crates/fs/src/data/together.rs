@@ -522,7 +522,7 @@ fn has_no_block(inode: &Inode) -> bool {
         Body::Extents(list) => list.is_empty(),
         _ => false,
     };
-    empty && inode.pending_truncate.is_none()
+    empty && inode.seldom.pending_truncate.is_none()
 }
 
 /// Something is in the inode itself.

@@ -123,7 +123,7 @@ impl Files {
         };
         let content = state.node.read()?;
         let inode = content.inode()?;
-        let plain = inode.tail.is_none() && inode.pending_truncate.is_none();
+        let plain = inode.tail.is_none() && inode.seldom.pending_truncate.is_none();
         match home && plain && !self.pages.is_dirty(state.key) {
             true => Ok(()),
             // What failed is latched; what is in the way goes when it is tried again.
@@ -377,7 +377,7 @@ impl Files {
         now: Option<Timestamp>,
     ) -> Result<AttrChange, Error> {
         let inode = op.peek(slot).inode()?;
-        if inode.pending_truncate.is_some() || inode.tail.is_some() {
+        if inode.seldom.pending_truncate.is_some() || inode.tail.is_some() {
             return Err(Error::Busy);
         }
         let mut blocks = inode.blocks as i64;

@@ -123,7 +123,7 @@ impl Files {
             }
             _ => false,
         };
-        let worth_it = worth_it && inode.pending_truncate.is_none();
+        let worth_it = worth_it && inode.seldom.pending_truncate.is_none();
         let mut meta = state.meta.lock();
         if worth_it {
             meta.replaced = true;
@@ -229,7 +229,7 @@ impl Files {
         loop {
             let (mut op, directory, slot) = self.begin_with_orphans(node)?;
             let inode = op.peek(slot).inode()?;
-            let Some(size) = inode.pending_truncate else {
+            let Some(size) = inode.seldom.pending_truncate else {
                 return Ok(());
             };
             let (blocks, unlinked) = (inode.blocks, inode.nlink == 0);

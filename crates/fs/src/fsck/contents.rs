@@ -68,7 +68,7 @@ impl Contents<'_, '_> {
         if inode.nlink == 0 {
             flags |= UNLINKED;
         }
-        if inode.pending_truncate.is_some() {
+        if inode.seldom.pending_truncate.is_some() {
             flags |= TRUNCATING;
         }
         let parent = if inode.is_dir() { inode.parent } else { Nid(0) };
@@ -230,11 +230,11 @@ impl Contents<'_, '_> {
 
     fn attributes(&self, nid: Nid, inode: &Inode) {
         let check = self.0;
-        self.attribute_list(nid, inode, &inode.xattrs);
-        let Some(root) = &inode.xattr_root else {
+        self.attribute_list(nid, inode, &inode.seldom.xattrs);
+        let Some(root) = &inode.seldom.xattr_root else {
             return;
         };
-        if !inode.xattrs.is_empty() {
+        if !inode.seldom.xattrs.is_empty() {
             check.error(nid, "has attributes both in the inode and in a tree");
         }
         check.walk_tree(nid, root, &mut |leaf, node, low, high| {

@@ -309,7 +309,7 @@ fn names_of_nothing_and_of_the_wrong_thing_are_found() {
         (Some("/dir/sub"), "names an inode that does not exist"),
         (None, "has 0 names, and should have 1"),
     ]);
-    let value = match &world.inode(world.ino("/file")).xattrs[0].value {
+    let value = match &world.inode(world.ino("/file")).seldom.xattrs[0].value {
         Value::Nodes { nids, .. } => nids[0],
         other => panic!("{other:?}"),
     };
@@ -420,8 +420,8 @@ fn nodes_without_an_owner_or_with_two_are_found() {
     });
     world.expect(&[(None, "belongs to no inode")]);
     let (file, other) = (world.ino("/file"), world.ino("/other"));
-    let mine = world.inode(file).xattrs[0].clone();
-    let theirs = world.inode(other).xattrs[0].clone();
+    let mine = world.inode(file).seldom.xattrs[0].clone();
+    let theirs = world.inode(other).seldom.xattrs[0].clone();
     let stolen = Xattr {
         value: theirs.value,
         ..mine

@@ -446,11 +446,11 @@ impl<'fs> Transaction<'fs> {
 
     /// The names of an inode's attributes stay fewer than can be listed. Before the first step: later the operation may have locked what they are in.
     fn check_xattr_names(&self, inode: &Inode, staged: &Staged<'_>) -> Result<(), Error> {
-        let names = match inode.xattr_root {
+        let names = match inode.seldom.xattr_root {
             None => Vec::new(),
             Some(_) => self.fs.attribute_names(inode)?,
         };
-        let here = inode.xattrs.iter().map(|attribute| &*attribute.name);
+        let here = inode.seldom.xattrs.iter().map(|attribute| &*attribute.name);
         let kept = names
             .split(|byte| *byte == 0)
             .filter(|name| !name.is_empty());

@@ -139,7 +139,7 @@ impl<'fs> Transaction<'fs> {
         };
         let staged = Staged {
             generation: model.generation,
-            model,
+            model: Box::new(model),
             set: SetAttr::default(),
             fresh: Some(fresh),
             content: Content::empty(),

@@ -99,10 +99,7 @@ fn fifty_thousand_names_come_and_go() {
 fn times_can_be_set_and_do_not_run_backwards() {
     let fs = World::new(1, 256 << 20, 1).open();
     let file = touch(&fs, ROOT, "f");
-    let then = base::clock::Timestamp {
-        sec: -100,
-        nsec: 999_999_999,
-    };
+    let then = base::clock::Timestamp::new(-100, 999_999_999);
     let set = SetAttr {
         atime: Some(SetTime::At(then)),
         mtime: Some(SetTime::At(then)),

@@ -34,7 +34,7 @@ impl Fixture<'_> {
         }];
         content.body = Body::Tree(Root { depth: 0, children });
         let mut op = store.begin(Need::Grow).unwrap();
-        op.create(inode, FsNode::Inode(Box::new(content)));
+        op.create(inode, FsNode::Inode(content));
         op.create(leaf, FsNode::Orphans(Vec::new()));
         op.commit();
         Fixture {

@@ -139,12 +139,12 @@ fn samples() -> Vec<FsNode> {
         generation: 1,
     };
     let inode = |mode: u32, body: Option<Body>| {
-        let now = Timestamp { sec: 9, nsec: 9 };
+        let now = Timestamp::new(9, 9);
         let mut inode = Inode::new(mode | 0o644, 1, now);
         if let Some(body) = body {
             inode.body = body;
         }
-        FsNode::Inode(Box::new(inode))
+        FsNode::Inode(inode)
     };
     vec![
         inode(libc::S_IFREG, None),
@@ -156,7 +156,9 @@ fn samples() -> Vec<FsNode> {
         inode(libc::S_IFDIR, None),
         inode(
             libc::S_IFDIR,
-            Some(Body::Entries((0..5).map(name).collect::<Vec<_>>().into())),
+            Some(Body::Entries(Box::new(
+                (0..5).map(name).collect::<Vec<_>>().into(),
+            ))),
         ),
         inode(
             libc::S_IFDIR,

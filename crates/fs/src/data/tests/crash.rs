@@ -137,10 +137,10 @@ fn an_interrupted_truncate_is_finished_after_a_power_cut() {
             let _ = m.store.sync();
         });
         let node = m.store.get(ino).unwrap();
-        interrupted += m.inode(ino).pending_truncate.is_some() as u32;
+        interrupted += m.inode(ino).seldom.pending_truncate.is_some() as u32;
         m.files.finish_chain(&node).unwrap();
         let inode = m.inode(ino);
-        assert_eq!(inode.pending_truncate, None);
+        assert_eq!(inode.seldom.pending_truncate, None);
         if inode.size == 5 * PAGE {
             assert_eq!(m.check(ino), 3);
         } else {
@@ -169,7 +169,7 @@ fn churn(m: &Mounted, rng: &mut Rng, inos: &mut Vec<Ino>) -> Result<(), Error> {
             let ino = fresh.nid();
             let mut op = m.store.begin(Need::Grow)?;
             let inode = Inode::new(libc::S_IFREG | 0o644, fresh.version(), m.files.now());
-            op.create(fresh, FsNode::Inode(Box::new(inode)));
+            op.create(fresh, FsNode::Inode(inode));
             op.commit();
             inos.push(ino);
         }

@@ -393,7 +393,7 @@ fn what_is_added_behind_an_unfinished_cut_stays() {
         // It need not wait for that.
         m.write(&file, 0, b"y");
         bytes[0] = b'y';
-        assert!(m.inode(ino).pending_truncate.is_some());
+        assert!(m.inode(ino).seldom.pending_truncate.is_some());
         m.write(&file, 4 * PAGE, &[7; 20_000]);
         bytes.extend([7; 20_000]);
         m.files.fsync(&file, false).unwrap();

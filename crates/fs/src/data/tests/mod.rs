@@ -70,7 +70,7 @@ impl World {
         for fresh in fresh {
             let mut inode = Inode::new(libc::S_IFDIR, fresh.version(), world.clock.now());
             inode.body = Body::Orphans(Vec::new());
-            op.create(fresh, FsNode::Inode(Box::new(inode)));
+            op.create(fresh, FsNode::Inode(inode));
         }
         op.commit();
         mounted.close();
@@ -125,7 +125,7 @@ impl Mounted {
         let ino = fresh.nid();
         let mut op = self.store.begin(Need::Grow).unwrap();
         let inode = Inode::new(libc::S_IFREG | 0o644, fresh.version(), self.files.now());
-        op.create(fresh, FsNode::Inode(Box::new(inode)));
+        op.create(fresh, FsNode::Inode(inode));
         op.commit();
         ino
     }

@@ -102,7 +102,7 @@ fn a_fragmented_file_has_a_tree_and_gives_everything_back() {
     m.files.truncate(ino, 3001 * PAGE + 5).unwrap();
     let left = m.check(ino);
     assert!((1500..1502).contains(&left), "{left}");
-    assert_eq!(m.inode(ino).pending_truncate, None);
+    assert_eq!(m.inode(ino).seldom.pending_truncate, None);
     m.delete(ino);
     assert_eq!(m.free_blocks(), before);
     m.close();
@@ -571,7 +571,7 @@ fn a_new_file_is_opened_as_it_was_made_unless_somebody_came_first() {
         let (ino, generation) = (fresh.nid(), fresh.version());
         let inode = Inode::new(libc::S_IFREG | 0o644, generation, m.files.now());
         let mut op = m.store.begin(Need::Grow).unwrap();
-        let slot = op.create(fresh, FsNode::Inode(Box::new(inode)));
+        let slot = op.create(fresh, FsNode::Inode(inode));
         let entered = m.files.enter_new(op.node(slot), generation).unwrap();
         (ino, entered, op.commit())
     };

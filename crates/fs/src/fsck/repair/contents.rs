@@ -10,7 +10,7 @@ use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::api::ROOT;
 use crate::content::entry::list_len;
 use crate::content::inode::{INLINE_EXTENTS_MAX, SYMLINK_MAX};
-use crate::content::{Body, FileExtent, FsNode, Inode, NameList, Root, Value, Xattr};
+use crate::content::{Body, FileExtent, FsNode, Inode, Root, Value, Xattr};
 use crate::data::SIZE_MAX;
 use crate::dir::NameHash;
 use engine::Extent;
@@ -176,7 +176,7 @@ impl Round<'_> {
         };
         if !fits {
             inode.body = match proper {
-                libc::S_IFDIR => Body::Entries(NameList::default()),
+                libc::S_IFDIR => Body::Entries(Box::default()),
                 _ => Body::Inline(Vec::new()),
             };
             self.act(
@@ -190,7 +190,7 @@ impl Round<'_> {
             inode.parent = Nid(0);
         }
         if proper != libc::S_IFREG {
-            inode.pending_truncate = None;
+            inode.seldom.pending_truncate = None;
         }
         if (!fits || proper != libc::S_IFREG) && inode.tail.take().is_some() {
             self.act(ActionKind::Dropped, nid, true, "its tail was of no use");
@@ -374,12 +374,14 @@ impl Round<'_> {
     }
 
     fn mend_attributes(&mut self, nid: Nid, inode: &mut Inode) -> Result<(), Error> {
-        let mut found = match &inode.xattr_root {
+        let mut found = match &inode.seldom.xattr_root {
             Some(root) => self.collect(nid, root, true)?,
             None => Collected::of_list(Vec::new()),
         };
-        let both = inode.xattr_root.is_some() && !inode.xattrs.is_empty();
-        found.items.splice(0..0, inode.xattrs.iter().cloned());
+        let both = inode.seldom.xattr_root.is_some() && !inode.seldom.xattrs.is_empty();
+        found
+            .items
+            .splice(0..0, inode.seldom.xattrs.iter().cloned());
         for (node, _, _) in &found.missing {
             let what = format!("attributes are lost with node {node}");
             self.act(ActionKind::Attribute, nid, true, what);
@@ -412,7 +414,7 @@ impl Round<'_> {
             _ => 0,
         };
         let room = body + XATTR_INLINE_MAX + 2048 <= PAYLOAD_MAX;
-        (inode.xattrs, inode.xattr_root) = match list_len(&kept) <= XATTR_INLINE_MAX {
+        (inode.seldom.xattrs, inode.seldom.xattr_root) = match list_len(&kept) <= XATTR_INLINE_MAX {
             true if room => (kept, None),
             _ if kept.is_empty() => (Vec::new(), None),
             _ => (Vec::new(), Some(self.build(&kept)?)),

@@ -83,7 +83,7 @@ impl Round<'_> {
     /// A directory's body with these names, which are in order.
     fn names_body(&mut self, names: &[Name]) -> Result<Body, Error> {
         Ok(match list_len(names) <= INLINE_ENTRIES_MAX {
-            true => Body::Entries(names.to_vec().into()),
+            true => Body::Entries(Box::new(names.to_vec().into())),
             false => Body::Tree(self.build(names)?),
         })
     }

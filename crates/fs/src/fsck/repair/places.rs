@@ -10,7 +10,7 @@ use crate::Error;
 use crate::api::ROOT;
 use crate::content::entry::list_len;
 use crate::content::inode::INLINE_ORPHANS_MAX;
-use crate::content::{Body, FsNode, Inode, Name, NameList, Orphan};
+use crate::content::{Body, FsNode, Inode, Name, Orphan};
 use crate::dir::NameHash;
 use format::Nid;
 use format::dir::COLLISION_BITS;
@@ -80,7 +80,7 @@ impl Round<'_> {
             }
             let generation = self.salvage.next_version(nid)?;
             let (mode, body) = match nid {
-                ROOT => (0o755, Body::Entries(NameList::default())),
+                ROOT => (0o755, Body::Entries(Box::default())),
                 _ => (0, Body::Orphans(Vec::new())),
             };
             let mut inode = Inode::new(libc::S_IFDIR | mode, generation, self.now);
@@ -102,7 +102,7 @@ impl Round<'_> {
                     "a list of unlinked inodes was made",
                 );
             }
-            self.put(nid, FsNode::Inode(Box::new(inode)))?;
+            self.put(nid, FsNode::Inode(inode))?;
         }
         Ok(())
     }
@@ -160,10 +160,10 @@ impl Round<'_> {
             _ => Collected::of_list(Vec::new()),
         };
         self.put_names(inode, &found, &names)?;
-        self.put(dir, FsNode::Inode(Box::new(inode.clone())))
+        self.put(dir, FsNode::Inode(inode.clone()))
     }
 
-    fn attach_strays(&mut self, found: Vec<(Nid, Box<Inode>)>) -> Result<(), Error> {
+    fn attach_strays(&mut self, found: Vec<(Nid, Inode)>) -> Result<(), Error> {
         let (home, home_name) = self.lost_and_found()?;
         let Some(FsNode::Inode(mut inode)) = self.load(home)? else {
             return Ok(());
@@ -211,7 +211,7 @@ impl Round<'_> {
         inode.parent = ROOT;
         let mut names = Names::new(names, self.hash);
         let text = names.add(FOUND, nid, &inode);
-        self.put(nid, FsNode::Inode(Box::new(inode)))?;
+        self.put(nid, FsNode::Inode(inode))?;
         root.nlink += 1;
         self.set_names(ROOT, &mut root, names.sorted())?;
         let path = Some(format!("/{text}"));

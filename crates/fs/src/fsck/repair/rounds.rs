@@ -247,7 +247,7 @@ impl Round<'_> {
             let mut ranked = Vec::new();
             for nid in inodes {
                 let changed = self.load(nid)?.map(|node| match node {
-                    FsNode::Inode(inode) => (inode.ctime.sec, inode.ctime.nsec),
+                    FsNode::Inode(inode) => (inode.ctime.sec(), inode.ctime.nsec()),
                     _ => (0, 0),
                 });
                 let nameless = self.facts(nid).is_none_or(|facts| facts.refs == 0);

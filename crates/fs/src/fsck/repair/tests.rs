@@ -108,10 +108,7 @@ fn of_two_files_with_one_block_the_one_that_changed_last_keeps_it() {
         ..mine[0]
     };
     let later = |nid| {
-        let time = base::clock::Timestamp {
-            sec: 1_800_000_000,
-            nsec: 0,
-        };
+        let time = base::clock::Timestamp::new(1_800_000_000, 0);
         let change = AttrChange {
             ctime: Some(time),
             ..AttrChange::default()
@@ -233,7 +230,7 @@ fn a_lost_leaf_of_attributes_costs_the_attributes() {
         assert!(matches!(op.peek(slot), FsNode::Inode(_)));
         drop(op);
     });
-    let value = match &world.inode(file).xattrs[0].value {
+    let value = match &world.inode(file).seldom.xattrs[0].value {
         crate::content::Value::Nodes { nids, .. } => nids[1],
         other => panic!("{other:?}"),
     };
