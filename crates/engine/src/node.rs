@@ -23,6 +23,7 @@ use base::tight::limit;
 use format::item::{ItemKind, padded_len};
 use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
 use format::{Damage, Nid};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
@@ -271,12 +272,12 @@ impl<C: Content> Body<C> {
     }
 }
 
-/// Memory of a cell's entries in the map, at its usual load, and in the clock.
-const ENTRY_BYTES: usize = 48;
+/// Memory of a group's entries in the map, at its usual load, and in the clock.
+const GROUP_BYTES: i64 = (size_of::<(u64, Group<()>)>() * 3 / 2 + 16) as i64;
 
-/// Fixed part of a cell's memory: itself, with counts and the allocator's share, and its entries.
+/// Fixed part of a cell's memory: itself, with counts and the allocator's share.
 const fn cell_overhead<C>() -> usize {
-    (size_of::<Cell<C>>() + 24).next_multiple_of(16) + ENTRY_BYTES
+    (size_of::<Cell<C>>() + 24).next_multiple_of(16)
 }
 
 /// Whether a node is owned, and the rank of its lock: constant over a cell's life.
@@ -418,18 +419,49 @@ impl Hasher for NidHasher {
 
 pub(crate) type NidMap<V> = HashMap<u64, V, BuildHasherDefault<NidHasher>>;
 
+/// Cells of neighbouring nids. Who makes or removes nodes in the order of their nids finds several of them on one line.
+type Group<C> = [Option<Arc<Cell<C>>>; NEIGHBOURS];
+
+/// A nid's group, and its place there.
+fn place_in_group(nid: Nid) -> (u64, usize) {
+    let neighbours = NEIGHBOURS as u64;
+    (nid.0 / neighbours, (nid.0 % neighbours) as usize)
+}
+
 #[derive(Debug)]
 struct Shard<C> {
-    cells: NidMap<Arc<Cell<C>>>,
-    /// The clock: nids in the order the hand meets them. A nid may be stale.
+    /// By number; none is empty.
+    groups: NidMap<Group<C>>,
+    /// The clock: all groups, in the order the hand meets them.
     clock: VecDeque<u64>,
+}
+
+impl<C> Shard<C> {
+    #[inline]
+    fn get(&self, nid: Nid) -> Option<&Arc<Cell<C>>> {
+        let (group, place) = place_in_group(nid);
+        self.groups.get(&group)?[place].as_ref()
+    }
+
+    /// Puts a cell in its place; returns what was there, and by how many bytes the shard grew.
+    fn put(&mut self, cell: Arc<Cell<C>>) -> (Option<Arc<Cell<C>>>, i64) {
+        let (number, place) = place_in_group(cell.header.nid);
+        match self.groups.entry(number) {
+            Entry::Occupied(mut group) => (group.get_mut()[place].replace(cell), 0),
+            Entry::Vacant(entry) => {
+                entry.insert(Group::default())[place] = Some(cell);
+                self.clock.push_back(number);
+                (None, GROUP_BYTES)
+            }
+        }
+    }
 }
 
 /// All nodes in memory, bounded by `limit` bytes as far as clean ones can be dropped.
 ///
-/// Neighbouring nids are in one shard: a core that makes nodes of the nids it has ready uses one
+/// Neighbouring nids are in one group of one shard: a core that makes nodes of the nids it has ready uses one
 /// shard several times, and seldom one that another core uses. Few are neighbours, because the
-/// directories of many cores may be.
+/// directories of many cores may be, and because of most files in a large tree no neighbour may be in memory.
 #[derive(Debug)]
 pub(crate) struct NodeCache<C> {
     shards: Box<[Padded<Mutex<Shard<C>>>]>,
@@ -439,12 +471,12 @@ pub(crate) struct NodeCache<C> {
 }
 
 /// Nids that are neighbours.
-const NEIGHBOURS: usize = 4;
+const NEIGHBOURS: usize = 8;
 /// Shards for each core: so many that two cores seldom meet in one.
 const SHARDS: usize = 64;
-/// Cells that the clock hand looks at for one that comes, at most; and so many are likely.
-const LOOKS: usize = 16;
-const LOOKS_AHEAD: usize = 3;
+/// Groups that the clock hand looks at for a cell that comes, at most; and so many are likely.
+const LOOKS: usize = 8;
+const LOOKS_AHEAD: usize = 1;
 /// Part of the limit by which the charges may be wrong.
 const SLACK: usize = 64;
 
@@ -453,7 +485,7 @@ impl<C: Content> NodeCache<C> {
     pub fn new(cores: usize, limit: usize) -> Self {
         let shard = |i| {
             let shard = Shard {
-                cells: NidMap::default(),
+                groups: NidMap::default(),
                 clock: VecDeque::new(),
             };
             Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
@@ -475,7 +507,7 @@ impl<C: Content> NodeCache<C> {
     /// The number of a nid's shard. Unrelated to its place within the shard's table, which would
     /// else use a part of its places only.
     fn shard_of(&self, nid: Nid) -> usize {
-        let hash = (nid.0 / NEIGHBOURS as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
+        let hash = place_in_group(nid).0.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
         hash as usize & (self.shards.len() - 1)
     }
 
@@ -485,7 +517,7 @@ impl<C: Content> NodeCache<C> {
 
     pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
         let shard = self.lock(self.shard_of(nid));
-        let cell = shard.cells.get(&nid.0)?;
+        let cell = shard.get(nid)?;
         cell.header.note_use();
         Some(Arc::clone(cell))
     }
@@ -497,7 +529,7 @@ impl<C: Content> NodeCache<C> {
             return Some(held);
         }
         let shard = self.lock(self.shard_of(nid));
-        let cell = shard.cells.get(&nid.0)?;
+        let cell = shard.get(nid)?;
         cell.header.note_use();
         let cell = Arc::clone(cell);
         match cell.header.is_sought(core) {
@@ -522,7 +554,7 @@ impl<C: Content> NodeCache<C> {
             }
         }
         let shard = self.lock(self.shard_of(nid));
-        let cell = shard.cells.get(&nid.0)?;
+        let cell = shard.get(nid)?;
         cell.header.note_use();
         match cell.header.is_sought(core) {
             true => None,
@@ -545,7 +577,7 @@ impl<C: Content> NodeCache<C> {
     }
 
     pub fn contains(&self, nid: Nid) -> bool {
-        self.lock(self.shard_of(nid)).cells.contains_key(&nid.0)
+        self.lock(self.shard_of(nid)).get(nid).is_some()
     }
 
     /// Versions of cells in the cache, for nids from `first`, a leaf's, on that have a bit in
@@ -567,7 +599,7 @@ impl<C: Content> NodeCache<C> {
             while rest != 0 {
                 let i = group + rest.trailing_zeros() as usize;
                 rest &= rest - 1;
-                let Some(cell) = shard.cells.get(&(first.0 + i as u64)) else {
+                let Some(cell) = shard.get(Nid(first.0 + i as u64)) else {
                     continue;
                 };
                 found[i / 64] |= 1 << (i % 64);
@@ -585,20 +617,15 @@ impl<C: Content> NodeCache<C> {
 
     /// Puts a cell in place of whatever the nid had (invariant 1).
     pub fn insert(&self, cell: Arc<Cell<C>>) {
-        let nid = cell.header.nid;
-        let at = self.shard_of(nid);
         let mut charge = cell.header.bytes.load(Ordering::Relaxed) as i64;
-        let mut shard = self.lock(at);
-        let old = shard.cells.insert(nid.0, cell);
-        match &old {
+        let mut shard = self.lock(self.shard_of(cell.header.nid));
+        let (old, grown) = shard.put(cell);
+        if let Some(old) = &old {
             // Its last capture may come later and must not charge it again.
-            Some(old) => {
-                charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64;
-                old.header.set_gone();
-            }
-            None => shard.clock.push_back(nid.0),
+            charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64;
+            old.header.set_gone();
         }
-        self.bytes.add(current_cpu(), charge);
+        self.bytes.add(current_cpu(), charge + grown);
         self.make_room(&mut shard);
     }
 
@@ -610,18 +637,16 @@ impl<C: Content> NodeCache<C> {
         still_current: impl FnOnce() -> bool,
     ) -> Option<Arc<Cell<C>>> {
         let nid = cell.header.nid;
-        let at = self.shard_of(nid);
-        let mut shard = self.lock(at);
-        if let Some(present) = shard.cells.get(&nid.0) {
+        let mut shard = self.lock(self.shard_of(nid));
+        if let Some(present) = shard.get(nid) {
             return Some(Arc::clone(present));
         }
         if !still_current() {
             return None;
         }
         let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
-        shard.cells.insert(nid.0, Arc::clone(&cell));
-        shard.clock.push_back(nid.0);
-        self.bytes.add(current_cpu(), bytes);
+        let (_, grown) = shard.put(Arc::clone(&cell));
+        self.bytes.add(current_cpu(), bytes + grown);
         self.make_room(&mut shard);
         Some(cell)
     }
@@ -647,40 +672,51 @@ impl<C: Content> NodeCache<C> {
         Charge { memory, image }
     }
 
-    /// Moves the clock hand until the cache fits or a bounded number of cells was looked at.
+    /// Moves the clock hand until the cache fits or a bounded number of groups was looked at.
     fn make_room(&self, shard: &mut Shard<C>) {
         let mut looks = LOOKS;
         while self.bytes.about() > self.limit && looks > 0 {
             looks -= 1;
-            let Some(nid) = shard.clock.pop_front() else {
+            let Some(number) = shard.clock.pop_front() else {
                 return;
             };
-            let Some(cell) = shard.cells.get(&nid) else {
+            let Entry::Occupied(mut group) = shard.groups.entry(number) else {
                 continue;
             };
-            let header = &cell.header;
-            // The count lies on a line of its own.
-            let idle = !header.dirty.load(Ordering::Acquire)
-                && !header.was_used()
-                && (header.is_common() || Arc::strong_count(cell) == 1);
-            if idle && header.is_common() {
-                self.held.let_go(Nid(nid));
+            let mut freed = 0;
+            for place in group.get_mut() {
+                if let Some(cell) = place.take_if(|cell| self.is_unused(cell)) {
+                    freed += cell.header.bytes.load(Ordering::Relaxed) as i64;
+                }
             }
-            // No core takes it up meanwhile: that begins with a look under this shard's lock.
-            if idle && Arc::strong_count(cell) == 1 {
-                let bytes = header.bytes.load(Ordering::Relaxed) as i64;
-                self.bytes.add(current_cpu(), -bytes);
-                shard.cells.remove(&nid);
+            if group.get().iter().any(Option::is_some) {
+                shard.clock.push_back(number);
             } else {
-                shard.clock.push_back(nid);
+                group.remove();
+                freed += GROUP_BYTES;
             }
+            self.bytes.add(current_cpu(), -freed);
         }
         if looks < LOOKS {
             // The hand meets these next, when this shard gets its next node.
             let next = shard.clock.iter().take(LOOKS_AHEAD);
-            next.filter_map(|nid| shard.cells.get(nid))
-                .for_each(prefetch::shared);
+            let next = next.filter_map(|number| shard.groups.get(number));
+            next.flatten().flatten().for_each(prefetch::shared);
         }
+    }
+
+    /// Whether a cell may go: it is clean, was not looked up since the hand last passed, and nobody refers to it. Cores that
+    /// only hold it let go.
+    fn is_unused(&self, cell: &Arc<Cell<C>>) -> bool {
+        let header = &cell.header;
+        let idle = !header.dirty.load(Ordering::Acquire)
+            && !header.was_used()
+            && (header.is_common() || Arc::strong_count(cell) == 1);
+        if idle && header.is_common() {
+            self.held.let_go(header.nid);
+        }
+        // No core takes it up meanwhile: that begins with a look under this shard's lock.
+        idle && Arc::strong_count(cell) == 1
     }
 }
 
@@ -850,6 +886,7 @@ mod tests {
             // The checkpoint captures the old cell last.
             cache.recharge(&cell, &Body::User(Word));
         }
-        assert_eq!(cache.bytes.exact(), (cell_overhead::<Word>() + 1000) as i64);
+        let one = (cell_overhead::<Word>() + 1000) as i64;
+        assert_eq!(cache.bytes.exact(), one + GROUP_BYTES);
     }
 }
