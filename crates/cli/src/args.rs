@@ -101,7 +101,7 @@ pub struct Mount {
     /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// topology=per-core|per-device, reap=interrupt|poll|lazy, reap_ring=ordinary|iopoll,
-    /// max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
+    /// fuse_io=auto|dev|uring, max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
     #[arg(
         short = 'o',
         long = "options",

@@ -44,12 +44,14 @@ pub use live::Live;
 pub use mounting::{
     DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount, unmount_now,
 };
-pub use options::{AtimePolicy, MountOptions};
+pub use options::{AtimePolicy, FuseIo, MountOptions};
 pub use outcome::Outcome;
 pub use signals::SignalWatch;
 pub use trim::trim;
 
 use signals::Closing;
+use transport::dev_fuse::DevFuse;
+use transport::uring::{self, RingFuse};
 
 /// Why a mount failed, or ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +128,12 @@ pub enum Error {
         abi::KERNEL_MINOR_VERSION_MIN
     )]
     KernelTooOld { major: u32, minor: u32 },
+    #[error(
+        "the kernel does not offer FUSE over io_uring: as root, write Y to {} (Linux 6.14 or later), or mount without \
+         fuse_io=uring",
+        uring::PARAMETER
+    )]
+    NoFuseUring,
     #[error("the kernel ended the mount before it began")]
     NoInit,
     #[error("serving requests: {0}")]
@@ -206,6 +214,9 @@ fn serve<O: ops::Operations + 'static>(
     if let Some(workers) = options.workers {
         config.workers_max = workers;
     }
+    if options.fuse_io == FuseIo::Uring && !uring::is_enabled() {
+        return (Err(Error::NoFuseUring), None);
+    }
     become_io_flusher();
     let mounted = mounting::mount(mountpoint, options, claim).and_then(|mounted| {
         let signals = SignalWatch::start(mounted.unmounter.clone(), closing.clone());
@@ -216,13 +227,19 @@ fn serve<O: ops::Operations + 'static>(
         Err(error) => return (Err(error), None),
     };
     let unmounter = mounted.unmounter;
-    let transport = transport::dev_fuse::DevFuse::new(mounted.fd);
-    let served = session::serve(transport, operations, &config, || {
+    let dev = DevFuse::new(mounted.fd);
+    let ready = || {
         if let Err(error) = mounting::raise_read_ahead(unmounter.mountpoint()) {
             tracing::debug!(%error, "the kernel's read-ahead stays at its default");
         }
         ready(unmounter);
-    });
+    };
+    let served = match options.fuse_io {
+        FuseIo::Dev => session::serve(dev, operations, &config, ready),
+        FuseIo::Auto | FuseIo::Uring => {
+            session::serve(RingFuse::new(dev, &config), operations, &config, ready)
+        }
+    };
     closing.begin();
     (served, signals)
 }

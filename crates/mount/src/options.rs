@@ -39,6 +39,19 @@ pub struct MountOptions {
     pub subtype: Option<String>,
     /// Worker threads at most.
     pub workers: Option<usize>,
+    pub fuse_io: FuseIo,
+}
+
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FuseIo {
+    /// By io_uring, if the kernel offers that.
+    #[default]
+    Auto,
+    /// By reads of /dev/fuse.
+    Dev,
+    /// By io_uring, or there is no mount.
+    Uring,
 }
 
 /// Options of fstab and mount(8) that are not for the file system.
@@ -151,6 +164,14 @@ impl MountOptions {
                     return Err(bad());
                 }
                 self.workers = Some(workers);
+            }
+            "fuse_io" => {
+                self.fuse_io = match value {
+                    "auto" => FuseIo::Auto,
+                    "dev" => FuseIo::Dev,
+                    "uring" => FuseIo::Uring,
+                    _ => return Err(bad()),
+                }
             }
             "fsname" => self.fsname = Some(plain(value).ok_or_else(bad)?),
             "subtype" => self.subtype = Some(plain(value).ok_or_else(bad)?),

@@ -7,7 +7,7 @@
 //! 2. `live` counts workers that may still read a request; the session is over when it is
 //!    zero. It grows before a thread starts and shrinks when one ends ([`Workers::start`],
 //!    [`Workers::end`]).
-//! 3. There is always a worker waiting for requests unless `workers_max` of them are busy:
+//! 3. At each queue there is always a worker waiting for requests unless `workers_max` of its own are busy:
 //!    whoever takes a request as the last idle one starts another first.
 //! 4. Every thread is joined: one that ended early by whoever starts the next, the others at the end
 //!    of the session. When [`serve`] returns, nobody holds anything of it any more.
@@ -30,7 +30,7 @@ use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Reply};
 use crate::notify::Notifier;
 use crate::ops::Operations;
-use crate::transport::{Channel, DATA_MAX, Transport};
+use crate::transport::{Channel, DATA_MAX, Queue, Transport};
 
 /// How a session is served.
 #[derive(Clone, Copy, Debug)]
@@ -98,11 +98,11 @@ pub(crate) const BACKGROUND_MAX: u16 = 64;
 const CONGESTED_AT: u16 = 48;
 
 /// Answers INIT until the kernel agrees; returns the negotiated flags.
-fn negotiate(channel: &mut impl Channel) -> Result<u64, Error> {
+fn negotiate(channel: &mut impl Channel, wanted: u64) -> Result<u64, Error> {
     let mut outcome = None;
     while outcome.is_none() {
         let more = channel.serve_one(&mut |message, _, reply| {
-            outcome = answer_init(message, reply);
+            outcome = answer_init(message, wanted, reply);
         });
         match more {
             Ok(true) => {}
@@ -114,7 +114,7 @@ fn negotiate(channel: &mut impl Channel) -> Result<u64, Error> {
 }
 
 /// One step of the INIT exchange; `None` when another message has to follow.
-fn answer_init(message: &[u8], reply: &mut dyn Reply) -> Option<Result<u64, Error>> {
+fn answer_init(message: &[u8], wanted: u64, reply: &mut dyn Reply) -> Option<Result<u64, Error>> {
     let Ok(request) = decode(message, 0) else {
         return Some(Err(Error::NoInit));
     };
@@ -137,7 +137,7 @@ fn answer_init(message: &[u8], reply: &mut dyn Reply) -> Option<Result<u64, Erro
         };
         return Some(send(reply, &refusal, &[]).and(Err(Error::KernelTooOld { major, minor })));
     }
-    let agreed = flags & WANTED;
+    let agreed = flags & wanted;
     let out = abi::InitOut {
         major: abi::KERNEL_VERSION,
         minor: abi::KERNEL_MINOR_VERSION,
@@ -179,13 +179,30 @@ fn send(reply: &mut dyn Reply, header: &abi::OutHeader, body: &[u8]) -> Result<(
 struct Workers<T, O> {
     transport: T,
     dispatcher: Dispatcher<O>,
-    config: Config,
-    /// Workers waiting for a request.
-    idle: AtomicUsize,
+    queues: Vec<Crew>,
     /// Invariant 2. Changed under `state`.
-    live: Arc<AtomicUsize>,
+    live: AtomicUsize,
     state: Mutex<State>,
     over: Condvar,
+}
+
+/// The workers of one queue.
+struct Crew {
+    queue: Queue,
+    /// Those waiting for a request.
+    idle: AtomicUsize,
+    /// Those that there are. Changed under `state`.
+    live: Arc<AtomicUsize>,
+}
+
+impl From<Queue> for Crew {
+    fn from(queue: Queue) -> Crew {
+        Crew {
+            queue,
+            idle: AtomicUsize::new(0),
+            live: Arc::default(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -223,42 +240,76 @@ fn join_worker(thread: thread::JoinHandle) {
     }
 }
 
+/// One worker.
+#[derive(Clone, Copy)]
+struct Worker {
+    number: u64,
+    queue: usize,
+    /// Without it nobody serves its queue.
+    needed: bool,
+}
+
+impl Crew {
+    /// Whether the worker that asks is one too many, and need not be counted as idle any more. Decided and done in one step, so that
+    /// of several that see the same number not more go than are too many.
+    fn leaves(&self) -> bool {
+        let least = self.queue.workers_idle;
+        let less = |idle: usize| (idle > least).then(|| idle - 1);
+        let counted = self
+            .idle
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        counted.is_ok()
+    }
+}
+
 impl<T: Transport, O: Operations + 'static> Workers<T, O> {
-    /// Starts one worker. Without memory or threads for it the others go on.
-    fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        let (number, ended) = {
+    /// Starts one worker of a queue. Without memory or threads for it the others go on.
+    fn start(self: &Arc<Self>, queue: usize) -> std::io::Result<()> {
+        let crew = &self.queues[queue];
+        let (number, ended, first) = {
             let mut state = self.state.lock();
-            if self.live.load(Ordering::Relaxed) >= self.config.workers_max {
+            let live = crew.live.load(Ordering::Relaxed);
+            if live >= crew.queue.workers_max {
                 return Ok(());
             }
+            crew.live.fetch_add(1, Ordering::Relaxed);
             self.live.fetch_add(1, Ordering::Relaxed);
-            self.idle.fetch_add(1, Ordering::Relaxed);
+            crew.idle.fetch_add(1, Ordering::Relaxed);
             state.started += 1;
-            (state.started, state.take_ended())
+            (state.started, state.take_ended(), live == 0)
         };
         ended.into_iter().for_each(join_worker);
         let workers = Arc::clone(self);
+        let worker = Worker {
+            number,
+            queue,
+            needed: first && self.transport.needs_all(),
+        };
         let started = self
             .transport
-            .channel()
-            .and_then(|channel| thread::spawn("fuse", move || workers.run(number, channel)));
+            .channel(queue)
+            .and_then(|channel| thread::spawn("fuse", move || workers.run(worker, channel)));
         match started {
             Ok(thread) => {
                 self.state.lock().threads.insert(number, thread);
                 Ok(())
             }
             Err(error) => {
-                self.idle.fetch_sub(1, Ordering::Relaxed);
-                self.gone(&mut self.state.lock());
+                crew.idle.fetch_sub(1, Ordering::Relaxed);
+                self.gone(queue, &mut self.state.lock());
                 Err(error)
             }
         }
     }
 
-    fn run(self: Arc<Self>, number: u64, mut channel: T::Channel) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(&mut channel)));
+    fn run(self: Arc<Self>, worker: Worker, mut channel: T::Channel) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(worker.queue, &mut channel)));
         match outcome {
-            Ok(result) => self.end(number, result.err()),
+            Ok(Err(error)) if worker.needed => {
+                tracing::error!(%error, "requests of a CPU cannot be taken; aborting so that no caller hangs");
+                std::process::abort();
+            }
+            Ok(result) => self.end(worker, result.err()),
             Err(_) => {
                 tracing::error!("a FUSE worker panicked; aborting so that no caller hangs");
                 std::process::abort();
@@ -266,18 +317,23 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
-    fn serve(self: &Arc<Self>, channel: &mut T::Channel) -> std::io::Result<()> {
+    fn serve(self: &Arc<Self>, queue: usize, channel: &mut T::Channel) -> std::io::Result<()> {
+        let crew = &self.queues[queue];
+        if let Err(error) = channel.begin() {
+            crew.idle.fetch_sub(1, Ordering::Relaxed);
+            return Err(error);
+        }
         let mut surplus = 0;
         loop {
             let more = channel.serve_one(&mut |message, scratch, reply| {
-                if self.idle.fetch_sub(1, Ordering::Relaxed) == 1
-                    && let Err(error) = self.start()
+                if crew.idle.fetch_sub(1, Ordering::Relaxed) == 1
+                    && let Err(error) = self.start(queue)
                 {
                     tracing::debug!(%error, "cannot start another FUSE worker");
                 }
                 self.dispatcher.handle(message, scratch, reply);
-                let idle = self.idle.fetch_add(1, Ordering::Relaxed) + 1;
-                surplus = if idle > self.config.workers_idle {
+                let idle = crew.idle.fetch_add(1, Ordering::Relaxed) + 1;
+                surplus = if idle > crew.queue.workers_idle {
                     surplus + 1
                 } else {
                     0
@@ -285,42 +341,32 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             });
             match more {
                 Ok(true) if surplus < SURPLUS_PATIENCE => {}
-                Ok(true) if self.leaves() => return Ok(()),
+                Ok(true) if crew.leaves() => return Ok(()),
                 Ok(true) => surplus = 0,
                 ended => {
-                    self.idle.fetch_sub(1, Ordering::Relaxed);
+                    crew.idle.fetch_sub(1, Ordering::Relaxed);
                     return ended.map(drop);
                 }
             }
         }
     }
 
-    fn end(&self, number: u64, error: Option<std::io::Error>) {
+    fn end(&self, worker: Worker, error: Option<std::io::Error>) {
         let mut state = self.state.lock();
-        state.ended.push(number);
+        state.ended.push(worker.number);
         if let Some(error) = error {
             tracing::error!(%error, "a FUSE worker stopped");
             state.error.get_or_insert(error);
         }
-        self.gone(&mut state);
+        self.gone(worker.queue, &mut state);
     }
 
-    /// One less lives; under the session's lock.
-    fn gone(&self, _state: &mut State) {
+    /// One less of a queue lives; under the session's lock.
+    fn gone(&self, queue: usize, _state: &mut State) {
+        self.queues[queue].live.fetch_sub(1, Ordering::Relaxed);
         if self.live.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.over.notify_all();
         }
-    }
-
-    /// Whether this worker is one too many, and need not be counted as idle any more. Decided and done in one step, so that
-    /// of several that see the same number not more go than are too many.
-    fn leaves(&self) -> bool {
-        let least = self.config.workers_idle;
-        let less = |idle: usize| (idle > least).then(|| idle - 1);
-        let counted = self
-            .idle
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        counted.is_ok()
     }
 
     /// Waits until no worker is left, nor holds anything of the session.
@@ -343,17 +389,26 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
 /// Serves `operations` over `transport` until the file system is unmounted, and returns when
 /// the last request is answered. `ready` is called once the kernel may send requests.
 pub fn serve<T: Transport, O: Operations + 'static>(
-    transport: T,
+    mut transport: T,
     operations: O,
     config: &Config,
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
-    let mut first = transport.channel().map_err(Error::Serve)?;
-    let negotiated = negotiate(&mut first)?;
+    let mut first = transport.channel(0).map_err(Error::Serve)?;
+    let negotiated = negotiate(&mut first, WANTED | transport.wants())?;
     drop(first);
+    transport.agreed(negotiated);
     let workers_max = config.workers_max.max(2);
-    let live = Arc::new(AtomicUsize::new(0));
-    let notifier = Notifier::new(transport.bell(), Arc::clone(&live));
+    let config = Config {
+        workers_max,
+        workers_idle: config.workers_idle.clamp(1, workers_max),
+    };
+    let queues: Vec<Crew> = transport
+        .queues(&config)
+        .into_iter()
+        .map(Crew::from)
+        .collect();
+    let notifier = Notifier::new(transport.bell(), fewest(&queues));
     operations.init(negotiated, notifier);
     let workers = Arc::new(Workers {
         transport,
@@ -361,25 +416,37 @@ pub fn serve<T: Transport, O: Operations + 'static>(
             operations,
             negotiated,
         },
-        config: Config {
-            workers_max,
-            workers_idle: config.workers_idle.clamp(1, workers_max),
-        },
-        idle: AtomicUsize::new(0),
-        live,
+        queues,
+        live: AtomicUsize::new(0),
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
     });
-    for n in 0..workers.config.workers_idle {
-        match workers.start() {
-            Ok(()) => {}
-            // One worker is enough to go on with.
-            Err(error) if n > 0 => tracing::warn!(%error, "fewer FUSE workers than wanted"),
-            Err(error) => return Err(Error::Serve(error)),
+    for (queue, crew) in workers.queues.iter().enumerate() {
+        for n in 0..crew.queue.workers_first {
+            match workers.start(queue) {
+                Ok(()) => {}
+                // One worker is enough to go on with.
+                Err(error) if n > 0 => tracing::warn!(%error, "fewer FUSE workers than wanted"),
+                Err(error) => return Err(Error::Serve(error)),
+            }
         }
     }
     ready();
     workers.join()
+}
+
+/// The workers that there are at the only queue; of several queues the fewest that there can be at any but those of one, which serve
+/// little: so many are there before all of them are busy.
+fn fewest(queues: &[Crew]) -> Arc<AtomicUsize> {
+    match queues {
+        [only] => Arc::clone(&only.live),
+        _ => {
+            let most = queues.iter().map(|crew| crew.queue.workers_max);
+            Arc::new(AtomicUsize::new(
+                most.filter(|&most| most > 1).min().unwrap_or(1),
+            ))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -422,7 +489,7 @@ mod tests {
     fn only_offered_flags_are_taken() {
         let mut reply = Kept(Vec::new());
         let offered = init::INIT_EXT | init::POSIX_ACL | init::WRITEBACK_CACHE;
-        let flags = answer_init(&init_message(7, 38, offered), &mut reply);
+        let flags = answer_init(&init_message(7, 38, offered), WANTED, &mut reply);
         assert_eq!(flags.unwrap().unwrap(), init::INIT_EXT | init::POSIX_ACL);
         assert_eq!(reply.0.len(), 16 + 64);
     }
@@ -430,14 +497,14 @@ mod tests {
     #[test]
     fn a_newer_major_version_is_asked_to_fall_back() {
         let mut reply = Kept(Vec::new());
-        assert!(answer_init(&init_message(8, 0, 0), &mut reply).is_none());
+        assert!(answer_init(&init_message(8, 0, 0), WANTED, &mut reply).is_none());
         assert_eq!(reply.0.len(), 16 + 64);
     }
 
     #[test]
     fn an_old_kernel_is_refused_by_name() {
         let mut reply = Kept(Vec::new());
-        let refused = answer_init(&init_message(7, 26, 0), &mut reply).unwrap();
+        let refused = answer_init(&init_message(7, 26, 0), WANTED, &mut reply).unwrap();
         assert!(matches!(
             refused,
             Err(Error::KernelTooOld {
@@ -450,6 +517,10 @@ mod tests {
     #[test]
     fn something_else_than_init_first_is_an_error() {
         let mut reply = Kept(Vec::new());
-        assert!(answer_init(b"garbage", &mut reply).unwrap().is_err());
+        assert!(
+            answer_init(b"garbage", WANTED, &mut reply)
+                .unwrap()
+                .is_err()
+        );
     }
 }

@@ -33,14 +33,15 @@
 //! time is due for an update: then reading must reach the server once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::clock::{Clock, Timestamp};
 use base::sync::{Mutex, rank};
-use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
+use fs::{Attr, Caller, FileSystem, Ino, Metric, OpenFile, Value};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::fopen;
+use crate::abi::{fopen, init};
 use crate::atomic::{self, AtomicWrites};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
@@ -92,6 +93,8 @@ pub struct SheafOps {
     atime: AtimePolicy,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
+    /// The INIT flags that were agreed on.
+    negotiated: AtomicU64,
     outcome: Option<Arc<Outcome>>,
     closing: Closing,
     closed: Closed,
@@ -149,6 +152,7 @@ impl SheafOps {
             fs,
             handles: Handles::new(),
             atomic: AtomicWrites::default(),
+            negotiated: AtomicU64::new(0),
             clock: Clock::real(),
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
@@ -327,7 +331,8 @@ impl SheafOps {
 }
 
 impl Operations for SheafOps {
-    fn init(&self, _: u64, notifier: Notifier) {
+    fn init(&self, negotiated: u64, notifier: Notifier) {
+        self.negotiated.store(negotiated, Ordering::Relaxed);
         self.atomic.init(notifier);
     }
 
@@ -795,10 +800,24 @@ impl SheafOps {
     fn metrics(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
         own_user(context)?;
         let position = MetricsMessage::asked(input).ok_or(Errno::INVAL)?;
-        let text = exposition(&self.fs.metrics());
+        let mut metrics = self.fs.metrics();
+        metrics.push(self.requests_come_by());
+        let text = exposition(&metrics);
         let reply = MetricsMessage::reply(&text, position);
         reply.write_to(output).map_err(|_| Errno::INVAL)?;
         Ok(output.len())
+    }
+
+    /// See `transport`.
+    fn requests_come_by(&self) -> Metric {
+        let ring = self.negotiated.load(Ordering::Relaxed) & init::OVER_IO_URING != 0;
+        let way = if ring { "uring" } else { "dev" };
+        Metric {
+            name: "sheaf_fuse_io",
+            help: "How requests of the kernel come.",
+            label: Some(("way", way.to_owned())),
+            value: Value::Gauge(1.0),
+        }
     }
 
     /// Answers [`IOC_CHECKPOINT`].

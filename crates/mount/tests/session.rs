@@ -25,7 +25,7 @@ struct SlowToClose {
 impl Transport for ShortMount {
     type Channel = SlowToClose;
 
-    fn channel(&self) -> std::io::Result<SlowToClose> {
+    fn channel(&self, _queue: usize) -> std::io::Result<SlowToClose> {
         let first = self.channels.fetch_add(1, Ordering::Relaxed) == 0;
         Ok(SlowToClose { first })
     }

@@ -46,29 +46,81 @@ const PLAIN: &[(&str, Plain)] = &[
     ("fuzz", fuzz::run),
 ];
 
-const MOUNTED: &[(&str, Mounted)] = &[
-    ("posix", posix::run),
-    ("mount", mounting::run),
-    ("demo", demo::run),
-    ("pjdfstest", pjdfstest::run),
-    (fsx::NAME, fsx::run),
-    ("programs", programs::run),
-    ("fio", stress::fio),
-    ("stress", stress::stress_ng),
-    ("dbench", stress::dbench),
-    ("full", full::run),
-    ("memory", memory::run),
-    ("kill", kill::run),
+/// Suites by the way in which requests come from the kernel.
+const MOUNTED: &[(&str, Option<FuseIo>, Mounted)] = &[
+    ("posix", Some(FuseIo::Dev), posix::run),
+    ("posix-uring", Some(FuseIo::Uring), posix::run),
+    ("mount", None, mounting::run),
+    ("demo", None, demo::run),
+    ("pjdfstest", Some(FuseIo::Dev), pjdfstest::run),
+    ("pjdfstest-uring", Some(FuseIo::Uring), pjdfstest::run),
+    (fsx::NAME, None, fsx::run),
+    ("programs", None, programs::run),
+    ("fio", Some(FuseIo::Dev), stress::fio),
+    ("fio-uring", Some(FuseIo::Uring), stress::fio),
+    ("stress", None, stress::stress_ng),
+    ("dbench", Some(FuseIo::Dev), stress::dbench),
+    ("full", None, full::run),
+    ("memory", None, memory::run),
+    ("kill", None, kill::run),
 ];
+
+/// See `-o fuse_io`; a suite that names none has what a mount chooses by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FuseIo {
+    Dev,
+    Uring,
+}
+
+impl FuseIo {
+    fn option(self) -> &'static str {
+        match self {
+            FuseIo::Dev => "fuse_io=dev",
+            FuseIo::Uring => "fuse_io=uring",
+        }
+    }
+}
+
+/// FUSE over io_uring, offered by the kernel as long as this lives, if it can be.
+struct Offer {
+    before: Option<String>,
+}
+
+const OFFER: &str = "/sys/module/fuse/parameters/enable_uring";
+
+impl Offer {
+    fn make() -> Offer {
+        let before = std::fs::read_to_string(OFFER).ok();
+        // The module may not be there before its device is opened. Whether it worked is looked at below.
+        let made = before.is_some() && std::fs::write(OFFER, "Y").is_ok();
+        Offer {
+            before: before.filter(|_| made),
+        }
+    }
+
+    fn holds(&self) -> bool {
+        self.before.is_some()
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before
+            && let Err(error) = std::fs::write(OFFER, before.trim())
+        {
+            eprintln!("{OFFER} stays as it is: {error}");
+        }
+    }
+}
 
 /// Runs the chosen suites and prints the summary. True when nothing failed.
 pub fn run(args: &TestArgs) -> Fallible<bool> {
     let known = |name: &String| {
-        PLAIN.iter().any(|(n, _)| n == name) || MOUNTED.iter().any(|(n, _)| n == name)
+        PLAIN.iter().any(|(n, _)| n == name) || MOUNTED.iter().any(|(n, ..)| n == name)
     };
     if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
         let names: Vec<_> = PLAIN.iter().map(|(n, _)| *n).collect();
-        let mounted: Vec<_> = MOUNTED.iter().map(|(n, _)| *n).collect();
+        let mounted: Vec<_> = MOUNTED.iter().map(|(n, ..)| *n).collect();
         return Err(format!(
             "there is no suite {unknown}; there are: {} {}",
             names.join(" "),
@@ -82,7 +134,7 @@ pub fn run(args: &TestArgs) -> Fallible<bool> {
             done.push(run_plain(name, *body, args)?);
         }
     }
-    if !args.quick && MOUNTED.iter().any(|(name, _)| chosen(name)) {
+    if !args.quick && MOUNTED.iter().any(|(name, ..)| chosen(name)) {
         run_mounted(args, &chosen, &mut done)?;
     }
     Ok(report::summary(&done))
@@ -113,21 +165,40 @@ fn run_mounted(
         (None, Some(_)) => PathBuf::new(),
         (None, None) => cargo::build_release()?,
     };
-    for (name, body) in MOUNTED {
-        if chosen(name) {
-            done.push(run_on_mount(name, *body, &context, &sheaf)?);
+    let offer = Offer::make();
+    for (name, fuse_io, body) in MOUNTED {
+        if !chosen(name) {
+            continue;
+        }
+        if *fuse_io == Some(FuseIo::Uring) && !offer.holds() {
+            let mut suite = Suite::new(name);
+            suite.exclude(name, "this kernel does not offer FUSE over io_uring");
+            done.push(close(suite, Ok(()))?);
+        } else if *fuse_io != Some(FuseIo::Uring) || args.against.is_none() {
+            done.push(run_on_mount(name, *fuse_io, *body, &context, &sheaf)?);
         }
     }
     Ok(())
 }
 
 /// One suite on an array of its own, which is checked afterwards.
-fn run_on_mount(name: &str, body: Mounted, context: &Context, sheaf: &Path) -> Fallible<Suite> {
+fn run_on_mount(
+    name: &str,
+    fuse_io: Option<FuseIo>,
+    body: Mounted,
+    context: &Context,
+    sheaf: &Path,
+) -> Fallible<Suite> {
     let mut suite = Suite::new(name);
     let args = context.args;
     let mut world = match &args.against {
         Some(path) => World::external(name, path)?,
-        None => World::new(name, sheaf, args.options.clone(), args.keep)?,
+        None => {
+            let own = fuse_io.map(|io| io.option().to_owned());
+            let options: Vec<String> = own.into_iter().chain(args.options.clone()).collect();
+            let options = (!options.is_empty()).then(|| options.join(","));
+            World::new(name, sheaf, options, args.keep)?
+        }
     };
     if name == fsx::NAME {
         world.in_memory();

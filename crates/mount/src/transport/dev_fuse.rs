@@ -36,10 +36,17 @@ impl DevFuse {
     }
 }
 
+impl DevFuse {
+    /// The descriptor that the file system was mounted with.
+    pub(super) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.main)
+    }
+}
+
 impl Transport for DevFuse {
     type Channel = DevFuseChannel;
 
-    fn channel(&self) -> std::io::Result<DevFuseChannel> {
+    fn channel(&self, _queue: usize) -> std::io::Result<DevFuseChannel> {
         let clone = open().and_then(|fd| {
             sys::fuse_clone(fd.as_fd(), self.main.as_fd())?;
             Ok(Arc::new(File::from(fd)))

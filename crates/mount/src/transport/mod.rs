@@ -1,10 +1,11 @@
 //! How requests arrive and answers leave.
 //!
-//! A [`Transport`] belongs to one mount and makes a [`Channel`] per worker thread. The one
-//! here is /dev/fuse; per-CPU io_uring queues fit behind the same two traits, because a
-//! channel hands out the request and takes the answer within one call and owns its buffers.
+//! A [`Transport`] belongs to one mount and makes a [`Channel`] per worker thread, which hands out the request and takes the
+//! answer within one call and owns its buffers. Requests come by /dev/fuse ([`dev_fuse`]), or by queues of each CPU
+//! ([`uring`]).
 
 pub mod dev_fuse;
+pub mod uring;
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use zerocopy::FromZeros;
 
 use crate::abi;
 use crate::dispatch::Reply;
+use crate::session::Config;
 
 /// The largest WRITE and READ, in bytes.
 pub const DATA_MAX: usize = 1 << 20;
@@ -22,12 +24,53 @@ pub const WORKER_BYTES: usize = 2 * DATA_MAX;
 /// What answers a request: its bytes, room for data, and where the answer goes.
 pub type Handler<'a> = dyn FnMut(&[u8], &mut [u8], &mut dyn Reply) + 'a;
 
+/// Where requests wait, with workers of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Queue {
+    pub workers_max: usize,
+    /// Workers kept waiting.
+    pub workers_idle: usize,
+    /// Workers at the beginning.
+    pub workers_first: usize,
+}
+
+impl Queue {
+    /// With one worker.
+    pub const OF_ONE: Queue = Queue {
+        workers_max: 1,
+        workers_idle: 1,
+        workers_first: 1,
+    };
+}
+
 /// The kernel's side of one mount.
 pub trait Transport: Send + Sync + 'static {
     type Channel: Channel;
 
-    /// One more way to the kernel, for one more worker.
-    fn channel(&self) -> std::io::Result<Self::Channel>;
+    /// INIT flags that it can use beyond those of the session.
+    fn wants(&self) -> u64 {
+        0
+    }
+
+    /// The INIT flags that both sides agreed on; told before any channel is made but the one for INIT.
+    fn agreed(&mut self, _flags: u64) {}
+
+    /// Where requests come from, of which INIT's come from the first.
+    fn queues(&self, config: &Config) -> Vec<Queue> {
+        vec![Queue {
+            workers_max: config.workers_max,
+            workers_idle: config.workers_idle,
+            workers_first: config.workers_idle,
+        }]
+    }
+
+    /// Whether requests hang without the first worker of any queue.
+    fn needs_all(&self) -> bool {
+        false
+    }
+
+    /// One more way to the kernel, for one more worker of a queue.
+    fn channel(&self, queue: usize) -> std::io::Result<Self::Channel>;
 
     /// Where messages go that answer no request; `None`: nobody takes them.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
@@ -44,6 +87,11 @@ pub trait Bell: Send + Sync {
 
 /// One worker's way to the kernel.
 pub trait Channel: Send + 'static {
+    /// Called once, by the worker, before it waits for requests.
+    fn begin(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// Waits for a request and hands it to `handler`. False: the file system was unmounted,
     /// or its connection aborted, and no request will come any more.
     fn serve_one(&mut self, handler: &mut Handler<'_>) -> std::io::Result<bool>;
