@@ -266,6 +266,9 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
     /// Starts one worker of a queue. Without memory or threads for it the others go on.
     fn start(self: &Arc<Self>, queue: usize) -> std::io::Result<()> {
         let crew = &self.queues[queue];
+        if crew.live.load(Ordering::Relaxed) >= crew.queue.workers_max {
+            return Ok(());
+        }
         let (number, ended, first) = {
             let mut state = self.state.lock();
             let live = crew.live.load(Ordering::Relaxed);

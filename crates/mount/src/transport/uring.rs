@@ -11,8 +11,8 @@
 //! 1. Each queue that the kernel has, one for each CPU that there may ever be, has an entry as long as the mount is served: until
 //!    then the kernel lets requests wait, and those of a queue without one for ever. So a first worker that cannot
 //!    begin ends the process.
-//! 2. A worker that handles a request leaves another at its queue, as far as [`session`](crate::session) has more: one that waits
-//!    for devices keeps nobody on its CPU waiting.
+//! 2. All entries of a queue are there from the beginning. The kernel gives a request that finds none to whoever answers next at its
+//!    queue, and not to an entry that is registered meanwhile: it could wait for ever.
 
 mod ring;
 
@@ -71,6 +71,8 @@ struct Plan {
     online: Vec<u16>,
     /// Of others: one worker has all of these.
     offline: Vec<u16>,
+    /// Where the daemon may run: workers of other CPUs are not pinned.
+    allowed: Vec<usize>,
 }
 
 impl Plan {
@@ -85,7 +87,11 @@ impl Plan {
             let what = format!("{} workers for {} CPUs", config.workers_max, online.len());
             return Err(std::io::Error::other(what));
         }
-        Ok(Plan { online, offline })
+        Ok(Plan {
+            online,
+            offline,
+            allowed: thread::allowed_cpus(),
+        })
     }
 }
 
@@ -136,7 +142,7 @@ impl Transport for RingFuse {
         let several = Queue {
             workers_max: most,
             workers_idle: most,
-            workers_first: 1,
+            workers_first: most,
         };
         let mut queues = vec![Queue::OF_ONE];
         queues.extend(plan.online.iter().map(|_| several));
@@ -159,7 +165,10 @@ impl Transport for RingFuse {
         };
         let file = self.dev.file();
         Ok(RingFuseChannel::Ring(match plan.online.get(number) {
-            Some(&cpu) => RingChannel::new(file, vec![cpu], Some(cpu)),
+            Some(&cpu) => {
+                let pinned = plan.allowed.contains(&cpu.into()).then_some(cpu);
+                RingChannel::new(file, vec![cpu], pinned)
+            }
             None => RingChannel::new(file, plan.offline.clone(), None),
         }))
     }
