@@ -10,6 +10,9 @@
 //!    what its waits take, and has them rest ([`estimate`], invariant 2). That holds for `lazy`; who asks for `poll` gets it.
 //! 4. Under the seeded scheduler a wait is a plain one, whatever the policy.
 //!
+//! 5. What a transfer took ends with the look that began to find it: what looks do about completions, where they do, is not the device's
+//!    time. Else a prediction that was too high would be found to be true for ever where nothing ends a sleep early.
+//!
 //! Transfers that are waited for together are one group with one predicted finish, that of those like its slowest: one sleep, one look.
 //! The technique is that of lazy polling (NIO 2022): sleep until just before the predicted end, then poll.
 
@@ -75,6 +78,12 @@ pub(crate) trait Source {
 
     /// Starts what is not started, and sleeps until it is there, or that moment of [`clock::now_ns`] has come; or less.
     fn sleep(&mut self, until: Option<u64>);
+
+    /// How much of it looks have taken out so far, where they do the work of the completions: there one that finds something takes time, in
+    /// which nothing was waited for.
+    fn found(&self) -> Option<usize> {
+        None
+    }
 
     /// Whether what was said to be there is something else than transfers, from which nothing is learnt about these.
     fn is_other(&mut self) -> bool {
@@ -264,8 +273,11 @@ impl Reaper {
                 source.sleep(None);
                 let outcome = Outcome::Blocked;
                 self.counts.add(outcome, false, wait.cpu());
-                let now = clock::now_ns();
-                return Seen { outcome, now };
+                return Seen {
+                    outcome,
+                    now: clock::now_ns(),
+                    by_look: false,
+                };
             }
             Mode::Spin => {
                 let begin = clock::now_ns();
@@ -293,7 +305,11 @@ impl Reaper {
         let (group, now) = (wait.group, clock::now_ns());
         let took = now.saturating_sub(group.since);
         self.counts.add(outcome, wait.slept, wait.cpu());
-        let seen = Seen { outcome, now };
+        let seen = Seen {
+            outcome,
+            now: wait.there.unwrap_or(now),
+            by_look: wait.there.is_some(),
+        };
         if end == End::Whole {
             // Those that doze take as long.
             let count = match self.learns() {
@@ -337,6 +353,12 @@ impl Reaper {
             Outcome::Caught { .. } => took,
             // It was there some time before.
             Outcome::Found if line.prediction().is_some_and(|ns| took < ns) => took,
+            // If nothing ends a sleep early that may have been any time.
+            Outcome::Overslept { .. }
+                if seen.by_look && line.prediction().is_some_and(|ns| took < ns) =>
+            {
+                took
+            }
             Outcome::Found | Outcome::Overslept { .. } => return,
         };
         line.sample(took);
@@ -359,6 +381,8 @@ enum End {
 pub(crate) struct Seen {
     outcome: Outcome,
     now: u64,
+    /// What was there by then looks took out (invariant 5).
+    by_look: bool,
 }
 
 impl Seen {
@@ -367,6 +391,7 @@ impl Seen {
         Seen {
             outcome: Outcome::Found,
             now: clock::now_ns(),
+            by_look: false,
         }
     }
 }
@@ -377,6 +402,8 @@ struct Wait {
     slept: bool,
     /// CPU time of the thread at the beginning, of some waits.
     cpu_ns: Option<u64>,
+    /// When the look began that began to find it, if looks tell (invariant 5).
+    there: Option<u64>,
 }
 
 impl Wait {
@@ -387,6 +414,7 @@ impl Wait {
             group,
             slept: false,
             cpu_ns: taken.then(clock::thread_cpu_ns),
+            there: None,
         }
     }
 
@@ -403,31 +431,31 @@ impl Wait {
         }
         let (line, margin) = times.line_and_margin(class);
         let costs = Costs::get();
+        let mut looks = Looks::new(source);
+        // When the last sleep ended, and when it should have.
+        let mut awake = None;
         loop {
             let now = clock::now_ns();
             match line.plan(costs, margin, (class, since), now) {
                 Plan::Sleep { until } => {
-                    source.sleep(Some(until));
+                    looks.source.sleep(Some(until));
                     self.slept = true;
-                    if source.is_there() {
-                        return match clock::now_ns().checked_sub(until) {
-                            None => Outcome::Early,
-                            Some(late) => Outcome::Overslept { late },
-                        };
+                    let now = clock::now_ns();
+                    awake = Some((now, until));
+                    if looks.look(now) {
+                        return self.found_by(&looks, awake, Outcome::Early);
                     }
                 }
                 Plan::Spin { until } => {
-                    return match spin(source, now, until) {
-                        Some((spun, true)) => Outcome::Caught { spun },
-                        Some((spun, false)) => {
-                            source.sleep(None);
-                            Outcome::Late { spun }
+                    let outcome = match spin(&mut looks, now, until) {
+                        Some((spun, true)) => {
+                            return self.found_by(&looks, awake, Outcome::Caught { spun });
                         }
-                        None => {
-                            source.sleep(None);
-                            Outcome::Blocked
-                        }
+                        Some((spun, false)) => Outcome::Late { spun },
+                        None => Outcome::Blocked,
                     };
+                    source.sleep(None);
+                    return outcome;
                 }
                 Plan::Block => {
                     source.sleep(None);
@@ -436,17 +464,74 @@ impl Wait {
             }
         }
     }
+
+    /// How a wait ended whose last look found it, `outcome` if that was not the first one after a sleep, or that ended before its time. Looks
+    /// of which each found something are one.
+    fn found_by(
+        &mut self,
+        looks: &Looks<'_>,
+        awake: Option<(u64, u64)>,
+        outcome: Outcome,
+    ) -> Outcome {
+        self.there = looks.there;
+        match (awake, outcome, looks.there) {
+            (Some((now, until)), Outcome::Early, _) if now >= until => {
+                Outcome::Overslept { late: now - until }
+            }
+            (Some((now, until)), Outcome::Caught { .. }, Some(there)) if there <= now => {
+                Outcome::Overslept {
+                    late: now.saturating_sub(until),
+                }
+            }
+            _ => outcome,
+        }
+    }
 }
 
-/// Looks until it is there or the time has come: how long, and whether it is there. `None`: others spin.
-fn spin(source: &mut dyn Source, begin: u64, until: u64) -> Option<(u64, bool)> {
+/// Looks of a wait, and what they found.
+struct Looks<'a> {
+    source: &'a mut dyn Source,
+    found: Option<usize>,
+    /// When the first look began of those after the last that found nothing, if looks tell.
+    there: Option<u64>,
+}
+
+impl Looks<'_> {
+    fn new(source: &mut dyn Source) -> Looks<'_> {
+        Looks {
+            found: source.found(),
+            source,
+            there: None,
+        }
+    }
+
+    /// Whether it is there, at this moment.
+    fn look(&mut self, now: u64) -> bool {
+        let is_there = self.source.is_there();
+        let found = self.source.found();
+        if found.is_some() {
+            self.there = match is_there || found > self.found {
+                true => self.there.or(Some(now)),
+                false => None,
+            };
+            self.found = found;
+        }
+        is_there
+    }
+}
+
+/// Looks until it is there or the time has come: how long it looked in vain, and whether it is there. `None`: others spin.
+fn spin(looks: &mut Looks<'_>, begin: u64, until: u64) -> Option<(u64, bool)> {
     let _one = Spinner::start()?;
-    source.start();
+    looks.source.start();
+    let mut now = begin;
     loop {
-        let there = source.is_there();
-        let now = clock::now_ns();
-        if there || now >= until {
-            return Some((now - begin, there));
+        let is_there = looks.look(now);
+        now = clock::now_ns();
+        // Who finds something does not wait, however long that takes.
+        if is_there || now >= until && looks.there.is_none() {
+            let end = looks.there.filter(|_| is_there).unwrap_or(now);
+            return Some((end.saturating_sub(begin), is_there));
         }
         thread::relax();
     }

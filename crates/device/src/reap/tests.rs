@@ -6,7 +6,7 @@ use super::plan::{Plan, is_long, plan};
 use super::{Group, Mode, Reaper, Reaping, Source};
 use crate::block::Durability;
 use crate::queue::Kind;
-use base::clock;
+use base::{clock, thread};
 use proptest::prelude::*;
 
 const US: u64 = 1000;
@@ -469,4 +469,72 @@ fn of_transfers_by_themselves_some_are_timed_and_count_for_all() {
     }
     let reaped = reaper.reaped();
     assert_eq!((reaped.waits, reaped.timed), (0, 160));
+}
+
+/// Transfers on a ring that polls: nothing ends a sleep early, and a look takes one out at a time, which takes time.
+struct Polled {
+    ready_at: u64,
+    taken: usize,
+}
+
+impl Polled {
+    const PARTS: usize = 3;
+    const EACH: u64 = 40 * US;
+}
+
+fn busy_until(ns: u64) {
+    while clock::now_ns() < ns {
+        thread::relax();
+    }
+}
+
+impl Source for Polled {
+    fn is_there(&mut self) -> bool {
+        if clock::now_ns() >= self.ready_at && self.taken < Polled::PARTS {
+            busy_until(clock::now_ns() + Polled::EACH);
+            self.taken += 1;
+        }
+        self.taken == Polled::PARTS
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        busy_until(until.unwrap_or(self.ready_at));
+        while until.is_none() && !self.is_there() {}
+    }
+
+    fn found(&self) -> Option<usize> {
+        Some(self.taken)
+    }
+}
+
+/// 32 reads on a ring that polls the device came to half of what polling did: they had been there for long when a sleep ended, but to take them out
+/// took several looks. That looked like a sleep that had ended in time, and the prediction grew by what the looks took, each time.
+#[test]
+fn what_looks_take_is_not_the_time_of_the_device() {
+    const READY: u64 = 20 * US;
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    let first = READY + 3 * Polled::EACH;
+    (0..SEEN).for_each(|_| times.line(class()).sample(first));
+    for _ in 0..100 {
+        let since = clock::now_ns();
+        let group = Group {
+            class: class(),
+            since,
+            mode: Mode::Lazy,
+        };
+        let mut source = Polled {
+            ready_at: since + READY,
+            taken: 0,
+        };
+        reaper.wait(&mut times, group, &mut source);
+        assert_eq!(source.taken, Polled::PARTS);
+    }
+    let prediction = times.prediction(class());
+    assert!(
+        prediction.is_some_and(|ns| ns <= first),
+        "{prediction:?}, {first}"
+    );
+    let spun = reaper.reaped().spun_ns / 100;
+    assert!(spun < 10 * Polled::EACH, "{spun}");
 }

@@ -94,15 +94,22 @@ impl Source for Looked<'_> {
         self.0.start();
     }
 
+    fn found(&self) -> Option<usize> {
+        Some(self.0.found())
+    }
+
     fn sleep(&mut self, until: Option<u64>) {
         self.0.start();
         if let Some(until) = until {
             return clock::nap(until.saturating_sub(clock::now_ns()));
         }
-        let mut pause = Costs::get().shortest_ns;
+        let (mut pause, mut found) = (Costs::get().shortest_ns, self.0.found());
         while !self.is_there() {
-            clock::nap(pause);
-            pause = (2 * pause).min(PAUSE_MAX_NS);
+            // A look that found something may have stopped before the end.
+            if std::mem::replace(&mut found, self.0.found()) == self.0.found() {
+                clock::nap(pause);
+                pause = (2 * pause).min(PAUSE_MAX_NS);
+            }
         }
     }
 }

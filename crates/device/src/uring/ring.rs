@@ -191,6 +191,11 @@ impl Ring {
         }
     }
 
+    /// How much has been taken out of the completion queue, and not collected.
+    pub fn found(&self) -> usize {
+        self.taken.len()
+    }
+
     /// Takes what has completed out of the completion queue.
     fn take_out(&mut self) {
         let found = self.ring.completion();
