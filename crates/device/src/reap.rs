@@ -241,19 +241,39 @@ impl Reaper {
         match group.mode {
             Mode::Doze => self.counts.add(Outcome::Blocked, false, wait.cpu()),
             _ => {
-                self.end(times, wait, Outcome::Blocked, End::Whole);
+                let seen = self.end(times, wait, Outcome::Blocked, End::Whole);
+                self.judge(times, group, seen, seen.now);
             }
         }
     }
 
     /// Waits for a group; the time that it took is known then, if all of it is there.
     pub fn wait(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
+        let seen = self.wait_for(times, group, source, true);
+        self.judge(times, group, seen, seen.now);
+        seen
+    }
+
+    /// The same, but whether it paid is [judged](Reaper::judge) by the caller, who has more to do for it than a plain call.
+    pub fn wait_within(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
         self.wait_for(times, group, source, true)
     }
 
     /// The same; if it is the first of several groups, what each took is [told](Reaper::ended) by who finds it.
     pub fn wait_for_first(&self, times: &mut Times, group: Group, source: &mut dyn Source) -> Seen {
-        self.wait_for(times, group, source, false)
+        let seen = self.wait_for(times, group, source, false);
+        self.judge(times, group, seen, seen.now);
+        seen
+    }
+
+    /// Learns whether it paid to wait so, by how long it took until all was done that a wait of its kind needs beside a plain call.
+    pub fn judge(&self, times: &mut Times, group: Group, seen: Seen, now: u64) {
+        if self.learns() && seen.tells {
+            let took = now.saturating_sub(group.since);
+            times
+                .line(group.class)
+                .learn(Costs::get(), seen.outcome, took);
+        }
     }
 
     fn wait_for(
@@ -277,6 +297,7 @@ impl Reaper {
                     outcome,
                     now: clock::now_ns(),
                     by_look: false,
+                    tells: false,
                 };
             }
             Mode::Spin => {
@@ -300,7 +321,7 @@ impl Reaper {
         self.end(times, wait, outcome, end)
     }
 
-    /// Counts a wait, and learns from it.
+    /// Counts a wait, and learns from what was waited for.
     fn end(&self, times: &mut Times, wait: Wait, outcome: Outcome, end: End) -> Seen {
         let (group, now) = (wait.group, clock::now_ns());
         let took = now.saturating_sub(group.since);
@@ -309,6 +330,7 @@ impl Reaper {
             outcome,
             now: wait.there.unwrap_or(now),
             by_look: wait.there.is_some(),
+            tells: end != End::Other,
         };
         if end == End::Whole {
             // Those that doze take as long.
@@ -322,7 +344,6 @@ impl Reaper {
             let (line, margin) = times.line_and_margin(group.class);
             if let Some(prediction) = line.prediction() {
                 margin.learn(Costs::get(), group.class, outcome, prediction);
-                line.learn(Costs::get(), outcome, took);
             }
             if end == End::Whole {
                 self.note(times, group.class, group.since, seen);
@@ -383,15 +404,23 @@ pub(crate) struct Seen {
     now: u64,
     /// What was there by then looks took out (invariant 5).
     by_look: bool,
+    /// Something is learnt from how long the wait took.
+    tells: bool,
 }
 
 impl Seen {
+    /// Whether something is to be learnt from how long the wait took.
+    pub fn tells(self) -> bool {
+        self.tells
+    }
+
     /// Of what was there when somebody looked.
     pub fn found() -> Seen {
         Seen {
             outcome: Outcome::Found,
             now: clock::now_ns(),
             by_look: false,
+            tells: false,
         }
     }
 }

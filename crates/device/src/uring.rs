@@ -24,8 +24,9 @@ use crate::buf::{self, Loans, Segment};
 use crate::file::FileDevice;
 use crate::kept::Kept;
 use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
-use crate::reap::{Class, Group, Reaper, Times};
+use crate::reap::{Class, Group, Reaper, Seen, Times};
 use crate::threads;
+use base::clock;
 use io_uring::{IoUring, Probe, opcode};
 use polled::Looked;
 use ring::{All, News, Ring};
@@ -126,7 +127,11 @@ pub(crate) fn run(
             times: &mut times,
             group: (requests.len() <= RING_ENTRIES as usize).then_some(group),
         };
-        run_on_ring((device, sort), requests, meanwhile, waiting);
+        let seen = run_on_ring((device, sort), requests, meanwhile, waiting);
+        if let Some(seen) = seen.filter(|seen| seen.tells() && reaper.learns()) {
+            // With all that a ring is more than the call that blocks.
+            reaper.judge(&mut times, group, seen, clock::now_ns());
+        }
     }
     reaper.keep(times);
 }
@@ -144,7 +149,7 @@ fn run_on_ring(
     requests: &mut [Request<'_>],
     meanwhile: Option<&mut dyn FnMut()>,
     waiting: Waiting<'_>,
-) {
+) -> Option<Seen> {
     let ordinary = |error: io::Error| match sort {
         Sort::Polled => take_ring(device, Sort::Ordinary),
         Sort::Ordinary => Err(error),
@@ -159,9 +164,10 @@ fn run_on_ring(
             for request in requests {
                 threads::perform(device, request);
             }
-            return;
+            return None;
         }
     };
+    let mut seen = None;
     buf::scope(|loans| {
         let mut batch = Batch {
             errors: Vec::with_capacity(requests.len()),
@@ -176,9 +182,10 @@ fn run_on_ring(
             batch.ring.start();
             meanwhile();
         }
-        batch.finish(waiting);
+        seen = batch.finish(waiting);
     });
     keep_ring(device, ring);
+    seen
 }
 
 /// Blocking in the kernel for one request is what a plain call does, without the ring's
@@ -245,8 +252,9 @@ impl<'b> Batch<'_, 'b, '_> {
         }
     }
 
-    /// Submits and waits until every request has ended.
-    fn finish(&mut self, waiting: Waiting<'_>) {
+    /// Submits and waits until every request has ended; how the last wait of a group did.
+    fn finish(&mut self, waiting: Waiting<'_>) -> Option<Seen> {
+        let mut seen = None;
         let Waiting {
             reaper,
             times,
@@ -255,7 +263,7 @@ impl<'b> Batch<'_, 'b, '_> {
         loop {
             self.fill();
             if self.ring.in_flight() == 0 {
-                return;
+                return seen;
             }
             // With more to submit, the first free entry is worth waking up for.
             let more = self.rest.len() > 0;
@@ -263,10 +271,10 @@ impl<'b> Batch<'_, 'b, '_> {
             match group {
                 Some(group) => {
                     let ring = &mut *self.ring;
-                    match ring.sort() {
-                        Sort::Ordinary => reaper.wait(times, group, &mut All { ring, want }),
-                        Sort::Polled => reaper.wait(times, group, &mut Looked(ring)),
-                    };
+                    seen = Some(match ring.sort() {
+                        Sort::Ordinary => reaper.wait_within(times, group, &mut All { ring, want }),
+                        Sort::Polled => reaper.wait_within(times, group, &mut Looked(ring)),
+                    });
                 }
                 None => self.ring.wait(want),
             }

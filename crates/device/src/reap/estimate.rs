@@ -59,9 +59,18 @@ impl Window {
             }
             false => self.sorted.iter().position(|&t| t == old).unwrap_or(0),
         };
-        self.sorted[gone] = ns;
-        // Few, and in order but for one.
-        self.sorted[..self.len].sort_unstable();
+        // In order but for that one, which goes where it belongs.
+        let sorted = &mut self.sorted[..self.len];
+        let mut at = gone;
+        while at > 0 && sorted[at - 1] > ns {
+            sorted[at] = sorted[at - 1];
+            at -= 1;
+        }
+        while at + 1 < sorted.len() && sorted[at + 1] < ns {
+            sorted[at] = sorted[at + 1];
+            at += 1;
+        }
+        sorted[at] = ns;
     }
 
     /// The low quantile; `None` of too few.

@@ -3,7 +3,7 @@
 use super::costs::Costs;
 use super::estimate::{Class, Line, Margin, Outcome, SEEN, Times, Window};
 use super::plan::{Plan, is_long, plan};
-use super::{Group, Mode, Reaper, Reaping, Source};
+use super::{Group, Mode, Reaper, Reaping, Seen, Source};
 use crate::block::Durability;
 use crate::queue::Kind;
 use base::{clock, thread};
@@ -464,7 +464,7 @@ fn of_transfers_by_themselves_some_are_timed_and_count_for_all() {
     let mut times = Times::default();
     for number in 0..160 {
         if let Some(since) = reaper.start(number) {
-            reaper.ended(&mut times, (class(), since), super::Seen::found());
+            reaper.ended(&mut times, (class(), since), Seen::found());
         }
     }
     let reaped = reaper.reaped();
@@ -537,4 +537,41 @@ fn what_looks_take_is_not_the_time_of_the_device() {
     );
     let spun = reaper.reaped().spun_ns / 100;
     assert!(spun < 10 * Polled::EACH, "{spun}");
+}
+
+/// A thread that read by itself took twice the CPU time of one that blocked, and longer: what a ring takes beside a call came after the
+/// moment up to which waits were compared.
+#[test]
+fn a_wait_is_judged_by_all_that_it_takes() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let costs = Costs::get();
+    let (predicted, wake) = (300 * US, costs.wake_ns);
+    let begin = |since| Group {
+        class: class(),
+        since,
+        mode: Mode::Lazy,
+    };
+    let seen = Seen {
+        outcome: Outcome::Caught { spun: 50 * US },
+        now: 0,
+        by_look: false,
+        tells: true,
+    };
+    for (detour, rests) in [(0, false), (wake, true)] {
+        let mut times = Times::default();
+        *times.line(class()) = known(predicted);
+        for _ in 0..10 {
+            let line = times.line(class());
+            line.learn(costs, Outcome::Blocked, predicted + wake);
+        }
+        for since in 0..64 {
+            reaper.judge(&mut times, begin(since), seen, since + predicted + detour);
+        }
+        // A rest is of so many waits at least.
+        let mut waits = 0..32;
+        assert_eq!(
+            !waits.any(|_| times.line(class()).chooses_lazy(costs)),
+            rests
+        );
+    }
 }
