@@ -21,8 +21,8 @@ use base::clock::{self, Clock};
 use base::sync::{Mutex, rank};
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
-use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake, perform};
-use crate::reap::{Class, Group, Reaped, Reaper, Reaping, Seen, Source, Times};
+use crate::queue::{Bell, DeviceQueue, Ended, Part, Queue, Wake, perform, sleep_until};
+use crate::reap::{BELL_EACH, Class, Group, Reaped, Reaper, Reaping, Seen, Source, Times};
 
 /// Bytes that take a device's service time once.
 const UNIT: usize = 128 << 10;
@@ -154,7 +154,12 @@ impl LatencyDevice {
                 None
             }
             Clock::Real(_) => {
-                let mut over = Over { clock, end };
+                let mut over = Over {
+                    clock,
+                    end,
+                    bell: None,
+                    looks: 0,
+                };
                 Some(self.reaper.wait(times, group, &mut over))
             }
         }
@@ -165,18 +170,37 @@ impl LatencyDevice {
 struct Over<'a> {
     clock: &'a Clock,
     end: u64,
+    /// Or this one, which was rung so often, is rung again.
+    bell: Option<(&'a Bell, u64)>,
+    looks: u32,
+}
+
+impl Over<'_> {
+    fn is_over(&self) -> bool {
+        self.clock.monotonic_ns() >= self.end
+    }
 }
 
 impl Source for Over<'_> {
     fn is_there(&mut self) -> bool {
-        self.clock.monotonic_ns() >= self.end
+        self.looks += 1;
+        // A bell has a lock.
+        let rung = self.looks.is_multiple_of(BELL_EACH)
+            && self.bell.is_some_and(|(bell, rung)| bell.rung() != rung);
+        rung || self.is_over()
     }
 
     fn sleep(&mut self, until: Option<u64>) {
         let left = until.map(|until| until.saturating_sub(clock::now_ns()));
         let until = left.map(|left| self.clock.monotonic_ns() + left);
         let until = until.map_or(self.end, |until| until.min(self.end));
-        self.clock.sleep_until(until);
+        sleep_until(self.clock, until, self.bell);
+        // Rung or not, it is the next to be looked at.
+        self.looks = BELL_EACH - 1;
+    }
+
+    fn is_other(&mut self) -> bool {
+        !self.is_over()
     }
 }
 
@@ -322,7 +346,7 @@ impl Queue for LatencyQueue {
     }
 
     /// A part whose end it is, by the device's policy; who has less patience than that sleeps.
-    fn sleep_until(&mut self, ns: u64) {
+    fn sleep_until(&mut self, ns: u64, bell: Option<(&Bell, u64)>) {
         let clock = &self.device.clock;
         let first = match self.in_service.peek() {
             Some(&Reverse((end, at))) if end <= ns => self.parts[at].as_ref(),
@@ -338,11 +362,16 @@ impl Queue for LatencyQueue {
                     }
                     _ => reaper.begin_any(),
                 };
-                let mut over = Over { clock, end: ns };
+                let mut over = Over {
+                    clock,
+                    end: ns,
+                    bell,
+                    looks: 0,
+                };
                 let seen = reaper.wait_for_first(&mut self.times, group, &mut over);
-                self.seen = Some(seen);
+                self.seen = seen.tells().then_some(seen);
             }
-            _ => clock.sleep_until(ns),
+            _ => sleep_until(clock, ns, bell),
         }
     }
 

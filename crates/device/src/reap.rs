@@ -85,6 +85,11 @@ pub(crate) trait Source {
         None
     }
 
+    /// Between two looks. Who waits for another thread, of the kernel's or of this process, lets that go first.
+    fn pause(&mut self) {
+        thread::relax();
+    }
+
     /// Whether what was said to be there is something else than transfers, from which nothing is learnt about these.
     fn is_other(&mut self) -> bool {
         false
@@ -126,6 +131,9 @@ pub(crate) struct Reaper {
 
 /// Of so many transfers in flight by themselves one is timed, if nothing is learnt from them.
 const TIMED_EACH: u64 = 16;
+
+/// Who spins looks at a bell once in so many looks.
+pub(crate) const BELL_EACH: u32 = 16;
 
 /// Threads that spin in this process.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
@@ -304,7 +312,7 @@ impl Reaper {
                 let begin = clock::now_ns();
                 source.start();
                 while !source.is_there() {
-                    thread::relax();
+                    source.pause();
                 }
                 let spun = clock::now_ns() - begin;
                 Outcome::Caught { spun }
@@ -562,7 +570,7 @@ fn spin(looks: &mut Looks<'_>, begin: u64, until: u64) -> Option<(u64, bool)> {
             let end = looks.there.filter(|_| is_there).unwrap_or(now);
             return Some((end.saturating_sub(begin), is_there));
         }
-        thread::relax();
+        looks.source.pause();
     }
 }
 

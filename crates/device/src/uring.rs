@@ -190,11 +190,9 @@ fn run_on_ring(
 
 /// Blocking in the kernel for one request is what a plain call does, without the ring's
 /// detour (for a flush, through a worker thread of the kernel's). Batches on other devices,
-/// if any, are in flight already. A flush is never polled for: that worker is woken by the call and wakes its owner, and spinning
-/// keeps a CPU from it. A durable write to a block device is the exception: a call
+/// if any, are in flight already. A durable write to a block device is the exception: a call
 /// flushes the whole device after a write that was forced to the medium by itself.
 fn call_is_as_good(device: &FileDevice, request: &Request<'_>, group: Group) -> bool {
-    let blocks = group.blocks() || matches!(request.operation, Operation::Flush);
     let durable = matches!(
         request.operation,
         Operation::Write {
@@ -202,7 +200,7 @@ fn call_is_as_good(device: &FileDevice, request: &Request<'_>, group: Group) -> 
             ..
         }
     );
-    blocks && !(durable && device.block_device)
+    group.blocks() && !(durable && device.block_device)
 }
 
 /// The requests of one call of [`run`] (invariant 4).
@@ -272,7 +270,9 @@ impl<'b> Batch<'_, 'b, '_> {
                 Some(group) => {
                     let ring = &mut *self.ring;
                     seen = Some(match ring.sort() {
-                        Sort::Ordinary => reaper.wait_within(times, group, &mut All { ring, want }),
+                        Sort::Ordinary => {
+                            reaper.wait_within(times, group, &mut All::new(ring, want))
+                        }
                         Sort::Polled => reaper.wait_within(times, group, &mut Looked(ring)),
                     });
                 }
@@ -475,6 +475,32 @@ mod tests {
                     assert_eq!(read, &written[..]);
                 }
             }
+        }
+    }
+
+    /// It was a call that sleeps, whatever the policy.
+    #[test]
+    fn a_flush_by_itself_is_waited_for_by_the_policy() {
+        if probe().is_err() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        for (reap, blocked) in [(Reaping::Interrupt, 8), (Reaping::Poll, 0)] {
+            let options = OpenOptions {
+                reap,
+                ..OpenOptions::default()
+            };
+            let device = FileDevice::open(&path, &options, Engine::Uring).unwrap();
+            for _ in 0..8 {
+                let mut flush = [Request::new(Operation::Flush, 0)];
+                run(&device, &mut flush, None);
+                assert!(flush[0].error.is_none());
+            }
+            let reaped = device.reaper.reaped();
+            assert_eq!((reaped.waits, reaped.timed), (8, 8));
+            assert_eq!((reaped.blocked, reaped.caught), (blocked, 8 - blocked));
         }
     }
 

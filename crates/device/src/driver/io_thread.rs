@@ -18,7 +18,6 @@ use base::clock::{self, Clock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Parts in hand at most: enough for any device, few enough that what is urgent does not wait behind many.
 pub(super) const DEPTH: usize = 256;
@@ -172,15 +171,8 @@ impl IoThread {
         match self.queue.wake() {
             Wake::Now | Wake::Kernel => {}
             Wake::Bell => bell.wait(rung, None),
-            Wake::At(ns, clock) => match clock {
-                Clock::Manual(_) => clock.sleep_until(ns),
-                Clock::Real(_) => {
-                    let left = ns.saturating_sub(clock.monotonic_ns());
-                    if left > 0 {
-                        bell.wait(rung, Some(Duration::from_nanos(left)));
-                    }
-                }
-            },
+            Wake::At(ns, Clock::Manual(_)) => self.queue.sleep_until(ns, None),
+            Wake::At(ns, Clock::Real(_)) => self.queue.sleep_until(ns, Some((bell, rung))),
         }
     }
 

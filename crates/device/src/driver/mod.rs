@@ -14,7 +14,9 @@
 //!    durable write are urgent whoever asks.
 //! 4. The driver holds no lock but for a look, and waits for nobody but its device and its mail: so whoever waits for it may hold
 //!    any lock but a leaf.
-//! 5. A driver ends when its device is given up, after it has done what it has: who has flights keeps the device.
+//! 5. A driver waits for its device, and whoever waits for a driver waits for that, by the device's policy ([`crate::reap`]). Without anything in
+//!    hand both sleep.
+//! 6. A driver ends when its device is given up, after it has done what it has: who has flights keeps the device.
 
 mod io_thread;
 mod mail;
@@ -28,8 +30,9 @@ use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};
 use crate::error::Error;
 use crate::queue::{Bell, DeviceQueue, Ended, Kind, Part};
-use crate::reap::Reaped;
+use crate::reap::{Class, Group, Reaped, Reaper, Source, Times};
 use crate::topology::{Topology, Urgency};
+use base::clock;
 use base::sync::{Mutex, rank};
 use base::thread::{self, JoinHandle};
 use io_thread::IoThread;
@@ -40,6 +43,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Gives each device a driver.
 pub(crate) fn drive(
@@ -87,6 +91,8 @@ impl Waiter for Arc<Bell> {
 struct Driven {
     below: Arc<dyn BlockDevice>,
     shared: Arc<Shared>,
+    /// Of those who wait for the driver.
+    reaper: Reaper,
     thread: Option<JoinHandle>,
 }
 
@@ -108,6 +114,7 @@ impl Driven {
             IoThread::new(driver, queue).live();
         })?;
         Ok(Driven {
+            reaper: Reaper::new(below.info().reap),
             below,
             shared,
             thread: Some(thread),
@@ -155,6 +162,9 @@ impl BlockDevice for Driven {
             false => Urgency::of_caller(),
         };
         let returns = take_returns();
+        let mut times = self.reaper.take();
+        let class = Class::of_operations(requests.iter().map(|request| &request.operation));
+        let group = self.reaper.begin(&mut times, class);
         buf::scope(|loans| {
             let mut call = Call {
                 errors: Vec::with_capacity(requests.len()),
@@ -162,12 +172,14 @@ impl BlockDevice for Driven {
                 ended: Vec::new(),
                 returns: &returns,
                 loans,
+                waits: (&self.reaper, &mut times, group),
             };
             call.send(&self.shared, urgency, requests);
             if let Some(meanwhile) = meanwhile {
                 meanwhile();
             }
         });
+        self.reaper.keep(times);
         keep_returns(returns);
     }
 
@@ -176,7 +188,15 @@ impl BlockDevice for Driven {
     }
 
     fn reaped(&self) -> Option<Reaped> {
-        self.below.reaped()
+        let waits = self.reaper.reaped();
+        Some(match self.below.reaped() {
+            // It knows how long its transfers take.
+            Some(mut all) => {
+                all.add_waits(waits);
+                all
+            }
+            None => waits,
+        })
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -224,6 +244,7 @@ struct Call<'r, 'b> {
     ended: Vec<Ended>,
     returns: &'r Arc<Returns<Ended>>,
     loans: &'r mut Loans<'b>,
+    waits: (&'r Reaper, &'r mut Times, Group),
 }
 
 impl<'b> Call<'_, 'b> {
@@ -272,6 +293,12 @@ impl Drop for Call<'_, '_> {
     /// Waits for all that was sent.
     fn drop(&mut self) {
         if self.sent > 0 {
+            let (reaper, times, group) = &mut self.waits;
+            let mut back = Back {
+                returns: self.returns,
+                count: self.sent,
+            };
+            reaper.wait(times, *group, &mut back);
             self.returns.wait(self.sent, &mut self.ended);
         }
         for Ended { part, result } in self.ended.drain(..) {
@@ -281,4 +308,30 @@ impl Drop for Call<'_, '_> {
             }
         }
     }
+}
+
+/// All that a call has sent, as something to wait for.
+struct Back<'a> {
+    returns: &'a Returns<Ended>,
+    count: usize,
+}
+
+impl Source for Back<'_> {
+    fn is_there(&mut self) -> bool {
+        self.returns.has(self.count)
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        self.returns.sleep(self.count, until.map(left));
+    }
+
+    fn pause(&mut self) {
+        thread::yield_now();
+    }
+}
+
+/// How long it is until that moment of [`clock::now_ns`], for a sleep that shall end then.
+fn left(until: u64) -> Duration {
+    clock::exact_timers();
+    Duration::from_nanos(until.saturating_sub(clock::now_ns()))
 }

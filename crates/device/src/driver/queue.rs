@@ -7,11 +7,17 @@
 
 use super::mail::PARTS;
 use super::returns::Returns;
-use super::{Cancel, Driven, Sent};
+use super::{Cancel, Driven, Sent, left};
 use crate::queue::{Bell, Ended, Part, Queue, Wake};
+use crate::reap::{Class, Group, Seen, Source, Times};
 use crate::topology::Urgency;
+use base::{clock, thread};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// With more in flight something comes back all the time, and who waits for it sleeps.
+const LOOKED_AT: usize = 64;
 
 pub(super) struct DrivenQueue {
     driven: Arc<Driven>,
@@ -22,6 +28,10 @@ pub(super) struct DrivenQueue {
     free: Vec<u32>,
     /// Given up before the driver had them.
     given_up: Vec<Ended>,
+    times: Times,
+    pushed: u64,
+    /// How what is back was found, if it was waited for.
+    seen: Option<Seen>,
 }
 
 /// A part that is held or sent; its mark is its place and its generation.
@@ -31,6 +41,8 @@ struct Entry {
     user: u64,
     in_flight: bool,
     cancelled: bool,
+    /// With what it has in common how long it takes, and when it was pushed, if its time is taken.
+    pushed: Option<(Class, u64)>,
 }
 
 impl DrivenQueue {
@@ -43,7 +55,35 @@ impl DrivenQueue {
             entries: Vec::new(),
             free: Vec::new(),
             given_up: Vec::new(),
+            times: Times::default(),
+            pushed: 0,
+            seen: None,
         }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// The part that should be the first to come back, as a group of its own; where nothing is learnt, any.
+    fn first(&mut self) -> Option<Group> {
+        let (reaper, in_flight) = (&self.driven.reaper, self.in_flight());
+        if !reaper.learns() {
+            return Some(reaper.begin_any());
+        }
+        if in_flight > LOOKED_AT {
+            return None;
+        }
+        let times = &self.times;
+        let finish = |(class, since): &(Class, u64)| {
+            let ns = times.prediction(*class);
+            ns.map_or(u64::MAX, |ns| since + ns)
+        };
+        let in_hand = self.entries.iter().filter(|entry| entry.in_flight);
+        let first = in_hand
+            .filter_map(|entry| entry.pushed)
+            .min_by_key(finish)?;
+        Some(reaper.begin_first(&mut self.times, first, in_flight))
     }
 
     /// Sends what is held, as far as there is room.
@@ -75,6 +115,11 @@ impl DrivenQueue {
     fn settle(&mut self, ended: &mut Ended) {
         let index = ended.part.user as u32;
         let entry = &mut self.entries[index as usize];
+        // What failed, or was given up, tells nothing of how long transfers take.
+        if let (Some(pushed), Ok(())) = (entry.pushed.take(), &ended.result) {
+            let seen = *self.seen.get_or_insert_with(Seen::found);
+            self.driven.reaper.ended(&mut self.times, pushed, seen);
+        }
         ended.part.user = entry.user;
         entry.in_flight = false;
         entry.generation = entry.generation.wrapping_add(1);
@@ -104,11 +149,16 @@ impl Queue for DrivenQueue {
                 user: 0,
                 in_flight: false,
                 cancelled: false,
+                pushed: None,
             });
             self.entries.len() as u32 - 1
         });
+        let class = Class::of(part.kind, part.segment.len(), self.in_flight());
+        let since = self.driven.reaper.start(self.pushed);
+        self.pushed += 1;
         let entry = &mut self.entries[index as usize];
         (entry.in_flight, entry.cancelled) = (true, false);
+        entry.pushed = since.map(|since| (class, since));
         entry.user = std::mem::replace(&mut part.user, entry.mark(index));
         self.held.push_back(part);
     }
@@ -124,6 +174,7 @@ impl Queue for DrivenQueue {
         for ended in &mut ended[from..] {
             self.settle(ended);
         }
+        self.seen = None;
         self.send();
     }
 
@@ -134,6 +185,21 @@ impl Queue for DrivenQueue {
             true => Wake::Now,
             false => Wake::Bell,
         }
+    }
+
+    /// By the device's policy.
+    fn wait_for_bell(&mut self, (bell, rung): (&Bell, u64), patience: Option<Duration>) {
+        let Some(group) = self.first() else {
+            return bell.wait(rung, patience);
+        };
+        let mut rings = Rings {
+            returns: &self.returns,
+            bell: (bell, rung),
+            until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
+        };
+        let reaper = &self.driven.reaper;
+        let seen = reaper.wait_for_first(&mut self.times, group, &mut rings);
+        self.seen = seen.tells().then_some(seen);
     }
 
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool) {
@@ -163,5 +229,34 @@ impl Queue for DrivenQueue {
             self.driven.shared.cancels.lock().push(Cancel { of, users });
             self.driven.shared.bell.ring();
         }
+    }
+}
+
+/// Something that is back, a bell that was rung so often, or the end of the owner's patience.
+struct Rings<'a> {
+    returns: &'a Returns<Ended>,
+    bell: (&'a Bell, u64),
+    until: Option<u64>,
+}
+
+impl Source for Rings<'_> {
+    fn is_there(&mut self) -> bool {
+        let (bell, rung) = self.bell;
+        let is_over = self.until.is_some_and(|until| clock::now_ns() >= until);
+        is_over || bell.rung() != rung || !self.returns.is_empty()
+    }
+
+    fn sleep(&mut self, until: Option<u64>) {
+        let (bell, rung) = self.bell;
+        let until = until.into_iter().chain(self.until).min();
+        bell.wait(rung, until.map(left));
+    }
+
+    fn pause(&mut self) {
+        thread::yield_now();
+    }
+
+    fn is_other(&mut self) -> bool {
+        self.returns.is_empty()
     }
 }

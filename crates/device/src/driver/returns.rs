@@ -1,12 +1,13 @@
 //! What comes back to one sender. Checked by `model/`.
 //!
 //! 1. What was put here is taken once.
-//! 2. A sender that waits for a number is woken when so many are here; one that has a bell looks, and goes by the bell, which is
-//!    rung after each that is put here.
+//! 2. A sender that sleeps until a number is here is woken by the one that makes it so many; one that is awake looks, and nobody wakes it;
+//!    one that has a bell looks, and goes by the bell, which is rung after each that is put here.
 
 use crate::queue::Bell;
 use base::sync::{Condvar, Mutex, rank};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// See the module's head.
 #[derive(Debug)]
@@ -56,13 +57,28 @@ impl<T> Returns<T> {
 
     /// Waits until so many are here, and takes them.
     pub fn wait(&self, count: usize, into: &mut Vec<T>) {
+        self.sleep(count, None);
+        self.take(into);
+    }
+
+    /// Sleeps until so many are here; or not quite so long, if there is an end to the patience.
+    pub fn sleep(&self, count: usize, patience: Option<Duration>) {
         let mut state = self.state.lock();
         state.awaited = count;
         while state.here.len() < count {
-            self.all.wait(&mut state);
+            match patience {
+                None => self.all.wait(&mut state),
+                Some(time) => {
+                    self.all.wait_for(&mut state, time);
+                    break;
+                }
+            }
         }
         state.awaited = 0;
-        into.append(&mut state.here);
+    }
+
+    pub fn has(&self, count: usize) -> bool {
+        self.state.lock().here.len() >= count
     }
 
     pub fn take(&self, into: &mut Vec<T>) {

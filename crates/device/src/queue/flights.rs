@@ -363,7 +363,7 @@ impl Queues {
     /// False: there is no need to.
     fn sleep(&mut self, rung: Option<u64>, patience: Option<Duration>) -> bool {
         let before = self.bell.rung();
-        let (mut kernel, mut due, mut bells) = (None, None, rung.is_some());
+        let (mut kernel, mut due, mut told) = (None, None, None);
         for (index, line) in self.queues.iter().enumerate() {
             match (line.in_flight > 0).then(|| line.queue.wake()) {
                 None => {}
@@ -373,7 +373,7 @@ impl Queues {
                     let this = (left, clock.monotonic_ns(), index);
                     due = due.into_iter().chain([this]).min_by_key(|due| due.0);
                 }
-                Some(Wake::Bell) => bells = true,
+                Some(Wake::Bell) => told = told.or(Some(index)),
                 Some(Wake::Kernel) => kernel = Some(index),
             }
         }
@@ -382,6 +382,7 @@ impl Queues {
         }
         let left = due.map(|(left, ..)| left);
         let time = left.into_iter().chain(patience).min();
+        let bells = rung.is_some() || told.is_some();
         let bell = bells.then(|| (&*self.bell, rung.unwrap_or(before)));
         match (kernel, bell, due, time) {
             (Some(index), bell, ..) => {
@@ -389,13 +390,18 @@ impl Queues {
                 line.pushed = false;
                 line.queue.wait(bell, time);
             }
-            (None, Some((bell, rung)), _, time) => bell.wait(rung, time),
-            // A sleep of its own is more exact.
-            (None, None, Some((_, now, index)), Some(time)) => {
+            (None, bell, Some((_, now, index)), Some(time)) => {
                 let queue = &mut self.queues[index].queue;
-                queue.sleep_until(now + time.as_nanos() as u64);
+                queue.sleep_until(now + time.as_nanos() as u64, bell);
             }
-            (None, None, ..) => return false,
+            (None, Some((bell, rung)), None, time) => match told {
+                Some(index) => {
+                    let queue = &mut self.queues[index].queue;
+                    queue.wait_for_bell((bell, rung), time);
+                }
+                None => bell.wait(rung, time),
+            },
+            (None, ..) => return false,
         }
         true
     }

@@ -21,7 +21,7 @@ pub use flights::{Flight, FlightId, Landed, Queues, Refused, Run};
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::Segment;
 use crate::file::FileDevice;
-use base::clock::Clock;
+use base::clock::{self, Clock};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +35,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// A thread of the kernel's does it, which needs a CPU, where a ring is asked for it.
+    pub(crate) fn takes_a_thread(self) -> bool {
+        matches!(self, Kind::Flush | Kind::Write(Durability::Durable))
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Read => "read",
@@ -160,16 +165,33 @@ pub(crate) trait Queue: Send {
     /// again; or not quite so long.
     fn wait(&mut self, _bell: Option<(&Bell, u64)>, _patience: Option<Duration>) {}
 
-    /// For [`Wake::At`]: waits until that time of its clock, or not quite so long.
-    fn sleep_until(&mut self, ns: u64) {
+    /// For [`Wake::At`]: waits until that time of its clock or, of a bell that was rung so often, until it is rung again; or not quite so long.
+    fn sleep_until(&mut self, ns: u64, bell: Option<(&Bell, u64)>) {
         if let Wake::At(_, clock) = self.wake() {
-            clock.sleep_until(ns);
+            sleep_until(clock, ns, bell);
         }
+    }
+
+    /// For [`Wake::Bell`]: waits until that bell, which was rung so often, is rung again, or the time is over; or not quite so long.
+    fn wait_for_bell(&mut self, (bell, rung): (&Bell, u64), patience: Option<Duration>) {
+        bell.wait(rung, patience);
     }
 
     /// Asks for an early end of the parts with such marks, which are reaped then as they would be: done, failed, or as
     /// [`cancelled`].
     fn cancel(&mut self, mine: &dyn Fn(u64) -> bool);
+}
+
+/// Sleeps until that time of a clock or, of a bell that was rung so often, until it is rung again.
+pub(crate) fn sleep_until(clock: &Clock, ns: u64, bell: Option<(&Bell, u64)>) {
+    let Some((bell, rung)) = bell else {
+        return clock.sleep_until(ns);
+    };
+    let left = ns.saturating_sub(clock.monotonic_ns());
+    if left > 0 {
+        clock::exact_timers();
+        bell.wait(rung, Some(Duration::from_nanos(left)));
+    }
 }
 
 /// How a device takes part in somebody's queues; made by [`BlockDevice::queue`](crate::BlockDevice::queue).

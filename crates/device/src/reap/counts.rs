@@ -127,6 +127,16 @@ impl Reaped {
         self
     }
 
+    /// Adds what waits came to that others counted, without the times of transfers.
+    pub(crate) fn add_waits(&mut self, other: Reaped) {
+        self.add(Reaped {
+            timed: 0,
+            ns: 0,
+            times: Histogram::default(),
+            ..other
+        });
+    }
+
     /// Adds what another one counted.
     pub fn add(&mut self, mut other: Reaped) {
         for (sum, more) in self.values().into_iter().zip(other.values()) {

@@ -11,9 +11,9 @@ use super::Sort;
 use crate::block::{Durability, Request};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
-use crate::reap::{Class, Group, Reaper, Seen, Source, Times, enter};
+use crate::reap::{BELL_EACH, Class, Group, Reaper, Seen, Source, Times, enter};
 use crate::threads;
-use base::clock;
+use base::{clock, thread};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::ops::Deref;
@@ -33,8 +33,6 @@ const BELL: u64 = u64::MAX - 1;
 const DEAF: Duration = Duration::from_millis(1);
 /// With more in flight something ends all the time, and who waits for it sleeps as by an interrupt.
 const LOOKED_AT: usize = 64;
-/// Who spins looks at a bell once in so many looks.
-const BELL_EACH: u32 = 16;
 
 /// A ring and what is in flight on it; see the module's head.
 pub(super) struct Ring {
@@ -115,6 +113,12 @@ impl Ring {
 
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Whether a thread of the kernel's does some of what is in flight.
+    fn has_threads(&self) -> bool {
+        let mut parts = self.slots.iter().filter_map(|slot| slot.part.as_ref());
+        parts.any(|part| part.kind.takes_a_thread())
     }
 
     pub fn is_full(&self) -> bool {
@@ -243,6 +247,7 @@ impl Ring {
             bell,
             until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
             looks: 0,
+            has_threads: false,
         };
         let (reaper, times) = &mut timed.devices[device];
         timed.seen = Some(reaper.wait_for_first(times, group, &mut first));
@@ -417,10 +422,29 @@ fn performed(device: &FileDevice, part: &mut Part) -> io::Result<()> {
     request.error.map_or(Ok(()), Err)
 }
 
+/// Between two looks at a ring.
+fn pause(has_threads: bool) {
+    match has_threads {
+        true => thread::yield_now(),
+        false => thread::relax(),
+    }
+}
+
 /// The completions of all that is in flight on a ring, or of so many.
 pub(super) struct All<'a> {
-    pub ring: &'a mut Ring,
-    pub want: usize,
+    ring: &'a mut Ring,
+    want: usize,
+    has_threads: bool,
+}
+
+impl All<'_> {
+    pub fn new(ring: &mut Ring, want: usize) -> All<'_> {
+        All {
+            ring,
+            want,
+            has_threads: false,
+        }
+    }
 }
 
 impl Source for All<'_> {
@@ -430,11 +454,16 @@ impl Source for All<'_> {
 
     fn start(&mut self) {
         self.ring.start();
+        self.has_threads = self.ring.has_threads();
     }
 
     fn sleep(&mut self, until: Option<u64>) {
         enter::wait_for(&mut self.ring.ring, self.want, until.map(left));
         self.ring.count_queued();
+    }
+
+    fn pause(&mut self) {
+        pause(self.has_threads);
     }
 }
 
@@ -444,6 +473,7 @@ struct First<'a> {
     bell: Option<(&'a Bell, u64)>,
     until: Option<u64>,
     looks: u32,
+    has_threads: bool,
 }
 
 impl Source for First<'_> {
@@ -457,6 +487,7 @@ impl Source for First<'_> {
 
     fn start(&mut self) {
         self.ring.start();
+        self.has_threads = self.ring.has_threads();
     }
 
     fn sleep(&mut self, until: Option<u64>) {
@@ -464,6 +495,10 @@ impl Source for First<'_> {
         self.ring.wait_or(self.bell, until.map(left));
         // Rung or not, it is the next to be looked at.
         self.looks = BELL_EACH - 1;
+    }
+
+    fn pause(&mut self) {
+        pause(self.has_threads);
     }
 
     fn is_other(&mut self) -> bool {

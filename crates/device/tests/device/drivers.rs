@@ -8,8 +8,8 @@ use base::thread;
 use device::sim::Times;
 use device::{
     AlignedBuf, Array, Backend, BlockDevice, DeviceInfo, Durability, Error, Flight, Io, Kind,
-    Latency, LatencyDevice, OpenOptions, Operation, Queues, Request, Run, Topology, Unhurried,
-    create_image, open_devices,
+    Latency, LatencyDevice, OpenOptions, Operation, Queues, Reaping, Request, Run, Topology,
+    Unhurried, create_image, open_devices,
 };
 use std::io;
 use std::path::PathBuf;
@@ -497,4 +497,82 @@ fn a_device_that_does_not_answer_holds_up_its_own_alone() {
         queues.reap(&mut landed);
     }
     assert!(landed[9].result.is_ok());
+}
+
+/// A device that takes a while for each transfer, with a driver.
+fn slow(policy: Reaping) -> Arc<dyn BlockDevice> {
+    let latency = Latency {
+        service: Duration::from_micros(100),
+        flush: Duration::from_micros(100),
+        depth: 4,
+    };
+    let below = Sims::new(&[72 << 20], 1).members().remove(0);
+    let device = LatencyDevice::new(below, latency, Clock::real()).reaping(policy);
+    let mut driven = Topology::PerDevice.over(vec![Arc::new(device)]).unwrap();
+    driven.remove(0)
+}
+
+/// Callers slept until the driver's message came, and a driver of such a device slept, whatever the policy.
+#[test]
+fn callers_of_a_driver_and_the_driver_wait_by_the_policy() {
+    const CALLS: u64 = 64;
+    for policy in Reaping::ALL {
+        let device = slow(policy);
+        let mut page = AlignedBuf::zeroed(PAGE);
+        for _ in 0..CALLS / 2 {
+            device.read(0, &mut page).unwrap();
+            device.flush().unwrap();
+        }
+        let reaped = device.reaped().unwrap();
+        // Each call and each part of the driver's, at least once.
+        assert!(reaped.waits >= 2 * CALLS, "{reaped:?}");
+        // A transfer that two wait for is one.
+        assert!(reaped.timed <= CALLS + 16, "{reaped:?}");
+        match policy {
+            Reaping::Interrupt => assert_eq!((reaped.spins, reaped.sleeps), (0, 0)),
+            Reaping::Poll => assert_eq!((reaped.caught, reaped.blocked), (reaped.waits, 0)),
+            Reaping::Lazy => assert!(reaped.sleeps + reaped.spins > 0, "{reaped:?}"),
+        }
+    }
+}
+
+#[test]
+fn who_has_flights_with_a_driver_waits_by_the_policy_and_sleeps_without_any() {
+    for policy in Reaping::ALL {
+        let device = slow(policy);
+        let array = Arc::new(create(vec![Arc::clone(&device)], STRIPE));
+        let before = device.reaped().unwrap();
+        let mut queues = Queues::new(&array, 4, 4).unwrap();
+        let mut landed = Vec::new();
+        for tag in 0..64 {
+            let flight = Flight {
+                kind: Kind::Read,
+                memory: AlignedBuf::zeroed(PAGE),
+                tag,
+            };
+            let run = Run {
+                byte: 0,
+                at: 0,
+                len: PAGE,
+            };
+            queues.submit(flight, &[run]).unwrap();
+            queues.ring();
+            while landed.len() as u64 <= tag {
+                queues.wait(None, None);
+                queues.reap(&mut landed);
+            }
+        }
+        assert!(landed.iter().all(|flight| flight.result.is_ok()));
+        let reaped = device.reaped().unwrap().since(before);
+        assert!(reaped.waits > 0, "{reaped:?}");
+        match policy {
+            Reaping::Interrupt => assert_eq!((reaped.spins, reaped.sleeps), (0, 0)),
+            Reaping::Poll => assert!(reaped.caught > 64 && reaped.blocked == 0, "{reaped:?}"),
+            Reaping::Lazy => assert!(reaped.sleeps + reaped.spins > 0, "{reaped:?}"),
+        }
+        // Nobody looks for what is not there: a wait that ends because of its owner's patience is none for the device.
+        let before = device.reaped().unwrap().waits;
+        queues.wait(Some(queues.bell().rung()), Some(Duration::from_millis(1)));
+        assert_eq!(device.reaped().unwrap().waits, before);
+    }
 }
