@@ -612,6 +612,23 @@ mod tests {
         assert!(of("1000 µs, 4 KiB read, depth 1") && of("5000 µs, 128 KiB read, depth 1"));
     }
 
+    /// What a device had counted before, of other groups, was counted again with each.
+    #[test]
+    fn a_window_has_the_counts_of_its_own_waits() {
+        let device = slow(Duration::from_micros(1), Reaping::Poll);
+        let mut buffers = Buffers::new(4096, 8);
+        for depth in [1, 8, 1] {
+            let group = Group::reads(4096, depth);
+            let body = |device: &dyn BlockDevice| {
+                buffers.run(device, group, || 0)?;
+                Ok(depth as u64)
+            };
+            let window = measure(&device, Duration::from_millis(1), body).unwrap();
+            let waits = window.reaped.map(|reaped| reaped.waits);
+            assert_eq!(waits, Some(window.transfers / depth as u64));
+        }
+    }
+
     #[test]
     fn a_mix_a_step_and_a_file_are_measured() {
         let home = tempfile::tempdir().unwrap();
