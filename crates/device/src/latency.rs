@@ -200,7 +200,7 @@ impl Source for Over<'_> {
     }
 
     fn is_other(&mut self) -> bool {
-        !self.is_over()
+        self.bell.is_some() && !self.is_over()
     }
 }
 

@@ -34,7 +34,7 @@ use base::atomic::{AtomicUsize, Ordering};
 use base::clock;
 use base::thread;
 use counts::{CPU_EACH, Counts};
-use estimate::Outcome;
+use estimate::{Line, Outcome};
 use plan::Plan;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -340,22 +340,24 @@ impl Reaper {
             by_look: wait.there.is_some(),
             tells: end != End::Other,
         };
+        if !self.learns() {
+            if end == End::Whole {
+                self.counts.add_time(took, 1);
+            }
+            return seen;
+        }
+        let (line, margin) = times.line_and_margin(group.class);
         if end == End::Whole {
             // Those that doze take as long.
-            let count = match self.learns() {
-                true => times.line(group.class).told(),
-                false => 1,
-            };
-            self.counts.add_time(took, count);
+            self.counts.add_time(took, line.told());
         }
-        if self.learns() && end != End::Other {
-            let (line, margin) = times.line_and_margin(group.class);
-            if let Some(prediction) = line.prediction() {
-                margin.learn(Costs::get(), group.class, outcome, prediction);
-            }
-            if end == End::Whole {
-                self.note(times, group.class, group.since, seen);
-            }
+        if end != End::Other
+            && let Some(prediction) = line.prediction()
+        {
+            margin.learn(Costs::get(), group.class, outcome, prediction);
+        }
+        if end == End::Whole {
+            Self::note(line, group.since, seen);
         }
         seen
     }
@@ -368,13 +370,12 @@ impl Reaper {
         };
         self.counts.add_time(seen.now.saturating_sub(since), count);
         if self.learns() {
-            self.note(times, class, since, seen);
+            Self::note(times.line(class), since, seen);
         }
     }
 
     /// Notes that something was found by a wait that was started then.
-    fn note(&self, times: &mut Times, class: Class, since: u64, seen: Seen) {
-        let line = times.line(class);
+    fn note(line: &mut Line, since: u64, seen: Seen) {
         let took = seen.now.saturating_sub(since);
         let woken = line.woken(Costs::get(), took);
         let took = match seen.outcome {

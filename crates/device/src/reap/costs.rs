@@ -25,12 +25,13 @@ impl Costs {
     /// Of this machine.
     pub fn get() -> &'static Costs {
         static COSTS: OnceLock<Costs> = OnceLock::new();
-        if COSTS.get().is_none() {
-            // By a thread of its own: exact timers stay with who has asked for them.
-            let measure = || _ = COSTS.get_or_init(Costs::measure);
-            if let Ok(thread) = base::thread::spawn("costs", measure) {
-                _ = thread.join();
-            }
+        if let Some(costs) = COSTS.get() {
+            return costs;
+        }
+        // By a thread of its own: exact timers stay with who has asked for them.
+        let measure = || _ = COSTS.get_or_init(Costs::measure);
+        if let Ok(thread) = base::thread::spawn("costs", measure) {
+            _ = thread.join();
         }
         COSTS.get_or_init(Costs::measure)
     }
