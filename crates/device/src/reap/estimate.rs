@@ -37,6 +37,8 @@ const LATE: u64 = 8;
 const SHARE: i64 = 64;
 /// Waits without which a mean says nothing.
 const MEANT: u32 = 32;
+/// The first that block to see what that takes are those after so many that did not.
+const FIRST: u32 = 2 * MEANT;
 
 /// The last times of a class, in nanoseconds, as they came and in their order.
 #[derive(Clone, Debug, Default)]
@@ -217,7 +219,7 @@ impl Line {
             self.lazy = Mean::default();
         }
         self.turns += 1;
-        self.turns % AUDIT < AUDIT - AUDITED
+        (self.turns + AUDIT - AUDITED - FIRST) % AUDIT < AUDIT - AUDITED
     }
 
     /// Whether the next wait is one of a rest that is not looked at. To be asked once for each, before [`chooses_lazy`](Self::chooses_lazy),
@@ -266,6 +268,10 @@ impl Line {
         let Some(prediction) = self.prediction() else {
             return;
         };
+        if self.window.len < SEEN {
+            // The first of a class take longer, in memory that nobody has touched, and few others would be beside them for long.
+            return;
+        }
         match outcome {
             Outcome::Found => return,
             Outcome::Blocked if std::mem::replace(&mut self.has_blocked, true) => {

@@ -575,3 +575,22 @@ fn a_wait_is_judged_by_all_that_it_takes() {
         );
     }
 }
+
+/// On a fast device a class that gained nothing spun for thousands of waits: one of its first, which blocked, had taken three times as long
+/// as the others, and of each 256 no more than three others were counted with it.
+#[test]
+fn a_class_that_gains_nothing_rests_soon_after_its_first_waits() {
+    let mut line = Line::default();
+    let mut lazy = 0;
+    for wait in 0..400 {
+        let outcome = match line.chooses_lazy(&COSTS) {
+            true => Outcome::Caught { spun: 50 * US },
+            false => Outcome::Blocked,
+        };
+        lazy += u32::from(outcome != Outcome::Blocked);
+        let cold = if wait < 8 { 200 * US } else { 0 };
+        line.sample(100 * US);
+        line.learn(&COSTS, outcome, 104 * US + cold);
+    }
+    assert!((50..150).contains(&lazy), "{lazy}");
+}
