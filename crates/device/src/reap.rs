@@ -378,7 +378,10 @@ impl Reaper {
     fn note(line: &mut Line, since: u64, seen: Seen) {
         let took = seen.now.saturating_sub(since);
         let woken = line.woken(Costs::get(), took);
+        // Who blocks has it on another ring, where it takes another time.
+        line.looked |= seen.by_look;
         let took = match seen.outcome {
+            Outcome::Blocked if line.looked => return,
             Outcome::Blocked | Outcome::Late { .. } | Outcome::Early => woken,
             Outcome::Caught { .. } => took,
             // It was there some time before.
@@ -472,6 +475,9 @@ impl Wait {
         let mut looks = Looks::new(source);
         // When the last sleep ended, and when it should have.
         let mut awake = None;
+        if looks.found > Some(0) && looks.go_on() {
+            return self.found_by(&looks, awake, Outcome::Caught { spun: 0 });
+        }
         loop {
             let now = clock::now_ns();
             match line.plan(costs, margin, (class, since), now) {
@@ -480,7 +486,7 @@ impl Wait {
                     self.slept = true;
                     let now = clock::now_ns();
                     awake = Some((now, until));
-                    if looks.look(now) {
+                    if looks.look(now) || looks.there.is_some() && looks.go_on() {
                         return self.found_by(&looks, awake, Outcome::Early);
                     }
                 }
@@ -497,7 +503,8 @@ impl Wait {
                 }
                 Plan::Block => {
                     source.sleep(None);
-                    return Outcome::Blocked;
+                    // It is no wait that was to block, and is not compared as one.
+                    return Outcome::Late { spun: 0 };
                 }
             }
         }
@@ -556,6 +563,16 @@ impl Looks<'_> {
         }
         is_there
     }
+
+    /// Looks as long as something is found, and whether it is all there then: who finds something does not wait, however long that takes.
+    fn go_on(&mut self) -> bool {
+        loop {
+            let is_there = self.look(clock::now_ns());
+            if is_there || self.there.is_none() {
+                return is_there;
+            }
+        }
+    }
 }
 
 /// Looks until it is there or the time has come: how long it looked in vain, and whether it is there. `None`: others spin.
@@ -566,7 +583,7 @@ fn spin(looks: &mut Looks<'_>, begin: u64, until: u64) -> Option<(u64, bool)> {
     loop {
         let is_there = looks.look(now);
         now = clock::now_ns();
-        // Who finds something does not wait, however long that takes.
+        // See `Looks::go_on`.
         if is_there || now >= until && looks.there.is_none() {
             let end = looks.there.filter(|_| is_there).unwrap_or(now);
             return Some((end.saturating_sub(begin), is_there));

@@ -194,6 +194,7 @@ impl Counts {
                 part.add(Value::Caught, 1);
                 part.add(Value::SpunNs, spun);
             }
+            Outcome::Late { spun: 0 } => part.add(Value::Blocked, 1),
             Outcome::Late { spun } => {
                 part.add(Value::Spins, 1);
                 part.add(Value::Late, 1);

@@ -152,7 +152,7 @@ pub(crate) enum Outcome {
     Overslept { late: u64 },
     /// A spin found it, after so many nanoseconds.
     Caught { spun: u64 },
-    /// A spin of so many did not; the caller blocked.
+    /// A spin of so many did not, or none was tried because it was too late for that; the caller blocked.
     Late { spun: u64 },
 }
 
@@ -167,6 +167,8 @@ pub(crate) struct Line {
     /// What is forgotten of the next rest, in parts of [`FORGOTTEN`].
     good: u32,
     turns: u32,
+    /// Who is awake looks on a ring of its own, where nothing tells of completions but looks.
+    pub looked: bool,
     /// The wait before blocked, too.
     has_blocked: bool,
     /// Of 256 waits those that spun for nothing, about.

@@ -583,14 +583,35 @@ fn a_class_that_gains_nothing_rests_soon_after_its_first_waits() {
     let mut line = Line::default();
     let mut lazy = 0;
     for wait in 0..400 {
-        let outcome = match line.chooses_lazy(&COSTS) {
+        // What is so late blocks, though it was not to.
+        let cold = if wait < 8 { 200 * US } else { 0 };
+        let outcome = match line.chooses_lazy(&COSTS) && cold == 0 {
             true => Outcome::Caught { spun: 50 * US },
             false => Outcome::Blocked,
         };
         lazy += u32::from(outcome != Outcome::Blocked);
-        let cold = if wait < 8 { 200 * US } else { 0 };
         line.sample(100 * US);
         line.learn(&COSTS, outcome, 104 * US + cold);
     }
     assert!((50..150).contains(&lazy), "{lazy}");
+}
+
+/// Waits of a rest, on the ordinary ring, taught what a polled ring should take: who looked again after it slept too long, and rested again.
+#[test]
+fn who_blocks_on_another_ring_tells_nothing_of_one_that_polls() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    let seen = |outcome, by_look, ns| Seen {
+        outcome,
+        now: ns,
+        by_look,
+        tells: true,
+    };
+    let blocked = seen(Outcome::Blocked, false, 400 * US);
+    let caught = seen(Outcome::Caught { spun: 0 }, true, 100 * US);
+    (0..SEEN).for_each(|_| reaper.ended(&mut times, (class(), 0), blocked));
+    assert!(times.prediction(class()) > Some(100 * US));
+    (0..SEEN).for_each(|_| reaper.ended(&mut times, (class(), 0), caught));
+    (0..SEEN).for_each(|_| reaper.ended(&mut times, (class(), 0), blocked));
+    assert_eq!(times.prediction(class()), Some(100 * US));
 }
