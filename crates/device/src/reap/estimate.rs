@@ -187,8 +187,9 @@ struct Mean {
 }
 
 impl Mean {
-    fn add(&mut self, costs: &Costs, took: u64, prediction: u64) {
-        let took = took.min(prediction + LATE * costs.wake_ns);
+    /// Of a wait that took so long; what is beyond `most` is not the wait's.
+    fn add(&mut self, took: u64, most: u64, prediction: u64) {
+        let took = took.min(most);
         let quotient = ((took.min(1 << 40) << 16) / prediction.max(1)) as i64;
         self.count = self.count.saturating_add(1);
         let share = i64::from(self.count).min(SHARE);
@@ -274,13 +275,16 @@ impl Line {
             // The first of a class take longer, in memory that nobody has touched, and few others would be beside them for long.
             return;
         }
+        // With looks that take what is there out comes what that takes, on top of what is predicted.
+        let looks = if self.looked { prediction / 2 } else { 0 };
+        let most = prediction + looks + LATE * costs.wake_ns;
         match outcome {
             Outcome::Found => return,
             Outcome::Blocked if std::mem::replace(&mut self.has_blocked, true) => {
-                return self.blocked.add(costs, took, prediction);
+                return self.blocked.add(took, most, prediction);
             }
             Outcome::Blocked => return,
-            _ => self.lazy.add(costs, took, prediction),
+            _ => self.lazy.add(took, most, prediction),
         }
         self.has_blocked = false;
         self.failing -= self.failing / 8;

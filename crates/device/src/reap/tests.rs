@@ -615,3 +615,25 @@ fn who_blocks_on_another_ring_tells_nothing_of_one_that_polls() {
     (0..SEEN).for_each(|_| reaper.ended(&mut times, (class(), 0), blocked));
     assert_eq!(times.prediction(class()), Some(100 * US));
 }
+
+/// Where looks take completions out the wait goes on for long after what is predicted: then both that polled and that blocked counted as the most
+/// that counts at all, and polling seemed to gain nothing.
+#[test]
+fn what_looks_take_does_not_hide_what_polling_gains() {
+    let costs = Costs {
+        wake_ns: 5 * US,
+        ..COSTS
+    };
+    let mut line = known(218 * US);
+    line.looked = true;
+    let wait = |line: &mut Line| {
+        let lazy = line.chooses_lazy(&costs);
+        match lazy {
+            true => line.learn(&costs, Outcome::Caught { spun: 0 }, 260 * US),
+            false => line.learn(&costs, Outcome::Blocked, 284 * US),
+        }
+        lazy
+    };
+    let tried = (0..1_000).filter(|_| wait(&mut line)).count();
+    assert!(tried > 900, "{tried}");
+}
