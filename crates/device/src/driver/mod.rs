@@ -30,7 +30,7 @@ use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::buf::{self, Loans, Segment};
 use crate::error::Error;
 use crate::queue::{Bell, DeviceQueue, Ended, Kind, Part};
-use crate::reap::{Class, Group, Reaped, Reaper, Source, Times};
+use crate::reap::{Class, Group, Reaped, Reaper, Reaping, Source, Times};
 use crate::topology::{Topology, Urgency};
 use base::clock;
 use base::sync::{Mutex, rank};
@@ -113,8 +113,13 @@ impl Driven {
             }
             IoThread::new(driver, queue).live();
         })?;
+        let policy = match thread::cpu_count() {
+            // That is the driver's, while its callers wait.
+            1 => Reaping::Interrupt,
+            _ => below.info().reap,
+        };
         Ok(Driven {
-            reaper: Reaper::new(below.info().reap),
+            reaper: Reaper::new(policy),
             below,
             shared,
             thread: Some(thread),
