@@ -256,6 +256,9 @@ canaries! {
     /// A transaction does not look again, under the locks, at what it relied on (tx, invariant 2): what others did meanwhile is lost, or a name
     /// refers to nothing.
     TransactionUnchecked => "transaction-unchecked", Threads,
+    /// A relaxed transaction's whole pages are written to the files as single calls would: after a cut they are there without
+    /// the rest of it.
+    TransactionWrittenOver => "transaction-written-over", Cut,
     /// Pages of a transaction are merged with what their files hold before these are locked (data/transact, invariant 1): what is written
     /// beside them meanwhile is lost.
     TransactionMergedEarly => "transaction-merged-early", Threads,

@@ -70,6 +70,7 @@ const CLASSICS: &[&str] = &[
     "create foo; write foo 0 9000 1; tx write foo 4096 4096 2 + write A/foo 0 4096 3; tx write foo 0 4096 4 + write A/foo 4096 4096 5; sync; remount",
     "write A/foo end 200 1; fdatasync A/foo; tx write A/foo end 100 2 + truncate A/bar 100; write A/foo end 90 3; fsync A/foo; remount",
     "tx-relaxed create foo + write foo 0 20000 1; tx-relaxed write foo 5000 100 2 + rename foo A/foo 0; fsync B; checkpoint",
+    "tx-relaxed write A/foo 0 4096 1 + chmod A/bar 448; write A/foo 4096 4096 2; sync; tx-relaxed write A/foo 4096 4096 3 + chmod A/bar 420; write-direct A/foo 0 4096 4; write A/foo 5000 100 5; truncate A/foo 8500; sync",
     "rewrite A/foo 5000 1; tx write A/foo 10000 10 2 + unlink A/bar; tx truncate A/foo 20000; remount",
     "hold A/foo; tx unlink A/foo + create A/foo + write A/foo 0 300 1; release A/foo; sync",
     "tx write A/foo 0 9000 1 + chmod A 448 + create A/C; unlink A/foo; tx create A/foo + write A/foo 0 9000 2; checkpoint; tx write A/foo 0 9000 3; sync",

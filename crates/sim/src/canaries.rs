@@ -29,14 +29,33 @@ use Place::{Mode, Scenario};
 fn place(canary: Canary) -> Place {
     use Canary::*;
     match canary {
-        SkipPreflush | DataUnchecked | VouchedOverwritten | DataReadEarly | BatchNotDurable
-        | HalfRecord | VersionReset | DirtyNodeForgotten | CheckpointUnflushed | BothSlots
-        | ChunkStateStale | NoClosingCheckpoint | TornBatchAccepted | GenerationIgnored
-        | FirstDeviceFlushed | FsyncUncommitted | OverwriteUnflushed | SizeBeforeData
-        | TailNotZeroed | TailEndedEarly | TailOutlived | OrphanIntentDropped
-        | ReplaceBeforeData | AncestryUnchecked | FullDirectoryRemoved | TransactionInParts => {
-            Scenario("classics")
-        }
+        SkipPreflush
+        | DataUnchecked
+        | VouchedOverwritten
+        | DataReadEarly
+        | BatchNotDurable
+        | HalfRecord
+        | VersionReset
+        | DirtyNodeForgotten
+        | CheckpointUnflushed
+        | BothSlots
+        | ChunkStateStale
+        | NoClosingCheckpoint
+        | TornBatchAccepted
+        | GenerationIgnored
+        | FirstDeviceFlushed
+        | FsyncUncommitted
+        | OverwriteUnflushed
+        | SizeBeforeData
+        | TailNotZeroed
+        | TailEndedEarly
+        | TailOutlived
+        | OrphanIntentDropped
+        | ReplaceBeforeData
+        | AncestryUnchecked
+        | FullDirectoryRemoved
+        | TransactionInParts
+        | TransactionWrittenOver => Scenario("classics"),
         TailBeforeRecord => Scenario("interposed"),
         VersionGapAccepted => Scenario("forged"),
         StaleBatchAccepted => Scenario("stale"),

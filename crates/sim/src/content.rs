@@ -8,6 +8,7 @@
 //! 3. While `pending` is there, nothing of the new life can have been logged.
 
 use format::BLOCK_SIZE;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The unit of which a crash leaves one version or another, in bytes.
@@ -114,10 +115,22 @@ struct Version {
     cut: bool,
 }
 
+/// A version that was made behind others that are not there: what it wrote over blocks of before may be.
+#[derive(Clone, Debug)]
+struct Behind {
+    version: Version,
+    /// Pages that those others have moved to blocks of their own, where nobody finds them.
+    moved: BTreeSet<u64>,
+    /// Zeros may lie behind its end, or behind that of one that is not there.
+    zeros: bool,
+}
+
 /// The contents of one file since it was last durable.
 #[derive(Clone, Debug)]
 pub struct History {
     versions: Versions<Version>,
+    /// What may show of versions that are not among these; none of their sizes.
+    behind: Vec<Behind>,
     /// Content in memory that replaces all of `versions` in one step later.
     pending: Option<Arc<Vec<u8>>>,
     life: u32,
@@ -133,6 +146,7 @@ impl History {
         };
         History {
             versions: Versions::new(version),
+            behind: Vec::new(),
             pending: None,
             life: 0,
         }
@@ -207,13 +221,31 @@ impl History {
         copy
     }
 
-    /// As it is when the numbered version, and so all later ones, cannot be there; `None`: then nothing can.
-    pub fn before(&self, number: usize) -> Option<History> {
+    /// As it is when the numbered versions, ascending, each of which is there as a whole or not at all, are not; `None`: then nothing can be. What
+    /// others made later is logged behind them, so it is not there either, but for bytes in blocks that the file had before.
+    pub fn without(&self, absent: &[usize]) -> Option<History> {
         let mut copy = self.clone();
-        if number <= copy.versions.number() {
-            copy.pending = None;
-            let left = copy.versions.forget_from(number);
-            return left.then_some(copy);
+        let Some(first) = absent.first().filter(|first| **first <= self.number()) else {
+            return Some(copy);
+        };
+        copy.pending = None;
+        if !copy.versions.forget_from(*first) {
+            return None;
+        }
+        let (mut moved, mut zeros) = (BTreeSet::new(), false);
+        let later = self.versions.from(*first);
+        for ((number, version), before) in (*first..).zip(later).zip(self.versions.from(first - 1))
+        {
+            zeros |= version.cut || version.bytes.len() < before.bytes.len();
+            if absent.contains(&number) {
+                moved.extend(changed_pages(&before.bytes, &version.bytes));
+                continue;
+            }
+            copy.behind.push(Behind {
+                version: version.clone(),
+                moved: moved.clone(),
+                zeros,
+            });
         }
         Some(copy)
     }
@@ -258,7 +290,15 @@ impl History {
             let holds = |(number, version): (usize, &&Version)| {
                 version.holds(i * SECTOR, sector, number >= zeros_from)
             };
-            mine.iter().enumerate().any(holds) || spared((i * SECTOR / BLOCK_SIZE) as u64)
+            let page = (i * SECTOR / BLOCK_SIZE) as u64;
+            let written_over = |behind: &Behind| {
+                behind.version.life == life
+                    && !behind.moved.contains(&page)
+                    && behind.version.holds(i * SECTOR, sector, behind.zeros)
+            };
+            mine.iter().enumerate().any(holds)
+                || self.behind.iter().any(written_over)
+                || spared(page)
         })
     }
 }
@@ -277,6 +317,17 @@ impl Version {
         let kept = self.bytes.get(at..).unwrap_or_default();
         sector.starts_with(kept) && sector[kept.len()..].iter().all(|b| *b == 0)
     }
+}
+
+/// Pages up to the end of `after` that are not what they were, as far as bytes tell; behind the end of `before` there were zeros.
+fn changed_pages<'a>(before: &'a [u8], after: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
+    let changed = move |(page, bytes): (usize, &[u8])| {
+        let kept = before.get(page * BLOCK_SIZE..).unwrap_or_default();
+        let (same, new) = bytes.split_at(kept.len().min(bytes.len()));
+        (!kept.starts_with(same) || new.iter().any(|b| *b != 0)).then_some(page as u64)
+    };
+    let pages = after.chunks(BLOCK_SIZE).enumerate();
+    pages.filter_map(changed)
 }
 
 #[cfg(test)]
@@ -304,6 +355,40 @@ mod tests {
         assert!(history.allows(&longer).is_ok());
         history.durable();
         assert!(history.allows(&longer).is_err());
+    }
+
+    /// What single calls had written behind a transaction that is not there excused all that the transaction itself had written.
+    #[test]
+    fn behind_a_transaction_that_is_not_there_only_blocks_of_before_are_written_over() {
+        let (page, old) = (BLOCK_SIZE, vec![1; 3 * BLOCK_SIZE]);
+        let mut history = History::new(old.clone());
+        let mut transacted = old.clone();
+        transacted[page..page + 100].fill(2);
+        history.change(transacted.clone(), false);
+        let mut over = transacted.clone();
+        over[..10].fill(3);
+        over[page + 1000..page + 1010].fill(3);
+        over.resize(4 * BLOCK_SIZE, 3);
+        history.change(over.clone(), false);
+        assert!(history.allows(&over).is_ok());
+        let left = history.without(&[1]).unwrap();
+        assert!(left.allows(&old).is_ok());
+        let mut found = old.clone();
+        found[..10].fill(3);
+        assert!(left.allows(&found).is_ok(), "this block was there before");
+        assert!(left.allows(&over).is_err(), "its size comes later");
+        assert!(left.allows(&transacted).is_err());
+        found[page + 1000..page + 1010].fill(3);
+        assert!(left.allows(&found).is_err(), "that block is not the file's");
+        let mut longer = transacted;
+        longer.truncate(2 * page + 5);
+        history.change(longer, true);
+        let left = history.without(&[1]).unwrap();
+        let mut found = old;
+        found[2 * page + 5..].fill(0);
+        assert!(left.allows(&found).is_ok(), "zeros behind an end");
+        assert!(left.allows(&found[..2 * page + 5]).is_err());
+        assert!(history.without(&[0]).is_none());
     }
 
     #[test]

@@ -673,13 +673,9 @@ impl Oracle {
             let atomic = || self.atomic.iter().filter(|b| b.file == *id);
             let there = atomic().filter(|b| b.operations <= operations);
             let least = there.map(|b| b.version).max().unwrap_or(0).max(least);
-            // What single calls wrote later, over blocks that the file had before, may be there without it.
-            let written_over = |b: &&Barrier| {
-                (b.version + 1..=history.number()).any(|v| !atomic().any(|b| b.version == v))
-            };
-            let absent = atomic().filter(|b| b.operations > operations && !written_over(b));
-            let most = absent.map(|b| b.version).min().unwrap_or(usize::MAX);
-            let history = history.after(least).before(most);
+            let absent = atomic().filter(|b| b.operations > operations);
+            let absent: Vec<usize> = absent.map(|b| b.version).collect();
+            let history = history.after(least).without(&absent);
             let none = || format!("{}: part of a transaction that is not there", thing.path);
             let history = history.ok_or_else(none)?;
             history
