@@ -3,6 +3,9 @@
 //!
 //! What holds of each file, at every moment and after each cut: it has the content of one version, or none; and none that was superseded: by one whose
 //! commit, or cut, began after that one had ended, and was over, or was seen. After a power cut the same of commits that had returned.
+//!
+//! And of each name: it is where some operation on names put it, and none that was superseded. Such operations are durable once a commit has returned that
+//! began after they had ended, whatever file that was of.
 
 use crate::explore::mixed;
 use crate::world::{Image, Machine, Shape};
@@ -17,6 +20,7 @@ const TASKS: usize = 3;
 /// What each thread does so often.
 const STEPS: u64 = 16;
 const NAMES: [&[u8]; 2] = [b"first", b"second"];
+const MODE: u32 = libc::S_IFREG | 0o644;
 /// Cuts at the first write after a commit has returned, and others.
 const CUTS_AFTER: usize = 3;
 const CUTS: usize = 2;
@@ -33,10 +37,28 @@ struct Event {
     ended: u64,
 }
 
+/// Something that gives a name another file, or none.
+struct Naming {
+    /// Its place among the names.
+    name: usize,
+    to: To,
+    began: u64,
+    ended: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum To {
+    Nothing,
+    This(Key),
+    /// Any that had a name: what another name stood for, or one that is being made.
+    Some,
+}
+
 #[derive(Default)]
 struct Ledger {
     now: u64,
     events: Vec<Event>,
+    namings: Vec<Naming>,
     /// Versions of which a read has shown that they are there.
     seen: Vec<u64>,
     /// Crash points there were when commits returned, and their versions.
@@ -66,6 +88,48 @@ impl Ledger {
 
     fn end(&mut self, version: u64) {
         self.events[version as usize].ended = self.tick();
+    }
+
+    /// Begins to give names other files; the numbers of these events.
+    fn begin_naming(&mut self, names: &[(usize, To)]) -> std::ops::Range<usize> {
+        let (first, began) = (self.namings.len(), self.tick());
+        self.namings.extend(names.iter().map(|&(name, to)| Naming {
+            name,
+            to,
+            began,
+            ended: NEVER,
+        }));
+        first..self.namings.len()
+    }
+
+    /// It has happened, or has changed nothing.
+    fn end_naming(&mut self, events: std::ops::Range<usize>, happened: bool) {
+        let ended = self.tick();
+        for naming in &mut self.namings[events] {
+            match happened {
+                true => naming.ended = ended,
+                false => naming.began = NEVER,
+            }
+        }
+    }
+
+    /// Whether a name may stand for this, if all that ended by `durable` is there.
+    fn explain_name(&self, name: usize, found: Option<Key>, durable: u64) -> Result<(), String> {
+        let begun = |naming: &&Naming| naming.name == name && naming.began < NEVER;
+        let all = || self.namings.iter().filter(begun);
+        let there = all().filter(|naming| naming.ended <= durable);
+        let floor = there.map(|naming| naming.began).max().unwrap_or(0);
+        let is = |to: To| match found {
+            None => to == To::Nothing,
+            Some(file) => to == To::This(file) || to == To::Some,
+        };
+        match all().any(|naming| naming.ended >= floor && is(naming.to)) {
+            true => Ok(()),
+            false => Err(format!(
+                "{:?} stands for {found:?}, which was superseded, or never was",
+                NAMES[name]
+            )),
+        }
     }
 
     /// What ended before this is superseded, by what was over or seen.
@@ -140,10 +204,28 @@ fn all_of(fs: &FileSystem, ino: Ino) -> Result<(Key, Vec<u8>), Error> {
 }
 
 impl World<'_> {
-    fn make(&self, name: &[u8]) -> Result<(), Error> {
+    fn make(&self, name: usize) -> Result<(), Error> {
         let who = Caller::root();
-        let made = self.fs.mknod(&who, ROOT, name, libc::S_IFREG | 0o644, 0);
+        let events = self.ledger.lock().begin_naming(&[(name, To::Some)]);
+        let made = (self.fs).mknod(&who, ROOT, NAMES[name], MODE, 0);
+        let mut ledger = self.ledger.lock();
+        if let Ok(attr) = &made {
+            ledger.namings[events.start].to = To::This((attr.ino, attr.generation));
+        }
+        ledger.end_naming(events, made.is_ok());
         made.map(drop)
+    }
+
+    /// Does what gives names other files; what is gone meanwhile is no surprise.
+    fn rename(
+        &self,
+        names: &[(usize, To)],
+        change: impl FnOnce(&Caller) -> Result<(), Error>,
+    ) -> Result<(), String> {
+        let events = self.ledger.lock().begin_naming(names);
+        let done = change(&Caller::root());
+        self.ledger.lock().end_naming(events, done.is_ok());
+        there(done).map(drop)
     }
 
     fn read(&self, ino: Ino) -> Result<(), String> {
@@ -214,8 +296,8 @@ impl World<'_> {
 
     fn work(&self, rng: &mut Rng) -> Result<(), String> {
         let who = Caller::root();
-        let name = *rng.pick(&NAMES);
-        let Some(attr) = there(self.fs.lookup(ROOT, name))? else {
+        let name = rng.below(NAMES.len() as u64) as usize;
+        let Some(attr) = there(self.fs.lookup(ROOT, NAMES[name]))? else {
             return there(self.make(name)).map(drop);
         };
         let ino = attr.ino;
@@ -231,12 +313,16 @@ impl World<'_> {
                 Ok(())
             }
             9 => {
-                there(self.fs.unlink(&who, ROOT, name))?;
+                self.rename(&[(name, To::Nothing)], |who| {
+                    self.fs.unlink(who, ROOT, NAMES[name])
+                })?;
                 there(self.make(name)).map(drop)
             }
             10 => {
                 let [first, second] = NAMES;
-                there(self.fs.rename(&who, ROOT, first, ROOT, second, 0)).map(drop)
+                self.rename(&[(0, To::Nothing), (1, To::Some)], |who| {
+                    self.fs.rename(who, ROOT, first, ROOT, second, 0)
+                })
             }
             _ => match rng.one_in(2) {
                 true => self.fs.tick().map_err(|e| e.to_string()),
@@ -246,16 +332,35 @@ impl World<'_> {
     }
 }
 
-/// What the names have after a cut.
+/// What there is after a cut at this write.
 fn left(fs: &FileSystem, ledger: &Ledger, number: usize) -> Result<(), String> {
-    for name in NAMES {
+    let returned = || ledger.returned.iter().filter(|(count, _)| *count <= number);
+    let began = |version: &u64| ledger.events[*version as usize].began;
+    let durable = match number {
+        // Nothing was cut.
+        usize::MAX => ledger.now,
+        _ => returned()
+            .map(|(_, version)| began(version))
+            .max()
+            .unwrap_or(0),
+    };
+    let mut named = Vec::new();
+    for (place, name) in NAMES.into_iter().enumerate() {
         let found = there(fs.lookup(ROOT, name))?;
+        let key = found.as_ref().map(|attr| (attr.ino, attr.generation));
+        ledger.explain_name(place, key, durable)?;
         let Some(attr) = found else {
             continue;
         };
+        if (attr.mode, attr.nlink) != (MODE, 1) || named.contains(&attr.ino) {
+            return Err(format!(
+                "{name:?} has mode {:o}, {} links, and may be there twice",
+                attr.mode, attr.nlink
+            ));
+        }
+        named.push(attr.ino);
         let (file, bytes) = all_of(fs, attr.ino).map_err(|e| e.to_string())?;
-        let durable = ledger.returned.iter().filter(|(count, _)| *count <= number);
-        let durable = durable.map(|(_, version)| &ledger.events[*version as usize]);
+        let durable = returned().map(|(_, version)| &ledger.events[*version as usize]);
         let durable = durable.filter(|event| event.file == file);
         let floor = durable.map(|event| event.began).max().unwrap_or(0);
         ledger.explain(file, &bytes, floor)?;
@@ -278,8 +383,7 @@ pub fn run(seed: u64) -> Result<(), String> {
             machine: &machine,
             ledger: Mutex::new(rank::LEDGER, Ledger::default()),
         };
-        NAMES
-            .iter()
+        (0..NAMES.len())
             .try_for_each(|name| world.make(name))
             .map_err(text)?;
         fs.sync().map_err(text)?;
@@ -324,4 +428,29 @@ pub fn run(seed: u64) -> Result<(), String> {
         machine.fsck()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cut could bring back a name that had gone before a commit that was durable, or take one that was there: contents alone were looked at.
+    #[test]
+    fn a_name_is_where_what_is_durable_left_it() {
+        let mut ledger = Ledger::default();
+        let key = |number| (Ino { 0: number }, 1);
+        let made = ledger.begin_naming(&[(0, To::This(key(5)))]);
+        ledger.end_naming(made, true);
+        let unlinked = ledger.begin_naming(&[(0, To::Nothing)]);
+        assert!(ledger.explain_name(0, Some(key(5)), ledger.now).is_ok());
+        assert!(ledger.explain_name(0, None, ledger.now).is_ok());
+        assert!(ledger.explain_name(0, Some(key(6)), ledger.now).is_err());
+        assert!(ledger.explain_name(1, Some(key(5)), ledger.now).is_err());
+        ledger.end_naming(unlinked, true);
+        assert!(ledger.explain_name(0, Some(key(5)), ledger.now).is_err());
+        assert!(ledger.explain_name(0, Some(key(5)), ledger.now - 1).is_ok());
+        let renamed = ledger.begin_naming(&[(0, To::Some)]);
+        ledger.end_naming(renamed, false);
+        assert!(ledger.explain_name(0, Some(key(5)), ledger.now).is_err());
+    }
 }

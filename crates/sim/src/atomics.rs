@@ -147,7 +147,7 @@ pub fn failing(seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let file = rng.below(FILES.len() as u64) as usize;
     let base = base(rng.one_in(2))?;
-    let shape = "B; atomic 1 start F; S; atomic 1 commit";
+    let shape = "hold F; B; atomic 1 start F; S; atomic 1 commit";
     let beside = [
         "write F 50 20 1",
         "write F end 5000 1",

@@ -33,6 +33,56 @@ struct Writing {
     promised: u64,
 }
 
+/// A file system that has failed takes no change more, of whatever kind, through whatever handle: else it would be acknowledged, and lost.
+pub fn refuses_changes<'a>(
+    fs: &Arc<FileSystem>,
+    handles: impl Iterator<Item = &'a Arc<OpenFile>>,
+) -> Result<(), String> {
+    let (who, name) = (Caller::root(), b"refused");
+    let mode = SetAttr {
+        mode: Some(0o700),
+        ..SetAttr::default()
+    };
+    let mut tried = vec![
+        ("a mkdir", fs.mkdir(&who, ROOT, name, 0o700).map(drop)),
+        (
+            "a mknod",
+            fs.mknod(&who, ROOT, name, libc::S_IFREG | 0o600, 0)
+                .map(drop),
+        ),
+        (
+            "a symlink",
+            fs.symlink(&who, ROOT, name, b"nowhere").map(drop),
+        ),
+        ("a chmod", fs.setattr(&who, ROOT, &mode).map(drop)),
+        (
+            "a setxattr",
+            fs.setxattr(&who, ROOT, b"user.refused", b"1", 0),
+        ),
+        ("a sync", fs.sync()),
+    ];
+    for file in handles {
+        if file.flags() & libc::O_ACCMODE == libc::O_RDONLY {
+            continue;
+        }
+        tried.extend([
+            ("a write", fs.write(file, 0, b"refused").map(drop)),
+            ("a truncation", fs.truncate(&who, file.ino(), 1)),
+            ("an allocation", fs.fallocate(file, 0, 0, 1 << 20)),
+            ("an atomic write", fs.atomic_write(&who, file).map(drop)),
+            ("an fsync", fs.fsync(file, false)),
+        ]);
+    }
+    for (what, tried) in tried {
+        match tried.map_err(|error| error.errno()) {
+            Err(libc::EIO | libc::EROFS) => {}
+            Err(errno) => return Err(format!("errno {errno} of {what} after a failure")),
+            Ok(()) => return Err(format!("{what} succeeds after a failure")),
+        }
+    }
+    Ok(())
+}
+
 /// A file system under test, with what is known of it.
 pub struct Driver {
     pub machine: Arc<Machine>,
@@ -236,8 +286,24 @@ impl Driver {
         Ok(change)
     }
 
-    /// Compares an operation's outcome with the expected one.
+    /// Compares an operation's outcome with the expected one. When the file system has failed, nothing may be changed from then on.
     pub fn end(
+        &mut self,
+        op: &Op,
+        expected: Result<Change, i32>,
+        result: Result<(), fs::Error>,
+    ) -> Result<(), Stop> {
+        let ended = self.compare(op, expected, result);
+        if let (Err(Stop::Environment(_)), Some(fs), false) =
+            (&ended, &self.fs, self.machine.switch.is_cut())
+            && fs.store().failed().is_some()
+        {
+            refuses_changes(fs, self.held.values()).map_err(Stop::Violation)?;
+        }
+        ended
+    }
+
+    fn compare(
         &mut self,
         op: &Op,
         expected: Result<Change, i32>,
