@@ -12,7 +12,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use common::{Session, has_fuse, pattern};
 use mount::{Insist, MountOptions};
@@ -45,6 +47,46 @@ impl Mounted {
 
     fn end(self) {
         self.session.end();
+    }
+}
+
+/// Where a process of its own finds where it shall mount.
+const MOUNT_AT: &str = "SHEAF_MOUNT_AT";
+
+/// Not a test, but what another process does for one: mounts, says so, and is killed then.
+#[test]
+fn of_a_process_that_is_killed() {
+    let Some(at) = std::env::var_os(MOUNT_AT) else {
+        return;
+    };
+    let options = MountOptions::parse("").unwrap();
+    let session = Session::start(move |ready| {
+        mount::mount_operations(Toy::default(), Path::new(&at), &options, None, ready)
+    });
+    // SAFETY: nothing here is to go on.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    session.end();
+}
+
+/// Tests that were killed left dead mounts behind.
+#[test]
+fn a_mount_goes_away_with_a_test_that_is_killed() {
+    if !has_fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().canonicalize().unwrap();
+    let mut killed = Command::new(std::env::current_exe().unwrap());
+    killed.args(["--exact", "of_a_process_that_is_killed"]);
+    killed.env(MOUNT_AT, &at).stdout(Stdio::null());
+    let ended = killed.status().unwrap();
+    assert_eq!(ended.signal(), Some(libc::SIGKILL));
+    let is_mounted = || {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        mounts.contains(at.to_str().unwrap())
+    };
+    while is_mounted() {
+        base::thread::yield_now();
     }
 }
 

@@ -1,6 +1,8 @@
 //! What tests under a real mount have in common.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
 use mount::{Insist, Unmounter};
@@ -18,6 +20,20 @@ pub fn has_fuse() -> bool {
 pub struct Session {
     pub unmounter: Unmounter,
     pub ended: mpsc::Receiver<Result<(), mount::Error>>,
+    heir: Child,
+}
+
+/// Takes a mount away once its input ends, which it does with this process.
+const INHERIT: &str =
+    "trap '' INT TERM HUP; read -r _; umount -l \"$0\" || fusermount3 -u -z \"$0\"";
+
+/// A process that outlives this one, however it is killed, and takes away what it leaves mounted.
+fn heir(at: &Path) -> Child {
+    let mut heir = Command::new("/bin/sh");
+    heir.args(["-c", INHERIT]).arg(at).current_dir("/");
+    heir.stdin(Stdio::piped());
+    heir.stdout(Stdio::null()).stderr(Stdio::null());
+    heir.process_group(0).spawn().unwrap()
 }
 
 impl Session {
@@ -35,7 +51,11 @@ impl Session {
         })
         .unwrap();
         match ready.recv() {
-            Ok(unmounter) => Session { unmounter, ended },
+            Ok(unmounter) => Session {
+                heir: heir(unmounter.mountpoint()),
+                unmounter,
+                ended,
+            },
             Err(_) => panic!("{:?}", ended.recv().unwrap()),
         }
     }
@@ -44,7 +64,10 @@ impl Session {
     ///
     /// A process that another test has just started has copies of our descriptors, those of files
     /// in the mount among them, until its exec has closed them, which may be after we went on.
-    pub fn end(self) {
+    pub fn end(mut self) {
+        // The next mount may be at the same place.
+        self.heir.kill().unwrap();
+        self.heir.wait().unwrap();
         for _ in 0..1_000_000 {
             match self.unmounter.unmount(Insist::No) {
                 Err(mount::Error::Unmount { error, .. })
