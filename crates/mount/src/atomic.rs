@@ -334,9 +334,9 @@ impl AtomicWrites {
     }
 
     /// A task closes a descriptor of a handle, and its locks of the file go when this returns. What the same process has started through this handle is
-    /// over then, or through whatever handle if the process ends.
+    /// over then, or through whatever handle if the process ends or executes another program; and what was over before is gone from the kernel's cache.
     pub fn flush(&self, node: NodeId, handle: u64, task: u32) {
-        let Some(pending) = self.of(node).filter(|pending| pending.is_staging()) else {
+        let Some(pending) = self.of(node) else {
             return;
         };
         // Who cannot be told from the other is taken for it.
@@ -344,21 +344,27 @@ impl AtomicWrites {
             (Some(starter), Some(closer)) => starter != closer,
             _ => false,
         };
-        if of_another || (pending.handle != handle && !process::is_exiting(task)) {
+        if of_another || (pending.handle != handle && !process::is_ending(task)) {
             return;
         }
+        if pending.is_staging() {
+            self.cancel(&pending);
+        }
+        // Whoever gets the locks reads what the kernel has, also when somebody else is dropping it.
+        self.wait_until_gone(&pending);
+    }
+
+    fn cancel(&self, pending: &Arc<Pending>) {
         // First of all, or a write could slip through between.
         let is_new = self.0.tables.lock().cancelled.insert(pending.handle);
         if is_new {
             self.0.count.fetch_add(1, Ordering::Relaxed);
         }
-        let was_staging = self.abort_it(&pending);
+        let was_staging = self.abort_it(pending);
         if is_new && !was_staging {
             // It was committed or given up meanwhile: there is nothing that a write could be torn from.
             self.resume(pending.handle);
         }
-        // Whoever gets the locks reads what the kernel has.
-        self.wait_until_gone(&pending);
     }
 
     /// A write of a file, staged or not.
@@ -457,6 +463,13 @@ impl AtomicWrites {
         }
         if let Some(notifier) = self.0.notifier.get() {
             notifier.drop_moved(node);
+        }
+    }
+
+    /// A request was answered: what others left to its worker comes now.
+    pub fn answered(&self) {
+        if let Some(notifier) = self.0.notifier.get() {
+            notifier.answered();
         }
     }
 
@@ -679,6 +692,77 @@ fn write_back(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Bell;
+    use format::geometry::{Geometry, GeometryOptions};
+    use std::io::IoSlice;
+    use std::sync::mpsc;
+
+    /// A kernel that has dropped pages when it is told to go on.
+    struct Slow {
+        begun: mpsc::Sender<()>,
+        goes_on: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl Bell for Slow {
+        fn ring(&self, _: &[IoSlice<'_>]) -> std::io::Result<bool> {
+            self.begun.send(()).unwrap();
+            self.goes_on.lock().recv().unwrap();
+            Ok(true)
+        }
+    }
+
+    fn file_system(dir: &std::path::Path) -> Arc<FileSystem> {
+        let image = dir.join("image");
+        let bytes = 256 << 20;
+        device::create_image(&image, bytes).unwrap();
+        let devices = device::open_devices(&[image], &device::OpenOptions::default()).unwrap();
+        let geometry = Geometry::plan(&[bytes], GeometryOptions::default()).unwrap();
+        let array = device::Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &fs::MkfsOptions::default()).unwrap();
+        FileSystem::open(array, fs::FsOptions::default()).unwrap()
+    }
+
+    /// Who closed a descriptor while another thread's abort was on its way had the answer at once, and with that its locks were free: whoever
+    /// had them next read what the kernel had still.
+    #[test]
+    fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = file_system(dir.path());
+        let who = Caller::root();
+        let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+        let (node, handle, task) = (attr.ino.0, 1, std::process::id());
+        let (begun, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        let bell = Slow {
+            begun,
+            goes_on: Mutex::new(rank::LEAF, goes_on),
+        };
+        let notifier = Notifier::new(Some(Arc::new(bell)), Arc::new(AtomicUsize::new(8)));
+        let atomic = AtomicWrites::default();
+        atomic.init(notifier.clone());
+        atomic.start(&fs, (&who, task), (&file, handle)).unwrap();
+        let all = atomic.clone();
+        let aborts = base::thread::spawn("aborts", move || all.abort(node, handle)).unwrap();
+        begins.recv().unwrap();
+        let (all, closed) = (atomic.clone(), Arc::new(AtomicBool::new(false)));
+        let told = Arc::clone(&closed);
+        let closes = base::thread::spawn("closes", move || {
+            all.flush(node, handle, task);
+            told.store(true, Ordering::SeqCst);
+        });
+        while notifier.waiting() == 0 {
+            assert!(!closed.load(Ordering::SeqCst), "it was answered at once");
+            base::thread::yield_now();
+        }
+        go_on.send(()).unwrap();
+        aborts.join().unwrap();
+        closes.unwrap().join().unwrap();
+        assert!(atomic.of(node).is_none());
+        atomic.check(handle).unwrap();
+        drop(file);
+        fs.close().unwrap();
+    }
 
     #[test]
     fn pages_that_were_staged_or_cut_are_found() {

@@ -123,6 +123,7 @@ impl<O: Operations> Dispatcher<O> {
                     reply,
                 };
                 self.answer(request, scratch, &mut exchange);
+                self.operations.answered();
             }
             Err(malformed) => {
                 tracing::warn!(%malformed, "ignored");

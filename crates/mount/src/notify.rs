@@ -5,7 +5,7 @@
 //! 1. Nobody sends one who holds a lock that a request may wait for.
 //! 2. At most half of the workers that there are wait in one: the others serve what those pages wait for. Nor more than
 //!    half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes beyond that is
-//!    left to who is at it already ([`Notifier::drop_pages`]); the first is never refused.
+//!    left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is never refused.
 //! 3. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one, or waits for a short time only: the drop may need
 //!    that worker.
 
@@ -37,12 +37,16 @@ struct Inner {
     /// Workers that there are.
     live: Arc<AtomicUsize>,
     turns: Mutex<Turns>,
+    /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
+    owing: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Turns {
-    /// Workers in a drop.
+    /// Workers in a drop, or about to answer and to do what is left.
     dropping: usize,
+    /// The latter of these.
+    owing: usize,
     /// Workers that wait for one.
     waiting: usize,
     /// Left to those who drop.
@@ -62,6 +66,7 @@ impl Notifier {
             bell,
             live,
             turns: Mutex::new(rank::LEAF, Turns::default()),
+            owing: AtomicUsize::new(0),
         }))
     }
 
@@ -71,28 +76,48 @@ impl Notifier {
     }
 
     /// The kernel drops all that it has cached of a file; then does `then`. This is so when the call returns, unless half of the workers are at
-    /// others: then soon.
+    /// others: then soon. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
     pub fn drop_pages(&self, node: NodeId, then: Then) {
-        let mut next = Some((node, then));
         {
             let mut turns = self.0.turns.lock();
             let most = (self.live() / 2).min(BUSY_MAX);
             // Who else would do what is left?
             if turns.dropping > 0 && turns.dropping + turns.waiting >= most {
-                turns.left.extend(next);
+                turns.left.push_back((node, then));
                 return;
             }
             turns.dropping += 1;
         }
-        while let Some((node, then)) = next {
-            self.send(node, 0);
-            then();
-            let mut turns = self.0.turns.lock();
-            next = turns.left.pop_front();
-            if next.is_none() {
-                turns.dropping -= 1;
+        self.send(node, 0);
+        then();
+        let mut turns = self.0.turns.lock();
+        match turns.left.is_empty() {
+            true => turns.dropping -= 1,
+            false => {
+                turns.owing += 1;
+                self.0.owing.store(turns.owing, Ordering::Relaxed);
             }
         }
+    }
+
+    /// A request was answered: does what was left to it meanwhile, and comes until then.
+    pub fn answered(&self) {
+        if self.0.owing.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut turns = self.0.turns.lock();
+        if turns.owing == 0 {
+            return;
+        }
+        turns.owing -= 1;
+        self.0.owing.store(turns.owing, Ordering::Relaxed);
+        while let Some((node, then)) = turns.left.pop_front() {
+            drop(turns);
+            self.send(node, 0);
+            then();
+            turns = self.0.turns.lock();
+        }
+        turns.dropping -= 1;
     }
 
     /// The kernel drops what it has of a file that a write went elsewhere in. Once for all such writes that nobody has come to yet.
@@ -114,6 +139,12 @@ impl Notifier {
             turns.waiting += 1;
             Turn(self)
         })
+    }
+
+    /// Workers that wait for what others drop.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.turns.lock().waiting
     }
 
     fn live(&self) -> usize {
@@ -191,8 +222,13 @@ mod tests {
         let notifier = Notifier::new(bells, Arc::clone(&live));
         bell.notifier.set(Arc::downgrade(&notifier.0)).unwrap();
         notifier.drop_pages(7, Box::new(|| {}));
+        // Who had asked for the first one waited for those of others before it got an answer.
+        assert_eq!(bell.rung.load(Ordering::Relaxed), 1);
+        assert_eq!(notifier.0.turns.lock().dropping, 1);
+        notifier.answered();
         assert_eq!(bell.rung.load(Ordering::Relaxed), 4);
         assert_eq!(notifier.0.turns.lock().dropping, 0);
+        notifier.answered();
         notifier.drop_pages(7, Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 5);
 

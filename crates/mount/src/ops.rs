@@ -235,6 +235,8 @@ pub trait Operations: Send + Sync {
     fn write(&self, context: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize>;
     /// The answer to a write of this node is on its way: the kernel's pages are not locked for it any more.
     fn wrote(&self, _node: NodeId) {}
+    /// A request was answered, if it is one that is: what nobody waits for may be done now.
+    fn answered(&self) {}
     /// close(2) of one descriptor. ENOSYS: the kernel need not ask again.
     fn flush(&self, _context: &Context, _node: NodeId, _handle: u64) -> Result<()> {
         Err(Errno::NOSYS)

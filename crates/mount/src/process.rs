@@ -8,25 +8,24 @@ pub(crate) fn of_task(task: u32) -> Option<u32> {
     group(&status)
 }
 
-/// Whether a task is at its end, and its descriptors are closed one after the other. Not, where it cannot be told.
-pub(crate) fn is_exiting(task: u32) -> bool {
-    let stat = std::fs::read(format!("/proc/{task}/stat")).unwrap_or_default();
-    flags(&stat).is_some_and(|flags| flags & PF_EXITING != 0)
+/// Whether a task is at its end, or at that of its program, and its descriptors are closed one after the other. Not, where it cannot be told.
+///
+/// Its flags would tell, but they are in `stat`, which nobody can read between two programs: the kernel holds a lock that this waits for until the
+/// request is answered. Nor does this read what lies in the task's memory, whose lock may wait for an answer as well.
+pub(crate) fn is_ending(task: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{task}/status"));
+    status.is_ok_and(|status| ends(&status))
 }
 
-/// As in the kernel's `sched.h`.
-const PF_EXITING: u32 = 4;
+/// At its end a task has no memory any more; between two programs it has the new one's, in which there is no code yet.
+fn ends(status: &str) -> bool {
+    let code = status.lines().find_map(|line| line.strip_prefix("VmExe:"));
+    code.is_none_or(|code| code.trim() == "0 kB") && group(status).is_some()
+}
 
 fn group(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
     line.trim().parse().ok().filter(|&group| group != 0)
-}
-
-/// The seventh field behind the name, which is in brackets and may have any bytes in it.
-fn flags(stat: &[u8]) -> Option<u32> {
-    let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
-    let fields = std::str::from_utf8(&stat[name_ends + 1..]).ok()?;
-    fields.split_whitespace().nth(6)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -42,17 +41,21 @@ mod tests {
             let number: u32 = number.unwrap();
             assert_ne!(number, this);
             assert_eq!(of_task(number), Some(this));
-            assert!(!is_exiting(number));
+            assert!(!is_ending(number));
         });
         task.unwrap().join().unwrap();
         assert_eq!(of_task(0), None);
     }
 
     #[test]
-    fn names_of_programs_do_not_confuse() {
-        let stat = b"12 (a) b \xff (c) S 1 12 12 0 -1 4194308 99 0";
-        assert_eq!(flags(stat), Some(0x40_0004));
-        assert_eq!(flags(b"12 (a"), None);
-        assert_eq!(group("Name:\tTgid\nTgid:\t42\nPid:\t43\n"), Some(42));
+    fn who_has_no_code_is_at_an_end() {
+        let head = "Name:\tTgid\nTgid:\t42\nPid:\t43\n";
+        assert_eq!(group(head), Some(42));
+        assert!(ends(head));
+        assert!(ends(&format!(
+            "{head}VmExe:\t       0 kB\nVmLib:\t       0 kB\n"
+        )));
+        assert!(!ends(&format!("{head}VmExe:\t      20 kB\n")));
+        assert!(!ends(""));
     }
 }

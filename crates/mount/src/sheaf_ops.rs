@@ -535,6 +535,10 @@ impl Operations for SheafOps {
         self.atomic.wrote(node);
     }
 
+    fn answered(&self) {
+        self.atomic.answered();
+    }
+
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
         self.atomic.flush(node, handle, context.pid);
         Ok(())
@@ -542,6 +546,8 @@ impl Operations for SheafOps {
 
     fn release(&self, node: NodeId, handle: u64) {
         self.atomic.abort(node, handle);
+        // Nobody waits for the answer, but others may for what they left to this one.
+        self.atomic.answered();
         // Dropped without the table's lock: an unlinked file is deleted here.
         drop(self.handles.remove(handle));
     }

@@ -6,6 +6,7 @@ mod common;
 #[path = "common/world.rs"]
 mod world;
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -204,8 +205,50 @@ fn of_another_process() {
     }
     assert_eq!(ask(&file, START), 0);
     file.write_all_at(&[2; PAGE], 0).unwrap();
+    if task == "execute" {
+        // The other one goes with this program, this one does not.
+        // SAFETY: descriptors.
+        unsafe { libc::fcntl(0, libc::F_SETFD, libc::FD_CLOEXEC) };
+        // SAFETY: as above.
+        unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+        let script =
+            ["/bin/sh", "-c", "echo; kill -STOP $$"].map(|part| CString::new(part).unwrap());
+        let [program, flag, what] = script.each_ref().map(|part| part.as_ptr());
+        // SAFETY: strings that end, and a list of them that does.
+        unsafe { libc::execv(program, [program, flag, what, std::ptr::null()].as_ptr()) };
+        panic!("{}", std::io::Error::last_os_error());
+    }
     // SAFETY: nothing here is to go on.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+/// `execve` closed the other descriptor, and never came back: the daemon looked into `/proc` for what the kernel shows after that. What was staged would have
+/// stayed until the new program ended, while the locks were free.
+#[test]
+fn what_a_process_has_staged_goes_with_its_program_once_that_closes_the_file() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    fs::write(&path, [1; PAGE]).unwrap();
+    let file = open(&path, 0);
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "--nocapture", "of_another_process"]);
+    program
+        .env(TASK, "execute")
+        .stdin(file.try_clone().unwrap());
+    program.stdout(Stdio::piped());
+    let mut child = program.spawn().unwrap();
+    let mut status = 0;
+    // SAFETY: a process and a number.
+    let stopped = unsafe { libc::waitpid(child.id() as i32, &raw mut status, libc::WUNTRACED) };
+    assert_eq!(stopped, child.id() as i32);
+    assert!(libc::WIFSTOPPED(status), "{status:x}");
+    assert_eq!(aborted(&m), 1.0);
+    assert_eq!(fs::read(&path).unwrap(), [1; PAGE]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop((file, program));
+    m.end();
 }
 
 #[test]
