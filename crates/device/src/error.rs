@@ -8,7 +8,10 @@ use std::sync::Arc;
 /// An error of this crate. Cloning shares the source.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{device}: {operation} of {len} bytes at byte {offset} failed: {source}")]
+    #[error(
+        "{device}: {operation} of {len} bytes at byte {offset} failed: {source}{}",
+        io_remedy(source)
+    )]
     Io {
         device: String,
         operation: &'static str,
@@ -209,6 +212,17 @@ impl Error {
     }
 }
 
+/// Starts with a separator, or is empty.
+fn io_remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            "; what this device lies on is full (the host of a sparse image, the pool of a thin volume): make room there, and if \
+             the file system has turned read-only, unmount it and mount it again"
+        }
+        _ => "",
+    }
+}
+
 fn device_list(indices: &[usize]) -> String {
     let names: Vec<String> = indices.iter().map(usize::to_string).collect();
     let noun = if names.len() == 1 {
@@ -217,4 +231,23 @@ fn device_list(indices: &[usize]) -> String {
         "devices"
     };
     format!("{noun} {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who met it read "No space left on device" of a file system with room, and not whose.
+    #[test]
+    fn a_full_host_is_named_with_the_remedy() {
+        let error = |number| Error::Io {
+            device: "a.img".to_owned(),
+            operation: "write",
+            offset: 4096,
+            len: 512,
+            source: Arc::new(io::Error::from_raw_os_error(number)),
+        };
+        let told = |number| error(number).to_string().contains("make room there");
+        assert!(told(libc::ENOSPC) && told(libc::EDQUOT) && !told(libc::EIO));
+    }
 }

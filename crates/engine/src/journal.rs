@@ -518,10 +518,13 @@ impl Journal {
                 Ok(())
             }
         };
-        self.commits.complete(
-            batch.ticket,
-            result.map_err(|error| Error::Failed(format!("journal write: {error}").into())),
-        )?;
+        let result =
+            result.map_err(|error| Error::Failed(format!("journal write: {error}").into()));
+        if let (Err(error), None) = (&result, self.failed()) {
+            // Callers are told no more than that nothing can be changed.
+            tracing::error!("{error}");
+        }
+        self.commits.complete(batch.ticket, result)?;
         self.vouched.written(batch.epoch);
         if batch.flush == Flush::Before {
             self.vouched.flushed(batch.epoch);
