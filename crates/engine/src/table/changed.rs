@@ -5,17 +5,21 @@
 //!    that took the node has not set its entry: it moves from the one to the other without being in neither.
 //! 2. Which of two checkpoints a leaf belongs to that is touched while one begins is a guess: it may be in `next` for
 //!    no change, and its cost be counted for the wrong one.
+//! 3. A word of `next` that has, or ever had, a bit has one in `used`, which was set before: so a checkpoint looks at words that
+//!    are in use and at no others, which are nearly all.
 
 use base::atomic::{AtomicU64, Ordering};
 use format::table::{LEAF_NIDS, NID_LIMIT};
 
 const WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
+const _: () = assert!(WORDS.is_multiple_of(64));
 
 /// See the module's head; leaves go by their numbers.
 #[derive(Debug)]
 pub(crate) struct ChangedLeaves {
     next: Box<[AtomicU64]>,
     running: Box<[AtomicU64]>,
+    used: Box<[AtomicU64]>,
 }
 
 fn is_set(words: &[AtomicU64], leaf: u64) -> bool {
@@ -24,10 +28,28 @@ fn is_set(words: &[AtomicU64], leaf: u64) -> bool {
 
 impl ChangedLeaves {
     pub fn new() -> ChangedLeaves {
-        let words = || (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         ChangedLeaves {
-            next: words(),
-            running: words(),
+            next: words(WORDS),
+            running: words(WORDS),
+            used: words(WORDS / 64),
+        }
+    }
+
+    /// Words that are in use (invariant 3), of `next` and of `running`.
+    fn words(&self) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
+        let used = self.used.iter().enumerate();
+        used.flat_map(move |(i, used)| {
+            let bits = used.load(Ordering::SeqCst);
+            let set = (0..64).filter(move |bit| bits >> bit & 1 == 1);
+            set.map(move |bit| (&self.next[i * 64 + bit], &self.running[i * 64 + bit]))
+        })
+    }
+
+    fn use_word(&self, word: usize) {
+        let (used, bit) = (&self.used[word / 64], 1 << (word % 64));
+        if used.load(Ordering::SeqCst) & bit == 0 {
+            used.fetch_or(bit, Ordering::SeqCst);
         }
     }
 
@@ -44,14 +66,18 @@ impl ChangedLeaves {
 
     /// True: it was not there.
     pub fn add(&self, leaf: u64) -> bool {
-        let bit = 1 << (leaf % 64);
-        !self.has(leaf) && self.next[leaf as usize / 64].fetch_or(bit, Ordering::SeqCst) & bit == 0
+        if self.has(leaf) {
+            return false;
+        }
+        let (word, bit) = (leaf as usize / 64, 1 << (leaf % 64));
+        self.use_word(word);
+        self.next[word].fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
     /// A checkpoint takes the changed nodes. Returns how many leaves it gets.
     pub fn begin(&self) -> u64 {
         let mut leaves = 0;
-        for (next, running) in self.next.iter().zip(&self.running) {
+        for (next, running) in self.words() {
             let bits = next.load(Ordering::SeqCst);
             if bits != 0 {
                 running.fetch_or(bits, Ordering::SeqCst);
@@ -64,9 +90,9 @@ impl ChangedLeaves {
 
     /// It has set the entries of all that it took.
     pub fn entered(&self) {
-        for word in &self.running {
-            if word.load(Ordering::SeqCst) != 0 {
-                word.store(0, Ordering::SeqCst);
+        for (_, running) in self.words() {
+            if running.load(Ordering::SeqCst) != 0 {
+                running.store(0, Ordering::SeqCst);
             }
         }
     }
@@ -90,5 +116,21 @@ mod tests {
         assert_eq!(leaves.begin(), 2);
         leaves.entered();
         assert!(!leaves.keeps(70) && !leaves.keeps(71));
+    }
+
+    #[test]
+    fn leaves_anywhere_are_found_and_words_without_any_are_not_looked_at() {
+        let leaves = ChangedLeaves::new();
+        let last = NID_LIMIT / LEAF_NIDS - 1;
+        let all = [0, 63, 64, 64 * 63, 64 * 64, last / 2, last];
+        for round in 1..3 {
+            assert!(all.iter().all(|leaf| leaves.add(*leaf)));
+            assert_eq!(leaves.begin(), all.len() as u64);
+            assert!(all.iter().all(|leaf| !leaves.has(*leaf)));
+            assert!(all.iter().all(|leaf| leaves.keeps(*leaf)));
+            leaves.entered();
+            assert!(all.iter().all(|leaf| !leaves.keeps(*leaf)), "{round}");
+            assert_eq!(leaves.words().count(), 6);
+        }
     }
 }
