@@ -29,9 +29,17 @@ pub const INDEX_MAX: usize = 250;
 
 /// Leaves right below the root of a tree that many cores change: whatever changes the root keeps all of them out.
 const CROWDED_ROOT: usize = 4;
+/// Children of an index node right below the root of such a tree, while the root has room for more of them. All who look for a
+/// leaf lock the index node above it, if only shared, so its lock goes from core to core twice for each. The root
+/// is changed, and all kept out, as many times as it has room at most.
+const CROWDED_INDEX: usize = 32;
 
 fn index_max() -> usize {
     limit(INDEX_MAX, 4)
+}
+
+fn crowded_index() -> usize {
+    limit(CROWDED_INDEX, 3)
 }
 
 fn root_max() -> usize {
@@ -443,7 +451,7 @@ impl Path {
                 return Ok(growth);
             }
             below = self.index[level].0.nid();
-            if op.peek(slot).index()?.len() + more <= index_max() {
+            if op.peek(slot).index()?.len() + more <= self.index_most(op, level)? {
                 return Ok(growth);
             }
             growth.fresh.push(store.reserve_nid()?);
@@ -460,6 +468,17 @@ impl Path {
             growth.fresh.push(store.reserve_nid()?);
         }
         Ok(growth)
+    }
+
+    /// Children that an index node of this level may have.
+    fn index_most(&self, op: &Op<'_, FsNode>, level: usize) -> Result<usize, Error> {
+        let spreads = level == 0
+            && inode_of(op, self.inode)?.is_crowded()
+            && root_of(op, self.inode, self.tree)?.children.len() < root_max();
+        Ok(match spreads {
+            true => crowded_index(),
+            false => index_max(),
+        })
     }
 
     /// Links new leaves, already created, whose keys lie inside this path's leaf.
