@@ -633,9 +633,12 @@ impl<T, H: Keyed> RwLock<T, H> {
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
+        let held = Held::record(self.rank, self.key(), address(&self.inner), Mode::Shared);
+        #[cfg(feature = "trace")]
+        crate::trace::tried();
         Some(ReadGuard {
             share: Share::Taken(inner),
-            _held: Held::record(self.rank, self.key(), address(&self.inner), Mode::Shared),
+            _held: held,
         })
     }
 

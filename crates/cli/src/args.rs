@@ -1009,7 +1009,7 @@ pub struct Scale {
     /// Numbers of cores, separated by commas, instead of 1 to 128
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
-    /// How often one and two threads are measured and recorded; the median counts
+    /// How often one and two threads are measured, and each number of cores recorded; of the latter the fastest counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
     /// Files that each thread has, or makes, when one and two threads are measured

@@ -44,6 +44,8 @@ pub const THREADS_MAX: usize = 64;
 
 /// So many nodes ahead of the one that a checkpoint lets go of its memory is asked for.
 const RELEASED_AHEAD: usize = 8;
+/// Nodes that a worker lets go of at once, at least.
+const RELEASED_LEAST: usize = 256;
 
 /// How a store runs; none of it is on disk.
 #[derive(Clone, Debug)]
@@ -700,7 +702,7 @@ impl<C: Content> Store<C> {
     /// of references is one that another core has written.
     pub(crate) fn release(&self, lists: Vec<Vec<Dirty<C>>>) {
         let nodes: usize = lists.iter().map(Vec::len).sum();
-        let share = nodes.div_ceil(self.options.workers).max(256);
+        let share = nodes.div_ceil(self.options.workers).max(RELEASED_LEAST);
         let mut parts = Vec::new();
         for mut list in lists {
             while list.len() > share {
@@ -709,8 +711,12 @@ impl<C: Content> Store<C> {
             parts.push(list);
         }
         let release = |part: &mut Vec<Dirty<C>>| {
+            base::trace::mark("release");
             while let Some(one) = part.pop() {
-                base::trace::mark("release");
+                if part.len().is_multiple_of(RELEASED_LEAST) {
+                    // The rest could be another worker's.
+                    base::trace::mark("release");
+                }
                 if let Some(later) = part.len().checked_sub(RELEASED_AHEAD) {
                     prefetch::shared(&part[later].cell);
                 }

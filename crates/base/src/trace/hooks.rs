@@ -2,6 +2,7 @@
 
 use super::Waiting;
 use super::recorder::{Kind, record, recording};
+use crate::clock::thread_cpu_ns;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -13,6 +14,12 @@ pub fn locked(kind: Kind, address: usize, rank: &'static str, at: &Location<'sta
         "leaf" => record(kind, address, at.file(), at.line()),
         rank => record(kind, address, rank, 0),
     }
+}
+
+/// Whoever took the lock of the last event would not have waited for it.
+#[inline]
+pub fn tried() {
+    record(Kind::Tried, 0, "", 0);
 }
 
 #[inline]
@@ -69,26 +76,41 @@ pub fn unshared<T: ?Sized>(arc: &Arc<T>) {
 
 /// The caller waits for a device that moves this many bytes, as long as the value lives.
 pub fn device(bytes: impl FnOnce() -> u64) -> Waiting {
-    if recording() {
-        record(Kind::DeviceBegin, bytes() as usize, "", 0);
+    if !recording() {
+        return Waiting { cpu_ns: 0 };
     }
-    Waiting(())
+    record(Kind::DeviceBegin, bytes() as usize, "", 0);
+    Waiting {
+        cpu_ns: thread_cpu_ns(),
+    }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        record(Kind::DeviceEnd, 0, "", 0);
+        if recording() {
+            let spent = thread_cpu_ns().saturating_sub(self.cpu_ns);
+            record(Kind::DeviceEnd, spent as usize, "", 0);
+        }
     }
 }
 
 /// The caller begins a part of its work that several threads can share; parts of one stage have one name.
 pub fn mark(stage: &'static str) {
     record(Kind::Mark, 0, stage, 0);
+    processor();
 }
 
 /// All parts of a stage are done.
 pub fn joined() {
     record(Kind::Joined, 0, "", 0);
+    processor();
+}
+
+/// Tells what processor time the thread has had. What it takes to ask for that is before the event.
+pub fn processor() {
+    if recording() {
+        record(Kind::Processor, thread_cpu_ns() as usize, "", 0);
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +149,7 @@ mod tests {
         use Kind::*;
         assert_eq!(kinds(&events), [LockExclusive, Write, Read, Unlock]);
         assert_eq!(events[0].address, events[3].address);
-        assert_eq!((events[0].name, events[0].line), (rank::INODE.name, 0));
+        assert_eq!((events[0].name, events[0].line), (rank::INODE.name(), 0));
         assert_eq!(events[1].address, std::ptr::from_ref(&count).addr());
         assert_eq!(
             (events[1].name, events[2].line),
@@ -149,6 +171,8 @@ mod tests {
         drop(handle.clone().read_owned());
         drop(handle.write_owned());
         drop(leaf.try_lock());
+        let lock = RwLock::new(rank::INODE, 1);
+        drop(lock.try_read());
         let events = stop();
         // Readers and writers look at the one word that says whether readers are apart.
         let expected = [
@@ -158,6 +182,7 @@ mod tests {
             &[Write, Read, LockShared, Unlock, Write],
             &[LockExclusive, Read, Unlock, Write],
             &[LockExclusive, Unlock],
+            &[LockShared, Tried, Unlock],
         ];
         assert_eq!(kinds(&events), expected.concat());
         assert_eq!(events[0].address, events[7].address);

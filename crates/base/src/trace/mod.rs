@@ -14,9 +14,9 @@ mod hooks;
 mod recorder;
 
 #[cfg(feature = "trace")]
-pub(crate) use hooks::{atomic, born, locked, unlocked};
+pub(crate) use hooks::{atomic, born, locked, tried, unlocked};
 #[cfg(feature = "trace")]
-pub use hooks::{device, joined, mark, shared, unshared};
+pub use hooks::{device, joined, mark, processor, shared, unshared};
 pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};
 
 /// In this build there is something to record.
@@ -25,7 +25,11 @@ pub const AVAILABLE: bool = cfg!(feature = "trace");
 /// See [`device`].
 #[must_use]
 #[derive(Debug)]
-pub struct Waiting(());
+pub struct Waiting {
+    /// The thread's processor time when it began, in nanoseconds.
+    #[cfg(feature = "trace")]
+    cpu_ns: u64,
+}
 
 /// Of the standard library's `Arc`: a reference was made from this one.
 #[cfg(not(feature = "trace"))]
@@ -41,7 +45,7 @@ pub fn unshared<T: ?Sized>(_arc: &std::sync::Arc<T>) {}
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
 pub fn device(_bytes: impl FnOnce() -> u64) -> Waiting {
-    Waiting(())
+    Waiting {}
 }
 
 /// The caller begins a part of its work that several threads can share; parts of one stage have one name.
@@ -53,3 +57,8 @@ pub fn mark(_stage: &'static str) {}
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
 pub fn joined() {}
+
+/// Tells what processor time the thread has had, by which a recording knows what other processes took.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub fn processor() {}

@@ -16,6 +16,8 @@ pub enum Kind {
     LockShared,
     /// The same without a word of the lock written.
     LockEntered,
+    /// The lock of the event before was free, and would not have been waited for.
+    Tried,
     Unlock,
     /// An atomic was looked at.
     Read,
@@ -25,11 +27,14 @@ pub enum Kind {
     Born,
     /// A device is waited for; it moves `value` bytes.
     DeviceBegin,
+    /// Meanwhile the thread had `value` nanoseconds of processor time.
     DeviceEnd,
     /// A part of a longer job begins.
     Mark,
     /// The parts are done; one thread goes on.
     Joined,
+    /// The thread has had `value` nanoseconds of processor time. What passed since the event before went into asking.
+    Processor,
     /// Of whoever records.
     Note,
 }

@@ -1,15 +1,16 @@
-//! Recording: one real thread plays all threads, one after the other.
+//! Recording: one real thread plays all threads, one after the other, on all CPUs.
 //!
-//! 1. Each logical thread runs on a CPU of its own as far as the code can tell, and the store has
-//!    as many shards: what the recording shares is what as many cores would share.
+//! 1. Logical threads take turns on as many CPUs as are to be modelled, as far as the code can tell, and the store has
+//!    as many shards: what the recording shares is what as many cores would share. There are some forty of them
+//!    however few CPUs there are: so few do the same work as many, in directories as large, and what is recorded of it comes from
+//!    memory that is as cold.
 //! 2. Nothing runs beside it: commits and checkpoints are made by the same thread afterwards, of
-//!    what the operations left, and recorded as jobs.
-//! 3. Operations are recorded after others of the same thread, so that its caches are as warm as
-//!    they are on a core of its own.
+//!    what the operations left, and recorded as jobs: the last commit of those that come before a checkpoint.
+//! 3. Operations are recorded after others of the same thread, so that some of what it uses is in caches.
 //! 4. Before each thread's turn all of them do one operation each, and before the first turn many: what the code
 //!    makes of several cores that come one after the other, it has made.
 
-use base::clock::{Clock, thread_cpu_ns};
+use base::clock::Clock;
 use base::trace::{self, Event, Kind};
 
 use super::global_lock::GlobalLock;
@@ -28,8 +29,12 @@ const EVENTS_EXPECTED: usize = 300;
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub threads: usize,
-    /// Of each thread.
+    /// That threads take turns on: no more than these.
+    pub cpus: usize,
+    /// Of each thread, between two commits.
     pub operations: u64,
+    /// Of all threads from one checkpoint to the next, about; one commit's at least.
+    pub cycle: u64,
     /// Of each thread, before the recording: its directory has some entries then.
     pub before: u64,
 }
@@ -42,8 +47,23 @@ const LEFT: u64 = 50;
 impl Plan {
     /// Operations of a thread, recorded or not.
     pub fn share(&self) -> u64 {
-        let used = self.before + self.threads as u64 + WARM_UP + self.operations;
+        let used = self.before + self.passes() * self.each();
         used + used.div_ceil(LEFT)
+    }
+
+    /// Of each thread between two commits.
+    fn each(&self) -> u64 {
+        self.threads as u64 + WARM_UP + self.operations
+    }
+
+    /// The CPU of a thread.
+    fn cpu(&self, thread: usize) -> usize {
+        thread % self.cpus
+    }
+
+    /// Commits of a checkpoint.
+    fn passes(&self) -> u64 {
+        (self.cycle / (self.each() * self.threads as u64)).max(1)
     }
 }
 
@@ -71,12 +91,12 @@ pub fn calibrate() -> Scale {
     }
 }
 
-/// Has the calling thread be one of the logical ones as long as this lives.
+/// Has the calling thread be on one of the CPUs as long as this lives.
 struct Playing;
 
 impl Playing {
-    fn thread(number: usize) -> Playing {
-        trace::set_cpu(Some(number));
+    fn on(cpu: usize) -> Playing {
+        trace::set_cpu(Some(cpu));
         Playing
     }
 }
@@ -106,10 +126,10 @@ fn repeat(operation: &mut Operation<'_>, count: u64) -> Result<(), Error> {
 }
 
 /// One operation of each thread.
-fn round(operations: &mut [Operation<'_>]) -> Result<(), Error> {
+fn round(plan: &Plan, operations: &mut [Operation<'_>]) -> Result<(), Error> {
     interrupt::check()?;
     for (thread, operation) in operations.iter_mut().enumerate() {
-        let _playing = Playing::thread(thread);
+        let _playing = Playing::on(plan.cpu(thread));
         repeat(operation, 1)?;
     }
     Ok(())
@@ -121,7 +141,7 @@ fn record_operations(
     operation: &mut Operation<'_>,
     spans: &mut Vec<Span>,
 ) -> Result<(), Error> {
-    let _playing = Playing::thread(thread);
+    let _playing = Playing::on(plan.cpu(thread));
     repeat(operation, WARM_UP)?;
     trace::start(plan.operations as usize * EVENTS_EXPECTED);
     let mut outcome = Ok(());
@@ -135,7 +155,7 @@ fn record_operations(
     }
     let events = trace::stop();
     outcome?;
-    spans.extend(cut(events, Owner::Thread(thread)));
+    spans.extend(cut(events, Owner::Thread(plan.cpu(thread))));
     Ok(())
 }
 
@@ -147,13 +167,13 @@ fn cut(events: Vec<Event>, owner: Owner) -> Vec<Span> {
         match (event.kind, event.address) {
             (Kind::Note, BEGIN) => open = Some((event.tick, Vec::new())),
             (Kind::Note, _) => {
-                if let Some((begin, events)) = open.take() {
+                if let Some((begin, mut events)) = open.take() {
+                    events.shrink_to_fit();
                     spans.push(Span {
                         owner,
                         begin,
                         events,
                         end: event.tick,
-                        cpu_ns: None,
                     });
                 }
             }
@@ -172,20 +192,16 @@ fn record_job(
     expected: usize,
     job: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Option<Span>, Error> {
-    let _playing = Playing::thread(0);
+    let _playing = Playing::on(0);
     trace::start(expected);
-    let before = thread_cpu_ns();
     note(BEGIN);
+    trace::processor();
     let outcome = job();
+    trace::processor();
     note(END);
-    let cpu_ns = (thread_cpu_ns() - before) as f64;
     let events = trace::stop();
     outcome?;
-    let span = cut(events, Owner::Job(number)).pop();
-    Ok(span.map(|span| Span {
-        cpu_ns: Some(cpu_ns),
-        ..span
-    }))
+    Ok(cut(events, Owner::Job(number)).pop())
 }
 
 /// A workload on a fresh Sheaf, which has no threads of its own and a shard for each thread.
@@ -207,27 +223,33 @@ pub fn sheaf(
     // Threads fill a directory that they share in turns, as they do at once elsewhere.
     let mut filling: Vec<_> = threads.filter_map(|i| run.filling(i)).collect();
     for _ in 0..plan.share() {
-        round(&mut filling)?;
+        round(plan, &mut filling)?;
     }
     for thread in 0..plan.threads {
         interrupt::check()?;
-        let _playing = Playing::thread(thread);
+        let _playing = Playing::on(plan.cpu(thread));
         operations.push(match filling.is_empty() {
             true => run.prepare(thread, &stop)?,
             false => run.filled(thread),
         });
     }
     for _ in 0..plan.before {
-        round(&mut operations)?;
+        round(plan, &mut operations)?;
     }
     side.settle()?;
     let mut spans = Vec::new();
-    for thread in 0..plan.threads {
-        round(&mut operations)?;
-        record_operations(plan, thread, &mut operations[thread], &mut spans)?;
+    for pass in 0..plan.passes() {
+        if pass > 0 {
+            side.commit_operations()?;
+        }
+        for thread in 0..plan.threads {
+            round(plan, &mut operations)?;
+            record_operations(plan, thread, &mut operations[thread], &mut spans)?;
+        }
     }
-    let count = plan.threads * (plan.operations + WARM_UP) as usize + plan.threads.pow(2);
-    let commit = record_job(0, count * 4, || side.commit_operations())?;
+    let count = plan.each() * plan.threads as u64;
+    let cycles = [count, count * plan.passes()];
+    let commit = record_job(0, cycles[0] as usize * 4, || side.commit_operations())?;
     let writes = |event: &Event| event.kind == Kind::DeviceBegin && event.address > 0;
     // Operations that change nothing make neither.
     if commit
@@ -235,9 +257,10 @@ pub fn sheaf(
         .is_some_and(|span| span.events.iter().any(writes))
     {
         spans.extend(commit);
-        spans.extend(record_job(1, count * 40, || side.checkpoint())?);
+        let expected = cycles[1] as usize * 40;
+        spans.extend(record_job(1, expected, || side.checkpoint())?);
     }
-    Ok(steps(&spans, plan.threads, count as u64, scale))
+    Ok(steps(&spans, plan.cpus, &cycles, scale))
 }
 
 /// What the store with one lock is asked to do.
@@ -295,5 +318,5 @@ pub fn global_lock(bad: Bad, plan: &Plan, scale: Scale) -> Result<Trace, Error> 
         record_operations(plan, thread, operation, &mut spans)?;
     }
     let count = plan.threads as u64 * plan.operations;
-    Ok(steps(&spans, plan.threads, count, scale))
+    Ok(steps(&spans, plan.cpus, &[count], scale))
 }

@@ -9,11 +9,15 @@
 //!    for a while, then sleeps. Releasing hands it to the first that spins; if none does it is free.
 //!    The first that sleeps is woken in any case, and comes again when it runs; by who held it exclusively all
 //!    sharers that sleep are, up to the first that wants it exclusively, and that (`RawRwLock::wake_parked_threads`).
-//!    Sharers hold it together, but none gets in past one that spins for it exclusively.
+//!    Sharers hold it together, but none gets in past one that spins for it exclusively. Who wants it exclusively while it is
+//!    shared is next, spinning or asleep: no sharer gets in any more, and the last that leaves hands it over
+//!    (`RawRwLock::wait_for_readers`). Who tries to share it and finds
+//!    it taken goes on without it, as the code does; it waits when it has let go of what it held meanwhile, since then it
+//!    asks for what it did not get.
 //! 4. A thread in the background takes its time from the core it is on: from one that no operations
 //!    run on, where there is one, else from all in turn. The operation that runs there is later by
 //!    that time; that it may hold a lock meanwhile is not modelled.
-//! 5. Each cycle of operations makes each job once. Operations wait when two cycles are not done.
+//! 5. Each job is made once for each of its cycles of operations. Operations wait when two of them are not done.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -109,6 +113,8 @@ struct Lock {
     /// Threads that hold it.
     holders: usize,
     exclusive: bool,
+    /// Wants it exclusively, and has it when those who share it are out.
+    next: Option<Waiter>,
     /// The first of them may have fallen asleep meanwhile.
     spinning: VecDeque<Waiter>,
     asleep: VecDeque<Waiter>,
@@ -148,6 +154,37 @@ struct Thread {
     behind_since: Option<Time>,
     /// Waits for a lock since.
     locked_out_since: Option<Time>,
+    /// Locks that it holds.
+    held: Vec<u32>,
+    /// A lock that it tried in vain.
+    missed: Option<Missed>,
+}
+
+impl Thread {
+    fn gives_back(&mut self, lock: u32) {
+        let at = self.held.iter().rposition(|held| *held == lock);
+        self.held.remove(at.expect("who gives a lock back has it"));
+    }
+}
+
+/// A lock that was tried in vain (invariant 3).
+#[derive(Clone, Copy)]
+struct Missed {
+    lock: u32,
+    line: u32,
+    stage: MissedStage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MissedStage {
+    /// The thread is where it would hold the lock.
+    Skipped,
+    /// It may hold another that it took right before.
+    Passed,
+    /// It waits for the lock.
+    Due,
+    /// It has it.
+    Held,
 }
 
 /// A thread in the background that leads a job, and how far it is.
@@ -202,6 +239,8 @@ impl<'a> Run<'a> {
             slice: 0,
             behind_since: None,
             locked_out_since: None,
+            held: Vec::new(),
+            missed: None,
         };
         let mut threads: Vec<Thread> = (0..workers).map(operation).collect();
         let mut leaders = Vec::new();
@@ -213,6 +252,8 @@ impl<'a> Run<'a> {
                 slice: 0,
                 behind_since: None,
                 locked_out_since: None,
+                held: Vec::new(),
+                missed: None,
             };
             // The leader does parts too.
             let leader = threads.len();
@@ -265,16 +306,37 @@ impl<'a> Run<'a> {
         }
         while self.to.is_none() {
             let Some(Reverse((now, _, thread))) = self.queue.pop() else {
+                assert!(self.begun == 0, "all wait for each other: {}", self.waits());
                 return;
             };
             self.turn(thread, now);
         }
     }
 
+    /// Which locks threads wait for, and what they hold.
+    fn waits(&self) -> String {
+        let name = |lock: &u32| format!("{} {lock}", self.trace.locks[*lock as usize].name);
+        let mut text = String::new();
+        for (number, lock) in (0..).zip(&self.locks) {
+            let waiters = lock.spinning.iter().chain(&lock.asleep);
+            for waiter in waiters.chain(&lock.next) {
+                let held = self.threads[waiter.thread].held.iter().map(name);
+                let held: Vec<String> = held.collect();
+                let how = match waiter.exclusive {
+                    true => "exclusive",
+                    false => "shared",
+                };
+                let (thread, wanted) = (waiter.thread, name(&number));
+                text += &format!("{thread} wants {wanted} {how}, has {held:?}; ");
+            }
+        }
+        text
+    }
+
     fn outcome(self) -> Outcome {
         let (from, to) = (self.from.unwrap_or(0), self.to.unwrap_or(0));
         let seconds = (to - from).max(1) as f64 / 1e12;
-        let operations = (CYCLES - WARM_UP) * self.trace.cycle;
+        let operations = (CYCLES - WARM_UP) * self.trace.cycle();
         Outcome {
             rate: operations as f64 / seconds,
             operations,
@@ -323,12 +385,25 @@ impl<'a> Run<'a> {
         if self.threads[thread].behind_since.is_some() {
             return self.next_operation(thread, now);
         }
-        let Some(step) = self.step(thread) else {
-            return self.end(thread, now);
-        };
         let operation = self.threads[thread].job.is_none();
         let counted = operation && self.counting();
         let core = self.threads[thread].core;
+        if let Some(missed) = self.threads[thread].missed
+            && matches!(missed.stage, MissedStage::Due | MissedStage::Held)
+        {
+            return self.make_up(thread, missed, now, counted);
+        }
+        let step = self.step(thread);
+        if let Some(missed) = &mut self.threads[thread].missed
+            && missed.stage == MissedStage::Passed
+            && matches!(step, None | Some(Step::Lock { .. }))
+        {
+            missed.stage = MissedStage::Due;
+            return self.at(now, thread);
+        }
+        let Some(step) = step else {
+            return self.end(thread, now);
+        };
         let until = match step {
             Step::Compute(time) => {
                 if operation {
@@ -341,9 +416,20 @@ impl<'a> Run<'a> {
             Step::Read(line) => self.touch(core, line, false, now, counted),
             Step::Write(line) => self.touch(core, line, true, now, counted),
             Step::Lock {
+                lock, line, tried, ..
+            } if tried && self.threads[thread].missed.is_none() && !self.is_free(lock, false) => {
+                self.threads[thread].missed = Some(Missed {
+                    lock,
+                    line,
+                    stage: MissedStage::Skipped,
+                });
+                self.touch(core, line, false, now, counted)
+            }
+            Step::Lock {
                 lock,
                 line,
                 exclusive,
+                ..
             } => {
                 match self.lock(thread, lock, line, exclusive, now, counted) {
                     Some(until) => until,
@@ -351,11 +437,64 @@ impl<'a> Run<'a> {
                     None => return,
                 }
             }
-            Step::Unlock { lock, line } => self.unlock(core, lock, line, now, counted),
+            Step::Unlock { lock, line } => {
+                use MissedStage::{Due, Passed, Skipped};
+                let at = &mut self.threads[thread];
+                match &mut at.missed {
+                    Some(missed) if missed.stage == Skipped && missed.lock == lock => {
+                        missed.stage = Passed;
+                        now
+                    }
+                    missed => {
+                        if let Some(missed) = missed
+                            && missed.stage == Passed
+                        {
+                            missed.stage = Due;
+                        }
+                        at.gives_back(lock);
+                        self.unlock(core, lock, line, now, counted)
+                    }
+                }
+            }
+            Step::Own { lock, line } => {
+                self.locks[lock as usize].fresh = bit(core);
+                self.touch(core, line, true, now, counted)
+            }
             Step::Device { bytes, here } => self.device(thread, bytes, here, now, counted),
         };
         self.advance(thread);
         self.at(until, thread);
+    }
+
+    /// Whether who comes gets the lock at once.
+    fn is_free(&self, lock: u32, exclusive: bool) -> bool {
+        let at = &self.locks[lock as usize];
+        let barred = !exclusive && at.spinning.iter().any(|waiter| waiter.exclusive);
+        at.next.is_none() && (at.holders == 0 || (!exclusive && !at.exclusive && !barred))
+    }
+
+    /// A thread waits for the lock that it tried in vain, or gives it back.
+    fn make_up(&mut self, thread: usize, missed: Missed, now: Time, counted: bool) {
+        let Missed { lock, line, .. } = missed;
+        let core = self.threads[thread].core;
+        if missed.stage == MissedStage::Held {
+            self.threads[thread].missed = None;
+            self.threads[thread].gives_back(lock);
+            let until = self.unlock(core, lock, line, now, counted);
+            return self.at(until, thread);
+        }
+        if let Some(until) = self.lock(thread, lock, line, false, now, counted) {
+            self.got(thread);
+            self.at(until, thread);
+        }
+    }
+
+    /// The thread has a lock: the one of its step, or the one that it missed.
+    fn got(&mut self, thread: usize) {
+        match &mut self.threads[thread].missed {
+            Some(missed) if missed.stage == MissedStage::Due => missed.stage = MissedStage::Held,
+            _ => self.advance(thread),
+        }
     }
 
     fn socket(&self, core: usize) -> usize {
@@ -418,15 +557,18 @@ impl<'a> Run<'a> {
         counted: bool,
     ) -> Option<Time> {
         let core = self.threads[thread].core;
+        let free = self.is_free(lock, exclusive);
         let at = &mut self.locks[lock as usize];
-        let barred = !exclusive && at.spinning.iter().any(|waiter| waiter.exclusive);
-        let free = at.holders == 0 || (!exclusive && !at.exclusive && !barred);
         if !free {
-            at.spinning.push_back(Waiter {
+            let waiter = Waiter {
                 thread,
                 exclusive,
                 since: now,
-            });
+            };
+            match exclusive && !at.exclusive && at.next.is_none() {
+                true => at.next = Some(waiter),
+                false => at.spinning.push_back(waiter),
+            }
             self.threads[thread].locked_out_since.get_or_insert(now);
             // It looks at the lock, and says in it that it waits.
             self.touch(core, line, true, now, false);
@@ -434,6 +576,7 @@ impl<'a> Run<'a> {
         }
         at.holders += 1;
         at.exclusive = exclusive;
+        self.threads[thread].held.push(lock);
         if let Some(since) = self.threads[thread].locked_out_since.take()
             && counted
         {
@@ -477,6 +620,16 @@ impl<'a> Run<'a> {
         if at.holders > 0 {
             return released;
         }
+        if let Some(waiter) = at.next.take() {
+            (at.holders, at.exclusive) = (1, true);
+            let asleep = released.saturating_sub(waiter.since) > spin;
+            let (runs, called) = match asleep {
+                true => (released + self.costs.wake, released + self.costs.wake_call),
+                false => (released, released),
+            };
+            self.give(waiter, core, (lock, line), runs);
+            return called;
+        }
         while let Some(waiter) = at.spinning.front()
             && released.saturating_sub(waiter.since) > spin
         {
@@ -501,12 +654,7 @@ impl<'a> Run<'a> {
         at.holders = count;
         at.exclusive = next.first().is_some_and(|first| first.exclusive);
         for waiter in next {
-            let given = self.hand_over(waiter, core, lock, released);
-            if line != PRIVATE {
-                self.lines[line as usize].sharers = bit(self.threads[waiter.thread].core);
-            }
-            self.advance(waiter.thread);
-            self.at(given, waiter.thread);
+            self.give(waiter, core, (lock, line), released);
         }
         // One after the other.
         let mut called = released;
@@ -515,6 +663,17 @@ impl<'a> Run<'a> {
             called += self.costs.wake_call;
         }
         called
+    }
+
+    /// A thread goes on with a lock that is its now.
+    fn give(&mut self, waiter: Waiter, from: usize, (lock, line): (u32, u32), runs: Time) {
+        let given = self.hand_over(waiter, from, lock, runs);
+        if line != PRIVATE {
+            self.lines[line as usize].sharers = bit(self.threads[waiter.thread].core);
+        }
+        self.threads[waiter.thread].held.push(lock);
+        self.got(waiter.thread);
+        self.at(given, waiter.thread);
     }
 
     /// A thread that spins is given the lock that `from` has released; returns when it goes on.
@@ -585,7 +744,7 @@ impl<'a> Run<'a> {
 
     fn end_operation(&mut self, thread: usize, now: Time) {
         self.finished += 1;
-        let cycle = self.trace.cycle;
+        let cycle = self.trace.cycle();
         if self.finished == WARM_UP * cycle {
             self.from = Some(now);
         }
@@ -593,8 +752,8 @@ impl<'a> Run<'a> {
             self.to = Some(now);
             return;
         }
-        if self.finished.is_multiple_of(cycle) {
-            for job in 0..self.leaders.len() {
+        for job in 0..self.leaders.len() {
+            if self.finished.is_multiple_of(self.trace.jobs[job].cycle) {
                 self.begin_job(job, now);
             }
         }
@@ -607,8 +766,8 @@ impl<'a> Run<'a> {
 
     /// Begins an operation, or waits for the background (invariants 4 and 5).
     fn next_operation(&mut self, thread: usize, now: Time) {
-        let done = self.leaders.iter().map(|leader| leader.done).min();
-        if done.is_some_and(|done| self.begun >= (done + BEHIND) * self.trace.cycle) {
+        let mut jobs = self.leaders.iter().zip(&self.trace.jobs);
+        if jobs.any(|(leader, job)| self.begun >= (leader.done + BEHIND) * job.cycle) {
             self.threads[thread].behind_since.get_or_insert(now);
             self.waiting_for_background.push(thread);
             return;
@@ -628,7 +787,7 @@ impl<'a> Run<'a> {
 
     fn begin_job(&mut self, job: usize, now: Time) {
         let leader = &mut self.leaders[job];
-        if leader.running || self.finished / self.trace.cycle <= leader.done {
+        if leader.running || self.finished / self.trace.jobs[job].cycle <= leader.done {
             return;
         }
         leader.running = true;
@@ -726,7 +885,7 @@ mod tests {
     fn trace(threads: usize, operation: &[Step], lines: usize, locks: usize) -> Trace {
         Trace {
             threads: vec![vec![operation.to_vec()]; threads],
-            cycle: 200 * threads as u64,
+            counted: 200 * threads as u64,
             lines: vec![Named::default(); lines],
             locks: vec![Named::default(); locks],
             ..Trace::default()
@@ -759,6 +918,7 @@ mod tests {
                 lock: 0,
                 line: PRIVATE,
                 exclusive: true,
+                tried: false,
             },
             Step::Compute(ns(1000)),
             Step::Unlock {
@@ -789,6 +949,7 @@ mod tests {
                 lock: 0,
                 line: PRIVATE,
                 exclusive: false,
+                tried: false,
             },
             Step::Compute(ns(1000)),
             Step::Unlock {
@@ -809,6 +970,7 @@ mod tests {
                     lock,
                     line,
                     exclusive,
+                    tried: false,
                 },
                 Step::Compute(ns(1000)),
                 Step::Unlock { lock, line },
@@ -860,36 +1022,96 @@ mod tests {
     }
 
     #[test]
+    fn sharers_keep_nobody_out_who_wants_a_lock_alone() {
+        // Seven threads always share the lock, in turns that overlap; the eighth wants it alone.
+        let of = |exclusive| {
+            [
+                Step::Lock {
+                    lock: 0,
+                    line: PRIVATE,
+                    exclusive,
+                    tried: false,
+                },
+                Step::Compute(ns(1000)),
+                Step::Unlock {
+                    lock: 0,
+                    line: PRIVATE,
+                },
+            ]
+        };
+        let mut shared = trace(8, &of(false), 0, 1);
+        shared.threads[7] = vec![of(true).to_vec()];
+        let outcome = simulate(&shared, &machine(8));
+        // A turn of those who share and one of the other, each with its hand-off.
+        close(outcome.rate, 8e9 / 2_400.0);
+    }
+
+    #[test]
+    fn who_tries_a_lock_lets_go_of_what_it_holds_before_it_waits() {
+        let lock = |lock, tried: bool| Step::Lock {
+            lock,
+            line: PRIVATE,
+            exclusive: !tried,
+            tried,
+        };
+        let unlock = |lock| Step::Unlock {
+            lock,
+            line: PRIVATE,
+        };
+        let work = Step::Compute(ns(1000));
+        // One takes the locks in one order, the other in the other, but for its trying.
+        let mut both = trace(
+            2,
+            &[lock(0, false), work, lock(1, true), unlock(1), unlock(0)],
+            0,
+            2,
+        );
+        both.threads[1] = vec![vec![
+            lock(1, false),
+            work,
+            lock(0, false),
+            unlock(0),
+            unlock(1),
+        ]];
+        assert!(rate(&both, &machine(2)) > 0.5e6);
+    }
+
+    #[test]
     fn the_background_takes_cores_and_holds_operations_up() {
         // 100 operations of 1 µs make 100 µs of work that one thread does.
         let mut busy = trace(1, &[Step::Compute(ns(1000))], 0, 0);
-        busy.cycle = 100;
-        let job = |serial, parts| Job {
+        let job = |cycle, serial, parts| Job {
+            cycle,
             stages: vec![Stage {
                 serial,
                 parts,
                 ..Stage::default()
             }],
         };
-        let work = |ns_all| job(vec![Step::Compute(ns(ns_all))], Vec::new());
-        busy.jobs = vec![work(100_000)];
+        let work = |cycle, ns_all| job(cycle, vec![Step::Compute(ns(ns_all))], Vec::new());
+        busy.jobs = vec![work(100, 100_000)];
         // On one core both take turns; with another core neither waits.
         close(rate(&busy, &machine(1)), 0.5e6);
         close(rate(&busy, &machine(2)), 1e6);
         // Eight cores make work for eight threads, but one does it all.
         let mut many = trace(8, &[Step::Compute(ns(1000))], 0, 0);
-        many.cycle = 800;
-        many.jobs = vec![work(800_000)];
+        many.jobs = vec![work(800, 800_000)];
+        close(rate(&many, &machine(8)), 1e6);
+        // As much, of which a job does a quarter.
+        many.jobs.push(work(200, 50_000));
+        close(rate(&many, &machine(8)), 1e6);
+        many.jobs[0].stages[0].serial.clear();
+        many.jobs[1] = work(200, 200_000);
         close(rate(&many, &machine(8)), 1e6);
         // In parts it is spread, and only takes its share.
         let parts = vec![vec![Step::Compute(ns(1000))]; 800];
-        many.jobs = vec![job(Vec::new(), parts.clone())];
+        many.jobs = vec![job(800, Vec::new(), parts.clone())];
         close(rate(&many, &machine(8)), 4e6);
         // The same in stages, one of which has work for three threads only.
         let few = parts[..3].to_vec();
-        let stage = |parts: &[Vec<Step>]| job(Vec::new(), parts.to_vec()).stages;
+        let stage = |parts: &[Vec<Step>]| job(800, Vec::new(), parts.to_vec()).stages;
         let stages = [stage(&parts[..400]), stage(&few), stage(&parts[403..])].concat();
-        many.jobs = vec![Job { stages }];
+        many.jobs = vec![Job { cycle: 800, stages }];
         close(rate(&many, &machine(8)), 4e6);
     }
 
@@ -897,12 +1119,12 @@ mod tests {
     fn devices_bound_what_makes_bytes_for_them() {
         let mut writing = trace(16, &[Step::Compute(ns(1000))], 0, 0);
         // 1000 bytes an operation, at 1 GB/s.
-        writing.cycle = 1600;
         let device = Step::Device {
             bytes: 1_600_000,
             here: 0,
         };
         writing.jobs = vec![Job {
+            cycle: 1600,
             stages: vec![Stage {
                 serial: vec![device],
                 ..Stage::default()

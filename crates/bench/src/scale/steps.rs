@@ -8,9 +8,13 @@
 //!    there until something else is.
 //! 2. Of lines the steps name those alone that at least two threads touch and one writes; of locks
 //!    those that at least two threads take. What the rest costs is in the time between steps.
+//!    Whoever made a lock waits for nobody there until it is done: nobody else knows of it. In a recording that is
+//!    replayed again and again others would, and wait for each other.
 //! 3. The time between two steps is what passed, less what storing an event takes, less what a
 //!    device took. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
-//!    counts as much as what usually passes there.
+//!    counts as much as what usually passes there. A piece of a job, from one mark to the next, took no more than its
+//!    thread's processor time, without what of that went to devices which are files in memory: so what a part of a job
+//!    lost to other processes stands in no part.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,8 +37,15 @@ pub enum Step {
         lock: u32,
         line: u32,
         exclusive: bool,
+        /// It is not waited for: who finds it taken does something else, and waits for it later.
+        tried: bool,
     },
     Unlock {
+        lock: u32,
+        line: u32,
+    },
+    /// A lock that the thread has just made is taken, or given back.
+    Own {
         lock: u32,
         line: u32,
     },
@@ -51,6 +62,8 @@ pub const PRIVATE: u32 = u32::MAX;
 /// Work in the background that a number of operations make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
+    /// Operations that make it once.
+    pub cycle: u64,
     /// At least one, done one after the other.
     pub stages: Vec<Stage>,
 }
@@ -71,12 +84,20 @@ pub struct Trace {
     pub threads: Vec<Vec<Vec<Step>>>,
     /// Each by a thread of its own.
     pub jobs: Vec<Job>,
-    /// Operations that make each of the jobs once.
-    pub cycle: u64,
+    /// Operations of the shortest stretch that says something, where there is no job.
+    pub counted: u64,
     pub lines: Vec<Named>,
     pub locks: Vec<Named>,
     /// Pauses that were not counted.
     pub interruptions: u64,
+}
+
+impl Trace {
+    /// The longest cycle of all jobs.
+    pub fn cycle(&self) -> u64 {
+        let cycles = self.jobs.iter().map(|job| job.cycle);
+        cycles.max().unwrap_or(self.counted)
+    }
 }
 
 /// A shared line or lock.
@@ -85,6 +106,8 @@ pub struct Named {
     pub name: String,
     /// By operations, in the recording.
     pub writes: u64,
+    /// Of a lock, how often operations took it exclusively.
+    pub exclusive: u64,
 }
 
 /// Whose events they are, in the order in which they came.
@@ -104,8 +127,6 @@ pub struct Span {
     pub begin: u64,
     pub events: Vec<Event>,
     pub end: u64,
-    /// At most this much of its time, devices aside, was the processor's; in nanoseconds.
-    pub cpu_ns: Option<f64>,
 }
 
 /// How ticks become time.
@@ -128,10 +149,15 @@ enum Raw {
         lock: u32,
         line: Option<u32>,
         exclusive: bool,
+        tried: bool,
     },
     Unlock {
         lock: u32,
         line: Option<u32>,
+    },
+    Own {
+        lock: u32,
+        line: u32,
     },
     Device {
         bytes: u64,
@@ -149,6 +175,7 @@ struct Known {
     shared: bool,
     written: bool,
     writes: u64,
+    exclusive: u64,
     sites: HashMap<Site, u64>,
 }
 
@@ -173,6 +200,7 @@ impl Known {
         Named {
             name: most.map_or_else(|| "background".to_owned(), |(site, _)| site.name()),
             writes: self.writes,
+            exclusive: self.exclusive,
         }
     }
 }
@@ -233,7 +261,9 @@ fn usual(spans: &[Span], scale: Scale) -> HashMap<Site, f64> {
 }
 
 /// Makes steps of everything that was recorded, in the order in which it came.
-pub fn steps(spans: &[Span], threads: usize, cycle: u64, scale: Scale) -> Trace {
+///
+/// `cycles`: how many operations make each job once; without jobs, how many are counted.
+pub fn steps(spans: &[Span], threads: usize, cycles: &[u64], scale: Scale) -> Trace {
     let usual = usual(spans, scale);
     let mut places = Places::default();
     let mut interruptions = 0;
@@ -251,7 +281,7 @@ pub fn steps(spans: &[Span], threads: usize, cycle: u64, scale: Scale) -> Trace 
     let lock_numbers = renumber(&places.known_locks, |known| known.shared);
     let mut trace = Trace {
         threads: vec![Vec::new(); threads],
-        cycle,
+        counted: cycles.iter().copied().max().unwrap_or(1),
         interruptions,
         ..Trace::default()
     };
@@ -269,7 +299,10 @@ pub fn steps(spans: &[Span], threads: usize, cycle: u64, scale: Scale) -> Trace 
                 trace.threads[thread].push(lower(raw, &line_numbers, &lock_numbers));
             }
             Owner::Job(number) => {
-                jobs.insert(number, job(raw, &line_numbers, &lock_numbers));
+                jobs.insert(
+                    number,
+                    job(raw, cycles[number], &line_numbers, &lock_numbers),
+                );
             }
         }
     }
@@ -298,12 +331,35 @@ fn raw_steps(
 ) -> Vec<Raw> {
     let mut raw = Vec::with_capacity(span.events.len() * 2);
     let (mut last, mut waiting) = (span.begin, None);
+    let mut piece: Option<Piece> = None;
     let operation = matches!(span.owner, Owner::Thread(_));
+    let mut born: Vec<std::ops::Range<usize>> = Vec::new();
     // The lines that their holders wrote, if they did.
     let mut taken: HashMap<u32, Option<u32>> = HashMap::new();
     for event in &span.events {
         let mut passed = (event.tick - last) as f64 * scale.ns_per_tick;
         last = event.tick;
+        if event.kind == Kind::Processor {
+            // What passed went into asking.
+            let now = event.address as f64;
+            if let Some(piece) = piece {
+                shrink(&mut raw[piece.from..], (now - piece.cpu_ns).max(0.0));
+            }
+            let from = raw.len();
+            piece = Some(Piece { from, cpu_ns: now });
+            continue;
+        }
+        if event.kind == Kind::Tried {
+            // Part of the lock's event.
+            if let Some(Raw::Lock { tried, .. }) = raw.last_mut() {
+                *tried = true;
+            }
+            continue;
+        }
+        if let Some(piece) = &mut piece {
+            // Storing the event was the processor's, too.
+            piece.cpu_ns += scale.event_ns;
+        }
         let site = Site::of(event);
         if operation && waiting.is_none() && passed >= INTERRUPTION_NS {
             *interruptions += 1;
@@ -315,7 +371,16 @@ fn raw_steps(
             None => raw.push(Raw::Compute(compute)),
         }
         let write = event.kind != Kind::Read;
+        let own = |address| born.iter().any(|range| range.contains(&address));
         match event.kind {
+            Kind::LockExclusive | Kind::LockShared | Kind::LockEntered | Kind::Unlock
+                if own(event.address) =>
+            {
+                let (line, lock) = (places.line(event.address), places.lock(event.address));
+                places.known_lines[line as usize].touch(span.owner, true, site);
+                places.known_locks[lock as usize].touch(span.owner, true, site);
+                raw.push(Raw::Own { lock, line });
+            }
             Kind::Read | Kind::Write => {
                 let line = places.line(event.address);
                 places.known_lines[line as usize].touch(span.owner, write, site);
@@ -326,11 +391,13 @@ fn raw_steps(
                 let (line, lock) = (places.line(event.address), places.lock(event.address));
                 places.known_lines[line as usize].touch(span.owner, true, site);
                 places.known_locks[lock as usize].touch(span.owner, true, site);
+                places.known_locks[lock as usize].exclusive += u64::from(exclusive && operation);
                 taken.insert(lock, Some(line));
                 raw.push(Raw::Lock {
                     lock,
                     line: Some(line),
                     exclusive,
+                    tried: false,
                 });
             }
             Kind::LockEntered => {
@@ -342,6 +409,7 @@ fn raw_steps(
                     lock,
                     line: None,
                     exclusive: false,
+                    tried: false,
                 });
             }
             Kind::Unlock => {
@@ -351,28 +419,38 @@ fn raw_steps(
                     raw.push(Raw::Unlock { lock, line });
                 }
             }
-            Kind::Born => places.born(event.address, event.line as usize),
+            Kind::Born => {
+                places.born(event.address, event.line as usize);
+                born.push(event.address..event.address + event.line as usize);
+            }
             Kind::DeviceBegin => waiting = Some((event.address as u64, 0.0)),
             Kind::DeviceEnd => {
+                if let Some(piece) = &mut piece {
+                    piece.cpu_ns += event.address as f64;
+                }
                 if let Some((bytes, ns)) = waiting.take() {
                     raw.push(Raw::Device { bytes, ns });
                 }
             }
             Kind::Mark => raw.push(Raw::Mark(event.name)),
             Kind::Joined => raw.push(Raw::Joined),
-            Kind::Note => {}
+            Kind::Tried | Kind::Processor | Kind::Note => {}
         }
     }
     let rest = (span.end - last) as f64 * scale.ns_per_tick;
     if !operation || rest < INTERRUPTION_NS {
         raw.push(Raw::Compute((rest - scale.event_ns).max(0.0)));
     }
-    if let Some(cpu_ns) = span.cpu_ns {
-        // Storing the events was the processor's, too.
-        let stored = span.events.len() as f64 * scale.event_ns;
-        shrink(&mut raw, (cpu_ns - stored).max(0.0));
-    }
     raw
+}
+
+/// What came since the thread's processor time was asked for.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// The first of its steps.
+    from: usize,
+    /// The processor time then, with what was spent since on no step of its own.
+    cpu_ns: f64,
 }
 
 /// Takes from the time between steps what cannot have been the processor's: from the longest pauses, which are those in
@@ -427,6 +505,7 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                 lock,
                 line,
                 exclusive,
+                tried,
             } => match (locks[lock as usize], of(line)) {
                 (PRIVATE, PRIVATE) => continue,
                 (PRIVATE, line) => Step::Write(line),
@@ -434,12 +513,18 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                     lock,
                     line,
                     exclusive,
+                    tried,
                 },
             },
             Raw::Unlock { lock, line } => match (locks[lock as usize], of(line)) {
                 (PRIVATE, PRIVATE) => continue,
                 (PRIVATE, line) => Step::Write(line),
                 (lock, line) => Step::Unlock { lock, line },
+            },
+            Raw::Own { lock, line } => match (locks[lock as usize], lines[line as usize]) {
+                (PRIVATE, PRIVATE) => continue,
+                (PRIVATE, line) => Step::Write(line),
+                (lock, line) => Step::Own { lock, line },
             },
             Raw::Device { bytes, ns } => Step::Device {
                 bytes,
@@ -465,7 +550,7 @@ fn picoseconds(ns: f64) -> Time {
 }
 
 /// Cuts a job into stages: each mark begins a part, and one thread goes on when they are joined.
-fn job(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Job {
+fn job(raw: &[Raw], cycle: u64, lines: &[u32], locks: &[u32]) -> Job {
     let mut stages = vec![Stage::default()];
     // Where the steps begin that are not cut yet, and whether they are a part.
     let (mut from, mut in_part) = (0, false);
@@ -496,7 +581,7 @@ fn job(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Job {
         lower(&raw[from..], lines, locks),
         in_part,
     );
-    Job { stages }
+    Job { cycle, stages }
 }
 
 fn end_piece(stage: &mut Stage, steps: Vec<Step>, in_part: bool) {
@@ -528,7 +613,6 @@ mod tests {
             begin,
             events,
             end,
-            cpu_ns: None,
         }
     }
 
@@ -548,7 +632,7 @@ mod tests {
             ];
             span(Owner::Thread(thread), events)
         };
-        let trace = steps(&[of(0, 0x3000, 0), of(1, 0x4000, 100)], 2, 2, PLAIN);
+        let trace = steps(&[of(0, 0x3000, 0), of(1, 0x4000, 100)], 2, &[2], PLAIN);
         let expected = vec![Step::Compute(20_000), Step::Write(0), Step::Compute(20_000)];
         assert_eq!(trace.threads, [vec![expected.clone()], vec![expected]]);
         assert_eq!(trace.lines.len(), 1);
@@ -569,10 +653,31 @@ mod tests {
             ];
             span(Owner::Thread(thread), events)
         };
-        let trace = steps(&[of(0, 0), of(1, 100)], 2, 2, PLAIN);
+        let trace = steps(&[of(0, 0), of(1, 100)], 2, &[2], PLAIN);
         assert!(trace.locks.is_empty());
         let step = &trace.threads[0][0];
         assert!(matches!(step[1], Step::Write(0)) && matches!(step[3], Step::Write(0)));
+    }
+
+    #[test]
+    fn who_makes_a_lock_does_not_wait_for_it() {
+        use Kind::*;
+        let of = |thread, at: u64, born: bool| {
+            let mut events = vec![
+                event(at + 20, LockExclusive, 0x1010, "leaf"),
+                event(at + 30, Unlock, 0x1010, ""),
+            ];
+            if born {
+                let mut birth = event(at + 10, Born, 0x1000, "");
+                birth.line = 64;
+                events.insert(0, birth);
+            }
+            span(Owner::Thread(thread), events)
+        };
+        let trace = steps(&[of(0, 0, true), of(1, 100, false)], 2, &[2], PLAIN);
+        let own = Step::Own { lock: 0, line: 0 };
+        assert_eq!((trace.threads[0][0][1], trace.threads[0][0][3]), (own, own));
+        assert!(matches!(trace.threads[1][0][1], Step::Lock { .. }));
     }
 
     #[test]
@@ -588,12 +693,12 @@ mod tests {
             span(Owner::Thread(thread), events)
         };
         assert!(
-            steps(&[of(0, 0, false), of(1, 100, true)], 2, 2, PLAIN)
+            steps(&[of(0, 0, false), of(1, 100, true)], 2, &[2], PLAIN)
                 .lines
                 .is_empty()
         );
         assert_eq!(
-            steps(&[of(0, 0, true), of(1, 100, false)], 2, 2, PLAIN)
+            steps(&[of(0, 0, true), of(1, 100, false)], 2, &[2], PLAIN)
                 .lines
                 .len(),
             1
@@ -615,7 +720,7 @@ mod tests {
             event_ns: 5.0,
         };
         let spans = [of(0, 0, 45), of(1, 100, 1_000_000)];
-        let trace = steps(&spans, 2, 2, scale);
+        let trace = steps(&spans, 2, &[2], scale);
         assert_eq!(trace.interruptions, 1);
         assert_eq!(trace.threads[0][0], trace.threads[1][0]);
         assert_eq!(trace.threads[1][0][2], Step::Compute(40_000));
@@ -637,7 +742,7 @@ mod tests {
         ];
         let mut job = span(Owner::Job(0), events);
         job.end = 760;
-        let trace = steps(&[job], 0, 1, PLAIN);
+        let trace = steps(&[job], 0, &[1], PLAIN);
         let device = Step::Device {
             bytes: 4096,
             here: 500_000,
@@ -658,15 +763,37 @@ mod tests {
             stage("", &[40], &[]),
         ];
         stages[0].serial.insert(1, device);
-        assert_eq!(trace.jobs, [Job { stages }]);
+        assert_eq!(trace.jobs, [Job { cycle: 1, stages }]);
     }
 
     #[test]
     fn a_job_takes_no_longer_than_the_processor_worked() {
-        let mut job = span(Owner::Job(0), vec![event(100, Kind::Born, 0, "")]);
-        (job.end, job.cpu_ns) = (1090, Some(100.0));
-        let trace = steps(&[job], 0, 1, PLAIN);
-        assert_eq!(trace.jobs[0].stages[0].serial, [Step::Compute(100_000)]);
+        use Kind::*;
+        let events = vec![
+            event(100, Processor, 5000, ""),
+            event(300, Born, 0, ""),
+            event(1000, Mark, 0, "capture"),
+            event(1500, Processor, 5100, ""),
+            event(1540, DeviceBegin, 4096, ""),
+            event(1840, DeviceEnd, 250, ""),
+            event(2840, Joined, 0, ""),
+            event(2900, Processor, 5400, ""),
+            event(2910, Born, 0, ""),
+            event(3000, Processor, 5490, ""),
+        ];
+        let mut job = span(Owner::Job(0), events);
+        (job.begin, job.end) = (100, 3000);
+        let trace = steps(&[job], 0, &[1], PLAIN);
+        let stages = &trace.jobs[0].stages;
+        // One piece had 900 that were no more than 100, the next 40 and 1000 that were no more than 50.
+        assert_eq!(stages[0].serial, [Step::Compute(100_000)]);
+        let device = Step::Device {
+            bytes: 4096,
+            here: 300_000,
+        };
+        let parts = [Step::Compute(25_000), device, Step::Compute(25_000)];
+        assert_eq!(stages[0].parts, [parts]);
+        assert_eq!(stages[1].serial, [Step::Compute(10_000)]);
     }
 
     #[test]
