@@ -40,9 +40,15 @@ impl ChangedLeaves {
     fn words(&self) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
         let used = self.used.iter().enumerate();
         used.flat_map(move |(i, used)| {
-            let bits = used.load(Ordering::SeqCst);
-            let set = (0..64).filter(move |bit| bits >> bit & 1 == 1);
-            set.map(move |bit| (&self.next[i * 64 + bit], &self.running[i * 64 + bit]))
+            // From the lowest bit on, each without those below it.
+            let rest = |bits: u64| (bits != 0).then_some(bits);
+            let set = std::iter::successors(rest(used.load(Ordering::SeqCst)), move |bits| {
+                rest(bits & (bits - 1))
+            });
+            set.map(move |bits| {
+                let word = i * 64 + bits.trailing_zeros() as usize;
+                (&self.next[word], &self.running[word])
+            })
         })
     }
 
