@@ -473,6 +473,12 @@ impl AtomicWrites {
         }
     }
 
+    /// Whether there may be anything for [`wrote`](Self::wrote) or [`answered`](Self::answered).
+    pub fn owes(&self) -> bool {
+        let notifier = self.0.notifier.get();
+        self.0.displaced_count.load(Ordering::Relaxed) > 0 || notifier.is_some_and(Notifier::owes)
+    }
+
     /// Whether what a handle changes may go to the file.
     ///
     /// # Errors

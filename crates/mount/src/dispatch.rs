@@ -13,12 +13,25 @@ use crate::decode::{Malformed, Operation, Request, decode};
 use crate::dirent::{DirectoryReply, counted_nodes};
 use crate::encode;
 use crate::mounting::IOC_DAEMON_PID;
-use crate::ops::{Entry, Errno, Opened, Operations, Result, Span};
+use crate::ops::{Entry, Errno, NodeId, Opened, Operations, Result, Span};
 
 /// Where the answer to one request goes.
 pub trait Reply {
     /// Sends one message made of `parts`. `Ok(false)`: nobody waits for it any more.
     fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool>;
+
+    /// What was sent is on its way only when the handler of the request has returned. So what has to come after that is not for the
+    /// handler to do.
+    fn is_deferred(&self) -> bool {
+        false
+    }
+}
+
+/// What is to be done when a request was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Owed {
+    /// The node that it wrote.
+    pub written: Option<NodeId>,
 }
 
 /// Turns requests into calls of `operations`.
@@ -113,17 +126,31 @@ impl Exchange<'_> {
 }
 
 impl<O: Operations> Dispatcher<O> {
-    /// Answers one message. `scratch` holds the data of answers and bounds their size.
-    pub fn handle(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
+    /// Answers one message. `scratch` holds the data of answers and bounds their size. What comes after the answer is done, too,
+    /// unless that is deferred: then it is returned, for [`after`](Self::after).
+    pub fn handle(
+        &self,
+        message: &[u8],
+        scratch: &mut [u8],
+        reply: &mut dyn Reply,
+    ) -> Option<Owed> {
         match decode(message, self.negotiated) {
             Ok(request) => {
                 tracing::trace!(opcode = request.opcode, node = request.node, "request");
+                let written = match request.operation {
+                    Operation::Write { .. } => Some(request.node),
+                    _ => None,
+                };
                 let mut exchange = Exchange {
                     unique: request.unique,
                     reply,
                 };
                 self.answer(request, scratch, &mut exchange);
-                self.operations.answered();
+                let owed = Owed { written };
+                if reply.is_deferred() {
+                    return self.operations.owes().then_some(owed);
+                }
+                self.after(owed);
             }
             Err(malformed) => {
                 tracing::warn!(%malformed, "ignored");
@@ -134,6 +161,15 @@ impl<O: Operations> Dispatcher<O> {
                 }
             }
         }
+        None
+    }
+
+    /// Does what comes after an answer. It may wait for requests that others serve.
+    pub fn after(&self, owed: Owed) {
+        if let Some(node) = owed.written {
+            self.operations.wrote(node);
+        }
+        self.operations.answered();
     }
 
     fn answer(&self, request: Request<'_>, scratch: &mut [u8], x: &mut Exchange<'_>) {
@@ -238,7 +274,6 @@ impl<O: Operations> Dispatcher<O> {
             }
             Operation::Write { span, data } => {
                 x.written(self.write(&request, &span, data));
-                ops.wrote(node);
             }
             Operation::Flush(handle) => x.unit(ops.flush(ctx, node, handle)),
             Operation::Release(handle) => {

@@ -399,7 +399,8 @@ fn is_dead(mountpoint: &Path) -> Result<bool, Error> {
     Ok(probed.is_err_and(|error| {
         matches!(
             error.raw_os_error(),
-            Some(libc::ENOTCONN | libc::ECONNABORTED)
+            // The last: by the rings of a daemon that is just going.
+            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
         )
     }))
 }

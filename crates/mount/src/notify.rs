@@ -100,6 +100,11 @@ impl Notifier {
         }
     }
 
+    /// Whether somebody owes that.
+    pub fn owes(&self) -> bool {
+        self.0.owing.load(Ordering::Relaxed) > 0
+    }
+
     /// A request was answered: does what was left to it meanwhile, and comes until then.
     pub fn answered(&self) {
         if self.0.owing.load(Ordering::Relaxed) == 0 {

@@ -237,6 +237,10 @@ pub trait Operations: Send + Sync {
     fn wrote(&self, _node: NodeId) {}
     /// A request was answered, if it is one that is: what nobody waits for may be done now.
     fn answered(&self) {}
+    /// Whether [`wrote`](Self::wrote) or [`answered`](Self::answered) may have something to do. Asked after each request.
+    fn owes(&self) -> bool {
+        false
+    }
     /// close(2) of one descriptor. ENOSYS: the kernel need not ask again.
     fn flush(&self, _context: &Context, _node: NodeId, _handle: u64) -> Result<()> {
         Err(Errno::NOSYS)

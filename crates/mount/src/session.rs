@@ -9,7 +9,9 @@
 //!    [`Workers::end`]).
 //! 3. At each queue there is always a worker waiting for requests unless `workers_max` of its own are busy:
 //!    whoever takes a request as the last idle one starts another first.
-//! 4. Every thread is joined: one that ended early by whoever starts the next, the others at the end
+//! 4. Where answers are deferred, what comes after them and may wait for requests is left to one more thread ([`Later`]), for the worker's next
+//!    request may be there before.
+//! 5. Every thread is joined: one that ended early by whoever starts the next, the others at the end
 //!    of the session. When [`serve`] returns, nobody holds anything of it any more.
 //!
 //! A worker that panics aborts the process: the file system is crash-safe, callers get
@@ -27,9 +29,9 @@ use zerocopy::IntoBytes;
 use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
-use crate::dispatch::{Dispatcher, Reply};
+use crate::dispatch::{Dispatcher, Owed, Reply};
 use crate::notify::Notifier;
-use crate::ops::Operations;
+use crate::ops::{NodeId, Operations};
 use crate::transport::{Channel, DATA_MAX, Queue, Transport};
 
 /// How a session is served.
@@ -184,6 +186,74 @@ struct Workers<T, O> {
     live: AtomicUsize,
     state: Mutex<State>,
     over: Condvar,
+    later: Later,
+}
+
+/// What comes after answers (invariant 4).
+struct Later {
+    state: Mutex<Debts>,
+    bell: Condvar,
+}
+
+struct Debts {
+    /// How many writes of each node were answered.
+    written: BTreeMap<NodeId, u64>,
+    /// How many other requests.
+    answered: u64,
+    over: bool,
+}
+
+impl Default for Later {
+    fn default() -> Self {
+        let none = Debts {
+            written: BTreeMap::new(),
+            answered: 0,
+            over: false,
+        };
+        Later {
+            state: Mutex::new(rank::LEAF, none),
+            bell: Condvar::new(),
+        }
+    }
+}
+
+impl Later {
+    fn leave(&self, owed: Owed) {
+        let mut state = self.state.lock();
+        match owed.written {
+            Some(node) => *state.written.entry(node).or_default() += 1,
+            None => state.answered += 1,
+        }
+        self.bell.notify_one();
+    }
+
+    /// Waits for what was left; `None`: the session is over, and the kernel has nothing cached any more.
+    fn take(&self) -> Option<Owed> {
+        let mut state = self.state.lock();
+        loop {
+            if state.over {
+                return None;
+            }
+            if let Some(mut node) = state.written.first_entry() {
+                let written = Some(*node.key());
+                *node.get_mut() -= 1;
+                if *node.get() == 0 {
+                    node.remove();
+                }
+                return Some(Owed { written });
+            }
+            if state.answered > 0 {
+                state.answered -= 1;
+                return Some(Owed { written: None });
+            }
+            self.bell.wait(&mut state);
+        }
+    }
+
+    fn end(&self) {
+        self.state.lock().over = true;
+        self.bell.notify_one();
+    }
 }
 
 /// The workers of one queue.
@@ -305,6 +375,24 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
+    /// Starts the thread that does what comes after answers.
+    fn start_later(self: &Arc<Self>) -> std::io::Result<thread::JoinHandle> {
+        let workers = Arc::clone(self);
+        thread::spawn("fuse-later", move || {
+            let work = || {
+                while let Some(owed) = workers.later.take() {
+                    workers.dispatcher.after(owed);
+                }
+            };
+            if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                tracing::error!(
+                    "what comes after answers panicked; aborting so that no caller hangs"
+                );
+                std::process::abort();
+            }
+        })
+    }
+
     fn run(self: Arc<Self>, worker: Worker, mut channel: T::Channel) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(worker.queue, &mut channel)));
         match outcome {
@@ -334,7 +422,9 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
                 {
                     tracing::debug!(%error, "cannot start another FUSE worker");
                 }
-                self.dispatcher.handle(message, scratch, reply);
+                if let Some(owed) = self.dispatcher.handle(message, scratch, reply) {
+                    self.later.leave(owed);
+                }
                 let idle = crew.idle.fetch_add(1, Ordering::Relaxed) + 1;
                 surplus = if idle > crew.queue.workers_idle {
                     surplus + 1
@@ -423,7 +513,12 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         live: AtomicUsize::new(0),
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
+        later: Later::default(),
     });
+    let later = match workers.transport.needs_all() {
+        true => Some(workers.start_later().map_err(Error::Serve)?),
+        false => None,
+    };
     for (queue, crew) in workers.queues.iter().enumerate() {
         for n in 0..crew.queue.workers_first {
             match workers.start(queue) {
@@ -435,7 +530,10 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         }
     }
     ready();
-    workers.join()
+    let ended = workers.join();
+    workers.later.end();
+    later.into_iter().for_each(join_worker);
+    ended
 }
 
 /// The workers that there are at the only queue; of several queues the fewest that there can be at any but those of one, which serve

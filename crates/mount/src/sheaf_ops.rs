@@ -539,6 +539,10 @@ impl Operations for SheafOps {
         self.atomic.answered();
     }
 
+    fn owes(&self) -> bool {
+        self.atomic.owes()
+    }
+
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
         self.atomic.flush(node, handle, context.pid);
         Ok(())
