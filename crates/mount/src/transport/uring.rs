@@ -166,13 +166,15 @@ impl Transport for RingFuse {
             });
         };
         let file = self.dev.file();
-        Ok(RingFuseChannel::Ring(match plan.online.get(number) {
-            Some(&cpu) => {
-                let pinned = plan.allowed.contains(&cpu.into()).then_some(cpu);
-                RingChannel::new(file, vec![cpu], pinned)
-            }
-            None => RingChannel::new(file, plan.offline.clone(), None),
-        }))
+        Ok(RingFuseChannel::Ring(Box::new(
+            match plan.online.get(number) {
+                Some(&cpu) => {
+                    let pinned = plan.allowed.contains(&cpu.into()).then_some(cpu);
+                    RingChannel::new(file, vec![cpu], pinned)
+                }
+                None => RingChannel::new(file, plan.offline.clone(), None),
+            },
+        )))
     }
 
     fn bell(&self) -> Option<Arc<dyn Bell>> {
@@ -187,7 +189,7 @@ pub enum RingFuseChannel {
         /// It has nothing that anybody waits for.
         nap: bool,
     },
-    Ring(RingChannel),
+    Ring(Box<RingChannel>),
 }
 
 impl Channel for RingFuseChannel {
