@@ -1,8 +1,8 @@
-//! FUSE over io_uring: a queue of requests for each CPU, and workers on that CPU for each queue.
+//! FUSE over io_uring: a queue of requests for each CPU, and workers for each queue.
 //!
-//! A program's request goes to the queue of the CPU that it runs on, and wakes a worker there: neither waits for another CPU to
-//! wake up, which takes ten times as long as the request itself. An answer and the wish for the next request are one
-//! system call. What has no answer (FORGET, INTERRUPT) and INIT come by /dev/fuse still.
+//! A program's request goes to the queue of the CPU that it runs on, and wakes the worker there that answered last. An answer and the wish
+//! for the next request are one system call. What has no answer (FORGET, INTERRUPT) and INIT come by /dev/fuse still.
+//! Workers run where the scheduler wants them (decision 0032).
 //!
 //! The kernel offers it from Linux 6.14 on, where `enable_uring` of the module `fuse` is set. Without the offer this is
 //! [`DevFuse`] and nothing else.
@@ -24,7 +24,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base::clock::Clock;
-use base::thread;
 use zerocopy::FromBytes;
 
 use super::dev_fuse::{DevFuse, DevFuseChannel};
@@ -73,8 +72,6 @@ struct Plan {
     online: Vec<u16>,
     /// Of others: one worker has all of these.
     offline: Vec<u16>,
-    /// Where the daemon may run: workers of other CPUs are not pinned.
-    allowed: Vec<usize>,
 }
 
 impl Plan {
@@ -89,11 +86,7 @@ impl Plan {
             let what = format!("{} workers for {} CPUs", config.workers_max, online.len());
             return Err(std::io::Error::other(what));
         }
-        Ok(Plan {
-            online,
-            offline,
-            allowed: thread::allowed_cpus(),
-        })
+        Ok(Plan { online, offline })
     }
 }
 
@@ -166,15 +159,12 @@ impl Transport for RingFuse {
             });
         };
         let file = self.dev.file();
-        Ok(RingFuseChannel::Ring(Box::new(
-            match plan.online.get(number) {
-                Some(&cpu) => {
-                    let pinned = plan.allowed.contains(&cpu.into()).then_some(cpu);
-                    RingChannel::new(file, vec![cpu], pinned)
-                }
-                None => RingChannel::new(file, plan.offline.clone(), None),
-            },
-        )))
+        let queues = match plan.online.get(number) {
+            Some(&cpu) => vec![cpu],
+            None => plan.offline.clone(),
+        };
+        let channel = RingChannel::new(file, queues);
+        Ok(RingFuseChannel::Ring(Box::new(channel)))
     }
 
     fn bell(&self) -> Option<Arc<dyn Bell>> {
@@ -219,8 +209,6 @@ impl Channel for RingFuseChannel {
 pub struct RingChannel {
     file: Arc<File>,
     queues: Vec<u16>,
-    /// Where the worker runs.
-    cpu: Option<u16>,
     /// From the worker's begin on.
     ring: Option<Ring>,
     scratch: Vec<u8>,
@@ -229,11 +217,10 @@ pub struct RingChannel {
 }
 
 impl RingChannel {
-    fn new(file: Arc<File>, queues: Vec<u16>, cpu: Option<u16>) -> RingChannel {
+    fn new(file: Arc<File>, queues: Vec<u16>) -> RingChannel {
         RingChannel {
             file,
             queues,
-            cpu,
             ring: None,
             scratch: Vec::new(),
             body: Vec::new(),
@@ -241,11 +228,6 @@ impl RingChannel {
     }
 
     fn begin(&mut self) -> std::io::Result<()> {
-        if let Some(cpu) = self.cpu
-            && let Err(error) = thread::pin(cpu.into())
-        {
-            tracing::debug!(cpu, %error, "a FUSE worker runs where it likes");
-        }
         self.scratch.resize(SCRATCH, 0);
         let ring = Ring::new(Arc::clone(&self.file), &self.queues)?;
         self.ring.insert(ring).register()
