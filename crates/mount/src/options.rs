@@ -45,12 +45,12 @@ pub struct MountOptions {
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FuseIo {
-    /// By io_uring, if the kernel offers that.
-    #[default]
-    Auto,
     /// By reads of /dev/fuse.
+    #[default]
     Dev,
-    /// By io_uring, or there is no mount.
+    /// By io_uring, if the kernel offers that. A trial: see decision 0032 for what is known to hang.
+    Auto,
+    /// The same; without the kernel's parameter for it there is no mount.
     Uring,
 }
 

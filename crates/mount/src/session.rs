@@ -339,7 +339,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         if crew.live.load(Ordering::Relaxed) >= crew.queue.workers_max {
             return Ok(());
         }
-        let (number, ended, first) = {
+        let (number, ended) = {
             let mut state = self.state.lock();
             let live = crew.live.load(Ordering::Relaxed);
             if live >= crew.queue.workers_max {
@@ -349,14 +349,14 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             self.live.fetch_add(1, Ordering::Relaxed);
             crew.idle.fetch_add(1, Ordering::Relaxed);
             state.started += 1;
-            (state.started, state.take_ended(), live == 0)
+            (state.started, state.take_ended())
         };
         ended.into_iter().for_each(join_worker);
         let workers = Arc::clone(self);
         let worker = Worker {
             number,
             queue,
-            needed: first && self.transport.needs_all(),
+            needed: self.transport.needs_all(),
         };
         let started = self
             .transport

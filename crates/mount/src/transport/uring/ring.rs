@@ -165,12 +165,13 @@ impl Ring {
     /// entry will have one any more.
     pub fn next(&mut self) -> Result<Option<usize>> {
         while self.entries.iter().any(|entry| entry.with_kernel) {
+            // Before another request is taken: who waits for an answer does not wait for that one as well.
+            if !self.ring.submission().is_empty() {
+                self.submit(0)?;
+            }
             let Some((i, result)) = self.take()? else {
-                match self.ring.submit_and_wait(1) {
-                    Ok(_) => continue,
-                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                    Err(error) => return Err(error),
-                }
+                self.submit(1)?;
+                continue;
             };
             self.entries[i].with_kernel = false;
             match -result {
@@ -187,6 +188,21 @@ impl Ring {
             }
         }
         Ok(None)
+    }
+
+    /// Submits what was pushed and waits for so many completions, or for less if something comes between.
+    fn submit(&mut self, want: usize) -> Result<()> {
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(()),
+                Some(libc::EAGAIN | libc::EBUSY) => {
+                    base::thread::yield_now();
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
     }
 
     fn take(&mut self) -> Result<Option<(usize, i32)>> {
