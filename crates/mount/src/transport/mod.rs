@@ -64,7 +64,7 @@ pub trait Transport: Send + Sync + 'static {
         }]
     }
 
-    /// Whether requests hang without the first worker of any queue.
+    /// Whether requests hang without a worker that was counted on.
     fn needs_all(&self) -> bool {
         false
     }

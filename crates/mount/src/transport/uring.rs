@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! 1. Each queue that the kernel has, one for each CPU that there may ever be, has an entry as long as the mount is served: until
-//!    then the kernel lets requests wait, and those of a queue without one for ever. So a first worker that cannot
+//!    then the kernel lets requests wait, and those of a queue without one for ever. So a worker that cannot
 //!    begin ends the process.
 //! 2. An answer goes to the kernel when its handler has returned, since the entry may then have the next request at once. What comes
 //!    after the answer and may wait for other requests is done by a thread of its own (`session`).
