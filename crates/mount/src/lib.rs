@@ -134,6 +134,8 @@ pub enum Error {
         uring::PARAMETER
     )]
     NoFuseUring,
+    #[error("FUSE over io_uring cannot be served here: {0}; mount with -o fuse_io=dev")]
+    NoRings(std::io::Error),
     #[error("the kernel ended the mount before it began")]
     NoInit,
     #[error("serving requests: {0}")]
@@ -214,9 +216,10 @@ fn serve<O: ops::Operations + 'static>(
     if let Some(workers) = options.workers {
         config.workers_max = workers;
     }
-    if options.fuse_io == FuseIo::Uring && !uring::is_enabled() {
-        return (Err(Error::NoFuseUring), None);
-    }
+    let plan = match plan_rings(options.fuse_io, &config) {
+        Ok(plan) => plan,
+        Err(error) => return (Err(error), None),
+    };
     become_io_flusher();
     let mounted = mounting::mount(mountpoint, options, claim).and_then(|mounted| {
         let signals = SignalWatch::start(mounted.unmounter.clone(), closing.clone());
@@ -234,14 +237,29 @@ fn serve<O: ops::Operations + 'static>(
         }
         ready(unmounter);
     };
-    let served = match options.fuse_io {
-        FuseIo::Dev => session::serve(dev, operations, &config, ready),
-        FuseIo::Auto | FuseIo::Uring => {
-            session::serve(RingFuse::new(dev, &config), operations, &config, ready)
-        }
+    let served = match plan {
+        None => session::serve(dev, operations, &config, ready),
+        Some(plan) => session::serve(RingFuse::new(dev, plan), operations, &config, ready),
     };
     closing.begin();
     (served, signals)
+}
+
+/// The queues by which requests come, if not by /dev/fuse.
+fn plan_rings(fuse_io: FuseIo, config: &session::Config) -> Result<Option<uring::Plan>, Error> {
+    match (fuse_io, uring::is_enabled()) {
+        (FuseIo::Dev, _) | (FuseIo::Auto, false) => return Ok(None),
+        (FuseIo::Uring, false) => return Err(Error::NoFuseUring),
+        (FuseIo::Auto | FuseIo::Uring, true) => {}
+    }
+    match uring::Plan::new(config) {
+        Ok(plan) => Ok(Some(plan)),
+        Err(error) if fuse_io == FuseIo::Uring => Err(Error::NoRings(error)),
+        Err(error) => {
+            tracing::info!(%error, "requests come by /dev/fuse, not by io_uring");
+            Ok(None)
+        }
+    }
 }
 
 /// Makes the calling thread, and those it starts, safe to serve write-back: call it before

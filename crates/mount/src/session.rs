@@ -17,7 +17,7 @@
 //! A worker that panics aborts the process: the file system is crash-safe, callers get
 //! ENOTCONN at once, and no half-done operation goes on behind held locks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +32,7 @@ use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Owed, Reply};
 use crate::notify::Notifier;
 use crate::ops::{NodeId, Operations};
+use crate::sys;
 use crate::transport::{Channel, DATA_MAX, Queue, Transport};
 
 /// How a session is served.
@@ -150,7 +151,7 @@ fn answer_init(message: &[u8], wanted: u64, reply: &mut dyn Reply) -> Option<Res
         congestion_threshold: CONGESTED_AT,
         max_write: DATA_MAX as u32,
         time_gran: 1,
-        max_pages: (DATA_MAX / 4096) as u16,
+        max_pages: max_pages(sys::page_size()),
         ..Default::default()
     };
     let header = abi::OutHeader {
@@ -165,6 +166,13 @@ fn answer_init(message: &[u8], wanted: u64, reply: &mut dyn Reply) -> Option<Res
     }
     tracing::debug!(major, minor, flags = agreed, "FUSE protocol agreed");
     Some(sent.map(|()| agreed))
+}
+
+/// How many of the kernel's pages a request has at most. Of more than [`DATA_MAX`] a READ would find no room.
+fn max_pages(page_size: usize) -> u16 {
+    u16::try_from(DATA_MAX / page_size)
+        .unwrap_or(u16::MAX)
+        .max(1)
 }
 
 fn send(reply: &mut dyn Reply, header: &abi::OutHeader, body: &[u8]) -> Result<(), Error> {
@@ -195,23 +203,19 @@ struct Later {
     bell: Condvar,
 }
 
+#[derive(Default)]
 struct Debts {
-    /// How many writes of each node were answered.
-    written: BTreeMap<NodeId, u64>,
-    /// How many other requests.
-    answered: u64,
+    /// How many requests were answered: writes by their node, all others together.
+    counts: BTreeMap<Option<NodeId>, u64>,
+    /// What `counts` has, each once: whose turn is first. So a file that is written without end keeps nothing else waiting.
+    turns: VecDeque<Option<NodeId>>,
     over: bool,
 }
 
 impl Default for Later {
     fn default() -> Self {
-        let none = Debts {
-            written: BTreeMap::new(),
-            answered: 0,
-            over: false,
-        };
         Later {
-            state: Mutex::new(rank::LEAF, none),
+            state: Mutex::new(rank::LEAF, Debts::default()),
             bell: Condvar::new(),
         }
     }
@@ -220,9 +224,10 @@ impl Default for Later {
 impl Later {
     fn leave(&self, owed: Owed) {
         let mut state = self.state.lock();
-        match owed.written {
-            Some(node) => *state.written.entry(node).or_default() += 1,
-            None => state.answered += 1,
+        let count = state.counts.entry(owed.written).or_default();
+        *count += 1;
+        if *count == 1 {
+            state.turns.push_back(owed.written);
         }
         self.bell.notify_one();
     }
@@ -234,17 +239,15 @@ impl Later {
             if state.over {
                 return None;
             }
-            if let Some(mut node) = state.written.first_entry() {
-                let written = Some(*node.key());
-                *node.get_mut() -= 1;
-                if *node.get() == 0 {
-                    node.remove();
+            if let Some(written) = state.turns.pop_front() {
+                match state.counts.get_mut(&written) {
+                    Some(count) if *count > 1 => {
+                        *count -= 1;
+                        state.turns.push_back(written);
+                    }
+                    _ => drop(state.counts.remove(&written)),
                 }
                 return Some(Owed { written });
-            }
-            if state.answered > 0 {
-                state.answered -= 1;
-                return Some(Owed { written: None });
             }
             self.bell.wait(&mut state);
         }
@@ -301,6 +304,12 @@ impl State {
         });
         taken
     }
+}
+
+/// For want of a worker that requests hang without.
+fn abort_without(error: &std::io::Error) -> ! {
+    tracing::error!(%error, "requests of a CPU cannot be taken; aborting so that no caller hangs");
+    std::process::abort();
 }
 
 /// Waits for the end of a worker that has left its loop.
@@ -396,10 +405,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
     fn run(self: Arc<Self>, worker: Worker, mut channel: T::Channel) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(worker.queue, &mut channel)));
         match outcome {
-            Ok(Err(error)) if worker.needed => {
-                tracing::error!(%error, "requests of a CPU cannot be taken; aborting so that no caller hangs");
-                std::process::abort();
-            }
+            Ok(Err(error)) if worker.needed => abort_without(&error),
             Ok(result) => self.end(worker, result.err()),
             Err(_) => {
                 tracing::error!("a FUSE worker panicked; aborting so that no caller hangs");
@@ -523,6 +529,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         for n in 0..crew.queue.workers_first {
             match workers.start(queue) {
                 Ok(()) => {}
+                Err(error) if workers.transport.needs_all() => abort_without(&error),
                 // One worker is enough to go on with.
                 Err(error) if n > 0 => tracing::warn!(%error, "fewer FUSE workers than wanted"),
                 Err(error) => return Err(Error::Serve(error)),
@@ -565,6 +572,27 @@ mod tests {
             }
             Ok(true)
         }
+    }
+
+    #[test]
+    fn requests_fit_whatever_the_kernel_s_pages_are() {
+        for page_size in [4096, 16 << 10, 64 << 10, 4 << 20] {
+            let pages = usize::from(max_pages(page_size));
+            assert!(pages == 1 || pages * page_size == DATA_MAX);
+        }
+    }
+
+    #[test]
+    fn what_is_owed_comes_in_turns() {
+        let later = Later::default();
+        for written in [Some(1), Some(1), Some(1), None, Some(7), None] {
+            later.leave(Owed { written });
+        }
+        let turns: Vec<_> = (0..6).map(|_| later.take().unwrap().written).collect();
+        let expected = [Some(1), None, Some(7), Some(1), None, Some(1)];
+        assert_eq!(turns, expected);
+        later.end();
+        assert!(later.take().is_none());
     }
 
     fn init_message(major: u32, minor: u32, flags: u64) -> Vec<u8> {

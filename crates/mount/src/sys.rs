@@ -126,6 +126,13 @@ pub fn real_ids() -> (u32, u32) {
 /// From `linux/prctl.h`.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
+/// Bytes of the kernel's pages.
+pub fn page_size() -> usize {
+    // SAFETY: takes no pointers.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("POSIX has a page size")
+}
+
 /// Tells the kernel that the calling thread, and the threads it starts, write back what
 /// others allocate: their own allocations must not wait for write-back, or both wait forever.
 pub fn set_io_flusher() -> Result<()> {

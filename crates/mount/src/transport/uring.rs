@@ -67,7 +67,7 @@ fn parse_cpu_list(text: &str) -> Option<Vec<u16>> {
 
 /// The kernel's queues, by who serves them.
 #[derive(Debug)]
-struct Plan {
+pub struct Plan {
     /// Of CPUs that run: with workers of its own each.
     online: Vec<u16>,
     /// Of others: one worker has all of these.
@@ -76,17 +76,27 @@ struct Plan {
 
 impl Plan {
     /// What rings would serve; an error where there can be none, or queues would have too few workers.
-    fn new(config: &Config) -> std::io::Result<Plan> {
+    pub fn new(config: &Config) -> std::io::Result<Plan> {
         ring::build(1)?;
-        let online = cpu_list("online")?;
-        // The kernel numbers its queues from zero, as many as there may be CPUs.
-        let possible = 0..cpu_list("possible")?.len() as u16;
-        let offline = possible.filter(|cpu| !online.contains(cpu)).collect();
-        if online.is_empty() || online.len() > config.workers_max {
-            let what = format!("{} workers for {} CPUs", config.workers_max, online.len());
+        let plan = Plan::of(cpu_list("online")?, cpu_list("possible")?.len());
+        let online = plan.online.len();
+        if online == 0 || online > config.workers_max {
+            let what = format!(
+                "{} workers at most (option workers) cannot serve the queues of {online} CPUs",
+                config.workers_max
+            );
             return Err(std::io::Error::other(what));
         }
-        Ok(Plan { online, offline })
+        Ok(plan)
+    }
+
+    /// The kernel numbers its queues from zero, as many as there may be CPUs. Requests of a CPU with a higher number, as there
+    /// is where numbers are left out, come to the first.
+    fn of(mut online: Vec<u16>, possible: usize) -> Plan {
+        let queues = 0..u16::try_from(possible).unwrap_or(u16::MAX);
+        online.retain(|cpu| queues.contains(cpu));
+        let offline = queues.filter(|cpu| !online.contains(cpu)).collect();
+        Plan { online, offline }
     }
 }
 
@@ -98,16 +108,12 @@ pub struct RingFuse {
 }
 
 impl RingFuse {
-    /// Over the descriptor that the file system was mounted with. Where rings cannot be had, says why, and does without.
-    pub fn new(dev: DevFuse, config: &Config) -> RingFuse {
-        let plan = match Plan::new(config) {
-            Ok(plan) => Some(plan),
-            Err(error) => {
-                tracing::info!(%error, "requests come by /dev/fuse, not by io_uring");
-                None
-            }
-        };
-        RingFuse { dev, plan }
+    /// Over the descriptor that the file system was mounted with.
+    pub fn new(dev: DevFuse, plan: Plan) -> RingFuse {
+        RingFuse {
+            dev,
+            plan: Some(plan),
+        }
     }
 }
 
@@ -123,6 +129,9 @@ impl Transport for RingFuse {
 
     fn agreed(&mut self, flags: u64) {
         if flags & init::OVER_IO_URING == 0 {
+            tracing::warn!(
+                "the kernel does not offer io_uring for this mount: requests come by /dev/fuse"
+            );
             self.plan = None;
         }
     }
@@ -324,6 +333,14 @@ mod tests {
         assert_eq!(parse_cpu_list("0,2-4,9"), Some(vec![0, 2, 3, 4, 9]));
         assert_eq!(parse_cpu_list(""), Some(vec![]));
         assert_eq!(parse_cpu_list("0-x"), None);
+    }
+
+    #[test]
+    fn each_queue_of_the_kernel_has_a_worker() {
+        let plan = Plan::of(vec![0, 1], 4);
+        assert_eq!((plan.online, plan.offline), (vec![0, 1], vec![2, 3]));
+        let with_gaps = Plan::of(vec![0, 2, 4], 3);
+        assert_eq!((with_gaps.online, with_gaps.offline), (vec![0, 2], vec![1]));
     }
 
     #[test]
