@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched; by large pages
-//!    where the system gives them to all who touch (`enabled` is `always`).
+//!    where the system gives them to all who touch (`enabled` is `always`), or it was asked for them ([`Mapping::ask_for_large`]).
 //! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -102,6 +102,16 @@ impl Mapping {
     /// How many large pages it has room for.
     pub fn chunks(&self) -> usize {
         self.len / LARGE
+    }
+
+    /// Has the kernel put large pages behind chunks at their first use, where it has some and is allowed to.
+    pub fn ask_for_large(&self) {
+        // Where it refuses there are small ones, as without asking.
+        #[cfg(not(miri))]
+        // SAFETY: it lies in the mapping. What its bytes are does not change.
+        unsafe {
+            libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE);
+        }
     }
 
     /// Has the kernel put one large page behind a chunk, in place of small ones: it copies them, and takes up to that much more

@@ -5,11 +5,13 @@
 //! 2. Memory with a segment out is neither freed nor handed out. Whoever gives it up all the same leaks it ([`Lent`]), or
 //!    ends the process ([`scope`]): a segment that is dropped never comes back, and the kernel may write there for ever.
 
+use base::mapping::Mapping;
 use base::racy;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Alignment of every [`AlignedBuf`], in bytes: enough for any device.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -18,10 +20,12 @@ pub const BUFFER_ALIGN: usize = 4096;
 /// allocator hands out fresh zero pages for that as they are, and would clear aligned ones.
 const LARGE: usize = 128 << 10;
 
-/// A fixed-size heap buffer whose address is a multiple of [`BUFFER_ALIGN`].
+/// A fixed-size buffer whose address is a multiple of [`BUFFER_ALIGN`], on the heap unless it is one of several in a mapping.
 pub struct AlignedBuf {
-    /// What was allocated; dangles when `len` is 0.
+    /// What was allocated; dangles when `len` is 0. Not looked at where `mapping` is there.
     memory: NonNull<u8>,
+    /// In which it lies, with others that own their own parts of it.
+    mapping: Option<Arc<Mapping>>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -48,7 +52,35 @@ impl AlignedBuf {
         // SAFETY: aligned memory is skipped by nothing, and a large allocation is longer than
         // `len` by more than what can be skipped.
         let start = unsafe { memory.add(skip) };
-        AlignedBuf { memory, start, len }
+        AlignedBuf {
+            memory,
+            mapping: None,
+            start,
+            len,
+        }
+    }
+
+    /// So many buffers of `len` zero bytes each, side by side in memory behind which the kernel puts large pages at their first use, if it has some:
+    /// it then looks up a page for each of 2 MiB that a device reads or writes, not one for each of 4 KiB. For who keeps them.
+    pub fn in_large_pages(len: usize, count: usize) -> Vec<AlignedBuf> {
+        assert!(
+            len > 0 && len.is_multiple_of(BUFFER_ALIGN),
+            "each begins as direct I/O wants it"
+        );
+        let all = len.checked_mul(count).expect("below the address space");
+        let mapping = Arc::new(Mapping::new(all));
+        mapping.ask_for_large();
+        let part = |at: usize| {
+            // SAFETY: `count` times `len` bytes are mapped.
+            let start = unsafe { mapping.start().add(at * len) };
+            AlignedBuf {
+                memory: start,
+                mapping: Some(Arc::clone(&mapping)),
+                start,
+                len,
+            }
+        };
+        (0..count).map(part).collect()
     }
 
     /// A copy of `bytes`.
@@ -82,6 +114,9 @@ unsafe impl Sync for AlignedBuf {}
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
+        if self.mapping.is_some() {
+            return;
+        }
         if let Some(layout) = Self::layout(self.len) {
             // SAFETY: `memory` came from `alloc_zeroed` with this very layout.
             unsafe { dealloc(self.memory.as_ptr(), layout) }
@@ -92,7 +127,7 @@ impl Drop for AlignedBuf {
 impl Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` names `len` initialised bytes (or dangles with `len` 0), owned by self.
+        // SAFETY: `start` names `len` initialised bytes (or dangles with `len` 0), owned by self, and mapped as long as `mapping` is there.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -404,6 +439,23 @@ impl<'a> Shared<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_in_large_pages_are_apart_and_outlive_each_other() {
+        let mut all = AlignedBuf::in_large_pages(8192, 3);
+        assert!(
+            all.iter()
+                .all(|buf| buf.len() == 8192 && is_aligned(buf, BUFFER_ALIGN))
+        );
+        for (value, buf) in (1u8..).zip(&mut all) {
+            assert!(buf.iter().all(|&b| b == 0));
+            buf.fill(value);
+        }
+        let last = all.pop().unwrap();
+        drop(all);
+        assert!(last.iter().all(|&b| b == 3));
+        assert_eq!(&*last.clone(), &*last);
+    }
 
     #[test]
     fn a_buffer_is_aligned_zeroed_and_copied() {

@@ -4,7 +4,10 @@
 //! Invariants:
 //! 1. A piece holds whatever its last user left there. Who takes one fills what it shows to anybody.
 //! 2. What is kept is at most [`Bounces::new`]'s bound.
+//!
+//! Pieces from [`LARGE`] on lie in large pages, as far as there is room to keep them: of a transfer of 1 MiB the kernel looks up each page.
 
+use base::mapping;
 use base::sync::{Mutex, rank};
 use device::AlignedBuf;
 use std::ops::{Deref, DerefMut};
@@ -12,6 +15,8 @@ use std::sync::Arc;
 
 /// What is smaller is taken from the heap as it is.
 const LEAST: usize = 64 << 10;
+/// What fills large pages, alone or with others of its length.
+const LARGE: usize = 1 << 20;
 /// Lengths of kept pieces: powers of two from [`LEAST`] on.
 const CLASSES: usize = 7;
 
@@ -62,19 +67,28 @@ impl Bounces {
 
     /// The same, or more bytes, for somebody who may [`give`](Self::give) them back.
     pub fn take_out(&self, bytes: usize) -> AlignedBuf {
-        match class_of(bytes) {
-            None => AlignedBuf::zeroed(bytes),
-            Some(class) => self
-                .take_kept(class)
-                .unwrap_or_else(|| AlignedBuf::zeroed(LEAST << class)),
-        }
-    }
-
-    fn take_kept(&self, class: usize) -> Option<AlignedBuf> {
+        let Some(class) = class_of(bytes) else {
+            return AlignedBuf::zeroed(bytes);
+        };
+        let len = LEAST << class;
         let mut kept = self.kept.lock();
-        let memory = kept.classes[class].pop()?;
-        kept.bytes -= memory.len();
-        Some(memory)
+        if let Some(memory) = kept.classes[class].pop() {
+            kept.bytes -= memory.len();
+            return memory;
+        }
+        // The others are kept, and this one will be.
+        let all = len.next_multiple_of(mapping::LARGE);
+        if len < LARGE || kept.bytes + all > self.most {
+            drop(kept);
+            return AlignedBuf::zeroed(len);
+        }
+        let mut made = AlignedBuf::in_large_pages(len, all / len);
+        let memory = made.pop();
+        for other in made {
+            kept.bytes += other.len();
+            kept.classes[class].push(other);
+        }
+        memory.expect("one at least")
     }
 
     /// Keeps a piece that nobody uses any more, if there is room for it.
@@ -189,5 +203,32 @@ mod tests {
         assert_eq!(bounces.kept.lock().bytes, 2 * LEAST);
         drop(other);
         assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
+    }
+
+    #[test]
+    fn large_pieces_share_large_pages_and_are_kept() {
+        let bounces = Bounces::new(2 * mapping::LARGE);
+        let mut first = bounces.take(LARGE);
+        // The other half.
+        assert_eq!(bounces.kept.lock().bytes, LARGE);
+        let mut second = bounces.take(LARGE - 1);
+        assert_eq!(bounces.kept.lock().bytes, 0);
+        assert_eq!(
+            first.as_ptr().addr().abs_diff(second.as_ptr().addr()),
+            LARGE
+        );
+        first.fill(1);
+        second.fill(2);
+        assert!(first.iter().all(|&b| b == 1) && second.iter().all(|&b| b == 2));
+        drop(first);
+        assert!(second.iter().all(|&b| b == 2));
+        drop(second);
+        assert_eq!(bounces.kept.lock().bytes, 2 * LARGE);
+        // No room for another two.
+        let full = Bounces::new(mapping::LARGE);
+        drop(full.take(LARGE + 1));
+        assert_eq!(full.kept.lock().bytes, mapping::LARGE);
+        drop(full.take(LARGE));
+        assert_eq!(full.kept.lock().bytes, mapping::LARGE);
     }
 }
