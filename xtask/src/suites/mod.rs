@@ -59,10 +59,8 @@ const MOUNTED: &[(&str, Option<FuseIo>, Mounted)] = &[
     ("fio", Some(FuseIo::Dev), stress::fio),
     ("fio-uring", Some(FuseIo::Uring), stress::fio),
     ("stress", Some(FuseIo::Dev), stress::stress_ng),
-    ("stress-uring", Some(FuseIo::Uring), stress::stress_ng),
     ("dbench", Some(FuseIo::Dev), stress::dbench),
     ("full", Some(FuseIo::Dev), full::run),
-    ("full-uring", Some(FuseIo::Uring), full::run),
     ("memory", None, memory::run),
     ("kill", None, kill::run),
 ];
