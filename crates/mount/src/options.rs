@@ -48,9 +48,9 @@ pub enum FuseIo {
     /// By reads of /dev/fuse.
     #[default]
     Dev,
-    /// By io_uring, if the kernel offers that. A trial: see decision 0032 for what is known to hang.
+    /// By io_uring, if the kernel offers that. A trial: see decision 0032 for what is known of it.
     Auto,
-    /// The same; without the kernel's parameter for it there is no mount.
+    /// The same; where the kernel's parameter for it is off, or rings cannot be served, there is no mount.
     Uring,
 }
 

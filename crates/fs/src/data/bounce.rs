@@ -6,6 +6,7 @@
 //! 2. What is kept is at most [`Bounces::new`]'s bound.
 //!
 //! Pieces from [`LARGE`] on lie in large pages, as far as there is room to keep them: of a transfer of 1 MiB the kernel looks up each page.
+//! One that finds no room when it comes back is let go of, but its memory stays as long as the other half of its large page: at most as much again as is in use.
 
 use base::mapping;
 use base::sync::{Mutex, rank};
