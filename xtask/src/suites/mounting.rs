@@ -151,7 +151,9 @@ truncate -s 128M a.img b.img
 a=$(losetup --find --show a.img)
 b=$(losetup --find --show b.img)
 mkdir mnt
-mkfs -t sheaf -q -L suite-helpers $a $b
+# A run that was killed may have left devices behind.
+label=suite-helpers-$$
+mkfs -t sheaf -q -L $label $a $b
 mount -t sheaf $a mnt
 grep -q " $DIR/mnt .*fuseblk.sheaf" /proc/self/mountinfo
 fill mnt
@@ -170,7 +172,7 @@ fsck.sheaf -f $a $b
 # What the udev rule imports, and the links it makes.
 eval "$("$SHEAF" info --udev $a)"
 test "$ID_FS_TYPE" = sheaf
-test "$ID_FS_LABEL_ENC" = suite-helpers
+test "$ID_FS_LABEL_ENC" = $label
 mkdir -p /dev/disk/by-uuid
 link=/dev/disk/by-uuid/$ID_FS_UUID_ENC
 ln -s $a "$link"
@@ -185,7 +187,7 @@ mount -T fstab "$DIR/mnt"
 verify mnt
 refused "ead-only" touch mnt/new
 umount mnt
-mount -t sheaf LABEL=suite-helpers mnt 2> said || "$SHEAF" mount LABEL=suite-helpers mnt
+mount -t sheaf LABEL=$label mnt 2> said || "$SHEAF" mount LABEL=$label mnt
 verify mnt
 umount mnt
 refused frobnicate mount -t sheaf -o frobnicate $a mnt
@@ -348,7 +350,9 @@ head -c 200M /dev/urandom > mnt/tree/big
 "$SHEAF" umount mnt & unmounting=$!
 while mounted mnt; do :; done
 for signal in TERM TERM STOP; do kill -$signal $pid 2> /dev/null || true; sleep 0.05; done
-if runs $pid; then refused "in use" "$SHEAF" mount $a other; fi
+while runs $pid && ! grep -q "^State:.*stopped" /proc/$pid/status; do sleep 0.01; done
+# The file is there until all is written; the devices are let go of after that.
+if test -e pid; then refused "in use" "$SHEAF" mount $a other; fi
 kill -CONT $pid 2> /dev/null || true
 wait $unmounting
 "$SHEAF" fsck $a
@@ -535,8 +539,7 @@ impl HelperNames {
         let mut names = HelperNames(Vec::new());
         for name in Self::NAMES {
             let path = Path::new("/sbin").join(name);
-            // Of a run that was killed.
-            if std::fs::read_link(&path).is_ok_and(|to| !to.exists() || to == sheaf) {
+            if std::fs::read_link(&path).is_ok_and(|to| is_cargo_built(&to)) {
                 let _ = std::fs::remove_file(&path);
             }
             symlink(&sheaf, &path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -544,6 +547,13 @@ impl HelperNames {
         }
         Ok(names)
     }
+}
+
+/// Whether a helper's name leads to what cargo built in some checkout, or did: a run that was
+/// killed left it. An installed program is nobody's to remove.
+fn is_cargo_built(program: &Path) -> bool {
+    let folders = program.iter().rev().skip(1);
+    folders.take(2).any(|folder| folder == "target")
 }
 
 impl Drop for HelperNames {
