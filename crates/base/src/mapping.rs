@@ -7,6 +7,7 @@
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Bytes of a large page.
@@ -18,6 +19,8 @@ const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Not every C library names it (asm-generic/mman-common.h).
 #[cfg(not(miri))]
 const MADV_COLLAPSE: libc::c_int = 25;
+#[cfg(not(miri))]
+const MADV_POPULATE_WRITE: libc::c_int = 23;
 
 #[derive(Debug)]
 pub struct Mapping {
@@ -112,6 +115,29 @@ impl Mapping {
         unsafe {
             libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE);
         }
+    }
+
+    /// Has the kernel put memory behind these bytes where there is none yet, as a write to each page would, and changes none of them.
+    ///
+    /// # Errors
+    /// `InvalidInput`: it does not do that, and never will. Others: not now.
+    #[cfg(not(miri))]
+    pub fn populate(&self, bytes: Range<usize>) -> io::Result<()> {
+        assert!(bytes.start <= bytes.end && bytes.end <= self.len, "of the mapping");
+        // SAFETY: it lies in the mapping. What its bytes are does not change.
+        let done = unsafe {
+            let start = self.start.as_ptr().add(bytes.start);
+            libc::madvise(start.cast(), bytes.end - bytes.start, MADV_POPULATE_WRITE)
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    #[cfg(miri)]
+    pub fn populate(&self, _bytes: Range<usize>) -> io::Result<()> {
+        Err(io::ErrorKind::InvalidInput.into())
     }
 
     /// Has the kernel put one large page behind a chunk, in place of small ones: it copies them, and takes up to that much more

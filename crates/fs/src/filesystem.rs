@@ -183,7 +183,7 @@ impl FileSystem {
         fs.inode(ROOT)?;
         if options.store.background {
             fs.files.start_ahead()?;
-            fs.files.start_large()?;
+            fs.files.start_keeping()?;
         }
         if !fs.store.read_only() {
             fs.finish_orphans()?;

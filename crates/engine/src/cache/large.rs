@@ -14,10 +14,10 @@
 //! 4. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
 
 use super::PageCache;
-use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use super::standby::Standby;
+use base::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
 use base::mapping::{LARGE, Mapping, large_pages_allowed};
-use base::sync::{Condvar, Mutex, rank};
 use format::BLOCK_SIZE;
 use std::io;
 use std::time::Duration;
@@ -38,21 +38,16 @@ const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Large {
-    stopped: AtomicBool,
+    standby: Standby,
     /// Bytes that were made large.
     bytes: AtomicU64,
-    /// Held by who changes what the thread waits for.
-    state: Mutex<()>,
-    wake: Condvar,
 }
 
 impl Large {
     pub fn new() -> Large {
         Large {
-            stopped: AtomicBool::new(false),
+            standby: Standby::new(),
             bytes: AtomicU64::new(0),
-            state: Mutex::new(rank::LEAF, ()),
-            wake: Condvar::new(),
         }
     }
 
@@ -60,33 +55,12 @@ impl Large {
     #[inline]
     pub fn given(&self, frame: usize) {
         if (frame + 1).is_multiple_of(CHUNK) {
-            self.notify();
+            self.standby.notify();
         }
     }
 
-    #[cold]
-    fn notify(&self) {
-        drop(self.state.lock());
-        self.wake.notify_all();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
-    /// Waits that long, or until it is stopped: true.
-    fn pause(&self, time: Duration) -> bool {
-        let (clock, mut state) = (Clock::real(), self.state.lock());
-        let until_ns = clock.monotonic_ns() + time.as_nanos() as u64;
-        // Frames that are given wake it, too.
-        while !self.is_stopped() {
-            let left = until_ns.saturating_sub(clock.monotonic_ns());
-            if left == 0 {
-                break;
-            }
-            self.wake.wait_for(&mut state, Duration::from_nanos(left));
-        }
-        self.is_stopped()
+    pub fn stop(&self) {
+        self.standby.stop();
     }
 }
 
@@ -115,7 +89,7 @@ impl PageCache {
         self.capacity() >= CHUNK && large_pages_allowed()
     }
 
-    /// Has large pages made until [`stop_large`](Self::stop_large), or the kernel refuses: for a thread that does nothing else.
+    /// Has large pages made until [`stop_keeping`](Self::stop_keeping), or the kernel refuses: for a thread that does nothing else.
     /// `transfers`: how many the devices have had.
     pub fn keep_large(&self, transfers: impl Fn() -> u64) {
         let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
@@ -144,15 +118,10 @@ impl PageCache {
             }
             calm.since_ns = clock.monotonic_ns();
             let took = Duration::from_nanos(calm.since_ns - began_ns);
-            if self.large.pause((took * REST).min(REST_MAX)) {
+            if self.large.standby.pause((took * REST).min(REST_MAX)) {
                 return;
             }
         }
-    }
-
-    pub fn stop_large(&self) {
-        self.large.stopped.store(true, Ordering::Relaxed);
-        self.large.notify();
     }
 
     /// Bytes that large pages were put behind.
@@ -162,23 +131,20 @@ impl PageCache {
 
     /// Waits until so many frames are given. False: it is stopped.
     fn await_given(&self, frames: usize) -> bool {
-        let mut state = self.large.state.lock();
-        while self.counts.given.load(Ordering::Relaxed) < frames && !self.large.is_stopped() {
-            self.large.wake.wait(&mut state);
-        }
-        !self.large.is_stopped()
+        let given = || self.counts.given.load(Ordering::Relaxed);
+        self.large.standby.await_that(|| given() >= frames)
     }
 
     /// Waits until nobody is in the way (invariant 2). False: it is stopped.
     fn await_calm(&self, calm: &mut Calm, transfers: &impl Fn() -> u64) -> bool {
         let clock = Clock::real();
-        while !self.large.is_stopped() {
+        while !self.large.standby.is_stopped() {
             let given = self.counts.given.load(Ordering::Relaxed);
             let passed_ns = clock.monotonic_ns().saturating_sub(calm.since_ns);
             if calm.is_calm(given, transfers(), Duration::from_nanos(passed_ns)) {
                 return true;
             }
-            self.large.pause(CALM);
+            self.large.standby.pause(CALM);
         }
         false
     }
@@ -195,7 +161,7 @@ impl PageCache {
                 }
                 Err(error) => {
                     tracing::debug!("no large page for the page cache now: {error}");
-                    if self.large.pause(again) {
+                    if self.large.standby.pause(again) {
                         return false;
                     }
                     again = (again * 2).min(AGAIN_MAX);

@@ -33,7 +33,9 @@ mod loads;
 mod policy;
 mod set;
 mod sets;
+mod standby;
 mod tags;
+mod touched;
 
 use crate::sum::Padded;
 use base::atomic::{AtomicUsize, Ordering};
@@ -54,6 +56,7 @@ use set::{Locked, Set, Sources};
 use sets::Sets;
 use std::ops::Range;
 use tags::Name;
+use touched::Touched;
 
 /// Frames in a set.
 pub const WAYS: usize = 16;
@@ -218,6 +221,7 @@ pub struct PageCache {
     index: Box<[DirtyShard]>,
     crowd: Crowd,
     large: Large,
+    touched: Touched,
     /// Dirty pages of a set that overwrites may make.
     own_most: u32,
     /// On lines of their own: all who write look at the first, and who changes one often changes both.
@@ -282,6 +286,7 @@ impl PageCache {
             index: (0..DIRTY_SHARDS).map(shard).collect(),
             crowd: Crowd::new(sets),
             large: Large::new(),
+            touched: Touched::new(),
             own_most: WAYS as u32,
             counts: Padded::default(),
         }
@@ -921,6 +926,7 @@ impl Sources for PageCache {
     fn give(&self) -> u32 {
         let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
         self.large.given(frame);
+        self.touched.given(frame);
         frame as u32
     }
 

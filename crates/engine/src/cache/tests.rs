@@ -785,7 +785,7 @@ fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
                 write(&cache, n, 0, &page(byte(n, round + 1)), Rest::Unknown);
             }
         }
-        cache.stop_large();
+        cache.stop_keeping();
     });
     let large = cache.large_bytes();
     assert!(large.is_multiple_of(base::mapping::LARGE as u64) && large <= all * 4096 * 2);

@@ -708,7 +708,7 @@ impl Files {
         self.wake.notify_all();
         self.ahead.stop();
         self.cleaning.close();
-        self.pages.stop_large();
+        self.pages.stop_keeping();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {

@@ -268,8 +268,14 @@ impl Files {
         self.pages.large_bytes()
     }
 
-    /// Has large pages made behind the page cache, until it is stopped.
-    pub fn start_large(&self) -> Result<(), Error> {
+    /// Has memory put behind the page cache ahead of its first use, and large pages behind what is in use, until it is stopped.
+    pub fn start_keeping(&self) -> Result<(), Error> {
+        if self.pages.may_be_touched() {
+            let pages = Arc::clone(&self.pages);
+            let started = base::thread::spawn("sheaf-touch", move || pages.keep_touched());
+            let handle = started.map_err(|e| engine::Error::Thread(Arc::new(e)))?;
+            self.threads.lock().push(handle);
+        }
         if self.pages.may_be_large() {
             let pages = Arc::clone(&self.pages);
             // It does not keep the devices.
@@ -352,7 +358,7 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.ahead.close();
         self.cleaning.close();
-        self.pages.stop_large();
+        self.pages.stop_keeping();
     }
 }
 
