@@ -22,6 +22,34 @@ const MADV_COLLAPSE: libc::c_int = 25;
 #[cfg(not(miri))]
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 
+/// Has the kernel find a large page before one is made of a chunk, and the host of a virtual machine put memory behind it, while nobody waits for it:
+/// the one that was given back last is the one that is given out next.
+#[derive(Debug)]
+pub struct Warmer(Mapping);
+
+impl Warmer {
+    pub fn new() -> Warmer {
+        let mapping = Mapping::new(LARGE);
+        mapping.ask_for_large();
+        Warmer(mapping)
+    }
+
+    /// # Errors
+    /// When the kernel does not take it back.
+    pub fn warm(&mut self) -> io::Result<()> {
+        // By a fault, which keeps nobody from changing other mappings of the process, as heaps do that grow; a call that populates would.
+        // SAFETY: it lies in the mapping, of which nobody else knows.
+        unsafe { self.0.start.as_ptr().write_volatile(1) };
+        self.0.discard()
+    }
+}
+
+impl Default for Warmer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -117,13 +145,17 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel put memory behind these bytes where there is none yet, as a write to each page would, and changes none of them.
+    /// Has the kernel put memory behind these bytes where there is none yet, as a write to each page would, and changes none of them. Who changes
+    /// mappings of this process waits meanwhile, and so does who allocates and needs a larger heap: a few pages in a call are enough.
     ///
     /// # Errors
     /// `InvalidInput`: it does not do that, and never will. Others: not now.
     #[cfg(not(miri))]
     pub fn populate(&self, bytes: Range<usize>) -> io::Result<()> {
-        assert!(bytes.start <= bytes.end && bytes.end <= self.len, "of the mapping");
+        assert!(
+            bytes.start <= bytes.end && bytes.end <= self.len,
+            "of the mapping"
+        );
         // SAFETY: it lies in the mapping. What its bytes are does not change.
         let done = unsafe {
             let start = self.start.as_ptr().add(bytes.start);
@@ -138,6 +170,25 @@ impl Mapping {
     #[cfg(miri)]
     pub fn populate(&self, _bytes: Range<usize>) -> io::Result<()> {
         Err(io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Gives back what is behind all of it; it is zeroed again.
+    #[cfg(not(miri))]
+    pub fn discard(&mut self) -> io::Result<()> {
+        // SAFETY: it is the mapping, and nobody refers to it while it is borrowed so.
+        let done =
+            unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    #[cfg(miri)]
+    pub fn discard(&mut self) -> io::Result<()> {
+        // SAFETY: all of it is allocated, and nobody refers to it while it is borrowed so.
+        unsafe { self.start.write_bytes(0, self.len) };
+        Ok(())
     }
 
     /// Has the kernel put one large page behind a chunk, in place of small ones: it copies them, and takes up to that much more
@@ -206,6 +257,30 @@ mod tests {
                 }
             }
             assert!(bytes.iter().zip(0..).all(|(b, i)| *b == (i % 251) as u8));
+        }
+    }
+
+    #[test]
+    fn memory_that_comes_early_changes_no_byte_and_what_is_given_back_is_zeroed() {
+        let mut mapping = Mapping::new(16 * 4096);
+        let start = mapping.start().as_ptr();
+        // SAFETY: it lies in the mapping, of which nobody else knows.
+        unsafe { start.add(5000).write(7) };
+        // A kernel that does not do it says so.
+        if let Err(refused) = mapping.populate(4096..4 * 4096) {
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        }
+        // SAFETY: as above.
+        let bytes = |mapping: &Mapping| unsafe {
+            std::slice::from_raw_parts(mapping.start().as_ptr(), 16 * 4096).to_vec()
+        };
+        let set = bytes(&mapping).into_iter().enumerate();
+        let set: Vec<(usize, u8)> = set.filter(|(_, byte)| *byte != 0).collect();
+        assert_eq!(set, [(5000, 7)]);
+        mapping.discard().unwrap();
+        assert!(bytes(&mapping).iter().all(|&byte| byte == 0));
+        if large_pages_allowed() {
+            Warmer::new().warm().unwrap();
         }
     }
 }

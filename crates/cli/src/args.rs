@@ -887,6 +887,9 @@ pub struct BenchCache {
     /// Time of one measurement
     #[arg(long, default_value_t = 0.5)]
     pub seconds: f64,
+    /// Seconds for which the file that is cached whole is read before anything of it is timed, on each side
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    pub warm_up: f64,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,

@@ -229,6 +229,7 @@ fn page_cache(args: &BenchCache) -> Outcome {
         set: args.set,
         threads: args.threads.clone(),
         time: seconds(args.seconds)?,
+        warm_up: seconds(args.warm_up)?,
         runs: args.common.runs,
         against: against(&args.common, &["ext4"])?,
         storage: storage(&args.common),

@@ -5,7 +5,8 @@
 //!    and no device is there, so figures repeat exactly; runs differ by their seeds.
 //! 2. *Cost*: threads read and overwrite pages of one file that is cached whole, by Sheaf in this process and by pread(2) and
 //!    pwrite(2) on kernel file systems, in turn. *hot*: one page that all read; to overwrite, one for each thread. *set*: pages
-//!    drawn from the whole file. Write-back runs as ever; the device is memory.
+//!    drawn from the whole file. Before, on each side, pages of the whole file are read for a while, in which Sheaf has large pages put behind
+//!    its cache. Write-back runs as ever; the device is memory.
 //! 3. *Steady*: overwrites at random places of a file four times as large as the cache, on devices that take a set time for each
 //!    request ([`steady`]).
 //!
@@ -18,7 +19,7 @@ mod loads;
 mod policies;
 mod steady;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::rng::Rng;
 use fs::FsOptions;
@@ -81,6 +82,8 @@ pub struct Options {
     pub set: u64,
     pub threads: Vec<usize>,
     pub time: Duration,
+    /// How long the file that is cached whole is read before anything is timed.
+    pub warm_up: Duration,
     pub runs: usize,
     /// Besides Sheaf in this process.
     pub against: Vec<Target>,
@@ -308,12 +311,19 @@ fn measure_all<S: Side>(
     for offset in (0..options.set).step_by(PAGE) {
         side.read(&file, offset, &mut page)?;
     }
+    let (began, mut rng, pages) = (Instant::now(), Rng::new(0), options.set / PAGE as u64);
+    while began.elapsed() < options.warm_up {
+        interrupt::check()?;
+        for _ in 0..EACH {
+            side.read(&file, rng.below(pages) * PAGE as u64, &mut page)?;
+        }
+    }
     for series in series {
         let load = Cached {
             side,
             file: &file,
             access: series.access,
-            pages: options.set / PAGE as u64,
+            pages,
         };
         let window = Window {
             time: options.time,
@@ -383,6 +393,8 @@ fn row(options: &Options, series: &Series) -> Row {
         Access::ReadSet | Access::OverwriteSet => options.set,
     };
     extra.insert("set_bytes".to_owned(), Value::from(bytes));
+    let warm_up = options.warm_up.as_secs_f64();
+    extra.insert("warm_up_s".to_owned(), Value::from(warm_up));
     Row {
         name: series.access.name().to_owned(),
         target: series.target.name(),
@@ -433,6 +445,7 @@ mod tests {
             set: 2 << 20,
             threads: vec![1, 2],
             time: Duration::from_millis(20),
+            warm_up: Duration::from_millis(20),
             runs: 2,
             against: Vec::new(),
             storage: Storage::Dir(home.to_owned()),

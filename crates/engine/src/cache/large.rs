@@ -9,15 +9,16 @@
 //! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it. Nor,
 //!    but once in [`PATIENCE`], while devices have more to do than [`CALM_TRANSFERS`] in that time: a kernel that is not preempted copies a
 //!    chunk in one go, and what completes a transfer on that CPU waits for it, and so does a sync.
-//! 3. After each chunk there is a pause of [`REST`] times as long as it took: a reader of pages all over the cache soon meets
-//!    the one that is being made large, and waits for it.
+//! 3. After each chunk there is a pause of [`REST`] times as long as its readers had to wait: who reads pages all over the cache soon meets
+//!    the one that is being made large. They wait while 512 pages are copied, and not for the kernel, and the host of a virtual machine, to find memory for
+//!    them, which takes ten times as long: that is done before ([`Warmer`]). And the thread takes no more than half of a CPU.
 //! 4. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
 
 use super::PageCache;
 use super::standby::Standby;
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
-use base::mapping::{LARGE, Mapping, large_pages_allowed};
+use base::mapping::{LARGE, Mapping, Warmer, large_pages_allowed};
 use format::BLOCK_SIZE;
 use std::io;
 use std::time::Duration;
@@ -83,6 +84,11 @@ impl Calm {
     }
 }
 
+/// The pause after a chunk that took that long, of which readers of it waited for a part.
+fn rest(took: Duration, waited: Duration) -> Duration {
+    (waited * REST).max(took).min(REST_MAX)
+}
+
 impl PageCache {
     /// Whether [`keep_large`](Self::keep_large) has anything to do, ever.
     pub fn may_be_large(&self) -> bool {
@@ -100,6 +106,7 @@ impl PageCache {
             since_ns: clock.monotonic_ns(),
             ..Calm::default()
         };
+        let mut warmer = Warmer::new();
         for done in 0..all {
             let (mapping, chunk) = match done.checked_sub(sets.chunks()) {
                 None => (sets, done),
@@ -113,12 +120,17 @@ impl PageCache {
                 return;
             }
             let began_ns = clock.monotonic_ns();
+            if let Err(error) = warmer.warm() {
+                tracing::debug!("no large page to begin with: {error}");
+            }
+            let warm_ns = clock.monotonic_ns();
             if !self.make_large(mapping, chunk) {
                 return;
             }
             calm.since_ns = clock.monotonic_ns();
+            let waited = Duration::from_nanos(calm.since_ns - warm_ns);
             let took = Duration::from_nanos(calm.since_ns - began_ns);
-            if self.large.standby.pause((took * REST).min(REST_MAX)) {
+            if self.large.standby.pause(rest(took, waited)) {
                 return;
             }
         }

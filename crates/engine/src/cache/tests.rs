@@ -794,6 +794,38 @@ fn pages_stay_what_they_are_while_large_ones_come_behind_them() {
     assert_eq!(cache.large_bytes(), large);
 }
 
+#[test]
+fn memory_comes_ahead_of_first_uses_and_changes_nothing() {
+    let cache = PageCache::new(24 << 20);
+    let all = cache.capacity() as u64;
+    let byte = |n: u64| (n * 11 + 3) as u8;
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            // Ends by itself, because somebody wakes it again and again, when there is memory behind all frames.
+            return cache.keep_touched();
+        }
+        let mut out = page(0);
+        for n in 0..all {
+            let wrote = write(&cache, n, 0, &page(byte(n)), Rest::Unknown);
+            assert_eq!(wrote, Wrote::Done);
+            assert!(cache.read(FILE, n / 2, 0, &mut out));
+            assert_eq!(out, page(byte(n / 2)));
+        }
+    });
+    let mut out = page(0);
+    for n in 0..all {
+        assert!(cache.read(FILE, n, 0, &mut out));
+        assert_eq!(out, page(byte(n)));
+    }
+    // Of a cache that nobody uses nothing is touched, until it is stopped.
+    let idle = PageCache::new(24 << 20);
+    base::thread::parallel(2, |thread| match thread {
+        0 => idle.keep_touched(),
+        _ => idle.stop_keeping(),
+    });
+    idle.keep_touched();
+}
+
 fn guard(cache: &Arc<PageCache>, n: u64) -> Option<Guard> {
     match cache.guard(FILE, n) {
         Guarded::Yes(guard) => Some(guard),

@@ -21,8 +21,8 @@ use std::time::Duration;
 const LEAD: usize = 2048;
 /// Frames that are given out before anything is done.
 const FIRST: usize = 64;
-/// Frames of a call: where others catch up with it, it goes on behind them soon.
-const STEP: usize = 64;
+/// Frames of a call. Heaps cannot grow meanwhile, and where others catch up with it, it goes on behind them soon.
+const STEP: usize = 8;
 /// Until it goes on when the kernel had no memory.
 const AGAIN: Duration = Duration::from_millis(100);
 /// No frame has that number.
