@@ -19,8 +19,9 @@ mod loads;
 mod policies;
 mod steady;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use base::clock::Clock;
 use base::rng::Rng;
 use fs::FsOptions;
 use serde_json::{Map, Value};
@@ -311,8 +312,9 @@ fn measure_all<S: Side>(
     for offset in (0..options.set).step_by(PAGE) {
         side.read(&file, offset, &mut page)?;
     }
-    let (began, mut rng, pages) = (Instant::now(), Rng::new(0), options.set / PAGE as u64);
-    while began.elapsed() < options.warm_up {
+    let (clock, mut rng, pages) = (Clock::real(), Rng::new(0), options.set / PAGE as u64);
+    let warm_ns = clock.monotonic_ns() + options.warm_up.as_nanos() as u64;
+    while clock.monotonic_ns() < warm_ns {
         interrupt::check()?;
         for _ in 0..EACH {
             side.read(&file, rng.below(pages) * PAGE as u64, &mut page)?;

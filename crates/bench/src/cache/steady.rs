@@ -285,6 +285,7 @@ mod tests {
             set: 1 << 20,
             threads: vec![1],
             time: Duration::from_millis(20),
+            warm_up: Duration::ZERO,
             runs: 1,
             against: Vec::new(),
             storage: Storage::Dir(home.path().to_owned()),
