@@ -3,6 +3,7 @@
 //! Invariants:
 //! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched; by large pages
 //!    where the system gives them to all who touch (`enabled` is `always`), or it was asked for them ([`Mapping::ask_for_large`]).
+//!    Or ahead of that, where somebody has it put there ([`Mapping::populate`]), which changes nothing either that is seen of it.
 //! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -22,31 +23,26 @@ const MADV_COLLAPSE: libc::c_int = 25;
 #[cfg(not(miri))]
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 
-/// Has the kernel find a large page before one is made of a chunk, and the host of a virtual machine put memory behind it, while nobody waits for it:
-/// the one that was given back last is the one that is given out next.
+/// Has the kernel find a large page before one is made of a chunk, and the host of a virtual machine put memory behind it, while nobody waits for it: what was
+/// given back last is, as a rule, what the same CPU is given next.
 #[derive(Debug)]
 pub struct Warmer(Mapping);
 
 impl Warmer {
-    pub fn new() -> Warmer {
-        let mapping = Mapping::new(LARGE);
+    /// `None`: there is no room for it.
+    pub fn new() -> Option<Warmer> {
+        let mapping = Mapping::map(LARGE)?;
         mapping.ask_for_large();
-        Warmer(mapping)
+        Some(Warmer(mapping))
     }
 
     /// # Errors
-    /// When the kernel does not take it back.
+    /// When the kernel does not take it back: it is kept, and there is no use in another try.
     pub fn warm(&mut self) -> io::Result<()> {
-        // By a fault, which keeps nobody from changing other mappings of the process, as heaps do that grow; a call that populates would.
+        // By a fault, which keeps nobody from changing other mappings of the process, as heaps do that grow (Linux 6.4); a call that populates would.
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { self.0.start.as_ptr().write_volatile(1) };
         self.0.discard()
-    }
-}
-
-impl Default for Warmer {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -76,6 +72,15 @@ pub fn large_pages_allowed() -> bool {
 
 #[cfg(miri)]
 pub fn large_pages_allowed() -> bool {
+    false
+}
+
+/// Whether the kernel puts a large page wherever somebody touches memory, without being asked.
+pub fn large_pages_are_usual() -> bool {
+    #[cfg(not(miri))]
+    return std::fs::read_to_string(format!("{SETTINGS}/enabled"))
+        .is_ok_and(|enabled| enabled.contains("[always]"));
+    #[cfg(miri)]
     false
 }
 
@@ -266,9 +271,23 @@ mod tests {
         let start = mapping.start().as_ptr();
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { start.add(5000).write(7) };
-        // A kernel that does not do it says so.
-        if let Err(refused) = mapping.populate(4096..4 * 4096) {
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        match mapping.populate(4096..4 * 4096) {
+            #[cfg(not(miri))]
+            Ok(()) => {
+                let mut there = [0u8; 16];
+                // SAFETY: the mapping has 16 pages, and the array a byte for each.
+                let told = unsafe { libc::mincore(start.cast(), 16 * 4096, there.as_mut_ptr()) };
+                assert_eq!(told, 0);
+                let there: Vec<usize> = (0..16).filter(|&i| there[i] & 1 == 1).collect();
+                assert!(
+                    there.starts_with(&[1, 2, 3]) || large_pages_are_usual(),
+                    "{there:?}"
+                );
+            }
+            #[cfg(miri)]
+            Ok(()) => unreachable!("Miri knows no such call"),
+            // A kernel that does not do it says so.
+            Err(refused) => assert_eq!(refused.kind(), io::ErrorKind::InvalidInput),
         }
         // SAFETY: as above.
         let bytes = |mapping: &Mapping| unsafe {
@@ -280,7 +299,7 @@ mod tests {
         mapping.discard().unwrap();
         assert!(bytes(&mapping).iter().all(|&byte| byte == 0));
         if large_pages_allowed() {
-            Warmer::new().warm().unwrap();
+            Warmer::new().unwrap().warm().unwrap();
         }
     }
 }

@@ -539,7 +539,7 @@ impl HelperNames {
         let mut names = HelperNames(Vec::new());
         for name in Self::NAMES {
             let path = Path::new("/sbin").join(name);
-            if std::fs::read_link(&path).is_ok_and(|to| is_cargo_built(&to)) {
+            if std::fs::read_link(&path).is_ok_and(|to| to == sheaf || is_left(&to)) {
                 let _ = std::fs::remove_file(&path);
             }
             symlink(&sheaf, &path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -549,11 +549,11 @@ impl HelperNames {
     }
 }
 
-/// Whether a helper's name leads to what cargo built in some checkout, or did: a run that was
+/// Whether a helper's name leads to what cargo built in some checkout, or to nothing: a run that was
 /// killed left it. An installed program is nobody's to remove.
-fn is_cargo_built(program: &Path) -> bool {
-    let folders = program.iter().rev().skip(1);
-    folders.take(2).any(|folder| folder == "target")
+fn is_left(program: &Path) -> bool {
+    let mut folders = program.iter().rev().skip(1).take(3);
+    !program.exists() || folders.any(|folder| folder == "target")
 }
 
 impl Drop for HelperNames {

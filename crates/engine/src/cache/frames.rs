@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 /// All frames of a cache. Memory is touched (and so charged to the process) only when a
-/// frame is first filled.
+/// frame is first filled, or shortly before ([`touched`](super::touched)).
 #[derive(Debug)]
 pub(super) struct Frames {
     mapping: Mapping,

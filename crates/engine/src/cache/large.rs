@@ -2,23 +2,24 @@
 //! set and of its frame otherwise, for each by walks of tables that lie in memory themselves.
 //!
 //! A thread of its own has them made of small pages that are in use already. Small pages made large as a whole take no more memory than
-//! they did, but for one large page while it is copied: so the limit holds ([decision 0023](../../../../docs/decisions/0023-large-pages-behind-frames-in-use.md)).
+//! they did, but for one large page while it is found and copied: so the limit holds ([decision 0023](../../../../docs/decisions/0023-large-pages-behind-frames-in-use.md)).
 //!
 //! Invariants:
 //! 1. A chunk of the frames is made large when all its frames have been given to ways, and those of the sets at once, as all are in use.
 //! 2. Nothing is made large while frames are given out faster than [`CALM_FRAMES`] in [`CALM`]: a first use would wait for it. Nor,
 //!    but once in [`PATIENCE`], while devices have more to do than [`CALM_TRANSFERS`] in that time: a kernel that is not preempted copies a
 //!    chunk in one go, and what completes a transfer on that CPU waits for it, and so does a sync.
-//! 3. After each chunk there is a pause of [`REST`] times as long as its readers had to wait: who reads pages all over the cache soon meets
-//!    the one that is being made large. They wait while 512 pages are copied, and not for the kernel, and the host of a virtual machine, to find memory for
-//!    them, which takes ten times as long: that is done before ([`Warmer`]). And the thread takes no more than half of a CPU.
+//!    It is looked again after the large page was found, which takes a while.
+//! 3. After each chunk there is a pause of [`REST`] times as long as its readers had to wait, and at least as long as all of it took: who reads pages all over the cache soon meets
+//!    the one that is being made large, and waits while 512 pages are copied. That the host of a virtual machine has memory for them, which takes ten times as long, is seen to
+//!    before ([`Warmer`]).
 //! 4. Who makes a frame the last of its chunk wakes the thread; it sleeps while there is nothing to do.
 
 use super::PageCache;
 use super::standby::Standby;
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::Clock;
-use base::mapping::{LARGE, Mapping, Warmer, large_pages_allowed};
+use base::mapping::{LARGE, Mapping, Warmer, large_pages_allowed, large_pages_are_usual};
 use format::BLOCK_SIZE;
 use std::io;
 use std::time::Duration;
@@ -101,12 +102,15 @@ impl PageCache {
         let (sets, frames) = (self.sets.mapping(), self.frames.mapping());
         // Those behind them are seldom used.
         let all = sets.chunks() + self.capacity() / CHUNK;
-        let clock = Clock::real();
         let mut calm = Calm {
-            since_ns: clock.monotonic_ns(),
+            since_ns: Clock::real().monotonic_ns(),
             ..Calm::default()
         };
-        let mut warmer = Warmer::new();
+        // Where all who touch memory get large pages there is nothing to find.
+        let mut warmer = match large_pages_are_usual() {
+            true => None,
+            false => Warmer::new(),
+        };
         for done in 0..all {
             let (mapping, chunk) = match done.checked_sub(sets.chunks()) {
                 None => (sets, done),
@@ -116,21 +120,11 @@ impl PageCache {
                 true => (chunk + 1) * CHUNK,
                 false => 0,
             };
-            if !self.await_given(needed) || !self.await_calm(&mut calm, &transfers) {
+            if !self.await_given(needed) {
                 return;
             }
-            let began_ns = clock.monotonic_ns();
-            if let Err(error) = warmer.warm() {
-                tracing::debug!("no large page to begin with: {error}");
-            }
-            let warm_ns = clock.monotonic_ns();
-            if !self.make_large(mapping, chunk) {
-                return;
-            }
-            calm.since_ns = clock.monotonic_ns();
-            let waited = Duration::from_nanos(calm.since_ns - warm_ns);
-            let took = Duration::from_nanos(calm.since_ns - began_ns);
-            if self.large.standby.pause(rest(took, waited)) {
+            let made = self.make_large(mapping, chunk, &mut calm, &mut warmer, &transfers);
+            if made.is_none_or(|rest| self.large.standby.pause(rest)) {
                 return;
             }
         }
@@ -149,11 +143,8 @@ impl PageCache {
 
     /// Waits until nobody is in the way (invariant 2). False: it is stopped.
     fn await_calm(&self, calm: &mut Calm, transfers: &impl Fn() -> u64) -> bool {
-        let clock = Clock::real();
         while !self.large.standby.is_stopped() {
-            let given = self.counts.given.load(Ordering::Relaxed);
-            let passed_ns = clock.monotonic_ns().saturating_sub(calm.since_ns);
-            if calm.is_calm(given, transfers(), Duration::from_nanos(passed_ns)) {
+            if self.is_calm(calm, transfers) {
                 return true;
             }
             self.large.standby.pause(CALM);
@@ -161,33 +152,67 @@ impl PageCache {
         false
     }
 
-    /// False: it is stopped, or the kernel does not do that.
-    fn make_large(&self, mapping: &Mapping, chunk: usize) -> bool {
-        let mut again = AGAIN;
-        loop {
+    fn is_calm(&self, calm: &mut Calm, transfers: &impl Fn() -> u64) -> bool {
+        let given = self.counts.given.load(Ordering::Relaxed);
+        let passed_ns = Clock::real().monotonic_ns().saturating_sub(calm.since_ns);
+        calm.is_calm(given, transfers(), Duration::from_nanos(passed_ns))
+    }
+
+    /// For how long to rest then. `None`: it is stopped, or the kernel does not do that.
+    fn make_large(
+        &self,
+        mapping: &Mapping,
+        chunk: usize,
+        calm: &mut Calm,
+        warmer: &mut Option<Warmer>,
+        transfers: &impl Fn() -> u64,
+    ) -> Option<Duration> {
+        let (clock, mut again) = (Clock::real(), AGAIN);
+        while self.await_calm(calm, transfers) {
+            let began_ns = clock.monotonic_ns();
+            if let Some(Err(error)) = warmer.as_mut().map(Warmer::warm) {
+                tracing::debug!("large pages are not found ahead: {error}");
+                *warmer = None;
+            }
+            // That takes a while.
+            if warmer.is_some() && !self.is_calm(calm, transfers) {
+                continue;
+            }
+            let warm_ns = clock.monotonic_ns();
             match mapping.make_large(chunk) {
-                Ok(()) => break,
+                Ok(()) => {
+                    self.large.bytes.fetch_add(LARGE as u64, Ordering::Relaxed);
+                    calm.since_ns = clock.monotonic_ns();
+                    let waited = Duration::from_nanos(calm.since_ns - warm_ns);
+                    let took = Duration::from_nanos(calm.since_ns - began_ns);
+                    return Some(rest(took, waited));
+                }
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                     tracing::info!("no large pages for the page cache: {error}");
-                    return false;
+                    return None;
                 }
                 Err(error) => {
                     tracing::debug!("no large page for the page cache now: {error}");
-                    if self.large.standby.pause(again) {
-                        return false;
-                    }
+                    self.large.standby.pause(again);
                     again = (again * 2).min(AGAIN_MAX);
                 }
             }
         }
-        self.large.bytes.fetch_add(LARGE as u64, Ordering::Relaxed);
-        true
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_rests_after_a_chunk_for_readers_and_for_the_cpu() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest(ms(5), ms(5)), ms(20));
+        assert_eq!(rest(ms(5), ms(1)), ms(5));
+        assert_eq!(rest(ms(5000), ms(900)), REST_MAX);
+    }
 
     #[test]
     fn neither_first_uses_nor_transfers_wait_for_a_large_page() {

@@ -817,13 +817,17 @@ fn memory_comes_ahead_of_first_uses_and_changes_nothing() {
         assert!(cache.read(FILE, n, 0, &mut out));
         assert_eq!(out, page(byte(n)));
     }
-    // Of a cache that nobody uses nothing is touched, until it is stopped.
+    // A kernel before Linux 5.14 refuses, and so does Miri.
+    if base::mapping::Mapping::new(4096).populate(0..4096).is_ok() {
+        assert_ne!(cache.touched.end(), 0);
+    }
+    // Of a cache that nobody uses nothing is touched, and it ends when it is stopped.
     let idle = PageCache::new(24 << 20);
     base::thread::parallel(2, |thread| match thread {
         0 => idle.keep_touched(),
         _ => idle.stop_keeping(),
     });
-    idle.keep_touched();
+    assert_eq!(idle.touched.end(), 0);
 }
 
 fn guard(cache: &Arc<PageCache>, n: u64) -> Option<Guard> {

@@ -4,17 +4,20 @@
 //! A thread of its own has that done for the frames that come next. Frames are given out in order, so those are the ones behind the last.
 //!
 //! Invariants:
-//! 1. It is ahead by [`LEAD`] frames at most, and by no more than were given out: so an idle cache takes nothing, and a busy one little that it
-//!    would not take in a moment, all of it within its limit.
-//! 2. It sleeps until half of its lead is used up. Who is given the frame `mark` wakes it; nobody does twice, and a call that is missed is made
-//!    up for by who is given the next frame.
+//! 1. It is ahead by [`LEAD`] frames at most, and by no more than were given out: so a cache that was never used takes nothing, and one that stops
+//!    growing has no more than twice what it uses, all of it within its limit.
+//! 2. It sleeps until half of its lead is used up. Who is given the frame `mark`, or one behind it, takes the mark away and wakes it. The mark is put there again
+//!    under the lock of [`Standby`] each time before it sleeps, and a wake comes after that lock: so one that comes late, for an earlier mark, does no harm. Who does not
+//!    see a mark that was just put there leaves it to who is given the next frame.
 //! 3. What is in a frame stays as it is: it does not matter whether somebody fills it meanwhile.
 
 use super::PageCache;
 use super::standby::Standby;
 use base::atomic::{AtomicUsize, Ordering};
+use base::mapping::large_pages_are_usual;
 use format::BLOCK_SIZE;
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Frames that are ahead, at most: of 8 MiB.
@@ -33,6 +36,8 @@ pub(super) struct Touched {
     pub standby: Standby,
     /// Who is given this frame, or one behind it, wakes the thread.
     mark: AtomicUsize,
+    /// There is memory behind the frames before this one, or they were given out.
+    end: AtomicUsize,
 }
 
 impl Touched {
@@ -40,7 +45,13 @@ impl Touched {
         Touched {
             standby: Standby::new(),
             mark: AtomicUsize::new(NONE),
+            end: AtomicUsize::new(0),
         }
+    }
+
+    #[cfg(test)]
+    pub fn end(&self) -> usize {
+        self.end.load(Ordering::Relaxed)
     }
 
     /// A frame was given out, by this number.
@@ -64,10 +75,24 @@ fn lead(given: usize) -> usize {
     given.min(LEAD)
 }
 
+/// The frames that are next, if there is something to do.
+fn next(end: usize, given: usize, capacity: usize) -> Option<Range<usize>> {
+    let most = (given + lead(given)).min(capacity);
+    // What was given out is the business of who has it.
+    let start = end.max(given);
+    (given >= FIRST && start < most).then(|| start..(start + STEP).min(most))
+}
+
+/// The frame at which it is woken, after it has nothing to do.
+fn mark(end: usize, given: usize) -> usize {
+    end.saturating_sub(lead(given) / 2).max(FIRST)
+}
+
 impl PageCache {
-    /// Whether [`keep_touched`](Self::keep_touched) is of use: there is a CPU for it, and no world of a simulation, which knows no such cost.
+    /// Whether [`keep_touched`](Self::keep_touched) is of use: there is a CPU for it, the kernel does not give a large page, which takes long, to whoever touches a small one, and this
+    /// is no world of a simulation, which knows no such cost.
     pub fn may_be_touched(&self) -> bool {
-        !base::thread::is_scheduled() && base::thread::cpu_count() > 1
+        !base::thread::is_scheduled() && base::thread::cpu_count() > 1 && !large_pages_are_usual()
     }
 
     /// Has memory put behind the frames that are given out next until [`stop_keeping`](Self::stop_keeping), or all have some, or the kernel
@@ -78,13 +103,16 @@ impl PageCache {
         let mut end = 0;
         while end < self.capacity() && !touched.standby.is_stopped() {
             let now = given();
-            if now >= FIRST && end < now + lead(now) {
-                // What was given out is the business of who has it.
-                let start = end.max(now).min(self.capacity());
-                end = (start + STEP).min(self.capacity());
-                match frames.populate(start * BLOCK_SIZE..end * BLOCK_SIZE) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            if let Some(range) = next(end, now, self.capacity()) {
+                end = range.end;
+                match frames.populate(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE) {
+                    Ok(()) => touched.end.store(end, Ordering::Relaxed),
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                        tracing::debug!(
+                            "the kernel puts no memory behind what is not used: {error}"
+                        );
+                        return;
+                    }
                     Err(error) => {
                         tracing::debug!("no memory for the page cache ahead of its use: {error}");
                         touched.standby.pause(AGAIN);
@@ -92,9 +120,15 @@ impl PageCache {
                 }
                 continue;
             }
-            let mark = (end.saturating_sub(lead(now) / 2)).max(FIRST);
-            touched.mark.store(mark, Ordering::Relaxed);
-            if !touched.standby.await_that(|| given() > mark) {
+            if now >= self.capacity() {
+                return;
+            }
+            let mark = mark(end, now);
+            let is_used_up = || {
+                touched.mark.store(mark, Ordering::Relaxed);
+                given() > mark
+            };
+            if !touched.standby.await_that(is_used_up) {
                 return;
             }
         }
@@ -104,5 +138,40 @@ impl PageCache {
     pub fn stop_keeping(&self) {
         self.large.stop();
         self.touched.standby.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is given out meanwhile: it never goes too far, always gets on, and sleeps only where it will be woken in time.
+    #[test]
+    fn it_is_ahead_by_no_more_than_its_lead_and_wakes_before_that_is_used_up() {
+        let capacity = 5 * LEAD + 3;
+        for pace in [1, 7, STEP, 63, 1000, 4 * LEAD] {
+            let (mut end, mut given) = (0, 0);
+            while given < capacity {
+                while let Some(range) = next(end, given, capacity) {
+                    assert!(range.start >= end && range.start >= given && !range.is_empty());
+                    end = range.end;
+                    assert!(
+                        end <= capacity && end - given <= lead(given),
+                        "{end}, {given}"
+                    );
+                }
+                if given >= FIRST && end < capacity {
+                    assert_eq!(end, given + lead(given));
+                    let mark = mark(end, given);
+                    assert!((given..end).contains(&mark), "{mark} of {given}..{end}");
+                    assert!(
+                        next(end, mark + 1, capacity).is_some(),
+                        "it is woken for something"
+                    );
+                }
+                given += pace;
+            }
+        }
+        assert_eq!(next(0, FIRST - 1, capacity), None);
     }
 }
