@@ -3,6 +3,7 @@
 mod device;
 mod drivers;
 mod journal;
+mod marks;
 mod ranges;
 mod readers;
 mod space;

@@ -245,6 +245,21 @@ pub mod sync {
     }
 }
 
+pub mod clock {
+    /// No time passes.
+    pub struct Clock;
+
+    impl Clock {
+        pub fn real() -> Clock {
+            Clock
+        }
+
+        pub fn monotonic_ns(&self) -> u64 {
+            0
+        }
+    }
+}
+
 pub mod thread {
     /// The checker must know that a loop waits for another thread.
     pub fn spin(_: &mut u32) {

@@ -30,6 +30,7 @@ mod frames;
 mod guards;
 mod large;
 mod loads;
+mod mark;
 mod policy;
 mod set;
 mod sets;
@@ -926,7 +927,7 @@ impl Sources for PageCache {
     fn give(&self) -> u32 {
         let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
         self.large.given(frame);
-        self.touched.given(frame);
+        self.touched.mark.counted(frame + 1);
         frame as u32
     }
 

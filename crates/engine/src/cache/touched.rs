@@ -6,13 +6,11 @@
 //! Invariants:
 //! 1. It is ahead by [`LEAD`] frames at most, and by no more than were given out: so a cache that was never used takes nothing, and one that stops
 //!    growing has no more than twice what it uses, all of it within its limit.
-//! 2. It sleeps until half of its lead is used up. Who is given the frame `mark`, or one behind it, takes the mark away and wakes it. The mark is put there again
-//!    under the lock of [`Standby`] each time before it sleeps, and a wake comes after that lock: so one that comes late, for an earlier mark, does no harm. Who does not
-//!    see a mark that was just put there leaves it to who is given the next frame.
+//! 2. It sleeps until half of its lead is used up ([`mark`](super::mark)).
 //! 3. What is in a frame stays as it is: it does not matter whether somebody fills it meanwhile.
 
 use super::PageCache;
-use super::standby::Standby;
+use super::mark::Mark;
 use base::atomic::{AtomicUsize, Ordering};
 use base::mapping::large_pages_are_usual;
 use format::BLOCK_SIZE;
@@ -28,14 +26,10 @@ const FIRST: usize = 64;
 const STEP: usize = 8;
 /// Until it goes on when the kernel had no memory.
 const AGAIN: Duration = Duration::from_millis(100);
-/// No frame has that number.
-const NONE: usize = usize::MAX;
 
 #[derive(Debug)]
 pub(super) struct Touched {
-    pub standby: Standby,
-    /// Who is given this frame, or one behind it, wakes the thread.
-    mark: AtomicUsize,
+    pub mark: Mark,
     /// There is memory behind the frames before this one, or they were given out.
     end: AtomicUsize,
 }
@@ -43,8 +37,7 @@ pub(super) struct Touched {
 impl Touched {
     pub fn new() -> Touched {
         Touched {
-            standby: Standby::new(),
-            mark: AtomicUsize::new(NONE),
+            mark: Mark::new(),
             end: AtomicUsize::new(0),
         }
     }
@@ -52,21 +45,6 @@ impl Touched {
     #[cfg(test)]
     pub fn end(&self) -> usize {
         self.end.load(Ordering::Relaxed)
-    }
-
-    /// A frame was given out, by this number.
-    #[inline]
-    pub fn given(&self, frame: usize) {
-        if frame >= self.mark.load(Ordering::Relaxed) {
-            self.wake();
-        }
-    }
-
-    #[cold]
-    fn wake(&self) {
-        if self.mark.swap(NONE, Ordering::Relaxed) != NONE {
-            self.standby.notify();
-        }
     }
 }
 
@@ -83,7 +61,7 @@ fn next(end: usize, given: usize, capacity: usize) -> Option<Range<usize>> {
     (given >= FIRST && start < most).then(|| start..(start + STEP).min(most))
 }
 
-/// The frame at which it is woken, after it has nothing to do.
+/// It is woken when more frames than these are given out, after it has nothing to do.
 fn mark(end: usize, given: usize) -> usize {
     end.saturating_sub(lead(given) / 2).max(FIRST)
 }
@@ -101,7 +79,7 @@ impl PageCache {
         let given = || self.counts.given.load(Ordering::Relaxed);
         let (frames, touched) = (self.frames.mapping(), &self.touched);
         let mut end = 0;
-        while end < self.capacity() && !touched.standby.is_stopped() {
+        while end < self.capacity() && !touched.mark.standby.is_stopped() {
             let now = given();
             if let Some(range) = next(end, now, self.capacity()) {
                 end = range.end;
@@ -115,7 +93,7 @@ impl PageCache {
                     }
                     Err(error) => {
                         tracing::debug!("no memory for the page cache ahead of its use: {error}");
-                        touched.standby.pause(AGAIN);
+                        touched.mark.standby.pause(AGAIN);
                     }
                 }
                 continue;
@@ -123,12 +101,7 @@ impl PageCache {
             if now >= self.capacity() {
                 return;
             }
-            let mark = mark(end, now);
-            let is_used_up = || {
-                touched.mark.store(mark, Ordering::Relaxed);
-                given() > mark
-            };
-            if !touched.standby.await_that(is_used_up) {
+            if !touched.mark.await_past(mark(end, now), given) {
                 return;
             }
         }
@@ -137,7 +110,7 @@ impl PageCache {
     /// Ends what keeps memory large, and what touches it.
     pub fn stop_keeping(&self) {
         self.large.stop();
-        self.touched.standby.stop();
+        self.touched.mark.standby.stop();
     }
 }
 
