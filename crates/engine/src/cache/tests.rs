@@ -814,7 +814,7 @@ fn memory_comes_ahead_of_first_uses_and_changes_nothing() {
             assert_eq!(out, page(byte(n / 2)));
             // However late the other thread begins, it has something to do by then.
             while supported && n == all / 2 && cache.touched.end() == 0 {
-                std::thread::yield_now();
+                base::thread::yield_now();
             }
         }
     });
