@@ -281,9 +281,12 @@ impl Space {
         self.totals.promisable_beyond(self.reserve_chunks())
     }
 
-    /// Free blocks as statfs shows them: pending ones count, the reserve does not.
-    pub fn free_blocks(&self) -> u64 {
-        (self.unpromised() + self.pending_blocks()).max(0) as u64
+    /// Free blocks as statfs shows them: pending ones count, and chunks that are `retired` and not free yet; the reserve does not.
+    pub fn free_blocks(&self, retired: i64) -> u64 {
+        let unpromised = self
+            .totals
+            .promisable_beyond(self.reserve_chunks() - retired);
+        (unpromised + self.pending_blocks()).max(0) as u64
     }
 
     pub fn try_promise(&self, blocks: u64) -> bool {

@@ -108,6 +108,7 @@ impl<C: Content> Store<C> {
             }
             // What checkpoints keep beyond their reserve is for whoever needs it.
             if !self.space.try_promise(blocks) {
+                self.await_retired()?;
                 self.give_way()?;
                 if !self.space.try_promise(blocks) {
                     return Err(Error::NoSpace);
@@ -244,6 +245,17 @@ impl<C: Content> Store<C> {
         Ok(true)
     }
 
+    /// Empty chunks that were on their way to the free ones are there when this returns.
+    fn await_retired(&self) -> Result<(), Error> {
+        // Who takes them out of what can be promised has this until they are listed.
+        drop(self.checkpoint_state.lock());
+        if !self.retired.lock().is_empty() {
+            self.settle_freed()?;
+            self.release_retired();
+        }
+        Ok(())
+    }
+
     /// Chunks whose space map is durably gone become free.
     pub(crate) fn release_retired(&self) {
         let mut retired = self.retired.lock();
@@ -259,7 +271,8 @@ impl<C: Content> Store<C> {
 
     pub fn space(&self) -> SpaceInfo {
         let geometry = self.array.geometry();
-        let free_blocks = self.space.free_blocks();
+        let retired = self.retired.lock().len();
+        let free_blocks = self.space.free_blocks(retired as i64);
         // What the next checkpoint will take beyond the reserve.
         let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
         SpaceInfo {

@@ -179,6 +179,33 @@ fn promises_hold_while_metadata_grows_and_chunks_retire() {
     assert!(store.failed().is_none());
 }
 
+/// A checkpoint turns data chunks without data into free ones; until it is durable that they have no map they are neither.
+#[test]
+fn space_is_there_for_who_wants_it_while_empty_chunks_retire() {
+    let world = World::new(26, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let before = store.space().free_blocks;
+    let held = take_all(&store, 64);
+    let full = store.space().free_blocks;
+    free(&store, held);
+    store.sync().unwrap();
+    let emptied = store.space().free_blocks;
+    assert!(
+        full < before / 8 && emptied > before / 8 * 7,
+        "{full}, {emptied} of {before}"
+    );
+    store.checkpoint().unwrap();
+    store.sync().unwrap();
+    // Nobody has released them since.
+    assert!(store.space().free_blocks > before / 8 * 7);
+    let promise = store.promise(before / 2).unwrap();
+    assert_eq!(promise.blocks(), before / 2);
+    drop(promise);
+    store.close().unwrap();
+    drop(store);
+    world.check("after all chunks were empty");
+}
+
 /// Byte offsets of both copies of both slots on an array of one device of 64 MiB.
 fn slot_places() -> [[u64; 2]; 2] {
     let tail = (64 << 20) / 4096 - 16 + 13;
