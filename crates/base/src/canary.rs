@@ -76,6 +76,12 @@ canaries! {
     /// What a stream has brought ahead is handed out without a look at what happened since (data/stream, invariant 1): a read shows what a
     /// write that was over had superseded.
     StreamUnasked => "stream-unasked", Threads,
+    /// Who reads a file does not end what a stream has written to it (data/stream/behind, invariant 1): a read misses what a write that
+    /// was over had written.
+    PiecesNotEnded => "pieces-not-ended", Threads,
+    /// What a stream has written is logged while it is on its way (data/stream/behind, invariant 3): who reads the file gets what its new
+    /// blocks held before, also after a power cut.
+    PieceLoggedEarly => "piece-logged-early", Nothing,
     /// A batch is written without data-sync semantics: a commit is acknowledged before it is
     /// durable, and what was synced is gone after a power cut.
     BatchNotDurable => "batch-not-durable", Cut,

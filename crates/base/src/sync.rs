@@ -81,7 +81,9 @@ pub mod rank {
         FILE_STREAM = ranked(34, "seat of a reader");
         FILE_BALANCE = ranked(36, "dirty page balance");
         FILE_FLUSH = ranked(38, "file write-back");
-        FILE_IO = ranked(40, "file data range");
+        FILE_IO = ranked(39, "file data range");
+        /// Only ever one.
+        FILE_BEHIND = ranked(40, "seat of a writer");
         /// Held for a look; who has a range holds no lock for it.
         FILE_RANGES = ranked(41, "ranges of files");
         FILE_TURN = ranked(42, "turn of write-back beside syncs");

@@ -56,7 +56,7 @@ pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use large::Extensive;
 pub use node::{Node, NodeRead};
-pub use op::{Epoch, FreshNid, Mode, Need, Op, Promise, Reservation, Slot, Slots};
+pub use op::{Epoch, FreshNid, Kept, Mode, Need, Op, Promise, Reservation, Slot, Slots};
 pub use recovery::RecoveryReport;
 pub use replay::RecoveryPhases;
 pub use salvage::{Loss, Salvage, SalvageError};

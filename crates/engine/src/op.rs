@@ -162,6 +162,25 @@ impl<C: Content> Reservation<'_, C> {
     }
 }
 
+impl<C: Content> Reservation<'_, C> {
+    /// Leaves the blocks reserved without a borrow of the store; [`Store::adopt_reservation`] picks them up. What nobody picks
+    /// up is free again after the next mount.
+    pub fn keep(mut self) -> Kept<C> {
+        self.taken = true;
+        Kept {
+            extent: self.extent,
+            map: self.map.clone(),
+        }
+    }
+}
+
+/// Reserved blocks whose holder is on the way from one call to the next.
+#[derive(Debug)]
+pub struct Kept<C: Content> {
+    pub(crate) extent: Extent,
+    pub(crate) map: Node<C>,
+}
+
 impl<C: Content> Drop for Reservation<'_, C> {
     fn drop(&mut self) {
         if !self.taken && self.extent.len > 0 {

@@ -234,6 +234,12 @@ impl FileSystem {
             help,
             self.files.streamed_bytes(),
         );
+        let help = "Those of them for which nobody waited that wrote them.";
+        list.counter(
+            "sheaf_streamed_behind_bytes_total",
+            help,
+            self.files.behind_bytes(),
+        );
         let help = "Bytes that large reads, one behind the other, read past the cache.";
         list.counter(
             "sheaf_streamed_read_bytes_total",

@@ -15,6 +15,7 @@ use crate::scans;
 use crate::sequences;
 use crate::shared;
 use crate::stamps;
+use crate::streams;
 use crate::transacted;
 use crate::versioned;
 use crate::world::{Image, Machine, Shape};
@@ -120,6 +121,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("directory-times", 30, Alone(stamps::crowd)),
     scenario("crowd", 30, Alone(crowd::run)),
     scenario("scans", 10, Alone(scans::run)),
+    scenario("streams", 30, Alone(streams::run)),
     scenario("pages", 30, Alone(pages::run)),
     scenario("reclaim", 2, Alone(reclaim::run)),
     scenario("flights", 2, Alone(flights::run)),

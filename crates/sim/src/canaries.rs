@@ -67,6 +67,7 @@ fn place(canary: Canary) -> Place {
             Scenario("crowd")
         }
         AheadPastCut | LoadPublishedEarly | StreamUnasked => Scenario("scans"),
+        PiecesNotEnded | PieceLoggedEarly => Scenario("streams"),
         VersionUnchecked => Scenario("pages"),
         DurableOutOfOrder | PinsIgnored | PaceIgnored => Scenario("reclaim"),
         FlightsNotAwaited => Scenario("flights"),

@@ -27,6 +27,7 @@ pub mod sequences;
 mod shared;
 mod staged;
 pub mod stamps;
+mod streams;
 pub mod threads;
 pub mod times;
 pub mod transact;

@@ -853,6 +853,7 @@ impl PageCache {
     pub fn supersede(&self, key: FileKey, pages: Range<u64>, dirty: bool) -> Dropped {
         let mut dropped = Dropped::default();
         for page in pages {
+            self.ask_for(key, page + 4);
             let place = self.place(key, page);
             let mut set = place.set.lock();
             if let Some(way) = set.find(place.print, &place.page)

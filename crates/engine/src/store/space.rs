@@ -5,7 +5,7 @@ use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::Body;
-use crate::op::{Need, Op, Promise, Reservation};
+use crate::op::{Kept, Need, Op, Promise, Reservation};
 use crate::space::{Extent, Source};
 use format::Block;
 use format::table::space_map_nid;
@@ -126,6 +126,16 @@ impl<C: Content> Store<C> {
         Promise {
             store: self,
             blocks,
+        }
+    }
+
+    /// The reservation that was [kept](Reservation::keep).
+    pub fn adopt_reservation(&self, Kept { extent, map }: Kept<C>) -> Reservation<'_, C> {
+        Reservation {
+            store: self,
+            extent,
+            map,
+            taken: false,
         }
     }
 

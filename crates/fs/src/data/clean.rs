@@ -871,7 +871,7 @@ impl Files {
             Some(range) => (run, range),
             None => (page..page + 1, hold(page..page + 1)?),
         };
-        let shared = state.try_lock_shared().ok().flatten()?;
+        let shared = state.try_shared_beside_pieces().ok().flatten()?;
         let run = {
             let meta = state.meta.lock();
             // The last ones may not be.

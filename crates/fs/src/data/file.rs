@@ -23,7 +23,7 @@ use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
 use super::references::{GROUP, References};
-use super::stream::{Reader, Run};
+use super::stream::{Reader, Run, Seated};
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
@@ -130,6 +130,8 @@ pub(super) struct Meta {
     pub changed: Epoch,
     pub in_place: InPlace,
     pub promised: u64,
+    /// Blocks that pieces of a stream will have brought when they end.
+    pub pending: u64,
     /// The logged content is superseded: the file was cut to nothing and is being rewritten.
     pub replaced: bool,
     /// The body must become extents, however small the file is.
@@ -282,7 +284,7 @@ impl MetaLock {
         self.shown.size.load(Ordering::Acquire)
     }
 
-    fn is_dead(&self) -> bool {
+    pub(super) fn is_dead(&self) -> bool {
         self.shown.dead.load(Ordering::Acquire)
     }
 
@@ -354,6 +356,8 @@ pub(crate) struct FileState {
     pub(super) stores: Stores,
     /// How often somebody has held `io` exclusively.
     exclusives: AtomicU64,
+    /// Whether a stream's pieces have to end before somebody else has `io`.
+    pub(super) behind: Seated,
 }
 
 impl FileState {
@@ -367,6 +371,7 @@ impl FileState {
             meta: MetaLock::new(key.nid),
             stores: Stores::new(),
             exclusives: AtomicU64::new(0),
+            behind: Seated::default(),
         }
     }
 
@@ -374,16 +379,20 @@ impl FileState {
         self.key.nid
     }
 
-    /// The I/O lock, shared, of a file that is not being deleted: who opened it by a number
-    /// that nobody held would else see its blocks go one by one.
-    pub(super) fn lock_shared(&self) -> Result<ReadGuard<'_, ()>, Error> {
-        let guard = self.io.read();
+    /// As [`Files::lock_shared`], if nothing has to be waited for.
+    pub(super) fn try_lock_shared(&self) -> Result<Option<ReadGuard<'_, ()>>, Error> {
+        let guard = self.try_shared();
         self.check_alive()?;
         Ok(guard)
     }
 
-    /// As [`lock_shared`](Self::lock_shared), if nobody has to be waited for.
-    pub(super) fn try_lock_shared(&self) -> Result<Option<ReadGuard<'_, ()>>, Error> {
+    /// The same, also of a file that is being deleted.
+    pub(super) fn try_shared(&self) -> Option<ReadGuard<'_, ()>> {
+        self.io.try_read().filter(|_| self.behind.seat().is_none())
+    }
+
+    /// The same beside pieces of a stream, for who only cleans pages.
+    pub(super) fn try_shared_beside_pieces(&self) -> Result<Option<ReadGuard<'_, ()>>, Error> {
         let guard = self.io.try_read();
         self.check_alive()?;
         Ok(guard)
@@ -817,6 +826,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         self.files.end_ahead(self);
         self.files.readers.leave(self, &self.files.memory);
+        self.files.end_pieces_of(&self.state);
         self.files.closing(&self.state, self.writable());
         if self.files.table.leave(&self.state, true, &self.files.pages) {
             self.files.last_reference_gone(self.ino());
@@ -1016,7 +1026,7 @@ impl Files {
         }
         meta.loaded.then_some(Volatile {
             size: meta.size,
-            promised: meta.promised,
+            promised: meta.promised + meta.pending,
             times: meta.times,
         })
     }

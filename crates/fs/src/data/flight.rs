@@ -101,7 +101,7 @@ impl Files {
         (flying.len, flying.began) = (0, None);
         flying.absent.clear();
         let state = &file.state;
-        let Some(shared) = state.io.try_read() else {
+        let Some(shared) = state.try_shared() else {
             return Ok(Began::Waits);
         };
         state.check_alive()?;

@@ -458,6 +458,7 @@ impl Files {
             return Ok(());
         }
         self.follow_hints();
+        self.end_idle_pieces();
         let now_ns = self.now_ns();
         let mut outcome = Ok(());
         let mut note = |done: Result<(), Error>| {

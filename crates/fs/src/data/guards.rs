@@ -90,7 +90,7 @@ impl Files {
         };
         loop {
             let step = {
-                let _shared = state.lock_shared()?;
+                let _shared = self.lock_shared(state)?;
                 let quiet = state.stores.quiet();
                 let taken = self.take_guards(state, bytes.clone());
                 // As for a read.

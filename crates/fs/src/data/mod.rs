@@ -76,7 +76,7 @@ use ranges::{Held, Mode, Ranges};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use stream::{Readers, Streams};
+use stream::{Behind, Readers, Streams};
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -161,6 +161,7 @@ pub(crate) struct Files {
     pace: Pace,
     streams: Streams,
     readers: Readers,
+    behind: Behind,
     /// Files that had a logged page since these last went home; some may have none any more.
     logged: Mutex<HashSet<Ino>>,
     /// Pages that somebody asked to be written soon.
@@ -195,6 +196,7 @@ impl Files {
             ahead: base::sync::Arc::new(Ahead::new()),
             cleaning: base::sync::Arc::new(cleaning),
             readers: Readers::new(options.cache_bytes, options.read_ahead),
+            behind: Behind::new(options.cache_bytes),
             memory: std::sync::Arc::new(Bounces::new(options.cache_bytes / KEPT_SHARE)),
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
@@ -251,7 +253,12 @@ impl Files {
 
     /// Bytes that streams have written past the cache.
     pub fn streamed_bytes(&self) -> u64 {
-        self.streams.bytes()
+        self.streams.bytes() + self.behind.bytes()
+    }
+
+    /// Those of them that were written behind.
+    pub fn behind_bytes(&self) -> u64 {
+        self.behind.bytes()
     }
 
     /// Bytes that streams have read past the cache.

@@ -116,7 +116,7 @@ impl Files {
         };
         let state = &file.state;
         {
-            let _shared = state.lock_shared()?;
+            let _shared = self.lock_shared(state)?;
             // A page is seen as one; of several it must be known that none was written meanwhile.
             if let Some(quiet) = state.stores.quiet()
                 && let Some(len) = self.read_locked(state, offset, buf, &how)?
@@ -173,7 +173,7 @@ impl Files {
         // Nothing beyond them is read.
         (how.in_turn, how.ahead, how.by) = (true, 0, None);
         {
-            let _shared = state.lock_shared()?;
+            let _shared = self.lock_shared(state)?;
             if let Some(len) = self.read_locked(state, offset, buf, how)? {
                 return Ok(len);
             }

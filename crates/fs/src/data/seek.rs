@@ -14,7 +14,7 @@ impl Files {
     /// the file is a hole.
     pub fn seek(&self, file: &OpenFile, offset: u64, whence: i32) -> Result<u64, Error> {
         let state = &file.state;
-        let _shared = state.lock_shared()?;
+        let _shared = self.lock_shared(state)?;
         let size = state.size();
         if offset >= size {
             return Err(Error::NoSuchOffset);

@@ -168,7 +168,7 @@ impl<'a> Group<'a> {
         let (Some(turn), Some(range), Some(shared)) = (
             state.flusher.try_lock(),
             ranges.try_hold(state.ino().0, 0..PAGE_LIMIT, Mode::Home),
-            state.io.try_read(),
+            state.try_shared(),
         ) else {
             return Joined::Alone;
         };

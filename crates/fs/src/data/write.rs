@@ -253,14 +253,14 @@ impl Files {
         if !is_inside(state, offset, data.len()) {
             return Ok(Put::Refused);
         }
-        let shared = state.lock_shared()?;
+        let shared = self.lock_shared(state)?;
         if state.stores.quiet().is_some() {
             return self.overwrite_locked(state, offset, data, false);
         }
         drop(shared);
         let page = offset / PAGE;
         let _range = self.hold(state, page..page + 1, Mode::Store);
-        let _shared = state.lock_shared()?;
+        let _shared = self.lock_shared(state)?;
         self.overwrite_locked(state, offset, data, true)
     }
 
@@ -372,7 +372,7 @@ impl Files {
         storing: &mut Option<Storing<'s>>,
     ) -> Result<(Put, u64), Error> {
         let pages = pages_of(offset..offset + data.len() as u64);
-        let _shared = state.lock_shared()?;
+        let _shared = self.lock_shared(state)?;
         let inside = is_inside(state, offset, data.len());
         if !inside || self.holes(state, pages.clone())?.pages() > 0 {
             return Ok((Put::Refused, pages.start));
@@ -696,7 +696,7 @@ impl Files {
         }
         let pages = pages_of(offset..offset + data.len() as u64);
         let _range = self.hold(state, pages.clone(), Mode::Direct);
-        let _shared = state.lock_shared()?;
+        let _shared = self.lock_shared(state)?;
         let Some(runs) = self.written_blocks(state, &pages)? else {
             return Ok(false);
         };
@@ -735,11 +735,11 @@ impl Files {
             let state = self.pages.state(state.key, page);
             state == Some(PageState::Dirty(Backing::Promised))
         };
-        !(self.pages.is_dirty(state.key) && pages.clone().any(promised))
+        !(self.pages.promised(state.key) > 0 && pages.clone().any(promised))
     }
 
     /// The blocks of pages that are in use, all written, logged, and read from there if not from the cache.
-    fn written_blocks(
+    pub(super) fn written_blocks(
         &self,
         state: &Arc<FileState>,
         pages: &Range<u64>,

@@ -13,7 +13,7 @@
 mod layout;
 mod replace;
 
-pub(super) use layout::{Layout, Writes};
+pub(super) use layout::{Layout, Parts, Writes};
 pub(super) use replace::REPLACED_MAX;
 
 use super::bounce::Bounce;
@@ -102,7 +102,7 @@ impl Files {
             let hold = || self.hold(state, pages.clone(), Mode::Home);
             let mut range = self.pages.is_dirty(state.key).then(hold);
             let _shared = loop {
-                let shared = state.io.read();
+                let shared = self.lock_ended(state);
                 if range.is_some() || !self.pages.is_dirty(state.key) {
                     break shared;
                 }

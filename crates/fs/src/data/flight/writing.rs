@@ -147,15 +147,22 @@ impl Files {
     /// The file's I/O lock, exclusive, of a file that is not being deleted, when none of its writes is in flight.
     pub(in super::super) fn lock_exclusive<'a>(
         &self,
-        state: &'a FileState,
+        state: &'a Arc<FileState>,
     ) -> Result<WriteGuard<'a, ()>, Error> {
         let guard = self.lock_alone(state);
         state.check_alive()?;
         Ok(guard)
     }
 
-    /// The same of a file that may be being deleted.
-    pub(in super::super) fn lock_alone<'a>(&self, state: &'a FileState) -> WriteGuard<'a, ()> {
+    /// The same of a file that may be being deleted. What streams have written behind has ended, too.
+    pub(in super::super) fn lock_alone<'a>(&self, state: &'a Arc<FileState>) -> WriteGuard<'a, ()> {
+        let guard = self.lock_landed(state);
+        self.end_pieces(state, true);
+        guard
+    }
+
+    /// The same beside a stream's pieces.
+    pub(in super::super) fn lock_landed<'a>(&self, state: &'a FileState) -> WriteGuard<'a, ()> {
         let guard = state.lock_beside_flights();
         if state.stores.flights() > 0 && !planted(Canary::FlightsNotAwaited) {
             let landed = || state.stores.flights() == 0;

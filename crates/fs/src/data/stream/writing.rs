@@ -105,9 +105,14 @@ impl Streams {
         self.usual_ns.store(WORST * SLOW_NS, Ordering::Relaxed);
     }
 
-    /// So many bytes took so long.
+    /// So many bytes took so long, and were waited for.
     pub fn note(&self, bytes: usize, took_ns: u64) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.judge(bytes, took_ns);
+    }
+
+    /// So many bytes took so long.
+    pub fn judge(&self, bytes: usize, took_ns: u64) {
         let each = took_ns.saturating_mul(1 << 20) / bytes as u64;
         let each = each.min(WORST * SLOW_NS);
         let usual = self.usual_ns.load(Ordering::Relaxed);
@@ -141,6 +146,11 @@ impl Files {
         let run = file.run.go_on(offset, data.len());
         if run < run_min() || self.keeps_pace() || !self.is_next(&file.state, offset, run) {
             return Ok(None);
+        }
+        if !self.streams.is_slow()
+            && let Some(written) = self.write_behind(&file.state, offset, data)?
+        {
+            return Ok(Some(written));
         }
         let align = self.store.array().memory_align();
         if (data.as_ptr() as usize).is_multiple_of(align) {
@@ -226,7 +236,7 @@ impl Files {
     }
 
     /// A request that failed goes through the cache, and others do if it was for the devices.
-    fn spare_devices(&self, state: &FileState, error: &Error) {
+    pub(super) fn spare_devices(&self, state: &FileState, error: &Error) {
         let ino = state.ino();
         match error {
             Error::NoSpace => {}

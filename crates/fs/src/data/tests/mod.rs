@@ -1,6 +1,7 @@
 //! File data against a plain model, on simulated devices.
 
 mod ahead;
+mod behind;
 mod clean;
 mod crash;
 mod failures;

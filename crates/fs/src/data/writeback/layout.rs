@@ -9,7 +9,7 @@ use crate::data::file::FileState;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{Durability, Io};
-use engine::{Extent, NewData, Reservation};
+use engine::{Extent, Kept, NewData, Reservation, Store};
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
@@ -58,7 +58,80 @@ pub(in crate::data) struct Layout<'s> {
     pub(super) at_once: bool,
 }
 
+/// A layout without a borrow of the store, from one call to the next.
+pub(in crate::data) struct Parts {
+    segments: Vec<Segment>,
+    kept: Vec<Kept<FsNode>>,
+    flush_failures: u64,
+}
+
+impl Layout<'_> {
+    /// Blocks in the order of the pages.
+    pub(in crate::data) fn blocks(&self) -> impl Iterator<Item = Extent> {
+        self.segments.iter().map(Segment::blocks)
+    }
+
+    pub(in crate::data) fn keep(self) -> Parts {
+        Parts {
+            segments: self.segments,
+            kept: self
+                .reservations
+                .into_iter()
+                .map(Reservation::keep)
+                .collect(),
+            flush_failures: self.flush_failures,
+        }
+    }
+}
+
+impl Parts {
+    /// The block behind the last one.
+    pub(in crate::data) fn end(&self) -> Option<Block> {
+        let last = self.segments.last()?.blocks();
+        Some(Block(last.block.0 + u64::from(last.len)))
+    }
+
+    pub(in crate::data) fn layout(self, store: &Store<FsNode>) -> Layout<'_> {
+        let covered = self.segments.iter().map(Segment::bytes).sum::<usize>() / BLOCK_SIZE;
+        let adopt = |kept| store.adopt_reservation(kept);
+        Layout {
+            segments: self.segments,
+            reservations: self.kept.into_iter().map(adopt).collect(),
+            covered,
+            flush_failures: self.flush_failures,
+            durability: Durability::Volatile,
+            at_once: true,
+        }
+    }
+}
+
 impl Files {
+    /// A layout over these blocks, which the pages have, and which hold something.
+    pub(in crate::data) fn lay_out_over(
+        &self,
+        pages: Range<u64>,
+        runs: impl IntoIterator<Item = (Block, u64)>,
+    ) -> Layout<'_> {
+        let mut at = pages.start;
+        let segments = runs.into_iter().map(|(block, len)| {
+            let start = at;
+            at += len;
+            Segment {
+                pages: start..at,
+                block,
+                kind: Target::InPlace,
+            }
+        });
+        Layout {
+            segments: segments.collect(),
+            reservations: Vec::new(),
+            covered: (pages.end - pages.start) as usize,
+            flush_failures: self.store.array().flush_failures(),
+            durability: Durability::Volatile,
+            at_once: true,
+        }
+    }
+
     /// Decides where pages go, and reserves blocks for those that have none, as far as one
     /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
     pub(in crate::data) fn lay_out(
@@ -66,6 +139,17 @@ impl Files {
         state: &Arc<FileState>,
         pages: &[u64],
         fresh: bool,
+    ) -> Result<Layout<'_>, Error> {
+        self.lay_out_from(state, pages, fresh, None)
+    }
+
+    /// The same; the first of them that have no block are best put behind those before `goal`, if what is mapped does not tell.
+    pub(in crate::data) fn lay_out_from(
+        &self,
+        state: &Arc<FileState>,
+        pages: &[u64],
+        fresh: bool,
+        goal: Option<Block>,
     ) -> Result<Layout<'_>, Error> {
         if planted(Canary::TailEndedEarly) {
             self.drop_tail(state, &(0..PAGE_LIMIT))?;
@@ -94,7 +178,7 @@ impl Files {
                 true => Vec::new(),
                 false => self.mapped(state, around)?,
             };
-            let laid = self.lay_out_run(state, run.clone(), &mapped, &mut layout)?;
+            let laid = self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout)?;
             layout.covered += (laid - run.start) as usize;
             if laid < run.end {
                 break;
@@ -108,7 +192,7 @@ impl Files {
         &'s self,
         state: &Arc<FileState>,
         run: Range<u64>,
-        mapped: &[FileExtent],
+        (mapped, goal): (&[FileExtent], Option<Block>),
         layout: &mut Layout<'s>,
     ) -> Result<u64, Error> {
         let mut at = run.start;
@@ -137,7 +221,7 @@ impl Files {
                         Some(last) => {
                             Some(Block(last.block.0 + (last.pages.end - last.pages.start)))
                         }
-                        None => before.map(|e| Block(e.block.0 + e.len as u64)),
+                        None => before.map(|e| Block(e.block.0 + e.len as u64)).or(goal),
                     };
                     let want = (end - at).min(u32::MAX as u64) as u32;
                     let reservation = self.reserve(state, want, goal)?;

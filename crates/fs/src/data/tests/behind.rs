@@ -1,0 +1,169 @@
+//! What streams have written and the devices do not have yet.
+
+use super::*;
+use device::sim::Times as Strikes;
+
+const MIB: u64 = 1 << 20;
+/// What goes through the cache first.
+const RUN: u64 = 8 * MIB;
+
+/// A world, mounted, with a file of so many MiB that is at home, and a handle of it that has a run behind it.
+fn streaming(mib: u64) -> (World, Mounted, Ino, Arc<OpenFile>, Vec<u8>) {
+    streaming_to(mib, mib)
+}
+
+/// The same, when the run has come so far.
+fn streaming_to(mib: u64, end: u64) -> (World, Mounted, Ino, Arc<OpenFile>, Vec<u8>) {
+    // Room for four requests of 1 MiB.
+    let world = World::new(1, 96, 32_768);
+    let m = world.mount();
+    let ino = m.make();
+    let content = pattern(2, (mib * MIB) as usize);
+    let file = m.open(ino);
+    m.write(&file, 0, &content);
+    m.files.fsync(&file, false).unwrap();
+    m.commit_more();
+    let file = m.open(ino);
+    let mut content = content;
+    write_in(&m, &file, &mut content, end * MIB - RUN..end * MIB);
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.files.behind_bytes(), 0);
+    (world, m, ino, file, content)
+}
+
+/// Writes in requests of 1 MiB; returns how much of that was written behind.
+fn write_in(m: &Mounted, file: &OpenFile, content: &mut Vec<u8>, range: Range<u64>) -> u64 {
+    let before = m.files.behind_bytes();
+    content.resize(content.len().max(range.end as usize), 0);
+    for at in range.step_by(MIB as usize) {
+        let data = &mut content[at as usize..(at + MIB) as usize];
+        data.iter_mut().for_each(|byte| *byte ^= 0x5A);
+        m.write(file, at, data);
+    }
+    m.files.behind_bytes() - before
+}
+
+fn fail_writes(world: &World, times: Strikes) {
+    for device in &world.devices {
+        device.fail_writes(times, None);
+    }
+}
+
+#[test]
+fn what_is_on_its_way_is_there_for_all_and_durable_when_it_is_synced() {
+    let (mut world, m, ino, file, mut content) = streaming(10);
+    assert_eq!(
+        write_in(&m, &file, &mut content, 10 * MIB..13 * MIB),
+        3 * MIB
+    );
+    assert_eq!(m.size(ino), 13 * MIB);
+    let inode = m.inode(ino);
+    assert!(inode.size < 13 * MIB, "some of it is not logged");
+    let volatile = m.files.volatile(ino, inode.generation).unwrap();
+    assert_eq!(inode.blocks + volatile.promised, 13 * MIB / PAGE);
+    assert!(m.contents(ino) == content);
+    assert_eq!(m.check(ino), 13 * MIB / PAGE);
+    // Who looked would have waited again: for a while nothing is.
+    assert_eq!(write_in(&m, &file, &mut content, 13 * MIB..14 * MIB), 0);
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    world.switch.cut_now();
+    drop(m);
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    assert!(m.contents(ino) == content, "what was synced is there");
+    m.check(ino);
+}
+
+#[test]
+fn no_size_is_logged_over_what_another_handle_left_in_the_cache() {
+    let (mut world, m, ino, file, mut content) = streaming(20);
+    let other = m.open(ino);
+    assert_eq!(write_in(&m, &other, &mut content, 20 * MIB..28 * MIB), 0);
+    // From the beginning again, as a run of its own: the first of it through the cache.
+    assert_eq!(write_in(&m, &file, &mut content, 0..10 * MIB), 2 * MIB);
+    assert_eq!(write_in(&m, &other, &mut content, 28 * MIB..29 * MIB), MIB);
+    // Ends what is on its way, and logs it.
+    drop(other);
+    m.store.sync().unwrap();
+    world.switch.cut_now();
+    drop((file, m));
+    world.restart(&mut Rng::new(3));
+    let m = world.mount();
+    let (found, size) = (m.contents(ino), m.size(ino));
+    for page in 20 * MIB / PAGE..size / PAGE {
+        let bytes = page as usize * BLOCK_SIZE..(page as usize + 1) * BLOCK_SIZE;
+        assert!(
+            found[bytes.clone()] == content[bytes],
+            "page {page} of {size} bytes"
+        );
+    }
+    m.check(ino);
+}
+
+#[test]
+fn what_a_device_refuses_goes_through_the_cache_in_its_order() {
+    for good in 0..4 {
+        let (world, m, ino, file, mut content) = streaming_to(13, 12);
+        // One over what the file has, and three that make it longer: so many of them are good.
+        let failing = (12 + good) * MIB;
+        write_in(&m, &file, &mut content, 12 * MIB..failing);
+        fail_writes(&world, Strikes::Next(1));
+        write_in(&m, &file, &mut content, failing..16 * MIB);
+        assert!(m.files.behind_bytes() > 0);
+        assert!(m.contents(ino) == content, "{good}");
+        fail_writes(&world, Strikes::Next(0));
+        m.files.fsync(&file, false).unwrap();
+        assert_eq!(m.files.dirty_pages(), 0);
+        assert!(m.contents(ino) == content, "{good}");
+        m.check(ino);
+    }
+}
+
+#[test]
+fn on_devices_that_are_full_nothing_is_lost_that_was_accepted() {
+    let (world, m, ino, file, mut content) = streaming(12);
+    let other = m.make();
+    let filler = m.open(other);
+    // As much as it will take, and a little for what tells where that is.
+    let left = 4 * MIB / PAGE + 64;
+    let mut at = 0;
+    while m.free_blocks() > left {
+        let len = (m.free_blocks() - left).min(64) * PAGE;
+        m.write(&filler, at, &pattern(at, len as usize));
+        m.files.fsync(&filler, false).unwrap();
+        at += len;
+    }
+    fail_writes(&world, Strikes::Next(1));
+    write_in(&m, &file, &mut content, 12 * MIB..16 * MIB);
+    assert!(m.contents(ino) == content);
+    fail_writes(&world, Strikes::Next(0));
+    m.files.fsync(&file, false).unwrap();
+    assert!(m.contents(ino) == content);
+    m.check(ino);
+}
+
+#[test]
+fn a_handle_that_goes_leaves_nothing_on_its_way() {
+    let (world, m, ino, file, mut content) = streaming(12);
+    fail_writes(&world, Strikes::Always);
+    write_in(&m, &file, &mut content, 12 * MIB..14 * MIB);
+    drop(file);
+    assert!(m.contents(ino) == content, "it is in the cache");
+    fail_writes(&world, Strikes::Next(0));
+    m.files.write_back_all().unwrap();
+    assert_eq!(m.files.dirty_pages(), 0);
+    assert!(m.contents(ino) == content);
+    m.check(ino);
+}
+
+#[test]
+fn what_nobody_goes_on_with_ends_by_itself() {
+    let (_world, m, ino, file, mut content) = streaming(12);
+    write_in(&m, &file, &mut content, 12 * MIB..14 * MIB);
+    assert!(m.inode(ino).size < 14 * MIB);
+    m.files.tick().unwrap();
+    m.files.tick().unwrap();
+    assert_eq!(m.inode(ino).size, 14 * MIB);
+    assert!(m.contents(ino) == content);
+}
