@@ -15,6 +15,7 @@
 
 use super::file::{FileState, OpenFile};
 use super::read::is_undisturbed;
+use super::runs::ReadRun;
 use super::{Files, PAGE};
 use crate::Error;
 use base::atomic::{AtomicUsize, Ordering};
@@ -217,10 +218,16 @@ impl Drop for Ending<'_> {
 }
 
 impl Files {
-    /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it, if this handle has
+    /// Has read what lies behind a request that goes on where the last one ended, `window` pages of it, if this run has
     /// had to wait for a device: what is cached needs nobody. Returns how many the request itself reads beyond what it wants, if it must read.
-    pub(super) fn ask_ahead(&self, file: &OpenFile, bytes: Range<u64>, window: u64) -> u64 {
-        let asked = file.asked.load(Ordering::Relaxed);
+    pub(super) fn ask_ahead(
+        &self,
+        file: &OpenFile,
+        run: &ReadRun,
+        bytes: Range<u64>,
+        window: u64,
+    ) -> u64 {
+        let asked = run.asked.load(Ordering::Relaxed);
         if asked == 0 {
             return window;
         }
@@ -239,7 +246,7 @@ impl Files {
             }
             from = pages.end;
         }
-        file.asked.store(from, Ordering::Relaxed);
+        run.asked.store(from, Ordering::Relaxed);
         match from > end {
             true => 0,
             false => window,
@@ -248,7 +255,8 @@ impl Files {
 
     /// A handle is closed: what it has asked for may be wanted by nobody.
     pub(super) fn end_ahead(&self, file: &OpenFile) {
-        if file.asked.load(Ordering::Relaxed) > 0 {
+        let mut runs = file.reads.iter();
+        if runs.any(|run| run.asked.load(Ordering::Relaxed) > 0) {
             self.ahead.give_up(file.id());
         }
     }

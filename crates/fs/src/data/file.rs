@@ -23,7 +23,8 @@ use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
 use super::references::{GROUP, References};
-use super::stream::{Reader, Run, Seated};
+use super::runs::{ReadRun, ReadRuns, WriteRuns};
+use super::stream::Seated;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
@@ -772,14 +773,8 @@ pub struct OpenFile {
     flags: i32,
     /// Failures of the file that this handle does not report: they were reported before.
     forgiven: u64,
-    pub(super) run: Run,
-    pub(super) reader: Reader,
-    /// Byte after the last read, for noticing sequential reading.
-    pub(super) next_read: AtomicU64,
-    /// Pages to read ahead.
-    pub(super) ahead: AtomicU64,
-    /// Up to this page the threads that read ahead have been asked.
-    pub(super) asked: AtomicU64,
+    pub(super) reads: ReadRuns,
+    pub(super) writes: WriteRuns,
     /// See [`FileSystem::close_file`](crate::FileSystem::close_file).
     closed: AtomicBool,
     /// An [`Advice`](super::Advice), as a number.
@@ -891,11 +886,8 @@ impl Files {
             state,
             flags,
             forgiven,
-            run: Run::default(),
-            reader: Reader::default(),
-            next_read: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
+            reads: ReadRuns::default(),
+            writes: WriteRuns::default(),
             closed: AtomicBool::new(false),
             advice: AtomicU8::new(Advice::Normal as u8),
         })
@@ -1101,38 +1093,20 @@ impl Files {
 }
 
 impl OpenFile {
-    /// Pages to read beyond a request that starts where the last one stopped: doubles while reading goes on so, up to `most`.
-    /// `None`: it starts elsewhere, so none. That is noted if it misses ([`jumped`](Self::jumped)) and not before: who reads here and
-    /// there what is cached writes nothing that others with this handle read.
-    pub(super) fn read_ahead(&self, offset: u64, len: u64, most: u64) -> Option<u64> {
-        // Hints only: a race costs a wrong guess, nothing else.
-        if offset != self.next_read.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.next_read.store(offset + len, Ordering::Relaxed);
-        let before = self.ahead.load(Ordering::Relaxed);
-        let window = match self.is_advised(Advice::Sequential) {
-            true => most,
-            false => (before * 2).max(8).min(most),
-        };
-        if window != before {
-            self.ahead.store(window, Ordering::Relaxed);
-        }
-        Some(window)
+    /// See [`ReadRuns::go_on`].
+    pub(super) fn go_on_reading(
+        &self,
+        offset: u64,
+        len: u64,
+        most: u64,
+    ) -> Option<(&ReadRun, u64)> {
+        let all = self.is_advised(Advice::Sequential);
+        self.reads.go_on(offset, len, most, all)
     }
 
     /// Tells it from other handles that are open.
     pub(super) fn id(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-
-    /// A request that started elsewhere waits for a device: one that starts at its end goes on from there.
-    pub(super) fn jumped(&self, end: u64) {
-        self.next_read.store(end, Ordering::Relaxed);
-        self.reader.begin(end);
-        self.ahead.store(0, Ordering::Relaxed);
-        // What was asked for is of a run that has ended.
-        self.asked.store(0, Ordering::Relaxed);
     }
 }
 

@@ -165,9 +165,9 @@ impl Files {
             true => 0,
             false => self.options.read_ahead / PAGE,
         };
-        let window = file.read_ahead(bytes.start, bytes.end - bytes.start, most);
-        if let Some(window) = window.filter(|&window| window > 0) {
-            self.ask_ahead(file, bytes.clone(), window);
+        let going = file.go_on_reading(bytes.start, bytes.end - bytes.start, most);
+        if let Some((run, window)) = going.filter(|&(_, window)| window > 0) {
+            self.ask_ahead(file, run, bytes.clone(), window);
         }
     }
 }

@@ -36,6 +36,7 @@ mod pace;
 mod ranges;
 mod read;
 mod references;
+mod runs;
 mod seek;
 mod stream;
 mod tail;

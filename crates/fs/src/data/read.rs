@@ -7,6 +7,7 @@ use super::extents::{self, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
 use super::ranges::Mode;
+use super::runs::ReadRun;
 use super::stream::Streamed;
 use super::{Files, PAGE, is_one_page, pages_of};
 use crate::content::{Body, FileExtent};
@@ -33,10 +34,8 @@ pub(super) const TRIES: u32 = 3;
 pub(super) struct Reading<'a> {
     /// Pages beyond it.
     pub ahead: u64,
-    /// Through this handle, if what is read is cached,
-    pub by: Option<&'a OpenFile>,
-    /// and not where its last read ended.
-    pub jumps: bool,
+    /// Through this handle, if what is read is cached, and its run that this goes on with, if it does.
+    pub by: Option<(&'a OpenFile, Option<&'a ReadRun>)>,
     /// What is read from a device is cached.
     pub keep: bool,
     /// The I/O lock is held exclusively.
@@ -51,7 +50,6 @@ impl Reading<'_> {
         Reading {
             ahead: 0,
             by: None,
-            jumps: false,
             keep: true,
             alone: false,
             in_turn: false,
@@ -93,23 +91,25 @@ impl Files {
         } else {
             self.options.read_ahead / PAGE
         };
-        let window = file.read_ahead(offset, buf.len() as u64, most);
+        let going = file.go_on_reading(offset, buf.len() as u64, most);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
-        let may_stream =
-            window.is_some_and(|window| window > 0) && self.is_stream(file, offset, buf.len());
-        let beside = match may_stream.then(|| self.read_stream(file, offset, buf)) {
-            Some(Streamed::Read(len)) => return Ok(len),
-            Some(Streamed::Beside) => true,
-            Some(Streamed::Not) | None => false,
+        let run = going.map(|(run, _)| run);
+        let going = going.filter(|&(_, window)| window > 0);
+        let streams = |&(run, _): &(&ReadRun, u64)| self.is_stream(file, run, offset, buf.len());
+        let beside = match going.filter(streams) {
+            None => false,
+            Some((run, _)) => match self.read_stream((file, run), offset, buf) {
+                Streamed::Read(len) => return Ok(len),
+                Streamed::Beside => true,
+                Streamed::Not => false,
+            },
         };
         let mut how = Reading {
-            ahead: match window {
-                None | Some(0) => 0,
-                _ if beside => 0,
-                Some(window) => self.ask_ahead(file, bytes, window),
+            ahead: match going {
+                Some((run, window)) if !beside => self.ask_ahead(file, run, bytes, window),
+                _ => 0,
             },
-            by: (!direct).then_some(file),
-            jumps: window.is_none(),
+            by: (!direct).then_some((file, run)),
             keep: !direct,
             alone: false,
             in_turn: false,
@@ -232,10 +232,10 @@ impl Files {
             else {
                 continue;
             };
-            if let Some(file) = how.by.filter(|_| !how.jumps && until == page + 1) {
+            if let Some((_, Some(run))) = how.by.filter(|_| until == page + 1) {
                 // It waits for a device: threads shall be asked for what comes next, whatever they were asked for before.
                 let next = last.max(missing.pages.end);
-                file.asked.store(next, Ordering::Relaxed);
+                run.asked.store(next, Ordering::Relaxed);
             }
             let mut memory = self.memory.take(missing.bytes());
             let mut loaded = &mut memory[..];
@@ -271,11 +271,11 @@ impl Files {
 
     /// How far a request is to read at least that needs a page which is not cached, and ends at byte `end`. `None`: it was being loaded.
     fn until(&self, state: &Arc<FileState>, page: u64, end: u64, how: &Reading<'_>) -> Option<u64> {
-        let Some(file) = how.by else {
+        let Some((file, run)) = how.by else {
             return Some(page + 1);
         };
-        if how.jumps {
-            file.jumped(end);
+        if run.is_none() {
+            file.reads.jumped(end);
         }
         match self.ahead.look_for(file.id(), state.key, page) {
             Found::Loaded => None,

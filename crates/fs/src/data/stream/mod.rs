@@ -6,4 +6,4 @@ mod writing;
 
 pub(super) use behind::{Behind, Seated};
 pub(super) use reading::{Reader, Readers, Streamed};
-pub(super) use writing::{Run, Streams};
+pub(super) use writing::Streams;

@@ -4,8 +4,8 @@
 //! Why. Through the cache each page takes a place from another, is looked up, filled apart from its neighbours and published, and by the time that the
 //! file's end is read its beginning has gone: who reads it again finds nothing, and nobody finds what was there before.
 //!
-//! A handle whose reads went on where they stopped for [`RUN_MIN`] gets a *seat*: queues to the devices, and the pieces that they bring, in the order of
-//! the file. Each of its reads begins as many pieces as are read ahead, waits for those that it needs, copies out of them, and asks whether that is what
+//! A run of reads that has gone on for [`RUN_MIN`] gets a *seat*: queues to the devices, and the pieces that they bring, in the order of
+//! the file. Each of them begins as many pieces as are read ahead, waits for those that it needs, copies out of them, and asks whether that is what
 //! the file holds.
 //!
 //! Invariants:
@@ -16,8 +16,8 @@
 //!    then is missing.
 //! 3. A read is handed out by pieces as a whole, or not by them at all: where a piece has failed, is over, or is missing, it goes through the cache, and its error is
 //!    told there, and so do the next ones, for half of [`RUN_MIN`].
-//! 4. There are [`SEATS`] at most, and all pieces together are no more than one part in [`SHARE`] of the cache. A seat is its handle's until that is closed, or has not
-//!    read for [`IDLE_NS`] while somebody else wants one; with something in flight it is nobody else's. A handle has one; of threads that read through it at once one
+//! 4. There are [`SEATS`] at most, and all pieces together are no more than one part in [`SHARE`] of the cache. A seat is its run's until the handle is closed, or has not
+//!    read for [`IDLE_NS`] while somebody else wants one; with something in flight it is nobody else's. A run has one; of threads that go on with it at once one
 //!    has the seat, the others go through the cache.
 //! 5. No piece is handed out that is older than [`IDLE_NS`] and a read: what tells whether it stands counts, and counts go round ([`ranges`](super::super::ranges)).
 
@@ -25,6 +25,7 @@ use super::super::advice::Advice;
 use super::super::bounce::Bounces;
 use super::super::file::OpenFile;
 use super::super::flight::{Began, Flying};
+use super::super::runs::ReadRun;
 use super::super::{Files, KEPT_SHARE, PAGE, pages_of};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Mutex, MutexGuard, rank};
@@ -63,7 +64,7 @@ fn piece_bytes() -> u64 {
     tight::limit(PIECE, 4 * BLOCK_SIZE) as u64
 }
 
-/// What an open file knows of its reader.
+/// What is known of a run besides.
 #[derive(Debug)]
 pub(in super::super) struct Reader {
     /// Where the run began.
@@ -126,7 +127,7 @@ struct Seat {
 /// The seats of a file system.
 pub(in super::super) struct Readers {
     seats: Box<[Mutex<Seat>]>,
-    /// [`OpenFile::id`] of whose each is; 0: nobody's. Changed by who has it locked.
+    /// [`ReadRun::id`] of whose each is; 0: nobody's. Changed by who has it locked.
     holders: Box<[AtomicUsize]>,
     /// Bytes of pieces that a seat has at most.
     room: u64,
@@ -156,15 +157,15 @@ impl Readers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether this handle has a seat, and which; it may lose it as long as it has not locked that.
-    fn own(&self, file: &OpenFile) -> Option<usize> {
-        let at = file.reader.seat.load(Ordering::Relaxed);
+    /// Whether this run has a seat, and which; it may lose it as long as it has not locked that.
+    fn own(&self, run: &ReadRun) -> Option<usize> {
+        let at = run.reader.seat.load(Ordering::Relaxed);
         let holder = self.holders.get(at)?.load(Ordering::Acquire);
-        (holder == file.id()).then_some(at)
+        (holder == run.id()).then_some(at)
     }
 
     /// A seat that nobody needs.
-    fn take(&self, file: &OpenFile, now_ns: u64, memory: &Bounces) -> Option<MutexGuard<'_, Seat>> {
+    fn take(&self, run: &ReadRun, now_ns: u64, memory: &Bounces) -> Option<MutexGuard<'_, Seat>> {
         for (at, seat) in self.seats.iter().enumerate() {
             let Some(mut seat) = seat.try_lock() else {
                 continue;
@@ -172,8 +173,8 @@ impl Readers {
             let holder = &self.holders[at];
             let idle = holder.load(Ordering::Acquire) == 0 || seat.is_idle(now_ns);
             if idle && seat.is_cleared(memory) {
-                holder.store(file.id(), Ordering::Release);
-                file.reader.seat.store(at, Ordering::Relaxed);
+                holder.store(run.id(), Ordering::Release);
+                run.reader.seat.store(at, Ordering::Relaxed);
                 return Some(seat);
             }
         }
@@ -183,12 +184,14 @@ impl Readers {
     /// A handle is closed.
     pub fn leave(&self, file: &OpenFile, memory: &Bounces) {
         // Who looks whether it is free finds out later that it is.
-        if let Some(at) = self.own(file)
-            && let Some(mut seat) = self.seats[at].try_lock()
-            && self.own(file).is_some()
-        {
-            seat.clear(memory);
-            self.holders[at].store(0, Ordering::Release);
+        for run in file.reads.iter() {
+            if let Some(at) = self.own(run)
+                && let Some(mut seat) = self.seats[at].try_lock()
+                && self.own(run).is_some()
+            {
+                seat.clear(memory);
+                self.holders[at].store(0, Ordering::Release);
+            }
         }
     }
 }
@@ -252,22 +255,22 @@ impl Files {
     /// Reads past the cache what [`is_stream`](Self::is_stream), if it can.
     pub(in super::super) fn read_stream(
         &self,
-        file: &OpenFile,
+        (file, run): (&OpenFile, &ReadRun),
         offset: u64,
         buf: &mut [u8],
     ) -> Streamed {
         let end = offset.saturating_add(buf.len() as u64);
         let now_ns = self.now_ns();
-        let seat = match self.readers.own(file) {
-            None => self.readers.take(file, now_ns, &self.memory),
+        let seat = match self.readers.own(run) {
+            None => self.readers.take(run, now_ns, &self.memory),
             Some(at) => match self.readers.seats[at].try_lock() {
-                Some(seat) => self.readers.own(file).map(|_| seat),
+                Some(seat) => self.readers.own(run).map(|_| seat),
                 None => return Streamed::Beside,
             },
         };
         let Some(mut seat) = seat else {
             // Soon there may be one.
-            file.reader.begin(end.saturating_sub(run_min() / 8 * 7));
+            run.reader.begin(end.saturating_sub(run_min() / 8 * 7));
             return Streamed::Not;
         };
         if seat.is_idle(now_ns) {
@@ -275,7 +278,7 @@ impl Files {
             seat.clear(&self.memory);
         }
         seat.used_ns = now_ns;
-        if file.asked.load(Ordering::Relaxed) * PAGE > offset {
+        if run.asked.load(Ordering::Relaxed) * PAGE > offset {
             // What threads bring ahead is handed out first.
             return Streamed::Beside;
         }
@@ -286,16 +289,22 @@ impl Files {
             }
             None => {
                 seat.clear(&self.memory);
-                file.reader.begin(end.saturating_sub(run_min() / 2));
+                run.reader.begin(end.saturating_sub(run_min() / 2));
                 Streamed::Not
             }
         }
     }
 
     /// Whether a read that goes on where the last one ended is one of a long run. What it needs may still be on its way into the cache.
-    pub(in super::super) fn is_stream(&self, file: &OpenFile, offset: u64, len: usize) -> bool {
-        let run = offset.saturating_sub(file.reader.start.load(Ordering::Relaxed));
-        if len < request_min() || run < run_min() {
+    pub(in super::super) fn is_stream(
+        &self,
+        file: &OpenFile,
+        run: &ReadRun,
+        offset: u64,
+        len: usize,
+    ) -> bool {
+        let before = offset.saturating_sub(run.reader.start.load(Ordering::Relaxed));
+        if len < request_min() || before < run_min() {
             return false;
         }
         let kept = self.pages.capacity().saturating_mul(BLOCK_SIZE);

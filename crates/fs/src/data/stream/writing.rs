@@ -5,7 +5,7 @@
 //! device has the data, and memory that the next reader finds. A stream longer than [`run_min`] wants neither: who writes the next request waits for
 //! the same device, and what leaves the cache for its pages is worth more than they are.
 //!
-//! A handle's *run* is how much was written through it by large requests of whole pages, each where the one before ended.
+//! A *run* is how much was written through a handle by large requests of whole pages, each where the one before ended.
 //!
 //! Invariants:
 //! 1. It is a direct write by another reason: coherent with the cache, one unit for readers; over blocks that the file has beside all that is
@@ -51,28 +51,6 @@ fn request_min() -> usize {
 
 fn run_min() -> u64 {
     tight::limit(RUN_MIN, 0) as u64
-}
-
-/// What an open file knows of its writer. Of threads that write through one handle at once each may end the other's run.
-#[derive(Debug, Default)]
-pub(in super::super) struct Run {
-    /// Byte after the last large write.
-    next: AtomicU64,
-    /// Bytes before that one.
-    bytes: AtomicU64,
-}
-
-impl Run {
-    /// A large write begins here; returns the bytes of the run before it.
-    fn go_on(&self, offset: u64, len: usize) -> u64 {
-        let next = self.next.swap(offset + len as u64, Ordering::Relaxed);
-        let before = match next == offset {
-            true => self.bytes.load(Ordering::Relaxed),
-            false => 0,
-        };
-        self.bytes.store(before + len as u64, Ordering::Relaxed);
-        before
-    }
 }
 
 /// What all streams have in common.
@@ -143,7 +121,7 @@ impl Files {
         if !right || !fits || !is_whole(offset, data.len()) {
             return Ok(None);
         }
-        let run = file.run.go_on(offset, data.len());
+        let run = file.writes.go_on(offset, data.len());
         if run < run_min() || self.keeps_pace() || !self.is_next(&file.state, offset, run) {
             return Ok(None);
         }

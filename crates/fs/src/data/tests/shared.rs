@@ -336,7 +336,6 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
     let reading = |alone| Reading {
         ahead: 0,
         by: None,
-        jumps: false,
         in_turn: false,
         keep: true,
         alone,
@@ -367,21 +366,21 @@ fn a_hit_elsewhere_leaves_no_trace_in_the_handle() {
     let world = World::new(73, 64, 256);
     let m = world.mount();
     let (_, file) = at_home(&m, 40);
-    let next = || file.next_read.load(Ordering::Relaxed) / PAGE;
+    let runs = || file.reads.shown();
     let read = |page: u64| m.files.read(&file, page * PAGE, &mut [0; PAGE as usize]);
     (0..4).for_each(|page| assert_eq!(read(page).unwrap(), PAGE as usize));
-    let window = file.ahead.load(Ordering::Relaxed);
-    assert!(next() == 4 && window > 0);
+    let before = runs();
+    assert!(matches!(before[..], [(next, window)] if next == 4 * PAGE && window > 0));
     for page in [30, 2, 9] {
         read(page).unwrap();
-        assert_eq!((next(), file.ahead.load(Ordering::Relaxed)), (4, window));
+        assert_eq!(runs(), before);
     }
     m.files.pages.invalidate(file.state.key, 20..40);
     read(20).unwrap();
-    assert_eq!((next(), file.ahead.load(Ordering::Relaxed)), (21, 0));
+    assert_eq!(runs(), [before[0], (21 * PAGE, 0)]);
     assert!(m.files.pages.absence(file.state.key, 22).is_some());
     read(21).unwrap();
-    assert_eq!(next(), 22);
+    assert_eq!(runs()[1].0, 22 * PAGE);
     assert!(
         m.files.pages.absence(file.state.key, 29).is_none(),
         "it reads ahead"
