@@ -39,7 +39,7 @@ mod tags;
 mod touched;
 
 use crate::sum::Padded;
-use base::atomic::{AtomicUsize, Ordering};
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Mutex, MutexGuard, rank};
@@ -170,6 +170,11 @@ pub struct DirtyFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absence(u64);
 
+impl Absence {
+    /// Of a page for which nobody has looked: nothing is admitted by it.
+    pub const UNSEEN: Absence = Absence(u64::MAX);
+}
+
 /// Pages of a set that were written past the cache are counted from here on, those that departed below.
 const SUPERSEDED: u64 = 1 << 32;
 
@@ -189,6 +194,8 @@ type DirtyFiles = HashMap<FileKey, DirtyIndex>;
 struct DirtyShard {
     /// Files that have a dirty page. Changes under the lock.
     count: AtomicUsize,
+    /// How often a page of one of its files has become dirty. Changes under the lock.
+    dirtied: AtomicU64,
     files: Mutex<DirtyFiles>,
 }
 
@@ -276,6 +283,7 @@ impl PageCache {
         let sets = ((frames - within) / WAYS).max(1);
         let shard = |i| DirtyShard {
             count: AtomicUsize::new(0),
+            dirtied: AtomicU64::new(0),
             files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
         };
         PageCache {
@@ -680,6 +688,8 @@ impl PageCache {
         });
         let fresh = file.pages.insert(page);
         debug_assert!(fresh, "invariant 3");
+        let dirtied = shard.dirtied.load(Ordering::Relaxed);
+        shard.dirtied.store(dirtied + 1, Ordering::Release);
         file.promised += (backing == Backing::Promised) as u64;
         if file.pages.len() == 1 {
             shard.count(&files);
@@ -732,6 +742,12 @@ impl PageCache {
     pub fn is_dirty(&self, key: FileKey) -> bool {
         let shard = self.shard(key);
         shard.count.load(Ordering::Acquire) > 0 && shard.lock().contains_key(&key)
+    }
+
+    /// A count that stays as long as no page of this file becomes dirty, for who saw then that some pages were not: what their blocks hold is what they
+    /// hold still, unless somebody writes past the cache. Others' pages may change it.
+    pub fn dirtied(&self, key: FileKey) -> u64 {
+        self.shard(key).dirtied.load(Ordering::Acquire)
     }
 
     /// Since when a file has had dirty pages, if it has any: a monotonic time.

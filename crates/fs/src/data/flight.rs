@@ -5,7 +5,8 @@
 //! 2. Blocks are taken from a file only under its exclusive I/O lock, and only after that was counted
 //!    ([`FileState::exclusives`]). So a flight that finds the count it saw under the shared lock, with the mapping, has read
 //!    blocks that were the file's all the time; also if they are another file's now.
-//! 3. A page that is cached is read from the cache. One that was absent when the flight began is what its device held, unless
+//! 3. A page that is cached is read from the cache; of one past the cache ([`Flying::past`]) maybe from its device, if none of its pages is dirty, and it counts as long as
+//!    nothing of the file becomes dirty ([`PageCache::dirtied`](engine::cache::PageCache::dirtied)). One that was absent when the flight began is what its device held, unless
 //!    somebody wrote it meanwhile: the same question as that of a read which waits ([`Files::admit`]).
 //! 4. Nobody wrote several pages, or past the cache, that the flight reads between its beginning and its end: nobody did anywhere
 //!    ([`gate`](super::gate)), or it was elsewhere ([`ranges`](super::ranges)). So it has all of such a write or nothing, and no page half.
@@ -46,6 +47,11 @@ pub(crate) struct Flying {
     pub past: bool,
     exclusives: u64,
     began: Option<Beginning>,
+    /// [`PageCache::dirtied`](engine::cache::PageCache::dirtied) when none of its pages was dirty: then all are read from a device, also those that are cached, and
+    /// counted as one. `None`: they were looked at one by one.
+    clean: Option<u64>,
+    /// Whether to do without the former.
+    pub one_by_one: bool,
     /// The pages that are read from a device.
     absent: Vec<(u64, Absence)>,
     /// What of the memory lies behind the end of the file.
@@ -67,6 +73,8 @@ impl Default for Flying {
             len: 0,
             past: false,
             exclusives: 0,
+            clean: None,
+            one_by_one: false,
             began: None,
             // As many as most flights have, so that no request allocates.
             absent: Vec::with_capacity(8),
@@ -98,7 +106,7 @@ impl Files {
         runs: &mut Vec<Run>,
     ) -> Result<Began, Error> {
         // What an earlier one of another file knew is of no account.
-        (flying.len, flying.began) = (0, None);
+        (flying.len, flying.began, flying.clean) = (0, None, None);
         flying.absent.clear();
         let state = &file.state;
         let Some(shared) = state.try_shared() else {
@@ -129,13 +137,23 @@ impl Files {
         }
         (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
         flying.exclusives = state.exclusives();
+        if flies && flying.past && !flying.one_by_one {
+            flying.clean = self.count_clean(state, &pages);
+        }
+        let mut one_by_one = pages.clone();
+        if flying.clean.is_some() {
+            let all = std::mem::replace(&mut one_by_one, pages.end..pages.end);
+            flying
+                .absent
+                .extend(all.map(|page| (page, Absence::UNSEEN)));
+        }
         let ask = |page| {
             if page < pages.end {
                 self.pages.ask_for(state.key, page);
             }
         };
-        (pages.start + 1..pages.start + ASKED).for_each(ask);
-        for page in pages.clone() {
+        (one_by_one.start + 1..one_by_one.start + ASKED).for_each(ask);
+        for page in one_by_one {
             ask(page + ASKED);
             let at = (page * PAGE).max(offset);
             let stop = ((page + 1) * PAGE).min(end);
@@ -163,6 +181,18 @@ impl Files {
             true => Began::Done(len),
             false => Began::Flies,
         })
+    }
+
+    /// The count by which it is known later that none of these pages has been written, if none is dirty.
+    fn count_clean(&self, state: &FileState, pages: &Range<u64>) -> Option<u64> {
+        // Before the look: what becomes dirty behind it counts.
+        let count = self.pages.dirtied(state.key);
+        let dirty = self.pages.is_dirty(state.key)
+            && !self
+                .pages
+                .dirty_pages(state.key, pages.clone(), 1)
+                .is_empty();
+        (!dirty).then_some(count)
     }
 
     /// Invariant 4, so far.
@@ -265,6 +295,9 @@ impl Files {
             .is_some_and(|began| self.is_apart(state, pages, began));
         if state.exclusives() != flying.exclusives || !apart {
             return false;
+        }
+        if let Some(count) = flying.clean {
+            return self.pages.dirtied(state.key) == count;
         }
         let absent = flying.absent_of(pages);
         let ask = |&(page, _): &(u64, Absence)| self.pages.ask_for(state.key, page);

@@ -12,7 +12,7 @@
 //! 1. A piece is a read in flight ([`flight`](super::super::flight)): it holds nothing that anybody waits for, and counts only as far as it stands when it is
 //!    handed out. Of the pages that a read hands out, all were what the file held at one moment of the read: the later one of its beginning and of the youngest
 //!    piece's, since all pieces are asked after both.
-//! 2. A piece brings the pages that were not cached when it began. The others are read from the cache when they are handed out; one that has left it by
+//! 2. A piece brings all pages, if none was dirty when it began; or else those that were not cached. The others are read from the cache when they are handed out; one that has left it by
 //!    then is missing.
 //! 3. A read is handed out by pieces as a whole, or not by them at all: where a piece has failed, is over, or is missing, it goes through the cache, and its error is
 //!    told there, and so do the next ones, for half of [`RUN_MIN`].
@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// Bytes of a request at least.
 const REQUEST_MIN: usize = 64 << 10;
 /// Bytes of a run that go through the cache first.
-const RUN_MIN: usize = 8 << 20;
+const RUN_MIN: usize = 2 << 20;
 /// Bytes that one flight reads.
 const PIECE: usize = 1 << 20;
 const SEATS: usize = 8;
@@ -49,6 +49,8 @@ const IDLE_NS: u64 = 1_000_000_000;
 const PIECES_MAX: usize = 16;
 /// Parts that each device has of a seat at a time.
 const DEVICE_DEPTH: usize = 64;
+/// Pieces that are looked at page by page when one did not stand: others may write all the time.
+const CAREFUL: usize = 256;
 /// A handle without a seat.
 const NOWHERE: usize = usize::MAX;
 
@@ -118,6 +120,8 @@ struct Seat {
     /// Here a piece could not be begun: it is tried again when it is needed.
     refused: Option<u64>,
     numbers: u64,
+    /// So many pieces are to be looked at page by page: something had changed lately.
+    careful: usize,
     /// Kept for their memory.
     landed: Vec<Landed>,
     runs: Vec<Run>,
@@ -289,6 +293,7 @@ impl Files {
             }
             None => {
                 seat.clear(&self.memory);
+                seat.careful = tight::limit(CAREFUL, 2);
                 run.reader.begin(end.saturating_sub(run_min() / 2));
                 Streamed::Not
             }
@@ -434,6 +439,8 @@ impl Files {
         let mut flying = seat.spare.pop().unwrap_or_default();
         let mut runs = std::mem::take(&mut seat.runs);
         flying.past = true;
+        flying.one_by_one = seat.careful > 0;
+        seat.careful = seat.careful.saturating_sub(1);
         let piece = &mut memory[..len];
         let began = self.begin_read(file, bytes.start, piece, &mut flying, &mut runs);
         let number = seat.numbers;

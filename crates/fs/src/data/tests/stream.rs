@@ -313,7 +313,7 @@ fn a_file_larger_than_the_cache_is_read_past_it() {
     let (_world, m, ino, content) = with_large_file();
     let file = m.open(ino);
     let past = read_in(&m, &file, &content, 0..48 * MIB, 256 << 10);
-    assert!((38 * MIB..=40 * MIB).contains(&past), "{past}");
+    assert!((45 * MIB..=46 * MIB).contains(&past), "{past}");
     drop(file);
     // What is cached leaves the stream where it is, and what is dirty is read from there.
     let file = m.open(ino);
