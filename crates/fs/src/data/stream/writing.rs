@@ -34,7 +34,7 @@ const REQUEST_MIN: usize = 256 << 10;
 /// And at most: it needs as much memory if it lies where devices do not take it from, and is on its way as a whole when a small sync begins.
 const REQUEST_MAX: usize = 4 << 20;
 /// Bytes of a run that go through the cache first.
-const RUN_MIN: usize = 8 << 20;
+const RUN_MIN: usize = 4 << 20;
 /// A MiB through the cache takes 0.3 to 0.5 ms of the processors: a device that is twice as slow is still one that is not worth to be kept waiting.
 const SLOW_NS: u64 = 1_000_000;
 const PROBE: u64 = 64;
