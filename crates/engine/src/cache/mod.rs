@@ -19,6 +19,8 @@
 //!    device meanwhile is its content.
 //! 7. Frames are given to ways in order, so memory that was touched is at the front of the region. Behind those of all ways are
 //!    the spare ones ([`guards`]).
+//! 8. A page that becomes dirty is in the index, and then counted ([`PageCache::dirtied`]), before anybody sees what makes it so. Who takes the
+//!    number, then finds the page not in the index, reads its block and finds the number as it was, has read what nobody had seen change by then.
 //!
 //! Transitions: absent → clean (`admit`, `keep`, `Load::publish`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
 //! (`complete`, `inlined`), clean → absent (eviction, `forget`), any → absent (`invalidate`).
@@ -585,6 +587,9 @@ impl PageCache {
         let way = match found {
             Some(way) => {
                 set.used(way);
+                if !is_dirty {
+                    self.list_dirty(key, page, backing, now_ns);
+                }
                 self.put(&mut set, way, (offset, data));
                 way
             }
@@ -598,6 +603,7 @@ impl PageCache {
                     self.counters.mine().no_room();
                     return Wrote::NoRoom;
                 };
+                self.list_dirty(key, page, backing, now_ns);
                 // The content comes with the name, so that nobody ever finds another's under it.
                 self.fill(&mut set, way, &place, around, (offset, data));
                 set.written(way);
@@ -607,7 +613,7 @@ impl PageCache {
         self.counters.mine().written();
         if !is_dirty {
             set.set_backing(way, Some(backing));
-            self.now_dirty(&mut set, key, page, backing, now_ns);
+            self.count_dirty(&mut set, backing);
         }
         Wrote::Done
     }
@@ -635,8 +641,9 @@ impl PageCache {
                 self.counters.mine().no_room();
                 return Overwrote::NoRoom;
             }
+            self.list_dirty(key, page, Backing::Allocated, now_ns);
             set.set_backing(way, Some(Backing::Allocated));
-            self.now_dirty(&mut set, key, page, Backing::Allocated, now_ns);
+            self.count_dirty(&mut set, Backing::Allocated);
         }
         set.used(way);
         self.put(&mut set, way, part);
@@ -665,20 +672,17 @@ impl PageCache {
         }
     }
 
-    /// A page of the set has become dirty.
-    fn now_dirty(
-        &self,
-        set: &mut Locked<'_>,
-        key: FileKey,
-        page: u64,
-        backing: Backing,
-        now_ns: u64,
-    ) {
+    /// A page of the set has become dirty, and is listed.
+    fn count_dirty(&self, set: &mut Locked<'_>, backing: Backing) {
         self.note_crowd(set);
         self.counts.dirty.fetch_add(1, Ordering::Relaxed);
         if backing == Backing::Promised {
             self.counts.promised.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Lists a page that becomes dirty, whose set is locked: before anybody can see what is written to it (invariant 8).
+    fn list_dirty(&self, key: FileKey, page: u64, backing: Backing, now_ns: u64) {
         let shard = self.shard(key);
         let mut files = shard.lock();
         let file = files.entry(key).or_insert_with(|| DirtyIndex {
@@ -688,12 +692,13 @@ impl PageCache {
         });
         let fresh = file.pages.insert(page);
         debug_assert!(fresh, "invariant 3");
-        let dirtied = shard.dirtied.load(Ordering::Relaxed);
-        shard.dirtied.store(dirtied + 1, Ordering::Release);
         file.promised += (backing == Backing::Promised) as u64;
         if file.pages.len() == 1 {
             shard.count(&files);
         }
+        // The last: who sees this number finds the page in the list, also without the lock where there is none.
+        let dirtied = shard.dirtied.load(Ordering::Relaxed);
+        shard.dirtied.store(dirtied + 1, Ordering::Release);
     }
 
     /// A page of the set is dirty no more.

@@ -334,6 +334,48 @@ fn an_overwrite_takes_neither_a_frame_nor_a_block() {
     assert_eq!((cache.dirty(), cache.counters().written), (2, 3));
 }
 
+/// Who finds the count as it was, and the page not dirty before, has seen what its device held (invariant 8).
+#[test]
+fn what_makes_a_page_dirty_is_counted_before_it_is_seen() {
+    const ROUNDS: u64 = 300_000;
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    assert!(insert(&cache, 1, &page(0)));
+    let (home, over) = (AtomicU64::new(0), AtomicU64::new(0));
+    let write = || {
+        for round in 1..=ROUNDS {
+            let content = page(round as u8);
+            match round % 2 {
+                0 => assert_eq!(cache.overwrite_whole(FILE, 1, &content, 5), Wrote::Done),
+                _ => {
+                    let part = (0, &content[..]);
+                    assert_eq!(cache.overwrite(FILE, 1, part, Some(5)), Overwrote::Done);
+                }
+            }
+            let (stamp, _) = cache.copy_dirty(FILE, 1, &mut page(0)).unwrap();
+            home.store(round % 256, Ordering::SeqCst);
+            assert!(cache.complete(FILE, 1, stamp));
+        }
+        over.store(1, Ordering::SeqCst);
+    };
+    let look = || {
+        let mut looked = 0;
+        while over.load(Ordering::SeqCst) == 0 || looked == 0 {
+            let before = cache.dirtied(FILE);
+            if cache.is_dirty(FILE) && !cache.dirty_pages(FILE, 1..2, 1).is_empty() {
+                continue;
+            }
+            let there = home.load(Ordering::SeqCst) as u8;
+            let mut seen = [0];
+            assert!(cache.read(FILE, 1, 7, &mut seen));
+            if cache.dirtied(FILE) == before {
+                assert_eq!(seen[0], there);
+                looked += 1;
+            }
+        }
+    };
+    base::thread::parallel(2, |me| if me == 0 { write() } else { look() });
+}
+
 #[test]
 fn a_page_that_was_written_and_lost_meanwhile_is_not_admitted() {
     let cache = PageCache::new(WAYS * BLOCK_SIZE);

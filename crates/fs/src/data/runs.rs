@@ -59,7 +59,10 @@ impl<R: Default> Runs<R> {
     /// What goes on here, and does so up to `end`.
     #[inline]
     fn go_on(&self, offset: u64, end: u64) -> Option<&R> {
-        let is_here = |run: &&Run<R>| run.next.load(Ordering::Relaxed) == offset;
+        let is_here = |run: &&Run<R>| {
+            let next = run.next.load(Ordering::Relaxed);
+            next == offset && next != NOWHERE
+        };
         let run = match (is_here(&&self.first), self.more.get()) {
             (true, _) => &self.first,
             (false, Some(more)) => more.runs.iter().find(is_here)?,
@@ -74,6 +77,11 @@ impl<R: Default> Runs<R> {
 
     /// A run that begins takes the place of one that is new, or else of another, in turn.
     fn begin(&self, end: u64, is_new: impl Fn(&R) -> bool) -> &R {
+        // A request may begin more than once: at each place where it has to wait.
+        let again = |run: &&Run<R>| run.next.load(Ordering::Relaxed) == end && is_new(&run.known);
+        if let Some(run) = self.iter().find(again) {
+            return &run.known;
+        }
         let run = match self.more.get() {
             None if is_new(&self.first.known) => {
                 let gone = self.first.next.load(Ordering::Relaxed);
@@ -126,7 +134,7 @@ impl ReadRuns {
     /// what is cached writes nothing that others with this handle read.
     #[inline]
     pub fn go_on(&self, offset: u64, len: u64, most: u64, all: bool) -> Option<(&ReadRun, u64)> {
-        let run = self.0.go_on(offset, offset + len)?;
+        let run = self.0.go_on(offset, offset.saturating_add(len))?;
         let before = run.ahead.load(Ordering::Relaxed);
         let window = match all {
             true => most,

@@ -39,7 +39,7 @@ const RUN_MIN: usize = 4 << 20;
 const SLOW_NS: u64 = 1_000_000;
 const PROBE: u64 = 64;
 /// Who tries devices that were slow, into new space, does not write more of what lies before at once: then it would wait for that.
-const BEHIND_MAX: u64 = 2 * RUN_MIN as u64;
+const BEHIND_MAX: u64 = 16 << 20;
 /// A request that took less than the usual time changes that by half of the difference, one that took more by one part in so many; and counts as so many
 /// times [`SLOW_NS`] at most. So one in some ten that are fast is enough.
 const SLOWER: u64 = 32;
@@ -147,7 +147,7 @@ impl Files {
             (meta.replaced || meta.cutting, meta.logged_size)
         };
         // Content that replaces another is kept together as far as one record takes it.
-        if kept && run < REPLACED_MAX {
+        if kept && run.min(state.size()) < REPLACED_MAX {
             return false;
         }
         let behind = offset.saturating_sub(logged);
