@@ -32,6 +32,7 @@ pub mod sched {
     #[inline(always)]
     pub fn spend(_: std::time::Duration) {}
 }
+pub mod spares;
 pub mod sync;
 pub mod sys;
 pub mod thread;

@@ -8,6 +8,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 pub type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 pub type HashSet<K> = std::collections::HashSet<K, BuildHasherDefault<NumberHasher>>;
 
+/// A table by numbers that are neighbours and are used one after the other: they lie in places that follow each other, so that who goes
+/// through them in their order, and makes or removes them so, finds several on one line of memory.
+pub type NearMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<NearHasher>>;
+
 /// Multiplicative hashing. The factor is none of those by which tables are chosen elsewhere:
 /// numbers that have a table in common still spread over its places.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,6 +48,39 @@ impl Hasher for NumberHasher {
     }
 }
 
+/// Numbers that lie side by side in a [`NearMap`].
+const NEIGHBOURS: u64 = 16;
+/// The bits of a hash that the table has as a tag, and looks at before it looks at a key.
+const TAG: u64 = 0x7F << 57;
+
+/// The place is that of the first number of a key, the tag is of all of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NearHasher {
+    first: Option<u64>,
+    all: NumberHasher,
+}
+
+impl Hasher for NearHasher {
+    fn finish(&self) -> u64 {
+        let first = self.first.unwrap_or(0);
+        let mut place = NumberHasher::default();
+        place.write_u64(first / NEIGHBOURS);
+        let place = place.finish().wrapping_mul(NEIGHBOURS) + first % NEIGHBOURS;
+        self.all.finish() & TAG | place & !TAG
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.first.get_or_insert(value);
+        self.all.write_u64(value);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +88,27 @@ mod tests {
 
     fn hash(value: impl Hash) -> u64 {
         BuildHasherDefault::<NumberHasher>::default().hash_one(value)
+    }
+
+    #[test]
+    fn neighbours_lie_side_by_side_and_their_tags_differ() {
+        let near = |value: (u64, u64)| BuildHasherDefault::<NearHasher>::default().hash_one(value);
+        let places = |step: u64| -> HashSet<u64> {
+            let first = (0..4096_u64).map(|i| near((i * step, 7)));
+            first.map(|hash| hash % 4096 / NEIGHBOURS).collect()
+        };
+        for step in [NEIGHBOURS, 256, 4096, 1 << 32] {
+            // Of 256 places.
+            assert!(places(step).len() > 240, "step {step}");
+        }
+        for group in 0..256 {
+            let all = |i| near((group * NEIGHBOURS + i, 7));
+            assert!((1..NEIGHBOURS).all(|i| all(i) & !TAG == (all(0) & !TAG) + i));
+        }
+        let tags: HashSet<u64> = (0..256).map(|i| near((i, 7)) >> 57).collect();
+        assert!(tags.len() > 90, "{} tags", tags.len());
+        let uses: HashSet<u64> = (0..256).map(|i| near((7, i)) >> 57).collect();
+        assert!(uses.len() > 90, "{} tags", uses.len());
     }
 
     #[test]

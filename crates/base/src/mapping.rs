@@ -3,9 +3,10 @@
 //! Invariants:
 //! 1. It is zeroed, private, and begins at a multiple of [`LARGE`]. It is charged to the process page by page, as it is touched; by large pages
 //!    where the system gives them to all who touch (`enabled` is `always`), or it was asked for them ([`Mapping::ask_for_large`]).
-//!    Or ahead of that, where somebody has it put there ([`Mapping::populate`]), which changes nothing either that is seen of it.
+//!    Or ahead of that, where somebody has it put there ([`Mapping::touch`]), which changes nothing either that is seen of it.
 //! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
 
+use crate::racy;
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
 use std::ops::Range;
@@ -13,6 +14,8 @@ use std::ptr::NonNull;
 
 /// Bytes of a large page.
 pub const LARGE: usize = 2 << 20;
+/// No kernel has smaller ones.
+const PAGE: usize = 4096;
 
 /// What the kernel says of large pages.
 #[cfg(not(miri))]
@@ -20,8 +23,6 @@ const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Not every C library names it (asm-generic/mman-common.h).
 #[cfg(not(miri))]
 const MADV_COLLAPSE: libc::c_int = 25;
-#[cfg(not(miri))]
-const MADV_POPULATE_WRITE: libc::c_int = 23;
 
 /// Has the kernel find a large page before one is made of a chunk, and the host of a virtual machine put memory behind it, while nobody waits for it: what was
 /// given back last is, as a rule, what the same CPU is given next.
@@ -39,9 +40,8 @@ impl Warmer {
     /// # Errors
     /// When the kernel does not take it back: it is kept, and there is no use in another try.
     pub fn warm(&mut self) -> io::Result<()> {
-        // By a fault, which keeps nobody from changing other mappings of the process, as heaps do that grow (Linux 6.4); a call that populates would.
-        // SAFETY: it lies in the mapping, of which nobody else knows.
-        unsafe { self.0.start.as_ptr().write_volatile(1) };
+        // SAFETY: nobody else knows of it.
+        unsafe { self.0.touch(0..1) };
         self.0.discard()
     }
 }
@@ -94,7 +94,7 @@ impl Mapping {
 
     #[cfg(not(miri))]
     fn map(len: usize) -> Option<Mapping> {
-        let len = len.checked_next_multiple_of(4096)?;
+        let len = len.checked_next_multiple_of(PAGE)?;
         let all = len.checked_add(LARGE)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -150,31 +150,20 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel put memory behind these bytes where there is none yet, as a write to each page would, and changes none of them. Who changes
-    /// mappings of this process waits meanwhile, and so does who allocates and needs a larger heap: a few pages in a call are enough.
+    /// Has the kernel put memory behind these bytes where there is none yet, and changes none of them. By a write to each page, which keeps nobody from
+    /// changing other mappings of the process, as heaps do that grow (Linux 6.4): calls that populate memory would, for as long as they take.
     ///
-    /// # Errors
-    /// `InvalidInput`: it does not do that, and never will. Others: not now.
-    #[cfg(not(miri))]
-    pub fn populate(&self, bytes: Range<usize>) -> io::Result<()> {
+    /// # Safety
+    /// Others write these bytes meanwhile through [`racy`] only, or by the kernel.
+    pub unsafe fn touch(&self, bytes: Range<usize>) {
         assert!(
             bytes.start <= bytes.end && bytes.end <= self.len,
             "of the mapping"
         );
-        // SAFETY: it lies in the mapping. What its bytes are does not change.
-        let done = unsafe {
-            let start = self.start.as_ptr().add(bytes.start);
-            libc::madvise(start.cast(), bytes.end - bytes.start, MADV_POPULATE_WRITE)
-        };
-        match done {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        for at in (bytes.start / PAGE * PAGE..bytes.end).step_by(PAGE) {
+            // SAFETY: it lies in the mapping, at the beginning of a page; the caller's promise.
+            unsafe { racy::touch(self.start.as_ptr().add(at).cast()) };
         }
-    }
-
-    #[cfg(miri)]
-    pub fn populate(&self, _bytes: Range<usize>) -> io::Result<()> {
-        Err(io::ErrorKind::InvalidInput.into())
     }
 
     /// Gives back what is behind all of it; it is zeroed again.
@@ -271,23 +260,16 @@ mod tests {
         let start = mapping.start().as_ptr();
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { start.add(5000).write(7) };
-        match mapping.populate(4096..4 * 4096) {
-            #[cfg(not(miri))]
-            Ok(()) => {
-                let mut there = [0u8; 16];
-                // SAFETY: the mapping has 16 pages, and the array a byte for each.
-                let told = unsafe { libc::mincore(start.cast(), 16 * 4096, there.as_mut_ptr()) };
-                assert_eq!(told, 0);
-                let there: Vec<usize> = (0..16).filter(|&i| there[i] & 1 == 1).collect();
-                assert!(
-                    there.starts_with(&[1, 2, 3]) || large_pages_are_usual(),
-                    "{there:?}"
-                );
-            }
-            #[cfg(miri)]
-            Ok(()) => unreachable!("Miri knows no such call"),
-            // A kernel that does not do it says so.
-            Err(refused) => assert_eq!(refused.kind(), io::ErrorKind::InvalidInput),
+        // SAFETY: as above.
+        unsafe { mapping.touch(4096..4 * 4096) };
+        #[cfg(not(miri))]
+        {
+            let mut there = [0u8; 16];
+            // SAFETY: the mapping has 16 pages, and the array a byte for each.
+            let told = unsafe { libc::mincore(start.cast(), 16 * 4096, there.as_mut_ptr()) };
+            assert_eq!(told, 0);
+            let there: Vec<usize> = (0..16).filter(|&i| there[i] & 1 == 1).collect();
+            assert!(there == [1, 2, 3] || large_pages_are_usual(), "{there:?}");
         }
         // SAFETY: as above.
         let bytes = |mapping: &Mapping| unsafe {

@@ -87,6 +87,19 @@ pub unsafe fn zero(to: *mut u8, len: usize) {
     }
 }
 
+/// Writes bytes that others may change meanwhile, and leaves them as they are: what a write has besides is done, as memory that the kernel puts
+/// behind them at the first one.
+///
+/// # Safety
+/// `at` is valid for writes, aligned, and written meanwhile through this module, or by the kernel, only.
+#[inline]
+pub unsafe fn touch(at: *mut u64) {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    // What is not zero has been written.
+    // SAFETY: the caller's promise.
+    let _ = unsafe { AtomicU64::from_ptr(at) }.compare_exchange(0, 0, Relaxed, Relaxed);
+}
+
 /// # Safety
 /// Both are valid for `len` bytes, and do not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -221,5 +234,15 @@ mod tests {
     fn bytes_come_where_they_belong_and_no_others_change() {
         check(copy_out, copy_in, zero);
         check(by_parts::copy_out, by_parts::copy_in, by_parts::zero);
+    }
+
+    #[test]
+    fn a_touch_changes_nothing() {
+        for value in [0, 1, 1 << 63, u64::MAX] {
+            let mut words = [7, value, 9];
+            // SAFETY: it is ours.
+            unsafe { touch(&raw mut words[1]) };
+            assert_eq!(words, [7, value, 9]);
+        }
     }
 }

@@ -137,7 +137,7 @@ impl PageCache {
 
     /// Waits until so many frames are given. False: it is stopped.
     fn await_given(&self, frames: usize) -> bool {
-        let given = || self.counts.given.load(Ordering::Relaxed);
+        let given = || self.given.load(Ordering::Relaxed);
         self.large.standby.await_that(|| given() >= frames)
     }
 
@@ -153,7 +153,7 @@ impl PageCache {
     }
 
     fn is_calm(&self, calm: &mut Calm, transfers: &impl Fn() -> u64) -> bool {
-        let given = self.counts.given.load(Ordering::Relaxed);
+        let given = self.given.load(Ordering::Relaxed);
         let passed_ns = Clock::real().monotonic_ns().saturating_sub(calm.since_ns);
         calm.is_calm(given, transfers(), Duration::from_nanos(passed_ns))
     }

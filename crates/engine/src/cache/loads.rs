@@ -8,7 +8,8 @@
 //!    and gives its frame back.
 //! 3. What is published is what the page holds: as for what was read elsewhere ([`PageCache::admit`], invariant 6 there).
 
-use super::{Absence, FileKey, PageCache, Place};
+use super::place::Place;
+use super::{Absence, FileKey, PageCache};
 use base::canary::{Canary, planted};
 use device::Shared;
 use format::BLOCK_SIZE;

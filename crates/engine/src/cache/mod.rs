@@ -33,6 +33,7 @@ mod guards;
 mod large;
 mod loads;
 mod mark;
+mod place;
 mod policy;
 mod set;
 mod sets;
@@ -40,11 +41,12 @@ mod standby;
 mod tags;
 mod touched;
 
-use crate::sum::Padded;
+use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::map::HashMap;
+use base::map::NearMap;
 use base::sync::{Mutex, MutexGuard, rank};
+use base::thread::lane;
 pub use counters::CacheCounters;
 use counters::Counters;
 use crowd::Crowd;
@@ -55,7 +57,8 @@ use guards::Spares;
 pub use guards::{Guard, Guarded};
 use large::Large;
 pub use loads::Load;
-use set::{Locked, Set, Sources};
+use place::{Place, Spread};
+use set::{Locked, Sources};
 use sets::Sets;
 use std::ops::Range;
 use tags::Name;
@@ -65,6 +68,9 @@ use touched::Touched;
 pub const WAYS: usize = 16;
 /// Shards of the dirty index.
 const DIRTY_SHARDS: usize = 64;
+/// Parts of each count of pages, and the part of all frames by which a count that is looked at in passing may be wrong.
+const COUNTERS: usize = 64;
+const SLACK: usize = 64;
 
 /// Whose page it is: a nid and the version at which this use of it began, so that pages of
 /// a deleted file are never taken for those of its successor.
@@ -80,14 +86,6 @@ impl FileKey {
             nid: self.nid.0,
             generation: self.generation,
             page,
-        }
-    }
-
-    /// Generations count (R11).
-    fn number(self) -> u64 {
-        match planted(Canary::GenerationIgnored) {
-            true => self.nid.0,
-            false => self.nid.0 ^ self.generation.rotate_left(32),
         }
     }
 }
@@ -188,7 +186,7 @@ struct DirtyIndex {
     since_ns: u64,
 }
 
-type DirtyFiles = HashMap<FileKey, DirtyIndex>;
+type DirtyFiles = NearMap<FileKey, DirtyIndex>;
 
 /// On cache lines of its own.
 #[repr(align(128))]
@@ -212,19 +210,10 @@ impl DirtyShard {
     }
 }
 
-/// Where a page is, if it is cached: its set, and its print there.
-#[derive(Clone, Copy, Debug)]
-struct Place<'a> {
-    set: &'a Set,
-    print: u16,
-    page: Name,
-}
-
 #[derive(Debug)]
 pub struct PageCache {
     sets: Sets,
-    /// 2^64 by the number of sets, rounded down.
-    inverse: u64,
+    spread: Spread,
     frames: Frames,
     spares: Spares,
     counters: Counters,
@@ -234,42 +223,12 @@ pub struct PageCache {
     touched: Touched,
     /// Dirty pages of a set that overwrites may make.
     own_most: u32,
-    /// On lines of their own: all who write look at the first, and who changes one often changes both.
-    counts: Padded<Counts>,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    /// Dirty frames, and those of them that hold a promised block.
-    dirty: AtomicUsize,
-    promised: AtomicUsize,
+    /// Dirty frames, and those of them that hold a promised block: all who write and who write back change them, each thread
+    /// in memory of its own.
+    dirty: Sum,
+    promised: Sum,
     /// Frames that ways have (invariant 7).
-    given: AtomicUsize,
-}
-
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// The high half of a product.
-fn high(a: u64, b: u64) -> u64 {
-    ((u128::from(a) * u128::from(b)) >> 64) as u64
-}
-
-/// `number / by` and what is left, without a division; `inverse` is `u64::MAX / by`.
-#[inline]
-fn divide(number: u64, by: u64, inverse: u64) -> (u64, u64) {
-    // The inverse is more than 2^64 / by - 1: so the quotient is right, or one too small.
-    let mut quotient = high(number, inverse);
-    let mut rest = number - quotient * by;
-    if rest >= by {
-        quotient += 1;
-        rest -= by;
-    }
-    (quotient, rest)
+    given: Padded<AtomicUsize>,
 }
 
 impl PageCache {
@@ -290,7 +249,7 @@ impl PageCache {
         };
         PageCache {
             sets: Sets::new(sets),
-            inverse: u64::MAX / sets as u64,
+            spread: Spread::over(sets),
             frames: Frames::new(sets * WAYS + spares),
             spares: Spares::new(sets * WAYS, spares),
             counters: Counters::new(),
@@ -299,7 +258,9 @@ impl PageCache {
             large: Large::new(),
             touched: Touched::new(),
             own_most: WAYS as u32,
-            counts: Padded::default(),
+            dirty: Sum::new(COUNTERS, (sets * WAYS / SLACK) as i64),
+            promised: Sum::new(COUNTERS, (sets * WAYS / SLACK) as i64),
+            given: Padded::default(),
         }
     }
 
@@ -316,12 +277,22 @@ impl PageCache {
 
     /// Dirty frames now.
     pub fn dirty(&self) -> usize {
-        self.counts.dirty.load(Ordering::Relaxed)
+        self.dirty.exact().max(0) as usize
+    }
+
+    /// The same, wrong by a few of a hundred frames: for who asks often.
+    pub fn about_dirty(&self) -> usize {
+        self.dirty.about().max(0) as usize
     }
 
     /// Those of them that hold a promised block.
     pub fn promised_pages(&self) -> usize {
-        self.counts.promised.load(Ordering::Relaxed)
+        self.promised.exact().max(0) as usize
+    }
+
+    /// The same, as [`about_dirty`](Self::about_dirty).
+    pub fn about_promised(&self) -> usize {
+        self.promised.about().max(0) as usize
     }
 
     /// Sets that should be cleaned ([`crowd`]).
@@ -359,30 +330,6 @@ impl PageCache {
 
     pub fn counters(&self) -> CacheCounters {
         self.counters.all()
-    }
-
-    /// As many pages of a file as there are sets, one after the other, have one set each, from a set on that follows from
-    /// which file and which such run it is. So a file that nearly fills the cache fills all sets evenly.
-    #[inline]
-    fn place(&self, key: FileKey, page: u64) -> Place<'_> {
-        let sets = self.sets.len() as u64;
-        let (run, rest) = divide(page, sets, self.inverse);
-        // Numbers of files and runs are small, so no two of them make the same sum.
-        let hash = mix(key
-            .number()
-            .wrapping_add(run.wrapping_mul(0xD6E8_FEB8_6659_FD93)));
-        let first = high(hash, sets);
-        let set = first + rest;
-        Place {
-            set: &self.sets[(if set < sets { set } else { set - sets }) as usize],
-            // Of bits that have little to do with the choice of the set.
-            print: (hash as u16).max(1),
-            page: key.page(page),
-        }
-    }
-
-    fn shard(&self, key: FileKey) -> &DirtyShard {
-        &self.index[mix(key.nid.0) as usize % DIRTY_SHARDS]
     }
 
     /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
@@ -474,6 +421,11 @@ impl PageCache {
     /// Asks for the memory that tells whether a page is cached, for who will want to know soon.
     pub fn ask_for(&self, key: FileKey, page: u64) {
         self.place(key, page).set.ask_for();
+    }
+
+    /// Asks for the memory that changes when a page is written, for who will do so soon.
+    pub fn ask_to_write(&self, key: FileKey, page: u64) {
+        self.place(key, page).set.ask_to_change();
     }
 
     /// `None`: it is cached. Not a use of it.
@@ -675,9 +627,9 @@ impl PageCache {
     /// A page of the set has become dirty, and is listed.
     fn count_dirty(&self, set: &mut Locked<'_>, backing: Backing) {
         self.note_crowd(set);
-        self.counts.dirty.fetch_add(1, Ordering::Relaxed);
+        self.dirty.add(lane(), 1);
         if backing == Backing::Promised {
-            self.counts.promised.fetch_add(1, Ordering::Relaxed);
+            self.promised.add(lane(), 1);
         }
     }
 
@@ -704,9 +656,9 @@ impl PageCache {
     /// A page of the set is dirty no more.
     fn not_dirty(&self, set: &mut Locked<'_>, key: FileKey, page: u64, backing: Backing) {
         self.note_crowd(set);
-        self.counts.dirty.fetch_sub(1, Ordering::Relaxed);
+        self.dirty.add(lane(), -1);
         if backing == Backing::Promised {
-            self.counts.promised.fetch_sub(1, Ordering::Relaxed);
+            self.promised.add(lane(), -1);
         }
         let shard = self.shard(key);
         let mut files = shard.lock();
@@ -827,7 +779,7 @@ impl PageCache {
         if !same {
             set.set_backing(way, Some(Backing::Allocated));
             if backing == Backing::Promised {
-                self.counts.promised.fetch_sub(1, Ordering::Relaxed);
+                self.promised.add(lane(), -1);
                 if let Some(file) = self.shard(key).lock().get_mut(&key) {
                     file.promised -= 1;
                 }
@@ -947,7 +899,7 @@ impl PageCache {
 impl Sources for PageCache {
     /// As many frames as ways, and none is given out twice.
     fn give(&self) -> u32 {
-        let frame = self.counts.given.fetch_add(1, Ordering::Relaxed);
+        let frame = self.given.fetch_add(1, Ordering::Relaxed);
         self.large.given(frame);
         self.touched.mark.counted(frame + 1);
         frame as u32

@@ -153,6 +153,12 @@ impl Set {
         prefetch::start(std::ptr::from_ref(&self.inner).cast(), looked_at);
     }
 
+    /// Asks for the lines that are read and changed when a page comes, but for its tag.
+    pub fn ask_to_change(&self) {
+        self.prefetch();
+        prefetch::object(&self.inner);
+    }
+
     pub fn new(number: usize) -> Set {
         let inner = Inner {
             dirty: 0,

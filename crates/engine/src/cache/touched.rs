@@ -14,18 +14,14 @@ use super::mark::Mark;
 use base::atomic::{AtomicUsize, Ordering};
 use base::mapping::large_pages_are_usual;
 use format::BLOCK_SIZE;
-use std::io;
 use std::ops::Range;
-use std::time::Duration;
 
 /// Frames that are ahead, at most: of 8 MiB.
 const LEAD: usize = 2048;
 /// Frames that are given out before anything is done.
 const FIRST: usize = 64;
-/// Frames of a call. Heaps cannot grow meanwhile, and where others catch up with it, it goes on behind them soon.
+/// Frames at a time: where others catch up with it, it goes on behind them soon.
 const STEP: usize = 8;
-/// Until it goes on when the kernel had no memory.
-const AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Touched {
@@ -73,29 +69,19 @@ impl PageCache {
         !base::thread::is_scheduled() && base::thread::cpu_count() > 1 && !large_pages_are_usual()
     }
 
-    /// Has memory put behind the frames that are given out next until [`stop_keeping`](Self::stop_keeping), or all have some, or the kernel
-    /// refuses: for a thread that does nothing else.
+    /// Has memory put behind the frames that are given out next until [`stop_keeping`](Self::stop_keeping), or all have some: for a thread
+    /// that does nothing else.
     pub fn keep_touched(&self) {
-        let given = || self.counts.given.load(Ordering::Relaxed);
+        let given = || self.given.load(Ordering::Relaxed);
         let (frames, touched) = (self.frames.mapping(), &self.touched);
         let mut end = 0;
         while end < self.capacity() && !touched.mark.standby.is_stopped() {
             let now = given();
             if let Some(range) = next(end, now, self.capacity()) {
                 end = range.end;
-                match frames.populate(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE) {
-                    Ok(()) => touched.end.store(end, Ordering::Relaxed),
-                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                        tracing::debug!(
-                            "the kernel puts no memory behind what is not used: {error}"
-                        );
-                        return;
-                    }
-                    Err(error) => {
-                        tracing::debug!("no memory for the page cache ahead of its use: {error}");
-                        touched.mark.standby.pause(AGAIN);
-                    }
-                }
+                // SAFETY: frames are written by racing copies alone.
+                unsafe { frames.touch(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE) };
+                touched.end.store(end, Ordering::Relaxed);
                 continue;
             }
             if now >= self.capacity() {

@@ -30,7 +30,8 @@ use crate::times::Stamp;
 use crate::{Error, Ino};
 use base::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
-use base::map::{HashMap, HashSet};
+use base::map::{HashSet, NearMap};
+use base::spares::{Borrowed, Spares};
 use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
 use base::thread::current_cpu;
 use engine::cache::{FileKey, PageCache};
@@ -491,7 +492,7 @@ pub(crate) struct Volatile {
 
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<Ino, Entry>,
+    entries: NearMap<Ino, Entry>,
     /// References by the kernel, which may know millions of inodes: kept apart, and small.
     lookups: References,
     /// Unlinked files that nobody refers to and that are being deleted, or were in part: they open
@@ -521,6 +522,8 @@ pub(crate) struct FileTable {
     shards: Box<[Padded<Mutex<Shard>>]>,
     /// States in all shards; a rough figure.
     states: Sum,
+    /// Programs begin most states, and write-back ends most of those of files that were written.
+    spares: Spares<FileState>,
 }
 
 impl FileTable {
@@ -532,6 +535,7 @@ impl FileTable {
                 .map(shard)
                 .collect(),
             states: Sum::new(cores, STATES_SLACK),
+            spares: Spares::default(),
         }
     }
 
@@ -582,7 +586,7 @@ impl FileTable {
         match &entry.state {
             Some(state) if state.key == key => Some(Arc::clone(state)),
             _ => {
-                let state = Arc::new(FileState::new(key, node));
+                let state = self.spares.make(FileState::new(key, node));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
                     self.states.add(current_cpu(), 1);
                 }
@@ -709,7 +713,6 @@ impl FileTable {
         all
     }
 
-    /// Whether one handle is all that is open of the file.
     /// Whether a program has the file open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.shard(ino)
@@ -724,7 +727,17 @@ impl FileTable {
 #[derive(Debug)]
 pub(crate) struct StateUse<'a> {
     files: &'a Files,
-    state: Arc<FileState>,
+    /// Given back after the use is ended.
+    state: Borrowed<'a, FileState>,
+}
+
+impl StateUse<'_> {
+    fn new(files: &Files, state: Arc<FileState>) -> StateUse<'_> {
+        StateUse {
+            files,
+            state: Borrowed::new(&files.table.spares, state),
+        }
+    }
 }
 
 impl std::ops::Deref for StateUse<'_> {
@@ -736,9 +749,8 @@ impl std::ops::Deref for StateUse<'_> {
 
 impl Drop for StateUse<'_> {
     fn drop(&mut self) {
-        self.files
-            .table
-            .leave(&self.state, false, &self.files.pages);
+        let Files { table, pages, .. } = self.files;
+        table.leave(&self.state, false, pages);
     }
 }
 
@@ -966,7 +978,7 @@ impl Files {
         let generation = self.file_generation(&node)?;
         let entered = self.table.enter(node, generation, false);
         let state = entered.ok_or(Error::Stale(ino))?;
-        let held = StateUse { files: self, state };
+        let held = StateUse::new(self, state);
         self.load_state(&held)?;
         Ok(held)
     }
@@ -977,7 +989,7 @@ impl Files {
         let Some(state) = self.table.enter_present(ino) else {
             return Ok(None);
         };
-        let held = StateUse { files: self, state };
+        let held = StateUse::new(self, state);
         match self.load_state(&held) {
             Ok(()) => Ok(Some(held)),
             Err(Error::Stale(gone)) if gone == ino => Ok(None),

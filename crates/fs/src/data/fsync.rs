@@ -383,8 +383,8 @@ impl Files {
     /// Dirty pages that only write-back takes home: where threads clean, those without a block.
     fn unwritten(&self) -> usize {
         match self.cleaning.is_running() {
-            true => self.pages.promised_pages(),
-            false => self.pages.dirty(),
+            true => self.pages.about_promised(),
+            false => self.pages.about_dirty(),
         }
     }
 
