@@ -9,10 +9,12 @@
 //!    twice. All of it was checked when it came in.
 //! 2. `index` is empty, or has a place for each name, in the same order. It is there for more than [`FEW`] bytes, and not
 //!    for less than half of them.
+//! 3. `ends` are a hint: of the first key and the last, as they were when the index was made or lost its end.
 
 use super::codec::Reader;
 use super::entry::{Entry, Name, NameView, heap};
 use super::leaf::{Elements, Pick};
+use base::prefetch;
 use format::dir::{COLLISION_BITS, HASH_BITS};
 use format::item::PAYLOAD_MAX;
 use format::{Damage, Nid};
@@ -22,6 +24,7 @@ use std::ops::Range;
 pub struct NameList {
     bytes: Vec<u8>,
     index: Vec<Place>,
+    ends: (u32, u32),
 }
 
 /// The upper bits of a name's key, and below them where the name begins.
@@ -47,6 +50,11 @@ impl Place {
     fn at(self) -> usize {
         self.0 as usize & LEN_MAX
     }
+}
+
+/// The first bits of the upper bits of a key.
+fn foremost(upper: u64) -> u32 {
+    (upper >> (u64::BITS - AT_BITS - u32::BITS)) as u32
 }
 
 /// Bytes of names that have no index: two cache lines.
@@ -115,6 +123,7 @@ impl NameList {
         }
         index.shrink_to(room_for::<Place>(index.len()));
         names.index = index;
+        names.note_ends();
         Ok(names)
     }
 
@@ -128,6 +137,12 @@ impl NameList {
         let place = |at| Place::new(NameView::key_at(&self.bytes[at..]), at);
         index.extend(self.starts().map(place));
         self.index = index;
+        self.note_ends();
+    }
+
+    fn note_ends(&mut self) {
+        let end = |place: Option<&Place>| place.map_or(0, |place| foremost(place.upper()));
+        self.ends = (end(self.index.first()), end(self.index.last()));
     }
 
     /// Gives the index up, if few names are left.
@@ -213,19 +228,21 @@ impl NameList {
         at
     }
 
-    /// How many places have upper bits below these. Keys are hashes, so where one is can be told roughly by the first and the last:
-    /// three lines of memory are fetched at once then, instead of one after the other by a search.
+    /// How many places have upper bits below these. Keys are hashes, so where one is can be told roughly by the first and the last, of
+    /// which the list itself has a hint: the few lines of memory where it may be, and those of the names there, are fetched at
+    /// once then, instead of one after the other by a search.
     fn lower_place(&self, upper: u64) -> usize {
-        let (Some(first), Some(last)) = (self.index.first(), self.index.last()) else {
-            return 0;
-        };
         let below = |places: &[Place]| places.partition_point(|place| place.upper() < upper);
-        let (len, low, high) = (self.index.len(), first.upper(), last.upper());
-        if len <= 2 * NEAR || upper <= low || upper >= high {
+        let len = self.index.len();
+        if len <= 2 * NEAR {
             return below(&self.index);
         }
-        // Of less than 48 bits times less than 16.
-        let guess = ((upper - low) * len as u64 / (high - low)) as usize;
+        let (low, high) = (u64::from(self.ends.0), u64::from(self.ends.1));
+        let above = u64::from(foremost(upper)).saturating_sub(low);
+        let part = |of: usize| (above * of as u64 / (high - low).max(1)).min(of as u64) as usize;
+        let (bytes, guess) = (part(self.bytes.len()), part(len));
+        let bytes = &self.bytes[bytes.saturating_sub(NEAR_BYTES / 2)..];
+        prefetch::start(bytes.as_ptr(), bytes.len().min(NEAR_BYTES));
         let (from, to) = (guess.saturating_sub(NEAR), (guess + NEAR).min(len));
         match below(&self.index[from..to]) {
             0 if from > 0 => below(&self.index[..from]),
@@ -315,6 +332,7 @@ impl NameList {
         if at < self.bytes.len() {
             self.bytes.truncate(at);
             self.index.truncate(i);
+            self.note_ends();
             self.bytes.shrink_to(room_for::<u8>(at));
             self.index.shrink_to(room_for::<Place>(self.index.len()));
             self.forget_index();
@@ -328,6 +346,8 @@ impl NameList {
 
 /// Places to either side of where one is looked for first: two lines of memory.
 const NEAR: usize = 8;
+/// Bytes of names around where one is thought to be.
+const NEAR_BYTES: usize = 256;
 /// Bytes of a short name.
 const USUAL: usize = 16;
 
