@@ -153,10 +153,9 @@ impl Set {
         prefetch::start(std::ptr::from_ref(&self.inner).cast(), looked_at);
     }
 
-    /// Asks for the lines that are read and changed when a page comes, but for its tag.
+    /// Asks for the lines that are read and changed when a page comes. Which tag will be its own is not known yet.
     pub fn ask_to_change(&self) {
-        self.prefetch();
-        prefetch::object(&self.inner);
+        prefetch::object(self);
     }
 
     pub fn new(number: usize) -> Set {
