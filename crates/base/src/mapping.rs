@@ -6,6 +6,7 @@
 //!    Or ahead of that, where somebody has it put there ([`Mapping::touch`]), which changes nothing either that is seen of it.
 //! 2. [`Mapping::make_large`] changes nothing that is seen of it but how fast it is read: who reads or writes it meanwhile waits.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use crate::racy;
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
@@ -23,6 +24,8 @@ const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Not every C library names it (asm-generic/mman-common.h).
 #[cfg(not(miri))]
 const MADV_COLLAPSE: libc::c_int = 25;
+#[cfg(not(any(target_arch = "x86_64", miri)))]
+const MADV_POPULATE_WRITE: libc::c_int = 23;
 
 /// Has the kernel find a large page before one is made of a chunk, and the host of a virtual machine put memory behind it, while nobody waits for it: what was
 /// given back last is, as a rule, what the same CPU is given next.
@@ -40,8 +43,8 @@ impl Warmer {
     /// # Errors
     /// When the kernel does not take it back: it is kept, and there is no use in another try.
     pub fn warm(&mut self) -> io::Result<()> {
-        // SAFETY: nobody else knows of it.
-        unsafe { self.0.touch(0..1) };
+        // SAFETY: it lies in the mapping, of which nobody else knows.
+        unsafe { self.0.start.as_ptr().write_volatile(1) };
         self.0.discard()
     }
 }
@@ -150,19 +153,25 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel put memory behind these bytes where there is none yet, and changes none of them. By a write to each page, which keeps nobody from
-    /// changing other mappings of the process, as heaps do that grow (Linux 6.4): calls that populate memory would, for as long as they take.
-    ///
-    /// # Safety
-    /// Others write these bytes meanwhile through [`racy`] only, or by the kernel.
-    pub unsafe fn touch(&self, bytes: Range<usize>) {
+    /// Has the kernel put memory behind the pages of these bytes where there is none yet, if it has some, and changes none of them, whoever reads or
+    /// writes them meanwhile. On x86-64 as a write to each does, which keeps nobody from changing other mappings of the process, as
+    /// heaps do that grow (Linux 6.4); the call that does so elsewhere keeps them waiting while it runs.
+    pub fn touch(&self, bytes: Range<usize>) {
         assert!(
             bytes.start <= bytes.end && bytes.end <= self.len,
             "of the mapping"
         );
+        // Miri knows no such thing.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         for at in (bytes.start / PAGE * PAGE..bytes.end).step_by(PAGE) {
-            // SAFETY: it lies in the mapping, at the beginning of a page; the caller's promise.
-            unsafe { racy::touch(self.start.as_ptr().add(at).cast()) };
+            // SAFETY: all of the page lies in the mapping.
+            unsafe { racy::touch(self.start.as_ptr().add(at)) };
+        }
+        #[cfg(not(any(target_arch = "x86_64", miri)))]
+        // SAFETY: it lies in the mapping. What its bytes are does not change. Where the kernel has none, or does not know the call, the first use will do.
+        unsafe {
+            let start = self.start.as_ptr().add(bytes.start / PAGE * PAGE);
+            libc::madvise(start.cast(), bytes.len(), MADV_POPULATE_WRITE);
         }
     }
 
@@ -260,8 +269,8 @@ mod tests {
         let start = mapping.start().as_ptr();
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { start.add(5000).write(7) };
-        // SAFETY: as above.
-        unsafe { mapping.touch(4096..4 * 4096) };
+        mapping.touch(5000..4 * 4096);
+        mapping.touch(0..0);
         #[cfg(not(miri))]
         {
             let mut there = [0u8; 16];

@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! 1. Nobody refers to a spare, and nothing is in it.
-//! 2. A lane has less than two batches, the list no more than [`BATCHES`]: what goes beyond goes back to the allocator.
+//! 2. A lane has less than two batches, the list no more than [`BATCHES`]: what goes beyond goes back to the allocator. So there are a few
+//!    hundred spares, and less than 2,240.
 
 use crate::sync::{Arc, Mutex, rank};
 use crate::thread::lane;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Threads beyond so many share lanes.
 const LANES: usize = 64;
 /// Spares that change hands at a time.
-const BATCH: usize = 32;
+const BATCH: usize = 16;
 /// Batches in the list.
 const BATCHES: usize = 16;
 
@@ -30,11 +31,17 @@ type Batch<T> = Vec<Arc<MaybeUninit<T>>>;
 struct Lane<T>(Mutex<Batch<T>>);
 
 #[derive(Debug)]
+#[repr(align(128))]
+struct Shared<T> {
+    batches: Mutex<Vec<Batch<T>>>,
+    /// How many there are, for who has none: a hint.
+    count: AtomicUsize,
+}
+
+#[derive(Debug)]
 pub struct Spares<T> {
     lanes: Box<[Lane<T>]>,
-    batches: Mutex<Vec<Batch<T>>>,
-    /// How many batches there are, for who has none: a hint.
-    count: AtomicUsize,
+    shared: Shared<T>,
 }
 
 impl<T> Default for Spares<T> {
@@ -42,8 +49,10 @@ impl<T> Default for Spares<T> {
         let lane = |_| Lane(Mutex::new(rank::LEAF, Vec::new()));
         Spares {
             lanes: (0..LANES).map(lane).collect(),
-            batches: Mutex::new(rank::LEAF, Vec::new()),
-            count: AtomicUsize::new(0),
+            shared: Shared {
+                batches: Mutex::new(rank::LEAF, Vec::new()),
+                count: AtomicUsize::new(0),
+            },
         }
     }
 }
@@ -53,24 +62,23 @@ impl<T> Spares<T> {
         &self.lanes[lane() % LANES].0
     }
 
-    /// As [`Arc::new`], in memory that was given back if there is some.
-    pub fn make(&self, value: T) -> Arc<T> {
+    /// As [`Arc::new`] of what `value` makes, in memory that was given back if there is some.
+    #[inline]
+    pub fn make(&self, value: impl FnOnce() -> T) -> Arc<T> {
         let own = self.mine().lock().pop();
-        match own.or_else(|| self.fetch()) {
-            Some(spare) => filled(spare, value),
-            None => Arc::new(value),
-        }
+        filled(own.or_else(|| self.fetch()), value)
     }
 
     /// One of a batch of others'.
+    #[inline(never)]
     fn fetch(&self) -> Option<Arc<MaybeUninit<T>>> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut batch = {
-            let mut batches = self.batches.lock();
+            let mut batches = self.shared.batches.lock();
             let batch = batches.pop()?;
-            self.count.store(batches.len(), Ordering::Relaxed);
+            self.shared.count.store(batches.len(), Ordering::Relaxed);
             batch
         };
         let one = batch.pop();
@@ -93,10 +101,10 @@ impl<T> Spares<T> {
         let Some(full) = full else {
             return;
         };
-        let mut batches = self.batches.lock();
+        let mut batches = self.shared.batches.lock();
         if batches.len() < BATCHES {
             batches.push(full);
-            self.count.store(batches.len(), Ordering::Relaxed);
+            self.shared.count.store(batches.len(), Ordering::Relaxed);
         }
     }
 }
@@ -130,18 +138,17 @@ impl<T> Drop for Borrowed<'_, T> {
     }
 }
 
-/// Puts a value where there is none.
+/// Makes a value where there is none, or in new memory.
 #[cfg(not(feature = "trace"))]
-fn filled<T>(mut spare: Arc<MaybeUninit<T>>, value: T) -> Arc<T> {
-    match Arc::get_mut(&mut spare) {
-        Some(place) => {
-            place.write(value);
-            // SAFETY: it has just been written.
-            unsafe { spare.assume_init() }
-        }
-        // Not by invariant 1.
-        None => Arc::new(value),
-    }
+#[inline]
+fn filled<T>(spare: Option<Arc<MaybeUninit<T>>>, value: impl FnOnce() -> T) -> Arc<T> {
+    let mut place = spare.unwrap_or_else(Arc::new_uninit);
+    // Invariant 1.
+    Arc::get_mut(&mut place)
+        .expect("nobody refers to it")
+        .write(value());
+    // SAFETY: it has just been written.
+    unsafe { place.assume_init() }
 }
 
 /// Drops a reference, and what it refers to if nobody else does: then its memory is left.
@@ -159,8 +166,8 @@ fn emptied<T>(mut reference: Arc<T>) -> Option<Arc<MaybeUninit<T>>> {
 
 /// Where references are recorded, each is made by the allocator.
 #[cfg(feature = "trace")]
-fn filled<T>(_: Arc<MaybeUninit<T>>, value: T) -> Arc<T> {
-    Arc::new(value)
+fn filled<T>(_: Option<Arc<MaybeUninit<T>>>, value: impl FnOnce() -> T) -> Arc<T> {
+    Arc::new(value())
 }
 
 #[cfg(feature = "trace")]
@@ -191,7 +198,7 @@ mod tests {
     #[test]
     fn memory_is_used_again_once_nobody_refers_to_it() {
         let (alive, spares) = (AtomicUsize::new(0), Spares::default());
-        let first = spares.make(Counted::new(&alive, 1));
+        let first = spares.make(|| Counted::new(&alive, 1));
         let (second, place) = (Arc::clone(&first), Arc::as_ptr(&first));
         drop(Borrowed::new(&spares, first));
         assert_eq!((alive.load(Ordering::Relaxed), second.1), (1, 1));
@@ -199,7 +206,7 @@ mod tests {
         assert_eq!(second.1, 1);
         drop(second);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
-        let third = spares.make(Counted::new(&alive, 3));
+        let third = spares.make(|| Counted::new(&alive, 3));
         assert_eq!(
             (
                 third.1,
@@ -225,7 +232,11 @@ mod tests {
         crate::thread::parallel(2, |thread| match thread {
             0 => {
                 let sender = sender.lock().take().unwrap();
-                (0..few).for_each(|i| sender.send(spares.make(Counted::new(&alive, i))).unwrap());
+                (0..few).for_each(|i| {
+                    sender
+                        .send(spares.make(|| Counted::new(&alive, i)))
+                        .unwrap()
+                });
             }
             _ => {
                 let receiver = receiver.lock().take().unwrap();
@@ -237,7 +248,7 @@ mod tests {
         });
         assert_eq!(alive.load(Ordering::Relaxed), 0);
         let kept = |batches: &[Batch<Counted<'_>>]| batches.iter().map(Vec::len).sum::<usize>();
-        assert!(kept(&spares.batches.lock()) <= BATCHES * BATCH);
+        assert!(kept(&spares.shared.batches.lock()) <= BATCHES * BATCH);
         assert!(
             spares
                 .lanes

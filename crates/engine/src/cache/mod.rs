@@ -11,8 +11,8 @@
 //!    copied at (a write in between changes the stamp), or by `invalidate`.
 //! 3. A page is in the dirty index exactly when its frame is dirty: both change under the
 //!    lock of its set.
-//! 4. `dirty` counts the dirty frames, `promised` the frames among them that hold a promised block; that of an index
-//!    entry those of its file.
+//! 4. `dirty` counts the dirty frames, `promised` the frames among them that hold a promised block, each in parts that are right together when
+//!    nobody adds; that of an index entry those of its file.
 //! 5. A read returns what its page held at one moment while it ran: it comes before or after each overwrite as a whole.
 //! 6. A page that is absent, in a set whose count of pages that were written and departed, or were written past the cache, is what it
 //!    was when the page was absent before, has not been written in between, unless somebody invalidated it: what was read from its
@@ -46,7 +46,7 @@ use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::NearMap;
 use base::sync::{Mutex, MutexGuard, rank};
-use base::thread::lane;
+use base::thread::{cpu_count, lane};
 pub use counters::CacheCounters;
 use counters::Counters;
 use crowd::Crowd;
@@ -68,9 +68,11 @@ use touched::Touched;
 pub const WAYS: usize = 16;
 /// Shards of the dirty index.
 const DIRTY_SHARDS: usize = 64;
-/// Parts of each count of pages, and the part of all frames by which a count that is looked at in passing may be wrong.
-const COUNTERS: usize = 64;
-const SLACK: usize = 64;
+/// Counts of pages that became dirty, in each of them; and files with neighbouring nids that are in one.
+const COUNTED: usize = 4;
+/// Parts of each count of pages at most, and the part of all frames by which a count that is looked at in passing may be wrong.
+const PARTS_MAX: usize = 64;
+const SLACK: usize = 16;
 
 /// Whose page it is: a nid and the version at which this use of it began, so that pages of
 /// a deleted file are never taken for those of its successor.
@@ -194,14 +196,19 @@ type DirtyFiles = NearMap<FileKey, DirtyIndex>;
 struct DirtyShard {
     /// Files that have a dirty page. Changes under the lock.
     count: AtomicUsize,
-    /// How often a page of one of its files has become dirty. Changes under the lock.
-    dirtied: AtomicU64,
+    /// How often a page has become dirty, of files whose nids have the same remainder: neighbours are in one shard, and each has another one
+    /// of these. Change under the lock.
+    dirtied: [AtomicU64; COUNTED],
     files: Mutex<DirtyFiles>,
 }
 
 impl DirtyShard {
     fn lock(&self) -> MutexGuard<'_, DirtyFiles> {
         self.files.lock()
+    }
+
+    fn dirtied(&self, key: FileKey) -> &AtomicU64 {
+        &self.dirtied[key.nid.0 as usize % COUNTED]
     }
 
     /// After every change of which files there are.
@@ -223,8 +230,8 @@ pub struct PageCache {
     touched: Touched,
     /// Dirty pages of a set that overwrites may make.
     own_most: u32,
-    /// Dirty frames, and those of them that hold a promised block: all who write and who write back change them, each thread
-    /// in memory of its own.
+    /// Dirty frames, and those of them that hold a promised block: all who write and who write back change them, seldom two threads
+    /// in one line of memory.
     dirty: Sum,
     promised: Sum,
     /// Frames that ways have (invariant 7).
@@ -244,9 +251,12 @@ impl PageCache {
         let sets = ((frames - within) / WAYS).max(1);
         let shard = |i| DirtyShard {
             count: AtomicUsize::new(0),
-            dirtied: AtomicU64::new(0),
+            dirtied: Default::default(),
             files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
         };
+        // Threads are more than CPUs.
+        let parts = (8 * cpu_count()).next_power_of_two().min(PARTS_MAX);
+        let count = || Sum::new(parts, (sets * WAYS / SLACK) as i64);
         PageCache {
             sets: Sets::new(sets),
             spread: Spread::over(sets),
@@ -258,8 +268,8 @@ impl PageCache {
             large: Large::new(),
             touched: Touched::new(),
             own_most: WAYS as u32,
-            dirty: Sum::new(COUNTERS, (sets * WAYS / SLACK) as i64),
-            promised: Sum::new(COUNTERS, (sets * WAYS / SLACK) as i64),
+            dirty: count(),
+            promised: count(),
             given: Padded::default(),
         }
     }
@@ -649,8 +659,8 @@ impl PageCache {
             shard.count(&files);
         }
         // The last: who sees this number finds the page in the list, also without the lock where there is none.
-        let dirtied = shard.dirtied.load(Ordering::Relaxed);
-        shard.dirtied.store(dirtied + 1, Ordering::Release);
+        let dirtied = shard.dirtied(key);
+        dirtied.store(dirtied.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
     /// A page of the set is dirty no more.
@@ -704,7 +714,7 @@ impl PageCache {
     /// A count that stays as long as no page of this file becomes dirty, for who saw then that some pages were not: what their blocks hold is what they
     /// hold still, unless somebody writes past the cache. Others' pages may change it.
     pub fn dirtied(&self, key: FileKey) -> u64 {
-        self.shard(key).dirtied.load(Ordering::Acquire)
+        self.shard(key).dirtied(key).load(Ordering::Acquire)
     }
 
     /// Since when a file has had dirty pages, if it has any: a monotonic time.

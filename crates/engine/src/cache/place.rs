@@ -4,12 +4,12 @@
 //! which such run it is. So a file that nearly fills the cache fills all sets evenly.
 //!
 //! But for its first page. Those of files with neighbouring nids lie in sets that follow each other, in the order of the nids: who goes through
-//! small files as they were made, as write-back does, or makes them, finds sets side by side in memory, and what the index of dirty pages
-//! has of them, too.
+//! small files as they were made, as write-back does, or makes them, finds sets side by side in memory, and, of fewer of them, what the index
+//! of dirty pages has.
 
 use super::set::Set;
 use super::tags::Name;
-use super::{DIRTY_SHARDS, DirtyShard, FileKey, PageCache};
+use super::{COUNTED, DIRTY_SHARDS, DirtyShard, FileKey, PageCache};
 use base::canary::{Canary, planted};
 
 /// Files that are neighbours.
@@ -45,11 +45,10 @@ impl Spread {
     fn place(&self, key: FileKey, page: u64) -> (usize, u16) {
         let sets = self.sets;
         let (hash, rest, print) = match page {
-            0 => (
-                mix(key.nid.0 / NEIGHBOURS),
-                key.nid.0 % NEIGHBOURS,
-                mix(number(key)),
-            ),
+            0 => {
+                let (_, rest) = divide(key.nid.0 % NEIGHBOURS, sets, self.inverse);
+                (mix(key.nid.0 / NEIGHBOURS), rest, mix(number(key)))
+            }
             _ => {
                 let (run, rest) = divide(page, sets, self.inverse);
                 // Numbers of files and runs are small, so no two of them make the same sum.
@@ -59,7 +58,7 @@ impl Spread {
             }
         };
         let set = high(hash, sets) + rest;
-        let set = if set < sets { set } else { set % sets };
+        let set = if set < sets { set } else { set - sets };
         // Of bits that have little to do with the choice of the set.
         (set as usize, (print as u16).max(1))
     }
@@ -78,7 +77,7 @@ impl PageCache {
 
     /// Where the index has a file, if it has dirty pages.
     pub(super) fn shard(&self, key: FileKey) -> &DirtyShard {
-        &self.index[mix(key.nid.0 / NEIGHBOURS) as usize % DIRTY_SHARDS]
+        &self.index[mix(key.nid.0 / COUNTED as u64) as usize % DIRTY_SHARDS]
     }
 }
 

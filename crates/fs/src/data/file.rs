@@ -586,7 +586,7 @@ impl FileTable {
         match &entry.state {
             Some(state) if state.key == key => Some(Arc::clone(state)),
             _ => {
-                let state = self.spares.make(FileState::new(key, node));
+                let state = self.spares.make(|| FileState::new(key, node));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
                     self.states.add(current_cpu(), 1);
                 }

@@ -190,10 +190,12 @@ impl Files {
             return Ok(self.write_end(file, data)?.1);
         }
         if !file.has(libc::O_DIRECT) {
-            self.pages.ask_to_write(state.key, offset / PAGE);
             return match self.write_stream(file, offset, data)? {
                 Some(written) => Ok(written),
-                None => self.write_over(state, offset, data),
+                None => {
+                    self.pages.ask_to_write(state.key, offset / PAGE);
+                    self.write_over(state, offset, data)
+                }
             };
         }
         if is_whole(offset, data.len()) {
