@@ -1,10 +1,12 @@
 //! One request from bytes to answer: decode, call the operation, encode, reply.
 //!
-//! Owns nothing but the negotiated flags. An answer that carries a reference (an entry, an
+//! Owns nothing but the negotiated flags. Where references that the kernel gives back wait, those who ask for the space that is free, or find none, have them
+//! done first. An answer that carries a reference (an entry, an
 //! open handle) and cannot be delivered is taken back, so that no node or handle leaks when
 //! a request is aborted.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
@@ -14,6 +16,7 @@ use crate::dirent::{DirectoryReply, counted_nodes};
 use crate::encode;
 use crate::mounting::IOC_DAEMON_PID;
 use crate::ops::{Entry, Errno, NodeId, Opened, Operations, Result, Span};
+use crate::transport::backlog::Backlog;
 
 /// Where the answer to one request goes.
 pub trait Reply {
@@ -40,6 +43,8 @@ pub struct Dispatcher<O> {
     pub operations: O,
     /// The INIT flags both sides agreed on.
     pub negotiated: u64,
+    /// References given back that are not done, if any may wait.
+    pub backlog: Option<Arc<Backlog>>,
 }
 
 /// One request being answered.
@@ -172,6 +177,21 @@ impl<O: Operations> Dispatcher<O> {
         self.operations.answered();
     }
 
+    /// Has references done that were given back. True: there were some.
+    fn catch_up(&self) -> bool {
+        self.backlog
+            .as_ref()
+            .is_some_and(|waiting| waiting.catch_up())
+    }
+
+    /// Tries what finds no space once more if there may be some by then. A try that fails has done nothing.
+    fn with_space<T>(&self, attempt: impl Fn(&O) -> Result<T>) -> Result<T> {
+        match attempt(&self.operations) {
+            Err(Errno::NOSPC) if self.catch_up() => attempt(&self.operations),
+            tried => tried,
+        }
+    }
+
     fn answer(&self, request: Request<'_>, scratch: &mut [u8], x: &mut Exchange<'_>) {
         let ops = &self.operations;
         let (ctx, node) = (&request.context, request.node);
@@ -196,14 +216,24 @@ impl<O: Operations> Dispatcher<O> {
             }
             Operation::Lookup(name) => self.entry(x, ops.lookup(ctx, node, name)),
             Operation::Symlink { name, target } => {
-                self.entry(x, ops.symlink(ctx, node, name, target));
+                let made = self.with_space(|ops| ops.symlink(ctx, node, name, target));
+                self.entry(x, made);
             }
-            Operation::Mknod(new, name) => self.entry(x, ops.mknod(ctx, node, name, &new)),
-            Operation::Mkdir(new, name) => self.entry(x, ops.mkdir(ctx, node, name, &new)),
+            Operation::Mknod(new, name) => {
+                let made = self.with_space(|ops| ops.mknod(ctx, node, name, &new));
+                self.entry(x, made);
+            }
+            Operation::Mkdir(new, name) => {
+                let made = self.with_space(|ops| ops.mkdir(ctx, node, name, &new));
+                self.entry(x, made);
+            }
             Operation::Link {
                 node: old,
                 new_name,
-            } => self.entry(x, ops.link(ctx, old, node, new_name)),
+            } => {
+                let made = self.with_space(|ops| ops.link(ctx, old, node, new_name));
+                self.entry(x, made);
+            }
             Operation::Unlink(name) => x.unit(ops.unlink(ctx, node, name)),
             Operation::Rmdir(name) => x.unit(ops.rmdir(ctx, node, name)),
             Operation::Rename {
@@ -211,13 +241,16 @@ impl<O: Operations> Dispatcher<O> {
                 new_parent,
                 new_name,
                 flags,
-            } => x.unit(ops.rename(ctx, (node, name), (new_parent, new_name), flags)),
+            } => x.unit(
+                self.with_space(|ops| ops.rename(ctx, (node, name), (new_parent, new_name), flags)),
+            ),
             Operation::Getattr(handle) => {
                 x.encoded(ops.getattr(ctx, node, handle), encode::attr_out);
             }
             Operation::Statx(handle) => x.encoded(ops.getattr(ctx, node, handle), encode::statx),
             Operation::Setattr(changes) => {
-                x.encoded(ops.setattr(ctx, node, &changes), encode::attr_out);
+                let set = self.with_space(|ops| ops.setattr(ctx, node, &changes));
+                x.encoded(set, encode::attr_out);
             }
             Operation::Readlink => match ops.readlink(ctx, node) {
                 Ok(target) => {
@@ -225,14 +258,19 @@ impl<O: Operations> Dispatcher<O> {
                 }
                 Err(errno) => x.error(errno),
             },
-            Operation::Statfs => x.encoded(ops.statfs(ctx, node), encode::statfs),
+            Operation::Statfs => {
+                self.catch_up();
+                x.encoded(ops.statfs(ctx, node), encode::statfs);
+            }
             Operation::Syncfs => x.unit(ops.syncfs(ctx)),
             Operation::Setxattr {
                 name,
                 value,
                 flags,
                 acl_kill_sgid,
-            } => x.unit(ops.setxattr(ctx, node, name, value, flags, acl_kill_sgid)),
+            } => x.unit(
+                self.with_space(|ops| ops.setxattr(ctx, node, name, value, flags, acl_kill_sgid)),
+            ),
             Operation::Getxattr { name, size } => x.sized(ops.getxattr(ctx, node, name), size),
             Operation::Listxattr { size } => x.sized(ops.listxattr(ctx, node), size),
             Operation::Removexattr(name) => x.unit(ops.removexattr(ctx, node, name)),
@@ -258,10 +296,12 @@ impl<O: Operations> Dispatcher<O> {
                 Err(errno) => x.error(errno),
             },
             Operation::Create { new, flags, name } => {
-                self.created(x, ops.create(ctx, node, name, &new, flags));
+                let made = self.with_space(|ops| ops.create(ctx, node, name, &new, flags));
+                self.created(x, made);
             }
             Operation::Tmpfile { new, flags } => {
-                self.created(x, ops.tmpfile(ctx, node, &new, flags));
+                let made = self.with_space(|ops| ops.tmpfile(ctx, node, &new, flags));
+                self.created(x, made);
             }
             Operation::Read { span, size } => {
                 let out = front(scratch, size);
@@ -306,7 +346,9 @@ impl<O: Operations> Dispatcher<O> {
                 mode,
                 offset,
                 length,
-            } => x.unit(ops.fallocate(ctx, node, handle, mode, offset, length)),
+            } => x.unit(
+                self.with_space(|ops| ops.fallocate(ctx, node, handle, mode, offset, length)),
+            ),
             Operation::Lseek {
                 handle,
                 offset,
@@ -322,7 +364,7 @@ impl<O: Operations> Dispatcher<O> {
             } => {
                 // The narrow answer has 32 bits; one request moves what fits in them.
                 let length = length.min(if wide { i64::MAX as u64 } else { 0x7fff_f000 });
-                let copied = ops.copy_file_range(ctx, &from, &to, length);
+                let copied = self.with_space(|ops| ops.copy_file_range(ctx, &from, &to, length));
                 if wide {
                     x.encoded(copied, |&bytes_copied| abi::CopyFileRangeOut {
                         bytes_copied,
@@ -355,8 +397,7 @@ impl<O: Operations> Dispatcher<O> {
     }
 
     fn write(&self, request: &Request<'_>, span: &Span, data: &[u8]) -> Result<usize> {
-        self.operations
-            .write(&request.context, request.node, span, data)
+        self.with_space(|ops| ops.write(&request.context, request.node, span, data))
     }
 
     fn readdir(

@@ -21,6 +21,7 @@ impl Errno {
     pub const NOTTY: Errno = Errno(libc::ENOTTY);
     pub const INVAL: Errno = Errno(libc::EINVAL);
     pub const IO: Errno = Errno(libc::EIO);
+    pub const NOSPC: Errno = Errno(libc::ENOSPC);
 }
 
 pub type Result<T> = std::result::Result<T, Errno>;

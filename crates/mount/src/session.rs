@@ -509,11 +509,13 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         .collect();
     let notifier = Notifier::new(transport.bell(), fewest(&queues));
     operations.init(negotiated, notifier);
+    let backlog = transport.backlog();
     let workers = Arc::new(Workers {
         transport,
         dispatcher: Dispatcher {
             operations,
             negotiated,
+            backlog,
         },
         queues,
         live: AtomicUsize::new(0),

@@ -263,6 +263,16 @@ pub fn wait_for(
     }
 }
 
+/// Waits until a descriptor can be read without waiting, or has failed, or the time is over; says which.
+pub fn is_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
+    loop {
+        let (first, second) = wait_for(fd, Wanted::Read, fd, timeout)?;
+        if first || second || timeout.is_some() {
+            return Ok(first || second);
+        }
+    }
+}
+
 /// A descriptor that becomes readable when process `pid` ends.
 pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     // SAFETY: the call takes numbers only.

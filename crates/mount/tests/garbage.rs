@@ -28,6 +28,7 @@ fn every_request_gets_one_well_formed_answer() {
     let dispatchers = [0, u64::MAX].map(|negotiated| Dispatcher {
         operations: toy::Toy::default(),
         negotiated,
+        backlog: None,
     });
     for _ in 0..100_000 {
         let mut body = vec![0u8; rng.below(200) as usize];

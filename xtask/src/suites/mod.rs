@@ -61,6 +61,7 @@ const MOUNTED: &[(&str, Option<FuseIo>, Mounted)] = &[
     ("stress", Some(FuseIo::Dev), stress::stress_ng),
     ("dbench", Some(FuseIo::Dev), stress::dbench),
     ("full", Some(FuseIo::Dev), full::run),
+    ("full-uring", Some(FuseIo::Uring), full::run),
     ("memory", None, memory::run),
     ("kill", None, kill::run),
 ];

@@ -4,6 +4,7 @@
 //! answer within one call and owns its buffers. Requests come by /dev/fuse ([`dev_fuse`]), or by queues of each CPU
 //! ([`uring`]).
 
+pub mod backlog;
 pub mod dev_fuse;
 pub mod uring;
 
@@ -15,6 +16,7 @@ use zerocopy::FromZeros;
 use crate::abi;
 use crate::dispatch::Reply;
 use crate::session::Config;
+use backlog::Backlog;
 
 /// The largest WRITE and READ, in bytes.
 pub const DATA_MAX: usize = 1 << 20;
@@ -71,6 +73,11 @@ pub trait Transport: Send + Sync + 'static {
 
     /// One more way to the kernel, for one more worker of a queue.
     fn channel(&self, queue: usize) -> std::io::Result<Self::Channel>;
+
+    /// Messages without an answer, where they wait for others' sake; `None`: they come as other requests do.
+    fn backlog(&self) -> Option<Arc<Backlog>> {
+        None
+    }
 
     /// Where messages go that answer no request; `None`: nobody takes them.
     fn bell(&self) -> Option<Arc<dyn Bell>> {

@@ -22,10 +22,11 @@ use std::fs::File;
 use std::io::{ErrorKind, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::clock::Clock;
 use zerocopy::FromBytes;
 
+use super::backlog::Backlog;
 use super::dev_fuse::{DevFuse, DevFuseChannel};
 use super::{Bell, Channel, DATA_MAX, Handler, Queue, Transport};
 use crate::abi::{self, init};
@@ -41,7 +42,7 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const QUEUE_WORKERS_MAX: usize = 8;
 const QUEUE_WORKERS_MIN: usize = 2;
 /// FORGETs and INTERRUPTs that come within this time are taken together.
-const NAP_NS: u64 = 2_000_000;
+const NAP: Duration = Duration::from_millis(2);
 /// Room for the data of an answer to a request that has data itself: of an ioctl, which moves 14 bits of length.
 const SCRATCH: usize = 16 << 10;
 
@@ -105,12 +106,15 @@ impl Plan {
 pub struct RingFuse {
     dev: DevFuse,
     plan: Option<Plan>,
+    /// What comes by /dev/fuse then.
+    backlog: Arc<Backlog>,
 }
 
 impl RingFuse {
     /// Over the descriptor that the file system was mounted with.
     pub fn new(dev: DevFuse, plan: Plan) -> RingFuse {
         RingFuse {
+            backlog: Arc::new(Backlog::new(dev.file())),
             dev,
             plan: Some(plan),
         }
@@ -164,7 +168,7 @@ impl Transport for RingFuse {
         let (Some(plan), Some(number)) = (&self.plan, queue.checked_sub(1)) else {
             return Ok(RingFuseChannel::Dev {
                 channel: self.dev.channel(queue)?,
-                nap: self.plan.is_some(),
+                backlog: self.backlog(),
             });
         };
         let file = self.dev.file();
@@ -176,6 +180,11 @@ impl Transport for RingFuse {
         Ok(RingFuseChannel::Ring(Box::new(channel)))
     }
 
+    fn backlog(&self) -> Option<Arc<Backlog>> {
+        let agreed = self.plan.is_some();
+        agreed.then(|| Arc::clone(&self.backlog))
+    }
+
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         self.dev.bell()
     }
@@ -185,8 +194,8 @@ impl Transport for RingFuse {
 pub enum RingFuseChannel {
     Dev {
         channel: DevFuseChannel,
-        /// It has nothing that anybody waits for.
-        nap: bool,
+        /// It has nothing else.
+        backlog: Option<Arc<Backlog>>,
     },
     Ring(Box<RingChannel>),
 }
@@ -201,14 +210,10 @@ impl Channel for RingFuseChannel {
 
     fn serve_one(&mut self, handler: &mut Handler<'_>) -> std::io::Result<bool> {
         match self {
-            RingFuseChannel::Dev { channel, nap } => {
-                let more = channel.serve_one(handler);
-                if *nap {
-                    let clock = Clock::real();
-                    clock.sleep_until(clock.monotonic_ns() + NAP_NS);
-                }
-                more
-            }
+            RingFuseChannel::Dev { channel, backlog } => match backlog {
+                Some(backlog) => backlog.serve(NAP, || channel.serve_one(handler))?,
+                None => channel.serve_one(handler),
+            },
             RingFuseChannel::Ring(channel) => channel.serve_one(handler),
         }
     }
