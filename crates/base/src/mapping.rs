@@ -170,8 +170,9 @@ impl Mapping {
         #[cfg(not(any(target_arch = "x86_64", miri)))]
         // SAFETY: it lies in the mapping. What its bytes are does not change. Where the kernel has none, or does not know the call, the first use will do.
         unsafe {
-            let start = self.start.as_ptr().add(bytes.start / PAGE * PAGE);
-            libc::madvise(start.cast(), bytes.len(), MADV_POPULATE_WRITE);
+            let first = bytes.start / PAGE * PAGE;
+            let start = self.start.as_ptr().add(first);
+            libc::madvise(start.cast(), bytes.end - first, MADV_POPULATE_WRITE);
         }
     }
 

@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. Nobody refers to a spare, and nothing is in it.
 //! 2. A lane has less than two batches, the list no more than [`BATCHES`]: what goes beyond goes back to the allocator. So there are a few
-//!    hundred spares, and less than 2,240.
+//!    hundred spares, and 2,240 at most.
 
 use crate::sync::{Arc, Mutex, rank};
 use crate::thread::lane;

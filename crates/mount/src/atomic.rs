@@ -378,7 +378,29 @@ impl AtomicWrites {
         span: &Span,
         data: &[u8],
     ) -> std::result::Result<Result<usize>, Errno> {
+        let mut is_displaced = false;
+        let written = self.write_somewhere(fs, file, span, data, &mut is_displaced);
+        if is_displaced && matches!(written, Ok(Ok(_))) {
+            self.0.displaced.lock().push(file.ino().0);
+            self.0.displaced_count.fetch_add(1, Ordering::Relaxed);
+        }
+        written
+    }
+
+    /// As `write`; says whether it went elsewhere than the kernel put it, which is told so by [`AtomicWrites::wrote`].
+    fn write_somewhere(
+        &self,
+        fs: &FileSystem,
+        file: &OpenFile,
+        span: &Span,
+        data: &[u8],
+        is_displaced: &mut bool,
+    ) -> std::result::Result<Result<usize>, Errno> {
         let node = file.ino().0;
+        let mut append_at = |end: u64, span: &mut Span| {
+            *is_displaced = span.offset != end;
+            span.offset = end;
+        };
         // Long direct writes come in several requests at once, which know of each other where they go.
         let flags = span.open_flags as i32 & (libc::O_APPEND | libc::O_DIRECT);
         let appends = !span.from_page_cache && flags == libc::O_APPEND;
@@ -394,7 +416,7 @@ impl AtomicWrites {
                     return Ok(write_back(&mut State::Ended, fs, file, span.offset, data));
                 }
                 match fs.getattr(file.ino()) {
-                    Ok(attr) => self.append_at(node, attr.size, &mut span),
+                    Ok(attr) => append_at(attr.size, &mut span),
                     Err(error) => return Ok(Err(error)),
                 }
             }
@@ -424,7 +446,7 @@ impl AtomicWrites {
                         }
                         _ => attr.size,
                     };
-                    self.append_at(node, end, &mut span);
+                    append_at(end, &mut span);
                 }
                 Err(error) => return Ok(Err(error)),
             }
@@ -437,15 +459,6 @@ impl AtomicWrites {
             State::Dropping(_) | State::Ended => {}
         }
         Ok(fs.write(file, span.offset, data))
-    }
-
-    /// Moves a write to the end of the file. The kernel has put it elsewhere then, and is told so by [`AtomicWrites::wrote`].
-    fn append_at(&self, node: NodeId, end: u64, span: &mut Span) {
-        if span.offset != end {
-            span.offset = end;
-            self.0.displaced.lock().push(node);
-            self.0.displaced_count.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// A write of a file was answered.

@@ -1,7 +1,6 @@
 //! One request from bytes to answer: decode, call the operation, encode, reply.
 //!
-//! Owns nothing but the negotiated flags. Where references that the kernel gives back wait, those who ask for the space that is free, or find none, have them
-//! done first. An answer that carries a reference (an entry, an
+//! Where references that the kernel gives back wait, those who ask for the space that is free, or find none, have them done first. An answer that carries a reference (an entry, an
 //! open handle) and cannot be delivered is taken back, so that no node or handle leaks when
 //! a request is aborted.
 
@@ -152,7 +151,8 @@ impl<O: Operations> Dispatcher<O> {
                 };
                 self.answer(request, scratch, &mut exchange);
                 let owed = Owed { written };
-                if reply.is_deferred() {
+                // Who reads what has no answer is waited for, and waits for nobody.
+                if reply.is_deferred() || self.backlog.is_some() {
                     return self.operations.owes().then_some(owed);
                 }
                 self.after(owed);
@@ -184,7 +184,8 @@ impl<O: Operations> Dispatcher<O> {
             .is_some_and(|waiting| waiting.catch_up())
     }
 
-    /// Tries what finds no space once more if there may be some by then. A try that fails has done nothing.
+    /// Tries what finds no space once more if there may be some by then. What fails so has changed nothing, or what a second try finds
+    /// as it needs it: blocks that stay allocated, a size that is set.
     fn with_space<T>(&self, attempt: impl Fn(&O) -> Result<T>) -> Result<T> {
         match attempt(&self.operations) {
             Err(Errno::NOSPC) if self.catch_up() => attempt(&self.operations),

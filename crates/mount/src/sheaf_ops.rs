@@ -269,7 +269,12 @@ impl SheafOps {
 
     fn directory_changed(&self, directory: NodeId) -> Result<()> {
         if self.dirsync {
-            self.fs.fsync_inode(ino(directory), false).map_err(errno)?;
+            let synced = self.fs.fsync_inode(ino(directory), false).map_err(errno);
+            // The change is made: who reads that there was no space would think that it is not.
+            return synced.map_err(|error| match error {
+                Errno::NOSPC => Errno::IO,
+                error => error,
+            });
         }
         Ok(())
     }

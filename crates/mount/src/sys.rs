@@ -263,14 +263,31 @@ pub fn wait_for(
     }
 }
 
-/// Waits until a descriptor can be read without waiting, or has failed, or the time is over; says which.
-pub fn is_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
-    loop {
-        let (first, second) = wait_for(fd, Wanted::Read, fd, timeout)?;
-        if first || second || timeout.is_some() {
-            return Ok(first || second);
-        }
-    }
+/// Waits until a descriptor can be read without waiting, or has failed.
+pub fn wait_for_input(fd: BorrowedFd<'_>) -> Result<()> {
+    while wait_for(fd, Wanted::Read, fd, None)? == (false, false) {}
+    Ok(())
+}
+
+/// Whether a descriptor has something to be read now.
+pub fn has_input(fd: BorrowedFd<'_>) -> bool {
+    let mut pollfd = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the pointer names one entry, which outlives the call.
+    let found = unsafe { libc::poll(&raw mut pollfd, 1, 0) };
+    found == 1 && pollfd.revents & libc::POLLIN != 0
+}
+
+/// Has reads of a descriptor fail where they would wait.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: the call takes numbers only.
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+    Ok(())
 }
 
 /// A descriptor that becomes readable when process `pid` ends.

@@ -380,7 +380,7 @@ impl Files {
         Ok(())
     }
 
-    /// Dirty pages that only write-back takes home: where threads clean, those without a block.
+    /// Dirty pages that only write-back takes home: where threads clean, those without a block. Wrong by a 16th of the cache at most.
     fn unwritten(&self) -> usize {
         match self.cleaning.is_running() {
             true => self.pages.about_promised(),

@@ -9,7 +9,9 @@
 //! 1. `working` is true from before a message is taken from the kernel until it is done. So a message that is not done is seen by who looks at
 //!    `working` and then at what the kernel has.
 //! 2. No nap goes on while somebody waits.
-//! 3. Who waits holds no lock but this one, and waits [`PATIENCE`] at most: a message may wait for requests that others serve.
+//! 3. Who waits holds no lock but this one, and waits `patience` at most, as a message may wait for requests that others serve; and for
+//!    [`ROUNDS`] messages at most, however many come meanwhile: one takes all FORGETs that there are.
+//! 4. The thread that reads waits for messages by poll(2) alone: one that is taken back before it is read keeps nobody waiting.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -23,12 +25,15 @@ use crate::sys;
 
 /// How long anybody waits for messages to be done.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// The message that is being done, all FORGETs that have come, and two INTERRUPTs, which are read before those.
+const ROUNDS: u32 = 4;
 
 /// Messages of one mount that have no answer.
 #[derive(Debug)]
 pub struct Backlog {
     /// Readable when there is a message.
     source: Arc<File>,
+    patience: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -38,22 +43,27 @@ struct State {
     working: bool,
     /// Who waits for messages to be done.
     waiting: u32,
-    /// Messages done.
+    /// Messages done, or found to be there no more.
     done: u64,
 }
 
 impl Backlog {
     pub fn new(source: Arc<File>) -> Backlog {
+        Backlog::with_patience(source, PATIENCE)
+    }
+
+    fn with_patience(source: Arc<File>, patience: Duration) -> Backlog {
         Backlog {
             source,
+            patience,
             state: Mutex::new(rank::LEAF, State::default()),
             changed: Condvar::new(),
         }
     }
 
-    /// For the thread that reads them: waits for a message, which `take` is to read and do, and naps after it.
+    /// For the thread that reads them: waits for a message, which `take` is to read and do, if it is still there, and naps after it.
     pub fn serve<T>(&self, nap: Duration, take: impl FnOnce() -> T) -> std::io::Result<T> {
-        sys::is_readable(self.source.as_fd(), None)?;
+        sys::wait_for_input(self.source.as_fd())?;
         self.state.lock().working = true;
         let taken = take();
         let clock = Clock::real();
@@ -75,16 +85,12 @@ impl Backlog {
     /// Waits until what the kernel has told so far is done. True: there was something.
     pub fn catch_up(&self) -> bool {
         let clock = Clock::real();
-        let until_ns = clock.monotonic_ns() + PATIENCE.as_nanos() as u64;
-        let mut any = false;
+        let until_ns = clock.monotonic_ns() + self.patience.as_nanos() as u64;
         let mut state = self.state.lock();
-        loop {
-            let is_there = || sys::is_readable(self.source.as_fd(), Some(Duration::ZERO));
-            let left = until_ns.saturating_sub(clock.monotonic_ns());
-            if left == 0 || !(state.working || is_there().unwrap_or(false)) {
-                return any;
+        for round in 0..ROUNDS {
+            if !state.working && !sys::has_input(self.source.as_fd()) {
+                return round > 0;
             }
-            any = true;
             state.waiting += 1;
             self.changed.notify_all();
             let done = state.done;
@@ -98,6 +104,7 @@ impl Backlog {
             }
             state.waiting -= 1;
         }
+        true
     }
 }
 
@@ -112,11 +119,44 @@ mod tests {
     /// So long that a test which has to wait for its end does not end.
     const NAP: Duration = Duration::from_secs(10_000);
 
+    /// As in a test that does not end, too, but for what is to be seen to end.
+    const LONG: Duration = NAP;
+
+    #[test]
+    fn who_waits_for_what_is_gone_or_never_done_goes_on() {
+        let (kernel, source) = UnixStream::pair().unwrap();
+        let source = Arc::new(File::from(OwnedFd::from(source)));
+        let short = Backlog::with_patience(Arc::clone(&source), Duration::from_millis(1));
+        (&kernel).write_all(b"-").unwrap();
+        assert!(short.catch_up(), "nobody reads it");
+        let long = Backlog::with_patience(Arc::clone(&source), LONG);
+        base::thread::parallel(2, |thread| match thread {
+            // It finds nothing, and says so.
+            0 => {
+                long.state.lock().waiting += 1;
+                long.serve(NAP, || ()).unwrap();
+                (&*source).read_exact(&mut [0]).unwrap();
+                long.serve(NAP, || ()).unwrap();
+            }
+            _ => {
+                while long.state.lock().done == 0 {
+                    base::thread::yield_now();
+                }
+                (&kernel).write_all(b"-").unwrap();
+                while long.state.lock().done < 2 {
+                    base::thread::yield_now();
+                }
+                (&*source).read_exact(&mut [0]).unwrap();
+            }
+        });
+        assert!(!long.catch_up());
+    }
+
     #[test]
     fn who_catches_up_ends_naps_and_finds_all_that_was_told_done() {
         let (kernel, source) = UnixStream::pair().unwrap();
         let source = Arc::new(File::from(OwnedFd::from(source)));
-        let backlog = Backlog::new(Arc::clone(&source));
+        let backlog = Backlog::with_patience(Arc::clone(&source), NAP);
         assert!(!backlog.catch_up(), "nothing was told");
         let done = AtomicU64::new(0);
         base::thread::parallel(2, |thread| {

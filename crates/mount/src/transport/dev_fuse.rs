@@ -84,10 +84,19 @@ pub struct DevFuseChannel {
     scratch: Scratch,
 }
 
+impl DevFuseChannel {
+    /// From now on it serves nothing where it would wait for a request: for who knows otherwise when there is one.
+    pub(super) fn set_nonblocking(&self) -> std::io::Result<()> {
+        sys::set_nonblocking(self.file.as_fd())
+    }
+}
+
 impl Channel for DevFuseChannel {
     fn serve_one(&mut self, handler: &mut Handler<'_>) -> std::io::Result<bool> {
-        let Some(len) = receive(&self.file, self.buffer.room())? else {
-            return Ok(false);
+        let len = match receive(&self.file, self.buffer.room())? {
+            Received::Message(len) => len,
+            Received::Nothing => return Ok(true),
+            Received::End => return Ok(false),
         };
         let mut reply = &*self.file;
         handler(
@@ -99,16 +108,26 @@ impl Channel for DevFuseChannel {
     }
 }
 
-/// Reads one request; `None` after an unmount or an abort.
-fn receive(mut file: &File, room: &mut [u8]) -> std::io::Result<Option<usize>> {
+/// What came of a read.
+enum Received {
+    Message(usize),
+    /// The descriptor does not wait, and there is no message.
+    Nothing,
+    /// After an unmount or an abort.
+    End,
+}
+
+/// Reads one request.
+fn receive(mut file: &File, room: &mut [u8]) -> std::io::Result<Received> {
     loop {
         match file.read(room) {
-            Ok(0) => return Ok(None),
-            Ok(len) => return Ok(Some(len)),
+            Ok(0) => return Ok(Received::End),
+            Ok(len) => return Ok(Received::Message(len)),
             Err(error) => match error.raw_os_error() {
                 // The request was interrupted before it could be read; take the next.
-                Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
-                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(None),
+                Some(libc::ENOENT | libc::EINTR) => {}
+                Some(libc::EAGAIN) => return Ok(Received::Nothing),
+                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(Received::End),
                 _ => return Err(error),
             },
         }

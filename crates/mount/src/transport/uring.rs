@@ -166,10 +166,11 @@ impl Transport for RingFuse {
 
     fn channel(&self, queue: usize) -> std::io::Result<RingFuseChannel> {
         let (Some(plan), Some(number)) = (&self.plan, queue.checked_sub(1)) else {
-            return Ok(RingFuseChannel::Dev {
-                channel: self.dev.channel(queue)?,
-                backlog: self.backlog(),
-            });
+            let (channel, backlog) = (self.dev.channel(queue)?, self.backlog());
+            if backlog.is_some() {
+                channel.set_nonblocking()?;
+            }
+            return Ok(RingFuseChannel::Dev { channel, backlog });
         };
         let file = self.dev.file();
         let queues = match plan.online.get(number) {
