@@ -43,6 +43,7 @@ impl Warmer {
     /// # Errors
     /// When the kernel does not take it back: it is kept, and there is no use in another try.
     pub fn warm(&mut self) -> io::Result<()> {
+        // By a fault, which keeps nobody from changing other mappings of the process (see `Mapping::touch`).
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { self.0.start.as_ptr().write_volatile(1) };
         self.0.discard()

@@ -25,8 +25,9 @@
 
 use super::bounce::Bounce;
 use super::extents;
-use super::file::{FileState, Meta, StateUse};
+use super::file::{FileState, Meta};
 use super::ranges::{Held, Mode};
+use super::table::StateUse;
 use super::writeback::Writes;
 use super::{Files, PAGE, pace};
 use crate::{Error, Ino};

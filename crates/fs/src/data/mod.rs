@@ -39,6 +39,7 @@ mod references;
 mod runs;
 mod seek;
 mod stream;
+mod table;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -70,7 +71,7 @@ use bounce::Bounces;
 use clean::Cleaning;
 use engine::Store;
 use engine::cache::{CacheCounters, FileKey, PageCache};
-use file::{FileState, FileTable, Losses};
+use file::{FileState, Losses};
 use format::BLOCK_SIZE;
 use pace::Pace;
 use ranges::{Held, Mode, Ranges};
@@ -78,6 +79,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use stream::{Behind, Readers, Streams};
+use table::FileTable;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;

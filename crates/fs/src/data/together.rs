@@ -19,8 +19,9 @@
 
 use super::Files;
 use super::extents::PAGE_LIMIT;
-use super::file::{FileState, StateUse};
+use super::file::FileState;
 use super::ranges::{Held, Mode};
+use super::table::StateUse;
 use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes, size_limit};
 use crate::Error;
 use crate::content::inode::{INLINE_DATA_MAX, INLINE_EXTENTS_MAX};

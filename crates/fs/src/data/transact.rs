@@ -11,7 +11,8 @@
 //! 4. Where the file's old end lies within a page, and the file goes on behind it, that page is written anew with zeros behind that end (R16).
 
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
-use super::file::{FileState, StateUse};
+use super::file::FileState;
+use super::table::StateUse;
 use super::writeback::Writes;
 use super::{Files, PAGE};
 use crate::content::inode::INLINE_DATA_MAX;

@@ -11,7 +11,8 @@
 //! 2. No nap goes on while somebody waits.
 //! 3. Who waits holds no lock but this one, and waits `patience` at most, as a message may wait for requests that others serve; and for
 //!    [`ROUNDS`] messages at most, however many come meanwhile: one takes all FORGETs that there are.
-//! 4. The thread that reads waits for messages by poll(2) alone: one that is taken back before it is read keeps nobody waiting.
+//! 4. The thread that reads waits for messages by poll(2) alone, where it has a descriptor of its own: one that is taken back before it is read
+//!    keeps nobody waiting.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -111,7 +112,7 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::atomic::{AtomicU64, Ordering};
+    use base::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::io::{Read, Write};
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
@@ -119,43 +120,45 @@ mod tests {
     /// So long that a test which has to wait for its end does not end.
     const NAP: Duration = Duration::from_secs(10_000);
 
-    /// As in a test that does not end, too, but for what is to be seen to end.
-    const LONG: Duration = NAP;
+    /// The side that tells something, and the one that is told.
+    fn told() -> (UnixStream, Arc<File>) {
+        let (kernel, source) = UnixStream::pair().unwrap();
+        (kernel, Arc::new(File::from(OwnedFd::from(source))))
+    }
 
     #[test]
-    fn who_waits_for_what_is_gone_or_never_done_goes_on() {
-        let (kernel, source) = UnixStream::pair().unwrap();
-        let source = Arc::new(File::from(OwnedFd::from(source)));
-        let short = Backlog::with_patience(Arc::clone(&source), Duration::from_millis(1));
+    fn who_waits_for_what_nobody_reads_goes_on() {
+        let (kernel, source) = told();
+        let backlog = Backlog::with_patience(source, Duration::from_millis(1));
         (&kernel).write_all(b"-").unwrap();
-        assert!(short.catch_up(), "nobody reads it");
-        let long = Backlog::with_patience(Arc::clone(&source), LONG);
-        base::thread::parallel(2, |thread| match thread {
-            // It finds nothing, and says so.
-            0 => {
-                long.state.lock().waiting += 1;
-                long.serve(NAP, || ()).unwrap();
-                (&*source).read_exact(&mut [0]).unwrap();
-                long.serve(NAP, || ()).unwrap();
-            }
-            _ => {
-                while long.state.lock().done == 0 {
-                    base::thread::yield_now();
+        assert!(backlog.catch_up());
+    }
+
+    #[test]
+    fn who_waits_while_messages_keep_coming_goes_on() {
+        let (kernel, source) = told();
+        let backlog = Backlog::with_patience(source, NAP);
+        // It stays there, however often it is taken for done.
+        (&kernel).write_all(b"-").unwrap();
+        let over = AtomicBool::new(false);
+        base::thread::parallel(2, |thread| {
+            if thread == 0 {
+                while !over.load(Ordering::Relaxed) {
+                    backlog.serve(NAP, || ()).unwrap();
                 }
-                (&kernel).write_all(b"-").unwrap();
-                while long.state.lock().done < 2 {
-                    base::thread::yield_now();
-                }
-                (&*source).read_exact(&mut [0]).unwrap();
+                return;
             }
+            assert!(backlog.catch_up());
+            over.store(true, Ordering::Relaxed);
+            // Somebody waits for good, so that the thread takes no nap before it ends.
+            backlog.state.lock().waiting += 1;
+            backlog.changed.notify_all();
         });
-        assert!(!long.catch_up());
     }
 
     #[test]
     fn who_catches_up_ends_naps_and_finds_all_that_was_told_done() {
-        let (kernel, source) = UnixStream::pair().unwrap();
-        let source = Arc::new(File::from(OwnedFd::from(source)));
+        let (kernel, source) = told();
         let backlog = Backlog::with_patience(Arc::clone(&source), NAP);
         assert!(!backlog.catch_up(), "nothing was told");
         let done = AtomicU64::new(0);

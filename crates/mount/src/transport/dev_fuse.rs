@@ -85,9 +85,13 @@ pub struct DevFuseChannel {
 }
 
 impl DevFuseChannel {
-    /// From now on it serves nothing where it would wait for a request: for who knows otherwise when there is one.
-    pub(super) fn set_nonblocking(&self) -> std::io::Result<()> {
-        sys::set_nonblocking(self.file.as_fd())
+    /// From now on it serves nothing where it would wait for a request: for who knows otherwise when there is one. A descriptor that
+    /// others share waits as before, for their sake.
+    pub(super) fn set_nonblocking(&self, shared: &Arc<File>) -> std::io::Result<()> {
+        match Arc::ptr_eq(&self.file, shared) {
+            true => Ok(()),
+            false => sys::set_nonblocking(self.file.as_fd()),
+        }
     }
 }
 

@@ -168,7 +168,7 @@ impl Transport for RingFuse {
         let (Some(plan), Some(number)) = (&self.plan, queue.checked_sub(1)) else {
             let (channel, backlog) = (self.dev.channel(queue)?, self.backlog());
             if backlog.is_some() {
-                channel.set_nonblocking()?;
+                channel.set_nonblocking(&self.dev.file())?;
             }
             return Ok(RingFuseChannel::Dev { channel, backlog });
         };

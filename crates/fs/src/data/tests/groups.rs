@@ -5,7 +5,7 @@ use crate::data::together::Room;
 use base::atomic::{AtomicBool, Ordering};
 use device::sim::Times as Strikes;
 use extents::PAGE_LIMIT;
-use file::StateUse;
+use table::StateUse;
 
 const FILES: u64 = 40;
 
