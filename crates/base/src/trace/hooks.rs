@@ -42,6 +42,16 @@ pub fn atomic<T>(atomic: &T, write: bool, at: &Location<'static>) {
     );
 }
 
+/// Memory is asked for before it is needed, to be read or changed.
+#[inline]
+pub fn ahead(start: *const u8, len: usize, change: bool) {
+    let kind = match change {
+        true => Kind::AheadToChange,
+        false => Kind::Ahead,
+    };
+    record(kind, start.addr(), "", len as u32);
+}
+
 /// Where the counts of a value that an `Arc` holds are: two words before it, as the standard
 /// library lays them out.
 fn counts_of<T: ?Sized>(value: &T) -> usize {

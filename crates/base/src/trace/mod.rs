@@ -14,7 +14,7 @@ mod hooks;
 mod recorder;
 
 #[cfg(feature = "trace")]
-pub(crate) use hooks::{atomic, born, locked, tried, unlocked};
+pub(crate) use hooks::{ahead, atomic, born, locked, tried, unlocked};
 #[cfg(feature = "trace")]
 pub use hooks::{device, joined, mark, processor, shared, unshared};
 pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};
@@ -40,6 +40,11 @@ pub fn shared<T: ?Sized>(_arc: &std::sync::Arc<T>) {}
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
 pub fn unshared<T: ?Sized>(_arc: &std::sync::Arc<T>) {}
+
+/// Memory is asked for before it is needed, to be read or changed.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+pub(crate) fn ahead(_start: *const u8, _len: usize, _change: bool) {}
 
 /// The caller waits for a device that moves this many bytes, as long as the value lives.
 #[cfg(not(feature = "trace"))]

@@ -23,8 +23,12 @@ pub enum Kind {
     Read,
     /// An atomic was changed, or a count of references.
     Write,
-    /// A counted value of `value` bytes was put at this address: what was there before is gone.
+    /// A counted value of `line` bytes was put at this address: what was there before is gone.
     Born,
+    /// `line` bytes from this address on are asked for, to be read.
+    Ahead,
+    /// The same, to be changed.
+    AheadToChange,
     /// A device is waited for; it moves `value` bytes.
     DeviceBegin,
     /// Meanwhile the thread had `value` nanoseconds of processor time.
@@ -48,7 +52,7 @@ pub struct Event {
     pub address: usize,
     /// Name of a lock's rank, of a counted type, of a part; file of an atomic's use.
     pub name: &'static str,
-    /// Line in that file; 0: `name` is no file.
+    /// Line in that file; 0: `name` is no file. Without either, what `kind` says.
     pub line: u32,
     pub kind: Kind,
 }

@@ -11,6 +11,7 @@
 //! | what releasing a lock to a sleeper costs its holder | 960 ns | the same: 2,700 cycles for the call |
 //! | how long a waiter spins | 3,000 ns | an assumption: `parking_lot` spins three rounds of a few pauses and yields seven times, each of which is a system call |
 //! | lines of what a lock protects | 2 | an assumption: what was changed under a lock by another core has to come over too |
+//! | lines on their way to a core at once | 10 | line fill buffers of a core: *Intel 64 and IA-32 Architectures Optimization Reference Manual*, Sandy Bridge to Skylake; later ones have more |
 //! | devices | four of 4,300 MB/s | Intel SSD D7-P5500, sequential writes; as many as `sheaf bench` has image files |
 
 use serde_json::{Value, json};
@@ -33,6 +34,8 @@ pub struct Costs {
     pub wake: Time,
     pub wake_call: Time,
     pub protected_lines: u64,
+    /// Of one core, when they are asked for ahead.
+    pub fills: usize,
     /// Bytes that all devices take in a second.
     pub device_rate: f64,
 }
@@ -46,6 +49,7 @@ impl Costs {
         wake: ns(2_500),
         wake_call: ns(960),
         protected_lines: 2,
+        fills: 10,
         device_rate: 4.0 * 4_300e6,
     };
 
@@ -69,6 +73,7 @@ impl Costs {
             "wake_ns": ns(self.wake),
             "wake_call_ns": ns(self.wake_call),
             "protected_lines": self.protected_lines,
+            "fills": self.fills,
             "device_mb_s": self.device_rate / 1e6,
         })
     }

@@ -44,9 +44,9 @@ const BEFORE: u64 = 500;
 /// records, where a store commits 4 MiB at once.
 const RECORDED: u64 = 10_000;
 const RECORDED_LEAST: u64 = 100;
-/// Operations from one checkpoint to the next, so many that some 10 MB of records are in the journal then. A store
+/// Operations from one checkpoint to the next, so many that some 30 MB of records are in the journal then. A store
 /// on an array of this size makes one when there are 32 MiB, on large arrays 512: a recording of so many takes too much memory.
-const CYCLE: u64 = 40_000;
+const CYCLE: u64 = 120_000;
 /// Of the store with one lock each operation is a thousand events.
 const RECORDED_BAD: u64 = 24;
 /// Limits of a store that is measured, so small that commits and checkpoints are many.
@@ -255,8 +255,9 @@ impl Bench<'_> {
             };
             let mut extra = shares(&trace, &outcome);
             extra.insert("event_ns".to_owned(), rounded(self.scale.event_ns));
-            let one_core = *one_core.get_or_insert(outcome.rate / cores as f64);
-            extra.insert("speedup".to_owned(), rounded(outcome.rate / one_core));
+            let rate = Spread::of(rates.iter().copied()).median;
+            let one_core = *one_core.get_or_insert(rate / cores as f64);
+            extra.insert("speedup".to_owned(), rounded(rate / one_core));
             extra.insert("costs".to_owned(), store.costs().json());
             if cores == CORES {
                 extra.insert("lines".to_owned(), work_list(&trace, &outcome));
@@ -440,7 +441,8 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
     put("cpu_us_per_op", cpu / 1000.0);
     put("device_busy", outcome.device_busy);
     let mut stages_of = Vec::new();
-    for (job, name) in trace.jobs.iter().zip(["commit", "checkpoint"]) {
+    let jobs = trace.jobs.iter().zip(&outcome.lasted);
+    for ((job, lasted), name) in jobs.zip(["commit", "checkpoint"]) {
         let computed = |steps: &[Step]| -> f64 {
             let time = steps.iter().map(|step| match step {
                 Step::Compute(time) => *time,
@@ -458,8 +460,21 @@ fn shares(trace: &Trace, outcome: &Outcome) -> Map<String, Value> {
             &format!("{name}_parallel_ns"),
             job.stages.iter().map(parallel).sum(),
         );
-        let stage = |stage: &Stage| json!([stage.name, serial(stage), parallel(stage)]);
-        let stages: Value = job.stages.iter().map(stage).collect();
+        // That of the longest part bounds how fast many get.
+        let longest = |stage: &Stage| {
+            let parts = stage.parts.iter().map(|part| computed(part));
+            parts.fold(0.0, f64::max)
+        };
+        let stage = |(stage, lasted): (&Stage, &u64)| {
+            json!({
+                "name": stage.name,
+                "serial_ns": serial(stage),
+                "parallel_ns": parallel(stage),
+                "longest_ns": longest(stage),
+                "lasts_ns": each(*lasted),
+            })
+        };
+        let stages: Value = job.stages.iter().zip(lasted).map(stage).collect();
         stages_of.push((format!("{name}_stages"), stages));
     }
     let recorded: usize = trace.threads.iter().map(Vec::len).sum();

@@ -237,6 +237,7 @@ pub fn sheaf(
         round(plan, &mut operations)?;
     }
     side.settle()?;
+    let newest = side.newest_checkpoint();
     let mut spans = Vec::new();
     for pass in 0..plan.passes() {
         if pass > 0 {
@@ -246,6 +247,11 @@ pub fn sheaf(
             round(plan, &mut operations)?;
             record_operations(plan, thread, &mut operations[thread], &mut spans)?;
         }
+    }
+    if side.newest_checkpoint() != newest {
+        return Err(Error::Unable(
+            "a recording made a checkpoint before its end: its operations log too much".to_owned(),
+        ));
     }
     let count = plan.each() * plan.threads as u64;
     let cycles = [count, count * plan.passes()];

@@ -5,6 +5,7 @@
 //! 2. A line is where its last writer is, and with whoever has read it since. Reading it from
 //!    elsewhere fetches it; writing it fetches it, takes all copies away, and nobody else fetches
 //!    it meanwhile. So a line that all write is handed on one after the other.
+//!    What is asked for ahead comes meanwhile, [`Costs::fills`] lines at once; who asks for more waits until one of these is there.
 //! 3. A lock is as `parking_lot`'s: who comes while it is free has it, whoever waits. Who waits spins
 //!    for a while, then sleeps. Releasing hands it to the first that spins; if none does it is free.
 //!    The first that sleeps is woken in any case, and comes again when it runs; by who held it exclusively all
@@ -20,7 +21,7 @@
 //! 5. Each job is made once for each of its cycles of operations. Operations wait when two of them are not done.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::costs::{Costs, Time};
 use super::steps::{PRIVATE, Step, Trace};
@@ -30,6 +31,8 @@ const CYCLES: u64 = 6;
 const WARM_UP: u64 = 2;
 /// Cycles that may be begun and not done (invariant 5).
 const BEHIND: u64 = 2;
+/// Lines that a core has asked for, as far as anybody remembers.
+const ASKED: usize = 256;
 /// Time that a thread in the background spends on one core before it moves to the next.
 const SLICE: Time = 50_000_000;
 
@@ -78,6 +81,8 @@ pub struct Outcome {
     pub spent: Spent,
     /// Share of the time that the devices were busy.
     pub device_busy: f64,
+    /// How long each stage of each job lasted in all that were counted, what was waited for included; picoseconds.
+    pub lasted: Vec<Vec<Time>>,
 }
 
 /// Simulates the threads of a trace.
@@ -100,6 +105,50 @@ struct Line {
     free: Time,
 }
 
+/// What a core has asked for ahead, and when it comes.
+#[derive(Clone, Default)]
+struct Ahead {
+    lines: HashMap<u32, Time>,
+    /// What locks protect.
+    locks: HashMap<u32, Time>,
+    /// The lines that are on their way, those that come first in front.
+    under_way: VecDeque<Time>,
+}
+
+impl Ahead {
+    /// When one more can be asked for.
+    fn free(&mut self, now: Time, fills: usize) -> Time {
+        while self.under_way.front().is_some_and(|comes| *comes <= now) {
+            self.under_way.pop_front();
+        }
+        match self.under_way.len() < fills {
+            true => now,
+            false => self.under_way.pop_front().unwrap_or(now),
+        }
+    }
+
+    /// Forgets what nobody came for.
+    fn tidy(&mut self, now: Time) {
+        if self.lines.len() + self.locks.len() > ASKED {
+            self.lines.retain(|_, comes| *comes > now);
+            self.locks.retain(|_, comes| *comes > now);
+        }
+    }
+
+    fn send(&mut self, comes: Time) {
+        let at = self.under_way.partition_point(|other| *other <= comes);
+        self.under_way.insert(at, comes);
+    }
+
+    /// When what the core has been told it has is there.
+    fn comes(of: &mut HashMap<u32, Time>, number: u32, now: Time) -> Time {
+        match of.is_empty() {
+            true => now,
+            false => of.remove(&number).map_or(now, |comes| comes.max(now)),
+        }
+    }
+}
+
 /// A thread that waits for a lock.
 #[derive(Clone, Copy)]
 struct Waiter {
@@ -120,6 +169,8 @@ struct Lock {
     asleep: VecDeque<Waiter>,
     /// Cores that have what the lock protects as it is now.
     fresh: Cores,
+    /// Cores that have asked for the first line of it, the one that lies beside the lock.
+    asked: Cores,
 }
 
 /// What a thread is at.
@@ -195,6 +246,9 @@ struct Leader {
     next: usize,
     helpers: Vec<usize>,
     running: bool,
+    /// When the stage that it is at began, and how long each lasted so far.
+    since: Time,
+    lasted: Vec<Time>,
 }
 
 struct Run<'a> {
@@ -207,6 +261,8 @@ struct Run<'a> {
     leaders: Vec<Leader>,
     lines: Vec<Line>,
     locks: Vec<Lock>,
+    /// Of each core.
+    ahead: Vec<Ahead>,
     /// Time taken from each core by the background, not yet given back.
     stolen: Vec<Time>,
     next_core: usize,
@@ -266,6 +322,8 @@ impl<'a> Run<'a> {
                 next: 0,
                 helpers: (leader..leader + helpers).collect(),
                 running: false,
+                since: 0,
+                lasted: vec![0; job.stages.len()],
             });
         }
         Run {
@@ -278,6 +336,7 @@ impl<'a> Run<'a> {
             leaders,
             lines: vec![Line::default(); trace.lines.len()],
             locks: (0..trace.locks.len()).map(|_| Lock::default()).collect(),
+            ahead: vec![Ahead::default(); machine.cpus],
             stolen: vec![0; machine.cpus],
             next_core: 0,
             device_free: 0,
@@ -342,6 +401,7 @@ impl<'a> Run<'a> {
             operations,
             spent: self.spent,
             device_busy: self.device_busy as f64 / 1e12 / seconds,
+            lasted: self.leaders.into_iter().map(|l| l.lasted).collect(),
         }
     }
 
@@ -415,6 +475,29 @@ impl<'a> Run<'a> {
             }
             Step::Read(line) => self.touch(core, line, false, now, counted),
             Step::Write(line) => self.touch(core, line, true, now, counted),
+            Step::Anew(line) => {
+                self.lines[line as usize] = Line::default();
+                now
+            }
+            Step::AnewLock(lock) => {
+                let at = &mut self.locks[lock as usize];
+                (at.fresh, at.asked) = (0, 0);
+                now
+            }
+            Step::Ahead { line, write } => {
+                let asked = self.ask_line(core, line, write, now);
+                if counted {
+                    self.spent.lines[line as usize] += asked - now;
+                }
+                asked
+            }
+            Step::AheadLock(lock) => {
+                let asked = self.ask_protected(core, lock, now);
+                if counted {
+                    self.spent.locks[lock as usize] += asked - now;
+                }
+                asked
+            }
             Step::Lock {
                 lock, line, tried, ..
             } if tried && self.threads[thread].missed.is_none() && !self.is_free(lock, false) => {
@@ -457,7 +540,8 @@ impl<'a> Run<'a> {
                 }
             }
             Step::Own { lock, line } => {
-                self.locks[lock as usize].fresh = bit(core);
+                let at = &mut self.locks[lock as usize];
+                (at.fresh, at.asked) = (bit(core), 0);
                 self.touch(core, line, true, now, counted)
             }
             Step::Device { bytes, here } => self.device(thread, bytes, here, now, counted),
@@ -527,9 +611,15 @@ impl<'a> Run<'a> {
         let at = self.lines[line as usize];
         let others = at.sharers & !bit(core);
         let has = at.sharers & bit(core) != 0;
+        let asked = self.ahead[core].lines.contains_key(&line);
+        let comes = Ahead::comes(&mut self.ahead[core].lines, line, now);
         if at.sharers == 0 || (has && (!write || others == 0)) {
             self.lines[line as usize].sharers |= bit(core);
-            return now;
+            if counted && asked {
+                self.spent.lines[line as usize] += comes - now;
+                self.spent.transfers[line as usize] += 1;
+            }
+            return comes;
         }
         let until = now.max(at.free) + self.transfer(core, others, write);
         let at = &mut self.lines[line as usize];
@@ -544,6 +634,44 @@ impl<'a> Run<'a> {
             self.spent.transfers[line as usize] += 1;
         }
         until
+    }
+
+    /// A core asks for a line. Returns when it goes on.
+    fn ask_line(&mut self, core: usize, line: u32, write: bool, now: Time) -> Time {
+        let at = self.lines[line as usize];
+        let others = at.sharers & !bit(core);
+        let has = at.sharers & bit(core) != 0;
+        if at.sharers == 0 || (has && (!write || others == 0)) {
+            return now;
+        }
+        let asked = self.ahead[core].free(now, self.costs.fills);
+        let comes = asked.max(at.free) + self.transfer(core, others, write);
+        let at = &mut self.lines[line as usize];
+        if write {
+            at.sharers = bit(core);
+            at.free = comes;
+        } else {
+            at.sharers |= bit(core);
+        }
+        self.ahead[core].tidy(now);
+        self.ahead[core].send(comes);
+        self.ahead[core].lines.insert(line, comes);
+        asked
+    }
+
+    /// A core asks for the first line of what a lock protects: what that refers to it does not know. Returns when it goes on.
+    fn ask_protected(&mut self, core: usize, lock: u32, now: Time) -> Time {
+        let Lock { fresh, asked, .. } = self.locks[lock as usize];
+        if fresh == 0 || (fresh | asked) & bit(core) != 0 || self.costs.protected_lines == 0 {
+            return now;
+        }
+        let free = self.ahead[core].free(now, self.costs.fills);
+        let comes = free + self.transfer(core, fresh, false);
+        self.locks[lock as usize].asked |= bit(core);
+        self.ahead[core].tidy(now);
+        self.ahead[core].send(comes);
+        self.ahead[core].locks.insert(lock, comes);
+        free
     }
 
     /// Invariant 3. `None`: the thread waits.
@@ -595,15 +723,18 @@ impl<'a> Run<'a> {
         now: Time,
         counted: bool,
     ) -> Time {
-        let fresh = self.locks[lock as usize].fresh;
-        let time = match fresh == 0 || fresh & bit(core) != 0 {
-            true => 0,
-            false => self.costs.protected_lines * self.transfer(core, fresh, false),
+        let Lock { fresh, asked, .. } = self.locks[lock as usize];
+        let comes = Ahead::comes(&mut self.ahead[core].locks, lock, now);
+        let line = self.transfer(core, fresh, false);
+        let time = match (fresh == 0 || fresh & bit(core) != 0, asked & bit(core) != 0) {
+            (true, _) => 0,
+            (false, true) => comes - now + (self.costs.protected_lines - 1) * line,
+            (false, false) => self.costs.protected_lines * line,
         };
         let at = &mut self.locks[lock as usize];
-        at.fresh = match exclusive {
-            true => bit(core),
-            false => fresh | bit(core),
+        (at.fresh, at.asked) = match exclusive {
+            true => (bit(core), 0),
+            false => (fresh | bit(core), asked & !bit(core)),
         };
         if counted {
             self.spent.locks[lock as usize] += time;
@@ -616,6 +747,10 @@ impl<'a> Run<'a> {
         let spin = self.costs.spin;
         let at = &mut self.locks[lock as usize];
         let was_exclusive = at.exclusive;
+        if was_exclusive {
+            // What others asked for meanwhile was changed.
+            (at.fresh, at.asked) = (bit(core), 0);
+        }
         at.holders -= 1;
         if at.holders > 0 {
             return released;
@@ -791,6 +926,7 @@ impl<'a> Run<'a> {
             return;
         }
         leader.running = true;
+        leader.since = now;
         let thread = leader.helpers[0];
         self.threads[thread].work = Work::Serial { stage: 0, step: 0 };
         self.at(now, thread);
@@ -838,6 +974,13 @@ impl<'a> Run<'a> {
 
     /// What one thread did in a stage and the parts that followed are done.
     fn end_stage(&mut self, thread: usize, job: usize, stage: usize, now: Time) {
+        let (counting, from) = (self.counting(), self.from.unwrap_or(0));
+        let leader = &mut self.leaders[job];
+        let since = std::mem::replace(&mut leader.since, now);
+        leader.lasted[stage] += match counting {
+            true => now - since.max(from),
+            false => 0,
+        };
         if stage + 1 < self.trace.jobs[job].stages.len() {
             self.threads[thread].work = Work::Serial {
                 stage: stage + 1,
@@ -870,6 +1013,7 @@ mod tests {
         wake: ns(5_000),
         wake_call: ns(1_000),
         protected_lines: 0,
+        fills: 10,
         device_rate: 1e9,
     };
 
@@ -879,6 +1023,92 @@ mod tests {
             cpus,
             devices: Devices::Modelled,
         }
+    }
+
+    #[test]
+    fn lines_that_are_asked_for_come_at_once() {
+        let trace = trace(2, &[Step::Compute(ns(1))], 3, 1);
+        let machine = |fills| Machine {
+            costs: Costs {
+                fills,
+                protected_lines: 2,
+                ..PLAIN
+            },
+            ..machine(2)
+        };
+        let run = |machine: &Machine, ask: bool| {
+            let mut run = Run::new(&trace, machine);
+            run.lines.iter_mut().for_each(|line| line.sharers = bit(1));
+            run.locks[0].fresh = bit(1);
+            let mut now = 0;
+            for line in 0..3 {
+                now = if ask {
+                    run.ask_line(0, line, true, now)
+                } else {
+                    now
+                };
+            }
+            now = if ask {
+                run.ask_protected(0, 0, now)
+            } else {
+                now
+            };
+            for line in 0..3 {
+                now = run.touch(0, line, true, now, false);
+            }
+            now = run.protected(0, 0, false, now, false);
+            // What is there costs nothing more.
+            assert_eq!(run.touch(0, 0, true, now, false), now);
+            assert_eq!(run.protected(0, 0, true, now, false), now);
+            now
+        };
+        assert_eq!(run(&machine(10), false), ns(500));
+        // All but what the lock's first line refers to.
+        assert_eq!(run(&machine(10), true), ns(200));
+        assert_eq!(run(&machine(4), true), ns(200));
+        // Two at once: the third and fourth come after the first two.
+        assert_eq!(run(&machine(2), true), ns(300));
+        assert_eq!(run(&machine(1), true), ns(500));
+    }
+
+    #[test]
+    fn what_is_asked_for_while_another_changes_it_comes_again() {
+        let trace = trace(2, &[Step::Compute(ns(1))], 0, 1);
+        let machine = Machine {
+            costs: Costs {
+                protected_lines: 2,
+                ..PLAIN
+            },
+            ..machine(2)
+        };
+        let mut run = Run::new(&trace, &machine);
+        let lock = |run: &mut Run<'_>, thread, now| run.lock(thread, 0, PRIVATE, true, now, false);
+        assert_eq!(lock(&mut run, 0, 0), Some(0));
+        run.ask_protected(1, 0, ns(10));
+        run.unlock(0, 0, PRIVATE, ns(500), false);
+        assert_eq!(lock(&mut run, 1, ns(500)), Some(ns(700)));
+    }
+
+    #[test]
+    fn what_another_took_meanwhile_comes_again() {
+        let (trace, machine) = (trace(2, &[Step::Compute(ns(1))], 1, 0), machine(2));
+        let mut run = Run::new(&trace, &machine);
+        run.lines[0].sharers = bit(1);
+        assert_eq!(run.ask_line(0, 0, true, 0), 0);
+        assert_eq!(run.touch(1, 0, true, ns(50), false), ns(200));
+        assert_eq!(run.touch(0, 0, true, ns(300), false), ns(400));
+    }
+
+    #[test]
+    fn what_is_new_each_time_costs_no_transfer() {
+        let operation = |anew: bool| {
+            let anew = anew.then_some(Step::Anew(0));
+            let steps = [Step::Write(0), Step::Compute(ns(100))];
+            anew.into_iter().chain(steps).collect::<Vec<_>>()
+        };
+        let rate = |anew| simulate(&trace(2, &operation(anew), 1, 0), &machine(2)).rate;
+        assert!((rate(true) / 2e7 - 1.0).abs() < 0.01);
+        assert!(rate(false) < 1.1e7);
     }
 
     /// So many threads that repeat one operation, with this many lines and locks.

@@ -10,19 +10,25 @@
 //!    those that at least two threads take. What the rest costs is in the time between steps.
 //!    Whoever made a lock waits for nobody there until it is done: nobody else knows of it. In a recording that is
 //!    replayed again and again others would, and wait for each other.
+//!    What [`PASSING`] operations in a row touch, and no others but jobs, stands for something else each time these are
+//!    replayed: other files are made or removed then, which no job has seen lately. So nobody has it then ([`Step::Anew`]).
 //! 3. The time between two steps is what passed, less what storing an event takes, less what a
 //!    device took. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
 //!    counts as much as what usually passes there. A piece of a job, from one mark to the next, took no more than its
 //!    thread's processor time, without what of that went to devices which are files in memory: so what a part of a job
 //!    lost to other processes stands in no part.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use base::trace::{Event, Kind};
 
 use super::costs::Time;
 use super::names::Site;
 
+/// Operations of one thread, one after the other, that may touch something before it counts as lasting: files that were made
+/// one after the other share lines.
+const PASSING: usize = 8;
 /// Longer than an operation takes between two events, and no longer than a time slice.
 const INTERRUPTION_NS: f64 = 20_000.0;
 const LINE_BYTES: usize = 64;
@@ -33,6 +39,17 @@ pub enum Step {
     Compute(Time),
     Read(u32),
     Write(u32),
+    /// This line, which an operation is about to touch, is one that nobody has touched before.
+    Anew(u32),
+    /// The same of what a lock protects.
+    AnewLock(u32),
+    /// The line is asked for and not waited for.
+    Ahead {
+        line: u32,
+        write: bool,
+    },
+    /// The same of what a lock protects.
+    AheadLock(u32),
     Lock {
         lock: u32,
         line: u32,
@@ -159,6 +176,11 @@ enum Raw {
         lock: u32,
         line: u32,
     },
+    Ahead {
+        line: u32,
+        write: bool,
+    },
+    AheadLock(u32),
     Device {
         bytes: u64,
         ns: f64,
@@ -167,12 +189,22 @@ enum Raw {
     Joined,
 }
 
+/// Who touches something, and the number of its span.
+#[derive(Clone, Copy, Debug)]
+struct Toucher {
+    owner: Owner,
+    span: usize,
+}
+
 /// What is known of a line or a lock.
 #[derive(Default)]
 struct Known {
     /// The first to touch it; `None` before.
     first: Option<Owner>,
     shared: bool,
+    /// The first operation to do so, and whether others did than those right after it.
+    operation: Option<Toucher>,
+    lasting: bool,
     written: bool,
     writes: u64,
     exclusive: u64,
@@ -180,16 +212,26 @@ struct Known {
 }
 
 impl Known {
-    fn touch(&mut self, owner: Owner, write: bool, site: Site) {
+    fn touch(&mut self, toucher: Toucher, write: bool, site: Site) {
         match self.first {
-            None => self.first = Some(owner),
-            Some(first) => self.shared |= first != owner,
+            None => self.first = Some(toucher.owner),
+            Some(first) => self.shared |= first != toucher.owner,
         }
         self.written |= write;
-        if write && matches!(owner, Owner::Thread(_)) {
+        if !matches!(toucher.owner, Owner::Thread(_)) {
+            return;
+        }
+        let first = *self.operation.get_or_insert(toucher);
+        self.lasting |= toucher.owner != first.owner || toucher.span - first.span >= PASSING;
+        if write {
             self.writes += 1;
             *self.sites.entry(site).or_default() += 1;
         }
+    }
+
+    /// Whether it is no lasting thing, and this operation the first to touch it.
+    fn begins_with(&self, span: usize) -> bool {
+        !self.lasting && self.operation.is_some_and(|first| first.span == span)
     }
 
     fn named(&self) -> Named {
@@ -209,34 +251,47 @@ impl Known {
 #[derive(Default)]
 struct Places {
     lines: HashMap<usize, u32>,
-    locks: HashMap<usize, u32>,
+    locks: BTreeMap<usize, u32>,
     known_lines: Vec<Known>,
     known_locks: Vec<Known>,
 }
 
-fn number(map: &mut HashMap<usize, u32>, known: &mut Vec<Known>, place: usize) -> u32 {
-    *map.entry(place).or_insert_with(|| {
-        known.push(Known::default());
-        known.len() as u32 - 1
-    })
+fn next_number(known: &mut Vec<Known>) -> u32 {
+    known.push(Known::default());
+    known.len() as u32 - 1
 }
 
 impl Places {
     fn line(&mut self, address: usize) -> u32 {
-        let place = address / LINE_BYTES;
-        number(&mut self.lines, &mut self.known_lines, place)
+        let known = &mut self.known_lines;
+        let line = self.lines.entry(address / LINE_BYTES);
+        *line.or_insert_with(|| next_number(known))
     }
 
     fn lock(&mut self, address: usize) -> u32 {
-        number(&mut self.locks, &mut self.known_locks, address)
+        let known = &mut self.known_locks;
+        let lock = self.locks.entry(address);
+        *lock.or_insert_with(|| next_number(known))
+    }
+
+    /// What of these bytes was touched before: lines and locks.
+    fn ahead(&self, bytes: Range<usize>, write: bool) -> Vec<Raw> {
+        let lines = bytes.start / LINE_BYTES..bytes.end.div_ceil(LINE_BYTES);
+        let lines = lines.filter_map(|line| self.lines.get(&line));
+        let lines = lines.map(|&line| Raw::Ahead { line, write });
+        let locks = self.locks.range(bytes);
+        lines
+            .chain(locks.map(|(_, &lock)| Raw::AheadLock(lock)))
+            .collect()
     }
 
     fn born(&mut self, address: usize, bytes: usize) {
         for line in address / LINE_BYTES..(address + bytes).div_ceil(LINE_BYTES) {
             self.lines.remove(&line);
         }
-        // A lock is never smaller than its alignment; most of these are not there.
-        for place in address..address + bytes {
+        let locks = self.locks.range(address..address + bytes);
+        let locks: Vec<usize> = locks.map(|(&place, _)| place).collect();
+        for place in locks {
             self.locks.remove(&place);
         }
     }
@@ -268,17 +323,21 @@ pub fn steps(spans: &[Span], threads: usize, cycles: &[u64], scale: Scale) -> Tr
     let mut places = Places::default();
     let mut interruptions = 0;
     let mut raw: Vec<Vec<Raw>> = Vec::with_capacity(spans.len());
-    for span in spans {
+    for (number, span) in spans.iter().enumerate() {
         raw.push(raw_steps(
-            span,
+            (number, span),
             scale,
             &usual,
             &mut places,
             &mut interruptions,
         ));
     }
-    let line_numbers = renumber(&places.known_lines, |known| known.shared && known.written);
-    let lock_numbers = renumber(&places.known_locks, |known| known.shared);
+    let shared = |known: &Known| known.shared && known.written;
+    let numbers = Numbers {
+        lines: renumber(&places.known_lines, shared),
+        locks: renumber(&places.known_locks, |known| known.shared),
+        places: &places,
+    };
     let mut trace = Trace {
         threads: vec![Vec::new(); threads],
         counted: cycles.iter().copied().max().unwrap_or(1),
@@ -290,19 +349,16 @@ pub fn steps(spans: &[Span], threads: usize, cycles: &[u64], scale: Scale) -> Tr
         let shared = shared.filter(|(_, number)| **number != PRIVATE);
         shared.map(|(known, _)| known.named()).collect()
     };
-    trace.lines = named(&places.known_lines, &line_numbers);
-    trace.locks = named(&places.known_locks, &lock_numbers);
+    trace.lines = named(&places.known_lines, &numbers.lines);
+    trace.locks = named(&places.known_locks, &numbers.locks);
     let mut jobs: BTreeMap<usize, Job> = BTreeMap::new();
-    for (span, raw) in spans.iter().zip(&raw) {
+    for (number, (span, raw)) in spans.iter().zip(&raw).enumerate() {
         match span.owner {
             Owner::Thread(thread) => {
-                trace.threads[thread].push(lower(raw, &line_numbers, &lock_numbers));
+                trace.threads[thread].push(operation(number, raw, &numbers));
             }
             Owner::Job(number) => {
-                jobs.insert(
-                    number,
-                    job(raw, cycles[number], &line_numbers, &lock_numbers),
-                );
+                jobs.insert(number, job(raw, cycles[number], &numbers));
             }
         }
     }
@@ -323,7 +379,7 @@ fn renumber(known: &[Known], keep: impl Fn(&Known) -> bool) -> Vec<u32> {
 }
 
 fn raw_steps(
-    span: &Span,
+    (number, span): (usize, &Span),
     scale: Scale,
     usual: &HashMap<Site, f64>,
     places: &mut Places,
@@ -333,7 +389,11 @@ fn raw_steps(
     let (mut last, mut waiting) = (span.begin, None);
     let mut piece: Option<Piece> = None;
     let operation = matches!(span.owner, Owner::Thread(_));
-    let mut born: Vec<std::ops::Range<usize>> = Vec::new();
+    let toucher = Toucher {
+        owner: span.owner,
+        span: number,
+    };
+    let mut born: Vec<Range<usize>> = Vec::new();
     // The lines that their holders wrote, if they did.
     let mut taken: HashMap<u32, Option<u32>> = HashMap::new();
     for event in &span.events {
@@ -377,20 +437,20 @@ fn raw_steps(
                 if own(event.address) =>
             {
                 let (line, lock) = (places.line(event.address), places.lock(event.address));
-                places.known_lines[line as usize].touch(span.owner, true, site);
-                places.known_locks[lock as usize].touch(span.owner, true, site);
+                places.known_lines[line as usize].touch(toucher, true, site);
+                places.known_locks[lock as usize].touch(toucher, true, site);
                 raw.push(Raw::Own { lock, line });
             }
             Kind::Read | Kind::Write => {
                 let line = places.line(event.address);
-                places.known_lines[line as usize].touch(span.owner, write, site);
+                places.known_lines[line as usize].touch(toucher, write, site);
                 raw.push(Raw::Touch { line, write });
             }
             Kind::LockExclusive | Kind::LockShared => {
                 let exclusive = event.kind == Kind::LockExclusive;
                 let (line, lock) = (places.line(event.address), places.lock(event.address));
-                places.known_lines[line as usize].touch(span.owner, true, site);
-                places.known_locks[lock as usize].touch(span.owner, true, site);
+                places.known_lines[line as usize].touch(toucher, true, site);
+                places.known_locks[lock as usize].touch(toucher, true, site);
                 places.known_locks[lock as usize].exclusive += u64::from(exclusive && operation);
                 taken.insert(lock, Some(line));
                 raw.push(Raw::Lock {
@@ -403,7 +463,7 @@ fn raw_steps(
             Kind::LockEntered => {
                 // What that wrote comes by itself.
                 let lock = places.lock(event.address);
-                places.known_locks[lock as usize].touch(span.owner, true, site);
+                places.known_locks[lock as usize].touch(toucher, true, site);
                 taken.insert(lock, None);
                 raw.push(Raw::Lock {
                     lock,
@@ -422,6 +482,10 @@ fn raw_steps(
             Kind::Born => {
                 places.born(event.address, event.line as usize);
                 born.push(event.address..event.address + event.line as usize);
+            }
+            Kind::Ahead | Kind::AheadToChange => {
+                let bytes = event.address..event.address + event.line as usize;
+                raw.extend(places.ahead(bytes, event.kind == Kind::AheadToChange));
             }
             Kind::DeviceBegin => waiting = Some((event.address as u64, 0.0)),
             Kind::DeviceEnd => {
@@ -484,8 +548,47 @@ fn shrink(raw: &mut [Raw], cpu_ns: f64) {
     }
 }
 
+/// Lines and locks as the model counts them.
+struct Numbers<'a> {
+    lines: Vec<u32>,
+    locks: Vec<u32>,
+    places: &'a Places,
+}
+
+/// Invariant 2, of an operation.
+fn operation(span: usize, raw: &[Raw], numbers: &Numbers<'_>) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let (mut lines, mut locks) = (HashSet::new(), HashSet::new());
+    for step in raw {
+        let (line, lock) = match *step {
+            Raw::Touch { line, .. } => (Some(line), None),
+            Raw::Lock { lock, line, .. } | Raw::Unlock { lock, line } => (line, Some(lock)),
+            Raw::Own { lock, line } => (Some(line), Some(lock)),
+            _ => continue,
+        };
+        let begins = |known: &[Known], number: u32| known[number as usize].begins_with(span);
+        if let Some(line) = line
+            && numbers.lines[line as usize] != PRIVATE
+            && begins(&numbers.places.known_lines, line)
+            && lines.insert(line)
+        {
+            steps.push(Step::Anew(numbers.lines[line as usize]));
+        }
+        if let Some(lock) = lock
+            && numbers.locks[lock as usize] != PRIVATE
+            && begins(&numbers.places.known_locks, lock)
+            && locks.insert(lock)
+        {
+            steps.push(Step::AnewLock(numbers.locks[lock as usize]));
+        }
+    }
+    steps.extend(lower(raw, numbers));
+    steps
+}
+
 /// Invariant 2.
-fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
+fn lower(raw: &[Raw], numbers: &Numbers<'_>) -> Vec<Step> {
+    let Numbers { lines, locks, .. } = numbers;
     let mut steps = Vec::new();
     let mut compute = 0.0;
     let of = |line: Option<u32>| line.map_or(PRIVATE, |line| lines[line as usize]);
@@ -526,6 +629,14 @@ fn lower(raw: &[Raw], lines: &[u32], locks: &[u32]) -> Vec<Step> {
                 (PRIVATE, line) => Step::Write(line),
                 (lock, line) => Step::Own { lock, line },
             },
+            Raw::Ahead { line, write } => match lines[line as usize] {
+                PRIVATE => continue,
+                line => Step::Ahead { line, write },
+            },
+            Raw::AheadLock(lock) => match locks[lock as usize] {
+                PRIVATE => continue,
+                lock => Step::AheadLock(lock),
+            },
             Raw::Device { bytes, ns } => Step::Device {
                 bytes,
                 here: picoseconds(ns),
@@ -550,7 +661,7 @@ fn picoseconds(ns: f64) -> Time {
 }
 
 /// Cuts a job into stages: each mark begins a part, and one thread goes on when they are joined.
-fn job(raw: &[Raw], cycle: u64, lines: &[u32], locks: &[u32]) -> Job {
+fn job(raw: &[Raw], cycle: u64, numbers: &Numbers<'_>) -> Job {
     let mut stages = vec![Stage::default()];
     // Where the steps begin that are not cut yet, and whether they are a part.
     let (mut from, mut in_part) = (0, false);
@@ -562,11 +673,7 @@ fn job(raw: &[Raw], cycle: u64, lines: &[u32], locks: &[u32]) -> Job {
         };
         // A stage begins where parts are joined, and where others follow them at once.
         let last = stages.len() - 1;
-        end_piece(
-            &mut stages[last],
-            lower(&raw[from..at], lines, locks),
-            in_part,
-        );
+        end_piece(&mut stages[last], lower(&raw[from..at], numbers), in_part);
         if in_part && name != Some(stages[last].name) {
             stages.push(Stage::default());
         }
@@ -576,11 +683,7 @@ fn job(raw: &[Raw], cycle: u64, lines: &[u32], locks: &[u32]) -> Job {
         (from, in_part) = (at, name.is_some());
     }
     let last = stages.len() - 1;
-    end_piece(
-        &mut stages[last],
-        lower(&raw[from..], lines, locks),
-        in_part,
-    );
+    end_piece(&mut stages[last], lower(&raw[from..], numbers), in_part);
     Job { cycle, stages }
 }
 
@@ -703,6 +806,79 @@ mod tests {
                 .len(),
             1
         );
+    }
+
+    #[test]
+    fn what_a_few_operations_touch_is_something_else_next_time() {
+        use Kind::*;
+        let of = |at: u64, file: usize, lock: usize| {
+            let events = vec![
+                event(at + 10, Write, 0x1000, "lasting"),
+                event(at + 20, LockExclusive, lock, "file"),
+                event(at + 30, Write, file, "count"),
+                event(at + 40, Unlock, lock, ""),
+            ];
+            span(Owner::Thread(0), events)
+        };
+        // Two files that share a line, then others.
+        let mut spans: Vec<Span> = (0..PASSING as u64 + 1)
+            .map(|i| {
+                of(
+                    i * 100,
+                    0x2000 + (i as usize).max(1) * 64,
+                    0x8000 + i as usize * 64,
+                )
+            })
+            .collect();
+        let job = (0x1000..0x9000).step_by(64);
+        let job = job
+            .zip(10_000..)
+            .map(|(place, at)| event(at, Write, place, "job"));
+        spans.push(span(Owner::Job(0), job.collect()));
+        let trace = steps(&spans, 1, &[9], PLAIN);
+        let anew = |operation: usize| {
+            let steps = trace.threads[0][operation].iter();
+            let anew = steps.filter(|step| matches!(step, Step::Anew(_)));
+            anew.count()
+        };
+        // The line of its lock, that of its count unless the file before had it; not the one that lasts.
+        let expected: Vec<usize> = (0..=PASSING).map(|i| if i == 1 { 1 } else { 2 }).collect();
+        assert_eq!((0..=PASSING).map(anew).collect::<Vec<_>>(), expected);
+        assert!(matches!(
+            trace.threads[0][0][..2],
+            [Step::Anew(_), Step::Anew(_)]
+        ));
+    }
+
+    #[test]
+    fn what_is_asked_for_ahead_are_the_lines_and_locks_that_are_known() {
+        use Kind::*;
+        let operation = span(
+            Owner::Thread(0),
+            vec![
+                event(10, Write, 0x1000, "count"),
+                event(20, LockExclusive, 0x1040, "node"),
+                event(30, Unlock, 0x1040, ""),
+            ],
+        );
+        let mut ask = event(110, AheadToChange, 0x1000, "");
+        ask.line = 256;
+        let job = span(
+            Owner::Job(0),
+            vec![
+                ask,
+                event(120, LockShared, 0x1040, "node"),
+                event(130, Unlock, 0x1040, ""),
+                event(140, Read, 0x1000, "count"),
+            ],
+        );
+        let trace = steps(&[operation, job], 1, &[1], PLAIN);
+        let steps = trace.jobs[0].stages[0].serial.iter();
+        let asked: Vec<_> = steps
+            .filter(|step| matches!(step, Step::Ahead { .. } | Step::AheadLock(_)))
+            .collect();
+        let line = |line| Step::Ahead { line, write: true };
+        assert_eq!(asked, [&line(0), &line(1), &Step::AheadLock(0)]);
     }
 
     #[test]
