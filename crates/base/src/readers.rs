@@ -15,19 +15,17 @@
 //! 2. Whoever turns the bias off waits until no place names it. An entry made after that look finds the
 //!    bias off (both sides write first and look afterwards), and is taken back.
 //! 3. The bias goes on when readers of other cores than the last have come, without a writer between them,
-//!    [`READS_PER_CORE`] times for each core that has ever entered anything. Each of those reads cost
-//!    as much as a revocation costs for each core: a line from elsewhere, or two. So revocations never take more than
-//!    a fraction of what reading took, and an inode that is read and written in turn has no bias.
+//!    once for each core that has ever entered anything, and [`CORES_LEAST`] times. Each of those reads took a line or two from elsewhere, one
+//!    after the other, as a revocation does for each core. So revocations never take more than what reading took,
+//!    which is the best that can be said without knowing what comes, and an inode that is read and written in turn has no bias.
 
 use base::atomic::{AtomicU32, AtomicUsize, Ordering};
 use base::tight::limit;
 
 /// Locks that the threads of one core can have entered at once; for more there is the underlying lock.
 const PLACES: usize = 8;
-/// Reads of other cores than the last that a core is worth (invariant 3).
-pub const READS_PER_CORE: usize = 4;
-/// As if there were so many cores at least.
-const CORES_LEAST: usize = 4;
+/// As if there were so many cores at least (invariant 3).
+pub const CORES_LEAST: usize = 16;
 // The word of a bias: whether it is on; how often another core than before has read; above both, the core that read
 // last, and one.
 const ON: u32 = 1;
@@ -132,8 +130,8 @@ impl Bias {
         }
         let reads = (seen & !CORE) / READ + 1;
         // What is small depends on nothing that others in the process do: a seed decides all.
-        let cores = limit(readers.used().max(CORES_LEAST), 2);
-        let counted = match reads as usize >= cores * limit(READS_PER_CORE, 1) {
+        let enough = limit(readers.used().max(CORES_LEAST), 2);
+        let counted = match reads as usize >= enough {
             true => ON,
             false => reads * READ + (seen & ON),
         };

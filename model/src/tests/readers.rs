@@ -1,7 +1,7 @@
 //! Readers that enter a lock without taking it, and writers that turn them away.
 
 use super::check;
-use crate::readers::{Bias, Entry, READS_PER_CORE, Readers};
+use crate::readers::{Bias, CORES_LEAST, Entry, Readers};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{RwLock, RwLockReadGuard};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Lock {
     /// A lock that readers enter.
     fn biased() -> Arc<Lock> {
         let lock = Lock::new();
-        lock.warm(4 * READS_PER_CORE + 1);
+        lock.warm(CORES_LEAST + 1);
         assert!(lock.bias.is_on());
         Arc::new(lock)
     }
@@ -146,7 +146,7 @@ fn a_writer_that_skips_a_core_meets_its_reader() {
 fn a_bias_that_goes_on_again_lets_nobody_meet_a_writer() {
     check(3, || {
         let lock = Arc::new(Lock::new());
-        lock.warm(4 * READS_PER_CORE - 1);
+        lock.warm(CORES_LEAST - 1);
         assert!(!lock.bias.is_on());
         let reader = {
             let lock = Arc::clone(&lock);
@@ -156,7 +156,7 @@ fn a_bias_that_goes_on_again_lets_nobody_meet_a_writer() {
             })
         };
         lock.write();
-        lock.warm(4 * READS_PER_CORE - 2);
+        lock.warm(CORES_LEAST - 2);
         lock.write();
         reader.join().unwrap();
         assert_eq!(lock.read(0), 2);
