@@ -82,6 +82,30 @@ impl Hasher for NearHasher {
     }
 }
 
+/// Cores from which on a core has [`MANY_SHARDS`] as many shards as on few.
+const MANY_CORES: usize = 32;
+const MANY_SHARDS: usize = 4;
+
+/// How many shards a table has that is to have so many for each core, a power of two; more for each of many cores, of which one
+/// finds more seldom that it was itself that used a shard last. Few have fewer, which stay in their caches.
+pub fn shards_for(cores: usize, each: usize) -> usize {
+    let more = cores.div_ceil(MANY_CORES / MANY_SHARDS).min(MANY_SHARDS);
+    (cores * each * more).next_power_of_two()
+}
+
+/// The shard, of a power of two of them, of a group of numbers that are used together. Groups come in rows, of a power of two each: who takes
+/// numbers in their order goes along a row, and others along other rows. Groups of a row are in shards that follow each other, and rows
+/// begin as far apart as so many rows can, so that those who go along them at the same time are seldom in one shard.
+#[inline]
+pub fn shard_of(group: u64, row: u64, shards: usize) -> usize {
+    debug_assert!(shards.is_power_of_two() && row.is_power_of_two());
+    // After van der Corput: the first row's beginning, then the middle, then the middles of both halves, and so on.
+    let begin = (group / row)
+        .reverse_bits()
+        .rotate_left(shards.trailing_zeros());
+    (begin + group % row) as usize & (shards - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +134,33 @@ mod tests {
         assert!(tags.len() > 90, "{} tags", tags.len());
         let uses: HashSet<u64> = (0..256).map(|i| near((7, i)) >> 57).collect();
         assert!(uses.len() > 90, "{} tags", uses.len());
+    }
+
+    #[test]
+    fn each_of_many_cores_has_more_shards() {
+        let shards = [1, 2, 8, 9, 16, 40, 128].map(|cores| shards_for(cores, 64));
+        assert_eq!(shards, [64, 128, 512, 2048, 2048, 16384, 32768]);
+    }
+
+    #[test]
+    fn who_goes_along_other_rows_is_in_other_shards() {
+        for shards in [64, 1024, 4096] {
+            let rows = shards as u64 / 16;
+            for at in [0, 1, 77, 255] {
+                let used: HashSet<usize> = (0..rows)
+                    .map(|i| shard_of(i * 256 + at, 256, shards))
+                    .collect();
+                assert_eq!(used.len() as u64, rows);
+            }
+            // Far apart, as long as rows are few.
+            let mut begins: Vec<usize> =
+                (0..rows).map(|i| shard_of(i * 256, 256, shards)).collect();
+            begins.sort_unstable();
+            assert!(begins.windows(2).all(|pair| pair[1] - pair[0] == 16));
+        }
+        let all: HashSet<usize> = (0..4096).map(|group| shard_of(group, 256, 1024)).collect();
+        assert_eq!(all.len(), 1024);
+        assert_eq!(shard_of(u64::MAX, 256, 1), 0);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::dirty::{Charge, LEAF_COST, reserve_chunks};
 use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
-use crate::node::{Body, Cell, State};
+use crate::node::{Body, Cell, State, ask_to_change};
 use crate::op::{self, Dirty};
 use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
@@ -45,7 +45,6 @@ use crate::table::{DirtyRegion, Entry, PageSink, write_part};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicI64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::prefetch;
 use base::sync::{Arc, Mutex};
 use base::tight;
 use device::{Array, Durability};
@@ -446,7 +445,7 @@ impl<C: Content> Store<C> {
         let mut image = Vec::new();
         for (i, one) in nodes.iter().enumerate() {
             if let Some(later) = nodes.get(i + CELLS_AHEAD) {
-                prefetch::shared(&later.cell);
+                ask_to_change(&later.cell);
             }
             captured.push(self.capture_node(&one.cell, packer, &mut refunds, &mut image)?);
             packer.relieve()?;

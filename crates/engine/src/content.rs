@@ -47,6 +47,10 @@ pub trait Content: Clone + Send + Sync + Sized + 'static {
     }
     /// Makes the pending changes part of the image, as if they had been applied.
     fn settle(&mut self) {}
+    /// Whether those who look for other nodes mostly look at this one first: constant over its life.
+    fn leads(&self) -> bool {
+        false
+    }
     /// True for kinds that belong to an inode and are locked only under its lock.
     fn owned(kind: u8) -> bool;
     /// Approximate heap bytes.

@@ -16,12 +16,13 @@ use crate::nids::LeafNids;
 use crate::space_map::SpaceMap;
 use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicBool, AtomicU32, Ordering};
+use base::map::{shard_of, shards_for};
 use base::prefetch;
 use base::sync::{Arc, Handle, Keyed, Mutex, MutexGuard, OwnedReadGuard, Rank, RwLock, rank};
 use base::thread::{current_cpu, lane};
 use base::tight::limit;
 use format::item::{ItemKind, padded_len};
-use format::table::{KIND_SPACE_MAP, LEAF_NIDS};
+use format::table::{KIND_SPACE_MAP, LEAF_NIDS, REGION_NIDS};
 use format::{Damage, Nid};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -52,9 +53,10 @@ pub(crate) struct CellHeader {
     recent: AtomicBool,
     /// Its node was deleted, and its nid may have another cell.
     gone: AtomicBool,
-    /// The core that looked it up last, and above it how often that was another than before, up to
-    /// [`COMMON`]. Changed under the shard's lock.
+    /// [`Seekers`]. Changed under the shard's lock.
     seekers: AtomicU32,
+    /// See [`Content::leads`].
+    leads: bool,
 }
 
 /// Bytes of changes that a charge may lag behind, and part of a larger image that it may: working
@@ -67,9 +69,83 @@ const IMAGE_SLACK: usize = 32;
 /// Images of fewer bytes are not looked at for having shrunk.
 const SHRUNK_MIN: usize = 2 << 10;
 
-/// Look-ups by another core than the one before after which each core holds a node by itself.
-const COMMON: usize = 16;
-const SEEKER_BITS: u32 = 16;
+/// Look-ups by another core than the one before after which each core holds a node by itself; of a node on the way to others also
+/// those after another core's of any node in its shard: directories that were made one after the other lie in one shard, and in each
+/// of them another core works.
+const COMMON: u32 = 16;
+/// The latter count as long as no more look-ups of the shard come between them: nodes that are looked up
+/// here and there are not held, of which a core would hold too many.
+const BETWEEN: u32 = 16;
+
+/// Who looked a node up, as far as it decides whether cores hold it by themselves: all in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seekers {
+    /// Look-ups by another core than the one before, up to [`COMMON`].
+    of_others: u32,
+    /// Look-ups, one soon after the other, each after another core's of something else.
+    disturbed: u32,
+    /// The core that looked it up last.
+    core: u32,
+    /// The number of the last look-up that was disturbed.
+    number: u32,
+}
+
+impl Seekers {
+    const COUNT: u32 = 5;
+    const REST: u32 = 11;
+    /// Cores and numbers are told apart up to here.
+    const MASK: u32 = (1 << Self::REST) - 1;
+
+    fn alone(core: usize) -> Seekers {
+        Seekers {
+            of_others: 0,
+            disturbed: 0,
+            core: core as u32 & Self::MASK,
+            number: 0,
+        }
+    }
+
+    fn pack(self) -> u32 {
+        let counts = self.of_others << Self::COUNT | self.disturbed;
+        (counts << Self::REST | self.core) << Self::REST | self.number
+    }
+
+    fn unpack(word: u32) -> Seekers {
+        let (counts, count) = (word >> (2 * Self::REST), (1 << Self::COUNT) - 1);
+        Seekers {
+            of_others: counts >> Self::COUNT,
+            disturbed: counts & count,
+            core: word >> Self::REST & Self::MASK,
+            number: word & Self::MASK,
+        }
+    }
+
+    fn most() -> u32 {
+        limit(COMMON as usize, 2) as u32
+    }
+
+    /// Cores are to hold it by themselves.
+    fn are_common(self) -> bool {
+        self.of_others >= Self::most() || self.disturbed >= Self::most()
+    }
+
+    fn seek(&mut self, seeking: Seeking, leads: bool) {
+        let (core, number) = (
+            seeking.core as u32 & Self::MASK,
+            seeking.number & Self::MASK,
+        );
+        self.of_others += u32::from(self.core != core);
+        self.core = core;
+        if leads && seeking.disturbed {
+            let between = number.wrapping_sub(self.number) & Self::MASK;
+            self.disturbed = match between > BETWEEN {
+                true => 1,
+                false => self.disturbed + 1,
+            };
+            self.number = number;
+        }
+    }
+}
 
 impl CellHeader {
     /// See [`Node::is_owned`].
@@ -105,28 +181,26 @@ impl CellHeader {
 
     /// Counts a look-up; true if cores are to hold it by themselves.
     #[inline]
-    fn is_sought(&self, core: usize) -> bool {
-        // One core alone, so far.
-        self.seekers.load(Ordering::Relaxed) != core as u32 && self.is_sought_by_others(core)
+    fn is_sought(&self, seeking: Seeking) -> bool {
+        let word = self.seekers.load(Ordering::Relaxed);
+        // One core alone, so far, and no other beside it.
+        let alone = word >> Seekers::REST == seeking.core as u32 & Seekers::MASK;
+        !(alone && !(self.leads && seeking.disturbed)) && self.is_sought_by_others(seeking)
     }
 
     #[inline(never)]
-    fn is_sought_by_others(&self, core: usize) -> bool {
-        let most = limit(COMMON, 2) as u32;
-        let seekers = self.seekers.load(Ordering::Relaxed);
-        let (last, mut others) = (seekers & ((1 << SEEKER_BITS) - 1), seekers >> SEEKER_BITS);
-        let core = core as u32 & ((1 << SEEKER_BITS) - 1);
-        if last != core && others < most {
-            others += 1;
-            self.seekers
-                .store(others << SEEKER_BITS | core, Ordering::Relaxed);
+    fn is_sought_by_others(&self, seeking: Seeking) -> bool {
+        let mut seekers = Seekers::unpack(self.seekers.load(Ordering::Relaxed));
+        if !seekers.are_common() {
+            seekers.seek(seeking, self.leads);
+            self.seekers.store(seekers.pack(), Ordering::Relaxed);
         }
-        others >= most
+        seekers.are_common()
     }
 
     /// Some core may hold it by itself.
     fn is_common(&self) -> bool {
-        self.seekers.load(Ordering::Relaxed) >> SEEKER_BITS >= limit(COMMON, 2) as u32
+        Seekers::unpack(self.seekers.load(Ordering::Relaxed)).are_common()
     }
 
     /// What becoming dirty charges.
@@ -202,6 +276,12 @@ pub(crate) enum Body<C> {
 }
 
 pub(crate) type Cell<C> = RwLock<State<C>, CellHeader>;
+
+/// Asks for the memory of a node of which the counts, the header or the lock will be changed.
+#[inline]
+pub(crate) fn ask_to_change<C>(cell: &Arc<Cell<C>>) {
+    prefetch::shared_to_change(cell, size_of::<Cell<C>>() - size_of::<State<C>>());
+}
 
 impl<C: Content> Body<C> {
     pub fn kind(&self) -> u8 {
@@ -296,13 +376,15 @@ pub(crate) fn suits<C: Content>(cell: &Cell<C>, body: &Body<C>) -> bool {
 
 pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc<Cell<C>> {
     let (owned, lock_rank) = place_of(&body);
+    let leads = matches!(&body, Body::User(content) if content.leads());
     let header = CellHeader {
         nid,
         owned,
         dirty: AtomicBool::new(false),
         recent: AtomicBool::new(true),
         gone: AtomicBool::new(false),
-        seekers: AtomicU32::new(lane() as u32 & ((1 << SEEKER_BITS) - 1)),
+        leads,
+        seekers: AtomicU32::new(Seekers::alone(lane()).pack()),
         bytes: AtomicU32::new((cell_overhead::<C>() + body.memory()) as u32),
         image: AtomicU32::new(body.image() as u32),
         dirty_memory: AtomicU32::new(0),
@@ -434,9 +516,33 @@ struct Shard<C> {
     groups: NidMap<Group<C>>,
     /// The clock: all groups, in the order the hand meets them.
     clock: VecDeque<u64>,
+    /// The core that looked for a node here last, and how many look-ups there were.
+    seeker: usize,
+    lookups: u32,
+}
+
+/// A look-up in a shard.
+#[derive(Clone, Copy, Debug)]
+struct Seeking {
+    core: usize,
+    /// Another core came before.
+    disturbed: bool,
+    /// In the order of the shard's look-ups.
+    number: u32,
 }
 
 impl<C> Shard<C> {
+    /// A core looks for a node.
+    #[inline]
+    fn sought_by(&mut self, core: usize) -> Seeking {
+        self.lookups = self.lookups.wrapping_add(1);
+        Seeking {
+            core,
+            disturbed: std::mem::replace(&mut self.seeker, core) != core,
+            number: self.lookups,
+        }
+    }
+
     #[inline]
     fn get(&self, nid: Nid) -> Option<&Arc<Cell<C>>> {
         let (group, place) = place_in_group(nid);
@@ -472,7 +578,7 @@ pub(crate) struct NodeCache<C> {
 
 /// Nids that are neighbours.
 const NEIGHBOURS: usize = 8;
-/// Shards for each core: so many that two cores seldom meet in one.
+/// Shards for each of a few cores: so many that two cores seldom meet in one.
 const SHARDS: usize = 64;
 /// Groups that the clock hand looks at for a cell that comes, at most; and so many are likely.
 const LOOKS: usize = 8;
@@ -487,10 +593,12 @@ impl<C: Content> NodeCache<C> {
             let shard = Shard {
                 groups: NidMap::default(),
                 clock: VecDeque::new(),
+                seeker: 0,
+                lookups: 0,
             };
             Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
         };
-        let shards = (cores * SHARDS).next_power_of_two();
+        let shards = shards_for(cores, SHARDS);
         NodeCache {
             shards: (0..shards).map(shard).collect(),
             held: HeldNodes::new(cores),
@@ -504,20 +612,33 @@ impl<C: Content> NodeCache<C> {
         self.bytes.exact().max(0) as usize
     }
 
-    /// The number of a nid's shard. Unrelated to its place within the shard's table, which would
-    /// else use a part of its places only.
+    /// The number of a nid's shard. Cores take nids along regions of their own.
+    #[inline]
     fn shard_of(&self, nid: Nid) -> usize {
-        let hash = place_in_group(nid).0.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
-        hash as usize & (self.shards.len() - 1)
+        let row = REGION_NIDS / NEIGHBOURS as u64;
+        shard_of(place_in_group(nid).0, row, self.shards.len())
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard<C>> {
         self.shards[shard].lock()
     }
 
+    /// The node, of which the lines come at once, not each when it is looked at.
     pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
-        let shard = self.lock(self.shard_of(nid));
+        self.get_once(nid, prefetch::shared)
+    }
+
+    /// [`get`](Self::get) for who will change the node.
+    pub fn get_to_change(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
+        self.get_once(nid, ask_to_change)
+    }
+
+    #[inline]
+    fn get_once(&self, nid: Nid, ask: impl FnOnce(&Arc<Cell<C>>)) -> Option<Arc<Cell<C>>> {
+        let mut shard = self.lock(self.shard_of(nid));
+        shard.sought_by(lane());
         let cell = shard.get(nid)?;
+        ask(cell);
         cell.header.note_use();
         Some(Arc::clone(cell))
     }
@@ -528,11 +649,12 @@ impl<C: Content> NodeCache<C> {
         if let Some(held) = self.held.get(core, nid) {
             return Some(held);
         }
-        let shard = self.lock(self.shard_of(nid));
+        let mut shard = self.lock(self.shard_of(nid));
+        let seeking = shard.sought_by(core);
         let cell = shard.get(nid)?;
         cell.header.note_use();
         let cell = Arc::clone(cell);
-        match cell.header.is_sought(core) {
+        match cell.header.is_sought(seeking) {
             true => Some(self.hold(shard, core, cell)),
             false => Some(Handle::common(cell)),
         }
@@ -553,10 +675,11 @@ impl<C: Content> NodeCache<C> {
                 Glance::Elsewhere => {}
             }
         }
-        let shard = self.lock(self.shard_of(nid));
+        let mut shard = self.lock(self.shard_of(nid));
+        let seeking = shard.sought_by(core);
         let cell = shard.get(nid)?;
         cell.header.note_use();
-        match cell.header.is_sought(core) {
+        match cell.header.is_sought(seeking) {
             true => None,
             false => look(cell),
         }
@@ -725,15 +848,19 @@ mod tests {
     use super::*;
 
     #[derive(Clone)]
-    struct Word;
-    impl Content for Word {
+    struct Words<const LEADS: bool>;
+    type Word = Words<false>;
+    /// To others.
+    type Way = Words<true>;
+
+    impl<const LEADS: bool> Content for Words<LEADS> {
         type Delta = ();
         fn kind(&self) -> u8 {
             format::table::FIRST_FS_KIND
         }
         fn encode(&self, _: &mut Vec<u8>) {}
         fn decode(_: u8, _: &[u8]) -> Result<Self, Damage> {
-            Ok(Word)
+            Ok(Words)
         }
         fn apply(&mut self, _: &()) -> Result<(), Damage> {
             Ok(())
@@ -741,6 +868,9 @@ mod tests {
         fn encode_delta(_: &(), _: &mut Vec<u8>) {}
         fn decode_delta(_: u8, _: &[u8]) -> Result<(), Damage> {
             Ok(())
+        }
+        fn leads(&self) -> bool {
+            LEADS
         }
         fn owned(_: u8) -> bool {
             false
@@ -755,14 +885,74 @@ mod tests {
 
     /// A cache with a node that two cores hold by themselves.
     fn sought(limit: usize) -> NodeCache<Word> {
-        let cache = NodeCache::new(2, limit);
-        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        let cache = NodeCache::<Word>::new(2, limit);
+        cache.insert(new_cell(Nid(70), 1, Body::User(Words)));
         let found = |core| cache.get_held(core, Nid(70)).unwrap();
         let held = |core| found(core).is_own();
         assert!(!held(0) && !held(0) && !held(1));
-        (0..2 * COMMON).for_each(|i| drop(found(i % 2)));
+        (0..2 * COMMON as usize).for_each(|i| drop(found(i % 2)));
         assert!(held(0) && held(1));
         cache
+    }
+
+    /// Nodes that are neighbours.
+    fn neighbours<const LEADS: bool>() -> NodeCache<Words<LEADS>> {
+        let cache = NodeCache::new(2, 1 << 20);
+        for nid in 72..80 {
+            cache.insert(new_cell(Nid(nid), 1, Body::User(Words)));
+        }
+        cache
+    }
+
+    fn held<const LEADS: bool>(cache: &NodeCache<Words<LEADS>>, core: usize, nid: u64) -> bool {
+        cache.get_held(core, Nid(nid)).unwrap().is_own()
+    }
+
+    #[test]
+    fn cores_hold_ways_that_are_neighbours_though_each_seeks_its_own() {
+        let cache: NodeCache<Way> = neighbours();
+        let nid = |core| 72 + core as u64;
+        // One core after the other may seek both as long as it likes.
+        for core in 0..2 {
+            assert!((0..4 * COMMON as usize).all(|_| !held(&cache, core, nid(core))));
+        }
+        (0..2 * COMMON as usize).for_each(|i| _ = held(&cache, i % 2, nid(i % 2)));
+        assert!(held(&cache, 0, 72) && held(&cache, 1, 73));
+        // What lies where neither core seeks anything.
+        assert!(!held(&cache, 0, 74));
+    }
+
+    #[test]
+    fn what_is_no_way_is_held_only_if_several_cores_seek_it() {
+        let cache: NodeCache<Word> = neighbours();
+        (0..8 * COMMON as usize).for_each(|i| assert!(!held(&cache, i % 2, 72 + i as u64 % 2)));
+        (0..2 * COMMON as usize).for_each(|i| _ = held(&cache, i % 2, 74));
+        assert!(held(&cache, 0, 74) && held(&cache, 1, 74));
+    }
+
+    #[test]
+    fn seekers_are_one_word() {
+        let all = |count| Seekers {
+            of_others: count,
+            disturbed: COMMON - count,
+            core: 0x5A3,
+            number: 0x7FE,
+        };
+        for seekers in [all(0), all(COMMON), all(7), Seekers::alone(usize::MAX)] {
+            assert_eq!(Seekers::unpack(seekers.pack()), seekers);
+        }
+    }
+
+    #[test]
+    fn ways_that_are_looked_up_now_and_then_are_not_held() {
+        let cache: NodeCache<Way> = neighbours();
+        for _ in 0..4 * COMMON {
+            // Each is disturbed each time, with others of the shard between.
+            assert!(!held(&cache, 0, 72) && !held(&cache, 1, 73));
+            for _ in 0..BETWEEN {
+                assert!(cache.get(Nid(74)).is_some());
+            }
+        }
     }
 
     #[test]
@@ -776,10 +966,10 @@ mod tests {
 
     #[test]
     fn a_glance_sees_what_is_there_and_waits_for_nothing() {
-        let cache = NodeCache::new(2, 1 << 20);
+        let cache = NodeCache::<Word>::new(2, 1 << 20);
         let glance = |nid| cache.glance(0, Nid(nid), |_: &Word| Some(()));
         assert_eq!(glance(70), None);
-        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        cache.insert(new_cell(Nid(70), 1, Body::User(Words)));
         cache.insert(new_cell(Nid(71), 1, Body::Gone));
         let cell = cache.get(Nid(70)).unwrap();
         let before = Arc::strong_count(&cell);
@@ -797,10 +987,10 @@ mod tests {
 
     #[test]
     fn a_glance_counts_for_the_cores_that_seek_a_node() {
-        let cache = NodeCache::new(2, 1 << 20);
-        cache.insert(new_cell(Nid(70), 1, Body::User(Word)));
+        let cache = NodeCache::<Word>::new(2, 1 << 20);
+        cache.insert(new_cell(Nid(70), 1, Body::User(Words)));
         let glance = |core| cache.glance(core, Nid(70), |_: &Word| Some(()));
-        for i in 0..2 * COMMON {
+        for i in 0..2 * COMMON as usize {
             glance(i % 2);
         }
         // From now on each core is to hold it by itself, which a glance does not bring about.
@@ -818,7 +1008,7 @@ mod tests {
 
     #[test]
     fn a_node_that_shrinks_while_it_is_marked_gives_back_what_was_charged() {
-        let cell = new_cell(Nid(70), 1, Body::User(Word));
+        let cell = new_cell::<Word>(Nid(70), 1, Body::User(Words));
         let header = &cell.header;
         let image = header.image.load(Ordering::Relaxed) as i64;
         // A deletion works out the new size, cleaning marks the node, and then the deletion looks whether it is dirty.
@@ -837,7 +1027,7 @@ mod tests {
 
     #[test]
     fn an_image_that_shrank_by_a_short_change_is_charged_anew() {
-        let cell = new_cell(Nid(70), 1, Body::User(Word));
+        let cell = new_cell::<Word>(Nid(70), 1, Body::User(Words));
         let shrank = |from: usize, to| {
             cell.header.image.store(from as u32, Ordering::Relaxed);
             cell.header.shrank(|| to)
@@ -851,7 +1041,7 @@ mod tests {
         let in_use = cache.get_held(1, Nid(70));
         let fill = |from: u64| {
             for nid in (from..from + 10_000).step_by(NEIGHBOURS) {
-                cache.insert(new_cell(Nid(nid), 1, Body::User(Word)));
+                cache.insert(new_cell(Nid(nid), 1, Body::User(Words)));
             }
         };
         fill(1000);
@@ -869,7 +1059,7 @@ mod tests {
         cache.get(Nid(70)).unwrap().header.set_gone();
         // Its nid has no other cell yet: whoever asks finds it gone.
         assert!(!cache.get_held(0, Nid(70)).unwrap().is_own());
-        cache.insert(new_cell(Nid(70), 9, Body::User(Word)));
+        cache.insert(new_cell(Nid(70), 9, Body::User(Words)));
         for core in [1, 0, 1] {
             assert_eq!(cache.get_held(core, Nid(70)).unwrap().read().version, 9);
         }
@@ -877,14 +1067,14 @@ mod tests {
 
     #[test]
     fn a_replaced_cell_is_charged_no_more() {
-        let cache = NodeCache::new(1, 1 << 20);
+        let cache = NodeCache::<Word>::new(1, 1 << 20);
         for version in 0..100 {
-            let cell = new_cell(Nid(70), version, Body::User(Word));
+            let cell = new_cell::<Word>(Nid(70), version, Body::User(Words));
             cache.insert(Arc::clone(&cell));
             cache.recharge(&cell, &Body::Gone);
-            cache.insert(new_cell(Nid(70), version, Body::User(Word)));
+            cache.insert(new_cell(Nid(70), version, Body::User(Words)));
             // The checkpoint captures the old cell last.
-            cache.recharge(&cell, &Body::User(Word));
+            cache.recharge(&cell, &Body::User(Words));
         }
         let one = (cell_overhead::<Word>() + 1000) as i64;
         assert_eq!(cache.bytes.exact(), one + GROUP_BYTES);

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::items;
 use crate::journal::{Journal, Resume};
 use crate::nids::{LeafNids, NidSource, Nids};
-use crate::node::{Body, Cell, Node, NodeCache, last_version, new_cell};
+use crate::node::{Body, Cell, Node, NodeCache, ask_to_change, last_version, new_cell};
 use crate::op::{Dirty, FreshNid, Need, Op};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Space};
@@ -24,7 +24,6 @@ use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
-use base::prefetch;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
 use device::Array;
@@ -349,11 +348,22 @@ impl<C: Content> Store<C> {
     /// nothing is kept for the caller's core.
     #[inline]
     pub fn get_once(&self, nid: Nid) -> Result<Node<C>, Error> {
-        if nid.0 >= SPACE_MAP_FIRST {
-            return Err(Error::Gone(nid));
-        }
-        match self.nodes.get(nid) {
-            Some(cell) if self.unreplayed.is_empty() => Ok(Node(Handle::common(cell))),
+        let found = self.nodes.get(nid);
+        self.found_once(nid, found.map(Handle::common))
+    }
+
+    /// [`get_once`](Self::get_once) for who will lock the node exclusively.
+    #[inline]
+    pub fn get_to_change(&self, nid: Nid) -> Result<Node<C>, Error> {
+        let found = self.nodes.get_to_change(nid);
+        self.found_once(nid, found.map(Handle::common))
+    }
+
+    #[inline(always)]
+    fn found_once(&self, nid: Nid, found: Option<Handle<Cell<C>>>) -> Result<Node<C>, Error> {
+        match found {
+            _ if nid.0 >= SPACE_MAP_FIRST => Err(Error::Gone(nid)),
+            Some(cell) if self.unreplayed.is_empty() => Ok(Node(cell)),
             _ => self.load_absent(nid),
         }
     }
@@ -718,7 +728,7 @@ impl<C: Content> Store<C> {
                     base::trace::mark("release");
                 }
                 if let Some(later) = part.len().checked_sub(RELEASED_AHEAD) {
-                    prefetch::shared(&part[later].cell);
+                    ask_to_change(&part[later].cell);
                 }
                 drop(one);
             }

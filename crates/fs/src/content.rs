@@ -204,6 +204,15 @@ impl engine::Content for FsNode {
         }
     }
 
+    /// Directories and index nodes.
+    fn leads(&self) -> bool {
+        match self {
+            FsNode::Inode(inode) => inode.mode & libc::S_IFMT == libc::S_IFDIR,
+            FsNode::Index(_) => true,
+            _ => false,
+        }
+    }
+
     fn owned(kind: u8) -> bool {
         kind != KIND_INODE
     }

@@ -301,10 +301,10 @@ impl FileSystem {
         Ok(node)
     }
 
-    /// The node of an inode that a name refers to. Gone is also one whose number belongs to
+    /// The node of an inode that a name refers to, to change it. Gone is also one whose number belongs to
     /// another kind of node by now: unlinked, and the number reused, since the name was read.
     pub(crate) fn named_node(&self, nid: Nid) -> Result<Node<FsNode>, engine::Error> {
-        let node = self.store.get_once(nid)?;
+        let node = self.store.get_to_change(nid)?;
         match node.is_owned() {
             true => Err(engine::Error::Gone(nid)),
             false => Ok(node),

@@ -17,7 +17,7 @@ use crate::content::leaf::{Elements, InLeaf, Pick, View};
 use crate::content::{
     Body, Child, Delta, FsNode, Inode, Name, NameList, Orphan, Root, TreeId, Xattr,
 };
-use crate::tree::{self, FreshNid, Growth, Leaf, Path, Removal};
+use crate::tree::{self, FreshNid, Growth, Leaf, Path, Purpose, Removal};
 use base::tight::limit;
 use engine::{Op, Slot, Store};
 use format::Damage;
@@ -149,11 +149,21 @@ pub fn pick<T: Listed>(
 #[derive(Debug, Default)]
 pub struct Seen(Option<(Leaf, u64)>);
 
-/// Looks for an element of a group, and tells where; the inode is locked at least shared.
+/// Looks for an element of a group, to change it, and tells where; the inode is locked at least shared.
 pub fn look<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     first: u64,
+    wanted: impl Fn(View<'_, T>) -> bool,
+) -> Result<(Option<T::Found>, Seen), Error> {
+    look_for::<T>(store, inode, first, Purpose::Change, wanted)
+}
+
+fn look_for<T: Listed>(
+    store: &Store<FsNode>,
+    inode: &Inode,
+    first: u64,
+    purpose: Purpose,
     wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<(Option<T::Found>, Seen), Error> {
     match inode.root(T::TREE) {
@@ -162,7 +172,7 @@ pub fn look<T: Listed>(
             Seen::default(),
         )),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
+            let (node, leaf) = tree::read_leaf(store, inode, root, first, purpose)?;
             let found = pick::<T>(T::in_leaf(&node)?, first, wanted);
             let version = node.version();
             Ok((found, Seen(Some((leaf, version)))))
@@ -185,7 +195,7 @@ pub fn find<T: Listed>(
     });
     match seen {
         Some(found) => Ok(found),
-        None => Ok(look::<T>(store, inode, first, wanted)?.0),
+        None => Ok(look_for::<T>(store, inode, first, Purpose::Read, wanted)?.0),
     }
 }
 
@@ -200,7 +210,7 @@ pub fn run_from<T: Listed>(
     match inode.root(T::TREE) {
         None => Ok((tail(T::in_inode(inode)?), None)),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, from)?;
+            let (node, leaf) = tree::read_leaf(store, inode, root, from, Purpose::Read)?;
             Ok((tail(T::in_leaf(&node)?), leaf.high))
         }
     }
@@ -221,7 +231,7 @@ pub fn find_each<T: Listed>(
             found.push(pick(T::in_inode(inode)?, found.len()));
             continue;
         };
-        let (node, leaf) = tree::read_leaf(store, inode, root, first)?;
+        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read)?;
         let list = T::in_leaf(&node)?;
         let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
         let rest = firsts[found.len()..].iter();

@@ -30,9 +30,11 @@ pub const INDEX_MAX: usize = 250;
 /// Leaves right below the root of a tree that many cores change: whatever changes the root keeps all of them out.
 const CROWDED_ROOT: usize = 4;
 /// Children of an index node right below the root of such a tree, while the root has room for more of them. All who look for a
-/// leaf lock the index node above it, if only shared, so its lock goes from core to core twice for each. The root
-/// is changed, and all kept out, as many times as it has room at most.
+/// leaf lock the index node above it, if only shared, so its lock goes from core to core twice for each.
 const CROWDED_INDEX: usize = 32;
+/// Index nodes that take the place of one that is full then. The root is changed, and all kept out, for each such split, some 14
+/// times until it has no room for more.
+const CROWDED_PIECES: usize = 8;
 
 fn index_max() -> usize {
     limit(INDEX_MAX, 4)
@@ -77,9 +79,10 @@ pub struct Path {
 
 /// Everything needed to link new leaves beside a path's leaf.
 pub struct Growth<'s> {
-    /// Index nodes to change, from the bottom up; all but the last are split.
-    levels: Vec<Slot>,
-    /// For each split, then for a deeper root.
+    /// Index nodes to change, from the bottom up, and how many new ones take a part of each; none of the last, unless new
+    /// children reach the root.
+    levels: Vec<(Slot, usize)>,
+    /// For these, then for a deeper root.
     fresh: Vec<FreshNid<'s>>,
     /// New children reach the root.
     reaches_root: bool,
@@ -106,16 +109,18 @@ pub struct Removal {
     collapse: bool,
 }
 
+/// What a leaf is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Read,
+    /// It is going to be locked exclusively, if it has what is wanted.
+    Change,
+}
+
 /// Loads a node that something owned refers to: that it is missing is damage.
 #[inline]
 fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get(nid))
-}
-
-/// The same for a leaf, which cores take turns to change.
-#[inline]
-fn load_leaf(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
-    owned(nid, store.get_once(nid))
 }
 
 /// [`load`], as the operation has the node: in a large one, of nodes that it has made or locked before.
@@ -159,7 +164,7 @@ fn owned_error(nid: Nid, error: engine::Error) -> Error {
 }
 
 /// The leaf that covers `key`, and its bounds. The inode is locked at least shared.
-pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
+pub fn find(store: &Store<FsNode>, root: &Root, key: u64, purpose: Purpose) -> Result<Leaf, Error> {
     let mut at = Descent::enter(&root.children, key)?;
     for _ in 0..root.depth {
         at = match at.glance(store, key) {
@@ -167,14 +172,14 @@ pub fn find(store: &Store<FsNode>, root: &Root, key: u64) -> Result<Leaf, Error>
             None => at.step(read(store, at.nid)?.index()?, key)?,
         };
     }
-    at.leaf(store)
+    at.leaf(store, purpose)
 }
 
 /// [`find`], as the operation has the nodes on the way.
 #[inline]
 fn find_in(op: &Op<'_, FsNode>, root: &Root, key: u64) -> Result<Leaf, Error> {
     match op.is_large() {
-        false => find(op.store(), root, key),
+        false => find(op.store(), root, key, Purpose::Change),
         true => find_own(op, root, key),
     }
 }
@@ -207,11 +212,12 @@ pub fn read_leaf(
     inode: &Inode,
     root: &Root,
     key: u64,
+    purpose: Purpose,
 ) -> Result<(NodeRead<FsNode>, Leaf), Error> {
     loop {
         let shape = inode.shape();
         let same = || inode.shape() == shape || planted(Canary::ShapeIgnored);
-        let leaf = find(store, root, key);
+        let leaf = find(store, root, key, purpose);
         if !same() {
             continue;
         }
@@ -235,7 +241,7 @@ pub fn walk(
 ) -> Result<(), Error> {
     let mut next = Some(from);
     while let Some(key) = next {
-        let leaf = find(store, root, key)?;
+        let leaf = find(store, root, key, Purpose::Read)?;
         let content = leaf
             .node
             .read()
@@ -308,14 +314,19 @@ impl Descent {
         store.glance(self.nid, |node| self.step(node.index().ok()?, key).ok())
     }
 
-    fn leaf(self, store: &Store<FsNode>) -> Result<Leaf, Error> {
-        Ok(self.leaf_at(load_leaf(store, self.nid)?))
+    /// Leaves are what cores take turns to change.
+    fn leaf(self, store: &Store<FsNode>, purpose: Purpose) -> Result<Leaf, Error> {
+        let node = match purpose {
+            Purpose::Read => store.get_once(self.nid),
+            Purpose::Change => store.get_to_change(self.nid),
+        };
+        Ok(self.leaf_at(owned(self.nid, node)?))
     }
 
     fn leaf_in(self, op: &Op<'_, FsNode>) -> Result<Leaf, Error> {
         match op.own(self.nid) {
             Some(slot) => Ok(self.leaf_at(op.node(slot))),
-            None => self.leaf(op.store()),
+            None => self.leaf(op.store(), Purpose::Change),
         }
     }
 
@@ -444,18 +455,28 @@ impl Path {
         let mut below = self.leaf.node.nid();
         for level in (0..self.index.len()).rev() {
             let slot = self.lock_index(op, level)?;
-            growth.levels.push(slot);
+            growth.levels.push((slot, 0));
             let above = |child: &Child| child.nid == below;
             if op.shares(self.inode) && !op.peek(slot).index()?.iter().any(above) {
                 growth.passed = true;
                 return Ok(growth);
             }
             below = self.index[level].0.nid();
-            if op.peek(slot).index()?.len() + more <= self.index_most(op, level)? {
+            let children = op.peek(slot).index()?.len() + more;
+            let new = self.splits(op, level, children)?;
+            if new == 0 {
                 return Ok(growth);
             }
-            growth.fresh.push(store.reserve_nid()?);
-            more = 1;
+            if level == 0 && op.shares(self.inode) {
+                // Somebody comes again who shares it with nobody.
+                growth.reaches_root = true;
+                return Ok(growth);
+            }
+            for _ in 0..new {
+                growth.fresh.push(store.reserve_nid()?);
+            }
+            growth.levels.last_mut().expect("pushed above").1 = new;
+            more = new;
         }
         growth.reaches_root = true;
         let inode = inode_of(op, self.inode)?;
@@ -470,14 +491,19 @@ impl Path {
         Ok(growth)
     }
 
-    /// Children that an index node of this level may have.
-    fn index_most(&self, op: &Op<'_, FsNode>, level: usize) -> Result<usize, Error> {
-        let spreads = level == 0
-            && inode_of(op, self.inode)?.is_crowded()
-            && root_of(op, self.inode, self.tree)?.children.len() < root_max();
-        Ok(match spreads {
-            true => crowded_index(),
-            false => index_max(),
+    /// How many index nodes must take a part of one of this level that would have so many children.
+    fn splits(&self, op: &Op<'_, FsNode>, level: usize, children: usize) -> Result<usize, Error> {
+        let room = match level == 0 && inode_of(op, self.inode)?.is_crowded() {
+            true => root_max().saturating_sub(root_of(op, self.inode, self.tree)?.children.len()),
+            false => 0,
+        };
+        let (most, pieces) = match room {
+            0 => (index_max(), 2),
+            room => (crowded_index(), limit(CROWDED_PIECES, 3).min(room + 1)),
+        };
+        Ok(match children <= most {
+            true => 0,
+            false => pieces.min(children) - 1,
         })
     }
 
@@ -485,11 +511,9 @@ impl Path {
     pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth<'_>, leaves: Vec<Child>) {
         let mut fresh = growth.fresh.into_iter();
         let mut pending = leaves;
-        let splits = growth.levels.len() - usize::from(!growth.reaches_root);
-        for (i, &slot) in growth.levels.iter().enumerate() {
-            if i < splits {
-                let fresh = fresh.next().expect("one nid is reserved for each split");
-                pending = vec![split_index(op, slot, fresh, pending)];
+        for (slot, new) in growth.levels {
+            if new > 0 {
+                pending = split_index(op, slot, fresh.by_ref().take(new).collect(), pending);
             } else {
                 let tree = self.tree;
                 for child in std::mem::take(&mut pending) {
@@ -698,31 +722,38 @@ fn old_root(op: &Op<'_, FsNode>, inode: Slot, tree: TreeId) -> Option<u8> {
     root_of(op, inode, tree).ok().map(|root| root.depth)
 }
 
-/// Splits an index node in two around its middle, with `pending` added; returns the new one.
+/// Splits an index node, with `pending` added, into parts of about one size, of which new nodes have all but the first; returns
+/// the new ones.
 fn split_index(
     op: &mut Op<'_, FsNode>,
     slot: Slot,
-    fresh: FreshNid<'_>,
+    fresh: Vec<FreshNid<'_>>,
     pending: Vec<Child>,
-) -> Child {
+) -> Vec<Child> {
     let mut merged = match op.peek(slot) {
         FsNode::Index(list) => list.clone(),
         _ => unreachable!("checked when the growth was planned"),
     };
     merged.extend_from_slice(&pending);
     merged.sort_unstable_by_key(|child| child.key);
-    let upper = merged.split_off(merged.len() / 2);
-    let child = Child {
-        key: upper[0].key,
-        nid: fresh.nid(),
+    let (all, parts) = (merged.len(), fresh.len() + 1);
+    debug_assert!(parts > 1 && all >= parts, "no part is empty");
+    let child = |(i, nid): (usize, &FreshNid<'_>)| Child {
+        key: merged[(i + 1) * all / parts].key,
+        nid: nid.nid(),
     };
-    op.apply(slot, Delta::DropFrom(child.key));
-    for new in pending.into_iter().filter(|new| new.key < child.key) {
+    let children: Vec<Child> = fresh.iter().enumerate().map(child).collect();
+    let first = children[0].key;
+    op.apply(slot, Delta::DropFrom(first));
+    for new in pending.into_iter().filter(|new| new.key < first) {
         let tree = TreeId::Body; // an index node has one list only
         op.apply(slot, Delta::InsertChild { tree, child: new });
     }
-    op.create(fresh, FsNode::Index(upper));
-    child
+    for (i, nid) in fresh.into_iter().enumerate().rev() {
+        let part = merged.split_off((i + 1) * all / parts);
+        op.create(nid, FsNode::Index(part));
+    }
+    children
 }
 
 /// Moves the root's children, and `pending`, to a new index node below the root.

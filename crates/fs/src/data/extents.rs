@@ -187,7 +187,9 @@ fn few(store: &Store<FsNode>, list: &[FileExtent], pages: &Range<u64>) -> Option
 /// The page at which the leaf that covers `page` ends: one operation maps pages below it.
 pub(super) fn leaf_end(store: &Store<FsNode>, inode: &Inode, page: u64) -> Result<u64, Error> {
     match &inode.body {
-        Body::Tree(root) => Ok(tree::find(store, root, page)?.high.unwrap_or(PAGE_LIMIT)),
+        Body::Tree(root) => Ok(tree::find(store, root, page, tree::Purpose::Read)?
+            .high
+            .unwrap_or(PAGE_LIMIT)),
         _ => Ok(PAGE_LIMIT),
     }
 }

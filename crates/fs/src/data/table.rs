@@ -8,15 +8,16 @@ use super::file::FileState;
 use super::references::{GROUP, References};
 use crate::Ino;
 use crate::content::FsNode;
-use base::map::{HashSet, NearMap};
+use base::map::{HashSet, NearMap, shard_of, shards_for};
 use base::spares::{Borrowed, Spares};
 use base::sync::{Arc, Mutex, rank};
 use base::thread::current_cpu;
 use engine::Node;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::{Padded, Sum};
+use format::table::REGION_NIDS;
 
-/// Shards of the table for each core.
+/// Shards of the table for each of a few cores.
 const SHARDS: usize = 16;
 /// By how much the number of states may be wrong.
 const STATES_SLACK: i64 = 1024;
@@ -62,9 +63,7 @@ impl FileTable {
     pub fn new(cores: usize) -> Self {
         let shard = |i| Padded(Mutex::keyed(rank::FILE_TABLE, i as u64, Shard::default()));
         FileTable {
-            shards: (0..(cores * SHARDS).next_power_of_two())
-                .map(shard)
-                .collect(),
+            shards: (0..shards_for(cores, SHARDS)).map(shard).collect(),
             states: Sum::new(cores, STATES_SLACK),
             spares: Spares::default(),
         }
@@ -76,8 +75,9 @@ impl FileTable {
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
-        let hash = (ino.0 / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44;
-        &self.shards[hash as usize & (self.shards.len() - 1)]
+        // Cores take nids along regions of their own.
+        let number = shard_of(ino.0 / GROUP, REGION_NIDS / GROUP, self.shards.len());
+        &self.shards[number]
     }
 
     /// The state of a file if it has one.

@@ -2,9 +2,10 @@
 
 use crate::world::{World, list};
 use base::rng::Rng;
+use fs::content::TreeId;
 use fs::{Caller, Error, FileSystem, Ino, ROOT};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 fn touch(fs: &FileSystem, dir: Ino, name: &str) {
     fs.mknod(&Caller::root(), dir, name.as_bytes(), libc::S_IFREG, 0)
@@ -125,6 +126,53 @@ fn links_and_unlinks_at_once_keep_the_count() {
     });
     let links: usize = dirs.iter().map(|d| list(&fs, *d, 10).len()).sum();
     assert_eq!(fs.getattr(file).unwrap().nlink as usize, 1 + links);
+    fs.close().unwrap();
+}
+
+/// Leaves that each index node right below a directory's root has.
+fn leaves_of_index_nodes(fs: &FileSystem, dir: Ino) -> Vec<usize> {
+    let node = |nid| fs.store().get(nid).unwrap().read().unwrap();
+    let root = node(dir)
+        .inode()
+        .unwrap()
+        .root(TreeId::Body)
+        .unwrap()
+        .clone();
+    assert_eq!(root.depth, 1);
+    let children = root.children.iter();
+    children
+        .map(|child| node(child.nid).index().unwrap().len())
+        .collect()
+}
+
+#[test]
+fn an_index_node_of_a_crowded_directory_is_split_in_eight() {
+    const WORKERS: usize = 3;
+    const NAMES: usize = 5000;
+    let fs = World::new(1, 256 << 20, 1).open();
+    let made = fs.mkdir(&Caller::root(), ROOT, b"shared", 0o755);
+    let dir = made.unwrap().ino;
+    let turns = AtomicUsize::new(0);
+    base::thread::parallel(WORKERS, |worker| {
+        for i in 0..NAMES {
+            // In turn, so that it is crowded however they run.
+            while turns.load(Ordering::Acquire) != i * WORKERS + worker {
+                base::thread::yield_now();
+            }
+            touch(&fs, dir, &format!("{worker}-{i}"));
+            turns.fetch_add(1, Ordering::Release);
+        }
+    });
+    let leaves = leaves_of_index_nodes(&fs, dir);
+    // Halves of one that is full would have 16 each at least.
+    assert!(leaves.len() >= 8, "{leaves:?}");
+    assert!(leaves.iter().all(|&n| (4..=32).contains(&n)), "{leaves:?}");
+    assert!(leaves.iter().any(|&n| n < 16), "{leaves:?}");
+    assert_eq!(list(&fs, dir, 1000).len(), WORKERS * NAMES);
+    for i in 0..NAMES {
+        let name = format!("{}-{i}", i % WORKERS);
+        assert!(fs.lookup(dir, name.as_bytes()).is_ok());
+    }
     fs.close().unwrap();
 }
 
