@@ -82,14 +82,14 @@ impl Hasher for NearHasher {
     }
 }
 
-/// Cores from which on a core has [`MANY_SHARDS`] as many shards as on few.
-const MANY_CORES: usize = 32;
-const MANY_SHARDS: usize = 4;
+/// Few cores, and how many times as many shards each of many has at most.
+const FEW: usize = 8;
+const MORE: usize = 4;
 
-/// How many shards a table has that is to have so many for each core, a power of two; more for each of many cores, of which one
-/// finds more seldom that it was itself that used a shard last. Few have fewer, which stay in their caches.
+/// How many shards a table has that is to have so many for each of a few cores, a power of two; each of twice as many cores has twice as
+/// many, and so on up to [`MORE`] times: one of many finds more seldom that it was itself that used a shard last. Those of few stay in their caches.
 pub fn shards_for(cores: usize, each: usize) -> usize {
-    let more = cores.div_ceil(MANY_CORES / MANY_SHARDS).min(MANY_SHARDS);
+    let more = cores.div_ceil(FEW).min(MORE);
     (cores * each * more).next_power_of_two()
 }
 

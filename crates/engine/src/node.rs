@@ -138,7 +138,7 @@ impl Seekers {
         self.core = core;
         if leads && seeking.disturbed {
             let between = number.wrapping_sub(self.number) & Self::MASK;
-            self.disturbed = match between > BETWEEN {
+            self.disturbed = match between > BETWEEN + 1 {
                 true => 1,
                 false => self.disturbed + 1,
             };
@@ -190,10 +190,14 @@ impl CellHeader {
 
     #[inline(never)]
     fn is_sought_by_others(&self, seeking: Seeking) -> bool {
-        let mut seekers = Seekers::unpack(self.seekers.load(Ordering::Relaxed));
+        let word = self.seekers.load(Ordering::Relaxed);
+        let mut seekers = Seekers::unpack(word);
         if !seekers.are_common() {
             seekers.seek(seeking, self.leads);
-            self.seekers.store(seekers.pack(), Ordering::Relaxed);
+            let now = seekers.pack();
+            if now != word {
+                self.seekers.store(now, Ordering::Relaxed);
+            }
         }
         seekers.are_common()
     }
@@ -369,21 +373,30 @@ fn place_of<C: Content>(body: &Body<C>) -> (bool, Rank) {
     }
 }
 
+/// Whether a body is on the way to others: constant over a cell's life, too.
+fn leads<C: Content>(body: &Body<C>) -> bool {
+    matches!(body, Body::User(content) if content.leads())
+}
+
 /// Whether a body of this kind can be in this cell.
 pub(crate) fn suits<C: Content>(cell: &Cell<C>, body: &Body<C>) -> bool {
-    matches!(body, Body::Gone) || place_of(body) == (cell.header.owned, cell.rank())
+    let CellHeader {
+        owned,
+        leads: on_way,
+        ..
+    } = cell.header;
+    matches!(body, Body::Gone) || (place_of(body), leads(body)) == ((owned, cell.rank()), on_way)
 }
 
 pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc<Cell<C>> {
     let (owned, lock_rank) = place_of(&body);
-    let leads = matches!(&body, Body::User(content) if content.leads());
     let header = CellHeader {
+        leads: leads(&body),
         nid,
         owned,
         dirty: AtomicBool::new(false),
         recent: AtomicBool::new(true),
         gone: AtomicBool::new(false),
-        leads,
         seekers: AtomicU32::new(Seekers::alone(lane()).pack()),
         bytes: AtomicU32::new((cell_overhead::<C>() + body.memory()) as u32),
         image: AtomicU32::new(body.image() as u32),
