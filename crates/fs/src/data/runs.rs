@@ -3,16 +3,34 @@
 //! Threads that share a handle go through the file at several places at once. So a handle knows up to [`RUNS`] of each sort, by where they go on; a request
 //! that goes on with none begins another, in place of one that has just begun, if there is such a one, or else of any.
 //!
+//! Threads that take large requests in turn from one file come out of their order. A large request that begins near where a run goes on is that run's, too, as
+//! long as what was left out comes soon after: a run has at most [`LEFT_MOST`] requests' worth of *gaps*. One that leaves out more strides over the file, and for a while
+//! the handle's runs are in order or none.
+//!
 //! These are hints only: threads that note at once may lose one's note, which costs a wrong guess.
 
 use super::stream::Reader;
-use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use base::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use base::tight;
+use format::BLOCK_SIZE;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// Of each sort.
 const RUNS: usize = 4;
+/// Bytes of a request that may come out of its order, at least.
+const NEAR_MIN: usize = 64 << 10;
+/// So many requests may be left out at once, and in all: a thread that has to wait for a CPU loses some ms to the others.
+const GAP_MOST: u64 = 16;
+const LEFT_MOST: u64 = 64;
+/// So many requests of a handle are no run's by being near, after a run that came back for nothing that it had left out.
+const STRICT: u32 = 256;
 /// Where no request begins.
 const NOWHERE: u64 = u64::MAX;
+
+fn near_min() -> u64 {
+    tight::limit(NEAR_MIN, 2 * BLOCK_SIZE) as u64
+}
 
 /// Runs of one sort, each with what is known of it. Most handles have one.
 #[derive(Debug, Default)]
@@ -21,13 +39,77 @@ struct Runs<R> {
     /// Where the one went on that gave way last, while there are no more: who goes on there after all shows that there should be.
     gone: AtomicU64,
     more: OnceLock<Box<More<R>>>,
+    /// Requests that have to be in order.
+    strict: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Run<R> {
     /// The byte where it goes on.
     next: AtomicU64,
+    /// Bytes before that which were left out so far.
+    gaps: AtomicU64,
+    /// Some of that came later.
+    filled: AtomicBool,
     known: R,
+}
+
+impl<R> Run<R> {
+    /// Goes on with a large request, wherever it begins.
+    fn go_on_near(&self, bytes: &Range<u64>) {
+        let next = self.next.fetch_max(bytes.end, Ordering::Relaxed);
+        if bytes.start > next {
+            let more = |gaps: u64| {
+                let most = LEFT_MOST * (bytes.end - bytes.start);
+                Some((gaps + (bytes.start - next)).min(most))
+            };
+            // It has a new value whatever it was.
+            let _ = self
+                .gaps
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            return;
+        }
+        let filled = bytes.end.min(next) - bytes.start;
+        if filled > 0 {
+            self.filled.store(true, Ordering::Relaxed);
+            let less = |gaps: u64| Some(gaps.saturating_sub(filled));
+            let _ = self
+                .gaps
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+
+    fn nearness(&self, bytes: &Range<u64>) -> Nearness {
+        let len = bytes.end - bytes.start;
+        let next = self.next.load(Ordering::Relaxed);
+        let gaps = self.gaps.load(Ordering::Relaxed);
+        let (ahead, behind) = (bytes.start.checked_sub(next), next.checked_sub(bytes.end));
+        match (ahead, behind) {
+            // Nothing has come before it.
+            _ if next == NOWHERE || next == 0 => Nearness::Far,
+            (Some(gap), _) if gap > GAP_MOST * len => Nearness::Far,
+            (Some(gap), _) if gaps + gap > LEFT_MOST * len => Nearness::Strides,
+            (Some(_), _) => Nearness::Near,
+            // It must have been left out.
+            (None, Some(behind)) if behind <= LEFT_MOST * 2 * len && gaps >= len => Nearness::Near,
+            (None, _) => Nearness::Far,
+        }
+    }
+
+    fn begin(&self, next: u64) {
+        self.next.store(next, Ordering::Relaxed);
+        self.gaps.store(0, Ordering::Relaxed);
+        self.filled.store(false, Ordering::Relaxed);
+    }
+}
+
+/// How a request lies to a run that does not go on with it in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nearness {
+    Near,
+    /// It would be, if less had been left out before.
+    Strides,
+    Far,
 }
 
 #[derive(Debug)]
@@ -41,6 +123,8 @@ impl<R: Default> More<R> {
     fn new() -> Box<More<R>> {
         let run = |_| Run {
             next: AtomicU64::new(NOWHERE),
+            gaps: AtomicU64::new(0),
+            filled: AtomicBool::new(false),
             known: R::default(),
         };
         Box::new(More {
@@ -75,6 +159,31 @@ impl<R: Default> Runs<R> {
         Some(&run.known)
     }
 
+    /// As [`go_on`](Self::go_on), of a large request that goes on with none in order: the run that it is near to. `strides`: one that leaves out much is one, too.
+    #[cold]
+    fn go_on_near(&self, bytes: Range<u64>, strides: bool) -> Option<&R> {
+        let strict = self.strict.load(Ordering::Relaxed);
+        if strict > 0 {
+            self.strict.store(strict - 1, Ordering::Relaxed);
+            return None;
+        }
+        let mut refused = false;
+        for run in self.iter() {
+            match run.nearness(&bytes) {
+                Nearness::Strides if !strides => refused = true,
+                Nearness::Near | Nearness::Strides => {
+                    run.go_on_near(&bytes);
+                    return Some(&run.known);
+                }
+                Nearness::Far => {}
+            }
+        }
+        if refused && !self.iter().any(|run| run.filled.load(Ordering::Relaxed)) {
+            self.strict.store(STRICT, Ordering::Relaxed);
+        }
+        None
+    }
+
     /// A run that begins takes the place of one that is new, or else of another, in turn.
     fn begin(&self, end: u64, is_new: impl Fn(&R) -> bool) -> &R {
         // A request may begin more than once: at each place where it has to wait.
@@ -102,7 +211,7 @@ impl<R: Default> Runs<R> {
                 new.unwrap_or_else(|| place(turn + 1))
             }
         };
-        run.next.store(end, Ordering::Relaxed);
+        run.begin(end);
         &run.known
     }
 }
@@ -134,7 +243,12 @@ impl ReadRuns {
     /// what is cached writes nothing that others with this handle read.
     #[inline]
     pub fn go_on(&self, offset: u64, len: u64, most: u64, all: bool) -> Option<(&ReadRun, u64)> {
-        let run = self.0.go_on(offset, offset.saturating_add(len))?;
+        let end = offset.saturating_add(len);
+        let run = match self.0.go_on(offset, end) {
+            Some(run) => run,
+            None if len >= near_min() => self.0.go_on_near(offset..end, false)?,
+            None => return None,
+        };
         let before = run.ahead.load(Ordering::Relaxed);
         let window = match all {
             true => most,
@@ -180,10 +294,11 @@ impl ReadRuns {
 pub(super) struct WriteRuns(Runs<AtomicU64>);
 
 impl WriteRuns {
-    /// A large write begins here; returns the bytes of its run before it.
-    pub fn go_on(&self, offset: u64, len: usize) -> u64 {
+    /// A large write begins here; returns the bytes of its run before it. `near`: it may be out of its order.
+    pub fn go_on(&self, offset: u64, len: usize, near: bool) -> u64 {
         let (end, len) = (offset + len as u64, len as u64);
-        let run = match self.0.go_on(offset, end) {
+        let near = || (near && len >= near_min()).then(|| self.0.go_on_near(offset..end, true))?;
+        let run = match self.0.go_on(offset, end).or_else(near) {
             Some(run) => run,
             None => {
                 // What is one request as this is has gone on with none.
@@ -245,7 +360,7 @@ mod tests {
     #[test]
     fn writes_of_one_handle_are_runs_each_by_itself() {
         let writes = WriteRuns::default();
-        let go_on = |offset| writes.go_on(offset, 100);
+        let go_on = |offset| writes.go_on(offset, 100, true);
         assert_eq!([go_on(0), go_on(10_000)], [0; 2]);
         for step in 1..5 {
             let runs = [go_on(step * 100), go_on(10_000 + step * 100)];
@@ -256,5 +371,73 @@ mod tests {
         }
         assert_eq!(go_on(500), 400, "it gave way once");
         assert_eq!(go_on(10_500), 500);
+    }
+
+    const LARGE: u64 = NEAR_MIN as u64;
+
+    /// Reads at these places, each by one request; returns how many were none of a run, and the runs that the others were of.
+    fn read_at(reads: &ReadRuns, places: impl IntoIterator<Item = u64>) -> (usize, Vec<usize>) {
+        let (mut missed, mut runs) = (0, Vec::new());
+        for place in places {
+            let offset = place * LARGE;
+            match reads.go_on(offset, LARGE, 64, false) {
+                Some((run, _)) => runs.push(run.id()),
+                None => {
+                    missed += 1;
+                    reads.jumped(offset + LARGE);
+                }
+            }
+        }
+        runs.dedup();
+        (missed, runs)
+    }
+
+    #[test]
+    fn large_requests_in_turn_are_one_run_whatever_their_order() {
+        let pairs = (0..500).flat_map(|pair| [2 * pair + 1, 2 * pair]);
+        let (missed, runs) = read_at(&ReadRuns::default(), pairs);
+        // The first two may be each other's.
+        assert!(missed <= 2 && runs.len() <= 3, "{missed}, {runs:?}");
+        // One of two is behind, and comes back, over and over.
+        let behind = (0..10).flat_map(|round| {
+            let first = round * 60;
+            let (one, other) = (first..first + 60).partition::<Vec<u64>, _>(|at| at % 2 == 0);
+            one.into_iter().chain(other)
+        });
+        let (missed, runs) = read_at(&ReadRuns::default(), behind);
+        assert!(missed == 0 && runs.len() == 1, "{missed}, {runs:?}");
+        // Small ones are not.
+        let reads = ReadRuns::default();
+        assert!(reads.go_on(0, 10, 64, false).is_some());
+        assert!(reads.go_on(20, 10, 64, false).is_none());
+    }
+
+    #[test]
+    fn who_comes_back_for_nothing_has_no_run() {
+        for stride in [2, 5] {
+            let strides = (0..1000).map(|at| at * stride);
+            let (missed, _) = read_at(&ReadRuns::default(), strides);
+            let near = (STRICT as usize + 1) * 1000 / (STRICT + LEFT_MOST as u32) as usize;
+            assert!(missed + 200 > near, "{missed} by {stride}");
+        }
+        // Nor is what has been read already left out.
+        let again = [0, 1, 2, 3, 2, 2, 2];
+        assert_eq!(read_at(&ReadRuns::default(), again).0, 3);
+        // Nor what lies far away.
+        assert_eq!(read_at(&ReadRuns::default(), [0, 1, 30, 300]).0, 2);
+    }
+
+    #[test]
+    fn writes_over_a_file_may_stride() {
+        let writes = WriteRuns::default();
+        for step in 0..300 {
+            let before = writes.go_on(2 * step * LARGE, LARGE as usize, true);
+            assert_eq!(before, step * LARGE);
+        }
+        // Behind it is what was left out, as much of it as is remembered.
+        let before = writes.go_on(501 * LARGE, LARGE as usize, true);
+        assert_eq!(before, 300 * LARGE);
+        // In order or none.
+        assert_eq!(writes.go_on(503 * LARGE, LARGE as usize, false), 0);
     }
 }
