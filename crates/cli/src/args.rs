@@ -61,7 +61,7 @@ pub struct Mkfs {
     /// Name of the file system, for LABEL=
     #[arg(short = 'L', long, default_value = "")]
     pub label: String,
-    /// Bytes that go to one device before the next one's turn; a power of two
+    /// Bytes that go to one device before the next one's turn, 256K by default; a power of two
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub stripe_unit: Option<u64>,
     /// Size of the journal

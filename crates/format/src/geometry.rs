@@ -46,6 +46,9 @@ pub struct Geometry {
     pub segment_blocks: u32,
 }
 
+/// The stripe unit unless mkfs is told another: what a device takes as one request, and a request of 1 MiB gives four devices at once.
+const STRIPE_BYTES: u64 = 256 << 10;
+
 /// What mkfs may be told; `None` chooses by size.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GeometryOptions {
@@ -73,7 +76,7 @@ impl Geometry {
                 device_bytes.len()
             ));
         }
-        let stripe = options.stripe_bytes.unwrap_or(128 << 10);
+        let stripe = options.stripe_bytes.unwrap_or(STRIPE_BYTES);
         if !stripe.is_power_of_two() || !(4096..=(16 << 20)).contains(&stripe) {
             return refuse(format!(
                 "stripe unit {stripe} is not a power of two from 4 KiB to 16 MiB"

@@ -57,7 +57,12 @@ impl World {
                 ..DataOptions::default()
             },
         };
-        let geometry = Geometry::plan(&[(mib << 20) / 2; 2], GeometryOptions::default()).unwrap();
+        // What tests write lies on both.
+        let geometry = GeometryOptions {
+            stripe_bytes: Some(128 << 10),
+            ..GeometryOptions::default()
+        };
+        let geometry = Geometry::plan(&[(mib << 20) / 2; 2], geometry).unwrap();
         let array = Array::create(world.handles(), geometry, "test", [7; 16], [9; 16]).unwrap();
         let array = Arc::new(array);
         Store::<FsNode>::format(&array, world.store_options()).unwrap();
