@@ -57,6 +57,9 @@ const DEVICE_DEPTH: usize = 64;
 /// So long, and so many times in vain, a read waits for one that is behind, so that nobody loses what was brought for it.
 const LAGGARD_WAIT: Duration = Duration::from_millis(4);
 const LAGGARD_WAITS: u32 = 4;
+/// So many reads after all these were in vain there is no waiting; as many again each time, up to so many, until one was not.
+const REST: u32 = 64;
+const REST_MOST: u32 = 4096;
 /// Pieces that are looked at page by page when one did not stand: others may write all the time.
 const CAREFUL: usize = 256;
 /// A handle without a seat.
@@ -150,6 +153,9 @@ struct Seat {
     lead: u64,
     /// So many times it is worth to wait for who is behind.
     waits: u32,
+    /// So many reads it is not, and how long the last such time was.
+    rest: u32,
+    rested: u32,
     /// So many pieces are to be looked at page by page: something had changed lately.
     careful: usize,
     /// Kept for their memory.
@@ -245,20 +251,33 @@ impl Readers {
         before && (listed || !self.may_leave(others.wrapping_add(seat.left_behind(offset))))
     }
 
-    /// Makes room for a read from `offset` on: waits for those that are behind, or lets go of what they have not read.
-    fn make_room(&self, at: usize, seat: &mut MutexGuard<'_, Seat>, offset: u64, memory: &Bounces) {
-        while self.is_crowded(seat, offset) && seat.waits > 0 {
-            let timed_out = self.caught_up[at].wait_for(seat, LAGGARD_WAIT);
-            if timed_out {
-                seat.waits = seat.waits.saturating_sub(1);
+    /// The seat of a run, locked, with room for a read from `offset` on: waits for those that are behind, or lets go of what they have not read. `None`: it has become
+    /// another's.
+    fn lock(
+        &self,
+        at: usize,
+        run: &ReadRun,
+        offset: u64,
+        memory: &Bounces,
+    ) -> Option<MutexGuard<'_, Seat>> {
+        let mut seat = self.seats[at].lock();
+        seat.rest = seat.rest.saturating_sub(1);
+        while self.own(run) == Some(at) && self.is_crowded(&seat, offset) && seat.waits > 0 {
+            match self.caught_up[at].wait_for(&mut seat, LAGGARD_WAIT) {
+                true => seat.waited_in_vain(),
+                false => seat.rested = 0,
             }
         }
-        while self.is_crowded(seat, offset) {
+        if self.own(run) != Some(at) {
+            return None;
+        }
+        while self.is_crowded(&seat, offset) {
             seat.let_go(memory);
             seat.let_go_of_read(memory);
         }
         let behind = seat.left_behind(offset);
-        self.note_behind(seat, behind);
+        self.note_behind(&mut seat, behind);
+        Some(seat)
     }
 
     /// A seat that nobody needs.
@@ -345,6 +364,21 @@ impl Seat {
         }
     }
 
+    /// Somebody has come who is behind.
+    fn is_met(&mut self) {
+        if self.rest == 0 {
+            self.waits = LAGGARD_WAITS;
+        }
+    }
+
+    fn waited_in_vain(&mut self) {
+        self.waits = self.waits.saturating_sub(1);
+        if self.waits == 0 {
+            self.rested = (2 * self.rested).clamp(REST, REST_MOST);
+            self.rest = self.rested;
+        }
+    }
+
     /// Lets go of the first pieces, as far as they were handed out.
     fn let_go_of_read(&mut self, memory: &Bounces) {
         while self.pieces.front().is_some_and(|piece| piece.left == 0) {
@@ -396,9 +430,8 @@ impl Files {
             None => self.readers.take(run, now_ns, &self.memory),
             // Who goes on with this run at once needs what this one waits for.
             Some(at) => {
-                let mut seat = self.readers.seats[at].lock();
-                self.readers.make_room(at, &mut seat, offset, &self.memory);
-                self.readers.own(run).map(|_| (at, seat))
+                let seat = self.readers.lock(at, run, offset, &self.memory);
+                seat.map(|seat| (at, seat))
             }
         };
         let Some((at, mut seat)) = seat else {
@@ -418,7 +451,7 @@ impl Files {
         match self.read_pieces(file, offset, buf, &mut seat) {
             Handed::Read(len) => {
                 if offset < seat.lead {
-                    seat.waits = LAGGARD_WAITS;
+                    seat.is_met();
                     self.readers.caught_up[at].notify_all();
                 }
                 seat.lead = seat.lead.max(offset);
@@ -427,7 +460,7 @@ impl Files {
                 Streamed::Read(len)
             }
             Handed::Late => {
-                seat.waits = LAGGARD_WAITS;
+                seat.is_met();
                 Streamed::Beside
             }
             Handed::Not => {
