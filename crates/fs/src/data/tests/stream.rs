@@ -475,3 +475,31 @@ fn what_was_left_out_is_there_for_who_comes_back() {
         "it is read from the devices"
     );
 }
+
+#[test]
+fn two_places_near_each_other_become_runs_of_their_own() {
+    const BY: u64 = 256 << 10;
+    let mut world = World::new(1, 160, 4096);
+    world.options.read_ahead = MIB;
+    world.options.cache_bytes = 24576 * BLOCK_SIZE;
+    let m = world.mount();
+    let ino = m.make();
+    let content = pattern(2, 112 << 20);
+    let file = m.open(ino);
+    m.write(&file, 0, &content);
+    m.files.fsync(&file, false).unwrap();
+    m.commit_more();
+    m.files.pages.invalidate(file.state.key, 0..u64::MAX);
+    drop(file);
+    let file = open_for_once(&m, ino);
+    let mut past = 0;
+    let read = |at| read_in(&m, &file, &content, at..at + BY, BY);
+    (0..4).for_each(|step| drop(read(step * BY)));
+    for step in 4..400 {
+        let at = step * BY;
+        // The one is always as far behind the other, farther than anything is kept.
+        let read = read(at + 16 * BY) + read(at);
+        past += if step < 300 { 0 } else { read };
+    }
+    assert_eq!(past, 100 * 2 * BY);
+}
