@@ -1,0 +1,364 @@
+//! The cache that holds the cells of nodes.
+//!
+//! Invariants:
+//! 1. At most one cell per nid is in the cache, and it holds the newest version. A reused nid
+//!    gets a fresh cell; holders of the old one find it gone.
+//! 2. A dirty cell (its newest version is in no image that the table names) is not evicted,
+//!    and neither is one that anybody else refers to. Cores that hold it without using it let go then (`held.rs`).
+//! 3. A cell read from a device enters the cache only if the table still names the image it
+//!    was read from, checked under the shard's lock.
+
+#[cfg(test)]
+mod tests;
+
+use super::seekers::Seeking;
+use super::{Body, Cell, NidMap, ask_to_change, cell_overhead, last_version};
+use crate::content::Content;
+use crate::dirty::Charge;
+use crate::held::{Glance, HeldNodes};
+use crate::nids::LeafNids;
+use crate::sum::{Padded, Sum};
+use base::atomic::Ordering;
+use base::map::{shard_of, shards_for};
+use base::prefetch;
+use base::sync::{Arc, Handle, Mutex, MutexGuard, rank};
+use base::thread::{current_cpu, lane};
+use format::Nid;
+use format::table::{LEAF_NIDS, REGION_NIDS};
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+
+/// Cells of neighbouring nids. Who makes or removes nodes in the order of their nids finds several of them on one line.
+type Group<C> = [Option<Arc<Cell<C>>>; NEIGHBOURS];
+
+/// A nid's group, and its place there.
+fn place_in_group(nid: Nid) -> (u64, usize) {
+    let neighbours = NEIGHBOURS as u64;
+    (nid.0 / neighbours, (nid.0 % neighbours) as usize)
+}
+
+#[derive(Debug)]
+struct Shard<C> {
+    /// By number; none is empty.
+    groups: NidMap<Group<C>>,
+    /// The clock: all groups, in the order the hand meets them.
+    clock: VecDeque<u64>,
+    /// The core that looked for a node here last, and how many look-ups there were.
+    seeker: usize,
+    lookups: u32,
+}
+
+impl<C> Shard<C> {
+    /// A core looks for a node.
+    #[inline]
+    fn sought_by(&mut self, core: usize) -> Seeking {
+        self.lookups = self.lookups.wrapping_add(1);
+        Seeking {
+            core,
+            disturbed: std::mem::replace(&mut self.seeker, core) != core,
+            number: self.lookups,
+        }
+    }
+
+    #[inline]
+    fn get(&self, nid: Nid) -> Option<&Arc<Cell<C>>> {
+        let (group, place) = place_in_group(nid);
+        self.groups.get(&group)?[place].as_ref()
+    }
+
+    /// Puts a cell in its place; returns what was there, and by how many bytes the shard grew.
+    fn put(&mut self, cell: Arc<Cell<C>>) -> (Option<Arc<Cell<C>>>, i64) {
+        let (number, place) = place_in_group(cell.header.nid);
+        match self.groups.entry(number) {
+            Entry::Occupied(mut group) => (group.get_mut()[place].replace(cell), 0),
+            Entry::Vacant(entry) => {
+                entry.insert(Group::default())[place] = Some(cell);
+                self.clock.push_back(number);
+                (None, GROUP_BYTES)
+            }
+        }
+    }
+}
+
+/// Memory of a group's entries in the map, at its usual load, and in the clock.
+const GROUP_BYTES: i64 = (size_of::<(u64, Group<()>)>() * 3 / 2 + 16) as i64;
+
+/// All nodes in memory, bounded by `limit` bytes as far as clean ones can be dropped.
+///
+/// Neighbouring nids are in one group of one shard: a core that makes nodes of the nids it has ready uses one
+/// shard several times, and seldom one that another core uses. Few are neighbours, because the
+/// directories of many cores may be, and because of most files in a large tree no neighbour may be in memory.
+#[derive(Debug)]
+pub(crate) struct NodeCache<C> {
+    shards: Box<[Padded<Mutex<Shard<C>>>]>,
+    held: HeldNodes<C>,
+    bytes: Sum,
+    limit: i64,
+}
+
+/// Nids that are neighbours.
+const NEIGHBOURS: usize = 8;
+/// Shards for each of a few cores: so many that two cores seldom meet in one.
+const SHARDS: usize = 64;
+/// Groups that the clock hand looks at for a cell that comes, at most; and so many are likely.
+const LOOKS: usize = 8;
+const LOOKS_AHEAD: usize = 1;
+/// Part of the limit by which the charges may be wrong.
+const SLACK: usize = 64;
+
+impl<C: Content> NodeCache<C> {
+    /// A cache for so many cores.
+    pub fn new(cores: usize, limit: usize) -> Self {
+        let shard = |i| {
+            let shard = Shard {
+                groups: NidMap::default(),
+                clock: VecDeque::new(),
+                seeker: 0,
+                lookups: 0,
+            };
+            Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
+        };
+        let shards = shards_for(cores, SHARDS);
+        NodeCache {
+            shards: (0..shards).map(shard).collect(),
+            held: HeldNodes::new(cores),
+            bytes: Sum::new(cores, (limit / SLACK) as i64),
+            limit: limit as i64,
+        }
+    }
+
+    /// Bytes that the nodes take, while nobody changes any.
+    pub fn bytes(&self) -> usize {
+        self.bytes.exact().max(0) as usize
+    }
+
+    /// The number of a nid's shard. Cores take nids along regions of their own.
+    #[inline]
+    fn shard_of(&self, nid: Nid) -> usize {
+        let row = REGION_NIDS / NEIGHBOURS as u64;
+        shard_of(place_in_group(nid).0, row, self.shards.len())
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard<C>> {
+        self.shards[shard].lock()
+    }
+
+    /// The node, of which the lines come at once, not each when it is looked at.
+    pub fn get(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
+        self.get_once(nid, prefetch::shared)
+    }
+
+    /// [`get`](Self::get) for who will change the node.
+    pub fn get_to_change(&self, nid: Nid) -> Option<Arc<Cell<C>>> {
+        self.get_once(nid, ask_to_change)
+    }
+
+    #[inline]
+    fn get_once(&self, nid: Nid, ask: impl FnOnce(&Arc<Cell<C>>)) -> Option<Arc<Cell<C>>> {
+        let mut shard = self.lock(self.shard_of(nid));
+        shard.sought_by(lane());
+        let cell = shard.get(nid)?;
+        ask(cell);
+        cell.header.note_use();
+        Some(Arc::clone(cell))
+    }
+
+    /// [`get`](Self::get) for what many cores may look up: then each finds it by itself from then on.
+    #[inline(never)]
+    pub fn get_held(&self, core: usize, nid: Nid) -> Option<Handle<Cell<C>>> {
+        if let Some(held) = self.held.get(core, nid) {
+            return Some(held);
+        }
+        let mut shard = self.lock(self.shard_of(nid));
+        let seeking = shard.sought_by(core);
+        let cell = shard.get(nid)?;
+        cell.header.note_use();
+        let cell = Arc::clone(cell);
+        match cell.header.is_sought(seeking) {
+            true => Some(self.hold(shard, core, cell)),
+            false => Some(Handle::common(cell)),
+        }
+    }
+
+    /// Has a look at a node that is in memory, without a reference to it: `look` is called under the lock of a table, so it
+    /// takes no lock. `None` also where that would wait, or counts (`is_sought`, [`RwLock::try_read_again`]): ask for the
+    /// node then.
+    #[inline]
+    pub fn glance<R>(&self, core: usize, nid: Nid, look: impl Fn(&C) -> Option<R>) -> Option<R> {
+        let look = |cell: &Cell<C>| match &cell.try_read_again()?.body {
+            Body::User(content) => look(content),
+            _ => None,
+        };
+        if !self.held.is_empty(core) {
+            match self.held.glance(core, nid, look) {
+                Glance::Looked(found) => return found,
+                Glance::Elsewhere => {}
+            }
+        }
+        let mut shard = self.lock(self.shard_of(nid));
+        let seeking = shard.sought_by(core);
+        let cell = shard.get(nid)?;
+        cell.header.note_use();
+        match cell.header.is_sought(seeking) {
+            true => None,
+            false => look(cell),
+        }
+    }
+
+    #[inline(never)]
+    fn hold(
+        &self,
+        shard: MutexGuard<'_, Shard<C>>,
+        core: usize,
+        cell: Arc<Cell<C>>,
+    ) -> Handle<Cell<C>> {
+        drop(shard);
+        match cell.header.is_gone() {
+            true => Handle::common(cell),
+            false => self.held.put(core, cell),
+        }
+    }
+
+    pub fn contains(&self, nid: Nid) -> bool {
+        self.lock(self.shard_of(nid)).get(nid).is_some()
+    }
+
+    /// Versions of cells in the cache, for nids from `first`, a leaf's, on that have a bit in
+    /// `wanted` and are in nobody's hands; returns those found.
+    pub fn versions(
+        &self,
+        first: Nid,
+        wanted: &LeafNids,
+        versions: &mut [u64; LEAF_NIDS as usize],
+    ) -> LeafNids {
+        let mut found = LeafNids::default();
+        let mut busy = Vec::new();
+        for group in (0..LEAF_NIDS as usize).step_by(NEIGHBOURS) {
+            let mut rest = wanted[group / 64] >> (group % 64) & ((1 << NEIGHBOURS) - 1);
+            if rest == 0 {
+                continue;
+            }
+            let shard = self.lock(self.shard_of(Nid(first.0 + group as u64)));
+            while rest != 0 {
+                let i = group + rest.trailing_zeros() as usize;
+                rest &= rest - 1;
+                let Some(cell) = shard.get(Nid(first.0 + i as u64)) else {
+                    continue;
+                };
+                found[i / 64] |= 1 << (i % 64);
+                match cell.try_read() {
+                    Some(state) => versions[i] = state.version,
+                    None => busy.push((i, Arc::clone(cell))),
+                }
+            }
+        }
+        for (i, cell) in busy {
+            versions[i] = last_version(&cell);
+        }
+        found
+    }
+
+    /// Puts a cell in place of whatever the nid had (invariant 1).
+    pub fn insert(&self, cell: Arc<Cell<C>>) {
+        let mut charge = cell.header.bytes.load(Ordering::Relaxed) as i64;
+        let mut shard = self.lock(self.shard_of(cell.header.nid));
+        let (old, grown) = shard.put(cell);
+        if let Some(old) = &old {
+            // Its last capture may come later and must not charge it again.
+            charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64;
+            old.header.set_gone();
+        }
+        self.bytes.add(current_cpu(), charge + grown);
+        self.make_room(&mut shard);
+    }
+
+    /// Inserts a cell just read, unless another is there already or `still_current` says
+    /// that the table moved on (invariant 3); returns the cell that is in the cache.
+    pub fn insert_read(
+        &self,
+        cell: Arc<Cell<C>>,
+        still_current: impl FnOnce() -> bool,
+    ) -> Option<Arc<Cell<C>>> {
+        let nid = cell.header.nid;
+        let mut shard = self.lock(self.shard_of(nid));
+        if let Some(present) = shard.get(nid) {
+            return Some(Arc::clone(present));
+        }
+        if !still_current() {
+            return None;
+        }
+        let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
+        let (_, grown) = shard.put(Arc::clone(&cell));
+        self.bytes.add(current_cpu(), bytes + grown);
+        self.make_room(&mut shard);
+        Some(cell)
+    }
+
+    /// Brings the charge of a cell up to date and returns by how much it grew; the caller holds
+    /// the cell's lock.
+    pub fn recharge(&self, cell: &Cell<C>, body: &Body<C>) -> Charge {
+        let now = (cell_overhead::<C>() + body.memory()) as u32;
+        let image = body.image() as u32;
+        cell.header.uncharged.store(0, Ordering::Relaxed);
+        let before = cell.header.image.swap(image, Ordering::Relaxed);
+        let image = image as i64 - before as i64;
+        let charged = |before: u32| (before != 0).then_some(now);
+        let bytes = &cell.header.bytes;
+        let memory = match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
+            Ok(before) => {
+                let grown = now as i64 - before as i64;
+                self.bytes.add(current_cpu(), grown);
+                grown
+            }
+            Err(_) => 0,
+        };
+        Charge { memory, image }
+    }
+
+    /// Moves the clock hand until the cache fits or a bounded number of groups was looked at.
+    fn make_room(&self, shard: &mut Shard<C>) {
+        let mut looks = LOOKS;
+        while self.bytes.about() > self.limit && looks > 0 {
+            looks -= 1;
+            let Some(number) = shard.clock.pop_front() else {
+                return;
+            };
+            let Entry::Occupied(mut group) = shard.groups.entry(number) else {
+                continue;
+            };
+            let mut freed = 0;
+            for place in group.get_mut() {
+                if let Some(cell) = place.take_if(|cell| self.is_unused(cell)) {
+                    freed += cell.header.bytes.load(Ordering::Relaxed) as i64;
+                }
+            }
+            if group.get().iter().any(Option::is_some) {
+                shard.clock.push_back(number);
+            } else {
+                group.remove();
+                freed += GROUP_BYTES;
+            }
+            self.bytes.add(current_cpu(), -freed);
+        }
+        if looks < LOOKS {
+            // The hand meets these next, when this shard gets its next node.
+            let next = shard.clock.iter().take(LOOKS_AHEAD);
+            let next = next.filter_map(|number| shard.groups.get(number));
+            next.flatten().flatten().for_each(prefetch::shared);
+        }
+    }
+
+    /// Whether a cell may go: it is clean, was not looked up since the hand last passed, and nobody refers to it. Cores that
+    /// only hold it let go.
+    fn is_unused(&self, cell: &Arc<Cell<C>>) -> bool {
+        let header = &cell.header;
+        let idle = !header.dirty.load(Ordering::Acquire)
+            && !header.was_used()
+            && (header.is_common() || Arc::strong_count(cell) == 1);
+        if idle && header.is_common() {
+            self.held.let_go(header.nid);
+        }
+        // No core takes it up meanwhile: that begins with a look under this shard's lock.
+        idle && Arc::strong_count(cell) == 1
+    }
+}
