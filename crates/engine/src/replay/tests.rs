@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::batches::Batch;
+use crate::node::Body;
 use crate::store::StoreOptions;
 use crate::testing::options;
 use base::rng::Rng;
@@ -9,8 +10,10 @@ use base::sync::{Mutex, rank};
 use device::sim::SimDevice;
 use device::{Array, BlockDevice};
 use format::geometry::{Geometry, GeometryOptions};
-use format::journal::{RECORD_HEAD_MAX, put_entry, seal_record};
+use format::item::PAYLOAD_MAX;
+use format::journal::{Action, RECORD_HEAD_MAX, put_entry, seal_record};
 use format::table::FIRST_FS_KIND;
+use format::{Damage, Nid};
 use std::collections::BTreeSet;
 
 type TestStore = Store<Trail>;
@@ -577,22 +580,4 @@ fn a_node_that_outgrows_an_image_is_damaged() {
         let (damages, _) = replay(&mut rng, &store, &batches);
         assert_eq!(damages.contains_key(&nid), more > 0);
     }
-}
-
-/// Equal batches, as many as readers or a multiple, and empty ones behind them: no more readers are wanted than there are.
-#[test]
-fn what_is_left_of_a_section_is_the_last_readers() {
-    let full = |count: usize| vec![1000; count];
-    for most in 1..9 {
-        for count in 0..40 {
-            for empty in 0..3 {
-                let lens = [full(count), vec![0; empty]].concat();
-                let shares = shares(&lens, most);
-                assert!(shares.len() <= most, "{count} and {empty} for {most}");
-                let all: Vec<usize> = shares.into_iter().flatten().collect();
-                assert!(all.into_iter().eq(0..lens.len()));
-            }
-        }
-    }
-    assert_eq!(shares(&full(8), 4), [0..2, 2..4, 4..6, 6..8]);
 }
