@@ -275,7 +275,7 @@ impl Readers {
             seat.let_go(memory);
             seat.let_go_of_read(memory);
         }
-        let behind = seat.left_behind(offset);
+        let behind = seat.left_behind(offset.max(seat.lead));
         self.note_behind(&mut seat, behind);
         Some(seat)
     }
@@ -299,6 +299,7 @@ impl Readers {
                 _ => seat.is_idle(now_ns),
             };
             if idle && self.is_cleared(&mut seat, memory) {
+                (seat.rest, seat.rested, seat.careful) = (0, 0, 0);
                 holder.store(run.id(), Ordering::Release);
                 run.reader.seat.store(at, Ordering::Relaxed);
                 return Some((at, seat));
@@ -311,12 +312,16 @@ impl Readers {
     pub fn leave(&self, file: &OpenFile, memory: &Bounces) {
         // Who looks whether it is free finds out later that it is.
         for run in file.reads.iter() {
-            if let Some(at) = self.own(run)
-                && let Some(mut seat) = self.seats[at].try_lock()
-                && self.own(run).is_some()
-            {
-                self.clear(&mut seat, memory);
-                self.holders[at].store(0, Ordering::Release);
+            // Of threads that began it at once each may have taken one.
+            for (at, holder) in self.holders.iter().enumerate() {
+                let is_its = || holder.load(Ordering::Acquire) == run.id();
+                if is_its()
+                    && let Some(mut seat) = self.seats[at].try_lock()
+                    && is_its()
+                {
+                    self.clear(&mut seat, memory);
+                    holder.store(0, Ordering::Release);
+                }
             }
         }
     }
@@ -424,6 +429,10 @@ impl Files {
         offset: u64,
         buf: &mut [u8],
     ) -> Streamed {
+        if offset >= file.state.size() {
+            // Others may not have come so far.
+            return Streamed::Beside;
+        }
         let end = offset.saturating_add(buf.len() as u64);
         let now_ns = self.now_ns();
         let seat = match self.readers.own(run) {
