@@ -15,7 +15,6 @@
 //!    have left.
 
 use crate::world::{Image, Machine, Shape, Watch};
-use base::atomic::{AtomicUsize, Ordering};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
@@ -72,9 +71,8 @@ pub fn run(seed: u64) -> Result<(), String> {
         if cut {
             switch.cut_after(after);
         }
-        let open = |flags| fs.open_file(ino, flags).map_err(text);
-        let in_turn = (open(libc::O_RDONLY)?, AtomicUsize::new(0));
         let worked = thread::parallel(TASKS, |me| {
+            let open = |flags| fs.open_file(ino, flags).map_err(text);
             let work = || {
                 let mut task = Task {
                     me,
@@ -85,7 +83,6 @@ pub fn run(seed: u64) -> Result<(), String> {
                     past: open(libc::O_RDWR | libc::O_DIRECT)?,
                     scanned: open(libc::O_RDONLY)?,
                     scan_at: 0,
-                    in_turn: &in_turn,
                     rng: Rng::new(seed ^ (me as u64 + 1)),
                     resizes,
                     plain,
@@ -390,8 +387,6 @@ struct Task<'a> {
     /// Through which it reads one piece behind the other, up to here.
     scanned: Arc<OpenFile>,
     scan_at: usize,
-    /// Through which all do, each the next piece.
-    in_turn: &'a (Arc<OpenFile>, AtomicUsize),
     rng: Rng,
     resizes: bool,
     plain: bool,
@@ -416,15 +411,13 @@ impl Task<'_> {
                 0 if self.rng.one_in(4) => self.fly_and_sync(),
                 0 => self.crowd_and_sync(),
                 _ if self.rng.one_in(3) => self.read_guards(),
-                _ if self.rng.one_in(3) => self.scan(),
-                _ if self.rng.one_in(2) => self.scan_in_turn(),
+                _ if self.rng.one_in(2) => self.scan(),
                 _ => self.read(),
             };
         }
         match self.rng.below(34) {
             30.. => self.write_atomically(),
-            26..28 => self.scan(),
-            28..30 => self.scan_in_turn(),
+            26..30 => self.scan(),
             20..24 => self.submit(),
             24..26 => self.complete(0),
             0..4 => self.write_past(),
@@ -587,14 +580,6 @@ impl Task<'_> {
         let units = self.scan_at..last;
         self.scan_at = last % UNITS;
         self.read_units(&self.scanned, units)
-    }
-
-    /// The same, of what no other has taken: these come out of their order.
-    fn scan_in_turn(&self) -> Result<(), Trouble> {
-        const TAKEN: usize = 4;
-        let (file, next) = self.in_turn;
-        let first = next.fetch_add(TAKEN, Ordering::Relaxed) % UNITS;
-        self.read_units(file, first..first + TAKEN)
     }
 
     fn read_units(&self, file: &OpenFile, units: Range<usize>) -> Result<(), Trouble> {

@@ -45,7 +45,7 @@ ranks! {
     ATOMIC_WRITE = ranked(16, "atomic write of a file");
     RENAME = ranked(30, "directory rename");
     IO_CONTEXT = ranked(32, "what somebody has in flight");
-    /// Waited for by readers of one run, tried by all others.
+    /// Tried, never waited for.
     FILE_STREAM = ranked(34, "seat of a reader");
     FILE_BALANCE = ranked(36, "dirty page balance");
     FILE_FLUSH = ranked(38, "file write-back");

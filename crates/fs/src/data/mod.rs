@@ -264,12 +264,6 @@ impl Files {
         self.behind.bytes()
     }
 
-    /// Bytes that readers of streams have left behind.
-    #[cfg(test)]
-    fn left_behind(&self) -> u64 {
-        self.readers.left_behind()
-    }
-
     /// Bytes that streams have read past the cache.
     pub fn streamed_read_bytes(&self) -> u64 {
         self.readers.bytes()

@@ -121,9 +121,7 @@ impl Files {
         if !right || !fits || !is_whole(offset, data.len()) {
             return Ok(None);
         }
-        // One that makes the file longer goes right behind its end, or waits.
-        let over = offset + data.len() as u64 <= file.state.size();
-        let run = file.writes.go_on(offset, data.len(), over);
+        let run = file.writes.go_on(offset, data.len());
         if run < run_min() || self.keeps_pace() || !self.is_next(&file.state, offset, run) {
             return Ok(None);
         }

@@ -1,9 +1,7 @@
 //! Large writes, one behind the other.
 
 use super::*;
-use crate::data::advice::Advice;
 use crate::data::stream::Streams;
-use base::atomic::{AtomicU64, Ordering};
 use device::sim::Times as Strikes;
 
 const MIB: u64 = 1 << 20;
@@ -62,7 +60,7 @@ fn a_long_run_goes_past_the_cache_and_is_seen_by_all() {
 
 #[test]
 fn what_is_no_run_goes_through_the_cache() {
-    let (_world, m, ino, mut content) = with_file(40);
+    let (_world, m, ino, mut content) = with_file(24);
     let file = m.open(ino);
     let mut write = |range: Range<u64>, by| write_in(&m, &file, &mut content, range, by);
     assert_eq!(write(0..24 * MIB, 128 << 10), 0, "requests are small");
@@ -70,10 +68,9 @@ fn what_is_no_run_goes_through_the_cache() {
     assert_eq!(write(PAGE / 2..20 * MIB, MIB), 0, "no whole pages");
     // A jump ends the run, and another one begins.
     assert_eq!(write(0..RUN, MIB), 0);
-    let far = 24 * MIB;
-    assert_eq!(write(far..far + MIB, MIB), 0);
-    assert_eq!(write(far + MIB..far + RUN, MIB), 0);
-    assert_eq!(write(far + RUN..far + RUN + MIB, MIB), MIB);
+    assert_eq!(write(RUN + MIB..RUN + 2 * MIB, MIB), 0);
+    assert_eq!(write(RUN + 2 * MIB..2 * RUN + MIB, MIB), 0);
+    assert_eq!(write(2 * RUN + MIB..2 * RUN + 2 * MIB, MIB), MIB);
     assert!(m.contents(ino) == content);
 }
 
@@ -398,113 +395,4 @@ fn seats_are_given_up_by_who_closes() {
         let read = read_in(&m, &file, &content, 0..24 * MIB, 256 << 10);
         assert!(read >= 8 * MIB, "{read}");
     }
-}
-
-/// As [`with_large_file`], with a cache that has room for what readers leave behind, and a handle whose reads are streams nevertheless.
-fn with_room_behind() -> (World, Mounted, Ino, Vec<u8>) {
-    let mut world = World::new(1, 96, 4096);
-    world.options.read_ahead = MIB;
-    world.options.cache_bytes = 24576 * BLOCK_SIZE;
-    let m = world.mount();
-    let ino = m.make();
-    let content = pattern(2, 48 << 20);
-    let file = m.open(ino);
-    m.write(&file, 0, &content);
-    m.files.fsync(&file, false).unwrap();
-    m.commit_more();
-    m.files.pages.invalidate(file.state.key, 0..u64::MAX);
-    drop(file);
-    (world, m, ino, content)
-}
-
-fn open_for_once(m: &Mounted, ino: Ino) -> Arc<OpenFile> {
-    let file = m.open(ino);
-    m.files.advise(&file, 0..0, Advice::NoReuse).unwrap();
-    file
-}
-
-#[test]
-fn requests_that_threads_take_in_turn_are_a_stream() {
-    const BY: u64 = 256 << 10;
-    let (_world, m, ino, content) = with_room_behind();
-    let file = open_for_once(&m, ino);
-    let before = m.files.streamed_read_bytes();
-    let next = AtomicU64::new(0);
-    base::thread::parallel(3, |_| {
-        loop {
-            let at = next.fetch_add(BY, Ordering::Relaxed);
-            if at >= 48 * MIB {
-                break;
-            }
-            let mut buf = vec![0xEE; BY as usize];
-            assert_eq!(m.files.read(&file, at, &mut buf).unwrap(), buf.len());
-            assert!(buf == content[at as usize..][..buf.len()], "at {at}");
-        }
-    });
-    let past = m.files.streamed_read_bytes() - before;
-    assert!(past >= 24 * MIB, "{past}");
-    drop(file);
-    assert_eq!(m.files.left_behind(), 0);
-}
-
-#[test]
-fn what_was_left_out_is_there_for_who_comes_back() {
-    const BY: u64 = 256 << 10;
-    let (_world, m, ino, content) = with_room_behind();
-    let file = open_for_once(&m, ino);
-    let read = |from: u64, to: u64| read_in(&m, &file, &content, from..to, BY);
-    read(0, BY);
-    for pair in 0..7 {
-        let at = (1 + 2 * pair) * BY;
-        read(at + BY, at + 2 * BY);
-        read(at, at + BY);
-    }
-    read(15 * BY, 4 * MIB);
-    assert_eq!(read(4 * MIB, 5 * MIB), MIB);
-    // Half of a MiB is left out, and read later.
-    assert_eq!(read(5 * MIB + 2 * BY, 7 * MIB), 6 * BY);
-    assert!(m.files.left_behind() > 0);
-    assert_eq!(read(5 * MIB, 5 * MIB + 2 * BY), 2 * BY);
-    assert_eq!(read(7 * MIB, 8 * MIB), MIB);
-    assert_eq!(m.files.left_behind(), 0);
-    // What nobody comes back for makes room.
-    for step in 0..20 {
-        let at = 8 * MIB + step * 6 * BY;
-        read(at + BY, at + 6 * BY);
-        assert!(m.files.left_behind() <= 3 * MIB);
-    }
-    assert!(
-        read(8 * MIB, 8 * MIB + BY) == 0,
-        "it is read from the devices"
-    );
-}
-
-#[test]
-fn two_places_near_each_other_become_runs_of_their_own() {
-    const BY: u64 = 256 << 10;
-    let mut world = World::new(1, 160, 4096);
-    world.options.read_ahead = MIB;
-    world.options.cache_bytes = 24576 * BLOCK_SIZE;
-    let m = world.mount();
-    let ino = m.make();
-    let content = pattern(2, 112 << 20);
-    let file = m.open(ino);
-    m.write(&file, 0, &content);
-    m.files.fsync(&file, false).unwrap();
-    m.commit_more();
-    m.files.pages.invalidate(file.state.key, 0..u64::MAX);
-    drop(file);
-    let file = open_for_once(&m, ino);
-    let mut past = 0;
-    let read = |at| read_in(&m, &file, &content, at..at + BY, BY);
-    for step in 0..4 {
-        read(step * BY);
-    }
-    for step in 4..400 {
-        let at = step * BY;
-        // The one is always as far behind the other, farther than anything is kept.
-        let read = read(at + 16 * BY) + read(at);
-        past += if step < 300 { 0 } else { read };
-    }
-    assert_eq!(past, 100 * 2 * BY);
 }
