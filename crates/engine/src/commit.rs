@@ -12,6 +12,11 @@
 //! 4. Nobody is woken for nothing: a batch's end wakes those whose epoch it makes durable, and when somebody may gather, one of
 //!    those is whose epoch nobody has. If one is told and finds that it need not, then somebody else has gathered since, and
 //!    tells the next; or its epoch is closed, and whoever closed it does when its batch has its place.
+//!
+//! *Who gathers beside a batch that is under way.* Threads that sync one change after the other come back some time after their batch
+//! is complete. A batch that is gathered before they all wait leaves some of them to the next, and each costs a flush; one that is gathered
+//! after they do has nobody to wait for. So it is gathered when as many are here as have been of late ([`Crowd`]), or at the end of the batch
+//! that is under way, whatever comes first.
 
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -22,8 +27,37 @@ use std::sync::Arc;
 /// Batches that may be on their way to the devices at once, but for one of a checkpoint, which waits for none of them.
 pub(crate) const PIPELINE: u64 = 4;
 
-/// Part of all who wait for whom a batch must be that is not the only one under way.
-const BATCH_SHARE: usize = 2;
+/// How many have waited for batches at once, of late: a moving maximum.
+#[derive(Debug, Default)]
+struct Crowd {
+    /// In parts of [`Crowd::UNIT`].
+    of_late: usize,
+    /// Since the last batch was complete.
+    most: usize,
+}
+
+impl Crowd {
+    const UNIT: usize = 256;
+    /// What is too much by n is less by the n-th part of that with each batch. Threads that have gone make the others wait for the end of
+    /// the batch under way, which is no longer than the commit itself, for some tens of batches; a maximum of fewer batches misses some that come
+    /// back, and makes small batches.
+    const MEMORY: usize = 32;
+
+    fn saw(&mut self, here: usize) {
+        self.most = self.most.max(here);
+    }
+
+    /// A batch is complete.
+    fn forget(&mut self) {
+        let most = std::mem::take(&mut self.most) * Crowd::UNIT;
+        let more = self.of_late.saturating_sub(most);
+        self.of_late = most.max(self.of_late - more.div_ceil(Crowd::MEMORY));
+    }
+
+    fn is_complete(&self, here: usize) -> bool {
+        here >= (self.of_late + Crowd::UNIT / 2) / Crowd::UNIT
+    }
+}
 
 #[derive(Debug)]
 struct State<E> {
@@ -39,6 +73,7 @@ struct State<E> {
     /// Those whose epoch is in no ticket, in the order in which they came; and the others.
     open: VecDeque<Waiting>,
     covered: Vec<Waiting>,
+    crowd: Crowd,
 }
 
 /// Somebody who waits until its epoch is durable, or until it is to gather.
@@ -57,14 +92,18 @@ struct Turn {
 
 impl<E> State<E> {
     /// Whether somebody may gather now, if `more` than those in the list wait for that. While no batch is under way, any is
-    /// better than none: who is alone never waits. Beside others a batch must be worth a flush of its own.
+    /// better than none: who is alone never waits.
     fn may_gather(&self, more: usize) -> bool {
         let under_way = self.issued - self.completed;
         if self.gathering || under_way >= PIPELINE {
             return false;
         }
-        let open = self.open.len() + more;
-        under_way == 0 || open * BATCH_SHARE >= open + self.covered.len()
+        under_way == 0 || self.crowd.is_complete(self.here() + more)
+    }
+
+    /// Those who wait, and those who write batches.
+    fn here(&self) -> usize {
+        self.open.len() + self.covered.len() + (self.issued - self.completed) as usize
     }
 
     /// An epoch is in a ticket.
@@ -137,6 +176,7 @@ impl<E: Clone> Commits<E> {
             failed: None,
             open: VecDeque::new(),
             covered: Vec::new(),
+            crowd: Crowd::default(),
         };
         Commits {
             durable: AtomicU64::new(durable),
@@ -216,6 +256,9 @@ impl<E: Clone> Commits<E> {
         if let Err(error) = written {
             self.latch(&mut state, error);
         }
+        let here = state.here();
+        state.crowd.saw(here);
+        state.crowd.forget();
         state.completed += 1;
         let outcome = match &state.failed {
             Some(error) => Err(error.clone()),
@@ -291,8 +334,57 @@ impl<E: Clone> Commits<E> {
             true => state.open.push_back(waiting),
             false => state.covered.push(waiting),
         }
+        let here = state.here();
+        state.crowd.saw(here);
         while !turn.told.load(Ordering::Relaxed) {
             turn.wake.wait(&mut state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_beside_a_batch_waits_for_as_many_as_came_of_late() {
+        let commits: Commits<()> = Commits::new(0, 0);
+        let mut state = commits.state.lock();
+        assert!(state.may_gather(1), "nobody is there to wait for");
+        state.issued = 1;
+        assert!(state.may_gather(1), "nobody else was there of late");
+        state.crowd.saw(4);
+        state.crowd.forget();
+        for waiting in 1..4 {
+            assert_eq!(state.may_gather(1), waiting == 3);
+            state.open.push_back(Waiting {
+                epoch: 1,
+                turn: Arc::new(Turn {
+                    told: AtomicBool::new(false),
+                    wake: Condvar::new(),
+                }),
+            });
+        }
+        state.issued = PIPELINE;
+        assert!(!state.may_gather(1));
+        state.completed = PIPELINE;
+        assert!(state.may_gather(0), "the batch under way is complete");
+    }
+
+    #[test]
+    fn a_crowd_that_is_gone_is_forgotten_and_one_that_misses_once_is_not() {
+        let mut crowd = Crowd::default();
+        crowd.saw(16);
+        crowd.saw(3);
+        crowd.forget();
+        assert!(crowd.is_complete(16) && !crowd.is_complete(15));
+        crowd.saw(14);
+        crowd.forget();
+        assert!(!crowd.is_complete(15));
+        for _ in 0..Crowd::MEMORY * 5 {
+            crowd.saw(2);
+            crowd.forget();
+        }
+        assert!(crowd.is_complete(2) && !crowd.is_complete(1));
     }
 }
