@@ -1004,7 +1004,7 @@ impl Files {
         }
         let plain = {
             let meta = state.meta.lock();
-            is_plain(&meta, 0) && meta.size == meta.logged_size && !meta.logged
+            is_plain(&meta, 0) && meta.size == meta.logged_size && meta.logged.is_none()
         };
         plain
             && self

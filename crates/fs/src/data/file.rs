@@ -131,9 +131,9 @@ pub(super) struct Meta {
     pub replaced: bool,
     /// The body must become extents, however small the file is.
     pub keep_extents: bool,
-    /// A dirty page is in the inode, as it was when it was last synced, and the file is among those with such
-    /// pages. A hint: it is false too early rather than true too long, which would hide the file there.
-    pub logged: bool,
+    /// A dirty page is in the inode, as it was when it was last synced, and the file has this number among those with such
+    /// pages, or had it until it was taken to go home. A hint: it is none too early rather than one too long, which would hide the file there.
+    pub logged: Option<u64>,
     /// A cut stopped half way: the inode has a pending truncate.
     pub cutting: bool,
     /// The time of the last change of content, which is the file's mtime and ctime, in memory or in the inode.
@@ -199,7 +199,7 @@ impl Meta {
 
     pub fn fail(&mut self, why: String) {
         // It may have been taken from the files with logged pages: the next fsync puts it there again.
-        self.logged = false;
+        self.logged = None;
         self.failure = Failure {
             count: self.failure.count + 1,
             why,

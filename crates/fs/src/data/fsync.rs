@@ -320,8 +320,8 @@ impl Files {
             Ok(Some(state)) => {
                 // What is logged, but for a little, need not go home for that.
                 let how = match state.meta.lock().logged {
-                    true => How::Logged,
-                    false => How::Home,
+                    Some(_) => How::Logged,
+                    None => How::Home,
                 };
                 self.flush_file_by(&state, how)
             }

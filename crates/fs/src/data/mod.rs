@@ -65,7 +65,7 @@ use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
 use base::atomic::{AtomicBool, AtomicU64};
 use base::clock::Timestamp;
-use base::map::{HashMap, HashSet};
+use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
 use bounce::Bounces;
 use clean::Cleaning;
@@ -80,6 +80,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use stream::{Behind, Readers, Streams};
 use table::FileTable;
+use tail::Logged;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -165,8 +166,7 @@ pub(crate) struct Files {
     streams: Streams,
     readers: Readers,
     behind: Behind,
-    /// Files that had a logged page since these last went home; some may have none any more.
-    logged: Mutex<HashSet<Ino>>,
+    logged: Mutex<Logged>,
     /// Pages that somebody asked to be written soon.
     hints: Mutex<Vec<(FileKey, Range<u64>)>>,
     losses: Mutex<Losses>,
@@ -214,7 +214,7 @@ impl Files {
             syncing: AtomicU64::new(0),
             pace: Pace::new(),
             streams: Streams::default(),
-            logged: Mutex::new(rank::LEAF, HashSet::default()),
+            logged: Mutex::new(rank::LEAF, Logged::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
@@ -357,7 +357,7 @@ impl Files {
     ) -> engine::cache::Dropped {
         let dropped = self.pages.invalidate(state.key, pages);
         if dropped.dirty > 0 {
-            state.meta.lock().logged = false;
+            self.not_logged(state);
         }
         self.trim_promise(state);
         dropped

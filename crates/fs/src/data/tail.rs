@@ -20,11 +20,12 @@
 
 use super::file::FileState;
 use super::{Files, PAGE, extents};
-use crate::Error;
 use crate::content::{AttrChange, Body, Delta, Inode, Tail};
+use crate::{Error, Ino};
 use base::sync::Arc;
 use engine::Need;
 use format::BLOCK_SIZE;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Bytes of a page that are logged rather than written at most, of a file that has more than this page; of a page that is
@@ -34,6 +35,38 @@ const LOGGED_MAX: u64 = PAGE / 2;
 /// home; and as many as always may be.
 const LOGGED_SHARE: usize = 16;
 const LOGGED_MIN: usize = 4;
+
+/// How many of them go home at a time: the part that was logged first. What was logged lately is written again soon, or deleted, more often; and
+/// few at a time keep syncs beside them waiting for less.
+pub(super) const HOME_SHARE: usize = 4;
+
+/// Files with a logged page, in the order in which each was first logged; of some it may be gone.
+#[derive(Debug, Default)]
+pub(super) struct Logged {
+    pub files: BTreeMap<u64, Ino>,
+    next: u64,
+}
+
+impl Logged {
+    fn insert(&mut self, ino: Ino) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.files.insert(number, ino);
+        number
+    }
+
+    /// The first ones, if there are so many of them in all.
+    pub fn take_first(&mut self, most: usize) -> Vec<Ino> {
+        if self.files.len() < most {
+            return Vec::new();
+        }
+        let first = most.div_ceil(HOME_SHARE);
+        std::iter::from_fn(|| self.files.pop_first())
+            .take(first)
+            .map(|(_, ino)| ino)
+            .collect()
+    }
+}
 
 /// What write-back does with a page that the journal can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,20 +274,29 @@ impl Files {
 
     /// A dirty page of the file is in the inode: it goes home when it is old, or when there are many of the kind.
     pub(super) fn stays_logged(&self, state: &Arc<FileState>) {
-        if std::mem::replace(&mut state.meta.lock().logged, true) {
+        if state.meta.lock().logged.is_some() {
             return;
         }
-        let many = {
+        let (number, many) = {
             let mut logged = self.logged.lock();
-            logged.insert(state.ino());
-            logged.len() >= self.logged_max()
+            let number = logged.insert(state.ino());
+            (number, logged.files.len() >= self.logged_max())
         };
+        state.meta.lock().logged = Some(number);
         if many {
             self.hurry();
         }
     }
 
-    /// Files with logged pages at which all of these go home. Few of those that there are between two checkpoints, so
+    /// No page of the file that is dirty is in its inode.
+    pub(super) fn not_logged(&self, state: &FileState) {
+        let number = state.meta.lock().logged.take();
+        if let Some(number) = number {
+            self.logged.lock().files.remove(&number);
+        }
+    }
+
+    /// Files with logged pages at which the first of these go home. Few of those that there are between two checkpoints, so
     /// that few of them are written to a segment besides.
     pub(super) fn logged_max(&self) -> usize {
         let nodes = self.store.dirty_limit() as usize / BLOCK_SIZE;
@@ -262,12 +304,8 @@ impl Files {
     }
 
     /// The files whose logged pages are to go home now, if there are many of them.
-    pub(super) fn take_logged(&self) -> Vec<crate::Ino> {
-        let mut logged = self.logged.lock();
-        match logged.len() >= self.logged_max() {
-            true => std::mem::take(&mut *logged).into_iter().collect(),
-            false => Vec::new(),
-        }
+    pub(super) fn take_logged(&self) -> Vec<Ino> {
+        self.logged.lock().take_first(self.logged_max())
     }
 
     /// The page of the tail as new data sees it: there is none in a replaced file.

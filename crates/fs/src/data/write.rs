@@ -720,7 +720,7 @@ impl Files {
     pub(super) fn superseded(&self, state: &FileState, pages: Range<u64>, well: bool) {
         let dropped = self.pages.supersede(state.key, pages, well);
         if dropped.dirty > 0 {
-            state.meta.lock().logged = false;
+            self.not_logged(state);
         }
     }
 

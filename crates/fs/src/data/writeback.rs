@@ -322,7 +322,7 @@ impl Files {
         for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
         }
-        state.meta.lock().logged = false;
+        self.not_logged(state);
     }
 
     /// Writes laid-out pages to their blocks and logs what changed.
@@ -884,7 +884,7 @@ impl Files {
         for (&page, &stamp) in copies.pages.iter().zip(&copies.stamps) {
             self.pages.inlined(state.key, page, stamp);
         }
-        state.meta.lock().logged = false;
+        self.not_logged(state);
     }
 
     /// Writes whole pages straight to their blocks, past the cache, and logs them with `size`.
