@@ -55,14 +55,15 @@ impl Logged {
         number
     }
 
-    /// The first ones, if there are so many of them in all.
+    /// The first ones, if there are `most` in all: so many that all but a part of `most` are left.
     pub fn take_first(&mut self, most: usize) -> Vec<Ino> {
-        if self.files.len() < most {
+        let all = self.files.len();
+        if all < most {
             return Vec::new();
         }
-        let first = most.div_ceil(HOME_SHARE);
+        let left = most - most.div_ceil(HOME_SHARE);
         std::iter::from_fn(|| self.files.pop_first())
-            .take(first)
+            .take(all - left)
             .map(|(_, ino)| ino)
             .collect()
     }
