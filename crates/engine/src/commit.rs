@@ -8,15 +8,16 @@
 //! 2. After a failure `durable` never advances again, and everyone who waits learns of it.
 //! 3. Who waits, waits for something that is under way and that its end tells: a batch, which completes, or somebody who is
 //!    gathering or was told to. All of that is looked at under the lock under which it changes. So no wait is bounded by time.
-//!    Whoever may not gather because too few wait for that (`may_gather`) is told by the end of a batch.
+//!    Whoever may not gather because too few are here for that (`may_gather`) is told by the end of a batch, or by who comes.
 //! 4. Nobody is woken for nothing: a batch's end wakes those whose epoch it makes durable, and when somebody may gather, one of
 //!    those is whose epoch nobody has. If one is told and finds that it need not, then somebody else has gathered since, and
 //!    tells the next; or its epoch is closed, and whoever closed it does when its batch has its place.
 //!
-//! *Who gathers beside a batch that is under way.* Threads that sync one change after the other come back some time after their batch
+//! *Who gathers beside a batch that is under way.* Threads that sync one change after the other come back soon after their batch
 //! is complete. A batch that is gathered before they all wait leaves some of them to the next, and each costs a flush; one that is gathered
-//! after they do has nobody to wait for. So it is gathered when as many are here as have been of late ([`Crowd`]), or at the end of the batch
-//! that is under way, whatever comes first.
+//! after they do has nobody to wait for. So where those who were here of late mostly come back while a batch is under way, it is gathered when they have, or
+//! when nothing is under way any more ([`Crowd`]). Where they mostly do not, to wait for them is in vain: then half of those who wait for anything are
+//! worth a batch.
 
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -27,21 +28,28 @@ use std::sync::Arc;
 /// Batches that may be on their way to the devices at once, but for one of a checkpoint, which waits for none of them.
 pub(crate) const PIPELINE: u64 = 4;
 
-/// How many have waited for batches at once, of late: a moving maximum.
+/// Part of all who wait for whom a batch must be that is not the only one under way, where those who were here do not come back soon.
+const BATCH_SHARE: usize = 2;
+
+/// Who syncs, of late.
 #[derive(Debug, Default)]
 struct Crowd {
-    /// In parts of [`Crowd::UNIT`].
+    /// How many were here at once: a moving maximum, in parts of [`Crowd::UNIT`].
     of_late: usize,
     /// Since the last batch was complete.
     most: usize,
+    /// While what part of the batches they all were here: a moving mean, in parts of [`Crowd::UNIT`].
+    complete: usize,
 }
 
 impl Crowd {
-    const UNIT: usize = 256;
-    /// What is too much by n is less by the n-th part of that with each batch. Threads that have gone make the others wait for the end of
-    /// the batch under way, which is no longer than the commit itself, for some tens of batches; a maximum of fewer batches misses some that come
-    /// back, and makes small batches.
+    const UNIT: usize = 1 << 10;
+    /// By one part in so many what is known comes nearer, with each batch, to what that shows. A maximum of fewer batches misses some that come back, and
+    /// makes small ones.
     const MEMORY: usize = 32;
+    /// They come back if they were all here while so many of a hundred batches were under way. Threads that do little else are while 50 to 80 are, those
+    /// that pause for as long as a commit takes while 10 to 20 are.
+    const OFTEN: usize = 40;
 
     fn saw(&mut self, here: usize) {
         self.most = self.most.max(here);
@@ -49,13 +57,26 @@ impl Crowd {
 
     /// A batch is complete.
     fn forget(&mut self) {
-        let most = std::mem::take(&mut self.most) * Crowd::UNIT;
-        let more = self.of_late.saturating_sub(most);
-        self.of_late = most.max(self.of_late - more.div_ceil(Crowd::MEMORY));
+        let most = std::mem::take(&mut self.most);
+        let complete = Crowd::UNIT * usize::from(self.is_complete(most));
+        self.complete = nearer(self.complete, complete);
+        self.of_late = nearer(self.of_late, most * Crowd::UNIT).max(most * Crowd::UNIT);
     }
 
     fn is_complete(&self, here: usize) -> bool {
         here >= (self.of_late + Crowd::UNIT / 2) / Crowd::UNIT
+    }
+
+    fn comes_back(&self) -> bool {
+        self.complete * 100 >= Crowd::OFTEN * Crowd::UNIT
+    }
+}
+
+/// One part in [`Crowd::MEMORY`] of the way from one to the other, and at least a step.
+fn nearer(from: usize, to: usize) -> usize {
+    match from < to {
+        true => from + (to - from).div_ceil(Crowd::MEMORY),
+        false => from - (from - to).div_ceil(Crowd::MEMORY),
     }
 }
 
@@ -73,6 +94,8 @@ struct State<E> {
     /// Those whose epoch is in no ticket, in the order in which they came; and the others.
     open: VecDeque<Waiting>,
     covered: Vec<Waiting>,
+    /// Batches under way whose leaders came to wait.
+    leaders: usize,
     crowd: Crowd,
 }
 
@@ -98,12 +121,21 @@ impl<E> State<E> {
         if self.gathering || under_way >= PIPELINE {
             return false;
         }
-        under_way == 0 || self.crowd.is_complete(self.here() + more)
+        if under_way == 0 {
+            return true;
+        }
+        match self.crowd.comes_back() {
+            true => self.crowd.is_complete(self.here() + more),
+            false => {
+                let open = self.open.len() + more;
+                open * BATCH_SHARE >= open + self.covered.len()
+            }
+        }
     }
 
-    /// Those who wait, and those who write batches.
+    /// Those who wait, and who of those who wrote the batches under way was one of them.
     fn here(&self) -> usize {
-        self.open.len() + self.covered.len() + (self.issued - self.completed) as usize
+        self.open.len() + self.covered.len() + self.leaders
     }
 
     /// An epoch is in a ticket.
@@ -150,6 +182,8 @@ pub(crate) struct Ticket {
     epoch: u64,
     /// `None`: the epoch had no records, and nothing is written.
     sequence: Option<u64>,
+    /// Who gathered it waited for it.
+    through: bool,
 }
 
 #[derive(Debug)]
@@ -176,6 +210,7 @@ impl<E: Clone> Commits<E> {
             failed: None,
             open: VecDeque::new(),
             covered: Vec::new(),
+            leaders: 0,
             crowd: Crowd::default(),
         };
         Commits {
@@ -228,6 +263,7 @@ impl<E: Clone> Commits<E> {
         state.issued += 1;
         if through {
             state.gathering = false;
+            state.leaders += 1;
         }
         state.cover(epoch);
         let told = state.tell();
@@ -237,6 +273,7 @@ impl<E: Clone> Commits<E> {
             number,
             epoch,
             sequence,
+            through,
         }
     }
 
@@ -259,6 +296,7 @@ impl<E: Clone> Commits<E> {
         let here = state.here();
         state.crowd.saw(here);
         state.crowd.forget();
+        state.leaders -= usize::from(ticket.through);
         state.completed += 1;
         let outcome = match &state.failed {
             Some(error) => Err(error.clone()),
@@ -330,12 +368,17 @@ impl<E: Clone> Commits<E> {
             epoch,
             turn: Arc::clone(&turn),
         };
-        match epoch > state.closed {
-            true => state.open.push_back(waiting),
-            false => state.covered.push(waiting),
+        let covered = epoch <= state.closed;
+        match covered {
+            true => state.covered.push(waiting),
+            false => state.open.push_back(waiting),
         }
         let here = state.here();
         state.crowd.saw(here);
+        if covered {
+            // It may have been the last one for whom those in `open` waited.
+            wake(state.tell());
+        }
         while !turn.told.load(Ordering::Relaxed) {
             turn.wake.wait(&mut state);
         }
@@ -346,24 +389,35 @@ impl<E: Clone> Commits<E> {
 mod tests {
     use super::*;
 
+    fn waiting() -> Waiting {
+        Waiting {
+            epoch: 1,
+            turn: Arc::new(Turn {
+                told: AtomicBool::new(false),
+                wake: Condvar::new(),
+            }),
+        }
+    }
+
+    /// So many were here while each of so many batches was under way.
+    fn seen(crowd: &mut Crowd, here: usize, batches: usize) {
+        for _ in 0..batches {
+            crowd.saw(here);
+            crowd.forget();
+        }
+    }
+
     #[test]
     fn who_comes_beside_a_batch_waits_for_as_many_as_came_of_late() {
         let commits: Commits<()> = Commits::new(0, 0);
         let mut state = commits.state.lock();
         assert!(state.may_gather(1), "nobody is there to wait for");
-        state.issued = 1;
+        (state.issued, state.leaders) = (1, 1);
         assert!(state.may_gather(1), "nobody else was there of late");
-        state.crowd.saw(4);
-        state.crowd.forget();
-        for waiting in 1..4 {
-            assert_eq!(state.may_gather(1), waiting == 3);
-            state.open.push_back(Waiting {
-                epoch: 1,
-                turn: Arc::new(Turn {
-                    told: AtomicBool::new(false),
-                    wake: Condvar::new(),
-                }),
-            });
+        seen(&mut state.crowd, 4, 100);
+        for here in 1..4 {
+            assert_eq!(state.may_gather(1), here == 3);
+            state.open.push_back(waiting());
         }
         state.issued = PIPELINE;
         assert!(!state.may_gather(1));
@@ -372,19 +426,29 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_those_who_seldom_come_back_in_time() {
+        let commits: Commits<()> = Commits::new(0, 0);
+        let mut state = commits.state.lock();
+        for _ in 0..100 {
+            seen(&mut state.crowd, 8, 1);
+            seen(&mut state.crowd, 3, 4);
+        }
+        (state.issued, state.leaders) = (1, 1);
+        state.covered.extend([waiting(), waiting()]);
+        assert!(!state.may_gather(1), "less than half of those who wait");
+        state.open.push_back(waiting());
+        assert!(state.may_gather(1));
+    }
+
+    #[test]
     fn a_crowd_that_is_gone_is_forgotten_and_one_that_misses_once_is_not() {
         let mut crowd = Crowd::default();
-        crowd.saw(16);
-        crowd.saw(3);
-        crowd.forget();
+        seen(&mut crowd, 16, 1);
         assert!(crowd.is_complete(16) && !crowd.is_complete(15));
-        crowd.saw(14);
-        crowd.forget();
+        seen(&mut crowd, 14, 1);
         assert!(!crowd.is_complete(15));
-        for _ in 0..Crowd::MEMORY * 5 {
-            crowd.saw(2);
-            crowd.forget();
-        }
+        seen(&mut crowd, 2, Crowd::MEMORY * 6);
         assert!(crowd.is_complete(2) && !crowd.is_complete(1));
+        assert!(crowd.comes_back());
     }
 }

@@ -80,7 +80,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use stream::{Behind, Readers, Streams};
 use table::FileTable;
-use tail::Logged;
+use tail::LoggedFiles;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -166,7 +166,8 @@ pub(crate) struct Files {
     streams: Streams,
     readers: Readers,
     behind: Behind,
-    logged: Mutex<Logged>,
+    /// Those whose logged pages have not been taken to go home.
+    logged: Mutex<LoggedFiles>,
     /// Pages that somebody asked to be written soon.
     hints: Mutex<Vec<(FileKey, Range<u64>)>>,
     losses: Mutex<Losses>,
@@ -214,7 +215,7 @@ impl Files {
             syncing: AtomicU64::new(0),
             pace: Pace::new(),
             streams: Streams::default(),
-            logged: Mutex::new(rank::LEAF, Logged::default()),
+            logged: Mutex::new(rank::LEAF, LoggedFiles::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),

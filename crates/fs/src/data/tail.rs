@@ -36,18 +36,18 @@ const LOGGED_MAX: u64 = PAGE / 2;
 const LOGGED_SHARE: usize = 16;
 const LOGGED_MIN: usize = 4;
 
-/// How many of them go home at a time: the part that was logged first. What was logged lately is written again soon, or deleted, more often; and
-/// few at a time keep syncs beside them waiting for less.
+/// So many go home at a time, the part whose pages were logged first: the more of the others are deleted before their turn, or written over, and few at a
+/// time keep syncs beside them waiting for less.
 pub(super) const HOME_SHARE: usize = 4;
 
 /// Files with a logged page, in the order in which each was first logged; of some it may be gone.
 #[derive(Debug, Default)]
-pub(super) struct Logged {
+pub(super) struct LoggedFiles {
     pub files: BTreeMap<u64, Ino>,
     next: u64,
 }
 
-impl Logged {
+impl LoggedFiles {
     fn insert(&mut self, ino: Ino) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -289,12 +289,19 @@ impl Files {
         }
     }
 
-    /// No page of the file that is dirty is in its inode.
+    /// Pages of the file are clean or gone: if none is dirty any more, none of those is in its inode.
     pub(super) fn not_logged(&self, state: &FileState) {
-        let number = state.meta.lock().logged.take();
-        if let Some(number) = number {
-            self.logged.lock().files.remove(&number);
+        let number = state.meta.lock().logged;
+        let Some(number) = number else { return };
+        let dirty = self.pages.is_dirty(state.key);
+        {
+            let mut logged = self.logged.lock();
+            if dirty && logged.files.contains_key(&number) {
+                return;
+            }
+            logged.files.remove(&number);
         }
+        state.meta.lock().logged = None;
     }
 
     /// Files with logged pages at which the first of these go home. Few of those that there are between two checkpoints, so

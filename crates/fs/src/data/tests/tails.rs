@@ -531,7 +531,7 @@ fn what_is_logged_need_not_go_home_before_a_rename() {
     assert!(matches!(&m.inode(ino).body, Body::Inline(bytes) if &bytes[100..104] == b"more"));
 }
 
-/// Many files with a logged page each: before there are more than a part of the cache holds, all go home.
+/// Many files with a logged page each: before there are more than a part of the cache holds, the first ones go home.
 #[test]
 fn logged_pages_are_bounded() {
     let world = World::new(66, 64, 64 * 16);
@@ -581,6 +581,31 @@ fn a_file_counts_again_after_its_logged_page_is_gone() {
     m.write(&file, 0, b"more");
     m.files.fsync(&file, true).unwrap_err();
     assert!(counted());
+}
+
+/// Other pages of its file that go home do not take a logged page out of the count; its own way home, and its end, do.
+#[test]
+fn a_file_counts_as_long_as_its_logged_page_is_dirty() {
+    let world = World::new(70, 64, 64 * 16);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    let counted = || m.files.logged.lock().files.len();
+    m.append(&file, &mut bytes, b"logged");
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(counted(), 1);
+    m.write(&file, 0, b"not logged");
+    m.files.write_range(&file, 0..PAGE, true).unwrap();
+    assert!(m.files.pages.is_dirty(file.state.key));
+    assert_eq!(counted(), 1);
+    m.files.flush_file(&file.state).unwrap();
+    assert_eq!(counted(), 0);
+    m.append(&file, &mut bytes, b"logged again");
+    m.files.fsync(&file, true).unwrap();
+    assert_eq!(counted(), 1);
+    drop(file);
+    m.delete(ino);
+    assert_eq!(counted(), 0);
 }
 
 #[test]
