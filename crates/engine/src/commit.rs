@@ -199,6 +199,16 @@ pub(crate) struct Commits<E> {
 }
 
 impl<E: Clone> Commits<E> {
+    /// As if so many had synced together all the time.
+    #[cfg(test)]
+    pub fn expect(&self, here: usize) {
+        self.state.lock().crowd = Crowd {
+            of_late: here * Crowd::UNIT,
+            most: 0,
+            complete: Crowd::UNIT,
+        };
+    }
+
     /// Everything up to this epoch and this batch is durable.
     pub fn new(durable: u64, durable_sequence: u64) -> Commits<E> {
         let state = State {

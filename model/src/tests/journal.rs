@@ -619,6 +619,29 @@ fn who_finds_nothing_to_gather_leaves_nobody_behind() {
     });
 }
 
+/// Two sync beside a checkpoint's batch and wait for more, who do not come: the end of a batch tells them.
+///
+/// Found when broken: `tell` that tells nobody who waits in `open`.
+#[test]
+fn who_waits_for_others_that_do_not_come_is_told() {
+    check(2, || {
+        let journal = Journal::new(None);
+        journal.commits.expect(5);
+        let spawn = |work: fn(&Journal)| {
+            let journal = Arc::clone(&journal);
+            loom::thread::spawn(move || work(&journal))
+        };
+        let others = [
+            spawn(|journal| journal.close_and_commit().unwrap()),
+            spawn(|journal| journal.sync(1).unwrap()),
+        ];
+        journal.sync(2).unwrap();
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
 /// The device refuses the first batch: nothing is durable from then on, whatever later batches do,
 /// and everybody learns of it.
 ///
