@@ -424,7 +424,9 @@ mod tests {
         assert!(state.may_gather(1), "nobody is there to wait for");
         (state.issued, state.leaders) = (1, 1);
         assert!(state.may_gather(1), "nobody else was there of late");
-        seen(&mut state.crowd, 4, 100);
+        drop(state);
+        commits.expect(4);
+        let mut state = commits.state.lock();
         for here in 1..4 {
             assert_eq!(state.may_gather(1), here == 3);
             state.open.push_back(waiting());

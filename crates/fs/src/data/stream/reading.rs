@@ -161,6 +161,12 @@ impl Readers {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Pieces that seats look at page by page.
+    #[cfg(test)]
+    pub fn careful(&self) -> usize {
+        self.seats.iter().map(|seat| seat.lock().careful).sum()
+    }
+
     /// Whether this run has a seat, and which; it may lose it as long as it has not locked that.
     fn own(&self, run: &ReadRun) -> Option<usize> {
         let at = run.reader.seat.load(Ordering::Relaxed);
@@ -177,6 +183,8 @@ impl Readers {
             let holder = &self.holders[at];
             let idle = holder.load(Ordering::Acquire) == 0 || seat.is_idle(now_ns);
             if idle && seat.is_cleared(memory) {
+                // Learnt of another file.
+                seat.careful = 0;
                 holder.store(run.id(), Ordering::Release);
                 run.reader.seat.store(at, Ordering::Relaxed);
                 return Some(seat);
@@ -267,6 +275,10 @@ impl Files {
         offset: u64,
         buf: &mut [u8],
     ) -> Streamed {
+        if offset >= file.state.size() {
+            // The end of the file ends no run: who looks for more gets none, and pieces stay what they are.
+            return Streamed::Beside;
+        }
         let end = offset.saturating_add(buf.len() as u64);
         let now_ns = self.now_ns();
         let seat = match self.readers.own(run) {

@@ -330,6 +330,32 @@ fn a_file_larger_than_the_cache_is_read_past_it() {
 }
 
 #[test]
+fn the_end_of_a_file_ends_no_run_and_a_seat_forgets_what_another_file_taught() {
+    let (_world, m, ino, mut content) = with_large_file();
+    let file = m.open(ino);
+    let careful = || m.files.readers.careful();
+    read_in(&m, &file, &content, 0..48 * MIB, 256 << 10);
+    let mut long = vec![0; 256 << 10];
+    assert_eq!(m.files.read(&file, 48 * MIB, &mut long).unwrap(), 0);
+    assert_eq!(careful(), 0);
+    drop(file);
+    // Something that is on its way changes: pieces are looked at page by page.
+    let file = m.open(ino);
+    read_in(&m, &file, &content, 0..20 * MIB, 256 << 10);
+    let other = m.open(ino);
+    let data = pattern(3, 5000);
+    let at = 20 * MIB + 100;
+    m.write(&other, at, &data);
+    content[at as usize..][..data.len()].copy_from_slice(&data);
+    read_in(&m, &file, &content, 20 * MIB..24 * MIB, 256 << 10);
+    assert!(careful() > 0);
+    drop((file, other));
+    let file = m.open(ino);
+    read_in(&m, &file, &content, 0..20 * MIB, 256 << 10);
+    assert_eq!(careful(), 0);
+}
+
+#[test]
 fn a_file_that_the_cache_keeps_is_read_through_it() {
     let (_world, m, ino, content) = with_file(24);
     let file = m.open(ino);
