@@ -15,32 +15,27 @@
 //! 5. Devices of this process have no kernel interface. Their floor, `raw-queue`, is one thread with a heap of ends
 //!    ([`SlowQueue`]); it performs each transfer below when it starts it, as [`device::LatencyDevice`] does for Sheaf.
 
+mod loads;
 mod topology;
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::clock::{Clock, process_cpu_ns};
-use base::rng::Rng;
-use device::{
-    AlignedBuf, Array, BlockDevice, Durability, Io, Latency, OpenOptions, Reaping, Topology,
-};
-use format::geometry::{Geometry, GeometryOptions};
+use base::clock::Clock;
+use device::{BlockDevice, Latency, OpenOptions, Reaping, Topology};
 use fs::FsOptions;
 use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::counted::{self, Counters};
 use crate::meter::Meter;
-use crate::runner::{self, Counts, Load, Measured, Operation, Stop, Window};
+use crate::runner::{self, Load, Measured, Window};
 use crate::target::{
-    Arrangement, Devices, InProcess, Interface, Place, Queue, Side, Slow, SlowQueue, Storage,
-    Transfer, keep_busy, open_direct, whole,
+    Arrangement, Devices, InProcess, Interface, Place, Queue, Slow, SlowQueue, Storage, open_direct,
 };
 use crate::{Error, interrupt};
+use loads::{OnArray, OnFiles, OnLargeFile, OnQueue, Plan};
 
 const PAGE: usize = 4096;
 /// Written at once by who fills the file.
@@ -507,262 +502,6 @@ fn must_reach_devices(series: &Series, measured: &Measured) -> Result<(), Error>
     }
 }
 
-/// What the threads of a window do, wherever.
-#[derive(Clone, Copy)]
-struct Plan<'a> {
-    kind: Kind,
-    members: usize,
-    /// In flight on a device by one thread.
-    per_device: usize,
-    /// Of each device.
-    pages: u64,
-    counters: &'a Counters,
-}
-
-impl Plan<'_> {
-    /// Transfers that one thread has in flight.
-    fn slots(&self) -> usize {
-        match self.kind.lone {
-            true => 1,
-            false => self.per_device * self.members,
-        }
-    }
-
-    /// The device of a slot's next transfer, and its page there.
-    fn place(&self, slot: usize, places: &mut Rng) -> (usize, u64) {
-        let device = match self.kind.lone {
-            true => places.below(self.members as u64) as usize,
-            false => slot % self.members,
-        };
-        (device, places.below(self.pages))
-    }
-}
-
-/// What is written.
-fn page() -> AlignedBuf {
-    AlignedBuf::from_slice(&[0xa5; PAGE])
-}
-
-/// By a queue of each thread's own, on the devices.
-struct OnQueue<'a> {
-    plan: Plan<'a>,
-    make: &'a (dyn Fn(usize) -> Result<Box<dyn Queue>, Error> + Sync),
-    /// What it is on, to be synced: no side finds what another one left to write.
-    files: Vec<File>,
-}
-
-fn sync(files: &[File]) -> Result<(), Error> {
-    let each = |file: &File| file.sync_data();
-    let synced = files.iter().try_for_each(each);
-    synced.map_err(|e| Error::io(Path::new("a device"), e))
-}
-
-impl Load for OnQueue<'_> {
-    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let plan = self.plan;
-        let queue = (self.make)(plan.slots())?;
-        let mut places = Rng::new(thread as u64);
-        let next = move |slot| {
-            let (file, page) = plan.place(slot, &mut places);
-            Some(Transfer {
-                slot,
-                file,
-                offset: page * PAGE as u64,
-                bytes: PAGE,
-                write: plan.kind.write,
-            })
-        };
-        Ok(keep_busy(queue, plan.slots(), false, next))
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        sync(&self.files)
-    }
-
-    fn cpu_ns(&self) -> Result<u64, Error> {
-        Ok(process_cpu_ns())
-    }
-
-    fn counts(&self) -> Counts {
-        self.plan.counters.read()
-    }
-}
-
-/// By pread(2) and pwrite(2).
-struct OnFiles<'a> {
-    plan: Plan<'a>,
-    files: Vec<File>,
-}
-
-impl Load for OnFiles<'_> {
-    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let (mut places, mut buf) = (Rng::new(thread as u64), page());
-        Ok(Box::new(move || {
-            let (file, page) = self.plan.place(0, &mut places);
-            let (file, at) = (&self.files[file], page * PAGE as u64);
-            let moved = match self.plan.kind.write {
-                true => file.write_at(&buf, at),
-                false => file.read_at(&mut buf, at),
-            };
-            whole(moved, PAGE, "a transfer of a device").map(|()| 1)
-        }))
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        sync(&self.files)
-    }
-
-    fn cpu_ns(&self) -> Result<u64, Error> {
-        Ok(process_cpu_ns())
-    }
-
-    fn counts(&self) -> Counts {
-        self.plan.counters.read()
-    }
-}
-
-/// By Sheaf's device layer, which has no file system on it.
-struct OnArray<'a> {
-    plan: Plan<'a>,
-    array: Array,
-}
-
-impl<'a> OnArray<'a> {
-    fn open(plan: Plan<'a>, devices: Vec<Arc<dyn BlockDevice>>) -> Result<OnArray<'a>, Error> {
-        let sizes: Vec<u64> = devices.iter().map(|device| device.bytes()).collect();
-        let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
-        let (uuid, key) = (device::new_uuid(), base::rng::entropy());
-        let array = Array::create(devices, geometry, "bench", uuid, key)?;
-        Ok(OnArray { plan, array })
-    }
-
-    /// The logical address of a page of a device: the first zone is striped over all of them.
-    fn byte(&self, (device, page): (usize, u64)) -> u64 {
-        let stripe = u64::from(self.array.geometry().stripe_blocks);
-        let (row, within) = (page / stripe, page % stripe);
-        let stripes = row * self.plan.members as u64 + device as u64;
-        (stripes * stripe + within) * PAGE as u64
-    }
-
-    fn stats(&self) -> u64 {
-        let stats = self.array.stats();
-        stats.devices.iter().map(|d| d.reads + d.writes).sum()
-    }
-}
-
-impl Load for OnArray<'_> {
-    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let (plan, mut places) = (self.plan, Rng::new(thread as u64));
-        let mut bufs: Vec<AlignedBuf> = (0..plan.slots()).map(|_| page()).collect();
-        Ok(Box::new(move || {
-            let transfers = bufs.iter_mut().enumerate().map(|(slot, buf)| {
-                let byte = self.byte(plan.place(slot, &mut places));
-                let durability = Durability::Volatile;
-                match plan.kind.write {
-                    true => Io::Write {
-                        byte,
-                        buf,
-                        durability,
-                    },
-                    false => Io::Read { byte, buf },
-                }
-            });
-            let mut transfers: Vec<Io<'_>> = transfers.collect();
-            self.array.execute(&mut transfers)?;
-            Ok(transfers.len() as u64)
-        }))
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        self.array.flush()?;
-        Ok(())
-    }
-
-    fn cpu_ns(&self) -> Result<u64, Error> {
-        Ok(process_cpu_ns())
-    }
-
-    fn counts(&self) -> Counts {
-        Counts {
-            requests: Some(self.stats()),
-            ..self.plan.counters.read()
-        }
-    }
-}
-
-/// Through one large file past the cache.
-struct OnLargeFile<'a> {
-    plan: Plan<'a>,
-    side: &'a InProcess,
-}
-
-impl OnLargeFile<'_> {
-    /// As many bytes as the other sides use of all devices.
-    fn pages(&self) -> u64 {
-        self.plan.pages * self.plan.members as u64
-    }
-
-    /// Writes every block of the file, past the cache: nothing of it is there to be found in it.
-    fn fill(&self) -> Result<(), Error> {
-        let root = self.side.root();
-        drop(self.side.create(&root, FILE)?);
-        let file = self.side.open_with(&root, FILE, libc::O_DIRECT)?;
-        let piece = AlignedBuf::zeroed(LARGE);
-        for at in (0..self.pages() * PAGE as u64).step_by(LARGE) {
-            interrupt::check()?;
-            self.side.write(&file, at, &piece)?;
-        }
-        self.side.settle()
-    }
-}
-
-impl Load for OnLargeFile<'_> {
-    fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
-        let root = self.side.root();
-        let file = self.side.open_with(&root, FILE, libc::O_DIRECT)?;
-        let mut places = Rng::new(thread as u64);
-        let (write, pages) = (self.plan.kind.write, self.pages());
-        if !self.plan.kind.lone {
-            let slots = self.plan.slots();
-            let queue = self.side.queue(vec![file], slots, PAGE)?;
-            let next = move |slot| {
-                Some(Transfer {
-                    slot,
-                    file: 0,
-                    offset: places.below(pages) * PAGE as u64,
-                    bytes: PAGE,
-                    write,
-                })
-            };
-            return Ok(keep_busy(Box::new(queue), slots, false, next));
-        }
-        let mut buf = page();
-        Ok(Box::new(move || {
-            let at = places.below(pages) * PAGE as u64;
-            match write {
-                true => self.side.write(&file, at, &buf)?,
-                false => self.side.read(&file, at, &mut buf)?,
-            }
-            Ok(1)
-        }))
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        self.side.sync()
-    }
-
-    fn cpu_ns(&self) -> Result<u64, Error> {
-        Ok(process_cpu_ns())
-    }
-
-    fn counts(&self) -> Counts {
-        Counts {
-            requests: Some(self.side.device_requests()),
-            ..self.plan.counters.read()
-        }
-    }
-}
-
 fn row(options: &Options, series: &Series) -> Row {
     let mut extra = Map::new();
     let in_flight = match series.kind.lone {
@@ -901,7 +640,10 @@ fn checks(options: &Options, all: &[Series], rows: &[Row]) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runner::Counts;
+    use base::rng::Rng;
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     fn options(dir: &Path) -> Options {
         Options {
