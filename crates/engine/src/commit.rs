@@ -399,13 +399,19 @@ impl<E: Clone> Commits<E> {
 mod tests {
     use super::*;
 
-    fn waiting() -> Waiting {
-        Waiting {
-            epoch: 1,
-            turn: Arc::new(Turn {
-                told: AtomicBool::new(false),
-                wake: Condvar::new(),
-            }),
+    /// Beside one batch, whose leader waits for it.
+    fn beside_a_batch(crowd: Crowd) -> State<()> {
+        State {
+            issued: 1,
+            completed: 0,
+            gathering: false,
+            closed: 0,
+            durable: 0,
+            failed: None,
+            open: VecDeque::new(),
+            covered: Vec::new(),
+            leaders: 1,
+            crowd,
         }
     }
 
@@ -419,37 +425,28 @@ mod tests {
 
     #[test]
     fn who_comes_beside_a_batch_waits_for_as_many_as_came_of_late() {
-        let commits: Commits<()> = Commits::new(0, 0);
-        let mut state = commits.state.lock();
-        assert!(state.may_gather(1), "nobody is there to wait for");
-        (state.issued, state.leaders) = (1, 1);
-        assert!(state.may_gather(1), "nobody else was there of late");
-        drop(state);
-        commits.expect(4);
-        let mut state = commits.state.lock();
-        for here in 1..4 {
-            assert_eq!(state.may_gather(1), here == 3);
-            state.open.push_back(waiting());
-        }
+        let nobody = beside_a_batch(Crowd::default());
+        assert!(nobody.may_gather(1), "nobody else was there of late");
+        let mut crowd = Crowd::default();
+        seen(&mut crowd, 4, 100);
+        let mut state = beside_a_batch(crowd);
+        assert!(!state.may_gather(1) && !state.may_gather(2));
+        assert!(state.may_gather(3), "with the leader they are four");
         state.issued = PIPELINE;
-        assert!(!state.may_gather(1));
-        state.completed = PIPELINE;
-        assert!(state.may_gather(0), "the batch under way is complete");
+        assert!(!state.may_gather(3));
+        (state.completed, state.leaders) = (PIPELINE, 0);
+        assert!(state.may_gather(1), "the batch under way is complete");
     }
 
     #[test]
     fn nobody_waits_for_those_who_seldom_come_back_in_time() {
-        let commits: Commits<()> = Commits::new(0, 0);
-        let mut state = commits.state.lock();
+        let mut crowd = Crowd::default();
         for _ in 0..100 {
-            seen(&mut state.crowd, 8, 1);
-            seen(&mut state.crowd, 3, 4);
+            seen(&mut crowd, 8, 1);
+            seen(&mut crowd, 3, 4);
         }
-        (state.issued, state.leaders) = (1, 1);
-        state.covered.extend([waiting(), waiting()]);
-        assert!(!state.may_gather(1), "less than half of those who wait");
-        state.open.push_back(waiting());
-        assert!(state.may_gather(1));
+        assert!(!crowd.is_complete(5) && !crowd.comes_back());
+        assert!(beside_a_batch(crowd).may_gather(1));
     }
 
     #[test]

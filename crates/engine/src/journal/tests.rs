@@ -358,6 +358,17 @@ fn data_before_its_batch_is_written_again_too() {
     assert!(journal.vouched.waiting_in(run).is_empty());
 }
 
+/// Whoever was there of late.
+#[test]
+fn who_is_alone_waits_for_nobody() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[device]);
+    journal.commits.expect(9);
+    assert!(merge(&journal, 1, 10));
+    commit(&journal);
+    assert_eq!(batches(&journal), 1);
+}
+
 /// A loss is told if it is within what can be under way at once (`batches.rs`): one batch more than those who commit may have.
 #[test]
 fn a_checkpoints_batch_comes_on_top_of_the_pipeline() {
