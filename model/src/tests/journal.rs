@@ -597,13 +597,13 @@ fn a_commit_beside_a_checkpoint_ends() {
     });
 }
 
-/// Two sync, and a checkpoint takes along what one of them is about to gather: neither waits for ever.
-///
-/// Found when broken: `tell` that tells nobody; `wake` that wakes nobody; `through` that tells nobody when it found nothing.
-#[test]
-fn who_finds_nothing_to_gather_leaves_nobody_behind() {
-    check(2, || {
+/// Two sync beside a checkpoint, after so many have synced together all the time; neither waits for ever.
+fn two_beside_a_checkpoint(of_late: Option<usize>) {
+    check(2, move || {
         let journal = Journal::new(None);
+        if let Some(here) = of_late {
+            journal.commits.expect(here);
+        }
         let spawn = |work: fn(&Journal)| {
             let journal = Arc::clone(&journal);
             loom::thread::spawn(move || work(&journal))
@@ -619,27 +619,20 @@ fn who_finds_nothing_to_gather_leaves_nobody_behind() {
     });
 }
 
-/// Two sync beside a checkpoint's batch and wait for more, who do not come: the end of a batch tells them.
+/// A checkpoint takes along what one of them is about to gather.
+///
+/// Found when broken: `tell` that tells nobody; `wake` that wakes nobody; `through` that tells nobody when it found nothing.
+#[test]
+fn who_finds_nothing_to_gather_leaves_nobody_behind() {
+    two_beside_a_checkpoint(None);
+}
+
+/// They wait for more, who do not come: the end of a batch tells them.
 ///
 /// Found when broken: `tell` that tells nobody who waits in `open`.
 #[test]
 fn who_waits_for_others_that_do_not_come_is_told() {
-    check(2, || {
-        let journal = Journal::new(None);
-        journal.commits.expect(5);
-        let spawn = |work: fn(&Journal)| {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || work(&journal))
-        };
-        let others = [
-            spawn(|journal| journal.close_and_commit().unwrap()),
-            spawn(|journal| journal.sync(1).unwrap()),
-        ];
-        journal.sync(2).unwrap();
-        for other in others {
-            other.join().unwrap();
-        }
-    });
+    two_beside_a_checkpoint(Some(5));
 }
 
 /// The device refuses the first batch: nothing is durable from then on, whatever later batches do,
