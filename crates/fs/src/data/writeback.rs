@@ -80,8 +80,12 @@ impl Files {
     pub(super) fn flush_file_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
         let _turn = state.flusher.lock();
         let began_ns = self.now_ns();
-        // What is appended from now on is not waited for.
-        let end = state.size().div_ceil(PAGE);
+        // What is appended from now on is not waited for. Not while pieces end: the size is that of what is before one that was refused,
+        // until that has gone through the cache.
+        let end = {
+            let _shared = self.lock_ended(state);
+            state.size().div_ceil(PAGE)
+        };
         self.flush_shared(state, 0..end, how)?;
         if how == How::Home {
             self.pages.written_back(state.key, began_ns);

@@ -1,6 +1,7 @@
 //! What streams have written and the devices do not have yet.
 
 use super::*;
+use base::atomic::{AtomicBool, Ordering};
 use device::sim::Times as Strikes;
 
 const MIB: u64 = 1 << 20;
@@ -120,6 +121,33 @@ fn what_a_device_refuses_goes_through_the_cache_in_its_order() {
         m.files.fsync(&file, false).unwrap();
         assert_eq!(m.files.dirty_pages(), 0);
         assert!(m.contents(ino) == content, "{good}");
+        m.check(ino);
+    }
+}
+
+#[test]
+fn a_sync_has_what_a_device_refused_though_the_size_is_less_meanwhile() {
+    for _ in 0..4 {
+        let (world, m, ino, file, mut content) = streaming(12);
+        fail_writes(&world, Strikes::Next(1));
+        assert_eq!(
+            write_in(&m, &file, &mut content, 12 * MIB..15 * MIB),
+            3 * MIB
+        );
+        let ended = AtomicBool::new(false);
+        base::thread::parallel(2, |thread| {
+            if thread == 0 {
+                // Whoever looks ends the pieces.
+                assert!(m.contents(ino) == content);
+                ended.store(true, Ordering::Relaxed);
+                return;
+            }
+            while file.state.size() == 15 * MIB && !ended.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            m.files.fsync(&file, true).unwrap();
+            assert_eq!(m.files.dirty_pages(), 0);
+        });
         m.check(ino);
     }
 }
