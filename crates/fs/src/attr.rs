@@ -72,10 +72,11 @@ impl FileSystem {
     /// Changes attributes. A new size comes first, in steps of its own; all else is one step.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
         if let Some(size) = set.size {
-            self.truncate(who, ino, size)?;
+            // First, as before a write: no crash leaves them to other content.
             if set.kill_suidgid {
                 self.kill_privileges(ino)?;
             }
+            self.truncate(who, ino, size)?;
         }
         let rest = SetAttr {
             size: None,
@@ -86,8 +87,20 @@ impl FileSystem {
             return self.getattr(ino);
         }
         let node = self.node(ino)?;
-        let mut op = self.store.begin(Need::Reclaim)?;
-        let slot = op.lock(&node)?;
+        let (mut op, slot) = loop {
+            let mut op = self.store.begin(Need::Reclaim)?;
+            let slot = op.lock(&node)?;
+            let has_both = rest.mode.is_some()
+                && self.loses_capabilities(&mut op, slot, &rest)?
+                && self.attribute_in(&mut op, slot, ACCESS)?.is_some();
+            if !has_both {
+                break (op, slot);
+            }
+            // An operation that cannot be taken back plans the change of one attribute. So these go before the owner does.
+            self.take_capabilities(&mut op, slot)?;
+            let epoch = op.commit();
+            self.files.changed(ino, epoch);
+        };
         let now = self.times.after(op.peek(slot).inode()?.shown());
         let mut change = self.change_lists(&mut op, slot, (who, &rest), now)?;
         let (atime, mtime) = (rest.atime.is_some(), rest.mtime.is_some());
@@ -99,8 +112,30 @@ impl FileSystem {
         Ok(attr)
     }
 
-    /// Changes attributes that follow from others, access lists and capabilities, and returns the change of the others, all but the
-    /// size. The inode is locked exclusively.
+    /// Whether an inode, which is locked exclusively, has capabilities that it does not keep.
+    pub(crate) fn loses_capabilities(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        slot: Slot,
+        set: &SetAttr,
+    ) -> Result<bool, Error> {
+        let is_taking = set.uid.is_some() || set.gid.is_some() || set.kill_suidgid;
+        Ok(is_taking
+            && op.peek(slot).inode()?.is_file()
+            && self.attribute_in(op, slot, CAPABILITY)?.is_some())
+    }
+
+    pub(crate) fn take_capabilities(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        slot: Slot,
+    ) -> Result<(), Error> {
+        self.plan_unset(op, slot, CAPABILITY)?.finish(op);
+        Ok(())
+    }
+
+    /// Changes an attribute that follows from others, the access list or capabilities, and returns the change of the others, all but the
+    /// size. The inode is locked exclusively. Of one that has both, capabilities are taken before.
     pub(crate) fn change_lists<'s>(
         &'s self,
         op: &mut Op<'s, FsNode>,
@@ -109,7 +144,7 @@ impl FileSystem {
         now: Timestamp,
     ) -> Result<AttrChange, Error> {
         let inode = op.peek(slot).inode()?;
-        let (is_file, change) = (inode.is_file(), attr_change(who, inode, set, now));
+        let change = attr_change(who, inode, set, now);
         let kept = change.mode == Some(inode.mode) && set.mode.is_none();
         let mut list = None;
         if let Some(mode) = set.mode
@@ -119,16 +154,10 @@ impl FileSystem {
             acl.chmod(mode);
             list = Some(acl.encode());
         }
-        let taken = (set.uid.is_some() || set.gid.is_some() || set.kill_suidgid)
-            && is_file
-            && self.attribute_in(op, slot, CAPABILITY)?.is_some();
-        let plan = match list {
-            Some(value) => Some(self.plan_set(op, slot, ACCESS, &value, 0)?),
-            None if taken => Some(self.plan_unset(op, slot, CAPABILITY)?),
-            None => None,
-        };
-        if let Some(plan) = plan {
-            plan.finish(op);
+        match list {
+            Some(value) => self.plan_set(op, slot, ACCESS, &value, 0)?.finish(op),
+            None if self.loses_capabilities(op, slot, set)? => self.take_capabilities(op, slot)?,
+            None => {}
         }
         Ok(AttrChange {
             mode: change.mode.filter(|_| !kept),

@@ -438,6 +438,9 @@ impl<'fs> Transaction<'fs> {
         now: Timestamp,
     ) -> Result<(), Error> {
         let slot = carried.named(op, ino)?;
+        if self.fs.loses_capabilities(op, slot, set)? {
+            self.fs.take_capabilities(op, slot)?;
+        }
         let change = self.fs.change_lists(op, slot, (&self.who, set), now)?;
         op.apply(slot, Delta::Attrs(change));
         carried.note(ino, (set.atime.is_some(), set.mtime.is_some()));

@@ -333,3 +333,34 @@ fn a_replaced_file_goes_and_an_open_one_stays_until_closed() {
     assert!(fs.getattr(old.ino).is_err());
     assert_eq!(nodes(&fs), before + 1);
 }
+
+#[test]
+fn owner_and_mode_in_one_call_take_capabilities_away() {
+    let capability = b"security.capability";
+    for (with_list, staged) in [(false, false), (true, false), (false, true), (true, true)] {
+        let fs = World::new(1, 256 << 20, 1).open();
+        let ino = file(&fs, "f", 0o755).ino;
+        fs.setxattr(&root(), ino, capability, b"cap", 0).unwrap();
+        if with_list {
+            fs.setxattr(&root(), ino, ACCESS, &with_mask(6), 0).unwrap();
+        }
+        let set = SetAttr {
+            mode: Some(0o751),
+            uid: Some(1000),
+            ..SetAttr::default()
+        };
+        if staged {
+            let mut tx = fs.transaction(&root()).unwrap();
+            tx.setattr(ino, &set).unwrap();
+            tx.commit().unwrap();
+        } else {
+            fs.setattr(&root(), ino, &set).unwrap();
+        }
+        let attr = fs.getattr(ino).unwrap();
+        assert_eq!((attr.mode & 0o7777, attr.uid), (0o751, 1000));
+        assert!(fs.getxattr(ino, capability).is_err());
+        // The group's bits of the mode are the list's mask.
+        let list = with_list.then(|| with_mask(5));
+        assert_eq!(fs.getxattr(ino, ACCESS).ok(), list);
+    }
+}
