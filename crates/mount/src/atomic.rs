@@ -307,11 +307,12 @@ impl AtomicWrites {
         if committed.is_err() || is_disturbed {
             self.drop_pages(pending);
         } else {
-            self.remove(&pending);
-            // Answers with the size and times from before may be on their way.
+            // Answers with the size and times from before may be on their way. Those that find it gone below were asked for later, or are
+            // older for the kernel than this.
             if let Some(notifier) = self.0.notifier.get() {
                 notifier.drop_attributes(node);
             }
+            self.remove(&pending);
         }
         committed
     }
