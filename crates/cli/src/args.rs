@@ -318,8 +318,8 @@ pub struct Checkpoint {
 pub struct Scrub {
     /// The mount point
     pub mountpoint: PathBuf,
-    /// Read at most this much in a second
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    /// Read at most this much in a second, from 64K up
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_rate)]
     pub rate: Option<u64>,
     /// Begin anew, though an earlier scrub was interrupted
     #[arg(long)]

@@ -113,7 +113,7 @@ fn list_all(args: &Info) -> Outcome {
             device.path.display(),
             device.uuid,
             device.label,
-            device.index + 1,
+            device.index,
             device.of,
             size::text(device.size)
         ))?;

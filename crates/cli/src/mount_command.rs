@@ -116,6 +116,13 @@ impl Caches {
             let least = size::text(Self::LEAST);
             return Err(Failure::usage(format!("{name} must be at least {least}")));
         }
+        if bytes > memory() {
+            let all = size::text(memory());
+            return Err(Failure::usage(format!(
+                "{name} is {}, and this machine has {all} of memory; half of that leaves room for all else",
+                size::text(bytes)
+            )));
+        }
         self.total = Some(bytes);
         Ok(true)
     }

@@ -135,8 +135,7 @@ fn go_on(
         state = state.after(answer);
         bar.set_position(state.nodes);
         if let Some(rate) = args.rate {
-            let due_ns =
-                u128::from(state.bytes - start_bytes) * 1_000_000_000 / u128::from(rate.max(1));
+            let due_ns = u128::from(state.bytes - start_bytes) * 1_000_000_000 / u128::from(rate);
             let past_ns = u128::from(clock.monotonic_ns() - start_ns);
             let wait_ns = due_ns.saturating_sub(past_ns).min(u128::from(u64::MAX)) as u64;
             if wait_ns > 0 && state.position != 0 {

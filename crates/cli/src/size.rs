@@ -1,5 +1,7 @@
 //! Sizes as people write them: `64M`, `4GiB`, `1.5T`, plain bytes.
 
+const RATE_LEAST: u64 = 64 << 10;
+
 /// Parses a size in bytes. Units are powers of 1,024, with or without `B` or `iB`; `kB`,
 /// `MB` and so on count the same, as in mkfs of other file systems.
 pub fn parse(text: &str) -> Result<u64, String> {
@@ -33,7 +35,18 @@ pub fn parse(text: &str) -> Result<u64, String> {
         part => part.parse().map_err(|_| wrong())?,
     };
     let bytes = ((u128::from(whole) * scale + fraction) << shift) / scale;
-    u64::try_from(bytes).map_err(|_| format!("{text} is more than any device can hold"))
+    u64::try_from(bytes)
+        .map_err(|_| format!("{text} is more than can be counted here; at most 15P make sense"))
+}
+
+/// The same of bytes in a second, of which less would never come to an end.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        rate if rate < RATE_LEAST => Err(format!(
+            "{text} in a second is too little to come to an end; give 64K or more, or none for no limit"
+        )),
+        rate => Ok(rate),
+    }
 }
 
 /// A size in the largest unit that leaves at least one before the point.

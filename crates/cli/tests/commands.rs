@@ -493,18 +493,27 @@ fn benchmarks_refuse_what_makes_no_sense() {
 }
 
 #[test]
-fn what_is_not_mounted_is_not_scrubbed() {
+fn what_is_not_mounted_is_neither_scrubbed_nor_trimmed() {
     let dir = TempDir::new().unwrap();
+    sheaf(&["trim"], &[], &one(dir.path()))
+        .exits(OPERATIONAL)
+        .says("no Sheaf file system is mounted");
     sheaf(&["scrub"], &[], &one(dir.path()))
         .exits(OPERATIONAL)
         .says("no Sheaf file system is mounted");
     sheaf(&["scrub"], &["--rate", "fast"], &one(dir.path())).exits(USAGE);
+    sheaf(&["scrub"], &["--rate", "0"], &one(dir.path()))
+        .exits(USAGE)
+        .says("64K or more");
 }
 
 #[test]
 fn wrong_calls_are_usage_errors() {
     sheaf(&["frobnicate"], &[], &[]).exits(USAGE);
     sheaf(&["mount", "only-one"], &[], &[]).exits(USAGE);
+    sheaf(&["mount", "-o", "cache_size=1P", "a", "b"], &[], &[])
+        .exits(USAGE)
+        .says("of memory");
     sheaf(&["mount", "-o", "frobnicate", "a", "b"], &[], &[])
         .exits(USAGE)
         .says("frobnicate");

@@ -5,12 +5,14 @@
 //! 2. Whoever opens a block device exclusively also locks it, until the device is dropped, and
 //!    nothing else ends that: a claim that was handed to the kernel may end while its first owner
 //!    still writes, and the next one must be kept out even then.
-//! 3. I/O is direct where the host allows it; what that needs of alignment is found out at
+//! 3. A loop device and the file behind it are claimed together ([`loops`]).
+//! 4. I/O is direct where the host allows it; what that needs of alignment is found out at
 //!    open and stated by `logical_block` and `memory_align`.
 
 use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::error::Error;
+use crate::loops;
 use crate::queue::{Bell, Blocking, DeviceQueue, Own};
 use crate::reap::{Reaped, Reaper, Reaping};
 use crate::threads;
@@ -97,6 +99,8 @@ pub(crate) struct FileDevice {
     pub waiting: Arc<Mutex<threads::Waiting>>,
     /// Invariant 2: open of its own, because the claim goes with the opening of `file`.
     _lock: Option<File>,
+    /// Claims of the same storage by its other names.
+    _also: Vec<File>,
     pub reaper: Arc<Reaper>,
 }
 
@@ -151,10 +155,13 @@ fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
     let mut seen: Vec<(u64, u64, &Path)> = Vec::new();
     for path in paths {
         let meta = fs::metadata(path).map_err(|e| Error::open(path, e))?;
-        let identity = if meta.file_type().is_block_device() {
-            (u64::MAX, meta.rdev())
-        } else {
-            (meta.dev(), meta.ino())
+        let is_block = meta.file_type().is_block_device();
+        // A loop device is the file behind it.
+        let behind = is_block.then(|| loops::file_behind(meta.rdev())).flatten();
+        let identity = match behind.and_then(|behind| fs::metadata(behind).ok()) {
+            Some(behind) => (behind.dev(), behind.ino()),
+            None if is_block => (u64::MAX, meta.rdev()),
+            None => (meta.dev(), meta.ino()),
         };
         if let Some((.., first)) = seen.iter().find(|(a, b, _)| (*a, *b) == identity) {
             return Err(Error::GivenTwice {
@@ -212,6 +219,14 @@ impl FileDevice {
         if options.exclusive && !block_device {
             lock_file(&file, path, options.read_only)?;
         }
+        let also = match (options.exclusive, block_device) {
+            (false, _) => Vec::new(),
+            (true, false) => loops::claim_over(path, &opened, options.read_only)?,
+            (true, true) => {
+                let behind = loops::claim_behind(path, opened.rdev(), options.read_only)?;
+                behind.into_iter().collect()
+            }
+        };
         let lock = exclusive.then(|| lock_device(path, opened.rdev(), options.read_only));
         let bytes = match block_device {
             true => (&file).seek(SeekFrom::End(0)).map_err(fail)?,
@@ -248,6 +263,7 @@ impl FileDevice {
             engine,
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
+            _also: also,
             reaper: Arc::new(Reaper::new(options.reap)),
         })
     }

@@ -19,6 +19,7 @@ mod flush;
 mod kept;
 mod labels;
 mod latency;
+mod loops;
 mod probe;
 mod queue;
 mod reap;

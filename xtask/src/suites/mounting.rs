@@ -126,6 +126,42 @@ umount mnt
 "$SHEAF" fsck $a $b
 "#;
 
+/// A loop device and the file behind it are one storage: who has one keeps others from the other.
+const BOTH_NAMES: &str = r#"
+truncate -s 128M a.img
+a=$(losetup --find --show a.img)
+mkdir mnt other
+refused "the same device" "$SHEAF" mkfs --force $a a.img
+"$SHEAF" mkfs -q $a
+for taken in $a a.img; do
+    "$SHEAF" mount $taken mnt
+    fill mnt
+    for device in $a a.img; do
+        refused "in use" "$SHEAF" mkfs --force $device
+        refused "in use" "$SHEAF" mount $device other
+        refused "in use" "$SHEAF" fsck $device
+    done
+    verify mnt
+    rm -r mnt/tree
+    "$SHEAF" umount mnt
+done
+"$SHEAF" fsck $a
+"$SHEAF" fsck a.img
+# Of a device that shows a part of the file the rest is somebody else's.
+losetup -d $a
+truncate -s 256M a.img
+a=$(losetup --find --show --sizelimit 128M a.img)
+b=$(losetup --find --show --offset 128M a.img)
+"$SHEAF" mkfs -q --force $a $b
+"$SHEAF" mount $a $b mnt
+refused "in use" "$SHEAF" mkfs --force a.img
+"$SHEAF" umount mnt
+mkfs.ext4 -q $b
+mount $b other
+refused "which is also $b" "$SHEAF" mkfs --force a.img
+umount other
+"#;
+
 /// The sides of a benchmark take turns on a device that holds nothing, and leave nothing on it.
 const BENCH_DEVICE: &str = r#"
 truncate -s 1G a.img
@@ -393,6 +429,8 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     }
     as_user(world, suite)?;
     suite.check("fuseblk", as_root(world, "fuseblk", FUSEBLK, &[]));
+    let names = as_root(world, "names", BOTH_NAMES, &[]);
+    suite.check("a loop device and its file", names);
     let bench = as_root(world, "bench-device", BENCH_DEVICE, &[]);
     suite.check("a benchmark on a block device", bench);
     match HelperNames::install(world.sheaf()) {

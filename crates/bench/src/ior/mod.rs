@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fs::{FsOptions, OpenFile};
-use serde_json::{Map, Value};
 
 use crate::contract::{Report, Row};
 use crate::counted::Counters;
@@ -504,6 +503,7 @@ fn peak() -> Result<Option<u64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Map, Value};
 
     pub fn options(dir: &Path) -> Options {
         Options {
