@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::{Array, BlockDevice, OpenOptions};
-use format::geometry::{Geometry, GeometryOptions};
+use format::geometry::{Geometry, GeometryOptions, MIN_ARRAY_BYTES, MIN_DEVICE_BYTES};
 use serde::Serialize;
 
 use crate::args::Mkfs;
@@ -160,6 +160,20 @@ fn holds_data(path: &Path) -> Result<bool, Failure> {
 
 fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failure> {
     let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
+    let small = devices.iter().find(|d| d.bytes() < MIN_DEVICE_BYTES);
+    let all = sizes.iter().sum::<u64>();
+    if small.is_some() || all < MIN_ARRAY_BYTES {
+        let (name, has) = match small {
+            Some(device) => (device.name(), device.bytes()),
+            None => ("the array", all),
+        };
+        return Err(Failure::new(format!(
+            "{name} has {}; each device needs {} or more, all together {} or more (--size makes image files of a size)",
+            size::text(has),
+            size::text(MIN_DEVICE_BYTES),
+            size::text(MIN_ARRAY_BYTES)
+        )));
+    }
     let options = GeometryOptions {
         stripe_bytes: args.stripe_unit,
         journal_bytes: args.journal_size,

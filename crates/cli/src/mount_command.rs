@@ -298,8 +298,15 @@ fn serve(args: &Mount) -> Outcome {
     let fs = open(&array, settings.fs)?;
     let metrics = match &settings.metrics {
         Some(endpoint) => {
-            let fs = Arc::clone(&fs);
-            Some(MetricsServer::start(endpoint, move || fs.metrics())?)
+            let read = Arc::clone(&fs);
+            match MetricsServer::start(endpoint, move || read.metrics()) {
+                Ok(server) => Some(server),
+                Err(error) => {
+                    // Nothing happened: the next mount has nothing to recover.
+                    fs.close()?;
+                    return Err(error.into());
+                }
+            }
         }
         None => None,
     };

@@ -38,6 +38,8 @@ refused() {
     cat said
     grep -q -- "$words" said
 }
+# Fails if the command does not: of what begins with an exclamation mark the shell takes no notice.
+not() { if "$@"; then echo "did not fail: $*" >&2; exit 1; fi; }
 # Whether a process runs: one that has ended may wait for somebody to ask how.
 runs() { test -e "/proc/$1/exe"; }
 mounted() { grep -q " $DIR/$1 " /proc/self/mountinfo; }
@@ -58,7 +60,7 @@ grep " $DIR/mnt .*fuse.sheaf" /proc/self/mountinfo | grep nosuid | grep -q nodev
 test "$(stat -c %u mnt)" = "$(id -u)"
 fill mnt
 "$SHEAF" umount mnt
-! mounted mnt
+not mounted mnt
 "$SHEAF" fsck a.img
 "$SHEAF" mount a.img mnt --pid-file pid
 verify mnt
@@ -82,7 +84,7 @@ const USER_ALLOW_OTHER: &str = r#"
 "$SHEAF" mkfs -q --force --size 64M a.img
 mkdir -p mnt
 refused allow_other "$SHEAF" mount a.img mnt -o allow_other
-! mounted mnt
+not mounted mnt
 # The devices are free again.
 "$SHEAF" mount a.img mnt
 "$SHEAF" umount mnt
@@ -115,7 +117,7 @@ for device in $a $b; do
 done
 verify mnt
 "$SHEAF" umount mnt
-! mounted mnt
+not mounted mnt
 "$SHEAF" fsck $a $b
 # A daemon that dies lets go of both.
 "$SHEAF" mount $a $b mnt --pid-file pid
@@ -175,7 +177,7 @@ test "$(grep -c '"operations": 1000' report)" = 6
 test "$(grep -c '"synced_written_bytes_per_op": [1-9]' report)" = 6
 test "$(grep -c '"unmounted_us_per_op"' report)" = 6
 test "$(grep -c '"io": ".*, direct"' report)" = 2
-! blkid -p $a
+not blkid -p $a
 refused "MiB are needed" bench --pool 10000000
 mkfs.ext4 -q $a
 refused "holds ext4" bench --against ext4
@@ -195,7 +197,7 @@ grep -q " $DIR/mnt .*fuseblk.sheaf" /proc/self/mountinfo
 fill mnt
 # umount(8) leaves it to umount.fuseblk.sheaf, which waits.
 umount mnt
-! mounted mnt
+not mounted mnt
 # Unless it is told not to.
 mount -t sheaf $a mnt
 (cd mnt && exec sleep 60) & holder=$!
@@ -240,7 +242,7 @@ lazy="write_back=3600,commit=3600,checkpoint=3600"
 dd if=/dev/urandom of=mnt/big bs=1M count=8 status=none
 dd if=/dev/zero of=small/filler bs=1M status=none 2> /dev/null || true
 refused "not everything was written" "$SHEAF" umount mnt
-! mounted mnt
+not mounted mnt
 grep -q ERROR daemon.log
 # What was there before is sound.
 rm small/filler
@@ -302,15 +304,15 @@ for image in a.img b.img; do
     done
     sync $image
 done
-! scrub > said
+not scrub > said
 grep -q "node .*checksum" said
 test "$(grep -c '^error' said)" = 1
 timeout -s KILL 2 "$SHEAF" scrub mnt --state state --rate 64K || true
 test -e state/scrub-*.json
-! scrub > said
+not scrub > said
 grep -q continued said
 grep -q "node .*checksum" said
-! test -e state/scrub-*.json
+not test -e state/scrub-*.json
 test "$(cat mnt/f78)" = "text 78 of the scrub suite"
 "$SHEAF" umount mnt
 "#;
@@ -322,8 +324,10 @@ mkdir mnt
 refused "loopback" "$SHEAF" mount a.img mnt -o metrics=0.0.0.0:9100
 touch taken
 refused "cannot serve metrics" "$SHEAF" mount a.img mnt -o metrics="$DIR/taken"
-! mounted mnt
-"$SHEAF" mount a.img mnt --pid-file pid --log log -o checkpoint=3600,metrics="$DIR/metrics"
+not mounted mnt
+"$SHEAF" mount a.img mnt --pid-file pid --log log -o checkpoint=3600,metrics="$DIR/metrics" > said 2>&1
+# That mount was refused before anything happened.
+not grep Recovered said
 test "$(stat -c %a metrics)" = 600
 for i in $(seq 20); do
     dd if=/dev/urandom of=mnt/file bs=64k count=1 conv=notrunc,fsync status=none
