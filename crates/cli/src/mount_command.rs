@@ -71,7 +71,9 @@ impl Settings {
             return Err(problem);
         }
         mount.read_only |= args.read_only;
-        caches.total = args.cache_size.or(caches.total);
+        if let Some(bytes) = args.cache_size {
+            caches.limit(bytes)?;
+        }
         fs = fs.with_memory(caches.bytes());
         mount.limit_workers(caches.bytes() / 8);
         fs.data.atime = match mount.atime {
@@ -112,19 +114,26 @@ impl Caches {
             .ok_or_else(|| format!("option {name} needs a size"))
             .and_then(size::parse)
             .map_err(Failure::usage)?;
+        self.limit(bytes)?;
+        Ok(true)
+    }
+
+    fn limit(&mut self, bytes: u64) -> Result<(), Failure> {
         if bytes < Self::LEAST {
             let least = size::text(Self::LEAST);
-            return Err(Failure::usage(format!("{name} must be at least {least}")));
+            return Err(Failure::usage(format!(
+                "cache_size must be at least {least}"
+            )));
         }
         if bytes > memory() {
             let all = size::text(memory());
             return Err(Failure::usage(format!(
-                "{name} is {}, and this machine has {all} of memory; half of that leaves room for all else",
+                "cache_size is {}, and this machine has {all} of memory; half of that leaves room for all else",
                 size::text(bytes)
             )));
         }
         self.total = Some(bytes);
-        Ok(true)
+        Ok(())
     }
 
     /// What was asked for; by default a quarter of the machine's memory at most.

@@ -514,6 +514,9 @@ fn wrong_calls_are_usage_errors() {
     sheaf(&["mount", "-o", "cache_size=1P", "a", "b"], &[], &[])
         .exits(USAGE)
         .says("of memory");
+    sheaf(&["mount", "--cache-size", "1P", "a", "b"], &[], &[])
+        .exits(USAGE)
+        .says("of memory");
     sheaf(&["mount", "-o", "frobnicate", "a", "b"], &[], &[])
         .exits(USAGE)
         .says("frobnicate");

@@ -10,15 +10,16 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file behind a block device that is a loop device and shows all of it.
+/// The regular file behind a block device that is a loop device and shows all of it. Of devices behind loop devices others take flock's locks.
 pub(crate) fn file_behind(device: u64) -> Option<PathBuf> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let settings = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/loop"));
     let is_zero = |name| text(&settings, name).is_some_and(|text| text == "0");
-    match is_zero("offset") && is_zero("sizelimit") {
-        true => text(&settings, "backing_file").map(PathBuf::from),
-        false => None,
+    if !is_zero("offset") || !is_zero("sizelimit") {
+        return None;
     }
+    let behind = PathBuf::from(text(&settings, "backing_file")?);
+    fs::metadata(&behind).ok()?.is_file().then_some(behind)
 }
 
 fn text(settings: &Path, name: &str) -> Option<String> {
