@@ -724,11 +724,11 @@ impl<C: Content> Store<C> {
     /// write the whole node table twice and a half, because cleaning moves nodes, and moving
     /// nodes changes its pages. Data leaves it that much.
     pub(crate) fn adapt_limits(&self) {
-        let chunk = self.array.geometry().chunk_blocks as i64 * BLOCK_SIZE as i64;
+        let chunk = self.array.geometry().chunk_bytes() as i64;
         let (total, live) = self.segments.usage();
         let spare = self.table_bytes() * 5 / 2;
         self.growth_spare.store(spare, Ordering::Relaxed);
-        let room = (live as i64 / 4).max(spare) - (total as i64 - live as i64);
+        let room = self.spare_beside(live) as i64 - (total as i64 - live as i64);
         let base = reserve_chunks(&self.array, &self.options) as i64;
         self.space.set_reserve(base + room.max(0) / chunk);
         let free = self.free_meta_bytes();
@@ -745,10 +745,15 @@ impl<C: Content> Store<C> {
         self.space.keep((self.dirty.kept() + chunk - 1) / chunk);
     }
 
+    /// Bytes of meta chunks and free chunks that metadata of which so much is live keeps from data; see `adapt_limits`.
+    pub(crate) fn spare_beside(&self, live: u64) -> u64 {
+        (live / 4).max(self.growth_spare.load(Ordering::Relaxed) as u64)
+    }
+
     /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
     pub(crate) fn growth_limit(&self) -> u64 {
         let geometry = self.array.geometry();
-        let chunk = geometry.chunk_blocks as u64 * BLOCK_SIZE as u64;
+        let chunk = geometry.chunk_bytes();
         let total = self.segments.total_bytes();
         let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
         // Nor is there more than the space tables can describe.

@@ -6,11 +6,16 @@
 //! costs is therefore counted before it is chosen, and the whole must fit into what is free now,
 //! because the old copies are free only after the commit point.
 //!
+//! With enough segments free, chunks of metadata are emptied the same way: they go back to data when nothing in them is
+//! live, and after many deletions a little is live in each.
+//!
 //! Invariants:
 //! 1. Damage in a segment, or in a table page that its items are looked up in, concerns whoever needs what is damaged,
 //!    and nobody else: cleaning only wants room. A segment whose live bytes are not all found and readable cannot
 //!    become free, so it is set aside: looked at no more until the next mount, or until nothing in it is live.
 //! 2. All looks at a segment come before its first item is marked, but for those at pages of the node table.
+//! 3. Emptying leaves as many segments free as cleaning wants, and as much room as metadata keeps from data: what goes
+//!    back to data does not have to come back at once.
 
 use crate::content::Content;
 use crate::error::Error;
@@ -85,7 +90,8 @@ impl<C: Content> Store<C> {
     /// `space_places` are where the space tables lie, which each checkpoint writes anew.
     pub(crate) fn clean_segments(&self, space_places: &[Place]) -> Result<u64, Error> {
         let segment = self.array.geometry().segment_bytes() as i64;
-        let tight = self.space.free_chunks() <= 2 * self.space.reserve_chunks();
+        let waits = self.data_waits.load(Ordering::Relaxed) > 0;
+        let tight = waits || self.space.free_chunks() <= 2 * self.space.reserve_chunks();
         // With no chunks to fall back on, a sweep over the whole table must always fit.
         let wanted = match tight {
             true => (self.clean_room() / segment) as usize,
@@ -93,10 +99,10 @@ impl<C: Content> Store<C> {
         };
         let written = self.segments_for(self.dirty.limit_now());
         let unhurried = UNHURRIED_MAX.max(written / UNHURRIED_PART);
-        let free = self.segments.free_segments();
-        if free >= wanted {
-            return Ok(0);
+        if self.segments.free_segments() < wanted {
+            self.segments.stay();
         }
+        let free = self.segments.free_segments();
         let (total, live) = self.segments.usage();
         let lavish = total < self.array.bytes() / LAVISH_PART;
         let (share, most) = match tight {
@@ -105,11 +111,20 @@ impl<C: Content> Store<C> {
             false if !lavish && live * 2 < total => (50, unhurried),
             false => return Ok(0),
         };
+        let mut gain = (wanted as i64 - free as i64) * segment + self.dirty.to_write();
+        let segments = match free < wanted {
+            true => self.segments.emptiest(share, most),
+            false if lavish && !tight => return Ok(0),
+            false => {
+                gain = i64::MAX;
+                let share = if waits { share } else { share.min(50) };
+                self.to_empty(share, most, wanted)
+            }
+        };
         let slack = (self.options.workers as i64 + 3) * segment;
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
-        let mut gain = (wanted - free) as i64 * segment + self.dirty.to_write();
         let mut cleaned = 0;
-        for (id, live) in self.segments.emptiest(share, most) {
+        for (id, live) in segments {
             let may = tight || !self.dirty.is_memory_short();
             if gain <= 0 || self.dirty.to_write() >= budget || !may {
                 break;
@@ -133,6 +148,65 @@ impl<C: Content> Store<C> {
             }
         }
         Ok(cleaned)
+    }
+
+    /// At most so many segments of chunks that are being emptied: those which are emptied now join them (invariant 3).
+    fn to_empty(&self, share: u32, most: usize, keep: usize) -> Vec<(SegmentId, u32)> {
+        let spare = self.spare_beside(self.segments.usage().1);
+        loop {
+            let mut leaving = self.segments.leaving();
+            if leaving.len() >= most || !self.segments.empty_one(share, keep, spare) {
+                leaving.truncate(most);
+                return leaving;
+            }
+        }
+    }
+
+    /// Chunks that data would get if it waited for them, about: metadata is that much more than what is live in it.
+    pub(crate) fn sparse_chunks(&self) -> u64 {
+        let geometry = self.array.geometry();
+        let (total, live) = (self.segments.total_bytes(), self.segments.live_about());
+        // Segments end with what the next item had no room in.
+        let kept = self.spare_beside(live).max(self.clean_room() as u64) + live / 8;
+        let sparse = total.saturating_sub(live + kept) / geometry.chunk_bytes();
+        let in_vain = self.emptied_in_vain.fetch_min(sparse, Ordering::Relaxed);
+        sparse.saturating_sub(in_vain)
+    }
+
+    /// Empties chunks of metadata until data has what it waits for (`enough`); false: nothing is gained any more.
+    /// The caller holds no node lock.
+    pub(crate) fn empty_until(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
+        if self.sparse_chunks() == 0 {
+            return Ok(false);
+        }
+        self.data_waits.fetch_add(1, Ordering::SeqCst);
+        let outcome = self.empty_by_rounds(enough);
+        self.data_waits.fetch_sub(1, Ordering::SeqCst);
+        if let Ok(false) = outcome {
+            self.emptied_in_vain.store(u64::MAX, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn empty_by_rounds(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
+        let left = || {
+            let live = self.segments.leaving();
+            let live: u64 = live.iter().map(|(_, live)| *live as u64).sum();
+            (self.segments.total_bytes(), live)
+        };
+        // A chunk is chosen and emptied by one checkpoint, or several, and is free after the next.
+        let (mut before, mut idle) = ((u64::MAX, 0), 0);
+        while idle < 2 {
+            self.make_room(self.newest_checkpoint())?;
+            self.give_way()?;
+            if enough() {
+                return Ok(true);
+            }
+            let now = left();
+            idle = if now < before { 0 } else { idle + 1 };
+            before = now;
+        }
+        Ok(false)
     }
 
     /// Marks the contents of a segment dirty, `live` bytes; false if writing them elsewhere takes more than is left

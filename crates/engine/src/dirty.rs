@@ -222,7 +222,7 @@ fn write_limit(array: &Array, options: &StoreOptions) -> i64 {
 /// dirty (twice the limit, table pages included), with half as much again for rounding.
 pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     let geometry = array.geometry();
-    let chunk = geometry.chunk_blocks as u64 * BLOCK_SIZE as u64;
+    let chunk = geometry.chunk_bytes();
     let wanted = (write_limit(array, options) as u64 * 3).div_ceil(chunk) as u32 + 1;
     wanted.min(geometry.chunk_count / 4).max(2)
 }

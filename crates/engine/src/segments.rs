@@ -13,6 +13,8 @@
 //!    beside that only where a segment ends. What it wrote is whole blocks, and goes on in the middle of an item.
 //! 6. Workers count what they put down and what that replaces apart ([`Changes`]), and settle it now and then; all of
 //!    it is settled before the space tables are written.
+//! 7. No segment of a chunk that is being emptied is given out or stays open, as long as others are free: it is empty
+//!    once what was live in it has been written elsewhere.
 
 use crate::error::Error;
 use crate::space::Space;
@@ -48,6 +50,17 @@ struct State {
     open: Vec<Option<Open>>,
     /// Not worth a look of those who clean, until nothing in them is live.
     aside: BTreeSet<SegmentId>,
+    /// Meta chunks that are being emptied, and segments of theirs that are free but not given out (invariant 7).
+    leaving: BTreeSet<u32>,
+    withheld: Vec<SegmentId>,
+}
+
+impl State {
+    /// Nothing is emptied any more.
+    fn stay(&mut self) {
+        self.leaving.clear();
+        self.free.append(&mut self.withheld);
+    }
 }
 
 /// What operations look at before they begin: on lines of its own.
@@ -106,9 +119,11 @@ impl Segments {
             free: Vec::new(),
             open: Vec::new(),
             aside: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            withheld: Vec::new(),
         };
         let live_bytes: u64 = state.live.values().flatten().map(|l| *l as u64).sum();
-        let total_bytes = (state.live.len() * geometry.chunk_blocks as usize * BLOCK_SIZE) as u64;
+        let total_bytes = state.live.len() as u64 * geometry.chunk_bytes();
         let segments = Segments {
             geometry: geometry.clone(),
             state: Padded(Mutex::new(rank::SEGMENTS, state)),
@@ -179,12 +194,16 @@ impl Segments {
         let mut state = self.state.lock();
         let state = &mut *state;
         let open: Vec<SegmentId> = state.open.iter().flatten().map(|o| o.segment).collect();
-        let mut free = Vec::new();
+        let (mut free, mut withheld) = (Vec::new(), Vec::new());
         for (chunk, live) in &state.live {
+            let list = match state.leaving.contains(chunk) {
+                true => &mut withheld,
+                false => &mut free,
+            };
             for (i, _) in live.iter().enumerate().filter(|(_, l)| **l == 0) {
                 let id = SegmentId(*chunk as u64 * self.per_chunk() + i as u64);
                 if !open.contains(&id) {
-                    free.push(id);
+                    list.push(id);
                 }
             }
         }
@@ -194,12 +213,83 @@ impl Segments {
             .aside
             .retain(|id| free.binary_search_by(|one| id.cmp(one)).is_err());
         state.free = free;
+        state.withheld = withheld;
         self.count_free(state);
     }
 
-    /// Who cleans need not look at this segment again: there is damage in it.
+    /// Who cleans need not look at this segment again: there is damage in it. Its chunk stays.
     pub fn set_aside(&self, segment: SegmentId) {
-        self.state.lock().aside.insert(segment);
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.aside.insert(segment);
+        let (chunk, per_chunk) = ((segment.0 / self.per_chunk()) as u32, self.per_chunk());
+        if state.leaving.remove(&chunk) {
+            let its = |id: &mut SegmentId| id.0 / per_chunk == chunk as u64;
+            state.free.extend(state.withheld.extract_if(.., its));
+            self.count_free(state);
+        }
+    }
+
+    /// Begins to empty the meta chunk in which least is live, at most `share` percent of it, none with a segment that was
+    /// set aside. Once all that is live in chunks being emptied has moved, `keep` segments are free in the others,
+    /// and `spare` bytes of theirs are dead or free. False: there is none.
+    pub fn empty_one(&self, share: u32, keep: usize, spare: u64) -> bool {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let per_chunk = self.per_chunk();
+        let chunk_of = |id: &SegmentId| (id.0 / per_chunk) as u32;
+        let bytes_of = |live: &[u32]| live.iter().map(|bytes| *bytes as u64).sum::<u64>();
+        let least = state
+            .live
+            .iter()
+            .filter(|(chunk, _)| !state.leaving.contains(chunk))
+            .filter(|(chunk, _)| !state.aside.iter().any(|id| chunk_of(id) == **chunk))
+            .map(|(chunk, live)| (bytes_of(live), *chunk))
+            .min();
+        let Some((bytes, chunk)) = least else {
+            return false;
+        };
+        let (total, live) = self.usage();
+        let gone = (state.leaving.len() as u64 + 1) * self.geometry.chunk_bytes();
+        let moving = state
+            .leaving
+            .iter()
+            .map(|chunk| bytes_of(&state.live[chunk]));
+        let moving = (bytes + moving.sum::<u64>()).div_ceil(self.geometry.segment_bytes() as u64);
+        let is_its = |id: &SegmentId| chunk_of(id) == chunk;
+        let free = state.free.iter().filter(|id| !is_its(id)).count();
+        if bytes * 100 > self.geometry.chunk_bytes() * share as u64
+            || free < keep + moving as usize
+            || total < gone + live + spare
+        {
+            return false;
+        }
+        state.leaving.insert(chunk);
+        let its = state.free.extract_if(.., |id| is_its(id));
+        state.withheld.extend(its);
+        for open in &mut state.open {
+            open.take_if(|open| chunk_of(&open.segment) == chunk);
+        }
+        self.count_free(state);
+        true
+    }
+
+    /// No chunk is being emptied any more: there is need of what is free in them.
+    pub fn stay(&self) {
+        let mut state = self.state.lock();
+        state.stay();
+        self.count_free(&state);
+    }
+
+    /// Segments in which something is live of chunks that are being emptied, with their live bytes.
+    pub fn leaving(&self) -> Vec<(SegmentId, u32)> {
+        let state = self.state.lock();
+        let chunks = state.leaving.iter();
+        let segments = chunks.flat_map(|chunk| {
+            let ids = (*chunk as u64 * self.per_chunk()..).map(SegmentId);
+            ids.zip(state.live[chunk].iter().copied())
+        });
+        segments.filter(|(_, live)| *live > 0).collect()
     }
 
     /// Segments of at most `share` percent live bytes, emptiest first, at most `most`; none that were set aside.
@@ -237,11 +327,7 @@ impl Segments {
         self.live_bytes.about().max(0) as u64
     }
 
-    fn chunk_bytes(&self) -> u64 {
-        self.geometry.chunk_blocks as u64 * BLOCK_SIZE as u64
-    }
-
-    /// Meta chunks without any live byte beyond `keep` free segments leave the list; they
+    /// Meta chunks without any live byte beyond `keep` free segments, and those that were emptied, leave the list; they
     /// are free after the next commit point.
     pub fn release_chunks(&self, keep: usize) -> Vec<u32> {
         let mut state = self.state.lock();
@@ -260,14 +346,17 @@ impl Segments {
             .map(|(c, _)| *c)
             .collect();
         for chunk in empty {
-            if state.free.len() < keep + per_chunk as usize {
-                break;
+            let emptied = state.leaving.remove(&chunk);
+            if !emptied && state.free.len() < keep + per_chunk as usize {
+                continue;
             }
-            state.free.retain(|s| s.0 / per_chunk != chunk as u64);
+            let others = |s: &SegmentId| s.0 / per_chunk != chunk as u64;
+            state.free.retain(others);
+            state.withheld.retain(others);
             state.live.remove(&chunk);
             self.counts
                 .total_bytes
-                .fetch_sub(self.chunk_bytes(), Ordering::Relaxed);
+                .fetch_sub(self.geometry.chunk_bytes(), Ordering::Relaxed);
             released.push(chunk);
         }
         self.count_free(&state);
@@ -289,6 +378,9 @@ impl Segments {
     /// A free segment, from a new meta chunk when none is left.
     fn take_free(&self, space: &Space) -> Result<SegmentId, Error> {
         let mut state = self.state.lock();
+        if state.free.is_empty() {
+            state.stay();
+        }
         if let Some(segment) = state.free.pop() {
             self.count_free(&state);
             return Ok(segment);
@@ -300,7 +392,7 @@ impl Segments {
             let per_chunk = self.per_chunk();
             self.counts
                 .total_bytes
-                .fetch_add(self.chunk_bytes(), Ordering::Relaxed);
+                .fetch_add(self.geometry.chunk_bytes(), Ordering::Relaxed);
             state.live.insert(chunk, vec![0; per_chunk as usize]);
             let first = chunk as u64 * per_chunk;
             state

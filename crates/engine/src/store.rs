@@ -21,7 +21,7 @@ use crate::segments::Segments;
 use crate::space::{ChunkState, Space};
 use crate::table::{Entry, Table};
 use crate::written::BytesWritten;
-use base::atomic::{AtomicBool, AtomicI64, Ordering};
+use base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Handle, Mutex, rank};
@@ -120,6 +120,10 @@ pub struct Store<C: Content> {
     pub(crate) growth_spare: AtomicI64,
     /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
     pub(crate) stalled_room: AtomicI64,
+    /// How many wait for what metadata can do without.
+    pub(crate) data_waits: AtomicUsize,
+    /// Sparse chunks that could not be emptied when data waited for them.
+    pub(crate) emptied_in_vain: AtomicU64,
     /// Data chunks whose space map was deleted, with the epoch that must be durable first.
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
@@ -224,6 +228,8 @@ impl<C: Content> Store<C> {
             frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
             stalled_room: AtomicI64::new(0),
+            data_waits: AtomicUsize::new(0),
+            emptied_in_vain: AtomicU64::new(0),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
             large_turn: Mutex::new(rank::LARGE_OPERATION, ()),
@@ -688,7 +694,7 @@ impl<C: Content> Store<C> {
 
     /// Checkpoints content themselves with the room that is always kept for them, until there is
     /// twice as much as now. The caller holds no node lock.
-    fn give_way(&self) -> Result<(), Error> {
+    pub(crate) fn give_way(&self) -> Result<(), Error> {
         base::sync::assert_none_held_from(rank::INODE);
         while self.space.kept_chunks() != 0 {
             let room = self.free_meta_bytes().max(1);

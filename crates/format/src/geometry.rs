@@ -331,6 +331,10 @@ impl Geometry {
         self.segment_blocks as usize * BLOCK_SIZE
     }
 
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_blocks as u64 * BLOCK_SIZE as u64
+    }
+
     pub fn journal_bytes(&self) -> u64 {
         self.journal_blocks * BLOCK_SIZE as u64
     }
@@ -390,7 +394,7 @@ mod tests {
     fn the_space_tables_describe_a_large_array_and_its_metadata() {
         for (devices, tib) in [(16, 4), (4, 16), (5, 16), (16, 8), (13, 16), (16, 16)] {
             let g = Geometry::plan(&vec![tib << 40; devices], GeometryOptions::default()).unwrap();
-            let meta = g.meta_chunks_max() * g.chunk_blocks as u64 * BLOCK_SIZE as u64;
+            let meta = g.meta_chunks_max() * g.chunk_bytes();
             assert!(meta >= 1 << 40, "{g:?}");
             let map = 4 + g.chunk_blocks as usize / 8;
             assert!(map <= PAYLOAD_MAX);

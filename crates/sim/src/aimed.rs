@@ -14,6 +14,7 @@ use crate::run::{Violation, guarded};
 use crate::scans;
 use crate::sequences;
 use crate::shared;
+use crate::sparse;
 use crate::stamps;
 use crate::streams;
 use crate::transacted;
@@ -124,6 +125,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("streams", 30, Alone(streams::run)),
     scenario("pages", 30, Alone(pages::run)),
     scenario("reclaim", 2, Alone(reclaim::run)),
+    scenario("sparse", 2, Alone(sparse::run)),
     scenario("flights", 2, Alone(flights::run)),
     scenario("one-file", 300, Alone(shared::run)),
     scenario("transactions", 40, Alone(transacted::run)),

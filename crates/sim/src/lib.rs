@@ -25,6 +25,7 @@ pub mod run;
 mod scans;
 pub mod sequences;
 mod shared;
+mod sparse;
 mod staged;
 pub mod stamps;
 mod streams;

@@ -97,7 +97,7 @@ impl<C: Content> Store<C> {
     /// Sets space aside for data to be allocated later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], after a commit and a second look.
+    /// [`Error::NoSpace`], after a commit and a second look, and when no chunk of metadata can be emptied either.
     pub fn promise(&self, blocks: u64) -> Result<Promise<'_, C>, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
@@ -110,7 +110,8 @@ impl<C: Content> Store<C> {
             if !self.space.try_promise(blocks) {
                 self.await_retired()?;
                 self.give_way()?;
-                if !self.space.try_promise(blocks) {
+                let try_promise = || self.space.try_promise(blocks);
+                if !try_promise() && !self.empty_until(try_promise)? {
                     return Err(Error::NoSpace);
                 }
             }
@@ -285,9 +286,11 @@ impl<C: Content> Store<C> {
         let free_blocks = self.space.free_blocks(retired as i64);
         // What the next checkpoint will take beyond the reserve.
         let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
+        let chunk_blocks = geometry.chunk_blocks as u64;
+        let sparse = self.sparse_chunks() * chunk_blocks;
         SpaceInfo {
-            total_blocks: geometry.chunk_count as u64 * geometry.chunk_blocks as u64,
-            free_blocks: free_blocks.saturating_sub(soon as u64),
+            total_blocks: geometry.chunk_count as u64 * chunk_blocks,
+            free_blocks: (free_blocks + sparse).saturating_sub(soon as u64),
             nodes: self.table.node_count(),
         }
     }

@@ -120,6 +120,96 @@ fn a_full_array_with_holes_everywhere_takes_as_much_again() {
     world.check("after refills");
 }
 
+/// Blocks that data gets, and loses again.
+fn taken_by_data(store: &TestStore) -> u64 {
+    let held = take_all(store, 64);
+    let blocks = held.iter().map(|extent| extent.len as u64).sum();
+    free(store, held);
+    store.sync().unwrap();
+    blocks
+}
+
+/// Nodes fill the array and go, all but a few in each of its chunks.
+fn leave_few(store: &TestStore) -> Vec<Nid> {
+    let (mut few, mut gone) = (Vec::new(), Vec::new());
+    for (i, nid) in fill(store, 100).into_iter().enumerate() {
+        match i % 400 {
+            0 => few.push(nid),
+            _ => gone.push(nid),
+        }
+    }
+    gone.into_iter().for_each(|nid| delete(store, nid).unwrap());
+    store.sync().unwrap();
+    few
+}
+
+#[test]
+fn data_gets_chunks_in_which_little_metadata_is_live() {
+    let world = World::new(27, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let before = taken_by_data(&store);
+    let few = leave_few(&store);
+    let metadata = store.meta_chunks().iter().filter(|is| **is).count();
+    let free_blocks = store.space().free_blocks;
+    let taken = taken_by_data(&store);
+    assert!(
+        taken >= free_blocks / 100 * 95,
+        "{taken} of {free_blocks} blocks"
+    );
+    assert!(taken >= before / 10 * 8, "{taken} of {before} blocks");
+    let left = store.meta_chunks().iter().filter(|is| **is).count();
+    assert!(left * 3 < metadata, "{left} of {metadata} chunks");
+    for nid in &few {
+        set(&store, *nid, 9).unwrap();
+    }
+    // What data gave back is there for metadata.
+    assert!(fill(&store, 100).len() > few.len() * 100);
+    store.close().unwrap();
+    drop(store);
+    let nodes = world.check("after metadata gave way");
+    assert!(few.iter().all(|nid| nodes[nid].0[0] == 9));
+}
+
+#[test]
+fn power_cuts_while_chunks_are_emptied_lose_nothing() {
+    for seed in 0..16 {
+        let mut world = World::new(40 + seed, &[64]);
+        let mut rng = Rng::new(40 + seed);
+        let store = world.open_with(plain()).unwrap();
+        let few = leave_few(&store);
+        for (i, nid) in few.iter().enumerate() {
+            set(&store, *nid, i as u64 + 2).unwrap();
+        }
+        store.sync().unwrap();
+        world.switch.cut_after(rng.below(120));
+        let mut held = 0;
+        let error = loop {
+            let promise = store.promise(64).map(|promise| promise.into_blocks());
+            match promise {
+                Ok(blocks) => held += blocks,
+                Err(error) => break error,
+            }
+        };
+        if !world.switch.is_cut() {
+            assert!(matches!(error, Error::NoSpace), "seed {seed}: {error}");
+            store.adopt_promise(held);
+        }
+        drop(store);
+        world.switch.cut_now();
+        world.restart(&mut rng);
+        let nodes = world.check(&format!("seed {seed}"));
+        assert_eq!(nodes.len(), few.len(), "seed {seed}");
+        for (i, nid) in few.iter().enumerate() {
+            assert_eq!(nodes[nid].0[0], i as u64 + 2, "seed {seed}");
+        }
+        let store = world.open_with(plain()).unwrap();
+        assert!(taken_by_data(&store) > 10_000, "seed {seed}");
+        store.close().unwrap();
+        drop(store);
+        world.check(&format!("seed {seed}, after data took all"));
+    }
+}
+
 #[test]
 fn nodes_change_when_data_and_metadata_fill_the_array() {
     let world = World::new(23, &[64]);
