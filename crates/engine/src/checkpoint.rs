@@ -230,6 +230,7 @@ impl<C: Content> Store<C> {
     }
 
     fn run(&self, state: &mut CheckpointState, clean: bool) -> Result<CheckpointReport, Error> {
+        self.close_segments();
         let mut report = CheckpointReport {
             cleaned_segments: self.clean_segments(&state.space_places)?,
             ..CheckpointReport::default()
@@ -238,6 +239,14 @@ impl<C: Content> Store<C> {
         let released = self.segments.release_chunks(keep);
         self.write_checkpoint(state, clean, &released, &mut report)?;
         Ok(report)
+    }
+
+    /// Of workers that have nothing to do while there is little room: what is live in them can move then.
+    fn close_segments(&self) {
+        let (packers, of_tables) = (self.packers(), self.options.workers);
+        if packers < self.packers_most {
+            self.segments.close(|worker| worker % of_tables >= packers);
+        }
     }
 
     /// Steps 1 to 6; `released` are meta chunks that become free.
@@ -408,7 +417,7 @@ impl<C: Content> Store<C> {
         let next = AtomicUsize::new(0);
         // Each writes whole blocks, and leaves a segment open.
         let useful = parts.div_ceil(PARTS_EACH);
-        let workers = self.options.workers.min(useful);
+        let workers = self.packers().min(useful);
         let results = self.fan_out(workers, |worker| {
             let mut packer =
                 Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
@@ -607,7 +616,7 @@ impl<C: Content> Store<C> {
             .collect();
         let leaves: u32 = parts.iter().map(|(_, leaves)| leaves.count_ones()).sum();
         let next = AtomicUsize::new(0);
-        let workers = (leaves as usize / part_leaves()).clamp(1, self.options.workers);
+        let workers = (leaves as usize / part_leaves()).clamp(1, self.packers());
         let results = self.fan_out(workers, |worker| {
             let mut packer = packer(first + worker);
             let mut written = Vec::new();
@@ -691,6 +700,13 @@ impl<C: Content> Store<C> {
         })
     }
 
+    /// Workers that put nodes, and then pages of the node table, into segments at once: each opens one of its own, twice a
+    /// checkpoint, and what it leaves of it is of use to nobody else before it goes on there.
+    pub(crate) fn packers(&self) -> usize {
+        let free = self.free_meta_bytes() / self.array.geometry().segment_bytes() as i64;
+        packers_for(free.max(0) as usize).min(self.packers_most)
+    }
+
     /// Free segments that the next checkpoint should find.
     pub(crate) fn free_segments_wanted(&self) -> usize {
         self.segments_for(self.dirty.limit)
@@ -699,7 +715,7 @@ impl<C: Content> Store<C> {
     /// Segments that a checkpoint writes at most which is to begin at this limit.
     pub(crate) fn segments_for(&self, limit: i64) -> usize {
         let segment = self.array.geometry().segment_bytes() as i64;
-        (2 * limit / segment) as usize + 2 * self.options.workers + 4
+        (2 * limit / segment) as usize + 2 * self.packers_most + 4
     }
 
     /// Bytes of all leaf pages of the node table, at most: what a checkpoint of changes scattered
@@ -761,6 +777,11 @@ impl<C: Content> Store<C> {
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;
         (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
     }
+}
+
+/// So many workers put items down at once where so many segments are free: what they open is a quarter of these.
+pub(crate) fn packers_for(free_segments: usize) -> usize {
+    (free_segments / 8).max(1)
 }
 
 /// The next of so many parts, for whichever worker is free.

@@ -121,7 +121,7 @@ impl<C: Content> Store<C> {
                 self.to_empty(share, most, wanted)
             }
         };
-        let slack = (self.options.workers as i64 + 3) * segment;
+        let slack = (self.packers() as i64 + 3) * segment;
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
         let mut cleaned = 0;
         for (id, live) in segments {

@@ -219,7 +219,8 @@ fn write_limit(array: &Array, options: &StoreOptions) -> i64 {
 }
 
 /// Chunks that only checkpoints and deletions may take: room for a checkpoint of all that may be
-/// dirty (twice the limit, table pages included), with half as much again for rounding.
+/// dirty (twice the limit, table pages included), with half as much again for segments that its workers open
+/// (`Store::packers`) and for rounding.
 pub(crate) fn reserve_chunks(array: &Array, options: &StoreOptions) -> u32 {
     let geometry = array.geometry();
     let chunk = geometry.chunk_bytes();

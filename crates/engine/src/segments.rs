@@ -371,6 +371,14 @@ impl Segments {
         state.open[worker].take()
     }
 
+    /// Such workers go on in other segments.
+    pub fn close(&self, is_such: impl Fn(usize) -> bool) {
+        let mut state = self.state.lock();
+        let such = state.open.iter_mut().enumerate();
+        such.filter(|(worker, _)| is_such(*worker))
+            .for_each(|(_, open)| *open = None);
+    }
+
     fn put_open(&self, worker: usize, open: Option<Open>) {
         self.state.lock().open[worker] = open;
     }

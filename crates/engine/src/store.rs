@@ -8,6 +8,7 @@ pub use space::SpaceInfo;
 use crate::batches::Unread;
 use crate::cache::PageCache;
 use crate::checkpoint::CheckpointState;
+use crate::checkpoint::packers_for;
 use crate::content::Content;
 use crate::counters::{StoreCounters, StoreCounts};
 use crate::dirty::{DirtyNodes, reserve_chunks};
@@ -120,6 +121,8 @@ pub struct Store<C: Content> {
     pub(crate) growth_spare: AtomicI64,
     /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
     pub(crate) stalled_room: AtomicI64,
+    /// The most that [`packers`](Self::packers) says.
+    pub(crate) packers_most: usize,
     /// How many wait for what metadata can do without.
     pub(crate) data_waits: AtomicUsize,
     /// Sparse chunks that could not be emptied when data waited for them.
@@ -228,6 +231,8 @@ impl<C: Content> Store<C> {
             frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
             stalled_room: AtomicI64::new(0),
+            packers_most: packers_for(reserve as usize * geometry.segments_per_chunk() as usize)
+                .min(options.workers),
             data_waits: AtomicUsize::new(0),
             emptied_in_vain: AtomicU64::new(0),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),

@@ -120,6 +120,62 @@ fn a_full_array_with_holes_everywhere_takes_as_much_again() {
     world.check("after refills");
 }
 
+/// Each worker of a checkpoint opens segments of its own, and after a crash others: there must be room for these, and for
+/// cleaning besides, when data has all the rest (or with `nodes` 0, metadata).
+fn changes_and_crashes_on_a_full_array(
+    mib: u64,
+    filled_by: usize,
+    workers: usize,
+    (nodes, words): (u64, usize),
+) {
+    let with = |workers| StoreOptions {
+        workers,
+        shards: workers,
+        node_cache_bytes: 128 << 20,
+        ..plain()
+    };
+    let mut world = World::new(28, &[mib]);
+    let mut rng = Rng::new(28);
+    let store = world.open_with(with(filled_by)).unwrap();
+    let nids = match nodes {
+        0 => fill(&store, words),
+        _ => {
+            let make = |i| create(&store, vec![i; words]).unwrap();
+            let nids = (0..nodes).map(make).collect();
+            take_all(&store, 64);
+            nids
+        }
+    };
+    store.sync().unwrap();
+    drop(store);
+    for round in 0..6 {
+        world.switch.cut_now();
+        world.restart(&mut rng);
+        let store = world
+            .open_with(with(workers))
+            .unwrap_or_else(|e| panic!("round {round}: {e}"));
+        for i in 0..nids.len() as u64 {
+            set(&store, *rng.pick(&nids), i)
+                .unwrap_or_else(|e| panic!("round {round}, update {i}: {e}"));
+        }
+        store.sync().unwrap();
+    }
+    world.switch.cut_now();
+    world.restart(&mut rng);
+    assert_eq!(world.check("after updates by many").len(), nids.len());
+    world.open_with(with(1)).unwrap().close().unwrap();
+}
+
+#[test]
+fn many_workers_change_nodes_when_metadata_fills_a_small_array() {
+    changes_and_crashes_on_a_full_array(64, 2, 64, (0, 1500));
+}
+
+#[test]
+fn many_workers_change_nodes_when_data_fills_an_array_of_few_segments() {
+    changes_and_crashes_on_a_full_array(530, 2, 32, (60_000, 60));
+}
+
 /// Blocks that data gets, and loses again.
 fn taken_by_data(store: &TestStore) -> u64 {
     let held = take_all(store, 64);
