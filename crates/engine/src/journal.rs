@@ -290,6 +290,11 @@ impl Journal {
         self.ring.return_credit(credit);
     }
 
+    /// Operations have credits, and have not staged their records.
+    pub fn has_credits(&self) -> bool {
+        self.ring.has_credits()
+    }
+
     /// Pins the open epoch. Nothing may block until the pin is dropped.
     pub fn pin(&self, shard: usize) -> Pin<'_> {
         self.staging.pin(shard)

@@ -193,7 +193,7 @@ impl<C: Content> Store<C> {
             if self.dirty.pressure_with(dirty) <= 1000
                 && let Some(mut credits) = self.try_credits(records)
             {
-                if let Some(error) = self.journal.failed() {
+                if let Some(error) = self.refused() {
                     self.return_credits(credits);
                     return Err(error);
                 }

@@ -286,7 +286,12 @@ impl Ring {
     /// staged that no batch has taken. See invariant 5.
     pub fn outstanding(&self, staged: impl FnOnce() -> bool) -> bool {
         // In this order: a record is staged before its credit ends.
+        self.has_credits() || staged()
+    }
+
+    /// Operations have credits.
+    pub fn has_credits(&self) -> bool {
         let out = |shard: &Padded<Shard>| shard.state.load(Ordering::SeqCst) & OUT_MASK > 0;
-        self.shards.iter().any(out) || staged()
+        self.shards.iter().any(out)
     }
 }

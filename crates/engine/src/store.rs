@@ -136,7 +136,10 @@ pub struct Store<C: Content> {
     /// As `checkpoint_wanted`, under whose lock it changes: who finds it set has nothing to ask for.
     pub(crate) checkpoint_asked: Arc<AtomicBool>,
     pub(crate) threads: Mutex<Vec<base::thread::JoinHandle>>,
-    pub(crate) closed: AtomicBool,
+    /// No operation begins any more.
+    pub(crate) ending: AtomicBool,
+    /// How it ended.
+    pub(crate) ended: Mutex<Option<Result<(), Error>>>,
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
     /// damaged to whoever asks: what the table has of them is old.
     pub(crate) unreplayed: BTreeMap<u64, Damage>,
@@ -241,7 +244,8 @@ impl<C: Content> Store<C> {
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
             checkpoint_asked: Arc::new(AtomicBool::new(false)),
             threads: Mutex::new(rank::LEAF, Vec::new()),
-            closed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            ended: Mutex::new(rank::STORE_END, None),
             unreplayed: BTreeMap::new(),
             unread: Vec::new(),
             counts: StoreCounts::default(),
@@ -320,6 +324,14 @@ impl<C: Content> Store<C> {
     /// The failure that turned the store read-only, if one did.
     pub fn failed(&self) -> Option<Error> {
         self.journal.failed()
+    }
+
+    /// Why no operation may go on. The caller has its credit: whoever ends the store waits for it, or it finds that here.
+    pub(crate) fn refused(&self) -> Option<Error> {
+        match self.ending.load(Ordering::SeqCst) {
+            true => Some(self.failed().unwrap_or(Error::ReadOnly)),
+            false => self.failed(),
+        }
     }
 
     /// Turns the store read-only: nothing is written any more, what is durable stays.
@@ -575,7 +587,7 @@ impl<C: Content> Store<C> {
             if pressure <= 1000
                 && let Some(credit) = self.journal.try_credit(shard)
             {
-                if let Some(error) = self.journal.failed() {
+                if let Some(error) = self.refused() {
                     self.journal.return_credit(credit);
                     return Err(error);
                 }

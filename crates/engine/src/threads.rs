@@ -92,12 +92,30 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    /// Stops the threads, makes everything durable and leaves a clean checkpoint.
-    /// Operations after this fail. Calling it again does nothing.
+    /// Stops the threads, makes everything durable and leaves a clean checkpoint. Operations that have begun are waited for, and
+    /// part of it; others fail. The store changes no more, whatever the outcome. Calling it again waits for
+    /// that, and returns the same.
+    ///
+    /// # Errors
+    /// What keeps the store from being made durable: then what was synced, and no more, is there after the next open.
     pub fn close(&self) -> Result<(), Error> {
-        if self.closed.swap(true, Ordering::SeqCst) {
-            return Ok(());
+        let mut ended = self.ended.lock();
+        if let Some(outcome) = &*ended {
+            return outcome.clone();
         }
+        let outcome = self.end();
+        match &outcome {
+            Err(error) if self.failed().is_none() => {
+                self.latch(&format!("it could not be closed: {error}"));
+            }
+            Ok(()) if !self.options.read_only => self.journal.fail(Error::ReadOnly),
+            _ => {}
+        }
+        *ended = Some(outcome.clone());
+        outcome
+    }
+
+    fn end(&self) -> Result<(), Error> {
         {
             let (control, wake) = &*self.control;
             control.lock().stop = true;
@@ -112,10 +130,15 @@ impl<C: Content> Store<C> {
         if self.options.read_only {
             return Ok(());
         }
+        self.ending.store(true, Ordering::SeqCst);
+        // Ring, invariant 5.
+        let mut spins = 0;
+        while self.journal.has_credits() {
+            base::thread::spin(&mut spins);
+        }
         self.sync()?;
         self.closing_checkpoint()?;
         debug_assert_eq!(self.dirty.charged(), Charge::default());
-        self.journal.fail(Error::ReadOnly);
         Ok(())
     }
 }

@@ -118,6 +118,8 @@ pub struct FileSystem {
     pub(crate) driver: Driver,
     /// Atomic writes of open files.
     pub(crate) atomic: AtomicCounts,
+    /// How it ended.
+    ended: Mutex<Option<Result<(), Error>>>,
     recovery: RecoveryReport,
 }
 
@@ -171,6 +173,7 @@ impl FileSystem {
             owners: Owners::new(&files),
             files,
             hash,
+            ended: Mutex::new(rank::FILE_SYSTEM_END, None),
             renames: Mutex::new(rank::RENAME, ()),
             orphans: OrphanSet::new(),
             workers: Workers::default(),
@@ -213,15 +216,27 @@ impl FileSystem {
     }
 
     /// Writes everything back, and ends: after this the devices hold all of it, cleanly. Requests that futures and contexts have handed over are
-    /// done first; futures that are polled later end with [`Error::Cancelled`].
+    /// done first; futures that are polled later end with [`Error::Cancelled`]. What other threads change meanwhile is part of it, or
+    /// fails. The file system changes no more, whatever the outcome. Calling it again waits for that, and returns the same.
     ///
     /// # Errors
-    /// As those of [`sync`](Self::sync).
+    /// As those of [`sync`](Self::sync): what was synced, and no more, is sure to be there after the next open.
     pub fn close(&self) -> Result<(), Error> {
+        let mut ended = self.ended.lock();
+        if let Some(outcome) = &*ended {
+            return outcome.clone();
+        }
+        let outcome = self.end();
+        *ended = Some(outcome.clone());
+        outcome
+    }
+
+    fn end(&self) -> Result<(), Error> {
         self.driver.close();
         self.workers.finish();
         self.files.finish_writes();
         self.files.stop();
+        self.files.refuse_writes();
         let told = self.files.losses_told();
         let written = if self.store.read_only() {
             Ok(())

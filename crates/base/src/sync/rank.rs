@@ -43,6 +43,9 @@ ranks! {
     MOUNT_ATOMIC = ranked(14, "files with an atomic write");
     /// Held over the commit.
     ATOMIC_WRITE = ranked(16, "atomic write of a file");
+    /// Held while it ends.
+    FILE_SYSTEM_END = ranked(20, "end of a file system");
+    STORE_END = ranked(22, "end of a store");
     RENAME = ranked(30, "directory rename");
     IO_CONTEXT = ranked(32, "what somebody has in flight");
     /// Tried, never waited for.

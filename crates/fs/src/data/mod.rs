@@ -63,7 +63,7 @@ use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
-use base::atomic::{AtomicBool, AtomicU64};
+use base::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
 use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
@@ -150,6 +150,8 @@ pub(crate) struct Files {
     table: FileTable,
     /// Pages that somebody writes, or reads as one, beside others.
     ranges: Ranges,
+    /// The file system is being closed.
+    ending: AtomicBool,
     /// Who may have writes in flight.
     in_flight: Mutex<Vec<Weak<dyn InFlight>>>,
     /// No write begins to fly any more.
@@ -204,6 +206,7 @@ impl Files {
             memory: std::sync::Arc::new(Bounces::new(options.cache_bytes / KEPT_SHARE)),
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
+            ending: AtomicBool::new(false),
             in_flight: Mutex::new(rank::LEAF, Vec::new()),
             closing: AtomicBool::new(false),
             store,
@@ -315,7 +318,27 @@ impl Files {
         if self.store.read_only() {
             return Err(Error::ReadOnly);
         }
-        Ok(())
+        self.check_open()
+    }
+
+    /// Writes fail from now on: what others have written is found by whoever writes back afterwards.
+    pub(crate) fn refuse_writes(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match self.ending.load(Ordering::Relaxed) {
+            true => Err(Error::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    /// After pages have become dirty: whoever refuses writes has not done so before that, and finds these pages; or it may not,
+    /// and the write fails.
+    fn check_open_still(&self) -> Result<(), Error> {
+        fence(Ordering::SeqCst);
+        self.check_open()
     }
 
     /// Waits until these pages of a file are the caller's, who holds neither an I/O lock nor a range.

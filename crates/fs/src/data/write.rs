@@ -135,6 +135,7 @@ impl Files {
             true => data.len(),
             false => self.write_more(file, offset, data)?,
         };
+        self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
@@ -153,6 +154,7 @@ impl Files {
         }
         self.balance(&file.state)?;
         let done = self.write_end(file, data)?;
+        self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }

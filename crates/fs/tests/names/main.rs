@@ -1,6 +1,7 @@
 //! Names, attributes and links on a simulated array.
 
 mod attributes;
+mod closing;
 mod concurrent;
 mod counts;
 mod damage;

@@ -1,0 +1,143 @@
+//! The end of a file system, beside threads that use it.
+
+use crate::world::World;
+use base::rng::Rng;
+use base::thread::parallel;
+use device::sim::Times;
+use fs::{Caller, Error, FileSystem, FsOptions, ROOT};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const DIRS: usize = 2;
+const FILES: usize = 2;
+const RECORD: usize = 1000;
+
+fn busy(seed: u64) -> World {
+    let mut world = World::new(2, 64 << 20, seed);
+    world.options = FsOptions::default();
+    world
+}
+
+/// Makes directories until that is refused; how many were made.
+fn make(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
+    for number in 0.. {
+        let name = format!("dir{me}-{number}");
+        match fs.mkdir(&Caller::root(), ROOT, name.as_bytes(), 0o755) {
+            Ok(_) => done.fetch_add(1, Ordering::Relaxed),
+            Err(Error::ReadOnly) => return number,
+            Err(error) => panic!("{error}"),
+        };
+    }
+    unreachable!("there is no end of numbers")
+}
+
+fn record(number: u64) -> [u8; RECORD] {
+    [number as u8; RECORD]
+}
+
+/// The same with records at the end of a file.
+fn append(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
+    let name = format!("file{me}");
+    let made = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+    let (_, file) = made.unwrap();
+    for number in 0.. {
+        match fs.append(&file, &record(number)) {
+            Ok(_) => done.fetch_add(1, Ordering::Relaxed),
+            Err(Error::ReadOnly) => return number,
+            Err(error) => panic!("{error}"),
+        };
+    }
+    unreachable!("there is no end of numbers")
+}
+
+#[test]
+fn what_returns_while_a_file_system_ends_is_part_of_it() {
+    for round in 0..10 {
+        let mut world = busy(round);
+        let fs = world.open();
+        let done = AtomicU64::new(0);
+        let made = parallel(DIRS + FILES + 1, |me| match me {
+            _ if me < DIRS => make(&fs, me, &done),
+            _ if me < DIRS + FILES => append(&fs, me, &done),
+            _ => {
+                while done.load(Ordering::Relaxed) < 500 * (round + 1) {
+                    base::thread::yield_now();
+                }
+                fs.close().unwrap();
+                0
+            }
+        });
+        drop(fs);
+        world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+        world.check();
+        let fs = world.open();
+        assert!(fs.recovery().clean);
+        for me in 0..DIRS {
+            for number in 0..made[me] {
+                let name = format!("dir{me}-{number}");
+                let found = fs.lookup(ROOT, name.as_bytes());
+                assert!(found.is_ok(), "round {round}: {name} of {}", made[me]);
+            }
+        }
+        for me in DIRS..DIRS + FILES {
+            let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
+            let file = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+            for number in 0..made[me] {
+                let mut found = [0; RECORD];
+                let len = fs.read(&file, number * RECORD as u64, &mut found).unwrap();
+                assert!(
+                    len == RECORD && found == record(number),
+                    "round {round}: record {number} of {}",
+                    made[me]
+                );
+            }
+        }
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_has_ended_when_any_of_those_who_close_it_is_told() {
+    for round in 0..10 {
+        let mut world = busy(round);
+        let fs = world.open();
+        for number in 0..2000_u32 {
+            let name = number.to_string();
+            fs.mkdir(&Caller::root(), ROOT, name.as_bytes(), 0o755)
+                .unwrap();
+        }
+        // The first one to return ends the machine.
+        let outcomes = parallel(3, |_| {
+            let outcome = fs.close();
+            world.switch.cut_now();
+            outcome
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        drop(fs);
+        world.restart(&mut Rng::new(round));
+        let fs = world.open();
+        assert!(fs.recovery().clean);
+        for number in 0..2000_u32 {
+            fs.lookup(ROOT, number.to_string().as_bytes()).unwrap();
+        }
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn an_end_that_failed_has_failed_for_whoever_asks_again() {
+    let world = busy(1);
+    let fs = world.open();
+    fs.mkdir(&Caller::root(), ROOT, b"dir", 0o755).unwrap();
+    for device in &world.devices {
+        device.fail_writes(Times::Always, None);
+    }
+    let closed = |fs: &Arc<FileSystem>| fs.close().unwrap_err().to_string();
+    let first = closed(&fs);
+    for device in &world.devices {
+        device.fail_writes(Times::Next(0), None);
+    }
+    assert_eq!(closed(&fs), first);
+    assert!(fs.mkdir(&Caller::root(), ROOT, b"more", 0o755).is_err());
+    assert!(fs.sync().is_err());
+}
