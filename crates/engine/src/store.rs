@@ -131,6 +131,8 @@ pub struct Store<C: Content> {
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
     /// Held over a large operation (`large.rs`, invariant 3).
+    /// Free space that is being discarded is missing meanwhile.
+    pub(crate) trimming: Mutex<()>,
     pub(crate) large_turn: Mutex<()>,
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
     /// As `checkpoint_wanted`, under whose lock it changes: who finds it set has nothing to ask for.
@@ -240,6 +242,7 @@ impl<C: Content> Store<C> {
             emptied_in_vain: AtomicU64::new(0),
             retired: Mutex::new(rank::SPACE_PENDING, Vec::new()),
             checkpoint_state: Mutex::new(rank::CHECKPOINT, parts.checkpoint_state),
+            trimming: Mutex::new(rank::TRIM, ()),
             large_turn: Mutex::new(rank::LARGE_OPERATION, ()),
             control: Arc::new((Mutex::new(rank::LEAF, Control::default()), Condvar::new())),
             checkpoint_asked: Arc::new(AtomicBool::new(false)),

@@ -64,6 +64,8 @@ ranks! {
     /// After the file locks: an operation may have to wait for a checkpoint while it holds
     /// them, and a checkpoint takes none of them.
     CHECKPOINT = ranked(45, "checkpoint");
+    /// Held while a run of free space is discarded.
+    TRIM = ranked(46, "trim of free space");
     INODE = ranked(50, "inode node");
     OWNED_NODE = owned(60, "node owned by an inode");
     SPACE_MAP = ranked(70, "space map node");

@@ -70,10 +70,8 @@ impl<C: Content> Store<C> {
         let mut blocks = 0;
         for chunk in self.space.loaded_chunks() {
             let mut from = 0;
-            while let Some((run, end)) = self.space.take_run(chunk, from, least_blocks.max(1)) {
-                self.discard(run);
-                self.space.give(run);
-                blocks += run.len as u64;
+            while let Some((run, end)) = self.discard_next(chunk, from, least_blocks.max(1)) {
+                blocks += run as u64;
                 from = end;
             }
         }
@@ -82,6 +80,7 @@ impl<C: Content> Store<C> {
         for chunk in in_long_runs(&free, least_blocks.div_ceil(len) as usize) {
             // A checkpoint may need the last free chunk.
             let _none = self.checkpoint_state.lock();
+            let _promises_wait = self.trimming.lock();
             if self.space.take_free_chunk(chunk) {
                 self.discard(Extent {
                     block: geometry.chunk_block(chunk),
@@ -92,6 +91,15 @@ impl<C: Content> Store<C> {
             }
         }
         Ok(blocks * format::BLOCK_SIZE as u64)
+    }
+
+    /// Discards a chunk's next run of at least `least` free blocks; returns how many, and where to go on.
+    fn discard_next(&self, chunk: u32, from: u32, least: u32) -> Option<(u32, u32)> {
+        let _promises_wait = self.trimming.lock();
+        let (run, end) = self.space.take_run(chunk, from, least)?;
+        self.discard(run);
+        self.space.give(run);
+        Some((run.len, end))
     }
 
     /// Sets space aside for data to be allocated later.
@@ -110,7 +118,10 @@ impl<C: Content> Store<C> {
             if !self.space.try_promise(blocks) {
                 self.await_retired()?;
                 self.give_way()?;
-                let try_promise = || self.space.try_promise(blocks);
+                let try_promise = || {
+                    let _all_is_there = self.trimming.lock();
+                    self.space.try_promise(blocks)
+                };
                 if !try_promise() && !self.empty_until(try_promise)? {
                     return Err(Error::NoSpace);
                 }
@@ -218,7 +229,10 @@ impl<C: Content> Store<C> {
 
     /// Gives a free chunk a space map, in a record of its own.
     fn convert_chunk(&self, chunk: u32) -> Result<(), Error> {
-        let last_version = self.last_version(space_map_nid(chunk))?;
+        let nid = space_map_nid(chunk);
+        let last_version = self.last_version(nid)?;
+        // The map that was there before may be in memory without its leaf.
+        self.table.prepare(nid)?;
         let mut op = self.begin(Need::Reclaim)?;
         op.create_map(chunk, last_version);
         op.commit();

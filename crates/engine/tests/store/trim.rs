@@ -2,11 +2,14 @@
 
 use crate::world::{TestStore, World, free, take_all};
 use base::sync::{Mutex, rank};
+use base::thread::{parallel, yield_now};
 use device::sim::SimDevice;
 use device::{Array, BlockDevice, DeviceInfo, Request};
 use engine::{Need, Store};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
@@ -91,6 +94,42 @@ fn promises_hold_while_free_space_is_discarded() {
         assert!(hook.lock().is_none(), "nothing is discarded");
     }
     assert!(store.failed().is_none());
+}
+
+/// A run of 32 free blocks is being discarded, and nothing else is free: who wants one block is not told that the array is
+/// full.
+#[test]
+fn space_that_is_being_discarded_is_not_missing() {
+    let world = World::new(27, &[64]);
+    let hook = Arc::new(Mutex::new(rank::LEAF, None));
+    let device = Discards {
+        device: Arc::clone(&world.devices[0]),
+        hook: Arc::clone(&hook),
+    };
+    let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
+    let (store, _): (Arc<TestStore>, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    let mut held = take_all(&store, 32);
+    take_all(&store, 1);
+    held.sort();
+    free(&store, [held[0]]);
+    store.sync().unwrap();
+    let begun = Arc::new(AtomicBool::new(false));
+    let begins = Arc::clone(&begun);
+    // Time enough to be told, were it not made to wait.
+    *hook.lock() = Some(Box::new(move || {
+        begins.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(200));
+    }) as Hook);
+    let outcomes = parallel(2, |me| {
+        if me == 0 {
+            return store.trim(1).map(drop);
+        }
+        while !begun.load(Ordering::SeqCst) {
+            yield_now();
+        }
+        store.promise(1).map(drop)
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }
 
 /// Free chunks were discarded whatever the least run was.
