@@ -9,7 +9,6 @@ use engine::{Need, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
@@ -118,7 +117,7 @@ fn space_that_is_being_discarded_is_not_missing() {
     // Time enough to be told, were it not made to wait.
     *hook.lock() = Some(Box::new(move || {
         begins.store(true, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(200));
+        (0..100_000).for_each(|_| yield_now());
     }) as Hook);
     let outcomes = parallel(2, |me| {
         if me == 0 {
