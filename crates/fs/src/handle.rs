@@ -1,4 +1,5 @@
-//! Open files: the calls of [`FileSystem`] that read, write and sync.
+//! Open files: the calls of [`FileSystem`] that read, write and sync. Each refuses handles of another file system, with
+//! [`Error::Invalid`].
 
 use crate::api::{Caller, Ino};
 use crate::data::{Advice, OpenFile, PageGuard};
@@ -26,12 +27,12 @@ impl FileSystem {
     /// [`Error::BadHandle`]; reads of it that are in flight end early with [`Error::Cancelled`], where the kernel lets them; writes that were handed over,
     /// and what a thread is at, are done. The file itself is let go with the last of its handle's owners, as after a drop.
     pub fn close_file(&self, file: Arc<OpenFile>) {
-        self.files.close_handle(&file);
+        file.files().close_handle(&file);
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        self.files.read(file, offset, buf)
+        self.files.owning(file)?.read(file, offset, buf)
     }
 
     /// Reads without a copy: guards of the cached pages that these bytes are in, in their order, which show what one
@@ -46,13 +47,13 @@ impl FileSystem {
         offset: u64,
         len: u64,
     ) -> Result<Vec<PageGuard>, Error> {
-        self.files.read_guards(file, offset, len)
+        self.files.owning(file)?.read_guards(file, offset, len)
     }
 
     /// Writes at `offset`, or at the end with `O_APPEND`; durable on return with `O_SYNC` or
     /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
-        self.files.write(file, offset, data)
+        self.files.owning(file)?.write(file, offset, data)
     }
 
     /// As [`FileSystem::read`] into several parts of memory, one behind the other: one read, which sees each write whole or
@@ -63,7 +64,7 @@ impl FileSystem {
         offset: u64,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Error> {
-        self.files.read_vectored(file, offset, parts)
+        self.files.owning(file)?.read_vectored(file, offset, parts)
     }
 
     /// As [`FileSystem::write`] of several parts of memory, one behind the other: one write, seen whole or not at all.
@@ -73,23 +74,23 @@ impl FileSystem {
         offset: u64,
         parts: &[IoSlice<'_>],
     ) -> Result<usize, Error> {
-        self.files.write_vectored(file, offset, parts)
+        self.files.owning(file)?.write_vectored(file, offset, parts)
     }
 
     /// Writes at the end of the file, whether or not the handle has `O_APPEND`, and returns where that was and how much was written:
     /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out.
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
-        self.files.append(file, data)
+        self.files.owning(file)?.append(file, data)
     }
 
     /// Reports a failed write-back, as `close` does.
     pub fn flush(&self, file: &OpenFile) -> Result<(), Error> {
-        self.files.flush(file)
+        self.files.owning(file)?.flush(file)
     }
 
     /// Makes a file durable: data and size, and unless `data_only` its times.
     pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), Error> {
-        self.files.fsync(file, data_only)
+        self.files.owning(file)?.fsync(file, data_only)
     }
 
     /// A hint that a range of bytes will be synced soon, as `sync_file_range(2)`: begins to write its dirty pages in the
@@ -106,7 +107,7 @@ impl FileSystem {
         wait: bool,
     ) -> Result<(), Error> {
         let bytes = offset..offset.saturating_add(len);
-        self.files.write_range(file, bytes, wait)
+        self.files.owning(file)?.write_range(file, bytes, wait)
     }
 
     /// Says how a file will be used: the handle from now on, or a range of bytes now ([`Advice`]). Waits for no device.
@@ -121,7 +122,7 @@ impl FileSystem {
         advice: Advice,
     ) -> Result<(), Error> {
         let bytes = offset..offset.saturating_add(len);
-        self.files.advise(file, bytes, advice)
+        self.files.owning(file)?.advise(file, bytes, advice)
     }
 
     /// As [`FileSystem::fsync`], for anything with an inode number, directories included.
@@ -137,12 +138,12 @@ impl FileSystem {
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
-        self.files.fallocate(file, mode, offset, len)
+        self.files.owning(file)?.fallocate(file, mode, offset, len)
     }
 
     /// The next data or hole from `offset` on; `whence` is `SEEK_DATA` or `SEEK_HOLE`.
     pub fn seek(&self, file: &OpenFile, offset: u64, whence: i32) -> Result<u64, Error> {
-        self.files.seek(file, offset, whence)
+        self.files.owning(file)?.seek(file, offset, whence)
     }
 
     /// Copies a range between files; returns the bytes copied.
@@ -154,7 +155,8 @@ impl FileSystem {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, Error> {
-        self.files.copy_range(from, from_offset, to, to_offset, len)
+        let files = self.files.owning(from)?.owning(to)?;
+        files.copy_range(from, from_offset, to, to_offset, len)
     }
 
     /// Sets a file's size; what is added reads as zeros.

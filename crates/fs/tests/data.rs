@@ -4,8 +4,9 @@
 mod world;
 
 use base::rng::Rng;
-use fs::{Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use fs::{Advice, Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, SetAttr};
 use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 use world::{World, list};
@@ -324,4 +325,54 @@ fn data_is_durable_within_thirty_seconds() {
     }
     fs.close().unwrap();
     world.check();
+}
+
+/// The files have the same number, so that each call would do it to the other one.
+#[test]
+fn a_file_handle_is_of_one_file_system() {
+    let (world, others) = (World::new(1, 64 << 20, 8), World::new(1, 64 << 20, 9));
+    let (fs, other) = (world.open(), others.open());
+    let ((_, own), (_, file)) = (create(&fs, b"file"), create(&other, b"file"));
+    assert_eq!(own.ino(), file.ino());
+    fs.write(&own, 0, b"ours").unwrap();
+    other.write(&file, 0, b"theirs").unwrap();
+    let refused = |what: &str, done: Result<(), Error>| {
+        assert!(matches!(done, Err(Error::Invalid(_))), "{what}: {done:?}");
+    };
+    let mut bytes = [0; 8];
+    refused("read", fs.read(&file, 0, &mut bytes).map(drop));
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    refused(
+        "read_vectored",
+        fs.read_vectored(&file, 0, &mut parts).map(drop),
+    );
+    refused("read_guards", fs.read_guards(&file, 0, 8).map(drop));
+    refused("write", fs.write(&file, 0, b"no").map(drop));
+    let parts = [IoSlice::new(b"n"), IoSlice::new(b"o")];
+    refused(
+        "write_vectored",
+        fs.write_vectored(&file, 0, &parts).map(drop),
+    );
+    refused("append", fs.append(&file, b"no").map(drop));
+    refused("flush", fs.flush(&file));
+    refused("fsync", fs.fsync(&file, false));
+    refused("write_range", fs.write_range(&file, 0, 8, true));
+    refused("advise", fs.advise(&file, 0, 8, Advice::DontNeed));
+    refused("fallocate", fs.fallocate(&file, PUNCH, 0, 4096));
+    refused("seek", fs.seek(&file, 0, libc::SEEK_DATA).map(drop));
+    refused(
+        "copy_range from",
+        fs.copy_range(&file, 0, &own, 0, 2).map(drop),
+    );
+    refused(
+        "copy_range to",
+        fs.copy_range(&own, 0, &file, 0, 2).map(drop),
+    );
+    let atomic = fs.atomic_write(&Caller::root(), &file).map(drop);
+    refused("atomic_write", atomic);
+    assert_eq!(contents(&fs, own.ino()), b"ours");
+    assert_eq!(contents(&other, file.ino()), b"theirs");
+    drop((own, file));
+    fs.close().unwrap();
+    other.close().unwrap();
 }

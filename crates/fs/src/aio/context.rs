@@ -371,10 +371,14 @@ impl Inner {
             Request::Read { offset, .. } | Request::Write { offset, .. } => *offset,
             Request::Append { .. } | Request::Fsync { .. } => 0,
         };
-        if request.file().is_closed() {
+        let refused = match request.file().is_closed() {
+            true => Some(Error::BadHandle),
+            false => self.files.owning(request.file()).err(),
+        };
+        if let Some(error) = refused {
             let file = Arc::clone(request.file());
             let buf = request.into_buf();
-            return self.finish(number, Some(file), Err(Error::BadHandle), buf);
+            return self.finish(number, Some(file), Err(error), buf);
         }
         match request {
             Request::Read { file, buf, .. } => self.read(number, file, buf),

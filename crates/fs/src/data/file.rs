@@ -616,6 +616,18 @@ impl Files {
         Self::handle(owners, state, flags, forgiven)
     }
 
+    /// These files, if one of them is what the handle is of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]
+    #[inline]
+    pub(crate) fn owning(&self, file: &OpenFile) -> Result<&Files, Error> {
+        match std::ptr::eq(file.files(), self) {
+            true => Ok(self),
+            false => Err(Error::Invalid("a file of another file system")),
+        }
+    }
+
     fn handle(
         owners: &Owners,
         state: Arc<FileState>,

@@ -78,7 +78,7 @@ impl FileSystem {
         who: &Caller,
         file: &OpenFile,
     ) -> Result<AtomicWrite, Error> {
-        self.files.check_writable()?;
+        self.files.owning(file)?.check_writable()?;
         if file.flags() & libc::O_ACCMODE == libc::O_RDONLY {
             return Err(Error::BadHandle);
         }

@@ -882,3 +882,49 @@ fn what_was_handed_over_is_there_when_the_file_system_is_closed() {
         fs.close().unwrap();
     }
 }
+
+/// The files have the same number, so that each request would be done to the other one.
+#[test]
+fn requests_by_handles_of_another_file_system_are_refused() {
+    let (fs, other) = (world(21).open(), world(22).open());
+    let ino = make(&fs, b"file");
+    assert_eq!(make(&other, b"file"), ino);
+    let file = other.open_file(ino, DIRECT).unwrap();
+    let write = |file| Request::Write {
+        file,
+        offset: 0,
+        buf: AlignedBuf::zeroed(PAGE),
+    };
+    let append = Request::Append {
+        file: Arc::clone(&file),
+        buf: AlignedBuf::zeroed(PAGE),
+    };
+    let fsync = Request::Fsync {
+        file: Arc::clone(&file),
+        data_only: false,
+    };
+    let mut context = fs.io_context(8).unwrap();
+    let requests = [
+        read(&file, 0, PAGE),
+        write(Arc::clone(&file)),
+        append,
+        fsync,
+    ];
+    for (user, request) in requests.into_iter().enumerate() {
+        submit(&mut context, user as u64, request);
+    }
+    let done = finish(&mut context);
+    assert_eq!(done.len(), 4);
+    for completion in done.values() {
+        assert!(matches!(completion.result, Err(Error::Invalid(_))));
+    }
+    let future = pin!(fs.write_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+    let (buf, result) = block_on(future);
+    assert!(buf.len() == PAGE && matches!(result, Err(Error::Invalid(_))));
+    for fs in [&fs, &other] {
+        assert_eq!(fs.getattr(ino).unwrap().size, 0);
+    }
+    drop((context, file));
+    fs.close().unwrap();
+    other.close().unwrap();
+}
