@@ -31,6 +31,9 @@ impl FileSystem {
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`], of all calls that read, when the file was opened with `O_WRONLY`.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         self.files.owning(file)?.read(file, offset, buf)
     }

@@ -4,7 +4,8 @@
 mod world;
 
 use base::rng::Rng;
-use fs::{Advice, Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, SetAttr};
+use device::AlignedBuf;
+use fs::{Advice, Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, Request, SetAttr};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -375,4 +376,45 @@ fn a_file_handle_is_of_one_file_system() {
     drop((own, file));
     fs.close().unwrap();
     other.close().unwrap();
+}
+
+#[test]
+fn what_is_open_for_writing_alone_is_not_read() {
+    let world = World::new(1, 64 << 20, 10);
+    let fs = world.open();
+    let (attr, whole) = create(&fs, b"file");
+    for direct in [0, libc::O_DIRECT] {
+        let flags = libc::O_WRONLY | direct;
+        let file = fs.open_file(attr.ino, flags).unwrap();
+        assert_eq!(fs.write(&file, 0, &[7; 8192]).unwrap(), 8192);
+        let refused = |what: &str, done: Result<usize, Error>| {
+            assert!(matches!(done, Err(Error::BadHandle)), "{what}: {done:?}");
+        };
+        let mut bytes = [0; 100];
+        refused("read", fs.read(&file, 0, &mut bytes));
+        refused("read at the end", fs.read(&file, 8192, &mut bytes));
+        let (one, other) = bytes.split_at_mut(50);
+        let parts = &mut [IoSliceMut::new(one), IoSliceMut::new(other)];
+        refused("read_vectored", fs.read_vectored(&file, 0, parts));
+        refused(
+            "read_guards",
+            fs.read_guards(&file, 0, 100).map(|g| g.len()),
+        );
+        let copied = fs.copy_range(&file, 0, &whole, 8192, 0);
+        refused("copy_range", copied.map(|len| len as usize));
+        let mut context = fs.io_context(1).unwrap();
+        let request = Request::Read {
+            file: Arc::clone(&file),
+            offset: 0,
+            buf: AlignedBuf::zeroed(4096),
+        };
+        context.submit(&mut vec![(0, request)]);
+        let mut done = Vec::new();
+        context.wait(1, &mut done, None);
+        refused("a request", done.remove(0).result);
+        assert_eq!(fs.seek(&file, 0, libc::SEEK_HOLE).unwrap(), 8192);
+    }
+    drop(whole);
+    assert_eq!(contents(&fs, attr.ino), [7; 8192]);
+    fs.close().unwrap();
 }

@@ -552,6 +552,14 @@ impl OpenFile {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 
+    /// Refuses reads through a handle that is for writing alone.
+    pub(super) fn check_readable(&self) -> Result<(), Error> {
+        match self.flags & libc::O_ACCMODE == libc::O_WRONLY {
+            true => Err(Error::BadHandle),
+            false => Ok(()),
+        }
+    }
+
     /// The failure that this handle must report, if any.
     pub(super) fn check_failure(&self) -> Result<(), Error> {
         self.state.check_failure(self.forgiven)

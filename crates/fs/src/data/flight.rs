@@ -105,6 +105,7 @@ impl Files {
         flying: &mut Flying,
         runs: &mut Vec<Run>,
     ) -> Result<Began, Error> {
+        file.check_readable()?;
         // What an earlier one of another file knew is of no account.
         (flying.len, flying.began, flying.clean) = (0, None, None);
         flying.absent.clear();

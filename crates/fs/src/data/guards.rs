@@ -73,6 +73,7 @@ impl Files {
         offset: u64,
         len: u64,
     ) -> Result<Vec<PageGuard>, Error> {
+        file.check_readable()?;
         if file.has(libc::O_DIRECT) || len == 0 {
             return Ok(Vec::new());
         }

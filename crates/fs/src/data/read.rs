@@ -84,7 +84,11 @@ pub(super) fn is_undisturbed(state: &FileState, quiet: Option<Quiet>) -> bool {
 
 impl Files {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`] through a handle that is for writing alone.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        file.check_readable()?;
         let direct = file.has(libc::O_DIRECT);
         let most = if direct || file.is_advised(Advice::Random) {
             0

@@ -89,6 +89,7 @@ impl Files {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, Error> {
+        from.check_readable()?;
         if !to.writable() || to.has(libc::O_APPEND) {
             return Err(Error::BadHandle);
         }

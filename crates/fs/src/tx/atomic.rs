@@ -152,7 +152,7 @@ impl AtomicWrite {
         self.content.cut
     }
 
-    /// Reads as [`FileSystem::read`], with what was staged. `file` is any handle of the file.
+    /// Reads as [`FileSystem::read`], with what was staged. `file` is any handle of the file that can be read.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let base = self.fs.read(file, offset, buf)?;
         // The file ends behind what was read of it, or goes on behind the buffer.
