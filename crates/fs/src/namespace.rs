@@ -449,7 +449,7 @@ impl FileSystem {
         if is_dot(name) {
             return Err(Error::IsADirectory);
         }
-        self.remove(parent.into(), name, false)
+        self.remove(parent.into(), name, false, None)
     }
 
     /// Removes an empty directory.
@@ -464,16 +464,43 @@ impl FileSystem {
             b".." => return Err(Error::NotEmpty),
             _ => {}
         }
-        self.remove(parent.into(), name, true)
+        self.remove(parent.into(), name, true, None)
     }
 
-    fn remove(&self, parent: At<'_>, name: &[u8], directory: bool) -> Result<(), Error> {
+    /// Removes a name if it still refers to the inode that was found by it, in the directory that was looked in, each told by its
+    /// generation. False: something there is another by now, or gone, and nothing was done.
+    pub(crate) fn remove_found(
+        &self,
+        dir: (Ino, u64),
+        name: &[u8],
+        victim: (Ino, u64),
+        directory: bool,
+    ) -> Result<bool, Error> {
+        let found = Some(FoundBefore { dir: dir.1, victim });
+        match self.remove(dir.0.into(), name, directory, found) {
+            Ok(()) => Ok(true),
+            // The last two are said of a number that something else has now.
+            Err(Error::NotFound | Error::NotADirectory | Error::Stale(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove(
+        &self,
+        parent: At<'_>,
+        name: &[u8],
+        directory: bool,
+        before: Option<FoundBefore>,
+    ) -> Result<(), Error> {
         let name = self.wanted(name)?;
         let (mut orphanage, mut mode) = (false, Mode::Merging);
         for _ in 0..LOOKS {
             let dir_node = self.dir_node(parent)?;
             let (found, seen) = self.look_in(&dir_node, name)?;
             let found = found.ok_or(Error::NotFound)?;
+            if before.is_some_and(|before| before.victim != (found.nid, found.generation)) {
+                return Err(Error::NotFound);
+            }
             let victim_node = match self.named_node(found.nid) {
                 Ok(node) => node,
                 Err(engine::Error::Gone(_)) => continue,
@@ -511,6 +538,7 @@ impl FileSystem {
                 expected: &found,
                 seen: &seen,
                 directory,
+                dir_before: before.map(|before| before.dir),
             };
             match self.try_remove(op, removal)? {
                 Outcome::Done => return Ok(()),
@@ -525,11 +553,15 @@ impl FileSystem {
     }
 
     fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {
-        let shown = live_dir(op.peek(r.dir).inode()?)?.shown();
+        let dir = live_dir(op.peek(r.dir).inode()?)?;
+        if r.dir_before.is_some_and(|before| before != dir.generation) {
+            return Err(Error::NotFound);
+        }
+        let shown = dir.shown();
         let spot = dir::spot_seen(&mut op, r.dir, r.name, r.seen)?;
         let inode = op.peek(r.victim).inode()?;
         let shown = shown.max(inode.shown());
-        let same = |n: &Link| n.nid == r.expected.nid && n.generation == inode.generation;
+        let same = |n: &Link| n == r.expected && n.generation == inode.generation;
         if !spot.found.as_ref().is_some_and(same) {
             return Ok(Outcome::Again);
         }
@@ -708,6 +740,17 @@ struct Removal<'a> {
     expected: &'a Link,
     seen: &'a Seen,
     directory: bool,
+    /// See [`FoundBefore`].
+    dir_before: Option<u64>,
+}
+
+/// What a removal is of, and nothing else that has the number or the name since.
+#[derive(Clone, Copy)]
+struct FoundBefore {
+    /// The directory's generation.
+    dir: u64,
+    /// Number and generation.
+    victim: (Ino, u64),
 }
 
 enum Outcome {

@@ -7,7 +7,8 @@
 //! 2. A worker that finds nothing to do waits only while another is in a directory and may yet
 //!    find some.
 //! 3. After a failure no directory is begun any more.
-//! 4. A directory is the one that was found: one that has got its number since is not gone into.
+//! 4. A directory is the one that was found: one that has got its number since is not gone into. What is removed is what was found,
+//!    where it was found: what others have moved or replaced since is left alone, and so is what came into its place.
 //!
 //! What is in memory is one entry for each directory found and not left yet, about 100 bytes
 //! and its name.
@@ -84,8 +85,8 @@ trait Work: Sync {
     /// Handles a directory's entries; those that are directories, and shall be begun, go to
     /// `found`.
     fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
-    /// Everything below a directory is done. `above`: where it was found, and its name.
-    fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error>;
+    /// Everything below a directory is done.
+    fn leave(&self, left: &Found) -> Result<(), Error>;
 }
 
 /// Somebody is in a directory; also one who panics there must leave it, or the others wait for ever.
@@ -139,9 +140,8 @@ impl Crew {
         let mut at = Some(found);
         // AcqRel: whoever leaves a directory sees what was done in all of its parts.
         while let Some(closed) = at.filter(|f| f.open.fetch_sub(1, Ordering::AcqRel) == 1) {
-            let above = closed.above.as_ref();
-            work.leave(above.map(|(up, name)| (up.dir, &**name)))?;
-            at = above.map(|(up, _)| up);
+            work.leave(closed)?;
+            at = closed.above.as_ref().map(|(up, _)| up);
         }
         Ok(())
     }
@@ -195,7 +195,9 @@ impl FileSystem {
     /// Removes a name and, if it is a directory, everything below it, on up to `workers` threads.
     /// Each file and each directory goes atomically, and what is below a directory before the
     /// directory; the whole is not atomic, and durable after a [`FileSystem::sync`]. `progress` is
-    /// told how many names went since it was told last.
+    /// told how many names went since it was told last. What others remove, rename or replace meanwhile
+    /// is left alone, the first name included, and is no error; but a directory that was found is
+    /// emptied wherever it is by then.
     ///
     /// # Errors
     /// [`Error::NotEmpty`] when others make files in the tree meanwhile; what was removed by then
@@ -208,6 +210,7 @@ impl FileSystem {
         workers: usize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Removed, Error> {
+        let above = (parent, self.inode(parent)?.inode()?.generation);
         let attr = self.lookup(parent, name)?;
         if !attr.is_dir() {
             self.unlink(who, parent, name)?;
@@ -223,8 +226,7 @@ impl FileSystem {
         }
         let removal = RemoveAll {
             fs: self,
-            who,
-            top: (parent, name),
+            top: (above, name),
             progress,
             files: AtomicU64::new(0),
             directories: AtomicU64::new(0),
@@ -332,7 +334,7 @@ impl FileSystem {
             return Ok(false);
         };
         let listed = spot.get(op, name.key)?;
-        let same = listed.is_some_and(|n| n.nid == name.nid && n.generation == inode.generation);
+        let same = listed.is_some_and(|n| n == *name && n.generation == inode.generation);
         let freed = *blocks + inode.blocks;
         if !same || inode.is_dir() || inode.nlink != 1 || freed > data::FREE_MAX {
             return Ok(false);
@@ -348,6 +350,15 @@ fn same_dir(dir: Ino, generation: u64, inode: &Inode) -> Result<&Inode, Error> {
     match inode.generation == generation {
         true => live_dir(inode),
         false => Err(Error::Stale(dir)),
+    }
+}
+
+/// A directory that was removed since it was found has nothing any more.
+fn unless_gone(dir: Ino, entered: Result<(), Error>) -> Result<(), Error> {
+    match entered {
+        Err(Error::Stale(ino)) if ino == dir => Ok(()),
+        Err(Error::NotFound) => Ok(()),
+        other => other,
     }
 }
 
@@ -367,24 +378,18 @@ impl Work for Walk<'_> {
             }
             Ok(())
         });
-        match entered {
-            // Removed since it was found.
-            Err(Error::Stale(ino)) if ino == dir => Ok(()),
-            Err(Error::NotFound) => Ok(()),
-            other => other,
-        }
+        unless_gone(dir, entered)
     }
 
-    fn leave(&self, _above: Option<(Ino, &[u8])>) -> Result<(), Error> {
+    fn leave(&self, _left: &Found) -> Result<(), Error> {
         Ok(())
     }
 }
 
 struct RemoveAll<'a> {
     fs: &'a FileSystem,
-    who: &'a Caller,
-    /// Where the first directory is, and its name.
-    top: (Ino, &'a [u8]),
+    /// Where the first directory is, and its name there.
+    top: ((Ino, u64), &'a [u8]),
     progress: &'a (dyn Fn(u64) + Sync),
     files: AtomicU64,
     directories: AtomicU64,
@@ -396,12 +401,10 @@ impl RemoveAll<'_> {
             let left = self.fs.remove_together(dir, generation, names)?;
             let mut gone = names.len() as u64;
             for name in left {
-                match self.fs.unlink(self.who, dir, &name.name) {
-                    Ok(()) => {}
-                    // Somebody else removed it.
-                    Err(Error::NotFound) => gone -= 1,
-                    Err(error) => return Err(error),
-                }
+                let victim = (name.nid, name.generation);
+                let removed =
+                    (self.fs).remove_found((dir, generation), &name.name, victim, false)?;
+                gone -= u64::from(!removed);
             }
             self.files.fetch_add(gone, Ordering::Relaxed);
             (self.progress)(gone);
@@ -412,20 +415,25 @@ impl RemoveAll<'_> {
 
 impl Work for RemoveAll<'_> {
     fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        self.fs.runs(dir, generation, |names| {
+        let entered = self.fs.runs(dir, generation, |names| {
             let (below, files): (Vec<Name>, Vec<Name>) = names
                 .into_iter()
                 .partition(|name| name.kind == libc::DT_DIR);
             below.iter().for_each(&mut *found);
             self.files(dir, generation, &files)
-        })
+        });
+        unless_gone(dir, entered)
     }
 
-    fn leave(&self, above: Option<(Ino, &[u8])>) -> Result<(), Error> {
-        let (parent, name) = above.unwrap_or(self.top);
-        self.fs.rmdir(self.who, parent, name)?;
-        self.directories.fetch_add(1, Ordering::Relaxed);
-        (self.progress)(1);
+    fn leave(&self, left: &Found) -> Result<(), Error> {
+        let above = left.above.as_ref();
+        let above = above.map(|(up, name)| ((up.dir, up.generation), &**name));
+        let (dir, name) = above.unwrap_or(self.top);
+        let victim = (left.dir, left.generation);
+        if self.fs.remove_found(dir, name, victim, true)? {
+            self.directories.fetch_add(1, Ordering::Relaxed);
+            (self.progress)(1);
+        }
         Ok(())
     }
 }
@@ -433,6 +441,43 @@ impl Work for RemoveAll<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FsOptions, MkfsOptions, ROOT};
+    use base::clock::Clock;
+    use device::Array;
+    use device::sim::SimDevice;
+    use format::geometry::{Geometry, GeometryOptions};
+
+    /// Numbers of inodes come back, with other generations.
+    #[test]
+    fn a_name_goes_only_with_what_was_found_and_where() {
+        const BYTES: u64 = 64 << 20;
+        let device = SimDevice::new(BYTES, 1);
+        let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
+        let array = Array::create(vec![device], geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
+        let options = FsOptions::default().without_threads(Clock::real());
+        let fs = FileSystem::open(array, options).unwrap();
+        let who = Caller::root();
+        let dir = fs.mkdir(&who, ROOT, b"dir", 0o755).unwrap();
+        let other = fs.mkdir(&who, ROOT, b"other", 0o755).unwrap();
+        let sub = fs.mkdir(&who, dir.ino, b"sub", 0o755).unwrap();
+        let file = fs.mknod(&who, dir.ino, b"file", libc::S_IFREG, 0).unwrap();
+        for (victim, name, directory) in [(file, &b"file"[..], false), (sub, b"sub", true)] {
+            let remove = |dir: (Ino, u64), victim: (Ino, u64)| {
+                fs.remove_found(dir, name, victim, directory).unwrap()
+            };
+            let (parent, found) = ((dir.ino, dir.generation), (victim.ino, victim.generation));
+            assert!(!remove((dir.ino, dir.generation + 1), found));
+            assert!(!remove((other.ino, other.generation), found));
+            assert!(!remove(parent, (victim.ino, victim.generation + 1)));
+            assert!(!remove(parent, (other.ino, victim.generation)));
+            assert!(!remove((file.ino, file.generation), found));
+            assert!(remove(parent, found));
+            assert!(!remove(parent, found));
+        }
+        fs.close().unwrap();
+    }
 
     #[test]
     fn a_tree_may_be_deeper_than_a_stack() {

@@ -5,7 +5,7 @@ use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use fs::{Caller, Error, FileSystem, Ino, ROOT, Removed};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn mkdir(fs: &FileSystem, parent: Ino, name: &str) -> Ino {
     let made = fs.mkdir(&Caller::root(), parent, name.as_bytes(), 0o755);
@@ -257,6 +257,64 @@ fn a_tree_in_use_is_removed_or_found_not_empty() {
             Err(error) => panic!("{error}"),
         }
     }
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
+
+/// Calls `act` when the first file of a tree has gone, while its removal goes on.
+fn remove_beside(fs: &FileSystem, act: impl Fn() + Sync) -> Removed {
+    let once = AtomicBool::new(false);
+    let progress = |_| {
+        if !once.swap(true, Ordering::SeqCst) {
+            act();
+        }
+    };
+    fs.remove_all(&Caller::root(), ROOT, b"x", 1, &progress)
+        .unwrap()
+}
+
+#[test]
+fn what_takes_the_name_of_a_tree_meanwhile_is_not_removed() {
+    let world = World::new(1, 64 << 20, 10);
+    let fs = world.open();
+    let who = Caller::root();
+    let x = mkdir(&fs, ROOT, "x");
+    file(&fs, x, "f", 10);
+    let removed = remove_beside(&fs, || {
+        fs.rename(&who, ROOT, b"x", ROOT, b"y", 0).unwrap();
+        mkdir(&fs, ROOT, "x");
+    });
+    assert_eq!((removed.files, removed.directories), (1, 0));
+    assert_ne!(fs.lookup(ROOT, b"x").unwrap().ino, x);
+    assert_eq!(fs.lookup(ROOT, b"y").unwrap().ino, x);
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
+
+/// The tree is taken away beside its removal, and other directories get the numbers and names of what it had.
+#[test]
+fn who_has_the_number_of_a_directory_of_a_tree_keeps_what_is_in_it() {
+    let world = World::new(1, 64 << 20, 12);
+    let fs = world.open();
+    let who = Caller::root();
+    let x = mkdir(&fs, ROOT, "x");
+    let sub = mkdir(&fs, x, "sub");
+    file(&fs, sub, "f", 10);
+    fs.checkpoint().unwrap();
+    let reused = Mutex::new(rank::LEAF, None);
+    let removed = remove_beside(&fs, || {
+        fs.rmdir(&who, x, b"sub").unwrap();
+        fs.rmdir(&who, ROOT, b"x").unwrap();
+        fs.checkpoint().unwrap();
+        let named = (0..20_000).find(|i| mkdir(&fs, ROOT, &format!("new-{i}")) == x);
+        *reused.lock() = named;
+        mkdir(&fs, x, "sub");
+    });
+    assert!(reused.into_inner().is_some(), "the number comes back");
+    assert_eq!((removed.files, removed.directories), (1, 0));
+    fs.lookup(x, b"sub").unwrap();
     fs.close().unwrap();
     drop(fs);
     world.check();
