@@ -115,6 +115,8 @@ pub struct Array {
     /// Held by a durable write that may turn out to be a failed flush; see [`Array::write_durably`].
     doubt: Mutex<()>,
     in_doubt: AtomicBool,
+    /// See [`Array::writer`].
+    pub(crate) has_writer: AtomicBool,
 }
 
 /// Requests of one device within a batch.
@@ -149,6 +151,7 @@ impl Array {
             flush_failures: Failures::new(),
             doubt: Mutex::new(rank::DEVICE_DOUBT, ()),
             in_doubt: AtomicBool::new(false),
+            has_writer: AtomicBool::new(false),
         }
     }
 

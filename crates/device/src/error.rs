@@ -34,7 +34,9 @@ pub enum Error {
         /// Starts with a separator, or is empty.
         remedy: &'static str,
     },
-    #[error("{device} is in use by another process or mounted; unmount or close it first")]
+    #[error(
+        "{device} is in use: mounted, or open in another process or in this one; unmount or close it first"
+    )]
     InUse { device: String },
     #[error("{device} is neither a block device nor a regular file; name one of these")]
     NotADevice { device: String },

@@ -31,6 +31,7 @@ mod uring;
 mod uuid;
 mod vectored;
 mod when_free;
+mod writer;
 
 pub use array::{Array, ArrayStats, DeviceStats, Io};
 pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
@@ -49,3 +50,4 @@ pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};
 pub use when_free::open_when_free;
+pub use writer::Writer;

@@ -124,7 +124,9 @@ impl<C: Content> Salvage<C> {
     /// # Errors
     /// [`SalvageError::Unreadable`] when a device fails to return something that may be there.
     pub fn open(array: &Arc<Array>, options: StoreOptions) -> Result<Salvage<C>, SalvageError> {
+        let mut writer = None;
         if !array.read_only() {
+            writer = Some(array.writer().map_err(Error::from)?);
             array.mark_all_unflushed();
             array.flush().map_err(Error::from)?;
         }
@@ -156,8 +158,10 @@ impl<C: Content> Salvage<C> {
                 ..options
             },
         };
+        let store = Store::assemble(parts)?;
+        writer.into_iter().for_each(|writer| store.keep(writer));
         let mut salvage = Salvage {
-            store: Arc::new(Store::assemble(parts)?),
+            store: Arc::new(store),
             losses,
             occupied: BTreeSet::new(),
             kept_chunks: base.vouched_chunks(array),

@@ -27,12 +27,12 @@ use base::canary::{Canary, planted};
 use base::clock::Clock;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
-use device::Array;
+use device::{Array, Writer};
 use format::item::Place;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Most bytes of records that may wait for a commit before one begins. No larger, because recovery looks for what
@@ -149,6 +149,8 @@ pub struct Store<C: Content> {
     pub(crate) unread: Vec<Unread>,
     pub(crate) counts: StoreCounts,
     pool: Arc<Pool>,
+    /// Last: nothing of the store is at work when others may write.
+    writer: OnceLock<Writer>,
 }
 
 /// What a store begins with: nothing, what a checkpoint record says, or what salvage found.
@@ -255,6 +257,7 @@ impl<C: Content> Store<C> {
             pool,
             array,
             options,
+            writer: OnceLock::new(),
         })
     }
 
@@ -266,6 +269,12 @@ impl<C: Content> Store<C> {
 
     pub fn array(&self) -> &Arc<Array> {
         &self.array
+    }
+
+    /// Nobody else writes to the array until the store is gone. Whoever opened it has taken the right before that.
+    pub fn keep(&self, writer: Writer) {
+        let first = self.writer.set(writer).is_ok();
+        debug_assert!(first, "one opens a store");
     }
 
     /// Blocks of metadata are kept in this cache from now on, beside pages of files.

@@ -126,12 +126,16 @@ pub struct FileSystem {
 impl FileSystem {
     /// Makes an empty file system on an array whose labels are not written yet: the caller
     /// writes them last, so that an interrupted mkfs leaves nothing that opens.
+    ///
+    /// # Errors
+    /// [`device::Error::InUse`] while a file system is open on the array, as for [`open`](Self::open); those of writing.
     pub fn mkfs(array: &Arc<Array>, options: &MkfsOptions) -> Result<(), Error> {
         let store_options = StoreOptions {
             background: false,
             clock: options.clock.clone(),
             ..StoreOptions::default()
         };
+        let _writer = array.writer().map_err(engine::Error::from)?;
         Store::<FsNode>::format(array, store_options.clone())?;
         let (store, _) = Store::<FsNode>::open(Arc::clone(array), store_options)?;
         let now = options.clock.now();
@@ -158,7 +162,12 @@ impl FileSystem {
     /// Opens a file system: recovers it, finishes what a crash interrupted, starts threads.
     pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
         let key = array.label().hash_key;
+        let writer = match options.store.read_only {
+            true => None,
+            false => Some(array.writer().map_err(engine::Error::from)?),
+        };
         let (store, recovery) = Store::<FsNode>::open(array, options.store.clone())?;
+        writer.into_iter().for_each(|writer| store.keep(writer));
         let times = Arc::new(Times::new(store.clock().clone()));
         let files = Files::new(Arc::clone(&store), Arc::clone(&times), options.data.clone());
         let hash = match options.hash_mask {

@@ -5,6 +5,7 @@ use device::{AlignedBuf, Durability, Error, Io};
 use format::geometry::Piece;
 use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 /// A length of one stripe unit or a few around a border between zones or stripes.
 fn range() -> impl Strategy<Value = (u64, usize)> {
@@ -219,4 +220,15 @@ fn a_discarded_range_leaves_its_neighbours_alone() {
     assert_eq!(read[5 << 20..], data[5 << 20..]);
     assert!(array.bytes() < 1 << 30);
     array.discard(0, array.bytes()).unwrap();
+}
+
+/// Two file systems, or one and its repair, would write where the other does.
+#[test]
+fn one_at_a_time_writes_to_an_array() {
+    let array = Arc::new(create(Sims::new(&UNEQUAL, 4).members(), 128 << 10));
+    let writer = array.writer().unwrap();
+    assert!(matches!(array.writer(), Err(Error::InUse { .. })));
+    drop(writer);
+    drop(array.writer().unwrap());
+    array.writer().unwrap();
 }

@@ -8,6 +8,7 @@ use engine::{Error, Need, Object, Salvage, SalvageError, StoreOptions};
 use format::Nid;
 use format::item::ItemKind;
 use format::table::LEAF_NIDS;
+use std::sync::Arc;
 
 /// Numbers in a node: it has a block by itself.
 const WORDS: usize = 1500;
@@ -174,4 +175,18 @@ fn what_the_journal_makes_survives_the_loss_of_its_leaf_page() {
     // Nobody knows which versions it has had.
     let next = salvage.next_version(reused.anew).unwrap();
     assert!(next > 1 << 40, "{next}");
+}
+
+/// Salvage looks at what a mount writes, and would be published over that.
+#[test]
+fn an_array_that_somebody_writes_to_is_not_salvaged() {
+    let reused = reused(66);
+    let array = Arc::new(reused.world.array());
+    let _writer = array.writer().unwrap();
+    match Salvage::<Numbers>::open(&array, World::options()) {
+        Err(SalvageError::Store(Error::Device(error))) => {
+            assert!(matches!(*error, device::Error::InUse { .. }), "{error}");
+        }
+        other => panic!("{:?}", other.map(drop)),
+    }
 }

@@ -146,8 +146,11 @@ impl World {
 
     /// What a repair begins with.
     pub fn salvage(&self) -> Result<Salvage<Numbers>, SalvageError> {
-        let array = Array::assemble(self.handles(), false).unwrap();
-        Salvage::open(&Arc::new(array), World::options())
+        Salvage::open(&Arc::new(self.array()), World::options())
+    }
+
+    pub fn array(&self) -> Array {
+        Array::assemble(self.handles(), false).unwrap()
     }
 
     /// Where the journal's ring begins on the first device, in bytes.

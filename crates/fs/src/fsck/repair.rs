@@ -240,12 +240,17 @@ const COPY_OUT: &str = "mount it read-only, copy out what is needed, make the fi
 ///
 /// # Errors
 /// What is not the devices' fault (a thread that cannot be started, say); or a device that fails
-/// while the repair is written, after which the array is as it was or repaired.
+/// while the repair is written, after which the array is as it was or repaired; or
+/// [`device::Error::InUse`] while a file system is open on the array.
 pub fn repair(
     array: &Arc<Array>,
     options: &RepairOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<RepairReport, Error> {
+    if !options.dry_run {
+        // Each step that writes takes the right anew; here it is asked for before anything is done.
+        drop(array.writer().map_err(engine::Error::from)?);
+    }
     let before = fsck(Arc::clone(array), &options.check, progress)?;
     let mut report = RepairReport {
         outcome: Outcome::Sound,
@@ -393,9 +398,12 @@ fn write(
         };
     }
     step(1);
-    array.repair_labels().map_err(engine::Error::from)?;
-    write_slots(array)?;
-    array.flush().map_err(engine::Error::from)?;
+    {
+        let _writer = array.writer().map_err(engine::Error::from)?;
+        array.repair_labels().map_err(engine::Error::from)?;
+        write_slots(array)?;
+        array.flush().map_err(engine::Error::from)?;
+    }
     step(2);
     settle(array, options)?;
     step(3);

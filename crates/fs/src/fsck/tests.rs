@@ -587,3 +587,35 @@ fn a_damaged_node_is_reported_with_its_path_and_hides_nothing_else() {
     // The node itself and the name that leads to it.
     assert_eq!(errors.count(), 2, "{:#?}", report.findings);
 }
+
+/// Each would write where the other does.
+#[test]
+fn an_array_that_is_open_is_neither_opened_again_nor_made_anew_nor_repaired() {
+    let world = World::new();
+    let array = world.array(false);
+    let options = FsOptions::default().without_threads(world.clock.clone());
+    let fs = FileSystem::open(Arc::clone(&array), options.clone()).unwrap();
+    let in_use = |what: &str, done: Result<(), Error>| match done {
+        Err(Error::Store(engine::Error::Device(error))) => {
+            assert!(matches!(*error, device::Error::InUse { .. }), "{what}");
+        }
+        other => panic!("{what}: {other:?}"),
+    };
+    let open = || FileSystem::open(Arc::clone(&array), options.clone());
+    in_use("open", open().map(drop));
+    let made = FileSystem::mkfs(&array, &MkfsOptions::default());
+    in_use("mkfs", made);
+    let repaired = repair(&array, &RepairOptions::default(), &|_| {});
+    in_use("repair", repaired.map(drop));
+    let reader = FileSystem::open(Arc::clone(&array), options.clone().read_only()).unwrap();
+    reader.close().unwrap();
+    drop(reader);
+    let file = fs.open_file(fs.resolve(b"file").unwrap().ino, libc::O_RDONLY);
+    fs.close().unwrap();
+    drop(fs);
+    in_use("open beside a handle", open().map(drop));
+    drop(file);
+    open().unwrap().close().unwrap();
+    let repaired = repair(&array, &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(repaired.outcome, Outcome::Sound);
+}
