@@ -24,11 +24,11 @@ pub(crate) mod stored;
 
 use crate::Error;
 use crate::api::{Attr, Caller, Ino, SetAttr};
-use crate::attr::attr_change;
+use crate::attr::{attr_change, without_privileges};
 use crate::content::{FsNode, Inode};
 use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
-use crate::xattr::{Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
+use crate::xattr::{CAPABILITY, Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
 use base::clock::Timestamp;
 use content::{Content, Page};
 use engine::{Extensive, FreshNid, Promise};
@@ -119,6 +119,8 @@ struct Staged<'fs> {
     xattrs: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     /// It may lose its last name.
     unlinked: bool,
+    /// What a change of content takes away is taken, and no later step gives it back.
+    is_stripped: bool,
 }
 
 /// Changes of any number of files and directories that [`commit`](Transaction::commit) makes in one step: a crash, and whoever
@@ -215,7 +217,8 @@ impl FileSystem {
 }
 
 impl<'fs> Transaction<'fs> {
-    /// Writes at `offset`, all of `data`: in memory, or, when there is much, to blocks that are nobody else's.
+    /// Writes at `offset`, all of `data`: in memory, or, when there is much, to blocks that are nobody else's. As by any change of a content,
+    /// a caller without privileges takes set-id bits and capabilities away with it.
     ///
     /// # Errors
     /// [`Error::NoSpace`], with nothing staged of this call, unless a part of it, or more than 8 MiB before it, was: then the transaction can only be dropped. Those of a file that is
@@ -244,6 +247,26 @@ impl<'fs> Transaction<'fs> {
             }
             at = stop;
         }
+        self.strip(ino)
+    }
+
+    /// The content changes: of a caller without privileges, set-id bits and capabilities go, as they are when the transaction commits.
+    fn strip(&mut self, ino: Ino) -> Result<(), Error> {
+        let staged = &self.inodes[&ino];
+        // Nobody else gives these to a file that nobody knows of yet.
+        let has_none = staged.fresh.is_some()
+            && without_privileges(staged.model.mode, true) == staged.model.mode
+            && !staged.xattrs.contains_key(CAPABILITY);
+        if self.who.privileged || staged.is_stripped || has_none {
+            return Ok(());
+        }
+        let set = SetAttr {
+            kill_suidgid: true,
+            ..SetAttr::default()
+        };
+        self.setattr(ino, &set)?;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        staged.is_stripped = true;
         Ok(())
     }
 
@@ -408,10 +431,10 @@ impl<'fs> Transaction<'fs> {
                 None => self.in_memory -= 1,
             }
         }
-        match is_first {
-            true => self.expect(STEP_LOGGED, STEP_DIRTY),
-            false => Ok(()),
+        if is_first {
+            self.expect(STEP_LOGGED, STEP_DIRTY)?;
         }
+        self.strip(ino)
     }
 
     /// What `stat` would show, with what was staged but for blocks and times. The transaction relies on it from then on.
@@ -459,6 +482,7 @@ impl<'fs> Transaction<'fs> {
         model.mode = change.mode.unwrap_or(model.mode);
         model.uid = change.uid.unwrap_or(model.uid);
         model.gid = change.gid.unwrap_or(model.gid);
+        staged.is_stripped &= set.mode.is_none();
         staged.set.atime = set.atime.or(staged.set.atime);
         if set.mtime.is_some() {
             staged.set.mtime = set.mtime;
@@ -512,6 +536,7 @@ impl<'fs> Transaction<'fs> {
         self.expect(value.len() * 9 / 8, value.len() * 2)?;
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         staged.xattrs.insert(name.into(), Some(value.into()));
+        staged.is_stripped &= name != CAPABILITY;
         self.step(Step::SetXattr {
             ino,
             name: name.into(),
@@ -568,6 +593,7 @@ impl<'fs> Transaction<'fs> {
                 looked: None,
                 xattrs: BTreeMap::new(),
                 unlinked: false,
+                is_stripped: false,
             };
             self.inodes.insert(ino, staged);
         }

@@ -766,3 +766,57 @@ fn data_that_cannot_be_written_with_its_batch_fails_the_commit_and_costs_nothing
     write(&fs, ino, 0, &pattern(4, 12_000));
     fs.sync().unwrap();
 }
+
+/// As a write or a cut by the same caller would.
+#[test]
+fn who_has_no_privileges_takes_those_of_a_file_with_its_content() {
+    let mut world = World::new(1, 64 << 20, 21);
+    let fs = world.open();
+    let user = Caller::user(1000, 1000);
+    let mode = SetAttr {
+        mode: Some(0o6755),
+        ..SetAttr::default()
+    };
+    let capability = b"security.capability";
+    let privileged = |name: &[u8]| {
+        let ino = make(&fs, name, b"content").ino;
+        fs.setattr(&WHO(), ino, &mode).unwrap();
+        fs.setxattr(&WHO(), ino, capability, &[1; 20], 0).unwrap();
+        ino
+    };
+    let has = |ino: Ino| {
+        let kept = fs.getxattr(ino, capability).is_ok();
+        (fs.getattr(ino).unwrap().mode & 0o7777, kept)
+    };
+    let [written, cut, atomic, kept, late] =
+        [&b"written"[..], b"cut", b"atomic", b"kept", b"late"].map(privileged);
+    let mut tx = fs.transaction(&user).unwrap();
+    tx.write(written, 0, b"other").unwrap();
+    tx.truncate(cut, 3).unwrap();
+    assert_eq!(tx.getattr(written).unwrap().mode & 0o7777, 0o755);
+    // What is set afterwards stays.
+    tx.write(late, 0, b"other").unwrap();
+    tx.setattr(late, &mode).unwrap();
+    let new = tx.create(ROOT, b"new", 0o4755).unwrap();
+    tx.write(new, 0, b"other").unwrap();
+    assert_eq!(has(written), (0o6755, true));
+    tx.commit().unwrap();
+    let mut tx = begin(&fs);
+    tx.write(kept, 0, b"other").unwrap();
+    tx.commit().unwrap();
+    let file = fs.open_file(atomic, libc::O_RDWR).unwrap();
+    let mut write = fs.atomic_write(&user, &file).unwrap();
+    write.write(0, b"other").unwrap();
+    write.commit().unwrap();
+    drop(file);
+    for ino in [written, cut, atomic] {
+        assert_eq!(has(ino), (0o755, false));
+    }
+    assert_eq!(has(new), (0o755, false));
+    assert_eq!(has(kept), (0o6755, true));
+    // Its group is not the caller's.
+    assert_eq!(has(late), (0o4755, false));
+    let fs = after_a_cut(&mut world, fs);
+    assert_eq!(fs.getattr(written).unwrap().mode & 0o7777, 0o755);
+    fs.close().unwrap();
+}

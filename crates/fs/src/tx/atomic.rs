@@ -200,6 +200,7 @@ impl AtomicWrite {
         }
         let (pages, runs) = (content.pages.len(), runs_of(&content));
         staged.content = content;
+        transaction.strip(self.ino)?;
         transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
         transaction.in_memory = pages;
         transaction.expect(runs * RUN_LOGGED, runs * RUN_LOGGED)?;

@@ -148,6 +148,7 @@ impl<'fs> Transaction<'fs> {
             looked: None,
             xattrs: BTreeMap::new(),
             unlinked: false,
+            is_stripped: false,
         };
         self.inodes.insert(ino, staged);
         self.mean(dir, name, Some(target));
