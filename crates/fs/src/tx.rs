@@ -119,6 +119,8 @@ struct Staged<'fs> {
     xattrs: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     /// It may lose its last name.
     unlinked: bool,
+    /// Blocks for pages that have to be written besides are promised, or none has to.
+    has_besides: bool,
     /// What a change of content takes away is taken, and no later step gives it back.
     is_stripped: bool,
 }
@@ -329,13 +331,15 @@ impl<'fs> Transaction<'fs> {
     /// Promises blocks for so many pages in memory, when a file is about to be changed.
     fn promise_for(&mut self, ino: Ino, in_memory: usize) -> Result<(), Error> {
         // The file's last page, and what lies in its inode, may have to be written besides.
-        let besides = match self.inodes[&ino].content.is_changed() {
+        let besides = match self.inodes[&ino].has_besides {
             true => self.besides,
             false => self.besides + 2,
         };
         let wanted = in_memory as u64 + besides;
         self.promise_more(wanted.saturating_sub(self.promise.blocks()))?;
         self.besides = besides;
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        staged.has_besides = true;
         Ok(())
     }
 
@@ -409,7 +413,7 @@ impl<'fs> Transaction<'fs> {
         Ok(len)
     }
 
-    /// Sets a file's size; what is added reads as zeros.
+    /// Sets a file's size; what is added reads as zeros. A cut takes no space.
     pub fn truncate(&mut self, ino: Ino, size: u64) -> Result<(), Error> {
         if size > SIZE_MAX {
             return Err(Error::FileTooLarge);
@@ -422,7 +426,11 @@ impl<'fs> Transaction<'fs> {
                 self.make_ready(ino, page..page + 1, &(size..size + 1))?;
             }
         }
-        self.promise_for(ino, self.in_memory)?;
+        let staged = &self.inodes[&ino];
+        // A cut takes no block, so that a full array can be emptied.
+        if size > staged.content.left_of(staged.model.size) {
+            self.promise_for(ino, self.in_memory)?;
+        }
         let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
         let is_first = content.cut.is_none();
         for page in content.truncate(size).values() {
@@ -576,7 +584,11 @@ impl<'fs> Transaction<'fs> {
                     model.nlink = inode.dir_links();
                 }
                 // Shown, so that what is changed after it has another one.
-                (model, self.fs.show(ino, inode).ctime)
+                let attr = self.fs.show(ino, inode);
+                if inode.is_file() {
+                    model.size = attr.size;
+                }
+                (model, attr.ctime)
             };
             if model.nlink == 0 {
                 // Somebody has removed its last name.
@@ -593,6 +605,7 @@ impl<'fs> Transaction<'fs> {
                 looked: None,
                 xattrs: BTreeMap::new(),
                 unlinked: false,
+                has_besides: false,
                 is_stripped: false,
             };
             self.inodes.insert(ino, staged);

@@ -536,6 +536,48 @@ fn what_is_written_again_or_cut_takes_no_more_space() {
     world.check();
 }
 
+#[test]
+fn a_full_array_is_emptied_by_transactions_that_cut_files() {
+    let mut world = World::new(1, 64 << 20, 22);
+    let fs = world.open();
+    let sizes = [0, 8192, 5000];
+    let files = [&b"a"[..], b"b", b"c"].map(|name| make(&fs, name, &pattern(1, 20_000)).ino);
+    let large = make(&fs, b"large", b"").ino;
+    let file = fs.open_file(large, libc::O_RDWR).unwrap();
+    let mut at = 0;
+    for len in [1 << 20, 4096] {
+        let piece = pattern(2, len);
+        while let Ok(written) = fs.write(&file, at, &piece) {
+            at += written as u64;
+        }
+    }
+    fs.sync().unwrap();
+    drop(file);
+    let more = begin(&fs).truncate(large, at + 1);
+    assert!(matches!(more, Err(Error::NoSpace)), "{more:?}");
+    let mut tx = begin(&fs);
+    for (ino, size) in files.into_iter().zip(sizes) {
+        tx.truncate(ino, size).unwrap();
+    }
+    tx.commit().unwrap();
+    for (ino, size) in files.into_iter().zip(sizes) {
+        assert!(contents(&fs, ino) == pattern(1, 20_000)[..size as usize]);
+    }
+    let mut tx = begin(&fs);
+    tx.truncate(large, 0).unwrap();
+    tx.commit().unwrap();
+    fs.sync().unwrap();
+    // What is freed can be written, by what cuts it first as well.
+    let mut tx = begin(&fs);
+    tx.truncate(large, 0).unwrap();
+    tx.write(large, 100, &pattern(3, 1 << 20)).unwrap();
+    tx.commit().unwrap();
+    let fs = world.remount(fs);
+    assert_eq!(fs.getattr(large).unwrap().size, 100 + (1 << 20));
+    fs.close().unwrap();
+    world.check();
+}
+
 /// What transactions and single calls in between do to some files, beside a model.
 #[derive(Clone, Default)]
 struct Model {

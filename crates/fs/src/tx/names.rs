@@ -148,6 +148,7 @@ impl<'fs> Transaction<'fs> {
             looked: None,
             xattrs: BTreeMap::new(),
             unlinked: false,
+            has_besides: true,
             is_stripped: false,
         };
         self.inodes.insert(ino, staged);
