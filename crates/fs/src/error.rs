@@ -114,7 +114,68 @@ impl Error {
             Error::WriteFailed { .. } => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,
             Error::Store(engine::Error::Failed(_)) => libc::EROFS,
-            Error::Store(_) => libc::EIO,
+            Error::Store(error) => lacking(error).unwrap_or(libc::EIO),
         }
+    }
+}
+
+/// The errno of a lack of something that there may be again. A flush that failed is an error of I/O, whatever the reason.
+fn lacking(error: &engine::Error) -> Option<i32> {
+    use device::Error::{InUse, Io, NoIoUring, Open, Threads};
+    let (source, begun) = match error {
+        engine::Error::Thread(source) => (source, false),
+        engine::Error::Device(error) => match &**error {
+            InUse { .. } => return Some(libc::EBUSY),
+            Open { source, .. } | Threads { source } | NoIoUring { source } => (source, false),
+            Io { source, .. } => (source, true),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    match source.raw_os_error()? {
+        number @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Some(number),
+        // A program takes it for a call that it should make again.
+        libc::EAGAIN if !begun => Some(libc::EAGAIN),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Arc;
+
+    /// A program that reads EIO gives up, and blames a device.
+    #[test]
+    fn a_lack_of_resources_is_told_from_a_failed_device() {
+        let source = |number| Arc::new(io::Error::from_raw_os_error(number));
+        let errno = |error: device::Error| Error::from(engine::Error::from(error)).errno();
+        for number in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+            let source = || source(number);
+            assert_eq!(errno(device::Error::NoIoUring { source: source() }), number);
+            assert_eq!(errno(device::Error::Threads { source: source() }), number);
+            let thread = engine::Error::Thread(source());
+            assert_eq!(Error::from(thread).errno(), number);
+            let device = "a.img".to_owned();
+            let flush = device::Error::Flush {
+                device: device.clone(),
+                source: source(),
+            };
+            assert_eq!(errno(flush), libc::EIO);
+            let read = device::Error::Io {
+                device,
+                operation: "read",
+                offset: 0,
+                len: 4096,
+                source: source(),
+            };
+            let passes = number != libc::EAGAIN;
+            assert_eq!(errno(read), if passes { number } else { libc::EIO });
+        }
+        let source = source(libc::EINVAL);
+        assert_eq!(errno(device::Error::NoIoUring { source }), libc::EIO);
+        let device = "a.img".to_owned();
+        assert_eq!(errno(device::Error::InUse { device }), libc::EBUSY);
     }
 }
