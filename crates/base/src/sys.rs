@@ -215,6 +215,17 @@ pub fn bound_allocator(_heaps: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Bytes of memory that the machine has; as many as there are numbers where the system does not say.
+pub fn memory_bytes() -> u64 {
+    // SAFETY: an all-zero structure is a valid value of it.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one structure of this kind, which `info` is.
+    match check(unsafe { libc::sysinfo(&raw mut info) }) {
+        Ok(()) => info.totalram as u64 * u64::from(info.mem_unit.max(1)),
+        Err(_) => u64::MAX,
+    }
+}
+
 /// Sets the size of the file at `path`, without opening it.
 pub fn truncate(path: &Path, size: u64) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::sys::memory_bytes;
 use device::{Array, Backend, ReapRing, Reaping, Topology};
 use fs::{FileSystem, FsOptions};
 use mount::metrics::{Endpoint, MetricsServer};
@@ -125,8 +126,8 @@ impl Caches {
                 "cache_size must be at least {least}"
             )));
         }
-        if bytes > memory() {
-            let all = size::text(memory());
+        if bytes > memory_bytes() {
+            let all = size::text(memory_bytes());
             return Err(Failure::usage(format!(
                 "cache_size is {}, and this machine has {all} of memory; half of that leaves room for all else",
                 size::text(bytes)
@@ -144,13 +145,7 @@ impl Caches {
 
 /// Bytes of memory that Sheaf takes where nothing else is said.
 pub fn default_memory() -> u64 {
-    (memory() / 4).clamp(Caches::LEAST, Caches::DEFAULT_MOST)
-}
-
-/// The machine's memory in bytes.
-fn memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram as u64 * u64::from(info.mem_unit.max(1))
+    (memory_bytes() / 4).clamp(Caches::LEAST, Caches::DEFAULT_MOST)
 }
 
 fn take_metrics(metrics: &mut Option<Endpoint>, value: Option<&str>) -> Result<bool, Failure> {

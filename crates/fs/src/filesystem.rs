@@ -15,6 +15,7 @@ use crate::times::Times;
 use crate::tx::atomic::AtomicCounts;
 use base::clock::Clock;
 use base::sync::{Mutex, rank};
+use base::sys::memory_bytes;
 use device::Array;
 use engine::{Need, Node, RecoveryReport, Store, StoreOptions};
 use format::dir::NAME_MAX;
@@ -51,7 +52,7 @@ impl FsOptions {
         self
     }
 
-    /// Divides a memory limit, in bytes, for all that this process takes: [`OWN_BYTES`] are for
+    /// Divides a memory limit, in bytes, which counts as the machine's memory if it is more, for all that this process takes: [`OWN_BYTES`] are for
     /// the program itself; of the rest three eighths are for file pages, a quarter for nodes,
     /// up to an eighth for node table pages, a thirty-second for staged records, and what is
     /// left for the same again while it is written, the copies of pages on their way to the
@@ -60,6 +61,7 @@ impl FsOptions {
     /// operations wait at two thirds, what a running checkpoint holds included. File pages leave room that
     /// they do not take to blocks of metadata.
     pub fn with_memory(mut self, bytes: usize) -> FsOptions {
+        let bytes = bytes.min(memory_bytes() as usize);
         let rest = bytes - OWN_BYTES.min(bytes / 4);
         self.data.cache_bytes = rest / 8 * 3;
         let nodes = rest / 4 + (rest / 32 * 7).saturating_sub(BUFFER_BYTES);

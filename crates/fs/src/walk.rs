@@ -20,7 +20,7 @@ use crate::namespace::live_dir;
 use crate::orphan::Disposal;
 use crate::{Caller, Error, data, list};
 use base::sync::{Condvar, Mutex, rank};
-use engine::{Need, Op, Slot};
+use engine::{Need, Op, Slot, THREADS_MAX};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -148,8 +148,8 @@ impl Crew {
 }
 
 impl FileSystem {
-    /// Runs `work` in a directory and all below it, on up to `workers` of the store's threads
-    /// and the caller's.
+    /// Runs `work` in a directory and all below it, on up to `workers` of the store's threads,
+    /// which are no more than [`THREADS_MAX`], and the caller's.
     fn through(
         &self,
         (dir, generation): (Ino, u64),
@@ -167,7 +167,8 @@ impl FileSystem {
             ),
             changed: Condvar::new(),
         };
-        self.store.fan_out(workers.max(1), |_| crew.work(work));
+        self.store
+            .fan_out(workers.clamp(1, THREADS_MAX), |_| crew.work(work));
         match crew.queue.into_inner().failed {
             Some(error) => Err(error),
             None => Ok(()),

@@ -5,7 +5,9 @@ mod world;
 
 use base::rng::Rng;
 use device::AlignedBuf;
-use fs::{Advice, Attr, Caller, Error, FileSystem, Ino, OpenFile, ROOT, Request, SetAttr};
+use fs::{
+    Advice, Attr, Caller, Error, FileSystem, FsOptions, Ino, OpenFile, ROOT, Request, SetAttr,
+};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -417,4 +419,13 @@ fn what_is_open_for_writing_alone_is_not_read() {
     drop(whole);
     assert_eq!(contents(&fs, attr.ino), [7; 8192]);
     fs.close().unwrap();
+}
+
+/// More than any machine has would end the program when it is asked for.
+#[test]
+fn a_limit_of_memory_is_no_more_than_the_machine_has() {
+    let options = FsOptions::default().with_memory(usize::MAX);
+    let wanted = [options.data.cache_bytes, options.store.node_cache_bytes];
+    let all = base::sys::memory_bytes();
+    assert!(wanted.iter().sum::<usize>() as u64 <= all && all < u64::MAX);
 }

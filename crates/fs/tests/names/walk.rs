@@ -154,6 +154,15 @@ fn a_walk_meets_everything_once() {
     .unwrap();
     assert_eq!(shallow.into_inner(), 3 + 5);
 
+    // So many workers are the most that there are.
+    let all = AtomicU64::new(0);
+    fs.walk(top, usize::MAX, &|_, _| {
+        all.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    })
+    .unwrap();
+    assert_eq!(all.into_inner(), made.directories + made.files);
+
     let refused = fs.walk(top, 3, &|_, _| Err(Error::AccessDenied));
     assert!(matches!(refused, Err(Error::AccessDenied)));
     fs.close().unwrap();
