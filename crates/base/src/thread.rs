@@ -17,6 +17,11 @@ pub struct JoinHandle {
 }
 
 impl JoinHandle {
+    /// The caller is that thread, and must not wait for it.
+    pub fn is_ours(&self) -> bool {
+        self.thread.thread().id() == std::thread::current().id()
+    }
+
     /// Waits for the thread's end; its panic is the error.
     pub fn join(self) -> std::thread::Result<()> {
         #[cfg(feature = "simulate")]
@@ -28,7 +33,7 @@ impl JoinHandle {
 
     /// The same of a thread that does not panic; returns at once if the caller is that thread, which ends by itself then.
     pub fn join_unless_it_is_ours(self) {
-        if self.thread.thread().id() != std::thread::current().id() {
+        if !self.is_ours() {
             let ended = self.join();
             debug_assert!(ended.is_ok());
         }

@@ -8,7 +8,8 @@
 //! 2. A result is put into the future's cell before its waker is called, and a waker into the cell before it is looked for a
 //!    result, both under the cell's lock: no wake-up is lost.
 //! 3. A driver that ends, even by a panic, has answered all letters it had, and takes no more. Whoever lets the file system go asks
-//!    it to end and does not wait: it may be a thread that the driver waits for. [`FileSystem::close`] waits.
+//!    it to end and does not wait: it may be a thread that the driver waits for. [`FileSystem::close`] waits, unless a waker calls it,
+//!    in the driver's own thread: what other futures have handed over may fail then.
 //! 4. Wakers are called, cloned and dropped under no lock. One that panics harms nobody else.
 
 use super::context::{Completion, IoContext, Request};
@@ -144,11 +145,11 @@ impl Driver {
         Ok(Arc::clone(&self.0.get_or_init(|| running).mail))
     }
 
-    /// Takes no more requests, and waits until those it had are done.
+    /// Takes no more requests, and waits until those it had are done; the driver itself does those later.
     pub fn close(&self) {
         if let Some(running) = self.0.get() {
             running.mail.close();
-            let thread = running.thread.lock().take();
+            let thread = running.thread.lock().take_if(|thread| !thread.is_ours());
             if let Some(thread) = thread
                 && thread.join().is_err()
             {

@@ -850,6 +850,41 @@ fn a_waker_that_panics_harms_no_other_future() {
     fs.close().unwrap();
 }
 
+/// The thread that calls it is the one that closing waits for otherwise.
+#[test]
+fn a_waker_may_close_the_file_system() {
+    struct Closing(Arc<FileSystem>, Mutex<mpsc::Sender<Result<(), Error>>>);
+    impl Wake for Closing {
+        fn wake(self: Arc<Self>) {
+            let closed = self.0.close();
+            self.1.lock().send(closed).unwrap();
+        }
+    }
+    let mut world = world(15);
+    let fs = world.open();
+    let bytes = noise(15, 4 * PAGE);
+    let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    let (sender, closed) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Closing(
+        Arc::clone(&fs),
+        Mutex::new(rank::LEAF, sender),
+    )));
+    let mut future = fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE));
+    let polled = pin!(&mut future).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    drop(waker);
+    closed.recv().unwrap().unwrap();
+    let (buf, result) = block_on(future);
+    assert!(result.unwrap() == PAGE && buf[..] == bytes[..PAGE]);
+    let late = block_on(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+    assert!(matches!(late.1, Err(Error::Cancelled)));
+    drop(file);
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
+
 #[test]
 fn what_was_handed_over_is_there_when_the_file_system_is_closed() {
     for seed in 0..20 {
