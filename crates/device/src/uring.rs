@@ -12,7 +12,7 @@
 //!    away, by return or by panic, before all has completed.
 //!
 //! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls. Fork
-//! before opening devices: a ring does not follow into the child.
+//! before opening devices: a ring does not follow into the child, which dies if it touches one.
 
 pub(crate) mod polled;
 pub(crate) mod raw;
@@ -66,18 +66,26 @@ pub(crate) fn probe() -> io::Result<()> {
     }
 }
 
+/// What every ring is made by. Its queues are not in the memory of a child that the process forks: who uses one there dies of it,
+/// and does not take from the parent what is in flight.
+fn builder() -> io_uring::Builder {
+    let mut builder = IoUring::builder();
+    builder.dontfork();
+    builder
+}
+
 fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
     if sort == Sort::Polled {
         return polled::build(entries);
     }
     // Completions are run when the owner waits, not by interrupting it; kernels before 6.1
     // do not know this and do without.
-    IoUring::builder()
+    builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
         .setup_taskrun_flag()
         .build(entries)
-        .or_else(|_| IoUring::builder().build(entries))
+        .or_else(|_| builder().build(entries))
 }
 
 fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
@@ -320,7 +328,7 @@ impl RingQueue {
         // Not of one issuer, as a thread's own: the owner may go to another thread while parts are in flight. Completions
         // are run when a thread enters the kernel anyway; kernels before 5.19 interrupt it.
         let build = |modern| {
-            let mut builder = IoUring::builder();
+            let mut builder = builder();
             builder.setup_cqsize(2 * entries + 2);
             if modern {
                 builder.setup_coop_taskrun().setup_taskrun_flag();
@@ -341,7 +349,7 @@ impl RingQueue {
     pub fn of_thread(device: Arc<FileDevice>, parts: usize) -> io::Result<RingQueue> {
         let entries = u32::try_from(parts).map_err(|_| io::ErrorKind::InvalidInput)?;
         let build = |modern| {
-            let mut builder = IoUring::builder();
+            let mut builder = builder();
             builder.setup_cqsize(2 * entries + 2);
             if modern {
                 builder.setup_single_issuer().setup_defer_taskrun();

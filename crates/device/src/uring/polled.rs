@@ -4,7 +4,7 @@
 //! until the kernel wakes it uses its ordinary ring. So a device may have two rings of a thread, and a batch is on one of them.
 
 use super::ring::Ring;
-use super::{RING_ENTRIES, Sort};
+use super::{RING_ENTRIES, Sort, builder};
 use crate::block::{Durability, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::reap::{Costs, Source, enter};
@@ -74,11 +74,11 @@ pub(crate) fn try_read(file: &File) -> io::Result<()> {
 }
 
 pub(super) fn build(entries: u32) -> io::Result<IoUring> {
-    IoUring::builder()
+    builder()
         .setup_iopoll()
         .setup_single_issuer()
         .build(entries)
-        .or_else(|_| IoUring::builder().setup_iopoll().build(entries))
+        .or_else(|_| builder().setup_iopoll().build(entries))
 }
 
 /// The completions of all that is in flight on such a ring. Nobody is woken by them: who sleeps does so for a set time.

@@ -9,6 +9,7 @@
 
 use crate::buf::AlignedBuf;
 use crate::reap::enter;
+use crate::uring::builder;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io;
@@ -50,7 +51,7 @@ impl RawQueue {
         completion: Completion,
     ) -> io::Result<RawQueue> {
         let entries = u32::try_from(slots.max(1)).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut builder = IoUring::builder();
+        let mut builder = builder();
         match completion {
             Completion::Deferred => builder.setup_single_issuer().setup_defer_taskrun(),
             Completion::Cooperative => builder.setup_coop_taskrun().setup_taskrun_flag(),

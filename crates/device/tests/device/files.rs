@@ -378,3 +378,33 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     drop(array);
     open_devices(&paths, &options).unwrap();
 }
+
+/// A child that the program forks would take from its parent what is in flight.
+#[test]
+fn rings_do_not_follow_into_a_child() {
+    // Whether there are rings, and all of them stay behind.
+    let stay_behind = || {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut rings, mut of_ring) = (0, false);
+        for line in maps.lines() {
+            of_ring |= line.ends_with("anon_inode:[io_uring]");
+            if let Some(flags) = line.strip_prefix("VmFlags:")
+                && std::mem::take(&mut of_ring)
+            {
+                rings += 1;
+                if !flags.split(' ').any(|flag| flag == "dc") {
+                    return false;
+                }
+            }
+        }
+        rings > 0
+    };
+    let images = Images::new(&UNEQUAL);
+    let on_rings = |options: &OpenOptions| options.backend == Backend::IoUring;
+    for options in combinations().into_iter().filter(on_rings) {
+        let array = images.create(&options);
+        array.write_labels().unwrap();
+        // Another test may be making one at this moment.
+        assert!((0..1000).any(|_| stay_behind()), "{options:?}");
+    }
+}
