@@ -105,6 +105,10 @@ impl Default for MkfsOptions {
 }
 
 /// An open file system. All methods may be called from any thread.
+///
+/// It ends well by [`close`](FileSystem::close). A drop without that is as a crash: what was synced or committed is there at the next
+/// [`open`](FileSystem::open), which recovers it, and of the rest what happened to be written. After either, the devices stay
+/// claimed until nobody has it any more, nor an open file or directory, a context or a future of it.
 pub struct FileSystem {
     pub(crate) store: Arc<Store<FsNode>>,
     pub(crate) files: Arc<Files>,
@@ -162,6 +166,13 @@ impl FileSystem {
     }
 
     /// Opens a file system: recovers it, finishes what a crash interrupted, starts threads.
+    ///
+    /// A process that forks must not use it in the child, nor anything that is open of it, and not drop it there: the child has none of
+    /// the threads, and its memory is a copy whose state the devices do not follow. Fork first, and open in one process.
+    ///
+    /// # Errors
+    /// [`device::Error::InUse`] while the array is open for writing, or is being made or repaired: it may be opened read-only then,
+    /// which shows what the devices have. Damage, what a device fails to do, and [`device::Error::Threads`] and the like.
     pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
         let key = array.label().hash_key;
         let writer = match options.store.read_only {

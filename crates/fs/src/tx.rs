@@ -135,7 +135,8 @@ struct Staged<'fs> {
 /// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
 ///
 /// Limits: data as much as there is free space, found out when it is staged ([`Error::NoSpace`]). Changes of names and attributes count about 200 bytes each, and
-/// scattered pieces of data some 60: together the smaller of 4 MiB and a quarter of the journal ([`Error::TransactionTooLarge`]; such a transaction can only be
+/// scattered pieces of data some 60: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
+/// fit one of 256 MiB, 20,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
 ///
 /// Dropped without a commit it leaves nothing.
