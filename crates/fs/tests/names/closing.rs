@@ -50,6 +50,25 @@ fn append(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
     unreachable!("there is no end of numbers")
 }
 
+fn check_directories(fs: &FileSystem, me: usize, made: u64) {
+    for number in 0..made {
+        let name = format!("dir{me}-{number}");
+        let found = fs.lookup(ROOT, name.as_bytes());
+        assert!(found.is_ok(), "{name} of {made} is not there");
+    }
+}
+
+fn check_records(fs: &FileSystem, me: usize, made: u64) {
+    let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
+    let file = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+    for number in 0..made {
+        let mut found = [0; RECORD];
+        let len = fs.read(&file, number * RECORD as u64, &mut found).unwrap();
+        let whole = len == RECORD && found == record(number);
+        assert!(whole, "record {number} of {made} is not there");
+    }
+}
+
 #[test]
 fn what_returns_while_a_file_system_ends_is_part_of_it() {
     for round in 0..10 {
@@ -72,24 +91,11 @@ fn what_returns_while_a_file_system_ends_is_part_of_it() {
         world.check();
         let fs = world.open();
         assert!(fs.recovery().clean);
-        for me in 0..DIRS {
-            for number in 0..made[me] {
-                let name = format!("dir{me}-{number}");
-                let found = fs.lookup(ROOT, name.as_bytes());
-                assert!(found.is_ok(), "round {round}: {name} of {}", made[me]);
-            }
-        }
-        for me in DIRS..DIRS + FILES {
-            let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
-            let file = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
-            for number in 0..made[me] {
-                let mut found = [0; RECORD];
-                let len = fs.read(&file, number * RECORD as u64, &mut found).unwrap();
-                assert!(
-                    len == RECORD && found == record(number),
-                    "round {round}: record {number} of {}",
-                    made[me]
-                );
+        for (me, &made) in made.iter().enumerate() {
+            if me < DIRS {
+                check_directories(&fs, me, made);
+            } else if me < DIRS + FILES {
+                check_records(&fs, me, made);
             }
         }
         fs.close().unwrap();
