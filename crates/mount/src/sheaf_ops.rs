@@ -14,14 +14,28 @@
 //! Every change goes through the one kernel that caches it, and that kernel itself drops
 //! what its own requests change: size, times and blocks after a write, truncate, fallocate or
 //! copy; everything about a directory whose entries change; link count and ctime after link,
-//! unlink, rename and setxattr. Names, missing names and attributes therefore stay valid for
-//! an hour, with two exceptions:
+//! unlink, rename and setxattr. But attributes that were answered before a change may still be on their way to it, and it has to
+//! know them as old when they arrive. It does where it counts the change as a version of the attributes: SETATTR and LINK, whose answers bring new
+//! ones, a write or copy, and a name that goes. Where it only marks what it has as out of date, such an answer takes that
+//! mark away. Hence
+//!
+//! 3. Before the answer to a change of extended attributes (an access list changes the mode), of a directory's entries, to a rename and to a fallocate that keeps
+//!    the size, and after the change itself, the kernel is told to drop the attributes of the directory, of what moved and of the file
+//!    ([`Notifier::drop_attributes`]), which counts as a version. So answers from before the change are old to it, and those asked for later show the change.
+//!
+//! That takes no lock that the waiting request holds, nor ends the life of an inode: its caller refers to it. It is done whether anybody
+//! looks or not: before it makes a name, the kernel itself asks for the attributes of the directory, which it has dropped after the last one.
+//!
+//! Names, missing names and attributes therefore stay valid for an hour, with these exceptions:
 //!
 //! - the number of blocks of a file is an estimate until its data is written back, up to
 //!   30 s later and unseen by the kernel: what a file that changed within the last minute
 //!   shows stays valid for another minute only;
 //! - a change of content clears set-user-ID and set-group-ID here, and the kernel does not notice: the
 //!   attributes of such files are never kept.
+//!
+//! Two races are left, which change times alone: a stat beside a read may keep the access time from before it, and one beside the write-back of a
+//! mapping the time of change. Who drops attributes before the answer to write-back may be the last to refer to the inode, and would wait for itself.
 //!
 //! # Opening and closing
 //!
@@ -32,8 +46,8 @@
 //! its cached pages coherent with them. Cached pages survive an open, except where the access
 //! time is due for an update: then reading must reach the server once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::clock::{Clock, Timestamp};
@@ -95,6 +109,7 @@ pub struct SheafOps {
     dirsync: bool,
     /// The INIT flags that were agreed on.
     negotiated: AtomicU64,
+    notifier: OnceLock<Notifier>,
     outcome: Option<Arc<Outcome>>,
     closing: Closing,
     closed: Closed,
@@ -156,6 +171,7 @@ impl SheafOps {
             clock: Clock::real(),
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
+            notifier: OnceLock::new(),
             outcome: None,
             closing: Closing::default(),
             closed: Closed(Arc::new(Mutex::new(rank::LEAF, None))),
@@ -267,7 +283,17 @@ impl SheafOps {
         }
     }
 
+    /// Attributes of a node that were answered before now are old to the kernel: invariant 3.
+    fn attributes_changed(&self, node: NodeId) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.drop_attributes(node);
+        }
+    }
+
+    /// A name of a directory was made, changed or removed.
     fn directory_changed(&self, directory: NodeId) -> Result<()> {
+        // Whatever comes of the rest: the kernel drops nothing by itself where it reads of an error.
+        self.attributes_changed(directory);
         if self.dirsync {
             let synced = self.fs.fsync_inode(ino(directory), false).map_err(errno);
             // The change is made: who reads that there was no space would think that it is not.
@@ -338,6 +364,7 @@ impl SheafOps {
 impl Operations for SheafOps {
     fn init(&self, negotiated: u64, notifier: Notifier) {
         self.negotiated.store(negotiated, Ordering::Relaxed);
+        self.notifier.get_or_init(|| notifier.clone());
         self.atomic.init(notifier);
     }
 
@@ -466,6 +493,16 @@ impl Operations for SheafOps {
         self.fs
             .rename(&caller(ctx, 0), ino(from.0), from.1, ino(to.0), to.1, flags)
             .map_err(errno)?;
+        if from.0 != to.0 {
+            self.attributes_changed(from.0);
+        }
+        // The kernel holds both directories' locks, so these are what moved. What was replaced lost a name, which it counts.
+        let back = (flags & fs::RENAME_EXCHANGE != 0).then_some(from);
+        for (directory, name) in [Some(to), back].into_iter().flatten() {
+            if let Ok(moved) = self.fs.lookup(ino(directory), name) {
+                self.attributes_changed(moved.ino.0);
+            }
+        }
         // One record holds both sides.
         self.directory_changed(to.0)
     }
@@ -622,7 +659,9 @@ impl Operations for SheafOps {
         let flags = (flags as i32 & (fs::XATTR_CREATE | fs::XATTR_REPLACE)) | kill;
         self.fs
             .setxattr(&caller(ctx, 0), ino(node), name, value, flags)
-            .map_err(errno)
+            .map_err(errno)?;
+        self.attributes_changed(node);
+        Ok(())
     }
 
     fn getxattr(&self, _: &Context, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -646,7 +685,9 @@ impl Operations for SheafOps {
     fn removexattr(&self, ctx: &Context, node: NodeId, name: &[u8]) -> Result<()> {
         self.fs
             .removexattr(&caller(ctx, 0), ino(node), name)
-            .map_err(errno)
+            .map_err(errno)?;
+        self.attributes_changed(node);
+        Ok(())
     }
 
     fn fallocate(
@@ -663,7 +704,11 @@ impl Operations for SheafOps {
             self.content_changes(&file, context.uid != 0)?;
             let done = self.fs.fallocate(&file, mode as i32, offset, length);
             done.map_err(errno)
-        })
+        })?;
+        if mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0 {
+            self.attributes_changed(node);
+        }
+        Ok(())
     }
 
     fn lseek(

@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::sync::{Arc, Barrier};
 
 use common::pattern;
 use paths::c_path;
@@ -239,6 +240,88 @@ fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
         }
     }
     drop((file, source));
+    m.end();
+}
+
+type Make = fn(&Path) -> File;
+type Change = fn(&Path, &File);
+
+/// How often a plain look shows something else than what the file system has, after somebody else has looked while `change` was made.
+fn stale_looks(m: &Mounted, kind: &str, make: Make, change: Change) -> usize {
+    const TRIALS: usize = 2000;
+    let paths: Vec<_> = (0..TRIALS)
+        .map(|i| m.path(&format!("{kind}-{i}")))
+        .collect();
+    let step = Arc::new(Barrier::new(2));
+    let looker = {
+        let (step, paths) = (Arc::clone(&step), paths.clone());
+        let look = move || {
+            for path in paths {
+                step.wait();
+                drop(fs::metadata(path));
+                step.wait();
+            }
+        };
+        base::thread::spawn("looker", look).unwrap()
+    };
+    let mut stale = 0;
+    for (i, path) in paths.iter().enumerate() {
+        let held = make(path);
+        // The kernel has to ask for attributes after that.
+        set_xattr(path, c"user.note", b"new");
+        step.wait();
+        // The change comes at another point of the look each time.
+        (0..i % 60 * 50).for_each(|_| std::hint::spin_loop());
+        change(path, &held);
+        step.wait();
+        let shown = held.metadata().unwrap();
+        let is = m.fs.getattr(::fs::Ino { 0: shown.ino() }).unwrap();
+        let times = (is.ctime.sec(), i64::from(is.ctime.nsec()));
+        let is = (is.mode, is.nlink, is.blocks, times);
+        let times = (shown.ctime(), shown.ctime_nsec());
+        let shown = (shown.mode(), shown.nlink() as u32, shown.blocks(), times);
+        stale += usize::from(shown != is);
+    }
+    looker.join().unwrap();
+    stale
+}
+
+/// The answer to the look may reach the kernel after that to the change, with what was there before it.
+#[test]
+fn what_was_read_before_a_change_is_not_kept_after_it() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let folder: Make = |path| {
+        fs::create_dir(path).unwrap();
+        File::open(path).unwrap()
+    };
+    let file: Make = |path| File::create(path).unwrap();
+    let changes: [(&str, Make, Change); 5] = [
+        ("list", folder, |path, _| {
+            let owner_only = acl(&[(1, 7, u32::MAX), (4, 0, u32::MAX), (32, 0, u32::MAX)]);
+            set_xattr(path, c"system.posix_acl_access", &owner_only);
+        }),
+        ("name", folder, |path, _| {
+            fs::create_dir(path.join("in")).unwrap();
+        }),
+        ("attribute", file, |path, _| {
+            set_xattr(path, c"user.other", b"more");
+        }),
+        ("moved", file, |path, _| {
+            fs::rename(path, path.with_extension("moved")).unwrap();
+        }),
+        ("allocated", file, |_, file| {
+            let keep = libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: the call takes a descriptor and numbers only.
+            let done = unsafe { libc::fallocate(file.as_raw_fd(), keep, 0, 1 << 16) };
+            assert_eq!(done, 0);
+        }),
+    ];
+    let stale = changes.map(|(kind, make, change)| {
+        let stale = stale_looks(&m, kind, make, change);
+        (kind, stale)
+    });
+    assert!(stale.iter().all(|(_, stale)| *stale == 0), "{stale:?}");
     m.end();
 }
 
