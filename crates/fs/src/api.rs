@@ -26,6 +26,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Whether set-group-ID bits of a file of this group are the caller's to keep.
+    pub(crate) fn is_in(&self, group: u32) -> bool {
+        self.privileged || self.in_group || self.gid == group
+    }
+
     /// The superuser with umask 022.
     pub fn root() -> Caller {
         Caller {
@@ -97,7 +102,7 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
-    /// Clear set-user-ID, and set-group-ID where the group may execute, as a write would.
+    /// Clear set-user-ID, and set-group-ID where the group may execute or the caller is outside of it, as a write would.
     pub kill_suidgid: bool,
 }
 

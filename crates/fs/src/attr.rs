@@ -27,6 +27,11 @@ pub fn without_privileges(mode: u32, in_group: bool) -> u32 {
     left
 }
 
+/// Whether a mode has a set-group-ID bit that those in the group may keep, and others may not.
+pub fn needs_group(mode: u32) -> bool {
+    mode & (libc::S_ISGID | libc::S_IXGRP) == libc::S_ISGID
+}
+
 impl FileSystem {
     /// What `stat` shows, with what is not in the inode yet.
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
@@ -75,7 +80,7 @@ impl FileSystem {
         if let Some(size) = set.size {
             // First, as before a write: no crash leaves them to other content.
             if set.kill_suidgid {
-                self.kill_privileges(ino)?;
+                self.lose_privileges(ino, |group| who.is_in(group))?;
             }
             self.truncate(who, ino, size)?;
         }
@@ -111,6 +116,37 @@ impl FileSystem {
         let epoch = op.commit();
         self.files.changed(ino, epoch);
         Ok(attr)
+    }
+
+    /// As [`kill_privileges`](Self::kill_privileges), where set-group-ID goes also if the group may not execute, unless `is_in_group` says that who changes
+    /// the content is in it. That is asked only then.
+    pub fn lose_privileges(
+        &self,
+        ino: Ino,
+        is_in_group: impl FnOnce(u32) -> bool,
+    ) -> Result<(), Error> {
+        let (has_any, in_group) = {
+            let node = self.inode(ino)?;
+            let inode = node.inode()?;
+            let in_group = !needs_group(inode.mode) || is_in_group(inode.gid);
+            let has_any = inode.is_file()
+                && (without_privileges(inode.mode, in_group) != inode.mode
+                    || self.attribute(inode, CAPABILITY)?.is_some());
+            (has_any, in_group)
+        };
+        if has_any {
+            let who = Caller {
+                privileged: false,
+                in_group,
+                ..Caller::root()
+            };
+            let set = SetAttr {
+                kill_suidgid: true,
+                ..SetAttr::default()
+            };
+            self.setattr(&who, ino, &set)?;
+        }
+        Ok(())
     }
 
     /// Whether an inode, which is locked exclusively, has capabilities that it does not keep.
@@ -231,21 +267,22 @@ pub(crate) fn attr_change(
         SetTime::Now => now,
         SetTime::At(time) => time,
     };
-    let group = set.gid.unwrap_or(inode.gid);
-    let in_group = who.privileged || who.in_group || who.gid == group;
     let type_bits = inode.mode & libc::S_IFMT;
     let mode = match set.mode {
         Some(bits) => {
             let mut bits = bits & 0o7777;
-            if !in_group {
+            if !who.is_in(set.gid.unwrap_or(inode.gid)) {
                 bits &= !libc::S_ISGID;
             }
             Some(type_bits | bits)
         }
         None if (set.uid.is_some() || set.gid.is_some()) && !inode.is_dir() => {
-            Some(without_privileges(inode.mode, in_group))
+            // By the group that the file had.
+            Some(without_privileges(inode.mode, who.is_in(inode.gid)))
         }
-        None if set.kill_suidgid && inode.is_file() => Some(without_privileges(inode.mode, true)),
+        None if set.kill_suidgid && inode.is_file() => {
+            Some(without_privileges(inode.mode, who.is_in(inode.gid)))
+        }
         None => None,
     };
     AttrChange {

@@ -32,7 +32,7 @@ mod xattr;
 
 pub use aio::{Completion, IoContext, IoFuture, Request};
 pub use api::{AtimePolicy, Attr, Caller, DirEntry, Ino, ROOT, SetAttr, SetTime, StatFs};
-pub use attr::without_privileges;
+pub use attr::{needs_group, without_privileges};
 pub use data::{Advice, DataOptions, OpenFile, PageGuard};
 pub use directory::{At, Dir};
 pub use error::Error;

@@ -8,6 +8,18 @@ pub(crate) fn of_task(task: u32) -> Option<u32> {
     group(&status)
 }
 
+/// Whether a group is among a task's supplementary ones. Not, where it cannot be told.
+pub(crate) fn is_in_group(task: u32, group: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{task}/status"));
+    status.is_ok_and(|status| has_group(&status, group))
+}
+
+fn has_group(status: &str, group: u32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    let mut groups = line.into_iter().flat_map(str::split_ascii_whitespace);
+    groups.any(|one| one.parse() == Ok(group))
+}
+
 /// Whether a task is at its end, or at that of its program, and its descriptors are closed one after the other. Not, where it cannot be told.
 ///
 /// Its flags would tell, but they are in `stat`, which nobody can read between two programs: the kernel holds a lock that this waits for until the
@@ -57,5 +69,13 @@ mod tests {
         )));
         assert!(!ends(&format!("{head}VmExe:\t      20 kB\n")));
         assert!(!ends(""));
+    }
+
+    #[test]
+    fn a_task_is_in_the_groups_that_are_listed() {
+        let status = "Name:\tx\nGroups:\t4 1000 2000 \nVmExe:\t8 kB\n";
+        assert!(has_group(status, 4) && has_group(status, 2000));
+        assert!(!has_group(status, 200) && !has_group(status, 8));
+        assert!(!has_group("Groups:\t \n", 0) && !has_group("", 0));
     }
 }

@@ -68,6 +68,7 @@ use crate::ops::{
 };
 use crate::options::{AtimePolicy, MountOptions};
 use crate::outcome::{IOC_OUTCOME, Outcome};
+use crate::process;
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
 
@@ -135,7 +136,7 @@ fn errno(error: fs::Error) -> Errno {
 }
 
 /// The kernel has checked permissions, capabilities and group membership, and says so where
-/// set-id bits have to go.
+/// set-id bits have to go; of whom they go, [`SheafOps::who_loses`].
 fn caller(context: &Context, umask: u32) -> Caller {
     Caller {
         uid: context.uid,
@@ -145,6 +146,11 @@ fn caller(context: &Context, umask: u32) -> Caller {
         in_group: true,
         keeps_attributes: true,
     }
+}
+
+/// Whether somebody is in a group. Of supplementary groups requests say nothing.
+fn is_in_group(context: &Context, group: u32) -> bool {
+    context.gid == group || process::is_in_group(context.pid, group)
 }
 
 fn ino(node: NodeId) -> Ino {
@@ -314,10 +320,27 @@ impl SheafOps {
 
     /// Takes set-id bits away before somebody changes a content who `may_not_keep_them`. The kernel
     /// says who that is for writes and truncation; for the rest it is everybody but root.
-    fn content_changes(&self, file: &OpenFile, may_not_keep_them: bool) -> Result<()> {
-        match may_not_keep_them {
-            true => self.fs.kill_privileges(file.ino()).map_err(errno),
-            false => Ok(()),
+    fn content_changes(
+        &self,
+        context: &Context,
+        file: &OpenFile,
+        may_not_keep_them: bool,
+    ) -> Result<()> {
+        if !may_not_keep_them {
+            return Ok(());
+        }
+        let lost = self
+            .fs
+            .lose_privileges(file.ino(), |group| is_in_group(context, group));
+        lost.map_err(errno)
+    }
+
+    /// Somebody whose change of a file, which has these attributes, takes set-id bits away.
+    fn who_loses(context: &Context, attr: &Attr) -> Caller {
+        Caller {
+            privileged: false,
+            in_group: fs::needs_group(attr.mode) && is_in_group(context, attr.gid),
+            ..caller(context, 0)
         }
     }
 
@@ -435,7 +458,7 @@ impl Operations for SheafOps {
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
-        let who = caller(context, 0);
+        let who = self.who_sets(context, node, &set)?;
         let setattr = || self.fs.setattr(&who, ino(node), &set).map_err(errno);
         let attr = match (size, changes.handle) {
             (None, _) => setattr(),
@@ -523,7 +546,10 @@ impl Operations for SheafOps {
                 kill_suidgid: kill,
                 ..fs::SetAttr::default()
             };
-            let who = caller(ctx, 0);
+            let who = match kill {
+                true => Self::who_loses(ctx, &self.fs.getattr(ino(node)).map_err(errno)?),
+                false => caller(ctx, 0),
+            };
             let setattr = || self.fs.setattr(&who, ino(node), &cut).map_err(errno);
             self.unstaged_change(node, None, setattr)?;
         }
@@ -566,9 +592,9 @@ impl Operations for SheafOps {
         read.map_err(errno)
     }
 
-    fn write(&self, _: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
+    fn write(&self, context: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
-        self.content_changes(&file, span.kill_suid_sgid)?;
+        self.content_changes(context, &file, span.kill_suid_sgid)?;
         let written = self.atomic.write(&self.fs, &file, span, data)?;
         written.map_err(errno)
     }
@@ -701,7 +727,7 @@ impl Operations for SheafOps {
     ) -> Result<()> {
         let file = self.file(node, handle)?;
         self.unstaged_change(node, Some(handle), || {
-            self.content_changes(&file, context.uid != 0)?;
+            self.content_changes(context, &file, context.uid != 0)?;
             let done = self.fs.fallocate(&file, mode as i32, offset, length);
             done.map_err(errno)
         })?;
@@ -738,7 +764,7 @@ impl Operations for SheafOps {
         }
         let length = length.min(COPY_MAX);
         self.unstaged_change(to.node, Some(to.handle), || {
-            self.content_changes(&target, context.uid != 0)?;
+            self.content_changes(context, &target, context.uid != 0)?;
             let copied = (self.fs).copy_range(&source, from.offset, &target, to.offset, length);
             copied.map_err(errno)
         })
@@ -768,7 +794,7 @@ impl Operations for SheafOps {
                 is_whole?;
                 if self.atomic.is_of(node, handle) {
                     // Those, too, that were set since it was staged.
-                    self.content_changes(&file, context.uid != 0)?;
+                    self.content_changes(context, &file, context.uid != 0)?;
                 }
                 self.atomic.commit(node, handle).map_err(errno)?;
                 Ok(0)
@@ -814,6 +840,20 @@ fn features(output: &mut [u8]) -> Result<usize> {
 }
 
 impl SheafOps {
+    /// Who changes attributes, as far as set-id bits go.
+    fn who_sets(&self, context: &Context, node: NodeId, set: &fs::SetAttr) -> Result<Caller> {
+        let is_given = set.uid.is_some() || set.gid.is_some();
+        if set.mode.is_some() || !(is_given || set.kill_suidgid) {
+            return Ok(caller(context, 0));
+        }
+        // With a change of owner the kernel wants the bits taken of root as well, who keeps what others lose for their group's sake.
+        if context.uid == 0 && is_given {
+            return Ok(caller(context, 0));
+        }
+        let attr = self.fs.getattr(ino(node)).map_err(errno)?;
+        Ok(Self::who_loses(context, &attr))
+    }
+
     /// Answers [`atomic::ioctl::START`].
     fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
         let file = self.file(node, handle)?;

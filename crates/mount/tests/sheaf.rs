@@ -243,6 +243,54 @@ fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
     m.end();
 }
 
+/// Where the group may not execute, set-group-ID is left to those in the group alone.
+#[test]
+fn set_group_id_of_another_group_goes_with_every_change() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("file");
+    fs::write(&path, "x").unwrap();
+    if chown(&path, Some(1000), Some(2000)).is_err() {
+        eprintln!("skipped: not root");
+        return m.end();
+    }
+    let open = |truncates| {
+        let mut options = OpenOptions::new();
+        options.write(true).truncate(truncates).open(&path).unwrap()
+    };
+    let allocate = || {
+        // SAFETY: the call takes a descriptor and numbers only.
+        let done = unsafe { libc::fallocate(open(false).as_raw_fd(), 0, 0, 8192) };
+        assert_eq!(done, 0);
+    };
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("write", &|| open(false).write_all(b"new").unwrap()),
+        ("cut", &|| open(false).set_len(1).unwrap()),
+        ("open", &|| drop(open(true))),
+        ("allocate", &allocate),
+        ("chgrp", &|| drop(chown(&path, None, Some(1000)))),
+    ];
+    for (name, change) in changes {
+        // The owner, who is not in the group by himself.
+        for (groups, left) in [(&[2000u32][..], 0o2666), (&[], 0o666)] {
+            chown(&path, Some(1000), Some(2000)).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o2666)).unwrap();
+            let of_thread = |groups: &[u32]| {
+                // SAFETY: so many groups are there; the call itself, unlike the library's, concerns the calling thread alone.
+                let set =
+                    unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+                assert_eq!(set, 0);
+            };
+            of_thread(groups);
+            as_user(1000, &|| change());
+            of_thread(&[]);
+            let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+            assert_eq!(mode, left, "{name} with groups {groups:?}: {mode:o}");
+        }
+    }
+    m.end();
+}
+
 type Make = fn(&Path) -> File;
 type Change = fn(&Path, &File);
 
