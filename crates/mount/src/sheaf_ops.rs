@@ -458,7 +458,7 @@ impl Operations for SheafOps {
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
-        let who = self.who_sets(context, node, &set)?;
+        let (who, set) = self.who_sets(context, node, changes, set)?;
         let setattr = || self.fs.setattr(&who, ino(node), &set).map_err(errno);
         let attr = match (size, changes.handle) {
             (None, _) => setattr(),
@@ -840,18 +840,38 @@ fn features(output: &mut [u8]) -> Result<usize> {
 }
 
 impl SheafOps {
-    /// Who changes attributes, as far as set-id bits go.
-    fn who_sets(&self, context: &Context, node: NodeId, set: &fs::SetAttr) -> Result<Caller> {
+    /// Who changes attributes, as far as set-id bits go, and whether they go.
+    ///
+    /// The kernel asks for no change at all where chown(2) is given neither owner nor group, which takes set-id bits and capabilities away and changes ctime,
+    /// as every chown; and before a content changes by somebody who may not keep these bits. The former only the owner and root may do, and whether it is the former
+    /// nobody says: of others it changes nothing, and their change of content takes the bits away itself. So root's write to a file
+    /// that has capabilities, which is the one write of root's that the kernel asks for this before, takes set-id bits as well.
+    fn who_sets(
+        &self,
+        context: &Context,
+        node: NodeId,
+        changes: &SetAttributes,
+        set: fs::SetAttr,
+    ) -> Result<(Caller, fs::SetAttr)> {
+        let cuts = changes.size.is_some();
+        let is_nothing = !cuts && set == fs::SetAttr::default();
         let is_given = set.uid.is_some() || set.gid.is_some();
-        if set.mode.is_some() || !(is_given || set.kill_suidgid) {
-            return Ok(caller(context, 0));
-        }
-        // With a change of owner the kernel wants the bits taken of root as well, who keeps what others lose for their group's sake.
-        if context.uid == 0 && is_given {
-            return Ok(caller(context, 0));
+        if set.mode.is_some() || !(is_nothing || is_given || set.kill_suidgid) {
+            return Ok((caller(context, 0), set));
         }
         let attr = self.fs.getattr(ino(node)).map_err(errno)?;
-        Ok(Self::who_loses(context, &attr))
+        let is_root = context.uid == 0;
+        let takes = is_nothing && (is_root || context.uid == attr.uid);
+        let set = fs::SetAttr {
+            kill_suidgid: set.kill_suidgid || takes,
+            ..set
+        };
+        // With a change of owner the kernel wants the bits taken of root as well, who keeps what others lose for their group's sake.
+        let who = match is_root && !cuts {
+            true => caller(context, 0),
+            false => Self::who_loses(context, &attr),
+        };
+        Ok((who, set))
     }
 
     /// Answers [`atomic::ioctl::START`].

@@ -243,6 +243,40 @@ fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
     m.end();
 }
 
+/// As another user does who asks for neither another owner nor another group.
+#[test]
+fn set_id_bits_go_with_a_chown_that_changes_nothing() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let (path, folder) = (m.path("tool"), m.path("folder"));
+    fs::write(&path, "x").unwrap();
+    fs::create_dir(&folder).unwrap();
+    if chown(&path, Some(1000), Some(1000)).is_err() {
+        eprintln!("skipped: not root");
+        return m.end();
+    }
+    // Of others it is refused, or else does nothing.
+    for (user, mode, left) in [
+        (0, 0o6755, 0o755),
+        (0, 0o2644, 0o2644),
+        (1000, 0o6755, 0o755),
+        (1001, 0o6755, 0o6755),
+    ] {
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let before = fs::metadata(&path).unwrap();
+        drop(as_user(user, &|| chown(&path, None, None)));
+        let after = fs::metadata(&path).unwrap();
+        let is_changed = |of: &fs::Metadata| (of.ctime(), of.ctime_nsec());
+        assert_eq!(after.mode() & 0o7777, left, "{mode:o} by {user}");
+        let is_new = is_changed(&after) > is_changed(&before);
+        assert_eq!(is_new, user != 1001, "{mode:o} by {user}");
+    }
+    fs::set_permissions(&folder, Permissions::from_mode(0o6755)).unwrap();
+    chown(&folder, None, None).unwrap();
+    assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o7777, 0o6755);
+    m.end();
+}
+
 /// Where the group may not execute, set-group-ID is left to those in the group alone.
 #[test]
 fn set_group_id_of_another_group_goes_with_every_change() {
@@ -263,11 +297,12 @@ fn set_group_id_of_another_group_goes_with_every_change() {
         let done = unsafe { libc::fallocate(open(false).as_raw_fd(), 0, 0, 8192) };
         assert_eq!(done, 0);
     };
-    let changes: [(&str, &dyn Fn()); 5] = [
+    let changes: [(&str, &dyn Fn()); 6] = [
         ("write", &|| open(false).write_all(b"new").unwrap()),
         ("cut", &|| open(false).set_len(1).unwrap()),
         ("open", &|| drop(open(true))),
         ("allocate", &allocate),
+        ("chown", &|| drop(chown(&path, None, None))),
         ("chgrp", &|| drop(chown(&path, None, Some(1000)))),
     ];
     for (name, change) in changes {
