@@ -540,9 +540,12 @@ impl Tally {
     }
 
     fn check(&self, op: &Op<'_, FsNode>, slots: Slots, request: &Request<'_>) -> Result<(), Error> {
-        let to = op.peek(slots.to).inode()?;
-        if request.crosses() && self.to_dirs > 0 && to.dir_links() >= DIR_LINK_MAX {
-            return Err(Error::TooManyLinks);
+        // One of them may gain a directory; by an exchange either.
+        for (slot, dirs) in [(slots.from, self.from_dirs), (slots.to, self.to_dirs)] {
+            let links = op.peek(slot).inode()?.dir_links();
+            if request.crosses() && dirs > 0 && links >= DIR_LINK_MAX {
+                return Err(Error::TooManyLinks);
+            }
         }
         Ok(())
     }
@@ -585,5 +588,61 @@ impl Tally {
         if let (Some(slot), true) = (slots.target, request.exchange) {
             moves(slot, self.target_moves.then_some(request.from), mtimes[1]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ROOT;
+    use crate::{FsOptions, MkfsOptions};
+    use base::clock::Clock;
+    use device::Array;
+    use device::sim::SimDevice;
+    use format::geometry::{Geometry, GeometryOptions};
+    use std::sync::Arc;
+
+    const BYTES: u64 = 64 << 20;
+
+    fn file_system() -> Arc<FileSystem> {
+        let devices = vec![SimDevice::new(BYTES, 1) as Arc<dyn device::BlockDevice>];
+        let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
+        let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
+        array.write_labels().unwrap();
+        FileSystem::open(array, FsOptions::default().without_threads(Clock::real())).unwrap()
+    }
+
+    #[test]
+    fn no_directory_gains_a_subdirectory_that_it_has_no_count_for() {
+        let fs = file_system();
+        let who = Caller::root();
+        let [full, other] = [b"full", b"next"].map(|name| fs.mkdir(&who, ROOT, name, 0o755));
+        let (full, other) = (full.unwrap().ino, other.unwrap().ino);
+        fs.mknod(&who, full, b"file", libc::S_IFREG, 0).unwrap();
+        fs.mkdir(&who, other, b"folder", 0o755).unwrap();
+        let node = fs.node(full).unwrap();
+        let mut op = fs.store.begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        let links = AttrChange {
+            nlink: Some(DIR_LINK_MAX),
+            ..AttrChange::default()
+        };
+        op.apply(slot, Delta::Attrs(links));
+        op.commit();
+        let rename = |from: (Ino, &[u8]), to: (Ino, &[u8]), flags| {
+            fs.rename(&who, from.0, from.1, to.0, to.1, flags)
+        };
+        let (file, folder) = ((full, &b"file"[..]), (other, &b"folder"[..]));
+        // Whichever side of an exchange it is.
+        for refused in [
+            rename(folder, (full, b"new"), 0),
+            rename(folder, file, RENAME_EXCHANGE),
+            rename(file, folder, RENAME_EXCHANGE),
+        ] {
+            assert!(matches!(refused, Err(Error::TooManyLinks)), "{refused:?}");
+        }
+        rename(file, (other, b"file"), 0).unwrap();
     }
 }
