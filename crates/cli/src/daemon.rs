@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::failure::{Failure, OPERATIONAL, Outcome};
@@ -93,10 +93,58 @@ pub fn notify_service_manager(state: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes our process id there, so that a reader never sees half of it.
-pub fn write_pid_file(path: &Path) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    writeln!(File::create(&temporary)?, "{}", std::process::id())?;
-    std::fs::rename(&temporary, path)
+/// A file with our process id: written beside its place at first, so that who cannot write it knows that before anything is mounted, and no reader
+/// sees half of it.
+#[derive(Debug)]
+pub struct PidFile {
+    path: PathBuf,
+    written: PathBuf,
+    is_published: bool,
+}
+
+impl PidFile {
+    /// Written, but not at its place.
+    pub fn prepare(path: &Path) -> Result<PidFile, Failure> {
+        let refused = |error: &io::Error| {
+            let path = path.display();
+            Failure::new(format!("the pid file {path} cannot be written: {error}"))
+        };
+        if path.is_dir() {
+            return Err(refused(&io::ErrorKind::IsADirectory.into()));
+        }
+        let mut written = path.as_os_str().to_owned();
+        written.push(".new");
+        let file = PidFile {
+            path: path.to_owned(),
+            written: written.into(),
+            is_published: false,
+        };
+        File::create(&file.written)
+            .and_then(|mut out| writeln!(out, "{}", std::process::id()))
+            .map_err(|error| refused(&error))?;
+        Ok(file)
+    }
+
+    /// At its place.
+    pub fn publish(&mut self) {
+        match std::fs::rename(&self.written, &self.path) {
+            Ok(()) => self.is_published = true,
+            Err(error) => tracing::warn!("{}: {error}", self.path.display()),
+        }
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // What else is at its place is another daemon's.
+        let path = match self.is_published {
+            true => &self.path,
+            false => &self.written,
+        };
+        if let Err(error) = std::fs::remove_file(path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!("{}: {error}", path.display());
+        }
+    }
 }

@@ -18,6 +18,7 @@ use mount::metrics::{Endpoint, MetricsServer};
 use mount::{DeviceClaim, MountOptions};
 
 use crate::args::Mount;
+use crate::daemon::PidFile;
 use crate::devices::{self, Access};
 use crate::failure::{Failure, Outcome};
 use crate::{daemon, helper, logging, output, size};
@@ -102,6 +103,7 @@ struct Caches {
 }
 
 impl Caches {
+    /// As the help of the option says.
     const LEAST: u64 = 8 << 20;
     /// Without an option not more than this, even where there is much memory: the kernel
     /// caches contents as well.
@@ -281,6 +283,10 @@ fn serve(args: &Mount) -> Outcome {
         daemon::detach()?;
     }
     start_logging(args)?;
+    let mut pid_file = match pid_file {
+        Some(path) => Some(PidFile::prepare(&path)?),
+        None => None,
+    };
     if let Err(error) = base::sys::bound_allocator(base::thread::cpu_count()) {
         tracing::warn!("the allocator may keep more memory than cache_size says: {error}");
     }
@@ -327,7 +333,7 @@ fn serve(args: &Mount) -> Outcome {
         Some(Arc::clone(&outcome)),
         |unmounter| {
             tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
-            announce(args, unmounter.mountpoint());
+            announce(args, pid_file.as_mut(), unmounter.mountpoint());
             usable = true;
         },
     );
@@ -335,12 +341,7 @@ fn serve(args: &Mount) -> Outcome {
     std::mem::forget(signals);
     drop(metrics);
     let closed = fs.close();
-    if let Some(pid_file) = &pid_file
-        && let Err(error) = std::fs::remove_file(pid_file)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!("{}: {error}", pid_file.display());
-    }
+    drop(pid_file);
     let result = served
         .map_err(Failure::from)
         .and(closed.map_err(Failure::from));
@@ -406,11 +407,9 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
 }
 
 /// Tells everybody who waits that the mount is usable.
-fn announce(args: &Mount, mountpoint: &Path) {
-    if let Some(path) = &args.pid_file
-        && let Err(error) = daemon::write_pid_file(path)
-    {
-        tracing::warn!("{}: {error}", path.display());
+fn announce(args: &Mount, pid_file: Option<&mut PidFile>, mountpoint: &Path) {
+    if let Some(pid_file) = pid_file {
+        pid_file.publish();
     }
     if let Err(error) = daemon::notify_service_manager("READY=1") {
         tracing::warn!("cannot notify the service manager: {error}");

@@ -528,3 +528,20 @@ fn wrong_calls_are_usage_errors() {
     .exits(USAGE);
     sheaf(&["--help"], &[], &[]).succeeds().says("mkfs");
 }
+
+#[test]
+fn a_mount_whose_pid_file_cannot_be_written_does_not_happen() {
+    let array = Array::made(1);
+    let at = array.path("mnt");
+    fs::create_dir(&at).unwrap();
+    let paths = [array.images[0].clone(), at.clone()];
+    // No folder to write it in, and a folder in its place.
+    for pid_file in [array.path("none/pid"), at] {
+        let option = format!("--pid-file={}", pid_file.display());
+        sheaf(&["mount"], &[&option], &paths)
+            .exits(OPERATIONAL)
+            .says("the pid file");
+    }
+    // Nobody serves it.
+    sheaf(&["fsck"], &[], &array.images).succeeds();
+}
