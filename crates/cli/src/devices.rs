@@ -15,7 +15,13 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = Vec::new();
     for spec in given {
         match spec.to_str().and_then(ArrayId::parse) {
-            Some(id) => paths.extend(device::find_members(&id, &device::candidates())?),
+            Some(id) => paths.extend(members(&id)?),
+            None if names_no_uuid(spec) => {
+                return Err(Failure::usage(format!(
+                    "{}: no UUID; give all of it, as UUID=01234567-89ab-cdef-0123-456789abcdef (`sheaf info` and blkid show it)",
+                    spec.display()
+                )));
+            }
             None => paths.extend(split(spec)),
         }
     }
@@ -23,6 +29,42 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         [single] => Ok(with_companions(single)),
         _ => Ok(paths),
     }
+}
+
+/// The devices of this machine that an array has.
+fn members(id: &ArrayId) -> Result<Vec<PathBuf>, Failure> {
+    let candidates = device::candidates();
+    let found = device::find_members(id, &candidates);
+    // One that may not be looked at may be it.
+    found.map_err(|error| match unreadable(&candidates) {
+        Some(refused) => Failure::new(format!("{error}; {refused}")),
+        None => error.into(),
+    })
+}
+
+/// Says which devices cannot be looked at for lack of rights, if any.
+pub fn unreadable(candidates: &[PathBuf]) -> Option<String> {
+    let is_refused = |path: &&PathBuf| {
+        let opened = std::fs::File::open(path);
+        // What a container keeps from root as well is no question of rights.
+        opened.is_err_and(|error| error.raw_os_error() == Some(libc::EACCES))
+    };
+    let refused: Vec<_> = candidates.iter().filter(is_refused).collect();
+    let (first, others) = refused.split_first()?;
+    let others = match others.len() {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    Some(format!(
+        "{}{others}: cannot open: Permission denied; run as root or get access",
+        first.display()
+    ))
+}
+
+/// Something that begins as a UUID does, and is neither that nor a file.
+fn names_no_uuid(spec: &Path) -> bool {
+    let text = spec.to_str();
+    text.is_some_and(|text| text.starts_with("UUID=")) && !spec.exists()
 }
 
 /// `a:b:c` is three devices, unless a file has just that name.

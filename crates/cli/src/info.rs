@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::args::Info;
 use crate::devices::{self, Access};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{live, output, size};
 
 /// One file system, sizes in bytes.
@@ -92,7 +92,8 @@ fn encoded(name: &str) -> String {
 }
 
 fn list_all(args: &Info) -> Outcome {
-    let found: Vec<Found> = device::scan(None, &device::candidates())
+    let candidates = device::candidates();
+    let found: Vec<Found> = device::scan(None, &candidates)
         .into_iter()
         .map(|member| Found {
             uuid: device::uuid_text(&member.uuid),
@@ -103,6 +104,12 @@ fn list_all(args: &Info) -> Outcome {
             path: member.path,
         })
         .collect();
+    // Nothing found is no news where there was no look.
+    if found.is_empty()
+        && let Some(refused) = devices::unreadable(&candidates)
+    {
+        return Err(Failure::new(refused));
+    }
     if args.json {
         output::json(&found)?;
         return Ok(0);

@@ -1,7 +1,8 @@
 //! The program as users call it, without a mount.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -527,6 +528,34 @@ fn wrong_calls_are_usage_errors() {
     )
     .exits(USAGE);
     sheaf(&["--help"], &[], &[]).succeeds().says("mkfs");
+}
+
+#[test]
+fn what_begins_as_a_uuid_and_is_none_is_named_as_that() {
+    let none = [PathBuf::from("UUID=12-34")];
+    sheaf(&["info"], &[], &none)
+        .exits(USAGE)
+        .says("as UUID=01234567-89ab-");
+    let unknown = [PathBuf::from("UUID=01234567-89ab-cdef-0123-456789abcdef")];
+    sheaf(&["info"], &[], &unknown)
+        .exits(OPERATIONAL)
+        .says("no device carries");
+}
+
+#[test]
+fn a_list_of_devices_that_nobody_may_read_says_so() {
+    let mut asked = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+    asked.arg("info").uid(65534).gid(65534);
+    // Not root: there is nobody else to be. Nor is there always a device that is not for all, or a way to this program.
+    let Ok(output) = asked.output() else { return };
+    let is_secret = |entry: fs::DirEntry| {
+        let device = Path::new("/dev").join(entry.file_name());
+        fs::metadata(device).is_ok_and(|of| of.mode() & 0o007 == 0 && of.uid() != 65534)
+    };
+    let mut devices = fs::read_dir("/sys/class/block").into_iter().flatten();
+    if devices.any(|entry| entry.is_ok_and(is_secret)) {
+        Ran(output).exits(OPERATIONAL).says("Permission denied");
+    }
 }
 
 #[test]
