@@ -100,8 +100,8 @@ pub struct Mount {
     #[arg(required = true, num_args = 2.., value_name = "DEVICE... MOUNTPOINT")]
     pub devices_and_mountpoint: Vec<PathBuf>,
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
-    /// nosuid, noexec, sync, dirsync, allow_other, default_permissions, discard,
-    /// cache_size=SIZE, commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
+    /// nosuid, noexec, sync, dirsync, allow_other (root's default), noallow_other, default_permissions, discard,
+    /// cache_size=SIZE (8M at least), commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// topology=per-core|per-device, reap=interrupt|poll|lazy, reap_ring=ordinary|iopoll,
     /// fuse_io=auto|dev|uring, max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
@@ -112,7 +112,7 @@ pub struct Mount {
         verbatim_doc_comment
     )]
     pub options: Vec<String>,
-    /// Memory that the daemon may take, as -o cache_size=
+    /// Memory that the daemon may take, 8M at least, as -o cache_size=
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache_size: Option<u64>,
     /// Mount read-only, as -o ro
