@@ -194,11 +194,15 @@ impl<C: Content> Store<C> {
         self.make_checkpoint_of(&mut state, false)
     }
 
-    /// As the last one of a clean end.
+    /// The last one, of a clean end: nothing is written after it.
     pub(crate) fn closing_checkpoint(&self) -> Result<(), Error> {
         let mut state = self.checkpoint_state.lock();
         self.retire_chunks(&state);
-        self.make_checkpoint_of(&mut state, true)
+        self.make_checkpoint_of(&mut state, true)?;
+        debug_assert_eq!(self.dirty.charged(), Charge::default());
+        // Before anybody else who waits for the lock can begin another.
+        self.journal.fail(Error::ReadOnly);
+        Ok(())
     }
 
     pub(crate) fn make_checkpoint(&self, clean: bool) -> Result<(), Error> {

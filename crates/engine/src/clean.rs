@@ -42,6 +42,10 @@ const LAVISH_PART: u64 = 4;
 /// Rounds of cleaning that an operation waits for.
 const ROUNDS_MAX: usize = 16;
 
+/// Checkpoints after which what is emptied may have gained nothing yet: one chooses a chunk and takes what was free in it, it or
+/// the next ones empty that, and the one after them gives it up.
+const IDLE_MAX: usize = 4;
+
 /// A live item of a segment.
 #[derive(Clone, Copy, Debug)]
 struct Live {
@@ -111,16 +115,24 @@ impl<C: Content> Store<C> {
             false if !lavish && live * 2 < total => (50, unhurried),
             false => return Ok(0),
         };
-        let mut gain = (wanted as i64 - free as i64) * segment + self.dirty.to_write();
-        let segments = match free < wanted {
-            true => self.segments.emptiest(share, most),
+        let missing = |wanted: usize| (wanted as i64 - free as i64) * segment;
+        let (mut gain, segments) = match free < wanted {
+            true => (missing(wanted), self.segments.emptiest(share, most)),
             false if lavish && !tight => return Ok(0),
             false => {
-                gain = i64::MAX;
                 let share = if waits { share } else { share.min(50) };
-                self.to_empty(share, most, wanted)
+                match self.to_empty(share, most, wanted) {
+                    // No chunk can be emptied into what is free beside it.
+                    leaving if leaving.is_empty() && waits => {
+                        let target = self.free_for_emptying(wanted);
+                        (missing(target), self.segments.emptiest(share, most))
+                    }
+                    leaving => (i64::MAX / 2, leaving),
+                }
             }
         };
+        // The sum may be somewhat less than none.
+        gain += self.dirty.to_write().max(0);
         let slack = (self.packers() as i64 + 3) * segment;
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
         let mut cleaned = 0;
@@ -162,6 +174,11 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// With so many free segments any chunk can be emptied and `wanted` are left.
+    fn free_for_emptying(&self, wanted: usize) -> usize {
+        wanted + self.array.geometry().segments_per_chunk() as usize
+    }
+
     /// Chunks that data would get if it waited for them, about: metadata is that much more than what is live in it.
     pub(crate) fn sparse_chunks(&self) -> u64 {
         let geometry = self.array.geometry();
@@ -189,22 +206,28 @@ impl<C: Content> Store<C> {
     }
 
     fn empty_by_rounds(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
+        let segment = self.array.geometry().segment_bytes() as i64;
+        // What has to become less; of two numbers the first counts.
         let left = || {
-            let live = self.segments.leaving();
-            let live: u64 = live.iter().map(|(_, live)| *live as u64).sum();
-            (self.segments.total_bytes(), live)
+            let wanted = self.free_for_emptying((self.clean_room() / segment) as usize);
+            let missing = wanted.saturating_sub(self.segments.free_segments()) as u64;
+            let leaving = self.segments.leaving();
+            let leaving: u64 = leaving.iter().map(|(_, live)| *live as u64).sum();
+            (
+                self.segments.total_bytes(),
+                missing * segment as u64 + leaving,
+            )
         };
-        // A chunk is chosen and emptied by one checkpoint, or several, and is free after the next.
-        let (mut before, mut idle) = ((u64::MAX, 0), 0);
-        while idle < 2 {
+        let (mut least, mut idle) = ((u64::MAX, 0), 0);
+        while idle < IDLE_MAX {
             self.make_room(self.newest_checkpoint())?;
             self.give_way()?;
             if enough() {
                 return Ok(true);
             }
             let now = left();
-            idle = if now < before { 0 } else { idle + 1 };
-            before = now;
+            idle = if now < least { 0 } else { idle + 1 };
+            least = least.min(now);
         }
         Ok(false)
     }

@@ -56,10 +56,13 @@ struct State {
 }
 
 impl State {
-    /// Nothing is emptied any more.
-    fn stay(&mut self) {
-        self.leaving.clear();
-        self.free.append(&mut self.withheld);
+    /// None of these chunks is emptied any more.
+    fn stay(&mut self, per_chunk: u64, is_one: impl Fn(&[u32]) -> bool) {
+        let live = &self.live;
+        let leaving = &mut self.leaving;
+        leaving.retain(|chunk| !is_one(&live[chunk]));
+        let stays = |id: &mut SegmentId| !leaving.contains(&((id.0 / per_chunk) as u32));
+        self.free.extend(self.withheld.extract_if(.., stays));
     }
 }
 
@@ -224,8 +227,7 @@ impl Segments {
         state.aside.insert(segment);
         let (chunk, per_chunk) = ((segment.0 / self.per_chunk()) as u32, self.per_chunk());
         if state.leaving.remove(&chunk) {
-            let its = |id: &mut SegmentId| id.0 / per_chunk == chunk as u64;
-            state.free.extend(state.withheld.extract_if(.., its));
+            state.stay(per_chunk, |_| false);
             self.count_free(state);
         }
     }
@@ -274,10 +276,10 @@ impl Segments {
         true
     }
 
-    /// No chunk is being emptied any more: there is need of what is free in them.
+    /// No chunk is being emptied any more, but for those that are empty: there is need of what is free in them.
     pub fn stay(&self) {
         let mut state = self.state.lock();
-        state.stay();
+        state.stay(self.per_chunk(), |live| live.iter().any(|bytes| *bytes > 0));
         self.count_free(&state);
     }
 
@@ -387,7 +389,7 @@ impl Segments {
     fn take_free(&self, space: &Space) -> Result<SegmentId, Error> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
-            state.stay();
+            state.stay(self.per_chunk(), |_| true);
         }
         if let Some(segment) = state.free.pop() {
             self.count_free(&state);

@@ -130,9 +130,9 @@ pub struct Store<C: Content> {
     /// Data chunks whose space map was deleted, with the epoch that must be durable first.
     pub(crate) retired: Mutex<Vec<(u64, u32)>>,
     pub(crate) checkpoint_state: Mutex<CheckpointState>,
-    /// Held over a large operation (`large.rs`, invariant 3).
     /// Free space that is being discarded is missing meanwhile.
     pub(crate) trimming: Mutex<()>,
+    /// Held over a large operation (`large.rs`, invariant 3).
     pub(crate) large_turn: Mutex<()>,
     pub(crate) control: Arc<(Mutex<Control>, Condvar)>,
     /// As `checkpoint_wanted`, under whose lock it changes: who finds it set has nothing to ask for.

@@ -1,7 +1,6 @@
 //! The store's own threads: one commits what nobody syncs, one makes checkpoints.
 
 use crate::content::Content;
-use crate::dirty::Charge;
 use crate::error::Error;
 use crate::store::{Control, Store};
 use base::atomic::Ordering;
@@ -104,12 +103,10 @@ impl<C: Content> Store<C> {
             return outcome.clone();
         }
         let outcome = self.end();
-        match &outcome {
-            Err(error) if self.failed().is_none() => {
-                self.latch(&format!("it could not be closed: {error}"));
-            }
-            Ok(()) if !self.options.read_only => self.journal.fail(Error::ReadOnly),
-            _ => {}
+        if let Err(error) = &outcome
+            && self.failed().is_none()
+        {
+            self.latch(&format!("it could not be closed: {error}"));
         }
         *ended = Some(outcome.clone());
         outcome
@@ -137,8 +134,6 @@ impl<C: Content> Store<C> {
             base::thread::spin(&mut spins);
         }
         self.sync()?;
-        self.closing_checkpoint()?;
-        debug_assert_eq!(self.dirty.charged(), Charge::default());
-        Ok(())
+        self.closing_checkpoint()
     }
 }

@@ -186,13 +186,15 @@ impl<C: Content> Store<C> {
             match self.space.next_source(shard) {
                 Source::Loaded => {}
                 Source::Load(chunk) => self.load_space(chunk),
-                Source::Convert(chunk) => {
-                    if let Err(error) = self.convert_chunk(chunk) {
+                Source::Convert(chunk) => match self.convert_chunk(chunk) {
+                    Ok(()) => self.space.converted(chunk),
+                    // Others may be sound: this one is nobody's until the next mount.
+                    Err(error @ (Error::Device(_) | Error::Damaged(_))) => not_used(chunk, &error),
+                    Err(error) => {
                         self.space.unconverted(chunk);
                         return Err(error);
                     }
-                    self.space.converted(chunk);
-                }
+                },
                 Source::None if !committed => {
                     committed = true;
                     self.settle_freed()?;

@@ -226,6 +226,35 @@ fn data_gets_chunks_in_which_little_metadata_is_live() {
     assert!(few.iter().all(|nid| nodes[nid].0[0] == 9));
 }
 
+/// Half of each segment is live, and more must be free for checkpoints than one of them cleans.
+#[test]
+fn data_gets_what_is_free_when_half_of_all_metadata_is_live() {
+    let world = World::new(29, &[512]);
+    let options = StoreOptions {
+        node_cache_bytes: 64 << 20,
+        ..plain()
+    };
+    let store = world.open_with(options).unwrap();
+    let mut left = 0;
+    for (i, nid) in fill(&store, 1500).into_iter().enumerate() {
+        match i % 2 {
+            0 => left += 1,
+            _ => delete(&store, nid).unwrap(),
+        }
+    }
+    store.checkpoint().unwrap();
+    let free_blocks = store.space().free_blocks;
+    assert!(free_blocks > 30_000, "{free_blocks}");
+    let taken = taken_by_data(&store);
+    assert!(
+        taken >= free_blocks / 100 * 95,
+        "{taken} of {free_blocks} blocks"
+    );
+    store.close().unwrap();
+    drop(store);
+    assert_eq!(world.check("after data took all").len(), left);
+}
+
 #[test]
 fn power_cuts_while_chunks_are_emptied_lose_nothing() {
     for seed in 0..16 {
