@@ -16,10 +16,25 @@ pub struct JoinHandle {
     task: Option<usize>,
 }
 
+/// Which thread a handle is of.
+#[derive(Clone, Copy, Debug)]
+pub struct Id(std::thread::ThreadId);
+
+impl Id {
+    /// The caller is that thread, and must not wait for it.
+    pub fn is_ours(self) -> bool {
+        self.0 == std::thread::current().id()
+    }
+}
+
 impl JoinHandle {
+    pub fn id(&self) -> Id {
+        Id(self.thread.thread().id())
+    }
+
     /// The caller is that thread, and must not wait for it.
     pub fn is_ours(&self) -> bool {
-        self.thread.thread().id() == std::thread::current().id()
+        self.id().is_ours()
     }
 
     /// Waits for the thread's end; its panic is the error.

@@ -242,9 +242,13 @@ impl FileSystem {
     /// fails. The file system changes no more, whatever the outcome. Calling it again waits for that, and returns the same.
     ///
     /// # Errors
-    /// As those of [`sync`](Self::sync): what was synced, and no more, is sure to be there after the next open.
+    /// [`Error::Busy`] in a waker, while another thread is at it. As those of [`sync`](Self::sync): what was synced, and no more, is sure to be there after the next open.
     pub fn close(&self) -> Result<(), Error> {
-        let mut ended = self.ended.lock();
+        let mut ended = match self.driver.is_ours() {
+            // Whoever is at it may be waiting for this thread.
+            true => self.ended.try_lock().ok_or(Error::Busy)?,
+            false => self.ended.lock(),
+        };
         if let Some(outcome) = &*ended {
             return outcome.clone();
         }

@@ -16,7 +16,7 @@ use super::context::{Completion, IoContext, Request};
 use crate::data::OpenFile;
 use crate::{Error, FileSystem};
 use base::sync::{Mutex, rank};
-use base::thread::{JoinHandle, spawn};
+use base::thread::{Id, JoinHandle, spawn};
 use device::{AlignedBuf, Bell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -117,6 +117,7 @@ pub(crate) struct Driver(OnceLock<Running>);
 #[derive(Debug)]
 struct Running {
     mail: Arc<Mail>,
+    id: Id,
     thread: Mutex<Option<JoinHandle>>,
 }
 
@@ -139,10 +140,16 @@ impl Driver {
         })?;
         let running = Running {
             mail,
+            id: thread.id(),
             thread: Mutex::new(rank::LEAF, Some(thread)),
         };
         // One that came too late ends again.
         Ok(Arc::clone(&self.0.get_or_init(|| running).mail))
+    }
+
+    /// The caller is the driver itself, which those wait for who close it.
+    pub fn is_ours(&self) -> bool {
+        self.0.get().is_some_and(|running| running.id.is_ours())
     }
 
     /// Takes no more requests, and waits until those it had are done; the driver itself does those later.

@@ -55,7 +55,7 @@ impl Files {
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
         }
-        Ok(())
+        self.check_open_still()
     }
 
     /// The body must be extents: what is in the cache goes home, an inline body and the tail move out.

@@ -334,7 +334,7 @@ impl Files {
         }
     }
 
-    /// After pages have become dirty: whoever refuses writes has not done so before that, and finds these pages; or it may not,
+    /// After pages have become dirty, or a size has changed in memory: whoever refuses writes has not done so before that, and finds that; or it may not,
     /// and the write fails.
     fn check_open_still(&self) -> Result<(), Error> {
         fence(Ordering::SeqCst);

@@ -37,7 +37,8 @@ impl Files {
         }
         let state = self.use_file(ino)?;
         let exclusive = self.lock_exclusive(&state)?;
-        self.set_size(&state, size, &exclusive)
+        self.set_size(&state, size, &exclusive)?;
+        self.check_open_still()
     }
 
     /// Sets the size under the exclusive I/O lock.

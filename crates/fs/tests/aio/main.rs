@@ -15,7 +15,7 @@ use machine::World;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -882,6 +882,38 @@ fn a_waker_may_close_the_file_system() {
     drop(file);
     fs.close().unwrap();
     drop(fs);
+    world.check();
+}
+
+/// Another thread is at it, and waits for the one that the waker runs on.
+#[test]
+fn a_waker_does_not_wait_for_another_who_closes_the_file_system() {
+    struct Closing(Arc<FileSystem>, AtomicBool);
+    impl Wake for Closing {
+        fn wake(self: Arc<Self>) {
+            while !self.1.load(Ordering::SeqCst) {
+                base::thread::yield_now();
+            }
+            // Time enough for the other one to begin.
+            (0..20_000).for_each(|_| base::thread::yield_now());
+            let closed = self.0.close();
+            assert!(matches!(closed, Ok(()) | Err(Error::Busy)), "{closed:?}");
+        }
+    }
+    let mut world = world(16);
+    let fs = world.open();
+    let bytes = noise(16, 4 * PAGE);
+    let (fs, ino) = cold(&mut world, fs, b"file", &bytes);
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    let closing = Arc::new(Closing(Arc::clone(&fs), AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&closing));
+    let mut future = fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE));
+    let polled = pin!(&mut future).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    closing.1.store(true, Ordering::SeqCst);
+    fs.close().unwrap();
+    assert!(block_on(future).1.is_ok());
+    drop((file, waker, closing, fs));
     world.check();
 }
 

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const DIRS: usize = 2;
 const FILES: usize = 2;
+/// Those whose files only grow, by a cut and by blocks without data.
+const CUTS: usize = DIRS + FILES;
+const ALLOCATES: usize = CUTS + 1;
 const RECORD: usize = 1000;
 
 fn busy(seed: u64) -> World {
@@ -69,15 +72,35 @@ fn check_records(fs: &FileSystem, me: usize, made: u64) {
     }
 }
 
+/// The same with sizes.
+fn grow(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
+    let name = format!("file{me}");
+    let made = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+    let (attr, file) = made.unwrap();
+    for number in 0.. {
+        let grown = match me {
+            CUTS => fs.truncate(&Caller::root(), attr.ino, number + 1),
+            _ => fs.fallocate(&file, 0, number, 1),
+        };
+        match grown {
+            Ok(_) => done.fetch_add(1, Ordering::Relaxed),
+            Err(Error::ReadOnly) => return number,
+            Err(error) => panic!("{error}"),
+        };
+    }
+    unreachable!("there is no end of numbers")
+}
+
 #[test]
 fn what_returns_while_a_file_system_ends_is_part_of_it() {
     for round in 0..10 {
         let mut world = busy(round);
         let fs = world.open();
         let done = AtomicU64::new(0);
-        let made = parallel(DIRS + FILES + 1, |me| match me {
+        let made = parallel(ALLOCATES + 2, |me| match me {
             _ if me < DIRS => make(&fs, me, &done),
             _ if me < DIRS + FILES => append(&fs, me, &done),
+            CUTS | ALLOCATES => grow(&fs, me, &done),
             _ => {
                 while done.load(Ordering::Relaxed) < 500 * (round + 1) {
                     base::thread::yield_now();
@@ -96,6 +119,9 @@ fn what_returns_while_a_file_system_ends_is_part_of_it() {
                 check_directories(&fs, me, made);
             } else if me < DIRS + FILES {
                 check_records(&fs, me, made);
+            } else if me <= ALLOCATES {
+                let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
+                assert!(attr.size >= made, "{} of {made} bytes", attr.size);
             }
         }
         fs.close().unwrap();
