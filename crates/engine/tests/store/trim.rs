@@ -52,18 +52,24 @@ impl BlockDevice for Discards {
     }
 }
 
-/// An array is full but for some runs; a promise stands for a part of them, and is redeemed while others
-/// are discarded.
-#[test]
-fn promises_hold_while_free_space_is_discarded() {
-    let world = World::new(25, &[64]);
+/// A store on a device that calls back.
+fn open(seed: u64) -> (Arc<Mutex<Option<Hook>>>, Arc<TestStore>) {
+    let world = World::new(seed, &[64]);
     let hook = Arc::new(Mutex::new(rank::LEAF, None));
     let device = Discards {
         device: Arc::clone(&world.devices[0]),
         hook: Arc::clone(&hook),
     };
     let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
-    let (store, _): (Arc<TestStore>, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    let (store, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    (hook, store)
+}
+
+/// An array is full but for some runs; a promise stands for a part of them, and is redeemed while others
+/// are discarded.
+#[test]
+fn promises_hold_while_free_space_is_discarded() {
+    let (hook, store) = open(25);
     let mut held = take_all(&store, 32);
     // Nor is there any of the reserve that data gets as a last resort.
     let mut spent = store.promise(0).unwrap();
@@ -99,14 +105,7 @@ fn promises_hold_while_free_space_is_discarded() {
 /// full.
 #[test]
 fn space_that_is_being_discarded_is_not_missing() {
-    let world = World::new(27, &[64]);
-    let hook = Arc::new(Mutex::new(rank::LEAF, None));
-    let device = Discards {
-        device: Arc::clone(&world.devices[0]),
-        hook: Arc::clone(&hook),
-    };
-    let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
-    let (store, _): (Arc<TestStore>, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    let (hook, store) = open(27);
     let mut held = take_all(&store, 32);
     take_all(&store, 1);
     held.sort();
