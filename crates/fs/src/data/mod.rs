@@ -63,7 +63,7 @@ use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
-use base::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use base::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_behind_lock};
 use base::clock::Timestamp;
 use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
@@ -337,7 +337,7 @@ impl Files {
     /// After pages have become dirty, or a size has changed in memory: whoever refuses writes has not done so before that, and finds that; or it may not,
     /// and the write fails.
     fn check_open_still(&self) -> Result<(), Error> {
-        fence(Ordering::SeqCst);
+        fence_behind_lock();
         self.check_open()
     }
 
