@@ -85,7 +85,8 @@ impl Unknown {
 }
 
 impl<C: Content> Store<C> {
-    /// Marks the live contents of the emptiest segments dirty when free segments run short.
+    /// Marks the live contents of the emptiest segments dirty when free segments run short, and else those of chunks that are
+    /// emptied for data.
     /// Returns the number of segments chosen.
     ///
     /// With free chunks left, only segments that are at least half dead are worth it, and as long as metadata takes up

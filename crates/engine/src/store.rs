@@ -7,8 +7,7 @@ pub use space::SpaceInfo;
 
 use crate::batches::Unread;
 use crate::cache::PageCache;
-use crate::checkpoint::CheckpointState;
-use crate::checkpoint::packers_for;
+use crate::checkpoint::{CheckpointState, packers_for};
 use crate::content::Content;
 use crate::counters::{StoreCounters, StoreCounts};
 use crate::dirty::{DirtyNodes, reserve_chunks};

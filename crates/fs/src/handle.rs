@@ -1,10 +1,10 @@
 //! Open files: the calls of [`FileSystem`] that read, write and sync. Each refuses handles of another file system, with
 //! [`Error::Invalid`].
 
+use crate::Error;
 use crate::api::{Caller, Ino};
 use crate::data::{Advice, OpenFile, PageGuard};
 use crate::filesystem::FileSystem;
-use crate::{Error, SetAttr};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -170,20 +170,6 @@ impl FileSystem {
     /// Takes set-user-ID, set-group-ID and file capabilities away, as a change of content by
     /// an unprivileged caller does. Costs one shared lock when there is nothing to take.
     pub fn kill_privileges(&self, ino: Ino) -> Result<(), Error> {
-        let has_any = {
-            let node = self.inode(ino)?;
-            let inode = node.inode()?;
-            inode.is_file()
-                && (crate::attr::without_privileges(inode.mode, true) != inode.mode
-                    || self.attribute(inode, crate::xattr::CAPABILITY)?.is_some())
-        };
-        if has_any {
-            let set = SetAttr {
-                kill_suidgid: true,
-                ..SetAttr::default()
-            };
-            self.setattr(&Caller::root(), ino, &set)?;
-        }
-        Ok(())
+        self.lose_privileges(ino, |_| true)
     }
 }

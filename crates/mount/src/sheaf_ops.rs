@@ -46,6 +46,8 @@
 //! its cached pages coherent with them. Cached pages survive an open, except where the access
 //! time is due for an update: then reading must reach the server once.
 
+mod set_id;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -68,7 +70,6 @@ use crate::ops::{
 };
 use crate::options::{AtimePolicy, MountOptions};
 use crate::outcome::{IOC_OUTCOME, Outcome};
-use crate::process;
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
 
@@ -146,11 +147,6 @@ fn caller(context: &Context, umask: u32) -> Caller {
         in_group: true,
         keeps_attributes: true,
     }
-}
-
-/// Whether somebody is in a group. Of supplementary groups requests say nothing.
-fn is_in_group(context: &Context, group: u32) -> bool {
-    context.gid == group || process::is_in_group(context.pid, group)
 }
 
 fn ino(node: NodeId) -> Ino {
@@ -316,32 +312,6 @@ impl SheafOps {
             .get(handle)
             .filter(|file| file.ino().0 == node)
             .ok_or(Errno(libc::EBADF))
-    }
-
-    /// Takes set-id bits away before somebody changes a content who `may_not_keep_them`. The kernel
-    /// says who that is for writes and truncation; for the rest it is everybody but root.
-    fn content_changes(
-        &self,
-        context: &Context,
-        file: &OpenFile,
-        may_not_keep_them: bool,
-    ) -> Result<()> {
-        if !may_not_keep_them {
-            return Ok(());
-        }
-        let lost = self
-            .fs
-            .lose_privileges(file.ino(), |group| is_in_group(context, group));
-        lost.map_err(errno)
-    }
-
-    /// Somebody whose change of a file, which has these attributes, takes set-id bits away.
-    fn who_loses(context: &Context, attr: &Attr) -> Caller {
-        Caller {
-            privileged: false,
-            in_group: fs::needs_group(attr.mode) && is_in_group(context, attr.gid),
-            ..caller(context, 0)
-        }
     }
 
     /// Whether the next read has to update the access time.
@@ -522,6 +492,7 @@ impl Operations for SheafOps {
         // The kernel holds both directories' locks, so these are what moved. What was replaced lost a name, which it counts.
         let back = (flags & fs::RENAME_EXCHANGE != 0).then_some(from);
         for (directory, name) in [Some(to), back].into_iter().flatten() {
+            // One that cannot be looked up keeps an old time of change at most.
             if let Ok(moved) = self.fs.lookup(ino(directory), name) {
                 self.attributes_changed(moved.ino.0);
             }
@@ -840,40 +811,6 @@ fn features(output: &mut [u8]) -> Result<usize> {
 }
 
 impl SheafOps {
-    /// Who changes attributes, as far as set-id bits go, and whether they go.
-    ///
-    /// The kernel asks for no change at all where chown(2) is given neither owner nor group, which takes set-id bits and capabilities away and changes ctime,
-    /// as every chown; and before a content changes by somebody who may not keep these bits. The former only the owner and root may do, and whether it is the former
-    /// nobody says: of others it changes nothing, and their change of content takes the bits away itself. So root's write to a file
-    /// that has capabilities, which is the one write of root's that the kernel asks for this before, takes set-id bits as well.
-    fn who_sets(
-        &self,
-        context: &Context,
-        node: NodeId,
-        changes: &SetAttributes,
-        set: fs::SetAttr,
-    ) -> Result<(Caller, fs::SetAttr)> {
-        let cuts = changes.size.is_some();
-        let is_nothing = !cuts && set == fs::SetAttr::default();
-        let is_given = set.uid.is_some() || set.gid.is_some();
-        if set.mode.is_some() || !(is_nothing || is_given || set.kill_suidgid) {
-            return Ok((caller(context, 0), set));
-        }
-        let attr = self.fs.getattr(ino(node)).map_err(errno)?;
-        let is_root = context.uid == 0;
-        let takes = is_nothing && (is_root || context.uid == attr.uid);
-        let set = fs::SetAttr {
-            kill_suidgid: set.kill_suidgid || takes,
-            ..set
-        };
-        // With a change of owner the kernel wants the bits taken of root as well, who keeps what others lose for their group's sake.
-        let who = match is_root && !cuts {
-            true => caller(context, 0),
-            false => Self::who_loses(context, &attr),
-        };
-        Ok((who, set))
-    }
-
     /// Answers [`atomic::ioctl::START`].
     fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
         let file = self.file(node, handle)?;
