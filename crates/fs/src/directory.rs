@@ -179,16 +179,21 @@ impl FileSystem {
         let parent = parent.into();
         for _ in 0..LOOKS {
             let attr = self.lookup(parent, name)?;
-            match self.open_dir(attr.ino) {
-                Ok(dir) if dir.generation == attr.generation => return Ok(dir),
-                // Removed, and perhaps its number reused, since the name was read.
-                Ok(_) | Err(Error::Stale(_) | Error::NotFound) => {}
-                Err(Error::NotADirectory) if !attr.is_dir() => return Err(Error::NotADirectory),
-                Err(Error::NotADirectory) => {}
-                Err(error) => return Err(error),
+            if let Some(dir) = self.open_found_dir(&attr)? {
+                return Ok(dir);
             }
         }
         Err(Error::Busy)
+    }
+
+    /// Opens a directory that a look-up found. `None`: it was removed since, and perhaps its number reused.
+    pub(crate) fn open_found_dir(self: &Arc<Self>, found: &Attr) -> Result<Option<Dir>, Error> {
+        match self.open_dir(found.ino) {
+            Ok(dir) => Ok((dir.generation == found.generation).then_some(dir)),
+            Err(Error::NotADirectory) if !found.is_dir() => Err(Error::NotADirectory),
+            Err(Error::Stale(_) | Error::NotFound | Error::NotADirectory) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Opens the regular file that a name refers to, and tells its attributes; `flags` as for
@@ -206,17 +211,27 @@ impl FileSystem {
         let parent = parent.into();
         for _ in 0..LOOKS {
             let attr = self.lookup(parent, name)?;
-            // While we refer to it the number is not reused, and so stays what it is found to be.
-            self.ref_inode(attr.ino);
-            let opened = self.open_same(&attr, flags);
-            self.forget(attr.ino, 1);
-            match opened {
-                Ok(Some(opened)) => return Ok(opened),
-                Ok(None) | Err(Error::Stale(_)) => {}
-                Err(error) => return Err(error),
+            if let Some(opened) = self.open_found(&attr, flags)? {
+                return Ok(opened);
             }
         }
         Err(Error::Busy)
+    }
+
+    /// Opens a file that a look-up found. `None`: it is gone, and perhaps its number reused.
+    pub(crate) fn open_found(
+        &self,
+        found: &Attr,
+        flags: i32,
+    ) -> Result<Option<(Attr, Arc<OpenFile>)>, Error> {
+        // While we refer to it the number is not reused, and so stays what it is found to be.
+        self.ref_inode(found.ino);
+        let opened = self.open_same(found, flags);
+        self.forget(found.ino, 1);
+        match opened {
+            Err(Error::Stale(_)) => Ok(None),
+            other => other,
+        }
     }
 
     /// Opens an inode if it is still the one that a look-up found; the caller refers to the number.

@@ -2,6 +2,13 @@
 //!
 //! Every change is one operation of the store: one atomic journal record of deltas, applied
 //! by [`content`] alone. Nothing here knows of FUSE.
+//!
+//! A program begins with [`FileSystem::open`]. Files are opened by path ([`FileSystem::open_path`]) or relative to a directory
+//! ([`FileSystem::open_at`], [`Dir`]), read and written by the calls of [`FileSystem`], several at a time by an [`IoContext`] or as futures
+//! ([`FileSystem::read_future`]), and changed together by a [`Transaction`]. `examples/program.rs` has all of them.
+//!
+//! Calls check no permissions: the kernel does that for a mount, and programs do it for themselves. A [`Caller`] says who owns what is made, and whether
+//! set-id bits stay.
 
 mod acl;
 mod aio;
@@ -20,6 +27,7 @@ pub mod list;
 mod many;
 mod metrics;
 mod namespace;
+mod open;
 mod orphan;
 mod path;
 mod rename;

@@ -15,7 +15,7 @@ use crate::filesystem::FileSystem;
 use crate::namespace::{LOOKS, live_dir};
 
 /// Symbolic links followed in one path.
-const LINKS_FOLLOWED: u32 = 40;
+pub(crate) const LINKS_FOLLOWED: u32 = 40;
 
 /// Where a path begins.
 #[derive(Clone, Copy)]

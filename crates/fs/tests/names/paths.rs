@@ -2,8 +2,9 @@
 
 use crate::world::World;
 use base::rng::Rng;
+use base::thread::parallel;
 use fs::{Attr, Caller, Error, FileSystem, Ino, ROOT};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 
@@ -202,4 +203,112 @@ fn a_handle_of_another_file_system_is_refused() {
     drop(handle);
     one.close().unwrap();
     other.close().unwrap();
+}
+
+#[test]
+fn files_are_opened_by_path_as_open_does_it() {
+    let fs = World::new(1, 64 << 20, 1).open();
+    let who = Caller::root();
+    let (create, new) = (libc::O_CREAT, libc::O_CREAT | libc::O_EXCL);
+    let open = |from: Ino, path: &str, flags: i32| {
+        let flags = flags | libc::O_RDWR;
+        fs.open_path(&who, from, path.as_bytes(), flags, 0o640)
+    };
+    let fails = |from: Ino, path: &str, flags: i32| match open(from, path, flags) {
+        Ok((attr, _)) => panic!("{path}: {attr:?}"),
+        Err(error) => error.errno(),
+    };
+    let a = mkdir(&fs, ROOT, "a").ino;
+    let b = mkdir(&fs, a, "b").ino;
+    let link = |dir: Ino, name: &str, to: &str| {
+        let made = fs.symlink(&who, dir, name.as_bytes(), to.as_bytes());
+        made.unwrap()
+    };
+    assert_eq!(fails(ROOT, "a/b/file", 0), libc::ENOENT);
+    assert_eq!(fails(ROOT, "a/none/file", create), libc::ENOENT);
+    let (made, file) = open(ROOT, "a/b/file", create).unwrap();
+    assert_eq!(made.mode & 0o7777, 0o640);
+    assert_eq!(fs.write(&file, 0, b"content").unwrap(), 7);
+    for (from, path, flags) in [
+        (ROOT, "/a/b/file", 0),
+        (a, "b/../b/./file", create),
+        (b, "file", 0),
+        (b, "/a//b//file", create),
+    ] {
+        let (attr, again) = open(from, path, flags).unwrap();
+        assert_eq!((attr.ino, attr.size), (made.ino, 7), "{path}");
+        let mut bytes = [0; 16];
+        assert_eq!(fs.read(&again, 0, &mut bytes).unwrap(), 7);
+        assert_eq!(&bytes[..7], b"content");
+    }
+    assert_eq!(fails(ROOT, "a/b/file", new), libc::EEXIST);
+    assert_eq!(open(ROOT, "a/b/new", new).unwrap().0.size, 0);
+    assert_eq!(open(ROOT, "a/b/file", libc::O_TRUNC).unwrap().0.size, 0);
+    // Nothing but a directory can be meant.
+    for flags in [0, create] {
+        assert_eq!(fails(ROOT, "a/b", flags), libc::EISDIR);
+        assert_eq!(fails(ROOT, "a/b/", flags), libc::EISDIR);
+        assert_eq!(fails(ROOT, "/", flags), libc::EISDIR);
+        assert_eq!(fails(ROOT, "a/..", flags), libc::EISDIR);
+        assert_eq!(fails(ROOT, "", flags), libc::ENOENT);
+        assert_eq!(fails(ROOT, "a/b/file/", flags), libc::ENOTDIR);
+        assert_eq!(fails(ROOT, "a/b/file/more", flags), libc::ENOTDIR);
+    }
+    assert_eq!(fails(ROOT, "a/b/none/", 0), libc::ENOENT);
+    assert_eq!(fails(ROOT, "a/b/none/", create), libc::EISDIR);
+    // Links are followed, from where each lies, also to what is not there yet.
+    link(ROOT, "to", "a/near");
+    link(a, "near", "b/file");
+    link(a, "dangling", "b/made");
+    link(a, "gone", "none/made");
+    link(a, "folder", "b/");
+    link(b, "loop", "loop");
+    assert_eq!(open(ROOT, "to", 0).unwrap().0.ino, made.ino);
+    assert_eq!(open(ROOT, "a/folder/file", 0).unwrap().0.ino, made.ino);
+    assert_eq!(fails(ROOT, "a/folder", 0), libc::EISDIR);
+    assert_eq!(fails(ROOT, "to", libc::O_NOFOLLOW), libc::ELOOP);
+    assert_eq!(fails(ROOT, "to", new), libc::EEXIST);
+    assert_eq!(fails(a, "dangling", 0), libc::ENOENT);
+    assert_eq!(fails(a, "dangling", new), libc::EEXIST);
+    let (through, _) = open(a, "dangling", create).unwrap();
+    assert_eq!(fs.lookup(b, b"made").unwrap().ino, through.ino);
+    assert_eq!(fails(a, "gone", create), libc::ENOENT);
+    assert_eq!(fails(ROOT, "a/b/loop", create), libc::ELOOP);
+    // Directories.
+    assert_eq!(fs.open_dir_path(ROOT, b"a/folder").unwrap().ino(), b);
+    assert_eq!(fs.open_dir_path(b, b"").unwrap().ino(), b);
+    let none = fs.open_dir_path(ROOT, b"a/near");
+    assert!(matches!(none, Err(Error::NotADirectory)), "{none:?}");
+    drop(file);
+    fs.close().unwrap();
+}
+
+/// Of threads that make one path at once each opens what one of them made; of those that want a new one, one does.
+#[test]
+fn threads_that_open_one_path_open_one_file() {
+    let fs = World::new(1, 64 << 20, 1).open();
+    let who = Caller::root();
+    mkdir(&fs, ROOT, "a");
+    for round in 0..50 {
+        let path = format!("a/{round}");
+        let new = AtomicU32::new(0);
+        let inos = parallel(4, |thread| {
+            let flags = libc::O_RDWR | libc::O_CREAT | [0, libc::O_EXCL][thread % 2];
+            match fs.open_path(&who, ROOT, path.as_bytes(), flags, 0o644) {
+                Ok((attr, _)) => {
+                    new.fetch_add((thread % 2) as u32, Ordering::Relaxed);
+                    Some(attr.ino)
+                }
+                Err(Error::Exists) if thread % 2 == 1 => None,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        let ino = fs
+            .lookup(ROOT, b"a")
+            .and_then(|a| fs.lookup(a.ino, round.to_string().as_bytes()));
+        let ino = ino.unwrap().ino;
+        assert!(inos.into_iter().flatten().all(|found| found == ino));
+        assert!(new.into_inner() <= 1);
+    }
+    fs.close().unwrap();
 }
