@@ -46,6 +46,7 @@
 //! its cached pages coherent with them. Cached pages survive an open, except where the access
 //! time is due for an update: then reading must reach the server once.
 
+mod mapped;
 mod set_id;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -717,7 +718,12 @@ impl Operations for SheafOps {
         whence: u32,
     ) -> Result<u64> {
         let file = self.file(node, handle)?;
-        self.fs.seek(&file, offset, whence as i32).map_err(errno)
+        let whence = whence as i32;
+        if !self.write_back_mapped(&file) {
+            let attr = self.fs.getattr(file.ino()).map_err(errno)?;
+            return mapped::all_is_data(attr.size, offset, whence);
+        }
+        self.fs.seek(&file, offset, whence).map_err(errno)
     }
 
     fn copy_file_range(

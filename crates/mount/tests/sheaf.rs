@@ -584,6 +584,57 @@ fn direct_buffered_and_mapped_access_agree() {
     m.end();
 }
 
+/// The kernel has such pages to itself until it writes them back, and asks where data is all the same.
+#[test]
+fn what_a_living_mapping_has_stored_is_data_for_everybody() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("noatime");
+    let path = m.path("f");
+    let len = 8 << 20;
+    let mapper = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    mapper.set_len(len as u64).unwrap();
+    let reader = File::open(&path).unwrap();
+    let seek = |whence: i32, from: i64| {
+        // SAFETY: the descriptor is open.
+        let found = unsafe { libc::lseek(reader.as_raw_fd(), from, whence) };
+        (found >= 0).then_some(found as u64)
+    };
+    assert_eq!(seek(libc::SEEK_DATA, 0), None);
+    // SAFETY: a fresh mapping, used within its bounds and unmapped; no reference to it survives.
+    unsafe {
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            mapper.as_raw_fd(),
+            0,
+        );
+        assert_ne!(map, libc::MAP_FAILED);
+        for at in [1 << 20, 5 << 20] {
+            map.cast::<u8>().add(at).write(7);
+            assert_eq!(seek(libc::SEEK_DATA, at as i64 - 8192), Some(at as u64));
+            assert_eq!(seek(libc::SEEK_HOLE, at as i64), Some(at as u64 + 4096));
+            assert_eq!(seek(libc::SEEK_DATA, at as i64 + 4096), None);
+        }
+        // What it stores where it has stored before.
+        map.cast::<u8>().add(1 << 20).write(8);
+        libc::munmap(map, len);
+    }
+    drop(mapper);
+    let mut bytes = vec![0; len];
+    reader.read_exact_at(&mut bytes, 0).unwrap();
+    let stored: Vec<_> = bytes.iter().enumerate().filter(|(_, b)| **b > 0).collect();
+    assert_eq!(stored, [(1 << 20, &8), (5 << 20, &7)]);
+    drop(reader);
+    m.end();
+}
+
 #[test]
 fn appends_and_truncating_opens_work() {
     let Some(world) = World::new() else { return };

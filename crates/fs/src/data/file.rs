@@ -28,7 +28,7 @@ use super::table::StateUse;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering, fence};
+use base::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
 use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
 use base::thread::current_cpu;
@@ -353,6 +353,8 @@ pub(crate) struct FileState {
     exclusives: AtomicU64,
     /// Whether a stream's pieces have to end before somebody else has `io`.
     pub(super) behind: Seated,
+    /// Handles for reading and writing.
+    mappable: AtomicU32,
 }
 
 impl FileState {
@@ -367,6 +369,7 @@ impl FileState {
             stores: Stores::new(),
             exclusives: AtomicU64::new(0),
             behind: Seated::default(),
+            mappable: AtomicU32::new(0),
         }
     }
 
@@ -548,6 +551,11 @@ impl OpenFile {
         self.flags & flag == flag
     }
 
+    /// Whether somebody, this handle included, has the file open for reading and writing, as who stores to it through a shared mapping must.
+    pub fn may_be_mapped(&self) -> bool {
+        self.state.mappable.load(Ordering::Relaxed) > 0
+    }
+
     pub(super) fn writable(&self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
@@ -566,8 +574,15 @@ impl OpenFile {
     }
 }
 
+fn is_for_both(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if is_for_both(self.flags) {
+            self.state.mappable.fetch_sub(1, Ordering::Relaxed);
+        }
         self.files.end_ahead(self);
         self.files.readers.leave(self, &self.files.memory);
         self.files.end_pieces_of(&self.state);
@@ -642,6 +657,9 @@ impl Files {
         flags: i32,
         forgiven: u64,
     ) -> std::sync::Arc<OpenFile> {
+        if is_for_both(flags) {
+            state.mappable.fetch_add(1, Ordering::Relaxed);
+        }
         std::sync::Arc::new(OpenFile {
             files: Arc::clone(owners.mine()),
             state,
