@@ -748,7 +748,8 @@ impl<C: Content> Store<C> {
         let (total, live) = self.segments.usage();
         let spare = self.table_bytes() * 5 / 2;
         self.growth_spare.store(spare, Ordering::Relaxed);
-        let room = self.spare_beside(live) as i64 - (total as i64 - live as i64);
+        let held_up = self.segments.held_up() as i64;
+        let room = self.spare_beside(live) as i64 - (total as i64 - live as i64 - held_up);
         let base = reserve_chunks(&self.array, &self.options) as i64;
         self.space.set_reserve(base + room.max(0) / chunk);
         let free = self.free_meta_bytes();
@@ -774,7 +775,10 @@ impl<C: Content> Store<C> {
     pub(crate) fn growth_limit(&self) -> u64 {
         let geometry = self.array.geometry();
         let chunk = geometry.chunk_bytes();
-        let total = self.segments.total_bytes();
+        let total = self
+            .segments
+            .total_bytes()
+            .saturating_sub(self.segments.held_up());
         let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
         // Nor is there more than the space tables can describe.
         let capacity = capacity.min(geometry.meta_chunks_max() * chunk);

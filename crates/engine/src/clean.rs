@@ -12,15 +12,19 @@
 //! Invariants:
 //! 1. Damage in a segment, or in a table page that its items are looked up in, concerns whoever needs what is damaged,
 //!    and nobody else: cleaning only wants room. A segment whose live bytes are not all found and readable cannot
-//!    become free, so it is set aside: looked at no more until the next mount, or until nothing in it is live.
+//!    become free, so it is set aside: looked at no more until the next mount, or until nothing in it is live; where a device
+//!    did not return what it holds, for some time only, which doubles each time up to a minute.
 //! 2. All looks at a segment come before its first item is marked, but for those at pages of the node table.
 //! 3. Emptying leaves as many segments free as cleaning wants, and as much room as metadata keeps from data: what goes
 //!    back to data does not have to come back at once.
+//! 4. As long as segments are set aside, operations leave a quarter of the room alone that cleaning aims at
+//!    ([`Store::leave_last_room`]): each checkpoint takes room, and with none left there would be no other, not even that of a
+//!    mount, once everything can be read again.
 
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::Node;
-use crate::segments::SegmentId;
+use crate::segments::{Aside, SegmentId};
 use crate::store::Store;
 use base::atomic::Ordering;
 use device::AlignedBuf;
@@ -46,6 +50,31 @@ const ROUNDS_MAX: usize = 16;
 /// the next ones empty that, and the one after them gives it up.
 const IDLE_MAX: usize = 4;
 
+/// Segments that a checkpoint finds unreadable before it takes it that the device returns nothing at the moment.
+const UNREAD_MAX: usize = 4;
+/// How long they are set aside at first, and at most.
+const UNREAD_FIRST_NS: u64 = 1_000_000_000;
+const UNREAD_MOST_NS: u64 = 64 * UNREAD_FIRST_NS;
+
+/// Segments that devices did not return.
+#[derive(Debug, Default)]
+pub(crate) struct HeldUp {
+    /// Why one was not; `None`: none is set aside for that.
+    why: Option<Error>,
+    /// When they are looked at again.
+    until_ns: u64,
+    /// How long they were set aside the last time.
+    wait_ns: u64,
+}
+
+/// What is live in a segment, but for space tables and what is damaged.
+struct Contents {
+    bytes: AlignedBuf,
+    items: Vec<Live>,
+    /// What a device did not return that says more.
+    unread: Option<Error>,
+}
+
 /// A live item of a segment.
 #[derive(Clone, Copy, Debug)]
 struct Live {
@@ -59,6 +88,7 @@ struct Live {
 #[derive(Default)]
 struct Unknown {
     leaves: BTreeSet<u64>,
+    unread: Option<Error>,
 }
 
 impl Unknown {
@@ -73,9 +103,12 @@ impl Unknown {
             return Ok(false);
         }
         match look() {
-            Err(Error::Device(_) | Error::Damaged(_)) => {
+            Err(error @ (Error::Device(_) | Error::Damaged(_))) => {
                 if item.kind == ItemKind::Node {
                     self.leaves.insert(leaf);
+                }
+                if let Error::Device(_) = error {
+                    self.unread = Some(error);
                 }
                 Ok(false)
             }
@@ -94,6 +127,7 @@ impl<C: Content> Store<C> {
     /// gained. Without free chunks, any that gain something.
     /// `space_places` are where the space tables lie, which each checkpoint writes anew.
     pub(crate) fn clean_segments(&self, space_places: &[Place]) -> Result<u64, Error> {
+        self.look_at_unread();
         let segment = self.array.geometry().segment_bytes() as i64;
         let waits = self.data_waits.load(Ordering::Relaxed) > 0;
         let tight = waits || self.space.free_chunks() <= 2 * self.space.reserve_chunks();
@@ -136,10 +170,10 @@ impl<C: Content> Store<C> {
         gain += self.dirty.to_write().max(0);
         let slack = (self.packers() as i64 + 3) * segment;
         let budget = (self.free_meta_bytes() - slack) * 2 / 3;
-        let mut cleaned = 0;
+        let (mut cleaned, mut unread) = (0, 0);
         for (id, live) in segments {
             let may = tight || !self.dirty.is_memory_short();
-            if gain <= 0 || self.dirty.to_write() >= budget || !may {
+            if gain <= 0 || self.dirty.to_write() >= budget || !may || unread == UNREAD_MAX {
                 break;
             }
             let in_segment = |place: &&Place| self.segments.segment_of(place.byte) == Some(id);
@@ -155,12 +189,55 @@ impl<C: Content> Store<C> {
                 Err(error @ (Error::Device(_) | Error::Damaged(_) | Error::DamagedNode { .. })) => {
                     let start = self.segments.first_block(id).byte();
                     tracing::warn!("the segment at byte {start} is not cleaned: {error}");
-                    self.segments.set_aside(id);
+                    let why = match error {
+                        Error::Device(_) => Aside::Unread,
+                        _ => Aside::Damaged,
+                    };
+                    self.segments.set_aside(id, why);
+                    if why == Aside::Unread {
+                        unread += 1;
+                        self.note_unread(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(cleaned)
+    }
+
+    fn note_unread(&self, why: Error) {
+        let now = self.clock().monotonic_ns();
+        let mut unread = self.held_up.lock();
+        if unread.why.replace(why).is_none() {
+            let wait = (2 * unread.wait_ns).clamp(UNREAD_FIRST_NS, UNREAD_MOST_NS);
+            unread.wait_ns = wait;
+            unread.until_ns = now.saturating_add(wait);
+        }
+    }
+
+    /// Has those segments looked at again that a device did not return, if it is time.
+    fn look_at_unread(&self) {
+        {
+            let mut unread = self.held_up.lock();
+            if unread.why.is_none() || self.clock().monotonic_ns() < unread.until_ns {
+                return;
+            }
+            unread.why = None;
+        }
+        self.segments.look_again();
+        self.stalled_room.store(0, Ordering::Relaxed);
+    }
+
+    /// Room that is left when cleaning has done what it could is not for operations while it is held up (invariant 4).
+    ///
+    /// # Errors
+    /// What holds it up: the device's error, or [`Error::NoSpace`] if it is damage.
+    pub(crate) fn leave_last_room(&self) -> Result<(), Error> {
+        if self.segments.held_up() == 0 || self.free_meta_bytes() >= self.clean_room() / 4 {
+            return Ok(());
+        }
+        let unread = self.held_up.lock();
+        Err(unread.why.clone().unwrap_or(Error::NoSpace))
     }
 
     /// At most so many segments of chunks that are being emptied: those which are emptied now join them (invariant 3).
@@ -236,11 +313,16 @@ impl<C: Content> Store<C> {
     /// Marks the contents of a segment dirty, `live` bytes; false if writing them elsewhere takes more than is left
     /// of `budget`.
     fn clean_segment(&self, id: SegmentId, live: u64, budget: i64) -> Result<bool, Error> {
-        let (bytes, items) = self.live_items(id)?;
+        let Contents {
+            bytes,
+            items,
+            unread,
+        } = self.contents(id)?;
         let found: u64 = items.iter().map(|item| item.place.len as u64).sum();
         if found != live {
             let what = format!("{live} bytes in it are live, and {found} are found");
-            return Err(Error::Damaged(Damage::new("segment", what)));
+            let damaged = Error::Damaged(Damage::new("segment", what));
+            return Err(unread.unwrap_or(damaged));
         }
         if self.dirty.to_write() + self.moving_cost(&items) > budget {
             return Ok(false);
@@ -274,6 +356,7 @@ impl<C: Content> Store<C> {
     /// well before the room is used up.
     pub(crate) fn clean_up(&self) -> Result<(), Error> {
         let enough = self.clean_room() * 3 / 4;
+        self.look_at_unread();
         let mut before = self.free_meta_bytes();
         let stalled = self.stalled_room.load(Ordering::Relaxed);
         if stalled > 0 && before > stalled * 7 / 8 {
@@ -298,8 +381,7 @@ impl<C: Content> Store<C> {
         Ok(())
     }
 
-    /// A segment's bytes, and what is live in it, but for space tables and what is damaged.
-    fn live_items(&self, segment: SegmentId) -> Result<(AlignedBuf, Vec<Live>), Error> {
+    fn contents(&self, segment: SegmentId) -> Result<Contents, Error> {
         let start = self.segments.first_block(segment).byte();
         let mut bytes = AlignedBuf::zeroed(self.array.geometry().segment_bytes());
         self.array.read(start, &mut bytes)?;
@@ -332,7 +414,11 @@ impl<C: Content> Store<C> {
             }
             at += len;
         }
-        Ok((bytes, items))
+        Ok(Contents {
+            bytes,
+            items,
+            unread: unknown.unread,
+        })
     }
 
     fn is_live(&self, item: &Live) -> Result<bool, Error> {

@@ -49,10 +49,19 @@ struct State {
     free: Vec<SegmentId>,
     open: Vec<Option<Open>>,
     /// Not worth a look of those who clean, until nothing in them is live.
-    aside: BTreeSet<SegmentId>,
+    aside: BTreeMap<SegmentId, Aside>,
     /// Meta chunks that are being emptied, and segments of theirs that are free but not given out (invariant 7).
     leaving: BTreeSet<u32>,
     withheld: Vec<SegmentId>,
+}
+
+/// Why a segment is not cleaned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aside {
+    /// There is damage in it.
+    Damaged,
+    /// A device did not return something, and may do so later.
+    Unread,
 }
 
 impl State {
@@ -73,6 +82,8 @@ struct Counts {
     total_bytes: AtomicU64,
     /// How many segments are free.
     free: AtomicUsize,
+    /// Bytes that are dead in segments that are not cleaned.
+    held_up: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -121,7 +132,7 @@ impl Segments {
             live,
             free: Vec::new(),
             open: Vec::new(),
-            aside: BTreeSet::new(),
+            aside: BTreeMap::new(),
             leaving: BTreeSet::new(),
             withheld: Vec::new(),
         };
@@ -133,6 +144,7 @@ impl Segments {
             counts: Padded(Counts {
                 total_bytes: AtomicU64::new(total_bytes),
                 free: AtomicUsize::new(0),
+                held_up: AtomicU64::new(0),
             }),
             live_bytes: Sum::new(1, slack),
             written: Counters::default(),
@@ -214,22 +226,48 @@ impl Segments {
         free.reverse();
         state
             .aside
-            .retain(|id| free.binary_search_by(|one| id.cmp(one)).is_err());
+            .retain(|id, _| free.binary_search_by(|one| id.cmp(one)).is_err());
         state.free = free;
         state.withheld = withheld;
         self.count_free(state);
+        self.count_held_up(state);
     }
 
-    /// Who cleans need not look at this segment again: there is damage in it. Its chunk stays.
-    pub fn set_aside(&self, segment: SegmentId) {
+    /// Who cleans need not look at this segment again. Its chunk stays.
+    pub fn set_aside(&self, segment: SegmentId, why: Aside) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        state.aside.insert(segment);
+        state.aside.insert(segment, why);
+        self.count_held_up(state);
         let (chunk, per_chunk) = ((segment.0 / self.per_chunk()) as u32, self.per_chunk());
         if state.leaving.remove(&chunk) {
             state.stay(per_chunk, |_| false);
             self.count_free(state);
         }
+    }
+
+    /// Those that a device did not return may be looked at again.
+    pub fn look_again(&self) {
+        let mut state = self.state.lock();
+        state.aside.retain(|_, why| *why != Aside::Unread);
+        self.count_held_up(&state);
+    }
+
+    fn count_held_up(&self, state: &State) {
+        let per_chunk = self.per_chunk();
+        let live = |id: &SegmentId| {
+            let counts = state.live.get(&((id.0 / per_chunk) as u32))?;
+            counts.get((id.0 % per_chunk) as usize).copied()
+        };
+        let segment = self.geometry.segment_bytes() as u64;
+        let dead = state.aside.keys().filter_map(live);
+        let dead = dead.map(|live| segment.saturating_sub(u64::from(live)));
+        self.counts.held_up.store(dead.sum(), Ordering::Relaxed);
+    }
+
+    /// Bytes that are dead and cannot be had, because what is live beside them cannot be read.
+    pub fn held_up(&self) -> u64 {
+        self.counts.held_up.load(Ordering::Relaxed)
     }
 
     /// Begins to empty the meta chunk in which least is live, at most `share` percent of it, none with a segment that was
@@ -245,7 +283,7 @@ impl Segments {
             .live
             .iter()
             .filter(|(chunk, _)| !state.leaving.contains(chunk))
-            .filter(|(chunk, _)| !state.aside.iter().any(|id| chunk_of(id) == **chunk))
+            .filter(|(chunk, _)| !state.aside.keys().any(|id| chunk_of(id) == **chunk))
             .map(|(chunk, live)| (bytes_of(live), *chunk))
             .min();
         let Some((bytes, chunk)) = least else {
@@ -303,7 +341,7 @@ impl Segments {
         for (chunk, live) in &state.live {
             for (i, &bytes) in live.iter().enumerate() {
                 let id = SegmentId(*chunk as u64 * self.per_chunk() + i as u64);
-                let may = !open.contains(&id) && !state.aside.contains(&id);
+                let may = !open.contains(&id) && !state.aside.contains_key(&id);
                 if bytes > 0 && bytes <= limit && may {
                     found.push((id, bytes));
                 }

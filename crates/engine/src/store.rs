@@ -8,6 +8,7 @@ pub use space::SpaceInfo;
 use crate::batches::Unread;
 use crate::cache::PageCache;
 use crate::checkpoint::{CheckpointState, packers_for};
+use crate::clean::HeldUp;
 use crate::content::Content;
 use crate::counters::{StoreCounters, StoreCounts};
 use crate::dirty::{DirtyNodes, reserve_chunks};
@@ -120,6 +121,7 @@ pub struct Store<C: Content> {
     pub(crate) growth_spare: AtomicI64,
     /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
     pub(crate) stalled_room: AtomicI64,
+    pub(crate) held_up: Mutex<HeldUp>,
     /// The most that [`packers`](Self::packers) says.
     pub(crate) packers_most: usize,
     /// How many wait for what metadata can do without.
@@ -237,6 +239,7 @@ impl<C: Content> Store<C> {
             frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
             stalled_room: AtomicI64::new(0),
+            held_up: Mutex::new(rank::LEAF, HeldUp::default()),
             packers_most: packers_for(reserve as usize * geometry.segments_per_chunk() as usize)
                 .min(options.workers),
             data_waits: AtomicUsize::new(0),
@@ -620,6 +623,7 @@ impl<C: Content> Store<C> {
     pub(crate) fn before_operation(&self) -> Result<(), Error> {
         if self.free_meta_bytes() < self.clean_room() / 2 {
             self.clean_up()?;
+            self.leave_last_room()?;
         }
         self.bound_staging()
     }

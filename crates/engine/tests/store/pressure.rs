@@ -2,7 +2,9 @@
 //! must not do to the rest.
 
 use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
+use base::clock::Clock;
 use base::rng::Rng;
+use device::sim::Times;
 use engine::{Error, Need, StoreOptions};
 use format::Nid;
 use std::time::Duration;
@@ -501,4 +503,63 @@ fn checkpoints_wait_for_more_changes_while_there_is_room_and_give_way_to_data() 
     let nodes = world.check("after changes beside data");
     assert!(nids.iter().all(|nid| nodes[nid].0[0] == 5));
     world.open_with(options).unwrap().close().unwrap();
+}
+
+/// While nothing can be read nothing is cleaned, and each checkpoint takes room: it must not take what the end of that needs. Once the last free segment
+/// was gone no checkpoint could be made any more, not even that of a mount.
+#[test]
+fn a_full_array_outlives_a_time_in_which_nothing_can_be_read() {
+    for (words, data) in [(20, true), (20, false), (300, true), (1500, true)] {
+        let mut world = World::new(71, &[64]);
+        let clock = Clock::manual(1);
+        let options = StoreOptions {
+            // All nodes and pages stay in memory.
+            node_cache_bytes: 64 << 20,
+            dirty_bytes: Some(1 << 20),
+            clock: clock.clone(),
+            ..World::options()
+        };
+        let store = world.open_with(options.clone()).unwrap();
+        let nids = fill(&store, words);
+        let mut rng = Rng::new(words as u64);
+        // The first error that is not the device's.
+        let mut some = |store: &TestStore, most: usize, fails: bool| {
+            (0..most).find_map(|i| {
+                let nid = *rng.pick(&nids);
+                match change(store, nid, Need::Reclaim, Change::Set(0, i as u64)) {
+                    Err(Error::Device(_)) if fails => None,
+                    outcome => outcome.err(),
+                }
+            })
+        };
+        assert!(some(&store, 2_000, false).is_none());
+        let held = if data {
+            take_all(&store, 8)
+        } else {
+            Vec::new()
+        };
+        world.devices[0].fail_reads(Times::Always, None);
+        for _ in 0..50 {
+            let error = some(&store, 4_000, true);
+            assert!(error.is_none(), "{words}, {data}: {error:?}");
+            store.checkpoint().unwrap();
+            clock.advance(Duration::from_secs(10));
+        }
+        world.devices[0].heal();
+        clock.advance(Duration::from_secs(100));
+        let error = some(&store, 4_000, false);
+        assert!(error.is_none(), "{words}, {data}: {error:?}");
+        store.sync().unwrap();
+        drop((store, held));
+        world.switch.cut_now();
+        world.restart(&mut Rng::new(1));
+        let store = world.open_with(options).unwrap();
+        assert!(some(&store, 4_000, false).is_none());
+        for nid in &nids {
+            delete(&store, *nid).unwrap();
+        }
+        store.close().unwrap();
+        drop(store);
+        world.check("at the end");
+    }
 }
