@@ -1,13 +1,18 @@
 //! `fallocate`: allocate, punch, zero. Each is a chain of bounded records, not one atomic
 //! step: a crash may leave a part of the range done.
+//!
+//! Invariant: a page leaves the cache unwritten only when nothing of it is left behind that: its block, its tail, its
+//! inline body have gone by a record, or it had none. Whatever fails before that leaves what was written; else
+//! old content would be seen again, and no sync would say so.
 
 use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE, SIZE_MAX};
 use crate::Error;
-use crate::content::FileExtent;
 use crate::content::inode::INLINE_DATA_MAX;
+use crate::content::{AttrChange, Body, Delta, FileExtent};
 use base::sync::Arc;
+use engine::Need;
 use engine::cache::PageState;
 use std::ops::Range;
 
@@ -169,21 +174,38 @@ impl Files {
         Ok(reached)
     }
 
-    /// Frees the whole pages of a range and zeroes its edges. The size stays.
+    /// Frees the whole pages of a range and zeroes its edges. The size stays. Pages in the hole are not written first.
     fn punch(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         let whole = self.zero_edges(state, bytes)?;
         if whole.is_empty() {
             return Ok(());
         }
-        self.drop_pages(state, whole.clone());
-        self.flush_locked(state)?;
-        if self.is_inline(state)? {
-            // No page to free: zeros do.
-            let len = state.size().min(PAGE) as usize;
-            if whole.start == 0 && len > 0 {
-                self.write_locked(state, 0, &ZEROS[..len])?;
-            }
+        let mut freed = Vec::new();
+        let outcome = self.free_pages(state, &whole, &mut freed);
+        let gone = match &outcome {
+            Ok(()) => vec![whole],
+            Err(_) => freed,
+        };
+        for pages in gone {
+            self.drop_pages(state, pages);
+        }
+        outcome
+    }
+
+    /// Takes from pages what the inode has of them, which the cache may supersede. `freed`: those of which it has nothing any more,
+    /// however this ends.
+    fn free_pages(
+        &self,
+        state: &Arc<FileState>,
+        whole: &Range<u64>,
+        freed: &mut Vec<Range<u64>>,
+    ) -> Result<(), Error> {
+        if state.meta.lock().replaced {
+            // It has nothing of the new content, and the old goes as a whole.
             return Ok(());
+        }
+        if whole.start == 0 && self.empty_inline(state)? {
+            freed.push(0..1);
         }
         let mut at = whole.start;
         while at < whole.end {
@@ -204,10 +226,24 @@ impl Files {
             };
             let size = state.meta.lock().logged_size;
             self.log_changes(state, vec![change], Vec::new(), size)?;
+            freed.push(at..bound);
             at = bound;
         }
         // It may have no block.
-        self.drop_tail(state, &whole)
+        self.drop_tail(state, whole)
+    }
+
+    /// Makes an inline body, which is page 0, read as zeros; false if there is none.
+    fn empty_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+        let has_bytes = |body: &Body| matches!(body, Body::Inline(bytes) if !bytes.is_empty());
+        if !has_bytes(&state.node.read()?.inode()?.body) {
+            return Ok(false);
+        }
+        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
+        let size = state.meta.lock().logged_size;
+        self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
+        Ok(true)
     }
 
     /// Makes the range read as zeros, with blocks behind it.

@@ -1,6 +1,8 @@
 use super::*;
 use device::sim::Times as Strikes;
 
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
 #[test]
 fn a_failed_write_is_reported_by_every_fsync_until_the_file_is_reopened() {
     let world = World::new(20, 64, 64);
@@ -426,4 +428,95 @@ fn a_file_with_a_pending_cut_is_cut_to_nothing() {
     m.close();
     let m = world.mount();
     assert_eq!((m.size(ino), m.check(ino)), (0, 0));
+}
+
+/// A file of many extents, home, in memory with the leaf of its first page and that of page `at`, which both are dirty.
+fn dirty_in_two_leaves(world: &World, at: u64) -> (Mounted, Arc<OpenFile>) {
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    for page in 0..3000 {
+        m.write(&file, page * 2 * PAGE, &[1; PAGE as usize]);
+    }
+    m.files.fsync(&file, false).unwrap();
+    drop(file);
+    m.close();
+    let m = world.mount();
+    let file = m.open(ino);
+    for page in [0, at] {
+        m.write(&file, page * PAGE, &[2; PAGE as usize]);
+    }
+    (m, file)
+}
+
+fn first_byte(m: &Mounted, file: &OpenFile, page: u64) -> u8 {
+    let mut buf = [0xEE; PAGE as usize];
+    assert_eq!(m.files.read(file, page * PAGE, &mut buf).unwrap(), 4096);
+    assert!(buf.iter().all(|byte| *byte == buf[0]));
+    buf[0]
+}
+
+/// What had been written was thrown away, and what the blocks held before came back, though every fsync succeeded.
+#[test]
+fn a_punch_that_fails_half_way_takes_no_page_whose_block_stays() {
+    let at = 5000;
+    let mut world = World::new(31, 128, 4096);
+    let (m, file) = dirty_in_two_leaves(&world, at);
+    // In the cache, clean.
+    assert_eq!(first_byte(&m, &file, 2), 1);
+    for device in &world.devices {
+        device.fail_reads(Strikes::Always, None);
+    }
+    m.files.fallocate(&file, PUNCH, 0, 6000 * PAGE).unwrap_err();
+    for device in &world.devices {
+        device.heal();
+    }
+    let look = |m: &Mounted, file: &OpenFile| [0, 2, at].map(|page| first_byte(m, file, page));
+    assert_eq!(look(&m, &file), [0, 0, 2]);
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(look(&m, &file), [0, 0, 2]);
+    let ino = file.ino();
+    drop((file, m));
+    world.restart(&mut Rng::new(31));
+    let m = world.mount();
+    let file = m.open(ino);
+    assert_eq!(look(&m, &file), [0, 0, 2]);
+    m.files.fallocate(&file, PUNCH, 0, 6000 * PAGE).unwrap();
+    assert_eq!(look(&m, &file), [0, 0, 0]);
+    assert_eq!((m.check(ino), m.files.dirty_pages()), (0, 0));
+    drop(file);
+    m.close();
+}
+
+/// It wrote the file's other pages home first; when that failed, those in the hole were gone, and their blocks were not.
+#[test]
+fn a_punch_needs_no_device_that_takes_writes() {
+    let world = World::new(32, 128, 4096);
+    let m = world.mount();
+    let file = m.open(m.make());
+    m.write(&file, 0, &[1; 64 * PAGE as usize]);
+    m.files.fsync(&file, false).unwrap();
+    m.commit_more();
+    m.write(&file, 0, &[2; 70 * PAGE as usize]);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    m.files.fallocate(&file, PUNCH, 0, 32 * PAGE).unwrap();
+    m.files
+        .fallocate(&file, PUNCH, 60 * PAGE, 7 * PAGE)
+        .unwrap();
+    for device in &world.devices {
+        device.heal();
+    }
+    let look = |m: &Mounted, file: &OpenFile| {
+        [0, 31, 32, 59, 60, 66, 67, 69].map(|page| first_byte(m, file, page))
+    };
+    assert_eq!(look(&m, &file), [0, 0, 2, 2, 0, 0, 2, 2]);
+    m.files.fsync(&file, false).unwrap();
+    let ino = file.ino();
+    drop(file);
+    assert_eq!(m.check(ino), 31);
+    m.close();
+    let m = world.mount();
+    assert_eq!(look(&m, &m.open(ino)), [0, 0, 2, 2, 0, 0, 2, 2]);
 }

@@ -290,6 +290,42 @@ fn copy_range_copies_and_refuses_overlap() {
 }
 
 #[test]
+fn a_hole_in_a_full_array_needs_no_room() {
+    let world = World::new(13, 64, 64);
+    let m = world.mount();
+    let (small, large) = (m.make(), m.make());
+    m.write(&m.open(small), 0, &pattern(6, 100));
+    m.write(&m.open(large), 0, &pattern(7, 20 * PAGE as usize));
+    m.close();
+    let m = world.mount();
+    let files = [small, large].map(|ino| m.open(ino));
+    m.write(&files[1], 0, &pattern(8, 25 * PAGE as usize));
+    let ballast = m.open(m.make());
+    let mut at = 0;
+    while let Ok(written) = m.files.write(&ballast, at, &[9; 64 * PAGE as usize]) {
+        at += written as u64;
+    }
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    for file in &files {
+        m.files.fallocate(file, punch, 0, 22 * PAGE).unwrap();
+    }
+    let mut wanted = vec![0; 22 * PAGE as usize];
+    wanted.extend(&pattern(8, 25 * PAGE as usize)[wanted.len()..]);
+    assert_eq!(
+        (m.contents(small), m.contents(large)),
+        (vec![0; 100], wanted.clone())
+    );
+    drop((files, ballast));
+    m.close();
+    let m = world.mount();
+    assert_eq!(
+        (m.contents(small), m.contents(large)),
+        (vec![0; 100], wanted)
+    );
+    assert_eq!((m.check(small), m.check(large)), (0, 3));
+}
+
+#[test]
 fn dirty_pages_go_home_in_the_background_when_they_are_old() {
     let world = World::new(11, 64, 64);
     let m = world.mount();
