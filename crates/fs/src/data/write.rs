@@ -556,16 +556,16 @@ impl Files {
             Some(_) => (state.key, Backing::Promised),
             None => (state.key, Backing::Allocated),
         };
+        let end = match part.1.len() {
+            0 => 0,
+            len => page * PAGE + (part.0 + len) as u64,
+        };
         let put = |rest: Rest<'_>| self.pages.write(key, page, part, rest, backing, now_ns);
         let account = |promise: Option<&mut Promised<'_>>| {
             let blocks = promise.map_or(0, |p| p.give(1));
             let mut meta = state.meta.lock();
             meta.promised += blocks;
-            if !part.1.is_empty() {
-                let end = page * PAGE + (part.0 + part.1.len()) as u64;
-                meta.size = meta.size.max(end);
-            }
-            meta.size
+            meta.size = meta.size.max(end);
         };
         if put(Rest::Unknown) == Wrote::Done {
             account(promise);
@@ -587,8 +587,27 @@ impl Files {
             return Ok(());
         }
         around[part.0..part.0 + part.1.len()].copy_from_slice(part.1);
-        let size = account(promise);
-        self.store_run(state, page, &around, size)
+        self.store_promised(state, page, &around, (promise, end))
+    }
+
+    /// Stores whole pages past the cache, in blocks that they have or that are promised, of a file that reaches to this byte at least then. If that
+    /// fails it is no longer than before.
+    fn store_promised(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        data: &[u8],
+        (promise, end): (Option<&mut Promised<'_>>, u64),
+    ) -> Result<(), Error> {
+        let blocks = promise.map_or(0, |p| p.give(data.len() as u64 / PAGE));
+        let size = {
+            let mut meta = state.meta.lock();
+            meta.promised += blocks;
+            meta.size.max(end)
+        };
+        let outcome = self.store_run(state, page, data, size);
+        self.trim_promise(state);
+        outcome
     }
 
     /// Pages of a range that are neither dirty nor mapped: each needs a promised block.
@@ -821,13 +840,6 @@ impl Files {
         let pages = page..page + data.len() as u64 / PAGE;
         let holes = self.holes(state, pages.clone())?;
         let mut promise = self.promise(holes.pages())?;
-        let size = {
-            let mut meta = state.meta.lock();
-            meta.promised += promise.give(u64::MAX);
-            meta.size.max(pages.end * PAGE)
-        };
-        let outcome = self.store_run(state, page, data, size);
-        self.trim_promise(state);
-        outcome
+        self.store_promised(state, page, data, (Some(&mut promise), pages.end * PAGE))
     }
 }

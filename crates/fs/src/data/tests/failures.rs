@@ -520,3 +520,36 @@ fn a_punch_needs_no_device_that_takes_writes() {
     let m = world.mount();
     assert_eq!(look(&m, &m.open(ino)), [0, 0, 2, 2, 0, 0, 2, 2]);
 }
+
+/// What could not be written, neither kept in a full cache nor put to its block, made the file longer by zeros, and an fsync made them stay.
+#[test]
+fn a_write_that_failed_makes_no_file_longer() {
+    let mut world = World::new(33, 64, 16);
+    let m = world.mount();
+    let others: Vec<_> = (0..40).map(|_| m.open(m.make())).collect();
+    let ino = m.make();
+    let file = m.open(ino);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    for other in &others {
+        // As many as the cache takes.
+        let _ = m.files.write(other, 0, &[1; PAGE as usize]);
+    }
+    let error = m.files.write(&file, 0, &[2; PAGE as usize]).unwrap_err();
+    assert_eq!(error.errno(), libc::EIO);
+    assert_eq!((m.size(ino), file.state.meta.lock().promised), (0, 0));
+    for device in &world.devices {
+        device.heal();
+    }
+    m.files.fsync(&m.open(ino), false).unwrap();
+    assert_eq!(m.inode(ino).size, 0);
+    // The same, and it succeeds.
+    m.write(&file, 0, &[3; PAGE as usize]);
+    assert_eq!(m.size(ino), PAGE);
+    m.files.fsync(&m.open(ino), false).unwrap();
+    drop((others, file, m));
+    world.restart(&mut Rng::new(33));
+    let m = world.mount();
+    assert_eq!(m.contents(ino), [3; PAGE as usize]);
+}
