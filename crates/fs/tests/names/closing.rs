@@ -102,7 +102,11 @@ fn what_returns_while_a_file_system_ends_is_part_of_it() {
             _ if me < DIRS + FILES => append(&fs, me, &done),
             CUTS | ALLOCATES => grow(&fs, me, &done),
             _ => {
-                while done.load(Ordering::Relaxed) < 500 * (round + 1) {
+                let name = |me| format!("file{me}");
+                let is_made = |me| fs.lookup(ROOT, name(me).as_bytes()).is_ok();
+                while done.load(Ordering::Relaxed) < 500 * (round + 1)
+                    || !(DIRS..=ALLOCATES).all(is_made)
+                {
                     base::thread::yield_now();
                 }
                 fs.close().unwrap();
