@@ -443,11 +443,7 @@ impl Files {
     }
 
     pub(super) fn hurry(&self) {
-        let mut background = self.background.lock();
-        if !background.hurry {
-            background.hurry = true;
-            self.wake.notify_all();
-        }
+        self.background.hurry();
     }
 
     /// One step of background work: pages that are dirty for long or too many, sizes and times
@@ -538,14 +534,14 @@ impl Files {
     /// write-back may wait. `unflushed`: there is any.
     fn flush_due(&self, unflushed: bool, now_ns: u64) -> bool {
         let age = self.options.write_back_age.as_nanos() as u64;
-        let mut background = self.background.lock();
+        let mut first_seen = self.unflushed_since_ns.lock();
         let since = match unflushed {
-            true => *background.unflushed_since_ns.get_or_insert(now_ns),
+            true => *first_seen.get_or_insert(now_ns),
             false => now_ns,
         };
         let due = unflushed && now_ns.saturating_sub(since) >= age;
         if due || !unflushed {
-            background.unflushed_since_ns = None;
+            *first_seen = None;
         }
         due
     }
@@ -675,22 +671,17 @@ impl Files {
         tracing::error!("unwritten data of inode {ino} is given up");
     }
 
-    /// Starts the thread that writes back.
+    /// Starts the thread that writes back. It has this only for the length of a look: who drops the file system without an end has the
+    /// devices back when none is under way, and no other follows.
     pub(crate) fn start(self: &std::sync::Arc<Self>) -> Result<(), Error> {
         let files = std::sync::Arc::downgrade(self);
+        let (background, period) = (Arc::clone(&self.background), self.period());
         let body = move || {
             let _unhurried = device::Unhurried::begin();
-            while let Some(files) = files.upgrade() {
-                {
-                    let mut background = files.background.lock();
-                    if !background.stop && !background.hurry {
-                        files.wake.wait_for(&mut background, files.period());
-                    }
-                    if background.stop {
-                        return;
-                    }
-                    background.hurry = false;
-                }
+            while background.rest(period) {
+                let Some(files) = files.upgrade() else {
+                    return;
+                };
                 if let Err(error) = files.tick() {
                     // Latched where it belongs; whoever syncs is told.
                     tracing::warn!("background write-back: {error}");
@@ -705,8 +696,7 @@ impl Files {
 
     /// Stops the background threads and waits for them.
     pub(crate) fn stop(&self) {
-        self.background.lock().stop = true;
-        self.wake.notify_all();
+        self.background.stop();
         self.ahead.stop();
         self.cleaning.close();
         self.pages.stop_keeping();

@@ -23,6 +23,7 @@
 
 mod advice;
 mod ahead;
+mod background;
 mod bounce;
 mod clean;
 mod extents;
@@ -63,10 +64,11 @@ use crate::metrics::FileCounts;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
+use background::Background;
 use base::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_behind_lock};
 use base::clock::Timestamp;
 use base::map::HashMap;
-use base::sync::{Condvar, Mutex, rank};
+use base::sync::{Mutex, rank};
 use bounce::Bounces;
 use clean::Cleaning;
 use engine::Store;
@@ -129,15 +131,6 @@ pub(crate) trait LastReference: Send + Sync {
     fn last_reference_gone(&self, ino: Ino);
 }
 
-#[derive(Debug, Default)]
-struct Background {
-    stop: bool,
-    /// Somebody waits for dirty pages to be written.
-    hurry: bool,
-    /// Monotonic time at which data written in place was first seen without a flush since.
-    unflushed_since_ns: Option<u64>,
-}
-
 /// All files of a file system.
 pub(crate) struct Files {
     store: Arc<Store<FsNode>>,
@@ -175,8 +168,9 @@ pub(crate) struct Files {
     losses: Mutex<Losses>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
-    background: Mutex<Background>,
-    wake: Condvar,
+    background: base::sync::Arc<Background>,
+    /// Monotonic time at which data written in place was first seen without a flush since.
+    unflushed_since_ns: Mutex<Option<u64>>,
     threads: Mutex<Vec<base::thread::JoinHandle>>,
 }
 
@@ -222,8 +216,8 @@ impl Files {
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
-            background: Mutex::new(rank::LEAF, Background::default()),
-            wake: Condvar::new(),
+            background: base::sync::Arc::new(Background::new()),
+            unflushed_since_ns: Mutex::new(rank::LEAF, None),
             threads: Mutex::new(rank::LEAF, Vec::new()),
         })
     }
@@ -390,6 +384,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
+        self.background.stop();
         self.ahead.close();
         self.cleaning.close();
         self.pages.stop_keeping();

@@ -1,6 +1,7 @@
 //! The end of a file system, beside threads that use it.
 
 use crate::world::World;
+use base::clock::Clock;
 use base::rng::Rng;
 use base::thread::parallel;
 use device::sim::Times;
@@ -176,4 +177,30 @@ fn an_end_that_failed_has_failed_for_whoever_asks_again() {
     assert_eq!(closed(&fs), first);
     assert!(fs.mkdir(&Caller::root(), ROOT, b"more", 0o755).is_err());
     assert!(fs.sync().is_err());
+}
+
+/// A thread that had nothing to do kept the file system, and with it the devices, for a second after the program had dropped it.
+#[test]
+fn devices_are_let_go_when_a_file_system_is_dropped() {
+    let world = busy(3);
+    let fs = world.open();
+    fs.mkdir(&Caller::root(), ROOT, b"dir", 0o755).unwrap();
+    fs.sync().unwrap();
+    // Its threads come to rest.
+    let clock = Clock::real();
+    while clock.monotonic_ns() < 30_000_000 {
+        base::thread::yield_now();
+    }
+    let array = Arc::downgrade(fs.store().array());
+    drop(fs);
+    // One that is at something ends that first.
+    for _ in 0..20_000 {
+        if array.strong_count() > 0 {
+            base::thread::yield_now();
+        }
+    }
+    assert_eq!(array.strong_count(), 0);
+    let fs = world.open();
+    fs.lookup(ROOT, b"dir").unwrap();
+    fs.close().unwrap();
 }
