@@ -3,6 +3,7 @@
 //! Invariants (those of a guard's memory are in [`engine::cache::Guard`]):
 //! 1. What the guards of one call show is what one read would have brought: of a write of several pages all or nothing.
 //! 2. Whoever loads pages for it holds no guard: so it never waits for what it has itself.
+//! 3. No more is loaded than can get guards: a small part of the cache, so that what comes last does not push out what came first.
 
 use super::advice::Advice;
 use super::file::{FileState, OpenFile};
@@ -53,7 +54,8 @@ impl AsRef<[u8]> for PageGuard {
 /// What comes next.
 enum Step {
     Done(Vec<PageGuard>),
-    Load,
+    /// Pages up to this byte can have guards, and not all are cached.
+    Load(u64),
     /// Somebody writes several pages, or past the cache.
     TakeTurn,
 }
@@ -61,8 +63,8 @@ enum Step {
 /// Guards of the first pages of a range.
 struct Taken {
     guards: Vec<PageGuard>,
-    /// The page behind them is not cached.
-    missing: bool,
+    /// The page behind them is not cached but could have one, and so could those up to this byte.
+    missing: Option<u64>,
 }
 
 impl Files {
@@ -98,8 +100,8 @@ impl Files {
                 let still = quiet.is_some_and(|quiet| state.stores.is_still(quiet) || one_page);
                 if range.is_none() && !still {
                     Step::TakeTurn
-                } else if taken.missing && loads < tries {
-                    Step::Load
+                } else if let Some(end) = taken.missing.filter(|_| loads < tries) {
+                    Step::Load(end)
                 } else {
                     self.touch_atime(state)?;
                     Step::Done(taken.guards)
@@ -112,11 +114,11 @@ impl Files {
                     }
                     return Ok(guards);
                 }
-                Step::Load => {
+                Step::Load(end) => {
                     // Nothing is held while others are waited for.
                     range = None;
                     loads += 1;
-                    self.load_for_guards(file, &bytes)?;
+                    self.load_for_guards(file, bytes.start..end)?;
                 }
                 Step::TakeTurn => {
                     range = Some(self.hold(state, pages_of(bytes.clone()), Mode::Load));
@@ -130,7 +132,7 @@ impl Files {
         let end = bytes.end.min(state.size());
         let mut taken = Taken {
             guards: Vec::new(),
-            missing: false,
+            missing: None,
         };
         let mut at = bytes.start;
         while at < end {
@@ -142,7 +144,9 @@ impl Files {
                     offset: at,
                 }),
                 Guarded::Absent => {
-                    taken.missing = true;
+                    let left = self.pages.guards_left() as u64;
+                    let until = (page + left).saturating_mul(PAGE).min(end);
+                    taken.missing = (left > 0).then_some(until);
                     break;
                 }
                 Guarded::TooMany => break,
@@ -153,9 +157,8 @@ impl Files {
     }
 
     /// Has pages cached, and read-ahead go on, as a read does; holds neither lock nor guard.
-    fn load_for_guards(&self, file: &OpenFile, bytes: &Range<u64>) -> Result<(), Error> {
-        let end = bytes.end.min(file.state.size());
-        let mut buf = self.memory.take(end.saturating_sub(bytes.start) as usize);
+    fn load_for_guards(&self, file: &OpenFile, bytes: Range<u64>) -> Result<(), Error> {
+        let mut buf = self.memory.take((bytes.end - bytes.start) as usize);
         self.read(file, bytes.start, &mut buf)?;
         Ok(())
     }

@@ -145,3 +145,38 @@ fn guards_are_few_and_hold_up_nobody() {
     assert_eq!(m.files.read_guards(&file, behind, PAGE).unwrap().len(), 1);
     m.close();
 }
+
+/// What was loaded for the range's end had pushed out its beginning, and no page got a guard.
+#[test]
+fn guards_of_a_long_range_that_is_not_cached_are_as_many_as_may_be() {
+    let content = pattern(4, 2 << 20);
+    for frames in [16, 64, 128, 256, 512, 1024, 8192] {
+        let world = World::new(6, 64, frames);
+        let m = world.mount();
+        let ino = m.make();
+        m.write(&m.open(ino), 0, &content);
+        m.close();
+        let m = world.mount();
+        let file = m.open(ino);
+        let most = m.files.pages.guards_left();
+        let mut at = 0;
+        while at < content.len() {
+            let guards = m.files.read_guards(&file, at as u64, 1 << 20).unwrap();
+            assert!((1..=most).contains(&guards.len()));
+            assert!(at > 0 || guards.len() == most, "{frames}: {}", guards.len());
+            let shown = bytes(&guards);
+            assert_eq!(shown, content[at..at + shown.len()]);
+            at += shown.len();
+        }
+        // While somebody has them all, nothing is loaded for others.
+        let guards = m.files.read_guards(&file, 0, 1 << 20).unwrap();
+        assert_eq!((guards.len(), m.files.pages.guards_left()), (most, 0));
+        let inserted = || m.files.page_counters().inserted;
+        let before = inserted();
+        for page in most as u64..512 {
+            let more = m.files.read_guards(&file, page * PAGE, PAGE).unwrap();
+            assert!(more.is_empty());
+        }
+        assert_eq!(inserted(), before);
+    }
+}
