@@ -29,6 +29,7 @@ use super::super::runs::ReadRun;
 use super::super::{Files, KEPT_SHARE, PAGE, pages_of};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::sync::{Mutex, MutexGuard, rank};
+use base::thread::yield_now;
 use base::tight;
 use device::{AlignedBuf, Array, Flight, Kind, Landed, Queues, Run};
 use format::BLOCK_SIZE;
@@ -167,6 +168,19 @@ impl Readers {
         self.seats.iter().map(|seat| seat.lock().careful).sum()
     }
 
+    /// Seats that are some run's.
+    #[cfg(test)]
+    pub fn taken(&self) -> usize {
+        let holders = self.holders.iter();
+        holders.filter(|h| h.load(Ordering::Acquire) != 0).count()
+    }
+
+    /// Has all of them locked.
+    #[cfg(test)]
+    pub fn look_at_all(&self) -> impl Sized + '_ {
+        self.seats.iter().map(Mutex::lock).collect::<Vec<_>>()
+    }
+
     /// Whether this run has a seat, and which; it may lose it as long as it has not locked that.
     fn own(&self, run: &ReadRun) -> Option<usize> {
         let at = run.reader.seat.load(Ordering::Relaxed);
@@ -193,19 +207,22 @@ impl Readers {
         None
     }
 
-    /// A handle is closed.
+    /// A handle is closed: nobody reads through it any more.
     pub fn leave(&self, file: &OpenFile, memory: &Bounces) {
-        // Who looks whether it is free finds out later that it is.
         for run in file.reads.iter() {
             // Of threads that began it at once each may have taken one.
             for (seat, holder) in self.seats.iter().zip(&self.holders) {
                 let is_its = || holder.load(Ordering::Acquire) == run.id();
-                if is_its()
-                    && let Some(mut seat) = seat.try_lock()
-                    && is_its()
-                {
-                    seat.clear(memory);
-                    holder.store(0, Ordering::Release);
+                while is_its() {
+                    let Some(mut seat) = seat.try_lock() else {
+                        // Others have it locked only to see that it is not free, or else it is theirs before they wait for anything.
+                        yield_now();
+                        continue;
+                    };
+                    if is_its() {
+                        seat.clear(memory);
+                        holder.store(0, Ordering::Release);
+                    }
                 }
             }
         }

@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::data::stream::Streams;
+use base::atomic::{AtomicBool, Ordering};
+use base::sync::{Mutex, rank};
+use base::thread;
 use device::sim::Times as Strikes;
 
 const MIB: u64 = 1 << 20;
@@ -421,4 +424,35 @@ fn seats_are_given_up_by_who_closes() {
         let read = read_in(&m, &file, &content, 0..24 * MIB, 256 << 10);
         assert!(read >= 8 * MIB, "{read}");
     }
+}
+
+/// Whoever looks for a free seat has each of them locked for a moment. A handle that was closed in that moment kept its own, with all that it had
+/// brought, until somebody wanted one a second later.
+#[test]
+fn a_seat_that_somebody_looks_at_is_given_up_too() {
+    let (_world, m, ino, content) = with_large_file();
+    let file = m.open(ino);
+    assert!(read_in(&m, &file, &content, 0..24 * MIB, 256 << 10) > 0);
+    assert_eq!(m.files.readers.taken(), 1);
+    let (looked_at, closing) = (AtomicBool::new(false), AtomicBool::new(false));
+    let file = Mutex::new(rank::LEAF, Some(file));
+    thread::parallel(2, |t| {
+        if t == 1 {
+            let looking = m.files.readers.look_at_all();
+            looked_at.store(true, Ordering::SeqCst);
+            while !closing.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            (0..2000).for_each(|_| thread::yield_now());
+            drop(looking);
+            return;
+        }
+        while !looked_at.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let mine = file.lock().take();
+        closing.store(true, Ordering::SeqCst);
+        drop(mine);
+    });
+    assert_eq!(m.files.readers.taken(), 0);
 }
