@@ -79,8 +79,8 @@ impl Files {
         }
     }
 
-    /// Copies up to `len` bytes between files, or within one if the ranges are apart;
-    /// returns how many. Not atomic: a concurrent writer may come between two steps.
+    /// Copies up to `len` bytes between files, or within one if the ranges are apart; none from behind the end that the file has now.
+    /// Returns how many. Not atomic: a concurrent writer may come between two steps.
     pub fn copy_range(
         &self,
         from: &OpenFile,
@@ -93,6 +93,7 @@ impl Files {
         if !to.writable() || to.has(libc::O_APPEND) {
             return Err(Error::BadHandle);
         }
+        let len = len.min(from.state.size().saturating_sub(from_offset));
         let apart = |a: u64, b: u64| a.saturating_add(len) <= b;
         let same = from.ino() == to.ino();
         if same && !apart(from_offset, to_offset) && !apart(to_offset, from_offset) {

@@ -289,6 +289,34 @@ fn copy_range_copies_and_refuses_overlap() {
     assert_eq!(error.errno(), libc::EINVAL);
 }
 
+/// What lies behind the end of the file is not copied, so it overlaps nothing.
+#[test]
+fn copy_range_within_a_file_ends_where_the_file_did() {
+    let world = World::new(12, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let data = pattern(5, 100_000);
+    m.write(&file, 0, &data);
+    let copy = |from, to, len| m.files.copy_range(&file, from, &file, to, len);
+    assert_eq!(copy(90_000, 0, u64::MAX).unwrap(), 10_000);
+    assert_eq!(copy(0, 100_000, u64::MAX).unwrap(), 100_000);
+    assert_eq!(m.size(ino), 200_000);
+    let contents = m.contents(ino);
+    assert_eq!(contents[..10_000], data[90_000..]);
+    assert_eq!(contents[10_000..100_000], data[10_000..]);
+    assert_eq!(contents[100_000..], contents[..100_000]);
+    assert_eq!(copy(200_000, 0, 10).unwrap(), 0);
+    assert_eq!(
+        copy(0, 199_999, u64::MAX).unwrap_err().errno(),
+        libc::EINVAL
+    );
+    assert_eq!(
+        copy(199_998, 199_997, 100).unwrap_err().errno(),
+        libc::EINVAL
+    );
+}
+
 #[test]
 fn a_hole_in_a_full_array_needs_no_room() {
     let world = World::new(13, 64, 64);
