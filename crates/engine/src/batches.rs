@@ -18,7 +18,9 @@ use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
-use format::{BLOCK_SIZE, Block, Damage, Nid, checksum, checksum_joined};
+use format::{
+    BLOCK_SIZE, Block, COUNTER_FOUND_MAX, COUNTER_MAX, Damage, Nid, checksum, checksum_joined,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -546,7 +548,7 @@ pub(crate) fn follows(
 ) -> bool {
     let stale = header.mount_id != record.mount_id || header.previous_crc.get() != at.previous_crc;
     let len = BatchHeader::SIZE as u64 + header.len.get() as u64;
-    header.is_countable()
+    header.is_countable(COUNTER_MAX)
         && (!stale || planted(Canary::StaleBatchAccepted))
         && header.sequence.get() == at.sequence
         && len <= array.geometry().journal_bytes()
@@ -639,7 +641,7 @@ impl Beyond {
             // device may have lost more than one record.
             let newer = header.mount_id.get() > record.mount_id.get();
             let fits = BatchHeader::SIZE as u64 + header.len.get() as u64 <= ring.size;
-            if (later || newer) && header.is_countable() && fits {
+            if (later || newer) && header.is_countable(COUNTER_FOUND_MAX) && fits {
                 found.push((position, header));
             }
         }

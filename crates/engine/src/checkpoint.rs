@@ -327,6 +327,8 @@ impl<C: Content> Store<C> {
         record.roots = roots;
         record.space_root = space_root;
         record.seal();
+        // One that nobody takes would be in the way of the one before the last.
+        CheckpointRecord::parse(record.as_bytes(), &record.uuid).map_err(Error::Damaged)?;
         if planted(Canary::BothSlots) {
             for slot in 0..2 {
                 self.array.write_slot(slot, record.as_bytes())?;

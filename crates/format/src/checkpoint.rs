@@ -2,7 +2,7 @@
 
 use crate::item::{ItemHeader, ItemPointer, PAYLOAD_MAX};
 use crate::table::{MAP_REGIONS, ROOTS};
-use crate::{BLOCK_SIZE, COUNTER_MAX, Damage, U32, U64, checksum};
+use crate::{BLOCK_SIZE, COUNTER_RECORD_MAX, Damage, U32, U64, checksum};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Payload of a space page: with its header two whole blocks.
@@ -92,8 +92,12 @@ impl CheckpointRecord {
             record.anchor_position,
             record.anchor_sequence,
         ];
-        if counters.iter().any(|counter| counter.get() > COUNTER_MAX) {
+        let beyond = |counter: &U64| counter.get() > COUNTER_RECORD_MAX;
+        if counters.iter().any(beyond) {
             return Err(damage("a counter is out of range"));
+        }
+        if record.anchor_sequence.get() == 0 {
+            return Err(damage("names a batch before the first"));
         }
         if record.regions.get() as u64 > (ROOTS - 1) * MAP_REGIONS {
             return Err(damage("more regions than there can be"));
@@ -105,34 +109,55 @@ impl CheckpointRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::COUNTER_MAX;
     use zerocopy::FromZeros;
 
-    /// The next checkpoint's number was a sum that overflowed.
-    #[test]
-    fn a_record_that_nothing_can_follow_is_damaged() {
+    fn parsed(mut record: CheckpointRecord) -> Result<CheckpointRecord, Damage> {
+        record.seal();
+        CheckpointRecord::parse(record.as_bytes(), &[0; 16])
+    }
+
+    fn sample() -> CheckpointRecord {
         let mut record = CheckpointRecord::new_zeroed();
         record.magic = CHECKPOINT_MAGIC;
         record.sequence = U64::new(7);
-        record.seal();
-        assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_ok());
-        record.sequence = U64::new(u64::MAX);
-        record.seal();
-        let parsed = CheckpointRecord::parse(record.as_bytes(), &[0; 16]);
-        assert!(parsed.is_err_and(|damage| damage.to_string().contains("out of range")));
+        record.anchor_sequence = U64::new(1);
+        record
+    }
+
+    /// The next checkpoint's number was a sum that overflowed, or one that no reader took; then both slots were gone.
+    #[test]
+    fn a_record_that_nothing_can_follow_is_damaged() {
+        let with = |sequence| {
+            let mut record = sample();
+            record.sequence = U64::new(sequence);
+            parsed(record)
+        };
+        assert!(with(COUNTER_RECORD_MAX).is_ok());
+        for sequence in [COUNTER_RECORD_MAX + 1, COUNTER_MAX, u64::MAX] {
+            let damage = with(sequence).unwrap_err();
+            assert!(damage.to_string().contains("out of range"), "{damage}");
+        }
+    }
+
+    /// The number of the batch before it was a difference that overflowed.
+    #[test]
+    fn a_record_of_a_batch_before_the_first_is_damaged() {
+        let mut record = sample();
+        assert!(parsed(record).is_ok());
+        record.anchor_sequence = U64::new(0);
+        assert!(parsed(record).is_err());
     }
 
     /// Recovery made room for a number of each region.
     #[test]
     fn a_record_of_more_regions_than_there_can_be_is_damaged() {
-        let mut record = CheckpointRecord::new_zeroed();
-        record.magic = CHECKPOINT_MAGIC;
+        let mut record = sample();
         record.regions = U32::new(((ROOTS - 1) * MAP_REGIONS) as u32);
-        record.seal();
-        assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_ok());
+        assert!(parsed(record).is_ok());
         for more in [record.regions.get() + 1, u32::MAX] {
             record.regions = U32::new(more);
-            record.seal();
-            assert!(CheckpointRecord::parse(record.as_bytes(), &[0; 16]).is_err());
+            assert!(parsed(record).is_err());
         }
     }
 }

@@ -162,15 +162,15 @@ pub fn seal_record(bytes: &mut [u8]) -> &[u8] {
 }
 
 impl BatchHeader {
-    /// Whether something can follow what has these numbers.
-    pub fn is_countable(&self) -> bool {
+    /// Whether none of the numbers that others follow is above `most`.
+    pub fn is_countable(&self, most: u64) -> bool {
         let counters = [
             self.mount_id,
             self.sequence,
             self.epoch,
             self.checkpoint_sequence,
         ];
-        counters.iter().all(|counter| counter.get() <= COUNTER_MAX)
+        counters.iter().all(|counter| counter.get() <= most)
     }
 }
 

@@ -86,6 +86,14 @@ impl Damage {
 /// what is added to such a number does not overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
+/// A checkpoint record, where everything begins, has numbers up to this; one with greater numbers is not written. What follows
+/// it has greater ones.
+pub const COUNTER_RECORD_MAX: u64 = COUNTER_MAX / 2;
+
+/// What a search finds and nothing points at counts only with numbers up to this: what is made of it must be followed by
+/// records.
+pub const COUNTER_FOUND_MAX: u64 = COUNTER_RECORD_MAX / 2;
+
 /// CRC-32C of `bytes`, continuing from `seed`.
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)

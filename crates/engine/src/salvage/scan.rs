@@ -18,12 +18,12 @@ use device::{AlignedBuf, Array};
 use format::item::{self, ITEM_ALIGN, ItemKind, ItemPointer, Place};
 use format::journal::BatchHeader;
 use format::table::LEAF_NIDS;
-use format::{COUNTER_MAX, Damage, U64};
+use format::{COUNTER_FOUND_MAX, COUNTER_MAX, Damage, U64};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Items with greater numbers are none of this array's, and might be in the data of a file: what is found
 /// must leave numbers for what follows it.
-const VERSION_MAX: u64 = COUNTER_MAX / 2;
+const VERSION_MAX: u64 = COUNTER_FOUND_MAX;
 
 /// A copy of a leaf page.
 pub(super) struct FoundLeaf {
@@ -202,7 +202,7 @@ impl Survey {
         let mut offset = 0;
         while offset + BatchHeader::SIZE as u64 <= ring.size {
             if let Some(header) = ring.header(offset)?
-                && header.is_countable()
+                && header.is_countable(VERSION_MAX)
                 && ring.is_whole(offset, &header)?
             {
                 survey.note(offset, header);
