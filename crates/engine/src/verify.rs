@@ -194,11 +194,11 @@ pub fn check_copies(array: &Array, findings: &Findings) {
 /// Reads all copies of the checkpoint slots, and checks them.
 pub(crate) fn check_slots(array: &Array, findings: &Findings) {
     let slots = [0, 1].map(|slot| read_copies(array, slot));
-    let serves = slots
+    let newest = slots
         .each_ref()
-        .map(|copies| copies.iter().any(|c| matches!(c, Ok(Some(_)))));
+        .map(|copies| copies.iter().flatten().flatten().max().copied());
     for (slot, copies) in slots.into_iter().enumerate() {
-        check_slot(slot, copies, serves[1 - slot], findings);
+        check_slot(slot, copies, newest[1 - slot], findings);
     }
 }
 
@@ -220,15 +220,20 @@ fn read_copies(array: &Array, slot: usize) -> Copies {
 /// A slot that was ever written has two good copies. Both are written at once, so a power cut can
 /// tear both; the checkpoint did not happen then, and the other slot has the one before it.
 /// If it did happen, the journal's batches say so (R9).
-fn check_slot(slot: usize, copies: Copies, other_slot_serves: bool, findings: &Findings) {
+///
+/// `other` is what the other slot has: the second checkpoint after the array was made wrote both.
+fn check_slot(slot: usize, copies: Copies, other: Option<u64>, findings: &Findings) {
     let newest = copies.iter().flatten().flatten().max().copied();
     for (copy, state) in copies.into_iter().enumerate() {
         let (severity, what) = match (state, newest) {
+            (Ok(None), None) if other.is_some_and(|sequence| sequence > 1) => {
+                (Severity::Notice, "is empty; the other slot serves".into())
+            }
             (Ok(sequence), newest) if sequence == newest => continue,
             (Ok(Some(_)), _) => (Severity::Notice, "is older than the other copy".into()),
             (Ok(None), _) => (Severity::Notice, "is empty; the other copy serves".into()),
             (Err(why), Some(_)) => (Severity::Notice, format!("{why}; the other copy serves")),
-            (Err(why), None) if other_slot_serves => {
+            (Err(why), None) if other.is_some() => {
                 (Severity::Notice, format!("{why}; the other slot serves"))
             }
             (Err(why), None) => (Severity::Error, format!("{why}, and so is the other copy")),
