@@ -10,9 +10,10 @@
 //!
 //! 1. The newest readable checkpoint record, and the journal behind it as far as it goes. Without
 //!    any record: everything that a scan of all segments finds.
-//! 2. The node table. Leaf pages whose pointer is lost are found by a scan ([`scan`]); of a lost
-//!    leaf page, its nodes are: the newest image of each, unless an old copy of the page knows of
-//!    a later deletion.
+//! 2. The node table. Pages whose pointer is lost are found by a scan ([`scan`]): the newest copy of each, which may be an
+//!    older state of what is lost, unless the lost page can be made anew of them ([`anew`]). Of a lost
+//!    leaf page, its nodes are found: the newest image of each, unless an old copy of the page knows of
+//!    a later state or deletion.
 //! 3. Replay in memory. Of a node that the journal creates or deletes, what precedes the last time that it does is not
 //!    needed: neither an image, which may have rotted, nor, where a page of the table is lost, its version. Any other node
 //!    that replay cannot bring up to date is dropped, because an older state of it may refer to what has another owner since.
@@ -57,16 +58,16 @@ use crate::replay::Change;
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
-use crate::table::{Entry, LostPages, Table};
+use crate::table::{Entry, LostPages, Table, anew};
 use crate::verify::{Unread, Visitor};
 use base::sync::{Mutex, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
 use format::journal::{Action, DataSum, parse_records};
-use format::table::{LEAF_NIDS, SPACE_MAP_FIRST};
+use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, SPACE_MAP_FIRST};
 use format::{BLOCK_SIZE, Block, Damage, Nid, U64};
-use scan::Scan;
+use scan::{Scan, Wanted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -105,6 +106,15 @@ pub struct Salvage<C: Content> {
     kept_chunks: BTreeSet<u32>,
     /// Newest versions of space maps that the journal names.
     map_versions: BTreeMap<u64, u64>,
+}
+
+/// Leaf pages that were put together from nodes.
+#[derive(Default)]
+struct Rebuilt {
+    /// In ascending order.
+    leaves: Vec<u64>,
+    /// Nodes of theirs of which only older states were found, and what tells.
+    stale: Vec<(Nid, String)>,
 }
 
 /// What there is to start from.
@@ -168,11 +178,11 @@ impl<C: Content> Salvage<C> {
             map_versions: BTreeMap::new(),
         };
         let rebuilt = match lost.is_empty() && base.record.is_some() {
-            true => Vec::new(),
-            false => salvage.rebuild_table(&base, &lost, space.as_ref())?,
+            true => Rebuilt::default(),
+            false => salvage.rebuild_table(&base, lost, space.as_ref())?,
         };
-        salvage.replay(&std::mem::take(&mut base.batches), &rebuilt)?;
-        salvage.load_rebuilt(&rebuilt)?;
+        salvage.replay(&std::mem::take(&mut base.batches), &rebuilt.leaves)?;
+        salvage.load_rebuilt(rebuilt)?;
         salvage.drop_damaged()?;
         salvage.count(space, base.run.loss.is_some())?;
         Ok(salvage)
@@ -197,17 +207,16 @@ impl<C: Content> Salvage<C> {
         });
     }
 
-    /// Step 2: finds leaf pages and nodes by reading segments. Returns the leaf pages that were
-    /// put together from nodes.
+    /// Step 2: finds pages of the table, and nodes, by reading segments.
     fn rebuild_table(
         &mut self,
         base: &Base,
-        lost: &LostPages,
+        mut lost: LostPages,
         space: Option<&SpaceTables>,
-    ) -> Result<Vec<u64>, SalvageError> {
+    ) -> Result<Rebuilt, SalvageError> {
         let all = base.record.is_none();
         let limit = base.record.map_or(u64::MAX, |r| r.sequence.get());
-        let wanted = |leaf: u64| all || lost.hides(leaf);
+        let wanted = Wanted { all, lost: &lost };
         let scan = Scan::run(&self.store, space.map(|s| &s.live), limit, &wanted)?;
         if all && scan.leaves.is_empty() && scan.images.is_empty() {
             let what = "no checkpoint record, and no metadata on the devices";
@@ -215,47 +224,89 @@ impl<C: Content> Salvage<C> {
         }
         self.occupied.extend(&scan.occupied);
         // A scan tells old pages from new ones by the checkpoint.
-        let newest = scan.leaves.values().map(|leaf| leaf.sequence).max();
+        let newest = scan.leaves.values().map(|leaf| leaf.found.sequence).max();
         {
             let mut state = self.store.checkpoint_state.lock();
             state.sequence = state.sequence.max(newest.unwrap_or(0).min(limit));
         }
-        for (id, damage) in &lost.maps {
-            self.note(
-                Object::Table,
-                false,
-                format!("map page {id}: {damage}; made anew"),
-            );
-        }
-        for (id, damage) in &lost.regions {
-            self.note(
-                Object::RegionPage(*id),
-                false,
-                format!("{damage}; made anew"),
-            );
-        }
-        let mut rebuilt: BTreeSet<u64> = lost.leaves.keys().copied().collect();
+        self.restore_maps(&scan, &mut lost)?;
+        self.restore_regions(&scan, &mut lost)?;
+        let wanted = Wanted { all, lost: &lost };
+        let mut leaves: BTreeSet<u64> = lost.leaves.keys().copied().collect();
         let found = scan.images.keys().map(|nid| nid / LEAF_NIDS);
-        rebuilt.extend(found.filter(|leaf| wanted(*leaf)));
-        for (id, page) in &scan.leaves {
+        leaves.extend(found.filter(|leaf| wanted.leaf(*leaf)));
+        for (id, leaf) in &scan.leaves {
             let free = (all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id);
             if free && !scan.is_outdated(*id) {
-                self.store.table.restore_leaf(*id, page.pointer)?;
-                rebuilt.remove(id);
+                self.store.table.restore_leaf(*id, leaf.found.pointer)?;
+                leaves.remove(id);
             }
         }
-        for id in &rebuilt {
-            let (entries, found) = scan.entries_of(*id);
-            self.store.table.rebuild_leaf(*id, &entries)?;
+        let mut stale = Vec::new();
+        for id in &leaves {
+            let mut best = scan.entries_of(*id);
+            self.store.table.rebuild_leaf(*id, &best.entries)?;
+            stale.append(&mut best.stale);
             let why = lost
                 .leaves
                 .get(id)
                 .map_or("lost".into(), ToString::to_string);
-            let what =
-                format!("{why}; {found} of its nodes were found, deleted ones may be among them");
+            let what = format!(
+                "{why}; {} of its nodes were found, deleted ones may be among them",
+                best.found
+            );
             self.note(Object::LeafPage(*id), true, what);
         }
-        Ok(rebuilt.into_iter().collect())
+        Ok(Rebuilt {
+            leaves: leaves.into_iter().collect(),
+            stale,
+        })
+    }
+
+    /// Map pages that are made anew just as they were are lost no more.
+    fn restore_maps(&mut self, scan: &Scan, lost: &mut LostPages) -> Result<(), SalvageError> {
+        for (id, (damage, pointer)) in lost.maps.clone() {
+            let regions = scan.regions_of(id);
+            let regions = regions.map(|(region, found)| (region % MAP_REGIONS, found));
+            let page = anew::map(id, pointer, regions);
+            self.note_anew(
+                Object::Table,
+                page.is_some(),
+                format!("map page {id}: {damage}"),
+            );
+            if let Some(page) = page {
+                self.store.table.restore_map(id, page, lost)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of region pages.
+    fn restore_regions(&mut self, scan: &Scan, lost: &mut LostPages) -> Result<(), SalvageError> {
+        for (id, (damage, pointer)) in lost.regions.clone() {
+            let leaves = scan.leaves_of(id);
+            let leaves =
+                leaves.map(|(id, leaf)| (id % REGION_LEAVES, leaf.found, &leaf.entries[..]));
+            let certain = anew::is_region(id, pointer, leaves);
+            self.note_anew(Object::RegionPage(id), certain, damage.to_string());
+            if certain {
+                for (leaf, page) in scan.leaves_of(id) {
+                    self.store.table.restore_leaf(leaf, page.found.pointer)?;
+                }
+                lost.regions.remove(&id);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_anew(&mut self, object: Object, certain: bool, why: String) {
+        let what = match certain {
+            true => format!("{why}; made anew"),
+            false => format!(
+                "{why}; made anew of what was found: older states may be among it, and newer nodes may be missing"
+            ),
+        };
+        self.note(object, !certain, what);
     }
 
     /// Step 3, with the leaf pages that were put together from nodes. Space maps are derived, so only their versions count.
@@ -344,8 +395,14 @@ impl<C: Content> Salvage<C> {
     }
 
     /// Nodes of leaf pages that no device has are in memory until the new table names them.
-    fn load_rebuilt(&mut self, leaves: &[u64]) -> Result<(), SalvageError> {
-        for id in leaves {
+    fn load_rebuilt(&mut self, rebuilt: Rebuilt) -> Result<(), SalvageError> {
+        for (nid, what) in rebuilt.stale {
+            // The journal may say all of it.
+            if !self.is_adopted(nid) {
+                self.note(Object::Node(nid), true, what);
+            }
+        }
+        for id in &rebuilt.leaves {
             let entries = self.store.table.entries_now(*id)?;
             for (nid, entry) in (id * LEAF_NIDS..).map(Nid).zip(entries) {
                 if entry.place.is_none() || self.is_adopted(nid) {

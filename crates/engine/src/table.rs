@@ -20,6 +20,7 @@
 //!    many pages as memory may take ([`KEPT_SHARE`]); others, and one that the clock hand takes before the operation has marked
 //!    its node, the checkpoint reads again.
 
+pub(crate) mod anew;
 mod changed;
 mod salvage;
 #[cfg(test)]
@@ -43,7 +44,7 @@ use format::table::{
     REGION_NIDS, REGION_PAGE_BYTES, ROOTS, decode_leaf, encode_leaf,
 };
 use format::{Damage, Nid, U64};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::{FromBytes, IntoBytes};
 
 const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
@@ -155,6 +156,8 @@ type MapPage = Box<[ItemPointer; MAP_REGIONS as usize]>;
 struct Maps {
     /// Those in use.
     pages: BTreeMap<u64, MapPage>,
+    /// Those that differ from the devices, whether or not a region below them does.
+    changed: BTreeSet<u64>,
     roots: [ItemPointer; ROOTS as usize],
 }
 
@@ -224,6 +227,7 @@ impl Table {
     pub fn new(array: std::sync::Arc<Array>, page_limit: usize) -> Table {
         let maps = Maps {
             pages: BTreeMap::new(),
+            changed: BTreeSet::new(),
             roots: [ItemPointer::zeroed(); ROOTS as usize],
         };
         Table {
@@ -549,8 +553,7 @@ impl Table {
         written: Vec<(u64, ItemPointer)>,
         sink: &mut dyn PageSink,
     ) -> Result<[ItemPointer; ROOTS as usize], Error> {
-        let mut dirty_maps = Vec::new();
-        {
+        let changed = {
             let mut maps = self.maps.lock();
             for (index, pointer) in written {
                 let map = index / MAP_REGIONS;
@@ -561,15 +564,15 @@ impl Table {
                 let slot = &mut page[(index % MAP_REGIONS) as usize];
                 sink.discard(slot.place());
                 *slot = pointer;
-                if dirty_maps.last() != Some(&map) {
-                    dirty_maps.push(map);
-                }
+                maps.changed.insert(map);
             }
-        }
-        for map in dirty_maps {
+            maps.changed.clone()
+        };
+        for map in changed {
             let page = self.maps.lock().pages[&map].clone();
             let written = sink.write(ItemKind::TableMap, map, page.as_bytes())?;
             let mut maps = self.maps.lock();
+            maps.changed.remove(&map);
             let root = &mut maps.roots[map as usize];
             sink.discard(root.place());
             *root = pointer_to(written, 0);
@@ -773,18 +776,26 @@ pub(crate) fn write_part(
 /// Writes the page that points at a region's leaves, all of which are written.
 fn write_region(one: &DirtyRegion, sink: &mut dyn PageSink) -> Result<(u64, ItemPointer), Error> {
     let (index, region) = (one.index, &one.region);
-    let mut payload = Vec::with_capacity(REGION_PAGE_BYTES);
-    let used = {
+    let (payload, free) = {
         let state = region.state.lock();
-        payload.extend_from_slice(state.pointers.as_bytes());
-        for word in state.bitmap.iter() {
-            payload.extend_from_slice(&word.to_le_bytes());
-        }
-        let used = state.bitmap.iter().map(|w| w.count_ones() as u64);
-        used.sum::<u64>()
+        encode_region(&state.pointers, &state.bitmap)
     };
     let written = sink.write(ItemKind::TableRegion, index, &payload)?;
-    Ok((index, pointer_to(written, REGION_NIDS - used)))
+    Ok((index, pointer_to(written, free)))
+}
+
+/// What a region page holds, and how many free nids the pointer to it says.
+fn encode_region(
+    pointers: &[ItemPointer; REGION_LEAVES as usize],
+    bitmap: &[u64; BITMAP_WORDS],
+) -> (Vec<u8>, u64) {
+    let mut payload = Vec::with_capacity(REGION_PAGE_BYTES);
+    payload.extend_from_slice(pointers.as_bytes());
+    for word in bitmap {
+        payload.extend_from_slice(&word.to_le_bytes());
+    }
+    let used = bitmap.iter().map(|w| u64::from(w.count_ones()));
+    (payload, REGION_NIDS - used.sum::<u64>())
 }
 
 fn same(a: &ItemPointer, b: &ItemPointer) -> bool {

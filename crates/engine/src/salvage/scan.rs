@@ -13,24 +13,45 @@ use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
 use crate::store::Store;
-use crate::table::{Entry, Table};
+use crate::table::anew::Found;
+use crate::table::{Entry, LostPages, Table};
 use device::{AlignedBuf, Array};
 use format::item::{self, ITEM_ALIGN, ItemKind, ItemPointer, Place};
 use format::journal::BatchHeader;
-use format::table::LEAF_NIDS;
-use format::{COUNTER_FOUND_MAX, COUNTER_MAX, Damage, U64};
+use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES};
+use format::{COUNTER_FOUND_MAX, Damage, Nid, U64};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Items with greater numbers are none of this array's, and might be in the data of a file: what is found
-/// must leave numbers for what follows it.
-const VERSION_MAX: u64 = COUNTER_FOUND_MAX;
+/// What is looked for.
+pub(super) struct Wanted<'l> {
+    /// Of the whole table; else of what is lost.
+    pub all: bool,
+    pub lost: &'l LostPages,
+}
+
+impl Wanted<'_> {
+    pub fn leaf(&self, id: u64) -> bool {
+        self.all || self.lost.hides(id)
+    }
+
+    fn region(&self, id: u64) -> bool {
+        self.lost.maps.contains_key(&(id / MAP_REGIONS))
+    }
+}
 
 /// A copy of a leaf page.
 pub(super) struct FoundLeaf {
-    pub pointer: ItemPointer,
-    /// Of the checkpoint that wrote it.
-    pub sequence: u64,
-    entries: Vec<Entry>,
+    pub found: Found,
+    pub entries: Vec<Entry>,
+}
+
+/// The best that there is for a lost leaf page.
+pub(super) struct Substitute {
+    pub entries: Vec<Entry>,
+    /// How many have an image.
+    pub found: usize,
+    /// Nodes of which only older states were found than there have been, and what tells.
+    pub stale: Vec<(Nid, String)>,
 }
 
 /// What segments hold of the wanted part of the table.
@@ -38,6 +59,8 @@ pub(super) struct FoundLeaf {
 pub(super) struct Scan {
     /// The newest copy of each leaf page.
     pub leaves: BTreeMap<u64, FoundLeaf>,
+    /// The newest copy of each region page below a lost map page.
+    pub regions: BTreeMap<u64, Found>,
     /// The newest image of each node: its version and place.
     pub images: BTreeMap<u64, (u64, Place)>,
     /// Segments that another scan would read, or find something in.
@@ -51,7 +74,7 @@ impl Scan {
         store: &Store<C>,
         live: Option<&BTreeMap<u32, Vec<u32>>>,
         limit: u64,
-        wanted: &dyn Fn(u64) -> bool,
+        wanted: &Wanted<'_>,
     ) -> Result<Scan, SalvageError> {
         let geometry = store.array.geometry();
         let per_chunk = geometry.segments_per_chunk() as u64;
@@ -81,13 +104,7 @@ impl Scan {
     }
 
     /// True when there is any item.
-    fn segment(
-        &mut self,
-        bytes: &[u8],
-        start: u64,
-        limit: u64,
-        wanted: &dyn Fn(u64) -> bool,
-    ) -> bool {
+    fn segment(&mut self, bytes: &[u8], start: u64, limit: u64, wanted: &Wanted<'_>) -> bool {
         let mut at = 0;
         let mut any = false;
         while let Some(next) = item::next(bytes, at) {
@@ -104,13 +121,25 @@ impl Scan {
             };
             let (id, version) = (header.id.get(), header.version.get());
             match ItemKind::from_byte(header.kind) {
-                _ if version > VERSION_MAX => {}
-                Some(ItemKind::TableLeaf) if version <= limit && wanted(id) => {
-                    if let Some(entries) = Table::parse_leaf(payload) {
-                        self.leaf(id, version, place, header.crc.get(), entries);
+                // It might be in the data of a file.
+                _ if version > COUNTER_FOUND_MAX => {}
+                Some(ItemKind::TableLeaf) if version <= limit && wanted.leaf(id) => {
+                    let entries = Table::parse_leaf(payload).filter(|entries| {
+                        entries
+                            .iter()
+                            .all(|entry| entry.version <= COUNTER_FOUND_MAX)
+                    });
+                    if let Some(entries) = entries {
+                        let found = found(version, place, header.crc.get(), 0);
+                        self.leaf(id, FoundLeaf { found, entries });
                     }
                 }
-                Some(ItemKind::Node) if wanted(id / LEAF_NIDS) => {
+                Some(ItemKind::TableRegion) if version <= limit && wanted.region(id) => {
+                    if let Some(free) = Table::free_in_region(payload) {
+                        self.region(id, found(version, place, header.crc.get(), free));
+                    }
+                }
+                Some(ItemKind::Node) if wanted.leaf(id / LEAF_NIDS) => {
                     let newest = self.images.entry(id).or_insert((version, place));
                     if newest.0 < version {
                         *newest = (version, place);
@@ -123,20 +152,32 @@ impl Scan {
         any
     }
 
-    fn leaf(&mut self, id: u64, sequence: u64, place: Place, crc: u32, entries: Vec<Entry>) {
-        if self.leaves.get(&id).is_some_and(|l| l.sequence >= sequence) {
-            return;
+    fn leaf(&mut self, id: u64, leaf: FoundLeaf) {
+        let newest = self.leaves.get(&id).map(|l| l.found.sequence);
+        if newest.is_none_or(|newest| newest < leaf.found.sequence) {
+            self.leaves.insert(id, leaf);
         }
-        let pointer = ItemPointer {
-            place: U64::new(place.pack()),
-            stamp: U64::new(crc as u64),
-        };
-        let found = FoundLeaf {
-            pointer,
-            sequence,
-            entries,
-        };
-        self.leaves.insert(id, found);
+    }
+
+    fn region(&mut self, id: u64, page: Found) {
+        let newest = self.regions.get(&id).map(|found| found.sequence);
+        if newest.is_none_or(|newest| newest < page.sequence) {
+            self.regions.insert(id, page);
+        }
+    }
+
+    /// The copies of leaf pages of a region.
+    pub fn leaves_of(&self, region: u64) -> impl Iterator<Item = (u64, &FoundLeaf)> {
+        let first = region * REGION_LEAVES;
+        let leaves = self.leaves.range(first..first + REGION_LEAVES);
+        leaves.map(|(id, leaf)| (*id, leaf))
+    }
+
+    /// The copies of region pages of a map page.
+    pub fn regions_of(&self, map: u64) -> impl Iterator<Item = (u64, Found)> {
+        let first = map * MAP_REGIONS;
+        let regions = self.regions.range(first..first + MAP_REGIONS);
+        regions.map(|(id, found)| (*id, *found))
     }
 
     /// The newest copy of a leaf page is not the last one: there are images that it does not know.
@@ -150,38 +191,53 @@ impl Scan {
         images.any(|(nid, (version, _))| *version > known(*nid))
     }
 
-    /// The best entries for a lost leaf page, and how many have an image.
-    pub fn entries_of(&self, id: u64) -> (Vec<Entry>, usize) {
-        let stale = self.leaves.get(&id).map(|leaf| &leaf.entries);
+    /// The newest image of each node, unless the older copy of the leaf page knows of a later state.
+    pub fn entries_of(&self, id: u64) -> Substitute {
+        let older = self.leaves.get(&id).map(|leaf| &leaf.entries);
         let first = id * LEAF_NIDS;
         let images = self.images.range(first..first + LEAF_NIDS);
         let newest = images.map(|(_, (version, _))| *version);
-        let newest = newest.chain(stale.into_iter().flatten().map(|entry| entry.version));
+        let newest = newest.chain(older.into_iter().flatten().map(|entry| entry.version));
         let floor = (newest.max().unwrap_or(0) / VERSION_STEP + 1) * VERSION_STEP;
-        let floor = floor.min(COUNTER_MAX);
-        let mut found = 0;
-        let entry = |nid: u64| {
-            let old = stale.map_or(Entry::default(), |list| list[(nid - first) as usize]);
+        let (mut found, mut stale) = (0, Vec::new());
+        let mut entry = |nid: u64| {
+            let old = older.map_or(Entry::default(), |list| list[(nid - first) as usize]);
             match self.images.get(&nid) {
-                // The old page knows of its deletion.
-                Some((version, _)) if old.place.is_none() && old.version > *version => {}
-                Some((version, place)) => {
+                Some((version, place)) if *version >= old.version => {
                     found += 1;
                     return Entry {
                         place: *place,
                         version: *version,
                     };
                 }
-                None => {}
+                Some((version, _)) if !old.place.is_none() => {
+                    let known = old.version;
+                    let what = format!("version {known} is lost, and {version} found; dropped");
+                    stale.push((Nid(nid), what));
+                }
+                // Or it is deleted.
+                _ => {}
             }
             Entry {
                 place: Place::NONE,
                 version: floor,
             }
         };
-        let entries = (first..first + LEAF_NIDS).map(entry).collect();
-        (entries, found)
+        let entries = (first..first + LEAF_NIDS).map(&mut entry).collect();
+        Substitute {
+            entries,
+            found,
+            stale,
+        }
     }
+}
+
+fn found(sequence: u64, place: Place, crc: u32, free: u64) -> Found {
+    let pointer = ItemPointer {
+        place: U64::new(place.pack()),
+        stamp: U64::new(u64::from(crc) | free << 32),
+    };
+    Found { pointer, sequence }
 }
 
 /// Everything in the ring that is a whole batch.
@@ -202,7 +258,7 @@ impl Survey {
         let mut offset = 0;
         while offset + BatchHeader::SIZE as u64 <= ring.size {
             if let Some(header) = ring.header(offset)?
-                && header.is_countable(VERSION_MAX)
+                && header.is_countable(COUNTER_FOUND_MAX)
                 && ring.is_whole(offset, &header)?
             {
                 survey.note(offset, header);

@@ -3,8 +3,8 @@
 //! writes it.
 
 use super::{
-    BITMAP_WORDS, Entry, Error, Page, Region, RegionState, Table, empty_leaf, entry_from, entry_of,
-    read_map, split,
+    BITMAP_WORDS, Entry, Error, MapPage, Page, Region, RegionState, Table, empty_leaf, entry_from,
+    entry_of, read_map, split,
 };
 use crate::blocks::Blocks;
 use base::sync::{Arc, Mutex, rank};
@@ -12,17 +12,18 @@ use device::Array;
 use format::checkpoint::CheckpointRecord;
 use format::item::{ItemPointer, Place};
 use format::table::{
-    LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, REGION_NIDS, SPACE_MAP_FIRST, decode_leaf,
+    LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, REGION_NIDS, REGION_PAGE_BYTES, SPACE_MAP_FIRST,
+    decode_leaf,
 };
 use format::{Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// Pages that the table names and that are not there, with the reasons.
+/// Pages that the table names and that are not there, with the reasons, and what pointed at those that hide others.
 #[derive(Debug, Default)]
 pub(crate) struct LostPages {
-    pub maps: BTreeMap<u64, Damage>,
-    pub regions: BTreeMap<u64, Damage>,
+    pub maps: BTreeMap<u64, (Damage, ItemPointer)>,
+    pub regions: BTreeMap<u64, (Damage, ItemPointer)>,
     pub leaves: BTreeMap<u64, Damage>,
 }
 
@@ -62,24 +63,32 @@ impl Table {
             .store(record.node_count.get(), Ordering::Relaxed);
         let mut lost = LostPages::default();
         table.read_maps(record, &mut lost)?;
-        let pointers = table.region_pointers();
+        table.load_regions(table.region_pointers(), &mut lost)?;
+        Ok((table, lost))
+    }
+
+    fn load_regions(
+        &self,
+        pointers: Vec<(u64, ItemPointer)>,
+        lost: &mut LostPages,
+    ) -> Result<(), Error> {
         for (index, pointer) in pointers {
-            let state = match table.read_region(index, pointer, Blocks::stored_page) {
+            let state = match self.read_region(index, pointer, Blocks::stored_page) {
                 Ok(state) => state,
                 Err(Error::Damaged(damage)) => {
-                    lost.regions.insert(index, damage);
-                    table.set_region_pointer(index, ItemPointer::zeroed());
+                    lost.regions.insert(index, (damage, pointer));
+                    self.forget_region(index);
                     RegionState::empty()
                 }
                 Err(error) => return Err(error),
             };
-            let state = table.check_leaves(index, state, &mut lost)?;
+            let state = self.check_leaves(index, state, lost)?;
             let region = Arc::new(Region {
                 state: Mutex::keyed(rank::TABLE, index, state),
             });
-            table.regions.lock().insert(index, region);
+            self.regions.lock().insert(index, region);
         }
-        Ok((table, lost))
+        Ok(())
     }
 
     fn read_maps(&self, record: &CheckpointRecord, lost: &mut LostPages) -> Result<(), Error> {
@@ -92,9 +101,13 @@ impl Table {
             match read_map(&self.array, index, root)? {
                 Ok(page) => {
                     maps.pages.insert(index, page);
+                    if root.stamp.get() >> 32 != 0 {
+                        // Bits that mean nothing; the new pointer has none.
+                        maps.changed.insert(index);
+                    }
                 }
                 Err(damage) => {
-                    lost.maps.insert(index, damage);
+                    lost.maps.insert(index, (damage, *root));
                     maps.roots[index as usize] = ItemPointer::zeroed();
                 }
             }
@@ -102,10 +115,33 @@ impl Table {
         Ok(())
     }
 
-    fn set_region_pointer(&self, index: u64, pointer: ItemPointer) {
-        if let Some(page) = self.maps.lock().pages.get_mut(&(index / MAP_REGIONS)) {
-            page[(index % MAP_REGIONS) as usize] = pointer;
+    /// The next checkpoint writes that there is no such page, if it does not write one.
+    fn forget_region(&self, index: u64) {
+        let (map, within) = (index / MAP_REGIONS, (index % MAP_REGIONS) as usize);
+        let mut maps = self.maps.lock();
+        if let Some(page) = maps.pages.get_mut(&map) {
+            page[within] = ItemPointer::zeroed();
+            maps.changed.insert(map);
         }
+    }
+
+    /// A map page that was made anew just as it was lost: what it points at is looked at.
+    pub fn restore_map(
+        &self,
+        index: u64,
+        page: MapPage,
+        lost: &mut LostPages,
+    ) -> Result<(), Error> {
+        let regions = (index * MAP_REGIONS..).zip(page.iter().copied());
+        let regions = regions.filter(|(_, pointer)| !pointer.place().is_none());
+        let regions = regions.collect();
+        {
+            let mut maps = self.maps.lock();
+            maps.pages.insert(index, page);
+            maps.changed.insert(index);
+        }
+        lost.maps.remove(&index);
+        self.load_regions(regions, lost)
     }
 
     /// Forgets the pointers to leaf pages that are damaged.
@@ -237,6 +273,10 @@ impl Table {
                 }
             }
         }
+        for (index, _) in self.region_pointers() {
+            let none = || Box::new([0; BITMAP_WORDS]);
+            bitmaps.entry(index).or_insert_with(none);
+        }
         let mut wrong = self.nodes.swap(nodes, Ordering::Relaxed) != nodes;
         let mut free = Vec::new();
         for (index, bitmap) in bitmaps {
@@ -274,15 +314,26 @@ impl Table {
             };
             (wrong, (0..REGION_LEAVES as usize).find(loaded))
         };
-        if let Some(leaf) = leaf.filter(|_| wrong || stated.is_none()) {
-            self.with_leaf(index, leaf, |state| state.dirty |= 1 << leaf)?;
+        match leaf {
+            Some(leaf) if wrong || stated.is_none() => {
+                self.with_leaf(index, leaf, |state| state.dirty |= 1 << leaf)?;
+            }
+            None if wrong => self.forget_region(index),
+            _ => {}
         }
         Ok(wrong)
     }
 
-    /// Entries of a stale copy of a leaf page.
+    /// Entries of a copy of a leaf page that nothing points at.
     pub fn parse_leaf(payload: &[u8]) -> Option<Vec<Entry>> {
         let page = decode_leaf(payload).ok()?;
         Some(page.iter().map(entry_from).collect())
+    }
+
+    /// Free nids of a copy of a region page that nothing points at.
+    pub fn free_in_region(payload: &[u8]) -> Option<u64> {
+        let bitmap = payload.get(REGION_LEAVES as usize * ItemPointer::SIZE..)?;
+        let used = bitmap.iter().map(|byte| u64::from(byte.count_ones()));
+        (payload.len() == REGION_PAGE_BYTES).then(|| REGION_NIDS - used.sum::<u64>())
     }
 }
