@@ -19,10 +19,16 @@ pub const ARRAY_START: u64 = HEAD_BLOCKS * BLOCK_SIZE as u64;
 pub struct Item {
     kind: u8,
     id: u64,
-    version: u64,
+    pub version: u64,
     /// Bytes on the device.
     pub range: Range<u64>,
-    segment: Range<u64>,
+    pub segment: Range<u64>,
+}
+
+impl Item {
+    pub fn is(&self, kind: ItemKind, id: u64) -> bool {
+        self.kind == kind as u8 && self.id == id
+    }
 }
 
 pub fn items(world: &World, store: &TestStore) -> Vec<Item> {
@@ -59,7 +65,7 @@ pub fn items(world: &World, store: &TestStore) -> Vec<Item> {
 
 /// The newest item of its kind and number.
 pub fn newest(items: &[Item], kind: ItemKind, id: u64) -> &Item {
-    let these = items.iter().filter(|i| i.kind == kind as u8 && i.id == id);
+    let these = items.iter().filter(|item| item.is(kind, id));
     these.max_by_key(|i| i.version).expect("it was written")
 }
 

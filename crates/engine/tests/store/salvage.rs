@@ -1,14 +1,16 @@
 //! A store of which something has rotted is put together again: nothing that the journal says is lost for that.
 
-use crate::damage::{damage_leaf, items, newest};
+use crate::damage::{Item, damage_leaf, items, newest};
 use crate::world::{Change, Numbers, TestStore, World, change, create, delete};
 use base::rng::Rng;
 use device::sim::Times;
 use engine::{Error, Need, Object, Salvage, SalvageError, StoreOptions};
-use format::Nid;
+use format::checkpoint::CheckpointRecord;
 use format::item::ItemKind;
-use format::table::LEAF_NIDS;
+use format::table::{LEAF_NIDS, REGION_NIDS};
+use format::{COUNTER_RECORD_MAX, Nid, U64};
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Numbers in a node: it has a block by itself.
 const WORDS: usize = 1500;
@@ -188,5 +190,217 @@ fn an_array_that_somebody_writes_to_is_not_salvaged() {
             assert!(matches!(*error, device::Error::InUse { .. }), "{error}");
         }
         other => panic!("{:?}", other.map(drop)),
+    }
+}
+
+/// A byte of an item is another one now.
+fn rot(world: &World, item: &Item) {
+    let at = item.range.end - 9;
+    let mut byte = [0];
+    world.devices[0].peek(at, &mut byte);
+    world.devices[0].poke(at, &[!byte[0]]);
+}
+
+/// A store in which one of two nodes of a leaf page was changed after the first of three checkpoints, and the other one after the
+/// second.
+struct Changed {
+    world: World,
+    first: Nid,
+    second: Nid,
+    items: Vec<Item>,
+}
+
+/// The last two copies of the leaf page are in one segment: both are found.
+fn changed(seed: u64) -> Changed {
+    let tries = (0..8).map(|before| changed_after(before, seed));
+    let mut found = tries.filter(|all| {
+        let leaf = all.second.0 / LEAF_NIDS;
+        let copies = all.items.iter();
+        let copies = copies.filter(|item| item.is(ItemKind::TableLeaf, leaf));
+        let mut segments: Vec<_> = copies.map(|item| (item.version, &item.segment)).collect();
+        segments.sort_by_key(|(version, _)| *version);
+        let [.., (_, last), (_, newest)] = &segments[..] else {
+            return false;
+        };
+        last == newest
+    });
+    found.next().expect("a segment has room for more than one")
+}
+
+fn changed_after(checkpoints: u64, seed: u64) -> Changed {
+    let world = World::new(seed, &[64]);
+    let store = world.open().unwrap();
+    let other = create(&store, vec![0]).unwrap();
+    for i in 0..checkpoints {
+        change(&store, other, Need::Grow, Change::Set(0, i)).unwrap();
+        store.checkpoint().unwrap();
+    }
+    let all: Vec<Nid> = (0..20)
+        .map(|_| create(&store, vec![7; 100]).unwrap())
+        .collect();
+    // The creating thread may have wandered from core to core, each with numbers of its own.
+    let leaf = |nid: &Nid| nid.0 / LEAF_NIDS;
+    let two = all.windows(2).find(|two| leaf(&two[0]) == leaf(&two[1]));
+    let (first, second) = two.map(|two| (two[0], two[1])).unwrap();
+    store.checkpoint().unwrap();
+    for nid in [first, second] {
+        change(&store, nid, Need::Grow, Change::Set(0, 77)).unwrap();
+        store.checkpoint().unwrap();
+    }
+    // To close it would write these pages once more.
+    let items = items(&world, &store);
+    drop(store);
+    Changed {
+        world,
+        first,
+        second,
+        items,
+    }
+}
+
+impl Changed {
+    fn rot(&self, kind: ItemKind, id: u64) {
+        rot(&self.world, newest(&self.items, kind, id));
+    }
+}
+
+/// Makes what a repair makes of a store without data.
+fn publish(mut salvage: Salvage<Numbers>) {
+    salvage.set_space(|_| Vec::new(), |_| false).unwrap();
+    salvage.publish().unwrap();
+}
+
+/// What a lost page of the node table pointed at is all there: it is the same as before, whatever else lies in the segments.
+#[test]
+fn a_lost_page_of_which_all_below_is_found_costs_nothing() {
+    for (kind, object) in [
+        (ItemKind::TableRegion, Object::RegionPage(0)),
+        (ItemKind::TableMap, Object::Table),
+    ] {
+        let all = changed(67);
+        all.rot(kind, 0);
+        let salvage = all.world.salvage().unwrap();
+        assert!(salvage.losses().iter().any(|loss| loss.object == object));
+        assert_eq!(lost(&salvage), [], "{:?}", salvage.losses());
+        for nid in [all.first, all.second] {
+            assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
+        }
+        publish(salvage);
+        let (findings, nodes) = all.world.verify();
+        assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+    }
+}
+
+/// The newest state of a leaf page and of a node, and the page that pointed at the first, are lost. What is found is the state before, with
+/// as many nodes and as many bytes in each segment; a repair said that nothing was lost.
+#[test]
+fn an_older_leaf_page_in_the_place_of_a_lost_one_is_a_loss() {
+    for (map_too, object) in [(false, Object::RegionPage(0)), (true, Object::Table)] {
+        let all = changed(68);
+        let nid = all.second;
+        if map_too {
+            all.rot(ItemKind::TableMap, 0);
+        }
+        all.rot(ItemKind::TableRegion, 0);
+        all.rot(ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
+        all.rot(ItemKind::Node, nid.0);
+        let salvage = all.world.salvage().unwrap();
+        assert_eq!(lost(&salvage), [object]);
+        assert_eq!(found(salvage.store(), nid).unwrap()[0], 7);
+    }
+}
+
+/// Of a leaf page that is lost an older copy names a later state of a node than any that is found. What was found may refer to what
+/// has another owner since.
+#[test]
+fn a_state_older_than_one_that_is_known_is_not_taken() {
+    let all = changed(69);
+    let nid = all.first;
+    all.rot(ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
+    all.rot(ItemKind::Node, nid.0);
+    let salvage = all.world.salvage().unwrap();
+    let leaf = Object::LeafPage(nid.0 / LEAF_NIDS);
+    assert_eq!(lost(&salvage), [leaf, Object::Node(nid)]);
+    assert_eq!(found(salvage.store(), nid), None);
+    assert_eq!(found(salvage.store(), all.second).unwrap()[0], 77);
+    assert!(salvage.next_version(nid).unwrap() > 2);
+    publish(salvage);
+    assert_eq!(all.world.verify().0, []);
+}
+
+/// A region's page is lost with its leaf page, and no node is there to be found. No repair wrote that the page is no more, and nobody
+/// could create a node in the region.
+#[test]
+fn a_region_without_nodes_is_no_more() {
+    let world = World::new(70, &[64]);
+    let store = world.open().unwrap();
+    let mut far = Vec::new();
+    while far.is_empty() {
+        let nid = create(&store, Vec::new()).unwrap();
+        far.extend((nid.0 >= REGION_NIDS).then_some(nid));
+    }
+    let far = far[0];
+    delete(&store, far).unwrap();
+    store.close().unwrap();
+    let before = items(&world, &store);
+    drop(store);
+    rot(&world, newest(&before, ItemKind::TableRegion, 1));
+    rot(
+        &world,
+        newest(&before, ItemKind::TableLeaf, far.0 / LEAF_NIDS),
+    );
+    for image in before.iter().filter(|item| item.is(ItemKind::Node, far.0)) {
+        rot(&world, image);
+    }
+    let salvage = world.salvage().unwrap();
+    assert_eq!(lost(&salvage), [Object::RegionPage(1)]);
+    publish(salvage);
+    assert_eq!(world.verify().0, []);
+    let store = world.open().unwrap();
+    while create(&store, Vec::new()).unwrap().0 < REGION_NIDS {}
+    store.close().unwrap();
+    world.check("after use");
+}
+
+/// Both copies of the newest record say something else.
+fn forge_record(world: &World, change: impl Fn(&mut CheckpointRecord)) {
+    let array = world.array();
+    let record = |slot| {
+        let block = array.read_slot(slot, 0).unwrap();
+        CheckpointRecord::parse(&block, &array.uuid()).unwrap()
+    };
+    let newest = [record(0), record(1)].into_iter().enumerate();
+    let newest = newest.max_by_key(|(_, record)| record.sequence.get());
+    let (slot, mut record) = newest.unwrap();
+    change(&mut record);
+    record.seal();
+    array.write_slot(slot, record.as_bytes()).unwrap();
+}
+
+/// Bits that mean nothing were found by each check, and repaired by none.
+#[test]
+fn stray_bits_of_a_pointer_to_a_map_page_do_not_stay() {
+    let all = changed(71);
+    forge_record(&all.world, |record| {
+        let stamp = record.roots[0].stamp.get();
+        record.roots[0].stamp = U64::new(stamp | 1 << 40);
+    });
+    assert_eq!(all.world.verify().0.len(), 1);
+    publish(all.world.salvage().unwrap());
+    assert_eq!(all.world.verify().0, []);
+}
+
+/// The next record would be one that no reader takes. It took the place of the one before, and then that of the last that was any.
+#[test]
+fn a_record_that_nobody_would_read_is_not_written() {
+    let all = changed(72);
+    forge_record(&all.world, |record| {
+        record.sequence = U64::new(COUNTER_RECORD_MAX);
+    });
+    for _ in 0..2 {
+        let error = all.world.open().map(drop).unwrap_err();
+        assert!(error.to_string().contains("out of range"), "{error}");
+        let store = all.world.open_with(reading()).unwrap();
+        assert_eq!(found(&store, all.second).unwrap()[0], 77);
     }
 }

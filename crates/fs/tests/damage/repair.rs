@@ -8,16 +8,18 @@ use crate::images::*;
 use base::rng::Rng;
 use device::sim::{PowerSwitch, SimDevice, Times};
 use engine::Object;
+use format::checkpoint::CheckpointRecord;
 use format::item::{ItemHeader, ItemKind};
 use format::journal::BatchHeader;
-use format::label::TAIL_BLOCKS;
-use format::{BLOCK_SIZE, Nid};
+use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
+use format::{BLOCK_SIZE, COUNTER_MAX, Nid, U64};
 use fs::FileSystem;
 use fs::content::{Body, FsNode};
 use fs::fsck::FsckOptions;
 use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, RepairReport, repair};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 fn count(default: u64) -> u64 {
     let given = std::env::var("SHEAF_IMAGES").ok();
@@ -129,7 +131,11 @@ fn lost_without_names(actions: &[Action]) -> bool {
             || action.lost
                 && matches!(
                     action.object,
-                    Object::Journal | Object::LeafPage(_) | Object::Store
+                    Object::Journal
+                        | Object::LeafPage(_)
+                        | Object::RegionPage(_)
+                        | Object::Table
+                        | Object::Store
                 )
     })
 }
@@ -467,6 +473,20 @@ fn lose_tables_of(image: &Image) {
         let (report, tally) = repaired(image, &devices, what);
         let all = image.model.things.len() as u64;
         assert_eq!(tally.kept, all, "{what}: {tally:?}: {:#?}", report.actions);
+        // What was found is what was there: its checksums say so.
+        let certain = [
+            "region page",
+            "map pages",
+            "space pages",
+            "space root",
+            "space maps",
+        ];
+        let nothing = !report.lost();
+        assert!(
+            nothing || !certain.contains(&what),
+            "{what}: {:#?}",
+            report.actions
+        );
     }
 }
 
@@ -475,7 +495,7 @@ fn newest_record(image: &Image) -> [(usize, u64); 2] {
     let array = assemble(&image.devices(), true).unwrap();
     let sequence = |slot| {
         let block = array.read_slot(slot, 0).unwrap();
-        let record = format::checkpoint::CheckpointRecord::parse(&block, &array.uuid());
+        let record = CheckpointRecord::parse(&block, &array.uuid());
         record.map_or(0, |record| record.sequence.get())
     };
     let newest = (sequence(1) > sequence(0)) as usize;
@@ -498,6 +518,110 @@ fn a_lost_checkpoint_record_costs_at_most_what_the_journal_has_no_more() {
     assert!(
         tally.kept > image.model.things.len() as u64 / 2,
         "{tally:?}"
+    );
+}
+
+/// Its number was taken, the next checkpoint's by nobody, and with that both slots were gone.
+#[test]
+fn a_forged_record_that_nothing_can_follow_is_none() {
+    let image = clean_image();
+    let devices = image.devices();
+    let array = assemble(&devices, false).unwrap();
+    let slot = |slot| {
+        let block = array.read_slot(slot, 0).unwrap();
+        CheckpointRecord::parse(&block, &array.uuid()).unwrap()
+    };
+    let (mut record, other) = (slot(0), slot(1));
+    let older = record.sequence.get() < other.sequence.get();
+    record.sequence = U64::new(COUNTER_MAX);
+    record.seal();
+    array.write_slot(0, record.as_bytes()).unwrap();
+    drop(array);
+    for _ in 0..2 {
+        let fs = open(&devices, false).unwrap();
+        if older {
+            assert!(image.model.compare(&fs, None, "forged record").is_empty());
+        }
+        fs.close().unwrap();
+    }
+    assert_eq!(fsck(&devices).findings, []);
+}
+
+/// A device lost a checkpoint's record: nothing stands where one must, and nobody said so.
+#[test]
+fn an_empty_slot_is_noticed_once_there_must_be_a_record() {
+    let image = clean_image();
+    let devices = image.devices();
+    let newest = newest_record(&image);
+    let slots = copies().into_iter().skip(4);
+    for (device, block) in slots.filter(|copy| !newest.contains(copy)) {
+        devices[device].poke(block * BLOCK, &[0; BLOCK_SIZE]);
+    }
+    let report = fsck(&devices);
+    assert!(report.is_sound());
+    let slot = |finding: &fs::fsck::Finding| matches!(finding.object, Object::Slot { .. });
+    assert_eq!(report.findings.len(), 2, "{:?}", report.findings);
+    assert!(report.findings.iter().all(slot), "{:?}", report.findings);
+    let (report, tally) = repaired(&image, &devices, "empty slot");
+    assert!(!report.lost());
+    assert_eq!(tally.kept, image.model.things.len() as u64);
+}
+
+/// All metadata of the last mount is lost but the record of its end. A repair that may lose nothing went back to the mount before.
+#[test]
+fn a_repair_that_may_lose_nothing_does_not_go_back_to_an_older_state() {
+    let (devices, mut model) = build();
+    let array = assemble(&devices, true).unwrap();
+    let before = image(&devices, model.clone(), None);
+    let fs = open(&devices, false).unwrap();
+    model.add(&fs, "/later", Thing::Dir);
+    for i in 0..300 {
+        let content = format!("later {i}").into_bytes();
+        model.add(&fs, &format!("/later/{i}"), Thing::File(content));
+    }
+    fs.close().unwrap();
+    drop(fs);
+    // The ring stays, as do labels and slots.
+    let mut ring = BTreeSet::new();
+    let geometry = array.geometry();
+    for byte in (0..geometry.journal_bytes()).step_by(BLOCK_SIZE) {
+        let start = geometry.journal_start.byte() + byte;
+        geometry.pieces(start, BLOCK_SIZE, |piece| {
+            ring.insert((piece.device, piece.offset / BLOCK));
+        });
+    }
+    let mut bytes = vec![0; BLOCK_SIZE];
+    for (index, old) in before.devices().iter().enumerate() {
+        for number in HEAD_BLOCKS..DEVICE_BYTES / BLOCK - TAIL_BLOCKS {
+            if !ring.contains(&(index, number)) {
+                old.peek(number * BLOCK, &mut bytes);
+                devices[index].poke(number * BLOCK, &bytes);
+            }
+        }
+    }
+    let lossless = RepairOptions {
+        lossless: true,
+        ..repair_options(false)
+    };
+    let hashes = || -> Vec<u64> { devices.iter().map(|d| d.contents_hash()).collect() };
+    let damaged = hashes();
+    let refused = repair(&assemble(&devices, false).unwrap(), &lossless, &|_| {}).unwrap();
+    assert!(
+        matches!(refused.outcome, Outcome::Refused { .. }),
+        "{:#?}",
+        refused.actions
+    );
+    assert_eq!(hashes(), damaged);
+    let report = try_repair(&devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired);
+    assert!(report.lost());
+    assert_eq!(fsck(&devices).findings, []);
+    let fs = open(&devices, true).unwrap();
+    assert!(
+        before
+            .model
+            .compare(&fs, None, "the mount before")
+            .is_empty()
     );
 }
 
@@ -537,25 +661,29 @@ fn a_damaged_batch_cuts_the_journal_there() {
 #[test]
 fn a_forged_batch_that_nothing_can_follow_is_not_counted() {
     let image = dirty_image();
-    let devices = image.devices();
-    {
-        let array = assemble(&devices, false).unwrap();
-        let mut bytes = vec![0; BLOCK as usize];
-        bytes[..4].copy_from_slice(b"SHFJ");
-        bytes[16..32].copy_from_slice(&array.uuid());
-        // Mount, sequence number, epoch.
-        bytes[32..56].fill(0xFF);
-        let crc = format::checksum(array.journal_seed(), &bytes[8..BatchHeader::SIZE]);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
-        let geometry = array.geometry();
-        let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;
-        let written = array.write(last, &bytes, device::Durability::Durable);
-        written.unwrap();
+    for number in [COUNTER_MAX, u64::MAX] {
+        let devices = image.devices();
+        {
+            let array = assemble(&devices, false).unwrap();
+            let mut bytes = vec![0; BLOCK as usize];
+            bytes[..4].copy_from_slice(b"SHFJ");
+            bytes[16..32].copy_from_slice(&array.uuid());
+            // Mount, sequence number, epoch.
+            for at in [32, 40, 48] {
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+            let crc = format::checksum(array.journal_seed(), &bytes[8..BatchHeader::SIZE]);
+            bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+            let geometry = array.geometry();
+            let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;
+            let written = array.write(last, &bytes, device::Durability::Durable);
+            written.unwrap();
+        }
+        let root = Some(fs::ROOT.0);
+        break_items(&image, &devices, ItemKind::Node, root);
+        let (report, tally) = repaired(&image, &devices, "forged batch");
+        assert!(tally.found > 0, "{tally:?}: {:#?}", report.actions);
     }
-    let root = Some(fs::ROOT.0);
-    break_items(&image, &devices, ItemKind::Node, root);
-    let (report, tally) = repaired(&image, &devices, "forged batch");
-    assert!(tally.found > 0, "{tally:?}: {:#?}", report.actions);
 }
 
 /// A value of an attribute was taken for a batch of a later mount, and nothing opened any more.
