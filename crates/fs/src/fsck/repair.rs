@@ -157,7 +157,8 @@ pub enum Outcome {
     Sound,
     /// Nothing was written, as asked for; the actions would repair it.
     Planned,
-    /// Everything that was wrong is repaired.
+    /// Everything that was wrong is repaired, as the last check in memory found. Whether the devices hold it, a
+    /// [`fsck()`] of the array, assembled anew, tells; `sheaf fsck` makes one.
     Repaired,
     /// Nothing was written: the array is as it was.
     Refused { why: String, remedy: String },
