@@ -32,7 +32,8 @@ use crate::counted::{self, Counters};
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Window};
 use crate::target::{
-    Arrangement, Devices, InProcess, Interface, Place, Queue, Slow, SlowQueue, Storage, open_direct,
+    Arrangement, Devices, InProcess, Interface, Place, Queue, Remedies, Slow, SlowQueue, Storage,
+    open_direct,
 };
 use crate::{Error, interrupt};
 use loads::{OnArray, OnFiles, OnLargeFile, OnQueue, Plan};
@@ -247,8 +248,13 @@ impl<'a> Bench<'a> {
             ));
         }
         let place = match &slow {
-            Some(_) => Place::new(&Storage::Memory, bytes, false)?,
-            None => Place::new(&options.storage, bytes, false)?,
+            Some(_) => Place::new(
+                &Storage::Memory,
+                bytes,
+                false,
+                Remedies::in_memory("--size"),
+            )?,
+            None => Place::new(&options.storage, bytes, false, Remedies::less("--size"))?,
         };
         let devices = match place.devices().is_empty() {
             true => place.written(options.most() as u64)?,

@@ -22,7 +22,7 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Background, Load, Measured, Operation, Stop, Window};
 use crate::target::{
-    Arrangement, Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Slow, Storage, Target,
+    Arrangement, Disk, InProcess, KernelMount, Place, Posix, Remedies, Side, Slow, Storage, Target,
 };
 use crate::timing::{Latencies, Summary};
 use crate::{Error, interrupt};
@@ -81,10 +81,7 @@ impl Options {
         if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
             return usage("one device is measured: give one (--device)");
         }
-        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
-            return usage("tmpfs makes nothing durable");
-        }
-        crate::target::only_kernels(&self.against)
+        crate::target::only_on_devices(&self.against, "tmpfs makes nothing durable")
     }
 }
 
@@ -140,6 +137,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &Storage::Memory,
         ARRAY_BYTES,
         options.journal * WRITTEN_JOURNALS,
+        Remedies::in_memory("--journal-size"),
     )?;
     let workers = options.workers.iter().map(|&n| Kind::Workers(n));
     let kinds = workers.chain([Kind::Endless]);
@@ -182,7 +180,11 @@ fn on_loop(
     };
     let devices = vec![disk.path().to_owned()];
     let meter = Meter::new(&devices)?;
-    let place = Place::over(&disk, LOOP_BYTES.max(8 * options.journal))?;
+    let place = Place::over(
+        &disk,
+        LOOP_BYTES.max(8 * options.journal),
+        Remedies::less(""),
+    )?;
     let own = [Target::Sheaf].into_iter();
     let all = own.chain(options.against.iter().cloned());
     let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();
@@ -517,7 +519,7 @@ mod tests {
         // The first of two threads that has done half of it ends the window.
         let done = outcome.measured.operations;
         assert!((250..=500).contains(&done), "{done}");
-        let target = Target::Kernel(Kernel::Xfs);
+        let target = Target::Kernel(crate::target::Kernel::Xfs);
         let row = loop_row(&options(), &target, &[outcome]);
         assert_eq!((row.target.as_str(), row.name.as_str()), ("xfs", ON_LOOP));
         assert!(row.extra["synced_us_per_op"].as_f64() > Some(0.0));

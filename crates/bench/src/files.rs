@@ -15,7 +15,7 @@ use base::thread::parallel;
 use serde_json::{Map, Value};
 
 use crate::contract::{Report, Row, Spread};
-use crate::target::{KernelMount, Place, SheafMount, Storage, Target};
+use crate::target::{KernelMount, Place, Remedies, SheafMount, Storage, Target};
 use crate::{Error, interrupt};
 
 const FILES_PER_FOLDER: u64 = 1000;
@@ -53,10 +53,7 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
-        if self.against.iter().any(|t| !matches!(t, Target::Kernel(_))) {
-            return usage("many files are compared with ext4, xfs, btrfs and tmpfs only");
-        }
-        Ok(())
+        crate::target::only_kernels(&self.against)
     }
 
     fn folders(&self) -> u64 {
@@ -82,7 +79,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let bytes = options.files() * FILE_BYTES + (1 << 30);
-    let place = Place::new(&options.storage, bytes, true)?;
+    let place = Place::new(&options.storage, bytes, true, Remedies::less("--count"))?;
     let targets = [Target::SheafMount].into_iter();
     let mut sides: Vec<Side> = targets
         .chain(options.against.iter().cloned())

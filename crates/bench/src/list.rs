@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
-use crate::target::{KernelMount, Place, SheafMount, Storage, Target, run_program};
+use crate::target::{KernelMount, Place, Remedies, SheafMount, Storage, Target, run_program};
 use crate::{Error, interrupt};
 
 const WAYS: [&str; 2] = ["readdir+stat", "ls -lU"];
@@ -74,6 +74,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &options.storage,
         options.count * FILE_BYTES + (1 << 30),
         true,
+        Remedies::less("--count"),
     )?;
     let targets = [Target::SheafMount]
         .into_iter()

@@ -17,7 +17,9 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
-use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target, file_bytes};
+use crate::target::{
+    InProcess, KernelMount, Place, Posix, Remedies, Side, Storage, Target, file_bytes,
+};
 use crate::{Error, interrupt};
 
 /// Directories in each of those that hold directories.
@@ -90,7 +92,12 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     interrupt::catch()?;
     let most = options.live.iter().copied().max().unwrap_or(0);
     let bytes = (most + options.pairs.min(most)) * file_bytes(&options.against) + (1 << 30);
-    let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+    let place = Place::new(
+        &options.storage,
+        bytes,
+        !options.against.is_empty(),
+        Remedies::less("--live"),
+    )?;
     let targets = || {
         [Target::Sheaf]
             .into_iter()

@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
-use crate::target::{Arrangement, InProcess, Place, Side, Storage};
+use crate::target::{Arrangement, InProcess, Place, Remedies, Side, Storage};
 use crate::{Error, interrupt};
 
 const FILES_PER_FOLDER: u64 = 1000;
@@ -96,7 +96,12 @@ struct Outcome {
 pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> {
     options.check()?;
     interrupt::catch()?;
-    let place = Place::sparse(&options.storage, ARRAY_BYTES, options.written())?;
+    let place = Place::sparse(
+        &options.storage,
+        ARRAY_BYTES,
+        options.written(),
+        Remedies::less("--journal-size, --files"),
+    )?;
     let mut outcomes = Vec::new();
     for run in 1..=options.runs {
         progress(&format!("a full journal, run {run} of {}", options.runs));

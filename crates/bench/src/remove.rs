@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::runner::Stop;
 use crate::target::{
-    InProcess, KernelMount, Place, Posix, Side, Storage, Target, file_bytes, run_program,
+    InProcess, KernelMount, Place, Posix, Remedies, Side, Storage, Target, file_bytes, run_program,
 };
 use crate::{Error, interrupt};
 
@@ -77,7 +77,12 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let bytes = options.files() * file_bytes(&options.against) + (1 << 30);
-    let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+    let place = Place::new(
+        &options.storage,
+        bytes,
+        !options.against.is_empty(),
+        Remedies::less("--count"),
+    )?;
     let targets = [Target::Sheaf]
         .into_iter()
         .chain(options.against.iter().cloned());

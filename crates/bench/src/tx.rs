@@ -22,7 +22,8 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fsync::folder;
 use crate::meter::Meter;
 use crate::target::{
-    Disk, InProcess, KernelMount, Place, Posix, SheafMount, Side, Storage, Target, only_kernels,
+    Disk, InProcess, KernelMount, Place, Posix, Remedies, SheafMount, Side, Storage, Target,
+    only_on_devices,
 };
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
@@ -79,7 +80,7 @@ impl Options {
         if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
             return usage("one device is measured: give one (--device)");
         }
-        only_kernels(&self.against)
+        only_on_devices(&self.against, "tmpfs makes nothing durable")
     }
 }
 
@@ -148,7 +149,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     let bench = Bench {
         options,
         meter: Meter::new(&devices)?,
-        place: Place::over(&disk, DEVICE_BYTES)?,
+        place: Place::over(&disk, DEVICE_BYTES, Remedies::less(""))?,
         _disk: disk,
     };
     let mut rows = Vec::new();

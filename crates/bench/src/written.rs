@@ -25,7 +25,7 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::account_of;
 use crate::runner::Stop;
 use crate::target::{
-    InProcess, Kernel, KernelMount, Place, Posix, Side, Storage, Target, file_bytes,
+    InProcess, Kernel, KernelMount, Place, Posix, Remedies, Side, Storage, Target, file_bytes,
 };
 use crate::{Error, interrupt};
 
@@ -70,10 +70,7 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
-        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
-            return usage("tmpfs writes to no device");
-        }
-        crate::target::only_kernels(&self.against)
+        crate::target::only_on_devices(&self.against, "tmpfs writes to no device")
     }
 }
 
@@ -96,7 +93,12 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let bytes = options.most * file_bytes(&options.against) + (1 << 30);
-    let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+    let place = Place::new(
+        &options.storage,
+        bytes,
+        !options.against.is_empty(),
+        Remedies::less("--most"),
+    )?;
     let targets = || {
         let own = [Target::Sheaf].into_iter();
         own.chain(options.against.iter().cloned())

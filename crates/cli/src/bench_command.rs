@@ -1,6 +1,8 @@
 //! `sheaf bench`: turns options into those of a suite, and its report into text, JSON or HTML.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bench::contract::Report;
@@ -384,6 +386,7 @@ fn show(
     options: &BenchOutput,
     suite: impl FnOnce(&dyn Fn(&str)) -> Result<Report, Failure>,
 ) -> Outcome {
+    let page = options.html.as_deref().map(Page::open).transpose()?;
     let spinner = progress::bar("", 0);
     let report = suite(&|text| {
         spinner.set_message(text.to_owned());
@@ -391,13 +394,65 @@ fn show(
     });
     spinner.finish_and_clear();
     let report = report?;
-    if let Some(path) = &options.html {
-        let page = bench::html::render(&report);
-        std::fs::write(path, page).map_err(|e| Failure::io(path.display(), &e))?;
-    }
     match options.json {
         true => output::json(&report)?,
         false => output::print(bench::text::render(&report))?,
     }
+    if let Some(page) = page {
+        page.write(&bench::html::render(&report))?;
+    }
     Ok(0)
+}
+
+/// The file that a report with plots goes to. It is opened before anything is measured, keeps what it has until there is
+/// a report, and goes again if it was made in vain.
+struct Page {
+    path: PathBuf,
+    file: File,
+    made: bool,
+}
+
+impl Page {
+    fn open(path: &Path) -> Result<Page, Failure> {
+        let made = File::options().write(true).create_new(true).open(path);
+        let (file, made) = match made {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => (
+                File::options()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(path),
+                false,
+            ),
+            made => (made, true),
+        };
+        let file = file.map_err(|e| Failure::io(format!("--html {}", path.display()), &e))?;
+        Ok(Page {
+            path: path.to_owned(),
+            file,
+            made,
+        })
+    }
+
+    fn write(mut self, text: &str) -> Result<(), Failure> {
+        let mut write = || {
+            if self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+            }
+            self.file.write_all(text.as_bytes())
+        };
+        write().map_err(|e| Failure::io(self.path.display(), &e))?;
+        self.made = false;
+        Ok(())
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if self.made
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!("{}: not removed: {error}", self.path.display());
+        }
+    }
 }

@@ -64,6 +64,7 @@ pub fn make(args: &Mkfs) -> Result<Made, Failure> {
 
 /// Creates the image files that do not exist, where a size is given, and tells which.
 fn create_images(args: &Mkfs, created: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    check_size(args)?;
     for path in &args.devices {
         if path.exists() {
             continue;
@@ -78,6 +79,34 @@ fn create_images(args: &Mkfs, created: &mut Vec<PathBuf>) -> Result<(), Failure>
         created.push(path.clone());
     }
     Ok(())
+}
+
+/// Whether images of the size that is given are enough for a file system.
+fn check_size(args: &Mkfs) -> Result<(), Failure> {
+    let Some(bytes) = args
+        .size
+        .filter(|_| !args.devices.iter().any(|path| path.exists()))
+    else {
+        return Ok(());
+    };
+    let all = bytes.saturating_mul(args.devices.len() as u64);
+    match bytes < MIN_DEVICE_BYTES || all < MIN_ARRAY_BYTES {
+        true => Err(Failure::usage(format!(
+            "--size {}: {}",
+            size::text(bytes),
+            least()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// What devices must have.
+fn least() -> String {
+    format!(
+        "each device needs {} or more, all together {} or more",
+        size::text(MIN_DEVICE_BYTES),
+        size::text(MIN_ARRAY_BYTES)
+    )
 }
 
 fn make_on(args: &Mkfs) -> Result<Made, Failure> {
@@ -168,10 +197,9 @@ fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failu
             None => ("the array", all),
         };
         return Err(Failure::new(format!(
-            "{name} has {}; each device needs {} or more, all together {} or more (--size makes image files of a size)",
+            "{name} has {}; {} (--size makes image files of a size)",
             size::text(has),
-            size::text(MIN_DEVICE_BYTES),
-            size::text(MIN_ARRAY_BYTES)
+            least()
         )));
     }
     let options = GeometryOptions {
@@ -179,7 +207,33 @@ fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failu
         journal_bytes: args.journal_size,
         journal_align: devices.iter().map(|d| d.logical_block()).max(),
     };
-    Ok(Geometry::plan(&sizes, options)?)
+    Geometry::plan(&sizes, options).map_err(|error| {
+        let given = [
+            (
+                "--stripe-unit",
+                args.stripe_unit,
+                GeometryOptions {
+                    stripe_bytes: None,
+                    ..options
+                },
+            ),
+            (
+                "--journal-size",
+                args.journal_size,
+                GeometryOptions {
+                    journal_bytes: None,
+                    ..options
+                },
+            ),
+        ];
+        // It is that option's fault if it works without.
+        let without = |rest: &GeometryOptions| Geometry::plan(&sizes, *rest).is_ok();
+        let mut given = given.iter().filter(|(_, value, _)| value.is_some());
+        match given.find(|(_, _, rest)| without(rest)) {
+            Some((option, ..)) => Failure::usage(format!("{option}: {error}")),
+            None => error.into(),
+        }
+    })
 }
 
 /// Tells the devices that all they hold is worthless. One that cannot only stays slower.

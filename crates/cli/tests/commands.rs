@@ -126,11 +126,30 @@ fn failures_are_json_where_that_was_asked_for() {
 fn mkfs_asks_for_a_size_and_leaves_no_image_behind_when_it_fails() {
     let array = Array::unmade(2);
     array.mkfs(&[]).exits(OPERATIONAL).says("--size");
-    array.mkfs(&["--size", "8K"]).exits(OPERATIONAL);
+    for small in ["1", "8K", "16M"] {
+        array.mkfs(&["--size", small]).exits(USAGE).says("--size");
+    }
     let elsewhere = [array.images[0].clone(), array.path("none/image")];
     sheaf(&["mkfs"], &["--size", "64M"], &elsewhere).exits(OPERATIONAL);
     assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
     array.mkfs(&["--size", "much"]).exits(USAGE).says("64M");
+}
+
+#[test]
+fn mkfs_names_the_option_that_no_array_is_made_with() {
+    let array = Array::unmade(2);
+    for (option, value) in [
+        ("--stripe-unit", "3K"),
+        ("--stripe-unit", "32M"),
+        ("--journal-size", "1M"),
+        ("--journal-size", "1G"),
+    ] {
+        array
+            .mkfs(&["--size", "64M", option, value])
+            .exits(USAGE)
+            .says(option);
+    }
+    assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -342,6 +361,30 @@ fn a_benchmark_reports_what_the_contract_says() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
+/// Before anything is measured: a window of it would take an hour.
+#[test]
+fn a_report_that_cannot_be_written_is_refused_at_once_and_none_is_left_of_a_run_that_fails() {
+    let dir = TempDir::new().unwrap();
+    let fxmark = |options: &[&str], page: &Path| {
+        let common = ["--against", "none", "--threads", "1", "--html"];
+        sheaf(
+            &["bench", "fxmark"],
+            &[options, &common].concat(),
+            &one(page),
+        )
+    };
+    let hour = ["--seconds", "3600", "--pool", "100000000"];
+    fxmark(&hour, &dir.path().join("none/report.html"))
+        .exits(OPERATIONAL)
+        .says("--html");
+    let page = dir.path().join("report.html");
+    fxmark(&["--runs", "0"], &page).exits(USAGE);
+    assert!(!page.exists());
+    fs::write(&page, "an earlier one").unwrap();
+    fxmark(&["--runs", "0"], &page).exits(USAGE);
+    assert_eq!(fs::read(&page).unwrap(), b"an earlier one");
+}
+
 /// Suites that need no mount when they have nobody to compare with.
 #[test]
 fn suites_in_process_report_what_the_contract_says() {
@@ -453,7 +496,9 @@ fn benchmarks_refuse_what_makes_no_sense() {
     let fxmark = |options: &[&str]| sheaf(&["bench", "fxmark", "--against", "none"], options, &[]);
     fxmark(&["--workload", "MWXX"]).exits(USAGE).says("MWCL");
     fxmark(&["--threads", "0"]).exits(USAGE);
-    fxmark(&["--seconds", "-1"]).exits(USAGE);
+    fxmark(&["--seconds", "-1"])
+        .exits(USAGE)
+        .says("no number of seconds");
     fxmark(&["--pool", "1"]).exits(USAGE);
     fxmark(&["--operations", "0"]).exits(USAGE);
     sheaf(&["bench", "fxmark", "--against", "fat"], &[], &[])
@@ -487,10 +532,48 @@ fn benchmarks_refuse_what_makes_no_sense() {
     refused("ior", &["--request", "256"]);
     refused("tx", &["--shape", "2/4"]);
     refused("tx", &["--shape", "2"]);
+    for (suite, why) in [
+        ("tx", "durable"),
+        ("fsync", "durable"),
+        ("checkpoint", "durable"),
+        ("written", "no device"),
+    ] {
+        sheaf(&["bench", suite, "--against", "tmpfs"], &[], &[])
+            .exits(USAGE)
+            .says(why);
+    }
+    sheaf(&["bench", "files", "--against", "sheaf-mount"], &[], &[])
+        .exits(USAGE)
+        .says("f2fs");
     sheaf(&["bench", "ior", "--way", "mmap"], &[], &[])
         .exits(USAGE)
         .says("direct");
     sheaf(&["bench"], &[], &[]).exits(USAGE);
+}
+
+/// A suite that takes what another refuses says so, and the other does not.
+#[test]
+fn help_says_what_a_suite_compares_with() {
+    let help = |suite: &str| {
+        let ran = sheaf(&["bench", suite, "--help"], &[], &[]).succeeds();
+        let words: Vec<String> = ran.output().split_whitespace().map(str::to_owned).collect();
+        words.join(" ")
+    };
+    let any = help("fxmark");
+    assert!(
+        any.contains("tmpfs, sheaf-mount, paths of folders; or none"),
+        "{any}"
+    );
+    for suite in ["files", "list", "remove", "pool", "cache"] {
+        let help = help(suite);
+        assert!(help.contains("btrfs-raid0, tmpfs; or none"), "{help}");
+        assert!(!help.contains("sheaf-mount"), "{help}");
+    }
+    for suite in ["fsync", "mtime", "varmail", "tx", "written", "ior"] {
+        let help = help(suite);
+        assert!(help.contains("btrfs-raid0; or none"), "{help}");
+        assert!(!help.contains("tmpfs"), "{help}");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Load as Timed, Measured, Operation, Stop, Window};
-use crate::target::{InProcess, KernelMount, Place, Posix, Side, Storage, Target};
+use crate::target::{InProcess, KernelMount, Place, Posix, Remedies, Side, Storage, Target};
 use crate::{Error, interrupt};
 use loads::Load;
 
@@ -202,6 +202,7 @@ fn costs(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Error> 
         &options.storage,
         4 * options.set + (1 << 30),
         !options.against.is_empty(),
+        Remedies::less("--set"),
     )?;
     let meter = Meter::new(place.devices())?;
     for run in 1..=options.runs {

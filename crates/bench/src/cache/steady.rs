@@ -20,7 +20,7 @@ use super::{Options, PAGE, PIECE};
 use crate::contract::{Check, Comparison, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Operation, Stop, Window};
-use crate::target::{Arrangement, InProcess, Place, Side, Slow, Transfer, keep_busy};
+use crate::target::{Arrangement, InProcess, Place, Remedies, Side, Slow, Transfer, keep_busy};
 use crate::{Error, interrupt};
 
 const DEVICES: u64 = 4;
@@ -104,7 +104,12 @@ pub fn rows(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Erro
             cleaned: Vec::new(),
         }));
     }
-    let place = Place::new(&options.storage, 2 * file_bytes(options) + (1 << 29), false)?;
+    let place = Place::new(
+        &options.storage,
+        2 * file_bytes(options) + (1 << 29),
+        false,
+        Remedies::less("--cache-size"),
+    )?;
     let meter = Meter::new(&[])?;
     for run in 1..=options.runs {
         for series in &mut all {

@@ -29,8 +29,8 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Background, Window};
 use crate::target::{
-    Arrangement, Devices, Disk, InProcess, Kernel, KernelMount, Place, Posix, Side, Slow, Storage,
-    Target,
+    Arrangement, Devices, Disk, InProcess, KernelMount, Place, Posix, Remedies, Side, Slow,
+    Storage, Target,
 };
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
@@ -141,10 +141,7 @@ impl Options {
         if let Some((latency, devices)) = &self.slow {
             check_slow(latency, *devices)?;
         }
-        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
-            return usage("tmpfs makes nothing durable");
-        }
-        crate::target::only_kernels(&self.against)
+        crate::target::only_on_devices(&self.against, "tmpfs makes nothing durable")
     }
 
     fn file_systems(&self) -> impl Iterator<Item = Who> {
@@ -375,7 +372,7 @@ impl<'a> Bench<'a> {
             options,
             sides,
             meter: Meter::new(&[disk.path().to_owned()])?,
-            place: Place::over(&disk, options.bytes())?,
+            place: Place::over(&disk, options.bytes(), Remedies::less(""))?,
             below: Below::Disk(disk),
         })
     }
@@ -391,7 +388,12 @@ impl<'a> Bench<'a> {
             options,
             sides,
             meter: Meter::of(Arc::clone(&slow.writes)),
-            place: Place::new(&Storage::Memory, options.bytes(), false)?,
+            place: Place::new(
+                &Storage::Memory,
+                options.bytes(),
+                false,
+                Remedies::in_memory(""),
+            )?,
             below: Below::Slow(slow),
         })
     }
@@ -877,7 +879,7 @@ mod tests {
             threads: vec![1, 3],
             time: Duration::from_millis(20),
             runs: 1,
-            against: vec![Target::Kernel(Kernel::Xfs)],
+            against: vec![Target::Kernel(crate::target::Kernel::Xfs)],
             storage: Storage::Memory,
             slow: Some((latency, 2)),
             memory: 64 << 20,

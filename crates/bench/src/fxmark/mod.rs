@@ -21,7 +21,7 @@ pub use workloads::{Pool, WORKLOADS, Workload, find};
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::{Meter, Span};
 use crate::runner::{self, Background, Measured, Window};
-use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, SheafMount};
+use crate::target::{InProcess, Kernel, KernelMount, Place, Posix, Remedies, SheafMount};
 use crate::target::{Side, Storage, Target};
 use crate::{Error, interrupt};
 pub(crate) use workloads::{BRANCHES, EMPTY_SHARED, Run, Scale};
@@ -150,7 +150,12 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     let mounts = options.against.iter().any(Target::needs_mount);
-    let place = Place::new(&options.storage, options.bytes(), mounts)?;
+    let place = Place::new(
+        &options.storage,
+        options.bytes(),
+        mounts,
+        Remedies::less("--pool"),
+    )?;
     let bench = Bench {
         options,
         meter: Meter::new(place.devices())?,

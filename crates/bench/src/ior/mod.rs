@@ -31,7 +31,8 @@ use crate::counted::Counters;
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Window};
 use crate::target::{
-    Arrangement, Devices, InProcess, Kernel, KernelMount, Place, Side, Storage, Target, open_direct,
+    Arrangement, Devices, InProcess, Kernel, KernelMount, Place, Remedies, Side, Storage, Target,
+    open_direct,
 };
 use crate::{Error, interrupt};
 pub use kind::{Access, Layout, Way, select_accesses, select_layouts, select_ways};
@@ -105,13 +106,10 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
-        if self.against.contains(&Target::Kernel(Kernel::Tmpfs)) {
-            return usage("tmpfs has no device to compare on");
-        }
         if self.kinds().iter().any(|kind| kind.units(self) == 0) {
             return usage("--size is less than a request for each thread: give more");
         }
-        crate::target::only_kernels(&self.against)
+        crate::target::only_on_devices(&self.against, "tmpfs has no device to compare on")
     }
 
     fn requests(&self, access: Access) -> Vec<u64> {
@@ -229,7 +227,12 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(options: &'a Options) -> Result<Bench<'a>, Error> {
         let bytes = options.device_bytes() * options.devices as u64;
-        let place = Place::new(&options.storage, bytes, !options.against.is_empty())?;
+        let place = Place::new(
+            &options.storage,
+            bytes,
+            !options.against.is_empty(),
+            Remedies::less("--size"),
+        )?;
         let devices = match place.devices().is_empty() {
             true => place.written(options.devices as u64)?,
             false => place.array()?,

@@ -13,7 +13,7 @@ use device::{BlockDevice, Durability, OpenOptions, ReapRing, Reaping};
 use serde_json::Value;
 
 use super::{BYTES_MAX, Buffers, Findings, Group, Options, Series, Window, measure};
-use crate::target::{Place, Storage, program_exists};
+use crate::target::{Place, Remedies, Storage, program_exists};
 use crate::{Error, interrupt};
 
 /// Size of the file.
@@ -41,7 +41,7 @@ struct Subject {
 /// On a new file in a folder.
 pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
     let dir = options.dir.clone().unwrap_or_default();
-    let place = Place::new(&Storage::Dir(dir), BYTES, false)?;
+    let place = Place::new(&Storage::Dir(dir), BYTES, false, Remedies::less(""))?;
     let file = place.written(1)?;
     let subject = Subject {
         name: "file",

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{Findings, Options, Series, histogram};
 use crate::contract::{Comparison, Spread};
 use crate::meter::Meter;
-use crate::target::{Arrangement, InProcess, Place, Side, Slow, Storage};
+use crate::target::{Arrangement, InProcess, Place, Remedies, Side, Slow, Storage};
 use crate::{Error, interrupt};
 
 const SERVICE: Duration = Duration::from_millis(1);
@@ -39,7 +39,7 @@ struct Case {
 }
 
 pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
-    let place = Place::new(&Storage::Memory, BYTES, false)?;
+    let place = Place::new(&Storage::Memory, BYTES, false, Remedies::in_memory(""))?;
     let name = |devices: u64| format!("commit of 8 writes, {devices} x 1000 µs");
     let mut cases: Vec<Case> = Vec::new();
     for devices in DEVICES {

@@ -28,7 +28,7 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fxmark::{self, EMPTY_SHARED, Run, Workload};
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Operation, Stop, Window};
-use crate::target::{InProcess, Place, Side, Storage};
+use crate::target::{InProcess, Place, Remedies, Side, Storage};
 use crate::{Error, interrupt};
 use costs::Costs;
 use global_lock::{GlobalLock, NUMBERS};
@@ -137,7 +137,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     interrupt::catch()?;
     let bench = Bench {
         options,
-        place: Place::new(&options.storage, BYTES, false)?,
+        place: Place::new(&options.storage, BYTES, false, Remedies::less(""))?,
         cpus: runner::allowed_cpus()?,
         scale: record::calibrate(),
         progress,

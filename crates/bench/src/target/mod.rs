@@ -21,7 +21,7 @@ use crate::runner::Background;
 pub use disk::Disk;
 pub use in_process::{Arrangement, InProcess};
 pub use kernel::{Kernel, KernelMount};
-pub use place::{Devices, Place, Storage};
+pub use place::{Devices, Place, Remedies, Storage};
 pub use posix::Posix;
 pub(crate) use program::{exists as program_exists, run as run_program};
 pub use queue::{ContextQueue, Interface, Queue, SlowQueue, Transfer};
@@ -185,12 +185,23 @@ pub(crate) fn notes(against: &[Target]) -> impl Iterator<Item = String> {
 
 /// For suites that make each side's file system themselves.
 pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
+    only(against, "xfs, f2fs, btrfs (-raid0) and tmpfs")
+}
+
+/// For those of them on a device; `without` says what a side without one, a tmpfs, would be no comparison for.
+pub(crate) fn only_on_devices(against: &[Target], without: &str) -> Result<(), Error> {
+    match against.contains(&Target::Kernel(Kernel::Tmpfs)) {
+        true => Err(Error::Usage(without.to_owned())),
+        false => only(against, "xfs, f2fs and btrfs (-raid0)"),
+    }
+}
+
+fn only(against: &[Target], kernels: &str) -> Result<(), Error> {
     match against.iter().all(|t| matches!(t, Target::Kernel(_))) {
         true => Ok(()),
-        false => Err(Error::Usage(
-            "this is compared with ext4 (-lazytime, -fast_commit), xfs, f2fs, btrfs (-raid0) and tmpfs only"
-                .to_owned(),
-        )),
+        false => Err(Error::Usage(format!(
+            "this is compared with ext4 (-lazytime, -fast_commit), {kernels} only"
+        ))),
     }
 }
 

@@ -52,6 +52,38 @@ impl Storage {
     }
 }
 
+/// What users can give where a suite has too little room.
+#[derive(Clone, Copy, Debug)]
+pub struct Remedies {
+    /// The suite's options by which it wants less.
+    pub less: &'static str,
+    /// It takes --dir for what it has in memory.
+    pub dir: bool,
+}
+
+impl Remedies {
+    /// Of a suite that takes --dir.
+    pub const fn less(less: &'static str) -> Remedies {
+        Remedies { less, dir: true }
+    }
+
+    /// Of one that always is in memory.
+    pub const fn in_memory(less: &'static str) -> Remedies {
+        Remedies { less, dir: false }
+    }
+
+    /// A message, and what helps: less, or `other`.
+    fn after(self, message: &str, other: Option<&str>) -> Error {
+        let less = (!self.less.is_empty()).then(|| format!("want less ({})", self.less));
+        let other = other.map(|other| format!("give {other}"));
+        let ways: Vec<String> = less.into_iter().chain(other).collect();
+        Error::Unable(match ways.is_empty() {
+            true => message.to_owned(),
+            false => format!("{message}: {}", ways.join(", or ")),
+        })
+    }
+}
+
 pub struct Place {
     dir: PathBuf,
     /// A tmpfs of ours covers `dir`.
@@ -74,14 +106,19 @@ impl Place {
     /// A place where each side finds storage of `bytes` bytes, one at a time. With `mounts`
     /// it is one where file systems can be mounted. To be called before the process has other
     /// threads, which would go on seeing the old mount table.
-    pub fn new(storage: &Storage, bytes: u64, mounts: bool) -> Result<Place, Error> {
+    pub fn new(
+        storage: &Storage,
+        bytes: u64,
+        mounts: bool,
+        remedies: Remedies,
+    ) -> Result<Place, Error> {
         if let Storage::Loop(dir) = storage {
             let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
-            return Place::new(&images, bytes, true)?.on_loop();
+            return Place::new(&images, bytes, true, remedies)?.on_loop();
         }
         if let Storage::Loops(dir, count) = storage {
             let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
-            return Place::new(&images, bytes, true)?.on_loops(*count);
+            return Place::new(&images, bytes, true, remedies)?.on_loops(*count);
         }
         if mounts && !is_root() {
             return Err(Error::Unable(
@@ -92,10 +129,10 @@ impl Place {
         }
         if let Storage::Devices(devices) = storage {
             devices.iter().try_for_each(|path| refuse_used(path))?;
-            check_size(devices, bytes, mounts)?;
+            check_size(devices, bytes, mounts, remedies)?;
         }
         if *storage == Storage::Memory {
-            check_memory(bytes)?;
+            check_memory(bytes, remedies)?;
         }
         if mounts {
             base::sys::private_mounts().map_err(|source| Error::Io {
@@ -142,8 +179,9 @@ impl Place {
     }
 
     /// One on this device, where file systems can be mounted.
-    pub fn over(disk: &Disk, bytes: u64) -> Result<Place, Error> {
-        let mut place = Place::new(&Storage::Devices(vec![disk.path().to_owned()]), bytes, true)?;
+    pub fn over(disk: &Disk, bytes: u64, remedies: Remedies) -> Result<Place, Error> {
+        let storage = Storage::Devices(vec![disk.path().to_owned()]);
+        let mut place = Place::new(&storage, bytes, true, remedies)?;
         place.written.extend(disk.image().map(Path::to_owned));
         Ok(place)
     }
@@ -182,8 +220,13 @@ impl Place {
     }
 
     /// A place for one side's sparse storage of `bytes` bytes, of which at most `written` are ever written.
-    pub fn sparse(storage: &Storage, bytes: u64, written: u64) -> Result<Place, Error> {
-        let mut place = Place::new(storage, written, false)?;
+    pub fn sparse(
+        storage: &Storage,
+        bytes: u64,
+        written: u64,
+        remedies: Remedies,
+    ) -> Result<Place, Error> {
+        let mut place = Place::new(storage, written, false, remedies)?;
         place.bytes = bytes;
         Ok(place)
     }
@@ -259,41 +302,57 @@ impl Place {
 
 /// The largest `bytes` of storage may grow in memory, and about as much again is needed to
 /// work on it.
-fn check_memory(bytes: u64) -> Result<(), Error> {
+fn check_memory(bytes: u64, remedies: Remedies) -> Result<(), Error> {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = info.lines().find_map(|line| {
         let kib = line.strip_prefix("MemAvailable:")?.trim();
         kib.strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
     match available.map(|kib| kib << 10) {
-        Some(available) if bytes > available / 2 => Err(Error::Unable(format!(
-            "{} MiB in memory are wanted and {} MiB are available: want less (--pool, --count), or give \
-             --dir with a folder on a disk",
-            bytes >> 20,
-            available >> 20
-        ))),
+        Some(available) if bytes > available / 2 => {
+            let message = format!(
+                "{} MiB in memory are wanted and {} MiB are available",
+                bytes >> 20,
+                available >> 20
+            );
+            let disk = remedies.dir.then_some("--dir with a folder on a disk");
+            Err(remedies.after(&message, disk))
+        }
         _ => Ok(()),
     }
 }
 
 /// All devices together hold `bytes`, and with `mounts` the first does.
-fn check_size(devices: &[PathBuf], bytes: u64, mounts: bool) -> Result<(), Error> {
+fn check_size(
+    devices: &[PathBuf],
+    bytes: u64,
+    mounts: bool,
+    remedies: Remedies,
+) -> Result<(), Error> {
     let size = |path: &PathBuf| {
         let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
         file.seek(SeekFrom::End(0)).map_err(|e| Error::io(path, e))
     };
     let sizes = devices.iter().map(size).collect::<Result<Vec<u64>, _>>()?;
-    let (whose, size) = match mounts {
-        true => ("the first device", sizes.first().copied().unwrap_or(0)),
-        false => ("the devices together", sizes.iter().sum()),
+    let (whose, size, larger) = match mounts {
+        true => {
+            let first = sizes.first().copied().unwrap_or(0);
+            ("the first device has", first, "a larger one")
+        }
+        false => {
+            let all = sizes.iter().sum();
+            ("the devices together have", all, "larger ones")
+        }
     };
     match size < bytes {
-        true => Err(Error::Unable(format!(
-            "{} MiB are needed and {whose} has {} MiB: want less (--pool, --count), or give a \
-             larger one",
-            bytes.div_ceil(1 << 20),
-            size >> 20
-        ))),
+        true => {
+            let message = format!(
+                "{} MiB are needed and {whose} {} MiB",
+                bytes.div_ceil(1 << 20),
+                size >> 20
+            );
+            Err(remedies.after(&message, Some(larger)))
+        }
         false => Ok(()),
     }
 }
@@ -384,11 +443,13 @@ impl Drop for Devices {
 mod tests {
     use super::*;
 
+    const REMEDIES: Remedies = Remedies::less("--count");
+
     #[test]
     fn nothing_is_left_of_a_place() {
         let home = tempfile::tempdir().unwrap();
         let storage = Storage::Dir(home.path().to_owned());
-        let place = Place::new(&storage, 8 << 20, false).unwrap();
+        let place = Place::new(&storage, 8 << 20, false, REMEDIES).unwrap();
         let array = place.array().unwrap();
         assert_eq!(array.paths.len(), 4);
         assert!(array.paths.iter().all(|path| path.is_file()));
@@ -404,7 +465,7 @@ mod tests {
     fn sides_share_one_loop_device_where_that_is_asked_for() {
         let home = tempfile::tempdir().unwrap();
         let storage = Storage::Dir(home.path().to_owned()).shared();
-        let place = Place::new(&storage, 8 << 20, false);
+        let place = Place::new(&storage, 8 << 20, false, REMEDIES);
         if !is_root() || !Path::new("/dev/loop-control").exists() {
             return assert!(place.is_err());
         }
@@ -413,7 +474,7 @@ mod tests {
         assert_eq!(array.paths, single.paths);
         assert_eq!(array.paths, place.devices());
         assert!(array.paths[0].starts_with("/dev") && !array.images);
-        assert!(check_size(&array.paths, 8 << 20, true).is_ok());
+        assert!(check_size(&array.paths, 8 << 20, true, REMEDIES).is_ok());
         drop((array, single, place));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
@@ -422,14 +483,14 @@ mod tests {
     fn several_loop_devices_are_of_one_place() {
         let home = tempfile::tempdir().unwrap();
         let storage = Storage::Loops(Some(home.path().to_owned()), 3);
-        let place = Place::new(&storage, 3 << 20, false);
+        let place = Place::new(&storage, 3 << 20, false, REMEDIES);
         if !is_root() || !Path::new("/dev/loop-control").exists() {
             return assert!(place.is_err());
         }
         let place = place.unwrap();
         let array = place.array().unwrap();
         assert_eq!((array.paths.len(), array.images), (3, false));
-        assert!(check_size(&array.paths, 3 << 20, false).is_ok());
+        assert!(check_size(&array.paths, 3 << 20, false, REMEDIES).is_ok());
         drop((array, place));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
@@ -442,15 +503,39 @@ mod tests {
         for device in &devices {
             device::create_image(device, 8 << 20).unwrap();
         }
-        assert!(check_size(&devices, 16 << 20, false).is_ok());
-        assert!(check_size(&devices, (16 << 20) + 1, false).is_err());
-        assert!(check_size(&devices, 8 << 20, true).is_ok());
-        assert!(check_size(&devices, 16 << 20, true).is_err());
+        assert!(check_size(&devices, 16 << 20, false, REMEDIES).is_ok());
+        assert!(check_size(&devices, (16 << 20) + 1, false, REMEDIES).is_err());
+        assert!(check_size(&devices, 8 << 20, true, REMEDIES).is_ok());
+        assert!(check_size(&devices, 16 << 20, true, REMEDIES).is_err());
     }
 
     #[test]
     fn more_than_the_memory_is_refused() {
-        let refused = Place::new(&Storage::Memory, 1 << 60, false);
+        let refused = Place::new(&Storage::Memory, 1 << 60, false, REMEDIES);
         assert!(matches!(refused, Err(Error::Unable(_))));
+    }
+
+    #[test]
+    fn what_helps_is_what_a_suite_takes() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = dir.path().join("a");
+        device::create_image(&device, 8 << 20).unwrap();
+        let devices = [device];
+        let said = |refused: Result<(), Error>| refused.unwrap_err().to_string();
+        let none = Remedies::in_memory("");
+        assert_eq!(
+            said(check_size(&devices, 9 << 20, true, none)),
+            "9 MiB are needed and the first device has 8 MiB: give a larger one"
+        );
+        assert_eq!(
+            said(check_size(&devices, 9 << 20, false, REMEDIES)),
+            "9 MiB are needed and the devices together have 8 MiB: want less (--count), or give larger ones"
+        );
+        assert!(said(check_memory(1 << 60, none)).ends_with("MiB are available"));
+        let large = said(check_memory(1 << 60, REMEDIES));
+        assert!(
+            large.contains("--count") && large.contains("--dir"),
+            "{large}"
+        );
     }
 }

@@ -44,11 +44,30 @@ pub enum Suite {
     Written(Written),
 }
 
+/// The same with others for suites that take others.
+macro_rules! against {
+    ($default:literal, $takes:literal) => {
+        concat!(
+            "File systems to compare with, separated by commas, instead of ",
+            $default,
+            ": ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs, btrfs, btrfs-raid0",
+            $takes,
+            "; or none"
+        )
+    };
+}
+
+const ANY: &str = against!("ext4,xfs", ", tmpfs, sheaf-mount, paths of folders");
+const ON_DEVICES: &str = against!("ext4,xfs", "");
+const WITH_RAID: &str = against!("ext4,xfs,btrfs-raid0", "");
+const DURABLE: &str = against!("ext4,ext4-lazytime,ext4-fast_commit,xfs", "");
+const EXT4: &str = against!("ext4", ", tmpfs");
+
 /// What all suites take.
 #[derive(Args, Debug)]
 pub struct BenchOptions {
-    /// File systems to compare with, separated by commas, instead of ext4,xfs (fsync, mtime, varmail:
-    /// ext4,ext4-lazytime,ext4-fast_commit,xfs; ior: ext4,xfs,btrfs-raid0): these, f2fs, btrfs, btrfs-raid0, tmpfs, sheaf-mount, paths of folders, or none
+    /// File systems to compare with, separated by commas, instead of ext4,xfs: ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs,
+    /// btrfs, btrfs-raid0, tmpfs; or none
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<String>,
     /// How often each side runs; the median counts
@@ -74,7 +93,7 @@ pub struct BenchOptions {
 #[derive(Args, Debug)]
 pub struct SyncedOptions {
     /// Time of one measurement
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Measure on devices in memory instead that take so many microseconds to read or write up to 128 KiB: Sheaf
     /// and the devices themselves, without file systems of the kernel. Needs no root
@@ -122,6 +141,7 @@ pub struct BenchOutput {
 /// at a path. Each measurement ends with a sync and an unmount, which are not in the throughput;
 /// what the machine did up to their ends for each operation is in --json.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(ANY)))]
 pub struct Fxmark {
     /// Workloads, separated by commas, instead of all: MWCL, MWCM, MWUL, MWUM, MWRL, MWRM, MRPL,
     /// MRPM, MRPH, MRDL, MRDM, DWAL, DWOL, DWOM, DWSL, DWTL, DRBL, DRBM, DRBH
@@ -131,10 +151,10 @@ pub struct Fxmark {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub threads: Vec<usize>,
     /// Longest time of one measurement
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Files or pages that a measurement has prepared, or may make, by all threads together;
-    /// it ends when they are used up. Several sizes, separated by commas, are measured in turn
+    /// it ends when they are used up. From 100; several sizes, separated by commas, are measured in turn
     #[arg(
         long,
         value_name = "LIST",
@@ -191,7 +211,7 @@ pub struct BenchCheckpoint {
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
     /// File systems of the kernel, separated by commas, that do the same on a loop device over a file on a disk, beside Sheaf on
-    /// it; without, nobody does. Needs root
+    /// it: ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs, btrfs, btrfs-raid0; without, nobody does. Needs root
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<String>,
     /// Put that file in this folder, instead of in /var/tmp
@@ -214,7 +234,7 @@ pub struct BenchReap {
     #[arg(value_name = "PART")]
     pub parts: Vec<String>,
     /// Time of one measurement
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.2, allow_negative_numbers = true)]
     pub seconds: f64,
     /// How often each side runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
@@ -246,12 +266,13 @@ pub struct BenchReap {
 /// All sides are on one loop device over a file in --dir (/var/tmp; a folder in memory takes the disk out of it), or on the --device, in turn, each on
 /// a fresh file system. Needs root.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(ON_DEVICES)))]
 pub struct BenchTx {
     /// Transactions, as WRITES/FILES separated by commas, instead of 1/1,4/1,64/1,2/2,8/8,64/8; or none
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = shape)]
     pub shape: Vec<Option<(usize, usize)>>,
     /// Time of one measurement
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub seconds: f64,
     /// The program sheaf-sqlite (`cargo build --release --package sheaf-sqlite`), for what SQLite gains
     #[arg(long, value_name = "PROGRAM")]
@@ -292,7 +313,7 @@ pub struct BenchArray {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub threads: usize,
     /// Time of one measurement
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub seconds: f64,
     /// How often each side runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
@@ -326,9 +347,9 @@ pub struct BenchArray {
 /// Large files read and written by many threads, as IOR does it: one shared file, or one for each thread
 ///
 /// By Sheaf in this process, by ext4 and XFS on one device, by btrfs as RAID-0 on all of them (plain calls, past the cache, and
-/// past it by Linux AIO), and by io_uring on the devices themselves, in turn. Needs root unless --against is none. --against
-/// takes no paths here.
+/// past it by Linux AIO), and by io_uring on the devices themselves, in turn. Needs root unless --against is none.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(WITH_RAID)))]
 pub struct BenchIor {
     /// Files, separated by commas: shared (each thread has a part of one), strided (the threads take requests of one in
     /// turn), apart
@@ -376,7 +397,7 @@ pub struct BenchIor {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
     pub size: u64,
     /// Longest time of one measurement; what goes through a cache ends when all was read or written
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -388,7 +409,7 @@ pub struct BenchIor {
 /// Many small files on a mount of Sheaf, beside kernel file systems
 ///
 /// Creates, lists, stats, reads and removes files of 1 KiB in folders of 1,000, with an unmount
-/// and a mount after creating them. Needs root. --against takes no paths here.
+/// and a mount after creating them. Needs root.
 #[derive(Args, Debug)]
 pub struct Files {
     /// How many files
@@ -408,8 +429,9 @@ pub struct Files {
 ///
 /// Overwrites with and without a look at the file's times, appends of 100 bytes, new files, and overwrites beside a large
 /// writer, each synced; by Sheaf in this process, by kernel file systems and on the device itself, in turn on one
-/// loop device over a file on a disk. Needs root. --against takes no paths here.
+/// loop device over a file on a disk. Needs root.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Fsync {
     /// Workloads, separated by commas, instead of all: overwrite, overwrite-stat, append, create, competing
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -431,6 +453,7 @@ pub struct Fsync {
 /// By Sheaf with times persisted at each sync, after 1 ms, 10 ms and 1 s; beside file systems of the kernel and the
 /// device itself, with and without a look at the times between write and sync. --device takes one device.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Mtime {
     #[command(flatten)]
     pub synced: SyncedOptions,
@@ -440,6 +463,7 @@ pub struct Mtime {
 ///
 /// Rounds as filebench has them, on a loop device over a file on a disk. --device takes one device.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Varmail {
     /// Numbers of threads, separated by commas
     #[arg(
@@ -457,7 +481,6 @@ pub struct Varmail {
 ///
 /// Makes empty files in one folder of a mount, and lists it with all attributes, cold: after an unmount and a mount. By
 /// readdir and stat, and by `ls -lU`, which reads two extended attributes of each file besides. Needs root.
-/// --against takes no paths here.
 #[derive(Args, Debug)]
 pub struct List {
     /// How many files
@@ -476,8 +499,8 @@ pub struct List {
 /// whole, read and overwritten by Sheaf in this process and by kernel file systems. Steady: overwrites at random places of a file much
 /// larger than the cache, on devices of this process that take a set time for each request, one of which stalls half of the time; through
 /// the cache, with pre-cleaning and without, and past it. Needs root unless --against is none.
-/// --against takes no paths here, and is ext4 by default.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(EXT4)))]
 pub struct BenchCache {
     /// What is measured, of found, cost and steady, separated by commas
     #[arg(
@@ -487,7 +510,7 @@ pub struct BenchCache {
         default_value = "found,cost,steady"
     )]
     pub parts: Vec<String>,
-    /// Pages that the cache holds where it is counted what it finds
+    /// Pages that the cache holds where it is counted what it finds, from 256 to 4194304
     #[arg(long, value_name = "COUNT", default_value_t = 16_384)]
     pub pages: u64,
     /// Size of the file that is cached whole
@@ -502,10 +525,15 @@ pub struct BenchCache {
     )]
     pub threads: Vec<usize>,
     /// Time of one measurement
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.5, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Seconds for which the file that is cached whole is read before anything of it is timed, on each side
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3.0,
+        allow_negative_numbers = true
+    )]
     pub warm_up: f64,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -517,7 +545,7 @@ pub struct BenchCache {
 /// Creates and unlinks, spread over all folders, as the number of files grows
 ///
 /// Time, and instructions where the processor counts them, of a pair of an unlink and a create, by one thread of
-/// this process. Needs root unless --against is none. --against takes no paths here.
+/// this process. Needs root unless --against is none.
 #[derive(Args, Debug)]
 pub struct Pool {
     /// Numbers of files there are all the time, separated by commas; up to 10000000 take some GiB
@@ -571,8 +599,7 @@ pub struct BenchRecovery {
 
 /// A tree of many files removed: by Sheaf in this process in parallel, elsewhere by `rm -rf`
 ///
-/// The files are empty, in folders of 1,000. Needs root unless --against is none. --against takes no paths
-/// here.
+/// The files are empty, in folders of 1,000. Needs root unless --against is none.
 #[derive(Args, Debug)]
 pub struct Remove {
     /// How many files
@@ -591,10 +618,11 @@ pub struct Remove {
 /// Bytes that reach the devices for each created file
 ///
 /// Everything counts, over some checkpoints of Sheaf; a kernel file system makes as many files between two syncs.
-/// Needs root unless --against is none. --against takes no paths here.
+/// Needs root unless --against is none.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(ON_DEVICES)))]
 pub struct Written {
-    /// Checkpoints of Sheaf that the window takes; it makes them when it needs them
+    /// Checkpoints of Sheaf that the window takes, 3 to 1000; it makes them when it needs them
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     pub checkpoints: u64,
     /// Most files for that, and for the first checkpoint, which is not counted
