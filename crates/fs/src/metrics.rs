@@ -121,7 +121,7 @@ impl FileSystem {
         let files = self.files.counts();
         let data = files.data_bytes.load(Ordering::Relaxed);
         let causes = [("data", data)].into_iter().chain(causes(&store.written));
-        let help = "Bytes written to the devices.";
+        let help = "Bytes written to the devices, by cause.";
         list.divided("sheaf_written_bytes_total", help, "cause", causes);
         commits(&mut list, &store);
         checkpoints(&mut list, &store);
@@ -137,7 +137,7 @@ impl FileSystem {
         let topology = self.store().array().topology().name();
         list.0.push(Metric {
             name: "sheaf_submission_topology",
-            help: "Who submits to the devices.",
+            help: "Which threads submit requests to the devices: the topology of the mount, as a label of 1.",
             label: Some(("topology", topology.to_owned())),
             value: Value::Gauge(1.0),
         });
@@ -148,17 +148,29 @@ impl FileSystem {
             let values = devices.map(|device| (device.name.clone(), value(device)));
             list.divided(name, help, "device", values);
         };
-        of("sheaf_device_reads_total", "Read requests.", |d| d.reads);
-        of("sheaf_device_read_bytes_total", "Bytes read.", |d| {
-            d.read_bytes
-        });
-        of("sheaf_device_writes_total", "Write requests.", |d| d.writes);
-        of("sheaf_device_written_bytes_total", "Bytes written.", |d| {
-            d.written_bytes
-        });
+        of(
+            "sheaf_device_reads_total",
+            "Read requests to the device.",
+            |d| d.reads,
+        );
+        of(
+            "sheaf_device_read_bytes_total",
+            "Bytes read from the device.",
+            |d| d.read_bytes,
+        );
+        of(
+            "sheaf_device_writes_total",
+            "Write requests to the device.",
+            |d| d.writes,
+        );
+        of(
+            "sheaf_device_written_bytes_total",
+            "Bytes written to the device.",
+            |d| d.written_bytes,
+        );
         of(
             "sheaf_device_durable_writes_total",
-            "Of the write requests those that were durable by themselves.",
+            "Write requests to the device that were durable by themselves, without a flush.",
             |d| d.durable_writes,
         );
         of(
@@ -166,21 +178,23 @@ impl FileSystem {
             "Flushes of the device.",
             |d| d.flushes,
         );
-        of("sheaf_device_errors_total", "Requests that failed.", |d| {
-            d.errors
-        });
+        of(
+            "sheaf_device_errors_total",
+            "Requests to the device that failed.",
+            |d| d.errors,
+        );
     }
 
     fn reaping(&self, list: &mut List) {
         let array = self.store().array();
         list.0.push(Metric {
             name: "sheaf_reaping",
-            help: "How threads wait for the devices.",
+            help: "How threads wait for the devices: the policy of the mount, as a label of 1.",
             label: Some(("policy", array.reaping().name().to_owned())),
             value: Value::Gauge(1.0),
         });
         let reaped = array.reaped();
-        let at = |part| reaped.times.quantile(part) as f64 * NS;
+        let at = |part| reaped.quantile(part) as f64 * NS;
         let waits = Quantiles {
             count: reaped.timed,
             sum: reaped.ns as f64 * NS,
@@ -188,7 +202,7 @@ impl FileSystem {
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: at(1.0),
+            max: reaped.longest as f64 * NS,
         };
         let help = "Time from the start of transfers to the end of the wait for them.";
         list.add("sheaf_reap_seconds", help, Value::Summary(waits));
@@ -201,9 +215,10 @@ impl FileSystem {
         let help = "Waits for devices, by what ended them: a wake-up by the kernel, a sleep that was too long, one that was cut \
                     short, a spin.";
         list.divided("sheaf_reap_waits_total", help, "end", ends);
-        let help = "Sleeps until just before the predicted end.";
+        let help =
+            "Sleeps of waits for devices until just before the predicted end of the transfer.";
         list.counter("sheaf_reap_sleeps_total", help, reaped.sleeps);
-        let help = "Spins that found nothing.";
+        let help = "Spins of waits for devices that ended before the transfer did.";
         list.counter("sheaf_reap_late_total", help, reaped.late);
         let times = [("spinning", reaped.spun_ns), ("all", reaped.cpu_ns)];
         for (of, ns) in times {
@@ -224,7 +239,7 @@ impl FileSystem {
         let [cleaned, writes, waits] = self.files.cleaning_counts();
         let help = "Dirty pages that went home before somebody needed their frames.";
         list.counter("sheaf_precleaned_pages_total", help, cleaned);
-        let help = "Writes that this took.";
+        let help = "Writes by which dirty pages went home before somebody needed their frames.";
         list.counter("sheaf_precleaning_writes_total", help, writes);
         let help = "Overwrites that waited for room among dirty pages.";
         list.counter("sheaf_room_waits_total", help, waits);
@@ -234,7 +249,7 @@ impl FileSystem {
             help,
             self.files.streamed_bytes(),
         );
-        let help = "Those of them for which nobody waited that wrote them.";
+        let help = "Bytes of sheaf_streamed_bytes_total that went to the devices after the write call had returned.";
         list.counter(
             "sheaf_streamed_behind_bytes_total",
             help,
@@ -264,9 +279,9 @@ impl FileSystem {
     fn space(&self, list: &mut List) {
         let space = self.store().space();
         let bytes = |blocks: u64| blocks as f64 * format::BLOCK_SIZE as f64;
-        let help = "Bytes for files and metadata.";
+        let help = "Bytes that the file system has for files and metadata, used and free.";
         list.gauge("sheaf_size_bytes", help, bytes(space.total_blocks));
-        let help = "Of them free.";
+        let help = "Bytes of sheaf_size_bytes that are free.";
         list.gauge("sheaf_free_bytes", help, bytes(space.free_blocks));
         let failed = self.store().failed().is_some();
         let help = "1 once an error has made the file system read-only.";
@@ -298,14 +313,14 @@ pub fn causes(written: &BytesWritten) -> [(&'static str, u64); 11] {
 }
 
 fn commits(list: &mut List, store: &StoreCounters) {
-    let help = "Operations that were logged.";
+    let help = "Operations that were logged in the journal.";
     list.counter("sheaf_operations_total", help, store.records);
     let name = "sheaf_commit_seconds";
     let help = "Time that a batch of the journal took to be durable, with the flush of its data.";
     list.summary(name, help, &store.batches, NS);
-    let help = "Operations that one batch made durable.";
+    let help = "Operations that one batch of the journal made durable.";
     list.summary("sheaf_commit_operations", help, &store.batch_records, 1.0);
-    let help = "Bytes of a batch.";
+    let help = "Bytes of a batch of the journal, with its header and padding.";
     list.summary("sheaf_commit_bytes", help, &store.batch_bytes, 1.0);
     let causes = [
         ("data", store.data_flushes),
@@ -329,10 +344,11 @@ fn checkpoints(list: &mut List, store: &StoreCounters) {
     let help = "Nodes that checkpoints wrote.";
     let nodes = store.checkpoint_nodes;
     list.counter("sheaf_checkpoint_nodes_total", help, nodes);
-    let help = "Segments that were cleaned.";
+    let help = "Segments of metadata that cleaning emptied.";
     let cleaned = store.cleaned_segments;
     list.counter("sheaf_cleaned_segments_total", help, cleaned);
-    let help = "Bytes in them that were live and that checkpoints wrote again.";
+    let help =
+        "Bytes that were live in cleaned segments, and that checkpoints wrote again elsewhere.";
     list.counter("sheaf_cleaned_bytes_total", help, store.cleaned_bytes);
     let waits = [("paced", store.paced), ("checkpoint", store.stalled)];
     let of = |value: fn(&Waits) -> u64| waits.map(|(cause, waits)| (cause, value(&waits)));
@@ -341,7 +357,7 @@ fn checkpoints(list: &mut List, store: &StoreCounters) {
     for (cause, waits) in waits {
         list.0.push(Metric {
             name: "sheaf_wait_seconds_total",
-            help: "Time for which they did.",
+            help: "Time for which operations waited, slowed down as a checkpoint came near, or for one to end.",
             label: Some(("cause", cause.to_owned())),
             value: Value::Counter(waits.ns as f64 * NS),
         });
@@ -355,7 +371,7 @@ fn atomic_writes(list: &mut List, counts: &AtomicCounts) {
         ("committed", get(&counts.committed)),
         ("aborted", get(&counts.aborted)),
     ];
-    let help = "Atomic writes of open files.";
+    let help = "Atomic writes of open files, by what became of them.";
     list.divided("sheaf_atomic_writes_total", help, "event", events);
 }
 
@@ -369,7 +385,8 @@ fn synced(list: &mut List, files: &FileCounts) {
         ("flush", get(&files.flushed)),
         ("write", get(&files.written_durably)),
     ];
-    let help = "Of them those that needed a commit, a flush of what was written in place, or one durable write in place.";
+    let help = "Calls of fsync and fdatasync that needed a commit, a flush of what was written in place, or one durable write in place; \
+                one call may be in several of these, or in none.";
     list.divided("sheaf_fsync_waits_total", help, "for", parts);
     let help =
         "Commits of a time alone that an fsync did without, because times are persisted coarsely.";

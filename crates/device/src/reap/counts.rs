@@ -76,6 +76,8 @@ pub struct Reaped {
     pub spun_ns: u64,
     /// CPU time of the threads that waited, in nanoseconds: estimated from one wait in 64.
     pub cpu_ns: u64,
+    /// The longest time of any, in nanoseconds.
+    pub longest: u64,
     pub times: Histogram,
 }
 
@@ -99,6 +101,11 @@ enum Value {
 const VALUES: usize = Value::CpuNs as usize + 1;
 
 impl Reaped {
+    /// As [`Histogram::quantile`], and no more than the longest time.
+    pub fn quantile(&self, part: f64) -> u64 {
+        self.times.quantile(part).min(self.longest)
+    }
+
     fn values(&mut self) -> [&mut u64; VALUES] {
         [
             &mut self.waits,
@@ -116,7 +123,7 @@ impl Reaped {
         ]
     }
 
-    /// What has been counted since these were, of the same device.
+    /// What has been counted since these were, of the same device; the longest time is that of all.
     pub fn since(mut self, mut earlier: Reaped) -> Reaped {
         for (now, then) in self.values().into_iter().zip(earlier.values()) {
             *now = now.saturating_sub(*then);
@@ -132,6 +139,7 @@ impl Reaped {
         self.add(Reaped {
             timed: 0,
             ns: 0,
+            longest: 0,
             times: Histogram::default(),
             ..other
         });
@@ -142,6 +150,7 @@ impl Reaped {
         for (sum, more) in self.values().into_iter().zip(other.values()) {
             *sum += *more;
         }
+        self.longest = self.longest.max(other.longest);
         for (sum, more) in self.times.0.iter_mut().zip(other.times.0) {
             *sum += more;
         }
@@ -152,6 +161,7 @@ impl Reaped {
 #[repr(align(128))]
 struct Part {
     values: [AtomicU64; VALUES],
+    longest: AtomicU64,
     times: [AtomicU64; POWERS * STEPS],
 }
 
@@ -169,6 +179,7 @@ impl Counts {
     pub fn new() -> Counts {
         let part = |_| Part {
             values: std::array::from_fn(|_| AtomicU64::new(0)),
+            longest: AtomicU64::new(0),
             times: std::array::from_fn(|_| AtomicU64::new(0)),
         };
         Counts((0..PARTS).map(part).collect())
@@ -210,6 +221,9 @@ impl Counts {
         part.times[bucket(took)].fetch_add(count, Ordering::Relaxed);
         part.add(Value::Timed, count);
         part.add(Value::Ns, took.saturating_mul(count));
+        if took > part.longest.load(Ordering::Relaxed) {
+            part.longest.fetch_max(took, Ordering::Relaxed);
+        }
     }
 
     pub fn get(&self) -> Reaped {
@@ -218,6 +232,7 @@ impl Counts {
             for (sum, more) in all.values().into_iter().zip(&part.values) {
                 *sum += more.load(Ordering::Relaxed);
             }
+            all.longest = all.longest.max(part.longest.load(Ordering::Relaxed));
             for (sum, more) in all.times.0.iter_mut().zip(&part.times) {
                 *sum += more.load(Ordering::Relaxed);
             }
@@ -237,6 +252,8 @@ mod tests {
             counts.add(Outcome::Blocked, false, 0);
             counts.add_time(us * 1000, 2);
         }
+        assert_eq!(counts.get().longest, 1_000_000);
+        assert_eq!(counts.get().quantile(1.0), 1_000_000);
         counts.add(Outcome::Late { spun: 7 }, true, 5);
         counts.add_time(u64::MAX >> 1, 1);
         let all = counts.get();
@@ -246,7 +263,7 @@ mod tests {
         }
         assert_eq!(Histogram::default().quantile(0.5), 0);
         assert_eq!((all.waits, all.blocked, all.late), (1001, 1001, 1));
-        assert_eq!(all.timed, 2001);
+        assert_eq!((all.timed, all.longest), (2001, u64::MAX >> 1));
         counts.add(Outcome::Found, false, 3);
         let since = counts.get().since(all.clone());
         assert_eq!(
@@ -291,6 +308,7 @@ mod tests {
             caught: 2,
             spun_ns: 83,
             cpu_ns: 100,
+            longest: 1000,
             times: Histogram::default(),
         };
         expected.times.0[bucket(1000)] = 3;
