@@ -14,7 +14,7 @@ use std::time::Duration;
 use base::sys::memory_bytes;
 use device::{Array, Backend, ReapRing, Reaping, Topology};
 use fs::{FileSystem, FsOptions};
-use mount::metrics::{Endpoint, MetricsServer};
+use mount::metrics::{Endpoint, FuseWay, MetricsServer};
 use mount::{DeviceClaim, MountOptions};
 
 use crate::args::Mount;
@@ -306,10 +306,11 @@ fn serve(args: &Mount) -> Outcome {
     let array = devices::open(&paths, access)?;
     let title = devices::title(&array);
     let fs = open(&array, settings.fs)?;
+    let way = FuseWay::default();
     let metrics = match &settings.metrics {
         Some(endpoint) => {
-            let read = Arc::clone(&fs);
-            match MetricsServer::start(endpoint, move || read.metrics()) {
+            let (read, way) = (Arc::clone(&fs), way.clone());
+            match MetricsServer::start(endpoint, move || mount::metrics::of(&read, &way)) {
                 Ok(server) => Some(server),
                 Err(error) => {
                     // Nothing happened: the next mount has nothing to recover.
@@ -331,6 +332,7 @@ fn serve(args: &Mount) -> Outcome {
         &options,
         claim.as_mut().map(|claim| claim as &mut dyn DeviceClaim),
         Some(Arc::clone(&outcome)),
+        way,
         |unmounter| {
             tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
             announce(args, pid_file.as_mut(), unmounter.mountpoint());

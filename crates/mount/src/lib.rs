@@ -49,6 +49,7 @@ pub use outcome::Outcome;
 pub use signals::SignalWatch;
 pub use trim::trim;
 
+use metrics::FuseWay;
 use signals::Closing;
 use transport::dev_fuse::DevFuse;
 use transport::uring::{self, RingFuse};
@@ -161,23 +162,28 @@ pub fn mount(
     outcome: Option<Arc<Outcome>>,
     ready: impl FnOnce(Unmounter),
 ) -> Result<(), Error> {
-    let (ended, _signals) = mount_holding_signals(fs, mountpoint, options, claim, outcome, ready);
+    let way = FuseWay::default();
+    let (ended, _signals) =
+        mount_holding_signals(fs, mountpoint, options, claim, outcome, way, ready);
     ended
 }
 
 /// As [`mount`], for a process that has more to do when the mount has ended: signals do not end
-/// it, but are only logged, while it keeps the watch that it is given.
+/// it, but are only logged, while it keeps the watch that it is given. `way` is told how requests come.
 pub fn mount_holding_signals(
     fs: Arc<fs::FileSystem>,
     mountpoint: &Path,
     options: &MountOptions,
     claim: Option<&mut dyn DeviceClaim>,
     outcome: Option<Arc<Outcome>>,
+    way: FuseWay,
     ready: impl FnOnce(Unmounter),
 ) -> (Result<(), Error>, Option<SignalWatch>) {
     let mut options = options.clone();
     options.read_only |= fs.read_only();
-    let operations = sheaf_ops::SheafOps::new(fs, &options).with_outcome(outcome);
+    let operations = sheaf_ops::SheafOps::new(fs, &options)
+        .with_outcome(outcome)
+        .with_way(way);
     let (closing, closed) = (operations.closing(), operations.closed());
     let (served, signals) = serve(operations, mountpoint, &options, claim, ready, &closing);
     let ended = served.and_then(|()| match closed.take() {

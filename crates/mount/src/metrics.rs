@@ -8,11 +8,39 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-use fs::{Metric, Quantiles, Value};
+use fs::{FileSystem, Metric, Quantiles, Value};
 
 use crate::Error;
 use crate::http::{Answer, Server};
+
+/// How requests of the kernel come to a mount: `dev` or `uring`, once the kernel has agreed to it. See `transport`.
+#[derive(Clone, Debug, Default)]
+pub struct FuseWay(Arc<OnceLock<&'static str>>);
+
+impl FuseWay {
+    pub(crate) fn agreed(&self, over_io_uring: bool) {
+        let way = if over_io_uring { "uring" } else { "dev" };
+        self.0.get_or_init(|| way);
+    }
+
+    fn metric(&self) -> Option<Metric> {
+        self.0.get().map(|&way| Metric {
+            name: "sheaf_fuse_io",
+            help: "How requests of the kernel come.",
+            label: Some(("way", way.to_owned())),
+            value: Value::Gauge(1.0),
+        })
+    }
+}
+
+/// All metrics of a mounted file system, whoever asks for them.
+pub fn of(fs: &FileSystem, way: &FuseWay) -> Vec<Metric> {
+    let mut metrics = fs.metrics();
+    metrics.extend(way.metric());
+    metrics
+}
 
 /// Where metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]

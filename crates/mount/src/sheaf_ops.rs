@@ -49,13 +49,12 @@
 mod mapped;
 mod set_id;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::clock::{Clock, Timestamp};
 use base::sync::{Mutex, rank};
-use fs::{Attr, Caller, FileSystem, Ino, Metric, OpenFile, Value};
+use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{fopen, init};
@@ -63,7 +62,7 @@ use crate::atomic::{self, AtomicWrites};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
 use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
-use crate::metrics::exposition;
+use crate::metrics::{self, FuseWay, exposition};
 use crate::notify::Notifier;
 use crate::ops::{
     Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
@@ -110,8 +109,7 @@ pub struct SheafOps {
     atime: AtimePolicy,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
-    /// The INIT flags that were agreed on.
-    negotiated: AtomicU64,
+    way: FuseWay,
     notifier: OnceLock<Notifier>,
     outcome: Option<Arc<Outcome>>,
     closing: Closing,
@@ -170,7 +168,7 @@ impl SheafOps {
             fs,
             handles: Handles::new(),
             atomic: AtomicWrites::default(),
-            negotiated: AtomicU64::new(0),
+            way: FuseWay::default(),
             clock: Clock::real(),
             atime: options.atime,
             dirsync: options.dirsync || options.sync,
@@ -184,6 +182,12 @@ impl SheafOps {
     /// Tells whoever asks where the daemon's outcome will be heard.
     pub fn with_outcome(mut self, outcome: Option<Arc<Outcome>>) -> Self {
         self.outcome = outcome;
+        self
+    }
+
+    /// Tells others how requests come.
+    pub fn with_way(mut self, way: FuseWay) -> Self {
+        self.way = way;
         self
     }
 
@@ -357,7 +361,7 @@ impl SheafOps {
 
 impl Operations for SheafOps {
     fn init(&self, negotiated: u64, notifier: Notifier) {
-        self.negotiated.store(negotiated, Ordering::Relaxed);
+        self.way.agreed(negotiated & init::OVER_IO_URING != 0);
         self.notifier.get_or_init(|| notifier.clone());
         self.atomic.init(notifier);
     }
@@ -863,24 +867,10 @@ impl SheafOps {
     fn metrics(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
         own_user(context)?;
         let position = MetricsMessage::asked(input).ok_or(Errno::INVAL)?;
-        let mut metrics = self.fs.metrics();
-        metrics.push(self.requests_come_by());
-        let text = exposition(&metrics);
+        let text = exposition(&metrics::of(&self.fs, &self.way));
         let reply = MetricsMessage::reply(&text, position);
         reply.write_to(output).map_err(|_| Errno::INVAL)?;
         Ok(output.len())
-    }
-
-    /// See `transport`.
-    fn requests_come_by(&self) -> Metric {
-        let ring = self.negotiated.load(Ordering::Relaxed) & init::OVER_IO_URING != 0;
-        let way = if ring { "uring" } else { "dev" };
-        Metric {
-            name: "sheaf_fuse_io",
-            help: "How requests of the kernel come.",
-            label: Some(("way", way.to_owned())),
-            value: Value::Gauge(1.0),
-        }
     }
 
     /// Answers [`IOC_CHECKPOINT`].
