@@ -23,10 +23,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 const NAMED_MAX: usize = 5;
 
 pub fn run(args: &Umount) -> Outcome {
+    let mountpoint = std::path::absolute(&args.mountpoint);
+    let mountpoint = mountpoint.map_err(|e| Failure::io("the current folder", &e))?;
+    // Called in the mount, this process would be one that uses it.
+    std::env::set_current_dir("/").map_err(|e| Failure::io("/", &e))?;
     match (args.force, args.lazy) {
-        (true, _) => mount::unmount_now(&args.mountpoint, Insist::Abort)?,
-        (false, true) => mount::unmount_now(&args.mountpoint, Insist::Lazy)?,
-        (false, false) => unmount(&args.mountpoint)?,
+        (true, _) => mount::unmount_now(&mountpoint, Insist::Abort)?,
+        (false, true) => mount::unmount_now(&mountpoint, Insist::Lazy)?,
+        (false, false) => unmount(&mountpoint)?,
     }
     Ok(0)
 }
@@ -86,11 +90,13 @@ fn who_uses(mountpoint: &Path) -> String {
     }
 }
 
+/// All but this one, whose descriptors go with it.
 fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
+    let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| {
+    entries.filter_map(move |entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        Some((pid, entry.path()))
+        (pid != own).then(|| (pid, entry.path()))
     })
 }
 
@@ -122,4 +128,17 @@ fn mounts_below(mountpoint: &Path) -> Vec<String> {
         .filter(|other| other.starts_with(mountpoint) && *other != mountpoint)
         .map(|other| format!("the mount at {}", other.display()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_none_of_the_users() {
+        let own = std::process::id();
+        let parent = std::os::unix::process::parent_id();
+        assert!(processes().all(|(pid, _)| pid != own));
+        assert!(processes().any(|(pid, _)| pid == parent));
+    }
 }

@@ -69,6 +69,13 @@ verify mnt
 refused "in use by sleep" "$SHEAF" umount mnt
 mounted mnt
 kill $holder; wait $holder || true
+# Who unmounts is not named, and keeps nothing busy.
+(cd mnt && { "$SHEAF" umount . || true; }) > said 2>&1
+grep "in use by .*(process" said
+not grep "sheaf (process" said
+(cd mnt && exec "$SHEAF" umount .)
+not mounted mnt
+"$SHEAF" mount a.img mnt --pid-file pid
 # What a dead daemon leaves is cleaned away by the next mount.
 sync -f mnt/tree/file1
 kill -9 "$(cat pid)"
@@ -340,7 +347,12 @@ test "$(value fsync_seconds_count)" = 20
 perl -MIO::Socket::UNIX -e '
     my $socket = IO::Socket::UNIX->new(Peer => shift) or die "$!";
     print $socket "GET /metrics HTTP/1.0\r\n\r\n";
-    print <$socket>;' "$DIR/metrics" | grep "^sheaf_fsync_seconds_count 20"
+    print <$socket>;' "$DIR/metrics" > served
+grep "^sheaf_fsync_seconds_count 20" served
+# The same as the command shows, and nothing less.
+grep -o "^sheaf_[a-z0-9_]*" served | sort -u > names
+"$SHEAF" info --live mnt --json | grep -o '"name": "sheaf_[a-z0-9_]*' | cut -d '"' -f 4 | sort -u > shown
+cmp names shown
 before=$(value checkpoint_seconds_count)
 "$SHEAF" checkpoint mnt --json | grep '"checkpoint": [0-9]'
 test "$(value checkpoint_seconds_count)" = $((before + 1))
