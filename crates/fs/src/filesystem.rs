@@ -52,7 +52,7 @@ impl FsOptions {
         self
     }
 
-    /// Divides a memory limit, in bytes, which counts as the machine's memory if it is more, for all that this process takes: [`OWN_BYTES`] are for
+    /// Divides a memory limit, in bytes, which counts as the machine's memory if it is more, for all that this process takes: 16 MiB are for
     /// the program itself; of the rest three eighths are for file pages, a quarter for nodes,
     /// up to an eighth for node table pages, a thirty-second for staged records, and what is
     /// left for the same again while it is written, the copies of pages on their way to the

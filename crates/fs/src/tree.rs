@@ -123,7 +123,7 @@ fn load(store: &Store<FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     owned(nid, store.get(nid))
 }
 
-/// [`load`], as the operation has the node: in a large one, of nodes that it has made or locked before.
+/// `load`, as the operation has the node: in a large one, of nodes that it has made or locked before.
 pub fn load_in(op: &Op<'_, FsNode>, nid: Nid) -> Result<Node<FsNode>, Error> {
     match op.own(nid) {
         Some(slot) => Ok(op.node(slot)),

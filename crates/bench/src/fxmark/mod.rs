@@ -111,6 +111,41 @@ impl Options {
         Ok(())
     }
 
+    /// What differs between the sides besides their file systems, which are mounted at `mount_point`.
+    fn notes(&self, mount_point: &Path) -> Vec<String> {
+        let mut notes = vec![
+            "sheaf: its calls are those of a library in this process, and no system calls"
+                .to_owned(),
+        ];
+        if self.against.is_empty() {
+            return notes;
+        }
+        let is_mounted = self.against.iter().any(Target::needs_mount);
+        let more = match mount_point.components().count() - 1 {
+            more if is_mounted => format!("{more} more components, and the crossing of a mount"),
+            _ => "more components".to_owned(),
+        };
+        notes.push(match self.relative {
+            true => "paths begin on all sides in directories that are open (--relative), but for those of truncate"
+                .to_owned(),
+            false => format!(
+                "paths begin, of sheaf, in a directory of its file system, and of the others at the root of this machine: \
+                 {more} (--relative has all begin in directories that are open)"
+            ),
+        });
+        let is_kernel =
+            |target: &Target| matches!(target, Target::Kernel(kernel) if *kernel != Kernel::Tmpfs);
+        let images = matches!(self.storage, Storage::Memory | Storage::Dir(_));
+        if images && self.against.iter().any(is_kernel) {
+            notes.push(
+                "sheaf: its images are reached without a loop device; file systems of the kernel have one below them \
+                 (--loop has all sides on one)"
+                    .to_owned(),
+            );
+        }
+        notes
+    }
+
     /// Bytes of storage that the most demanding window needs.
     fn bytes(&self) -> u64 {
         let pages = |w: &&Workload| matches!(w.pool, Pool::Pages | Pool::PageFiles);
@@ -162,6 +197,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         place,
         cpus: runner::allowed_cpus()?,
     };
+    let notes = options.notes(&bench.place.mount_point()?);
     let mut all = Vec::new();
     for &workload in &options.workloads {
         for pool in pools(workload, &options.pools) {
@@ -177,7 +213,9 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     }
     let checks = checks(&rows);
     let report = Report::new("fxmark", rows, checks);
-    Ok(report.with_notes(crate::target::notes(&options.against)))
+    Ok(report
+        .with_notes(notes)
+        .with_notes(crate::target::notes(&options.against)))
 }
 
 /// The sizes that make a difference to a workload.
@@ -512,6 +550,30 @@ mod tests {
             memory: 64 << 20,
             relative: false,
         }
+    }
+
+    #[test]
+    fn a_report_says_what_else_differs_between_the_sides() {
+        let at = Path::new("/tmp/bench/mnt");
+        let mut options = options();
+        let said = |options: &Options| options.notes(at).join("\n");
+        let alone = said(&options);
+        assert!(
+            alone.contains("library") && !alone.contains("paths"),
+            "{alone}"
+        );
+        options.against = vec![Target::Kernel(Kernel::Xfs)];
+        let beside = said(&options);
+        assert!(beside.contains("3 more components"), "{beside}");
+        assert!(beside.contains("--loop"), "{beside}");
+        options.relative = true;
+        options.storage = Storage::Loop(None);
+        let equal = said(&options);
+        assert!(equal.contains("directories that are open"), "{equal}");
+        assert!(
+            !equal.contains("more components") && !equal.contains("--loop"),
+            "{equal}"
+        );
     }
 
     fn window() -> Window {

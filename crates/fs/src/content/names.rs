@@ -7,7 +7,7 @@
 //! Invariants:
 //! 1. `bytes` has the names in their encoded form, one after another in the order of their keys; no key is there
 //!    twice. All of it was checked when it came in.
-//! 2. `index` is empty, or has a place for each name, in the same order. It is there for more than [`FEW`] bytes, and not
+//! 2. `index` is empty, or has a place for each name, in the same order. It is there for more than `FEW` bytes, and not
 //!    for less than half of them.
 //! 3. `ends` are a hint: of the first key and the last, as they were when the index was made or lost its end.
 
