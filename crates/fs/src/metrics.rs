@@ -234,8 +234,11 @@ impl FileSystem {
     fn memory(&self, list: &mut List) {
         let pages = self.files.page_counters();
         let values = [("hit", pages.hits), ("miss", pages.misses)];
-        let help = "Look-ups of file pages in the cache.";
+        let help = "Pages that reads through the cache found there, those included that read-ahead had brought, and pages that such reads \
+                    had to bring themselves.";
         list.divided("sheaf_page_lookups_total", help, "outcome", values);
+        let help = "Pages that read-ahead brought into the cache before anybody wanted them.";
+        list.counter("sheaf_read_ahead_pages_total", help, pages.ahead);
         let [cleaned, writes, waits] = self.files.cleaning_counts();
         let help = "Dirty pages that went home before somebody needed their frames.";
         list.counter("sheaf_precleaned_pages_total", help, cleaned);

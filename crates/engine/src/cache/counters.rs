@@ -41,7 +41,9 @@ macro_rules! counters {
     };
 }
 
-counters!(hits, misses, inserted, evicted, written, cleaned, no_room);
+counters!(
+    hits, misses, ahead, inserted, evicted, written, cleaned, no_room
+);
 
 #[derive(Debug)]
 pub(super) struct Counters(Box<[Padded<Lane>]>);
@@ -55,15 +57,5 @@ impl Counters {
     #[inline]
     pub fn mine(&self) -> &Lane {
         &self.0[lane() % LANES]
-    }
-}
-
-impl Lane {
-    #[inline]
-    pub fn count_read(&self, found: bool) {
-        match found {
-            true => self.hits(),
-            false => self.misses(),
-        }
     }
 }

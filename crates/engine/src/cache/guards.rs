@@ -141,7 +141,7 @@ impl PageCache {
             return Guarded::TooMany;
         }
         set.used(way);
-        self.counters.mine().count_read(true);
+        self.counters.mine().hits();
         Guarded::Yes(Guard {
             cache: Arc::clone(self),
             set: set.index() as u32,

@@ -82,7 +82,7 @@ impl Load<'_> {
     }
 
     /// The frame has the page's content, as its device held it since the load began: it is cached from now on, unless
-    /// somebody has written it meanwhile (false), or it is there already.
+    /// somebody has written it meanwhile (false), or it is there already. Counted as read ahead.
     pub fn publish(mut self) -> bool {
         let mut set = self.place.set.lock();
         if std::mem::replace(&mut self.ended, true) {
@@ -93,7 +93,9 @@ impl Load<'_> {
         let page = (found.is_none() && fresh).then_some((self.place.print, self.place.page));
         set.end_aside(self.way, page);
         if page.is_some() {
-            self.cache.counters.mine().inserted();
+            let counters = self.cache.counters.mine();
+            counters.inserted();
+            counters.ahead();
         }
         fresh && found.is_none_or(|way| set.stamp(way) == 0)
     }

@@ -342,16 +342,31 @@ impl PageCache {
         self.counters.all()
     }
 
-    /// Copies `out.len()` bytes from `offset` within the page; false when it is not cached.
+    /// Copies `out.len()` bytes from `offset` within the page, which counts as a hit; false when it is not cached: see [`brought`](Self::brought).
     #[inline]
     pub fn read(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
+        let found = self.copy(key, page, offset, out);
+        if found {
+            self.counters.mine().hits();
+        }
+        found
+    }
+
+    /// [`read`](Self::read), not counted.
+    #[inline]
+    pub fn copy(&self, key: FileKey, page: u64, offset: usize, out: &mut [u8]) -> bool {
         let place = self.place(key, page);
-        let found = place
+        place
             .set
             .hit(place.print, &place.page, &self.frames, (offset, &mut *out))
-            || self.read_locked(&place, offset, out);
-        self.counters.mine().count_read(found);
-        found
+            || self.read_locked(&place, offset, out)
+    }
+
+    /// Counts pages that a read wanted which were not cached, and such as it brought beside them.
+    pub fn brought(&self, wanted: u64, ahead: u64) {
+        let counters = self.counters.mine();
+        (0..wanted).for_each(|_| counters.misses());
+        (0..ahead).for_each(|_| counters.ahead());
     }
 
     /// As `read`, where that found nothing: only under the lock is it known that nothing is there.

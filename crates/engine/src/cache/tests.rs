@@ -229,13 +229,9 @@ fn a_read_is_of_one_page_at_one_moment() {
             }
         }
     });
-    assert!(found.load(Ordering::Relaxed) > 1000);
-    let counted = cache.counters();
-    assert_eq!(
-        counted.hits + counted.misses,
-        60_000,
-        "each lane is one thread's"
-    );
+    let found = found.load(Ordering::Relaxed);
+    assert!(found > 1000);
+    assert_eq!(cache.counters().hits, found, "each lane is one thread's");
 }
 
 #[test]
@@ -249,8 +245,12 @@ fn a_hit_needs_no_lock_and_a_miss_does() {
     assert!(!cache.look(FILE, 2, 0, &mut out), "it waits for nobody");
     drop(held);
     assert!(!cache.read(FILE, 2, 0, &mut out));
+    assert!(cache.copy(FILE, 1, 0, &mut out) && !cache.copy(FILE, 2, 0, &mut out));
     let counted = cache.counters();
-    assert_eq!((counted.hits, counted.misses, counted.inserted), (1, 1, 1));
+    assert_eq!((counted.hits, counted.misses, counted.inserted), (1, 0, 1));
+    cache.brought(3, 2);
+    let counted = cache.counters();
+    assert_eq!((counted.hits, counted.misses, counted.ahead), (1, 3, 2));
 }
 
 /// What is cached under a name at any moment is that name's: a page that comes brings its content with it.

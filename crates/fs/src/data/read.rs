@@ -225,7 +225,11 @@ impl Files {
             let (page, within) = (at / PAGE, (at % PAGE) as usize);
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
             let out = &mut buf[(at - offset) as usize..][..len];
-            if self.pages.read(state.key, page, within, out) {
+            let found = match how.keep {
+                true => self.pages.read(state.key, page, within, out),
+                false => self.pages.copy(state.key, page, within, out),
+            };
+            if found {
                 at += len as u64;
                 continue;
             }
@@ -261,6 +265,10 @@ impl Files {
             if stop > at {
                 let len = (stop - at) as usize;
                 buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
+                if how.keep {
+                    let wanted = stop.div_ceil(PAGE);
+                    self.pages.brought(wanted - page, good.end - wanted);
+                }
                 at = stop;
             }
             if at < end && good.end < missing.pages.end {

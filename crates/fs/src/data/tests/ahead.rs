@@ -42,6 +42,33 @@ fn a_sequential_reader_finds_what_threads_have_brought() {
     }
 }
 
+/// Each page that a read wants is a hit or a miss, and each that is brought a miss or read ahead; direct reads are none of it.
+#[test]
+fn pages_are_counted_as_found_or_brought() {
+    const PAGES: u64 = 600;
+    let (_world, m, ino) = cold(83, 4096, PAGES);
+    let counted = |flags, step: u64| {
+        let before = m.files.page_counters();
+        let file = m.files.open(&m.owners, ino, flags).unwrap();
+        let mut buf = vec![0; (step * PAGE) as usize];
+        for page in (0..PAGES).step_by(step as usize) {
+            m.files.read(&file, page * PAGE, &mut buf).unwrap();
+        }
+        let now = m.files.page_counters();
+        [
+            now.hits - before.hits,
+            now.misses - before.misses,
+            now.ahead - before.ahead,
+        ]
+    };
+    assert_eq!(counted(libc::O_RDONLY | libc::O_DIRECT, 8), [0; 3]);
+    let [hits, misses, ahead] = counted(libc::O_RDONLY, 8);
+    assert_eq!((hits + misses, misses + ahead), (PAGES, PAGES));
+    assert!(hits > 0 && misses > 0, "{hits} {misses}");
+    assert_eq!(counted(libc::O_RDONLY, 8), [PAGES, 0, 0]);
+    m.close();
+}
+
 /// A task that a thread has not begun is the reader's, with all its pages; one that loads is waited for.
 #[test]
 fn a_reader_takes_over_what_is_not_begun() {
