@@ -293,8 +293,9 @@ pub struct Trim {
 
 /// Write home all that a mounted file system has written and changed
 ///
-/// Returns when the journal holds nothing that was done before: a mount after a crash has none of it to
-/// replay. Work goes on meanwhile. Needs root or the daemon's own user.
+/// Returns when a mount after a crash would have nothing to apply of what was done before. It may still count a
+/// batch and its records as replayed, by which the checkpoint itself noted what it had merged in directories: they change no
+/// node. Work goes on meanwhile. Needs root or the daemon's own user.
 #[derive(Args, Debug)]
 pub struct Checkpoint {
     /// The mount point

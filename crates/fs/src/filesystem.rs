@@ -297,8 +297,8 @@ impl FileSystem {
         synced.and(self.files.check_losses(told))
     }
 
-    /// Writes home all that was written and changed before the call, while work goes on: the journal holds nothing of it
-    /// afterwards. Returns the newest checkpoint's number.
+    /// Writes home all that was written and changed before the call, while work goes on: recovery has nothing of it to apply
+    /// afterwards. The journal may hold folds that the checkpoint itself has logged, and that its images have. Returns the newest checkpoint's number.
     pub fn checkpoint(&self) -> Result<u64, Error> {
         self.sync()?;
         self.store.checkpoint()?;

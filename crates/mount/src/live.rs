@@ -110,8 +110,8 @@ impl Live {
         Ok(all)
     }
 
-    /// Has all that was written and changed before this call written home: when it returns, the journal holds nothing of it,
-    /// and a mount after a crash need not replay it. Changes go on meanwhile. Returns the checkpoint's number.
+    /// Has all that was written and changed before this call written home: when it returns, a mount after a crash has nothing
+    /// of it to apply. Changes go on meanwhile. Returns the checkpoint's number.
     pub fn checkpoint(&self) -> Result<u64, Error> {
         let mut number = 0u64;
         self.ask(IOC_CHECKPOINT, number.as_mut_bytes())?;
