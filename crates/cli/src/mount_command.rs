@@ -283,6 +283,9 @@ fn serve(args: &Mount) -> Outcome {
         daemon::detach()?;
     }
     start_logging(args)?;
+    if let Some(process) = args.end_with {
+        mount::end_with(process).map_err(|e| Failure::io(format!("process {process}"), &e))?;
+    }
     let mut pid_file = match pid_file {
         Some(path) => Some(PidFile::prepare(&path)?),
         None => None,
@@ -481,6 +484,7 @@ mod tests {
             log: None,
             pid_file: None,
             daemon: false,
+            end_with: None,
         })
     }
 

@@ -36,6 +36,7 @@ mod sys;
 pub mod transport;
 mod trim;
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -266,6 +267,20 @@ fn plan_rings(fuse_io: FuseIo, config: &session::Config) -> Result<Option<uring:
             Ok(None)
         }
     }
+}
+
+/// Has this process end as soon as another one has, as by a crash: a mount of something that nobody wants then.
+///
+/// # Errors
+/// That process is not there, or no thread can be started.
+pub fn end_with(process: u32) -> std::io::Result<()> {
+    let other = sys::pidfd_open(process)?;
+    let wait = move || {
+        if sys::wait_for_input(other.as_fd()).is_ok() {
+            std::process::exit(1);
+        }
+    };
+    base::thread::spawn("sheaf-end-with", wait).map(drop)
 }
 
 /// Makes the calling thread, and those it starts, safe to serve write-back: call it before

@@ -188,6 +188,14 @@ not blkid -p $a
 refused "MiB are needed" bench --pool 10000000
 mkfs.ext4 -q $a
 refused "holds ext4" bench --against ext4
+# One that is killed leaves no daemon, and nothing mounted in its folder.
+export TMPDIR="$DIR"
+"$SHEAF" bench files --against none --count 2000 --runs 1000 > killed 2>&1 & bench=$!
+until pgrep -f -- "--daemon.*--end-with $bench" > /dev/null; do runs $bench; sleep 0.1; done
+kill -9 $bench; wait $bench || true
+for i in $(seq 100); do pgrep -f -- "--end-with $bench" > /dev/null || break; sleep 0.1; done
+not pgrep -f -- "--end-with $bench"
+rmdir "$DIR/sheaf-bench-$bench-0"
 "#;
 
 /// With mount.sheaf and so on in /sbin, as the README has it.

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -20,10 +21,16 @@ const PIECE: usize = 4 << 20;
 
 pub struct Disk {
     path: PathBuf,
-    /// The file below the loop device, which goes with the value.
-    image: Option<PathBuf>,
+    image: Option<Image>,
+}
+
+/// The file below the loop device, which has no name: it goes with the device and this value, however the process ends.
+struct Image {
+    /// As this process can open it again.
+    path: PathBuf,
+    _file: File,
     /// The loop device stays as long as somebody has it open.
-    _attached: Option<File>,
+    _attached: File,
 }
 
 impl Disk {
@@ -32,7 +39,6 @@ impl Disk {
         Disk {
             path: path.to_owned(),
             image: None,
-            _attached: None,
         }
     }
 
@@ -45,12 +51,7 @@ impl Disk {
             .create_new(true)
             .open(&image);
         let file = file.map_err(|e| Error::io(&image, e))?;
-        // From here on the file goes, whatever happens.
-        let mut disk = Disk {
-            path: PathBuf::new(),
-            image: Some(image.clone()),
-            _attached: None,
-        };
+        std::fs::remove_file(&image).map_err(|e| Error::io(&image, e))?;
         fill(&file, bytes).map_err(|error| match error {
             Error::Io { source, .. } => Error::io(&image, source),
             other => other,
@@ -59,18 +60,24 @@ impl Disk {
             what: "a loop device".to_owned(),
             source,
         })?;
-        disk.path = path;
-        disk._attached = Some(attached);
-        Ok(disk)
+        let number = file.as_raw_fd();
+        Ok(Disk {
+            path,
+            image: Some(Image {
+                path: PathBuf::from(format!("/proc/self/fd/{number}")),
+                _file: file,
+                _attached: attached,
+            }),
+        })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file below the loop device.
+    /// The file below the loop device, as long as this value lives.
     pub fn image(&self) -> Option<&Path> {
-        self.image.as_deref()
+        self.image.as_ref().map(|image| &*image.path)
     }
 }
 
@@ -128,19 +135,26 @@ pub(super) fn fill(mut file: &File, bytes: u64) -> Result<(), Error> {
     file.sync_all().map_err(io)
 }
 
-impl Drop for Disk {
-    fn drop(&mut self) {
-        if let Some(image) = &self.image
-            && let Err(error) = std::fs::remove_file(image)
-        {
-            tracing::warn!("{}: not removed: {error}", image.display());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_has_no_file_that_could_be_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::make(dir.path(), 8 << 20);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+            return assert!(disk.is_err());
+        }
+        let disk = disk.unwrap();
+        let image = File::options().write(true).open(disk.image().unwrap());
+        let image = image.unwrap();
+        base::sys::punch_hole(&image, 1 << 20, 1 << 20).unwrap();
+        write_holes(disk.image().unwrap()).unwrap();
+        assert_eq!(image.metadata().unwrap().len(), 8 << 20);
+        assert!(disk.path().starts_with("/dev"));
+    }
 
     #[test]
     fn holes_are_written_and_nothing_else_is() {

@@ -4,9 +4,8 @@
 //! 1. Everything that a benchmark makes on the host lies in the folder, which goes with the
 //!    value: mounts first.
 //! 2. Mounts are made in a mount table of this process's own, so that nobody else sees them
-//!    and that they, and the loop devices below them, end with the last process that has it.
-//! 3. That is this one, but where Sheaf is mounted: its daemon has the table, too. A kill of this process leaves that daemon
-//!    with what lies in the table, and in any case the folder, and the files of a [`Disk`].
+//!    and that they, and the loop devices below them, end with the process, however it ends: a daemon of
+//!    Sheaf, which has that table, too, ends with it. A kill leaves the folder, and what is in it where no tmpfs of ours covers it.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};

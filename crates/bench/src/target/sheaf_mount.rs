@@ -52,7 +52,10 @@ impl SheafMount {
         for options in &self.options {
             mount.args(["-o", options]);
         }
-        program::run(mount.arg("--pid-file").arg(&self.pid_file))?;
+        mount.arg("--pid-file").arg(&self.pid_file);
+        // However this one ends: the mount is in its mount table, where nobody else would find it.
+        let own = std::process::id().to_string();
+        program::run(mount.args(["--end-with", &own]))?;
         let text = std::fs::read_to_string(&self.pid_file);
         let text = text.map_err(|e| Error::io(&self.pid_file, e))?;
         let pid = text.trim().parse().ok();

@@ -10,9 +10,8 @@ use crate::size;
 /// Measure this machine, beside other file systems in the same run
 ///
 /// Each suite sets up what it compares with, lets the sides take turns, and takes everything
-/// down again, also when it is interrupted. A kill (SIGKILL) leaves the folder or image file that it has made, named
-/// sheaf-bench- and its process id, in the temporary folder, in /var/tmp or in --dir; and the daemon of a mount of Sheaf,
-/// with its mount, until that is ended. Mounting needs root; `--against none` does not.
+/// down again, also when it is interrupted. A kill (SIGKILL) leaves a folder, named sheaf-bench- and its process id, in the
+/// temporary folder, /dev/shm or --dir, and in the latter two image files in it. Mounting needs root; `--against none` does not.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 all sides ran, whether or not the bars hold; 8 a side could \
