@@ -132,7 +132,7 @@ pub struct Mount {
     /// The daemon's side of a mount: the word to its parent goes to standard output
     #[arg(long, hide = true)]
     pub daemon: bool,
-    /// End at once, without writing anything back, when this process has ended: for a benchmark's mount
+    /// Unmount and end when this process has ended: for a benchmark's mount
     #[arg(long, value_name = "PID", hide = true)]
     pub end_with: Option<u32>,
 }

@@ -269,16 +269,16 @@ fn plan_rings(fuse_io: FuseIo, config: &session::Config) -> Result<Option<uring:
     }
 }
 
-/// Has this process end as soon as another one has, as by a crash: a mount of something that nobody wants then.
+/// Has this process asked to end, as by SIGTERM, as soon as another one has ended. To end without an unmount would not do for who is the
+/// last in a mount table: the kernel then unmounts as the process ends, and waits for an answer that nobody gives any more.
 ///
 /// # Errors
 /// That process is not there, or no thread can be started.
 pub fn end_with(process: u32) -> std::io::Result<()> {
     let other = sys::pidfd_open(process)?;
-    let wait = move || {
-        if sys::wait_for_input(other.as_fd()).is_ok() {
-            std::process::exit(1);
-        }
+    let wait = move || match sys::wait_for_input(other.as_fd()) {
+        Ok(()) => sys::ask_to_end(),
+        Err(error) => tracing::error!(%error, "process {process} is no longer watched"),
     };
     base::thread::spawn("sheaf-end-with", wait).map(drop)
 }

@@ -290,6 +290,12 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Sends SIGTERM to this process.
+pub fn ask_to_end() {
+    // SAFETY: the calls take numbers only.
+    unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+}
+
 /// A descriptor that becomes readable when process `pid` ends.
 pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     // SAFETY: the call takes numbers only.

@@ -191,10 +191,10 @@ refused "holds ext4" bench --against ext4
 # One that is killed leaves no daemon, and nothing mounted in its folder.
 export TMPDIR="$DIR"
 "$SHEAF" bench files --against none --count 2000 --runs 1000 > killed 2>&1 & bench=$!
-until pgrep -f -- "--daemon.*--end-with $bench" > /dev/null; do runs $bench; sleep 0.1; done
+until daemon=$(pgrep -f -- "--daemon.*--end-with $bench"); do runs $bench; sleep 0.1; done
 kill -9 $bench; wait $bench || true
-for i in $(seq 100); do pgrep -f -- "--end-with $bench" > /dev/null || break; sleep 0.1; done
-not pgrep -f -- "--end-with $bench"
+for i in $(seq 200); do test -e "/proc/$daemon" || break; sleep 0.1; done
+not test -e "/proc/$daemon"
 rmdir "$DIR/sheaf-bench-$bench-0"
 "#;
 
