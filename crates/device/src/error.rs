@@ -54,7 +54,11 @@ pub enum Error {
          told to nobody else; use the calls that wait for those"
     )]
     NotInFlight,
-    #[error("io_uring is not available here: {source}; use the thread backend instead")]
+    #[error(
+        "io_uring {}: {source}{}; use the thread backend instead",
+        if ring_remedy(source).is_empty() { "is not available here" } else { "has no ring to give" },
+        ring_remedy(source)
+    )]
     NoIoUring { source: Arc<io::Error> },
 
     #[error(
@@ -225,6 +229,16 @@ fn io_remedy(source: &io::Error) -> &'static str {
     }
 }
 
+/// What helps who gets no ring; starts with a separator, or is empty.
+pub(crate) fn ring_remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM) => "; there is no memory that may be locked: raise `ulimit -l`",
+        Some(libc::EMFILE) => "; there are no descriptors left: raise `ulimit -n`",
+        Some(libc::ENFILE) => "; there are no descriptors left: raise the sysctl fs.file-max",
+        _ => "",
+    }
+}
+
 fn device_list(indices: &[usize]) -> String {
     let names: Vec<String> = indices.iter().map(usize::to_string).collect();
     let noun = if names.len() == 1 {
@@ -251,5 +265,21 @@ mod tests {
         };
         let told = |number| error(number).to_string().contains("make room there");
         assert!(told(libc::ENOSPC) && told(libc::EDQUOT) && !told(libc::EIO));
+    }
+
+    /// It read as if the machine had no io_uring.
+    #[test]
+    fn who_gets_no_ring_learns_what_there_is_none_of() {
+        let text = |number| {
+            let source = Arc::new(io::Error::from_raw_os_error(number));
+            Error::NoIoUring { source }.to_string()
+        };
+        assert!(text(libc::ENOMEM).contains("memory that may be locked: raise `ulimit -l`"));
+        assert!(text(libc::EMFILE).contains("no descriptors left"));
+        assert!(text(libc::ENFILE).contains("no descriptors left"));
+        for number in [libc::ENOMEM, libc::EMFILE, libc::ENFILE] {
+            assert!(!text(number).contains("not available"));
+        }
+        assert!(text(libc::EPERM).contains("io_uring is not available here"));
     }
 }

@@ -27,7 +27,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Which system interface carries the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +95,8 @@ pub(crate) struct FileDevice {
     rotational: Option<bool>,
     numa_node: Option<usize>,
     engine: Engine,
+    /// For owners of queues that got no ring; made when there is one.
+    own_pool: OnceLock<Arc<Pool>>,
     /// In flight by threads of a pool.
     pub waiting: Arc<Mutex<threads::Waiting>>,
     /// Invariant 2: open of its own, because the claim goes with the opening of `file`.
@@ -261,6 +263,7 @@ impl FileDevice {
                 opened.dev()
             }),
             engine,
+            own_pool: OnceLock::new(),
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
             _also: also,
@@ -274,6 +277,16 @@ impl FileDevice {
     pub fn refuses(&self, reads: bool) -> Option<io::Error> {
         let refused = !reads && self.read_only;
         refused.then(|| io::Error::from_raw_os_error(libc::EROFS))
+    }
+
+    /// Threads for this device alone: all that is in flight on it by a pool is on one.
+    pub fn own_pool(&self) -> io::Result<Arc<Pool>> {
+        if let Some(pool) = self.own_pool.get() {
+            return Ok(Arc::clone(pool));
+        }
+        let pool = Pool::start("sheaf-io", threads::WORKERS)?;
+        // Another one's is as good.
+        Ok(Arc::clone(self.own_pool.get_or_init(|| Arc::new(pool))))
     }
 }
 

@@ -1,8 +1,8 @@
-//! The backend for hosts without io_uring: positioned reads and writes on a thread pool.
+//! The backend for hosts without io_uring, and for who gets no ring: positioned reads and writes on a thread pool.
 
 use crate::block::{Durability, Operation, Request};
 use crate::file::FileDevice;
-use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
+use crate::queue::{Bell, Blocking, Ended, Kind, Part, Queue, Wake};
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
@@ -34,7 +34,7 @@ pub(crate) fn run(
 }
 
 /// Threads of the pool that work on one device's parts in flight, at most: one that hangs leaves those for the others.
-const WORKERS: usize = 2;
+pub(crate) const WORKERS: usize = 2;
 
 /// What all owners have in flight on one device, in the order in which it came, as far as no thread has begun it.
 #[derive(Default)]
@@ -81,6 +81,18 @@ impl PoolQueue {
                 ended: Arc::new(Mutex::new(rank::LEAF, Vec::new())),
                 bell,
             },
+        }
+    }
+}
+
+/// A queue of one device by the threads that it has for this; where there are none either, its owner does what it starts.
+pub(crate) fn queue(device: &Arc<FileDevice>, bell: &Arc<Bell>) -> Box<dyn Queue> {
+    let device = Arc::clone(device);
+    match device.own_pool() {
+        Ok(pool) => Box::new(PoolQueue::new(device, pool, Arc::clone(bell))),
+        Err(error) => {
+            tracing::warn!(%error, "no threads either, one transfer is done at a time");
+            Box::new(Blocking::new(device))
         }
     }
 }

@@ -11,7 +11,8 @@
 //! 4. The kernel uses memory between submission and completion (see [`ring`](Ring)): [`Batch`] and [`RingQueue`] do not go
 //!    away, by return or by panic, before all has completed.
 //!
-//! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls. Fork
+//! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls, and who has queues gets a smaller ring, or a
+//! pool's threads ([`as_deep`]). Fork
 //! before opening devices: a ring does not follow into the child, which dies if it touches one.
 
 pub(crate) mod polled;
@@ -72,6 +73,49 @@ fn builder() -> io_uring::Builder {
     let mut builder = IoUring::builder();
     builder.dontfork();
     builder
+}
+
+/// Parts of a device at a time below which a pool's threads do as well as a ring.
+const DEPTH_MIN: usize = 2;
+
+/// A ring for so many parts of each device, or for half as many, as often as it takes while the kernel lacks memory for more; with
+/// how many it is. `None`: the kernel gives no ring now.
+///
+/// # Errors
+/// It is something else than a lack.
+pub(crate) fn as_deep<R>(
+    most: usize,
+    make: impl Fn(usize) -> io::Result<R>,
+) -> io::Result<Option<(R, usize)>> {
+    let mut depth = most;
+    loop {
+        match make(depth) {
+            Ok(ring) => return Ok(Some((ring, depth))),
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && depth > DEPTH_MIN => {
+                depth = (depth / 2).max(DEPTH_MIN);
+            }
+            Err(error) if is_lack(&error) => {
+                let remedy = crate::error::ring_remedy(&error);
+                tracing::warn!("no ring for transfers in flight, threads do them: {error}{remedy}");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The kernel has no ring to give now, or to this process; it had one, or none of that size, when the devices were opened.
+fn is_lack(error: &io::Error) -> bool {
+    let lacks = [
+        libc::ENOMEM,
+        libc::EAGAIN,
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::EPERM,
+        libc::EACCES,
+        libc::ENOSYS,
+    ];
+    error.raw_os_error().is_some_and(|n| lacks.contains(&n))
 }
 
 fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
@@ -323,7 +367,7 @@ pub(crate) struct RingQueue {
 
 impl RingQueue {
     /// A queue with room for so many parts.
-    pub fn new(devices: Vec<Arc<FileDevice>>, parts: usize) -> io::Result<RingQueue> {
+    pub fn new(devices: &[Arc<FileDevice>], parts: usize) -> io::Result<RingQueue> {
         let entries = u32::try_from(parts).map_err(|_| io::ErrorKind::InvalidInput)?;
         // Not of one issuer, as a thread's own: the owner may go to another thread while parts are in flight. Completions
         // are run when a thread enters the kernel anyway; kernels before 5.19 interrupt it.
@@ -339,7 +383,7 @@ impl RingQueue {
         let reapers = devices.iter().map(|device| Arc::clone(&device.reaper));
         Ok(RingQueue {
             ring: Ring::new(ring, parts).timed(reapers),
-            devices,
+            devices: devices.to_vec(),
             refused: Vec::new(),
             own: false,
         })
@@ -486,6 +530,31 @@ mod tests {
         }
     }
 
+    /// One of all the entries or none at all was what an owner got.
+    #[test]
+    fn a_ring_is_as_deep_as_the_kernel_has_memory_for() {
+        let lack = |number| move || io::Error::from_raw_os_error(number);
+        let within = |room: usize| {
+            move |depth: usize| (depth <= room).then_some(()).ok_or_else(lack(libc::ENOMEM))
+        };
+        let depth = |most, room| as_deep(most, within(room)).unwrap().map(|(_, depth)| depth);
+        assert_eq!(depth(256, 256), Some(256));
+        assert_eq!(depth(256, 100), Some(64));
+        assert_eq!(depth(5, 2), Some(2));
+        assert_eq!(depth(1, 1), Some(1));
+        assert_eq!((depth(256, 1), depth(1, 0)), (None, None));
+        for number in [libc::EMFILE, libc::ENFILE, libc::EPERM] {
+            // Smaller ones need as many descriptors.
+            let tries = std::cell::Cell::new(0);
+            let made = as_deep(256, |_| {
+                tries.set(tries.get() + 1);
+                Err::<(), _>(lack(number)())
+            });
+            assert!(matches!(made, Ok(None)) && tries.get() == 1);
+        }
+        assert!(as_deep(256, |_| Err::<(), _>(lack(libc::EINVAL)())).is_err());
+    }
+
     /// It was a call that sleeps, whatever the policy.
     #[test]
     fn a_flush_by_itself_is_waited_for_by_the_policy() {
@@ -543,7 +612,7 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_a_ring_hears_a_bell_and_has_patience() {
-        let Ok(mut queue) = RingQueue::new(Vec::new(), 4) else {
+        let Ok(mut queue) = RingQueue::new(&[], 4) else {
             return;
         };
         let bell = Arc::new(Bell::new());

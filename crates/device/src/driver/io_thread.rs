@@ -11,9 +11,10 @@
 use super::mail::{Left, Room};
 use super::returns::Returns;
 use super::{Cancel, Sent, Shared};
-use crate::queue::{Bell, Blocking, DeviceQueue, Ended, Own, Queue, Wake};
+use crate::queue::{Bell, DeviceQueue, Ended, Own, Queue, Wake};
+use crate::threads;
 use crate::topology::Urgency;
-use crate::uring::RingQueue;
+use crate::uring::{self, RingQueue};
 use base::clock::{self, Clock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,21 +53,25 @@ pub(super) struct IoThread {
 impl IoThread {
     /// To be made by the thread itself: a ring belongs to who makes it.
     pub fn new(shared: Arc<Shared>, queue: DeviceQueue) -> IoThread {
-        let queue: Box<dyn Queue> = match queue.0 {
-            Own::Alone(queue) => queue,
-            Own::OnRing(file) => match RingQueue::of_thread(Arc::clone(&file), DEPTH) {
-                Ok(ring) => Box::new(ring),
-                Err(error) => {
-                    tracing::warn!(%error, "no ring for a driver, which does one thing at a time");
-                    Box::new(Blocking::new(file))
+        let (queue, depth): (Box<dyn Queue>, usize) = match queue.0 {
+            Own::Alone(queue) => (queue, DEPTH),
+            Own::OnRing(file) => {
+                let ring = |depth| RingQueue::of_thread(Arc::clone(&file), depth);
+                match uring::as_deep(DEPTH, ring) {
+                    Ok(Some((ring, depth))) => (Box::new(ring), depth),
+                    Ok(None) => (threads::queue(&file, &shared.bell), DEPTH),
+                    Err(error) => {
+                        tracing::warn!(%error, "no ring for a driver");
+                        (threads::queue(&file, &shared.bell), DEPTH)
+                    }
                 }
-            },
+            }
         };
         IoThread {
             shared,
             queue,
-            slots: (0..DEPTH).map(|_| None).collect(),
-            free: (0..DEPTH as u32).rev().collect(),
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth as u32).rev().collect(),
             low: 0,
             taken: VecDeque::new(),
             told: Vec::new(),
@@ -126,7 +131,7 @@ impl IoThread {
         self.push();
         let room = Room {
             all: self.free.len(),
-            low: (DEPTH / 2).saturating_sub(self.low),
+            low: (self.slots.len() / 2).saturating_sub(self.low),
         };
         let left = self.shared.mail.take(room, &mut self.taken, &mut self.told);
         for bell in self.told.drain(..) {

@@ -18,7 +18,9 @@ use crate::array::{Array, Tally};
 use crate::block::Durability;
 use crate::buf::{AlignedBuf, Lent};
 use crate::error::Error;
-use crate::uring::RingQueue;
+use crate::file::FileDevice;
+use crate::threads;
+use crate::uring::{self, RingQueue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,14 +129,16 @@ struct Line {
 impl Queues {
     /// Queues with room for so many flights, of which each device works on at most `depth` parts at a time.
     ///
+    /// Where the kernel has no memory or descriptor for such a ring a smaller one does, or threads.
+    ///
     /// # Errors
-    /// The kernel gives no ring.
+    /// The kernel refuses a ring for another reason than a lack.
     pub fn new(array: &Arc<Array>, flights: usize, depth: usize) -> Result<Queues, Error> {
         let depth = depth.max(1);
         let bell = Arc::new(Bell::new());
         let mut lanes = Vec::new();
         let mut queues: Vec<Line> = Vec::new();
-        let mut on_ring: Vec<(usize, _)> = Vec::new();
+        let mut on_ring = Vec::new();
         for (index, device) in array.devices().enumerate() {
             let (queue, number) = match Arc::clone(device).queue(&bell).0 {
                 Own::Alone(queue) => {
@@ -143,7 +147,7 @@ impl Queues {
                 }
                 Own::OnRing(file) => {
                     on_ring.push((index, file));
-                    (usize::MAX, on_ring.len() - 1)
+                    (usize::MAX, 0)
                 }
             };
             lanes.push(Lane {
@@ -156,19 +160,7 @@ impl Queues {
             });
         }
         if !on_ring.is_empty() {
-            for (index, _) in &on_ring {
-                lanes[*index].queue = queues.len();
-            }
-            let depth = depth.min((RING_PARTS_MAX / on_ring.len()).max(1));
-            for (index, _) in &on_ring {
-                lanes[*index].depth = depth;
-            }
-            let parts = depth * on_ring.len();
-            let files = on_ring.into_iter().map(|(_, file)| file).collect();
-            let ring = RingQueue::new(files, parts).map_err(|source| Error::NoIoUring {
-                source: Arc::new(source),
-            })?;
-            queues.push(Line::new(Box::new(ring)));
+            on_rings(&mut lanes, &mut queues, &on_ring, &bell)?;
         }
         let flights = flights.clamp(1, FLIGHTS_MAX);
         Ok(Queues {
@@ -479,6 +471,36 @@ impl std::fmt::Debug for Queues {
             .field("in_flight", &self.in_flight())
             .finish_non_exhaustive()
     }
+}
+
+/// One ring for these devices, or, where the kernel gives none, a queue without one for each.
+fn on_rings(
+    lanes: &mut [Lane],
+    queues: &mut Vec<Line>,
+    devices: &[(usize, Arc<FileDevice>)],
+    bell: &Arc<Bell>,
+) -> Result<(), Error> {
+    let count = devices.len();
+    let files: Vec<_> = devices.iter().map(|(_, file)| Arc::clone(file)).collect();
+    let most = lanes[devices[0].0].depth;
+    let most = most.min((RING_PARTS_MAX / count).max(1));
+    let ring = uring::as_deep(most, |depth| RingQueue::new(&files, depth * count));
+    let ring = ring.map_err(|source| Error::NoIoUring {
+        source: Arc::new(source),
+    })?;
+    let Some((ring, depth)) = ring else {
+        for (lane, file) in devices {
+            lanes[*lane].queue = queues.len();
+            queues.push(Line::new(threads::queue(file, bell)));
+        }
+        return Ok(());
+    };
+    for (number, (lane, _)) in devices.iter().enumerate() {
+        let lane = &mut lanes[*lane];
+        (lane.queue, lane.number, lane.depth) = (queues.len(), number, depth);
+    }
+    queues.push(Line::new(Box::new(ring)));
+    Ok(())
 }
 
 impl Line {

@@ -9,4 +9,5 @@ mod flights;
 mod flushes;
 mod labels;
 mod power;
+mod scarce;
 mod vectored;
