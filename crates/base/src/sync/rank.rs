@@ -46,6 +46,8 @@ ranks! {
     /// Held while it ends.
     FILE_SYSTEM_END = ranked(20, "end of a file system");
     STORE_END = ranked(22, "end of a store");
+    /// Held while the context of all futures is made.
+    FUTURES = ranked(28, "driver of futures");
     RENAME = ranked(30, "directory rename");
     IO_CONTEXT = ranked(32, "what somebody has in flight");
     /// Tried, never waited for.

@@ -111,8 +111,21 @@ impl Mail {
 }
 
 /// The driver of a file system, once there was a future.
-#[derive(Debug, Default)]
-pub(crate) struct Driver(OnceLock<Running>);
+#[derive(Debug)]
+pub(crate) struct Driver {
+    running: OnceLock<Running>,
+    /// Whoever makes the driver has this; true: nobody will any more.
+    ended: Mutex<bool>,
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        Driver {
+            running: OnceLock::new(),
+            ended: Mutex::new(rank::FUTURES, false),
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Running {
@@ -123,8 +136,16 @@ struct Running {
 
 impl Driver {
     fn mail(&self, fs: &FileSystem) -> Result<Arc<Mail>, Error> {
-        if let Some(running) = self.0.get() {
+        if let Some(running) = self.running.get() {
             return Ok(Arc::clone(&running.mail));
+        }
+        // A second one's thread would have the files for a moment longer than anybody waits for.
+        let ended = self.ended.lock();
+        if let Some(running) = self.running.get() {
+            return Ok(Arc::clone(&running.mail));
+        }
+        if *ended {
+            return Err(Error::Cancelled);
         }
         let context = fs.io_context(DEPTH)?;
         let mail = Arc::new(Mail {
@@ -143,18 +164,20 @@ impl Driver {
             id: thread.id(),
             thread: Mutex::new(rank::LEAF, Some(thread)),
         };
-        // One that came too late ends again.
-        Ok(Arc::clone(&self.0.get_or_init(|| running).mail))
+        Ok(Arc::clone(&self.running.get_or_init(|| running).mail))
     }
 
     /// The caller is the driver itself, which those wait for who close it.
     pub fn is_ours(&self) -> bool {
-        self.0.get().is_some_and(|running| running.id.is_ours())
+        self.running
+            .get()
+            .is_some_and(|running| running.id.is_ours())
     }
 
     /// Takes no more requests, and waits until those it had are done; the driver itself does those later.
     pub fn close(&self) {
-        if let Some(running) = self.0.get() {
+        *self.ended.lock() = true;
+        if let Some(running) = self.running.get() {
             running.mail.close();
             let thread = running.thread.lock().take_if(|thread| !thread.is_ours());
             if let Some(thread) = thread

@@ -1,0 +1,40 @@
+//! The driver of futures: that there is one, and none after the end.
+
+use super::*;
+use base::thread::parallel;
+use std::sync::Barrier;
+
+/// Each thread made a driver, and all but one of these were left alone, with the file system open until they had ended by themselves: the next
+/// who opened the devices found them in use.
+#[test]
+fn nothing_is_open_after_a_close_whoever_made_the_first_future() {
+    for round in 0..200 {
+        let world = world(round);
+        let fs = world.open();
+        let ino = make(&fs, b"file");
+        let start = Barrier::new(8);
+        parallel(8, |_| {
+            let file = fs.open_file(ino, DIRECT).unwrap();
+            start.wait();
+            let (_, result) = block_on(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+            assert_eq!(result.unwrap(), 0);
+        });
+        fs.close().unwrap();
+        drop(fs);
+        let users = Arc::strong_count(&world.devices[0]);
+        assert_eq!(users, 1, "round {round}");
+    }
+}
+
+#[test]
+fn a_first_future_after_the_close_is_cancelled() {
+    let world = world(1);
+    let fs = world.open();
+    let ino = make(&fs, b"file");
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    fs.close().unwrap();
+    let (_, result) = block_on(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    drop((file, fs));
+    assert_eq!(Arc::strong_count(&world.devices[0]), 1);
+}
