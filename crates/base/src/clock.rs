@@ -174,6 +174,11 @@ pub fn exact_timers() {
     }
 }
 
+/// Nanoseconds of a duration; of one that is longer than these tell, the most there are.
+pub fn ns_of(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Nanoseconds of the machine's clock that never goes backwards, the same in all threads.
 #[inline]
 pub fn now_ns() -> u64 {

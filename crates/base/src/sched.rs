@@ -208,7 +208,7 @@ pub(crate) fn block(on: On, timeout: Option<Duration>) -> bool {
         let now = world.clock.now_ns.load(Ordering::Relaxed);
         let task = &mut state.tasks[me];
         task.status = Status::Waiting(on);
-        task.deadline = timeout.map(|t| now.saturating_add(t.as_nanos() as u64));
+        task.deadline = timeout.map(|t| now.saturating_add(crate::clock::ns_of(t)));
         task.timed_out = false;
         world.hand_over(state, me);
         world.state.lock().tasks[me].timed_out

@@ -195,7 +195,7 @@ impl Queue for DrivenQueue {
         let mut rings = Rings {
             returns: &self.returns,
             bell: (bell, rung),
-            until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
+            until: patience.map(|time| clock::now_ns().saturating_add(clock::ns_of(time))),
         };
         let reaper = &self.driven.reaper;
         let seen = reaper.wait_for_first(&mut self.times, group, &mut rings);

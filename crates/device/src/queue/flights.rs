@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::file::FileDevice;
 use crate::threads;
 use crate::uring::{self, RingQueue};
+use base::clock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,8 @@ const FLIGHTS_MAX: usize = 1 << 20;
 const PARTS_MAX: usize = 1 << 28;
 /// Parts on a ring at most: a completion queue that loses none of them, and of what else it tells, is still one that the kernel makes.
 const RING_PARTS_MAX: usize = 8192;
+/// A wait at most, of those that have an end: the kernel adds it to its time, where some would overflow.
+const PATIENCE_MAX: Duration = Duration::from_secs(3600);
 /// Devices at most.
 const LANES_MAX: usize = 1 << 16;
 
@@ -341,6 +344,7 @@ impl Queues {
     /// what others have done, it is rung again. May return earlier. Returns at once when nothing can happen.
     /// Starts what was submitted, with the same call of the kernel if that is what it waits in.
     pub fn wait(&mut self, rung: Option<u64>, patience: Option<Duration>) {
+        let patience = patience.map(|time| time.min(PATIENCE_MAX));
         for line in &mut self.queues {
             let in_kernel = matches!(line.queue.wake(), Wake::Kernel);
             if !in_kernel && std::mem::take(&mut line.pushed) {
@@ -384,7 +388,7 @@ impl Queues {
             }
             (None, bell, Some((_, now, index)), Some(time)) => {
                 let queue = &mut self.queues[index].queue;
-                queue.sleep_until(now + time.as_nanos() as u64, bell);
+                queue.sleep_until(now.saturating_add(clock::ns_of(time)), bell);
             }
             (None, Some((bell, rung)), None, time) => match told {
                 Some(index) => {

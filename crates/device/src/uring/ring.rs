@@ -245,7 +245,7 @@ impl Ring {
         let mut first = First {
             ring: self,
             bell,
-            until: patience.map(|time| clock::now_ns() + time.as_nanos() as u64),
+            until: patience.map(|time| clock::now_ns().saturating_add(clock::ns_of(time))),
             looks: 0,
             has_threads: false,
         };

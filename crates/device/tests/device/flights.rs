@@ -822,3 +822,26 @@ fn a_device_that_knows_no_flights_is_asked_in_batches() {
     assert_eq!(land(&mut queues).len(), 10);
     assert_eq!(*device.1.lock(), [4, 4, 2]);
 }
+
+/// The end of such a wait overflowed: a panic, or a wait that was over at once, again and again.
+#[test]
+fn a_wait_may_be_as_long_as_a_duration_tells() {
+    for world in worlds() {
+        let name = world.name;
+        let mut queues = Queues::new(&world.array, 4, 4).unwrap();
+        for patience in [Duration::MAX, Duration::from_nanos(u64::MAX)] {
+            for tag in 0..4 {
+                let memory = AlignedBuf::zeroed(256 << 10);
+                start(&mut queues, Kind::Read, tag, memory, &one(0, 256 << 10));
+            }
+            let mut landed = Vec::new();
+            while queues.in_flight() > 0 {
+                let rung = queues.bell().rung();
+                queues.wait(Some(rung), Some(patience));
+                queues.reap(&mut landed);
+            }
+            assert_eq!(landed.len(), 4, "{name}");
+            assert!(landed.iter().all(|landed| landed.result.is_ok()), "{name}");
+        }
+    }
+}

@@ -15,7 +15,7 @@ use super::waiting::Answers;
 use crate::data::{Began, Files, Flying, InFlight, OpenFile, Writing};
 use crate::{Error, FileSystem};
 use base::atomic::{AtomicU64, Ordering};
-use base::clock::Clock;
+use base::clock::{self, Clock};
 use base::sync::{Mutex, MutexGuard, rank};
 use base::thread::Pool;
 use device::{AlignedBuf, Bell, Durability, Flight, FlightId, Kind, Landed, Queues, Run};
@@ -300,7 +300,7 @@ impl IoContext {
         // Of the caller's time, whatever the file system's is.
         let end = patience.map(|time| {
             let clock = Clock::real();
-            let end = clock.monotonic_ns().saturating_add(time.as_nanos() as u64);
+            let end = clock.monotonic_ns().saturating_add(clock::ns_of(time));
             (clock, end)
         });
         let mut completed = 0;

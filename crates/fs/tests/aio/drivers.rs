@@ -38,3 +38,20 @@ fn a_first_future_after_the_close_is_cancelled() {
     drop((file, fs));
     assert_eq!(Arc::strong_count(&world.devices[0]), 1);
 }
+
+#[test]
+fn a_context_waits_as_long_as_a_duration_tells() {
+    let mut world = world(2);
+    let fs = world.open();
+    let (fs, ino) = cold(&mut world, fs, b"file", &noise(2, 4 * PAGE));
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    let mut context = fs.io_context(4).unwrap();
+    for patience in [Duration::MAX, Duration::from_nanos(u64::MAX)] {
+        for page in 0..4 {
+            submit(&mut context, page, read(&file, page * PAGE as u64, PAGE));
+        }
+        let mut out = Vec::new();
+        assert_eq!(context.wait(4, &mut out, Some(patience)), 4);
+        assert!(out.iter().all(|done| done.result.is_ok()));
+    }
+}
