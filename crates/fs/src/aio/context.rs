@@ -329,7 +329,7 @@ impl IoContext {
         &self.bell
     }
 
-    /// Asks for an early end of the reads in flight that have this number; they are completed as they would be, or with
+    /// Asks for an early end of the reads in flight that were submitted with this number; they are completed as they would be, or with
     /// [`Error::Cancelled`]. A write in flight, and what a thread is at, go on.
     /// All reads of a handle: [`FileSystem::close_file`].
     pub fn cancel(&mut self, user: u64) {
@@ -337,6 +337,7 @@ impl IoContext {
         let inner = &mut *inner;
         for pending in &inner.pending {
             if pending.user == user
+                && pending.then.is_none()
                 && let Some(flight) = pending.flight
             {
                 inner.queues.cancel(flight);

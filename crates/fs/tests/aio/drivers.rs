@@ -55,3 +55,33 @@ fn a_context_waits_as_long_as_a_duration_tells() {
         assert!(out.iter().all(|done| done.result.is_ok()));
     }
 }
+
+/// Their own number was one that callers use, too.
+#[test]
+fn a_number_that_is_cancelled_means_no_request_with_a_callback() {
+    let mut world = world(3);
+    let fs = world.open();
+    let (fs, ino) = cold(&mut world, fs, b"file", &noise(3, 64 * PAGE));
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    let mut context = fs.io_context(64).unwrap();
+    for device in &world.devices {
+        device.stick();
+    }
+    let good = Arc::new(AtomicUsize::new(0));
+    for page in 0..32 {
+        let good = Arc::clone(&good);
+        let then = move |_: &mut IoContext, done: Completion| {
+            good.fetch_add(usize::from(done.result.is_ok()), Ordering::SeqCst);
+        };
+        let request = read(&file, page * PAGE as u64, PAGE);
+        context.submit_with(request, then).unwrap();
+    }
+    submit(&mut context, 0, read(&file, 32 * PAGE as u64, PAGE));
+    context.cancel(0);
+    for device in &world.devices {
+        device.release();
+    }
+    let done = finish(&mut context);
+    assert!(matches!(done[&0].result, Err(Error::Cancelled)));
+    assert_eq!(good.load(Ordering::SeqCst), 32);
+}
