@@ -10,6 +10,13 @@ use std::time::Duration;
 
 type Shared = Arc<(Mutex<Control>, Condvar)>;
 
+/// A store that was not closed: its threads, which may be this one, hold nothing of it while they wait, and end when they are told.
+impl<C: Content> Drop for Store<C> {
+    fn drop(&mut self) {
+        self.stop_threads();
+    }
+}
+
 impl<C: Content> Store<C> {
     pub(crate) fn start_threads(self: &Arc<Self>) -> Result<(), Error> {
         let interval = self.options.commit_interval;
@@ -112,12 +119,14 @@ impl<C: Content> Store<C> {
         outcome
     }
 
+    fn stop_threads(&self) {
+        let (control, wake) = &*self.control;
+        control.lock().stop = true;
+        wake.notify_all();
+    }
+
     fn end(&self) -> Result<(), Error> {
-        {
-            let (control, wake) = &*self.control;
-            control.lock().stop = true;
-            wake.notify_all();
-        }
+        self.stop_threads();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
             if handle.join().is_err() {
@@ -135,5 +144,37 @@ impl<C: Content> Store<C> {
         }
         self.sync()?;
         self.closing_checkpoint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::StoreOptions;
+    use crate::testing::{TestStore, format, options};
+    use base::clock::Clock;
+    use device::sim::SimDevice;
+    use std::time::Duration;
+
+    /// They slept on until their next turn, and there were more of them with each store that was opened and dropped.
+    #[test]
+    fn threads_of_a_store_that_was_dropped_do_not_sleep_on() {
+        let array = format(SimDevice::new(64 << 20, 1));
+        let threads = StoreOptions {
+            background: true,
+            commit_interval: Duration::from_secs(20),
+            checkpoint_interval: Duration::from_secs(20),
+            ..options()
+        };
+        let (store, _) = TestStore::open(array, threads).unwrap();
+        let handles = std::mem::take(&mut *store.threads.lock());
+        assert_eq!(handles.len(), 2);
+        let clock = Clock::real();
+        let dropped = clock.monotonic_ns();
+        drop(store);
+        for handle in handles {
+            handle.join().unwrap();
+        }
+        let passed = Duration::from_nanos(clock.monotonic_ns() - dropped);
+        assert!(passed < Duration::from_secs(15), "{passed:?}");
     }
 }
