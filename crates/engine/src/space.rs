@@ -14,13 +14,17 @@
 //! 5. Only a chunk whose state is data is loaded or waits to be, and only its blocks are given back. One that
 //!    is being retired, or whose map became unreadable while blocks of it were in others' hands, is not: its
 //!    map, read before that, would show blocks as free that are not.
+//! 6. A device that does not return a map, or a page of the node table, may return it later: nothing is lost by that,
+//!    neither a chunk nor a block in the totals. Only damage takes free space away until the next mount.
 
+use crate::error::Error;
 use crate::totals::Totals;
 use base::atomic::{AtomicI64, Ordering};
 use base::sync::{Arc, Mutex, rank};
 use format::Block;
 use format::geometry::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A run of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -166,11 +170,104 @@ struct Chunks {
     leased: Vec<u32>,
     /// Data chunks that are not loaded and have free blocks.
     unloaded: BTreeMap<u32, u32>,
+    /// The one of these that is tried first, if there are several: those before it were tried last, in vain.
+    from: u32,
+    /// Chunks that can get no map before the next mount, and what is damaged. Metadata can have them.
+    mapless: Vec<(Range<u32>, Error)>,
 }
 
 impl Chunks {
     fn is_data(&self, chunk: u32) -> bool {
         matches!(self.state[chunk as usize], ChunkState::Data(_))
+    }
+
+    fn why_mapless(&self, chunk: u32) -> Option<&Error> {
+        let damaged = self.mapless.iter().find(|(all, _)| all.contains(&chunk));
+        damaged.map(|(_, error)| error)
+    }
+
+    /// A data chunk that is not loaded and has at least so many blocks free.
+    fn to_load(&self, least: u32, tried: &Tried) -> Option<u32> {
+        let next = self.unloaded.range(self.from..);
+        let mut all = next.chain(self.unloaded.range(..self.from));
+        let found = all.find(|(chunk, free)| **free >= least && tried.may_load(**chunk));
+        found.map(|(chunk, _)| *chunk)
+    }
+
+    fn to_convert(&self, tried: &Tried) -> Option<u32> {
+        let mut all = self.free.iter().copied();
+        all.find(|chunk| tried.may_convert(*chunk) && self.why_mapless(*chunk).is_none())
+    }
+}
+
+/// Chunks of a kind whose maps one search for blocks finds unreadable before it leaves that kind alone.
+pub(crate) const TRIES_MAX: u32 = 4;
+
+/// What one search for blocks has tried in vain; the next search knows nothing of it (invariant 6).
+#[derive(Debug, Default)]
+pub(crate) struct Tried {
+    /// Loaded chunks whose maps cannot be changed now.
+    loaded: Vec<u32>,
+    /// The last one that was loaded, or converted, since the search began.
+    fresh: Option<u32>,
+    /// Chunks whose maps cannot be read or made now. Those that a page of the node table is to blame for are tried once.
+    unread: Vec<Range<u32>>,
+    loads: u32,
+    conversions: u32,
+    error: Option<Error>,
+}
+
+impl Tried {
+    /// Not in vain.
+    pub fn made(&mut self, chunk: u32) {
+        self.fresh = Some(chunk);
+    }
+
+    pub fn changing(&mut self, chunk: u32, error: Error) {
+        self.loaded.push(chunk);
+        self.error.get_or_insert(error);
+    }
+
+    /// The same cause keeps all of `chunks` from being loaded, or converted.
+    pub fn loading(&mut self, chunks: Range<u32>, error: Error) {
+        self.loads += 1;
+        self.pass_over(chunks, error);
+    }
+
+    pub fn converting(&mut self, chunks: Range<u32>, error: Error) {
+        self.conversions += 1;
+        self.pass_over(chunks, error);
+    }
+
+    pub fn pass_over(&mut self, chunks: Range<u32>, error: Error) {
+        self.unread.push(chunks);
+        self.error.get_or_insert(error);
+    }
+
+    pub fn is_passed_over(&self, chunk: u32) -> bool {
+        self.unread.iter().any(|chunks| chunks.contains(&chunk))
+    }
+
+    /// Why less was found than there may be.
+    pub fn into_error(self) -> Option<Error> {
+        self.error
+    }
+
+    fn may_change(&self, chunk: u32) -> bool {
+        let few = self.loaded.len() < TRIES_MAX as usize || self.fresh == Some(chunk);
+        few && !self.loaded.contains(&chunk)
+    }
+
+    fn may_load(&self, chunk: u32) -> bool {
+        self.loads < TRIES_MAX && self.may_add(chunk)
+    }
+
+    fn may_convert(&self, chunk: u32) -> bool {
+        self.conversions < TRIES_MAX && self.may_add(chunk)
+    }
+
+    fn may_add(&self, chunk: u32) -> bool {
+        self.loaded.len() < 2 * TRIES_MAX as usize && !self.is_passed_over(chunk)
     }
 }
 
@@ -210,6 +307,8 @@ impl Space {
             loaded: BTreeMap::new(),
             leased: Vec::new(),
             unloaded: BTreeMap::new(),
+            from: 0,
+            mapless: Vec::new(),
             state: states,
         };
         let mut available = 0;
@@ -299,8 +398,15 @@ impl Space {
 
     /// Takes up to `want` contiguous blocks that a promise covers from the shard's lease or, when
     /// `goal` lies in a loaded chunk, from there.
-    pub fn take(&self, shard: usize, want: u32, goal: Option<Block>) -> Option<Extent> {
-        if let Some((chunk, index)) = goal.and_then(|g| self.geometry.chunk_of(g)) {
+    pub fn take(
+        &self,
+        shard: usize,
+        want: u32,
+        goal: Option<Block>,
+        tried: &Tried,
+    ) -> Option<Extent> {
+        let goal = goal.and_then(|g| self.geometry.chunk_of(g));
+        if let Some((chunk, index)) = goal.filter(|(chunk, _)| tried.may_change(*chunk)) {
             let near = self.chunks.lock().loaded.get(&chunk).cloned();
             let taken = near.and_then(|c| {
                 let run = c.take_at(index, want)?;
@@ -311,7 +417,7 @@ impl Space {
             }
         }
         let lease = self.leases[shard % self.leases.len()].lock();
-        let chunk = lease.as_ref()?;
+        let chunk = lease.as_ref().filter(|c| tried.may_change(c.chunk))?;
         let (start, len) = chunk.take(want, None)?;
         Some(self.taken(chunk, start, len))
     }
@@ -329,43 +435,40 @@ impl Space {
     }
 
     /// Chooses the shard's next chunk after `take` found nothing in the lease.
-    pub fn next_source(&self, shard: usize) -> Source {
+    pub fn next_source(&self, shard: usize, tried: &Tried) -> Source {
         let mut lease = self.leases[shard % self.leases.len()].lock();
         let mut chunks = self.chunks.lock();
         if let Some(old) = lease.take() {
             chunks.leased.retain(|&c| c != old.chunk);
         }
         let quarter = self.geometry.chunk_blocks / 4;
+        let has = |c: &ChunkSpace, least| c.count() >= least && tried.may_change(c.chunk);
         for least in [quarter, 1] {
             let loaded = chunks
                 .loaded
                 .values()
-                .find(|c| c.count() >= least && !chunks.leased.contains(&c.chunk))
+                .find(|c| has(c, least) && !chunks.leased.contains(&c.chunk))
                 .cloned();
             if let Some(chunk) = loaded {
                 chunks.leased.push(chunk.chunk);
                 *lease = Some(chunk);
                 return Source::Loaded;
             }
-            let unloaded = chunks
-                .unloaded
-                .iter()
-                .find(|(_, f)| **f >= least)
-                .map(|(c, _)| *c);
-            if let Some(chunk) = unloaded {
+            if let Some(chunk) = chunks.to_load(least, tried) {
                 return Source::Load(chunk);
             }
             // Who comes here has a promise, and metadata may have taken a chunk, or the reserve
             // may have grown, since it was made. What is kept for checkpoints is given up before it is taken.
             let spare = self.totals.free_chunks() > self.least_chunks + self.kept_chunks();
-            if let Some(chunk) = chunks.free.first().copied().filter(|_| spare) {
+            let convertible = || chunks.to_convert(tried);
+            if let Some(chunk) = spare.then(convertible).flatten() {
                 chunks.free.remove(&chunk);
                 self.totals.take_chunks(1);
                 return Source::Convert(chunk);
             }
         }
         // Other shards' leases hold the last blocks: share one of them.
-        match chunks.loaded.values().find(|c| c.count() > 0).cloned() {
+        match chunks.loaded.values().find(|c| has(c, 1)).cloned() {
             Some(chunk) => {
                 *lease = Some(chunk);
                 Source::Loaded
@@ -390,6 +493,23 @@ impl Space {
     pub fn unconverted(&self, chunk: u32) {
         self.chunks.lock().free.insert(chunk);
         self.totals.free(1);
+    }
+
+    /// Damage keeps these from getting a map before the next mount.
+    pub fn mapless(&self, these: Range<u32>, why: Error) {
+        self.chunks.lock().mapless.push((these, why));
+    }
+
+    /// Why a free chunk, if there is such a one, can get no map before the next mount.
+    pub fn why_mapless(&self) -> Option<Error> {
+        let chunks = self.chunks.lock();
+        let mut all = chunks.free.iter();
+        all.find_map(|chunk| chunks.why_mapless(*chunk)).cloned()
+    }
+
+    /// The next search tries chunks that are not loaded from this one on.
+    pub fn load_from(&self, chunk: u32) {
+        self.chunks.lock().from = chunk;
     }
 
     /// A data chunk's map was read; `allocated` are its words. Others may have read it as well, and have
@@ -618,20 +738,26 @@ impl Space {
         taken
     }
 
-    /// The chunk's map stays: it is a data chunk again, to be loaded.
+    /// The chunk's map stays: it is a data chunk again, to be loaded. All its blocks are available still.
     pub fn unretired(&self, chunk: u32) {
-        self.chunks.lock().state[chunk as usize] = ChunkState::Data(0);
+        let blocks = self.geometry.chunk_blocks;
+        let mut chunks = self.chunks.lock();
+        chunks.state[chunk as usize] = ChunkState::Data(blocks);
+        chunks.unloaded.insert(chunk, blocks);
+        self.totals.give(blocks as i64);
     }
 
-    /// The map of a chunk that is not loaded cannot be read: what is free in it is lost until something of it
-    /// is freed. One that another thread has loaded, or retired, is not concerned. Returns how many blocks that is.
-    pub fn unloadable(&self, chunk: u32) -> u32 {
-        let lost = self.chunks.lock().unloaded.remove(&chunk).unwrap_or(0);
+    /// The maps of chunks that are not loaded are damaged: what is free in them is lost until something of it
+    /// is freed. Those that another thread has loaded, or retired, are not concerned. Returns how many blocks that is.
+    pub fn unloadable(&self, these: Range<u32>) -> u32 {
+        let mut chunks = self.chunks.lock();
+        let lost = chunks.unloaded.extract_if(these, |_, _| true);
+        let lost: u32 = lost.map(|(_, free)| free).sum();
         self.totals.take(lost);
         lost
     }
 
-    /// The map of a chunk that is loaded cannot be read any more: nothing is allocated there before the next
+    /// The map of a chunk that is loaded is damaged: nothing is allocated there before the next
     /// mount, and what is free in it is lost until then (invariant 5).
     pub fn unusable(&self, chunk: u32) {
         let mut chunks = self.chunks.lock();
@@ -687,7 +813,7 @@ mod tests {
         space.keep(6);
         assert!(space.try_promise(10));
         assert!(!space.try_promise(1));
-        let sources = || space.next_source(0);
+        let sources = || space.next_source(0, &Tried::default());
         assert!(matches!(sources(), Source::Load(0)));
         space.keep(0);
         assert!(matches!(sources(), Source::Convert(1)));
@@ -736,17 +862,26 @@ mod tests {
     #[test]
     fn a_map_that_is_read_late_brings_no_retired_chunk_back() {
         let space = one_empty_chunk();
-        assert!(matches!(space.next_source(0), Source::Load(0)));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::Load(0)
+        ));
         space.loaded(0, &no_words(&space));
         assert_eq!(space.take_empty_chunks(64), [0]);
         let before = space.unpromised();
         space.loaded(0, &no_words(&space));
         assert_eq!(space.unpromised(), before);
-        assert!(matches!(space.next_source(0), Source::None));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::None
+        ));
         // Its map stayed.
         space.unretired(0);
         space.loaded(0, &no_words(&space));
-        assert!(matches!(space.next_source(0), Source::Loaded));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::Loaded
+        ));
     }
 
     #[test]
@@ -754,24 +889,81 @@ mod tests {
         let space = one_empty_chunk();
         let blocks = space.unpromised();
         space.loaded(0, &no_words(&space));
-        assert_eq!(space.unloadable(0), 0);
+        assert_eq!(space.unloadable(0..1), 0);
         assert_eq!(space.unpromised(), blocks);
-        assert!(matches!(space.next_source(0), Source::Loaded));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::Loaded
+        ));
+    }
+
+    /// Each of eight maps is unreadable by itself: the next search tries those that this one did not come to.
+    #[test]
+    fn a_search_ends_after_a_few_maps_and_the_next_one_goes_on() {
+        let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+        let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
+        states[..8].fill(ChunkState::Data(10));
+        let space = Space::new(&geometry, 2, states, 0);
+        let before = space.unpromised();
+        let search = || {
+            let (mut tried, mut chunks) = (Tried::default(), Vec::new());
+            while let Source::Load(chunk) = space.next_source(0, &tried) {
+                space.load_from(chunk + 1);
+                tried.loading(chunk..chunk + 1, Error::NoSpace);
+                chunks.push(chunk);
+            }
+            assert!(tried.into_error().is_some());
+            chunks
+        };
+        assert_eq!(search(), [0, 1, 2, 3]);
+        assert_eq!(search(), [4, 5, 6, 7]);
+        assert_eq!(search(), [0, 1, 2, 3]);
+        assert_eq!(space.unpromised(), before);
+    }
+
+    #[test]
+    fn what_a_search_has_made_is_taken_from_though_much_was_tried_in_vain() {
+        let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+        let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
+        states[..5].fill(ChunkState::Data(geometry.chunk_blocks));
+        states[5] = ChunkState::Free;
+        let space = Space::new(&geometry, 2, states, 0);
+        (0..5).for_each(|chunk| space.loaded(chunk, &no_words(&space)));
+        let mut tried = Tried::default();
+        for chunk in 0..4 {
+            assert!(matches!(space.next_source(0, &tried), Source::Loaded));
+            let taken = space.take(0, 8, None, &tried).unwrap();
+            assert_eq!(taken, space.extent(chunk, 0, 8));
+            space.give(taken);
+            tried.changing(chunk, Error::NoSpace);
+            assert_eq!(space.take(0, 8, None, &tried), None);
+        }
+        assert!(matches!(space.next_source(0, &tried), Source::Convert(5)));
+        space.converted(5);
+        tried.made(5);
+        assert!(matches!(space.next_source(0, &tried), Source::Loaded));
+        assert_eq!(space.take(0, 8, None, &tried), Some(space.extent(5, 0, 8)));
     }
 
     #[test]
     fn nothing_is_taken_from_an_unusable_chunk_while_others_hold_blocks_of_it() {
         let space = one_empty_chunk();
         space.loaded(0, &no_words(&space));
-        assert!(matches!(space.next_source(0), Source::Loaded));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::Loaded
+        ));
         assert!(space.try_promise(16));
-        let held = [(); 2].map(|()| space.take(0, 8, None).unwrap());
+        let held = [(); 2].map(|()| space.take(0, 8, None, &Tried::default()).unwrap());
         space.unusable(0);
         space.unpromise(16);
         assert_eq!(space.unpromised(), 0);
         space.give(held[0]);
         space.loaded(0, &no_words(&space));
         assert_eq!(space.unpromised(), 0);
-        assert!(matches!(space.next_source(0), Source::None));
+        assert!(matches!(
+            space.next_source(0, &Tried::default()),
+            Source::None
+        ));
     }
 }

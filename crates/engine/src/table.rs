@@ -45,6 +45,7 @@ use format::table::{
 };
 use format::{Damage, Nid, U64};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 const BITMAP_WORDS: usize = REGION_BITMAP_BYTES / 8;
@@ -464,6 +465,23 @@ impl Table {
             return Ok(());
         }
         self.with_leaf(region, leaf, |_| ())
+    }
+
+    /// Nids whose entries cannot be read now for the same cause as this one's, and that cause. `None`: it can be read.
+    pub fn unread_with(&self, nid: Nid) -> Option<(Range<u64>, Error)> {
+        let (region, leaf, _) = split(nid);
+        let (first, len, error) = match self.region(region) {
+            Err(error) => (region * REGION_NIDS, REGION_NIDS, error),
+            Ok(_) => {
+                let first = nid.0 - nid.0 % LEAF_NIDS;
+                (
+                    first,
+                    LEAF_NIDS,
+                    self.with_leaf(region, leaf, |_| ()).err()?,
+                )
+            }
+        };
+        Some((first..first + len, error))
     }
 
     /// The versions of nids from `first`, a leaf's, on that have a bit in `wanted`.

@@ -4,11 +4,12 @@ use super::Store;
 use crate::checkpoint::CheckpointState;
 use crate::content::Content;
 use crate::error::Error;
-use crate::node::Body;
+use crate::node::{Body, Node};
 use crate::op::{Kept, Need, Op, Promise, Reservation};
-use crate::space::{Extent, Source};
+use crate::space::{Extent, Source, TRIES_MAX, Tried};
 use format::Block;
-use format::table::space_map_nid;
+use format::table::{SPACE_MAP_FIRST, space_map_nid};
+use std::ops::Range;
 
 /// Free and total space, in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +65,14 @@ impl<C: Content> Store<C> {
         }
         self.sync()?;
         let (unloaded, free) = self.space.unloaded_and_free();
-        unloaded
-            .into_iter()
-            .for_each(|chunk| self.load_space(chunk));
+        let mut tried = Tried::default();
+        for chunk in unloaded {
+            if !tried.is_passed_over(chunk)
+                && let Err((chunks, error)) = self.load_space(chunk)
+            {
+                tried.pass_over(chunks, error);
+            }
+        }
         let mut blocks = 0;
         for chunk in self.space.loaded_chunks() {
             let mut from = 0;
@@ -153,6 +159,10 @@ impl<C: Content> Store<C> {
 
     /// Reserves one run of 1 to `blocks` contiguous blocks, at `goal` if possible, out of `promise`.
     /// May commit a record of its own; the caller holds no node lock.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the error of a device, or damage, when there is free space that it keeps from being found.
+    /// After a device's error the next call tries everything again.
     pub fn reserve(
         &self,
         promise: &mut Promise<'_, C>,
@@ -162,11 +172,10 @@ impl<C: Content> Store<C> {
         let shard = self.shard();
         let blocks = blocks.min(self.array.geometry().chunk_blocks);
         let mut committed = false;
+        let mut tried = Tried::default();
         loop {
-            if let Some(extent) = self.space.take(shard, blocks, goal) {
-                let geometry = self.array.geometry();
-                let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
-                match self.load_map(chunk) {
+            if let Some(extent) = self.space.take(shard, blocks, goal, &tried) {
+                match self.map_of(extent) {
                     Ok(map) => {
                         promise.consume(extent.len as u64);
                         return Ok(Reservation {
@@ -176,23 +185,28 @@ impl<C: Content> Store<C> {
                             taken: false,
                         });
                     }
-                    Err(error) => {
-                        not_used(chunk, &error);
-                        self.space.unusable(chunk);
-                    }
+                    Err((chunk, error)) => tried.changing(chunk, error),
                 }
                 continue;
             }
-            match self.space.next_source(shard) {
+            match self.space.next_source(shard, &tried) {
                 Source::Loaded => {}
-                Source::Load(chunk) => self.load_space(chunk),
+                Source::Load(chunk) => match self.load_space(chunk) {
+                    Ok(()) => tried.made(chunk),
+                    Err((chunks, error)) => {
+                        self.space.load_from(chunks.end);
+                        tried.loading(chunks, error);
+                    }
+                },
                 Source::Convert(chunk) => match self.convert_chunk(chunk) {
-                    Ok(()) => self.space.converted(chunk),
-                    // Others may be sound: this one is nobody's until the next mount.
-                    Err(error @ (Error::Device(_) | Error::Damaged(_))) => not_used(chunk, &error),
+                    Ok(()) => {
+                        self.space.converted(chunk);
+                        tried.made(chunk);
+                    }
                     Err(error) => {
                         self.space.unconverted(chunk);
-                        return Err(error);
+                        let (chunks, error) = self.unmade(chunk, error)?;
+                        tried.converting(chunks, error);
                     }
                 },
                 Source::None if !committed => {
@@ -201,20 +215,72 @@ impl<C: Content> Store<C> {
                     self.release_retired();
                     self.give_way()?;
                 }
-                Source::None => return Err(Error::NoSpace),
+                Source::None => {
+                    let error = tried.into_error().or_else(|| self.space.why_mapless());
+                    return Err(error.unwrap_or(Error::NoSpace));
+                }
             }
         }
     }
 
-    /// Makes the free blocks of a data chunk available. Allocation goes on without a chunk whose map is unreadable.
-    fn load_space(&self, chunk: u32) {
-        if let Err(error) = self.read_space(chunk) {
-            let lost = self.space.unloadable(chunk);
+    /// The space map that governs blocks taken just now. They are available again when it cannot be read now, or
+    /// unusable with the rest of their chunk when it is damaged.
+    fn map_of(&self, extent: Extent) -> Result<Node<C>, (u32, Error)> {
+        let geometry = self.array.geometry();
+        let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
+        self.load_map(chunk).map_err(|error| {
+            if may_pass(&error) {
+                self.space.give(extent);
+            } else {
+                not_used(&(chunk..chunk + 1), &error);
+                self.space.unusable(chunk);
+            }
+            (chunk, error)
+        })
+    }
+
+    /// A chunk got no map: the chunks that the same cause keeps from getting one, and that cause; or the error, if it is another.
+    fn unmade(&self, chunk: u32, error: Error) -> Result<(Range<u32>, Error), Error> {
+        if !matches!(error, Error::Device(_) | Error::Damaged(_)) {
+            return Err(error);
+        }
+        let (chunks, error) = self.concerned(chunk, error);
+        if !may_pass(&error) {
+            tracing::error!("no data gets to chunks {chunks:?} while they are free: {error}");
+            self.space.mapless(chunks.clone(), error.clone());
+        }
+        Ok((chunks, error))
+    }
+
+    /// Chunks whose maps cannot be had for the same cause as this one's, and that cause: the newest, if it lies in the table.
+    fn concerned(&self, chunk: u32, error: Error) -> (Range<u32>, Error) {
+        match self.table.unread_with(space_map_nid(chunk)) {
+            Some((nids, error)) => {
+                let count = self.array.geometry().chunk_count;
+                let chunk_of = |nid: u64| nid.saturating_sub(SPACE_MAP_FIRST).min(count as u64);
+                let chunks = chunk_of(nids.start) as u32..chunk_of(nids.end) as u32;
+                (chunks, error)
+            }
+            None => (chunk..chunk + 1, error),
+        }
+    }
+
+    /// Makes the free blocks of a data chunk available. Otherwise tells the chunks that the same cause keeps from being
+    /// loaded, and that cause; damage takes their free space away.
+    fn load_space(&self, chunk: u32) -> Result<(), (Range<u32>, Error)> {
+        let Err(error) = self.read_space(chunk) else {
+            return Ok(());
+        };
+        let is_gone = matches!(error, Error::Gone(_));
+        let (chunks, error) = self.concerned(chunk, error);
+        if !may_pass(&error) {
+            let lost = self.space.unloadable(chunks.clone());
             // One that others have retired meanwhile has no map, and that is right.
-            if lost > 0 || !matches!(error, Error::Gone(_)) {
-                not_used(chunk, &error);
+            if lost > 0 || !is_gone {
+                not_used(&chunks, &error);
             }
         }
+        Err((chunks, error))
     }
 
     fn read_space(&self, chunk: u32) -> Result<(), Error> {
@@ -244,10 +310,18 @@ impl<C: Content> Store<C> {
     /// Turns data chunks without data into free ones, in records of their own; they can be
     /// used again once those are durable. No checkpoint runs meanwhile (checkpoint, invariant 5).
     pub(crate) fn retire_chunks(&self, _none_runs: &CheckpointState) {
+        let mut failures = 0;
         for chunk in self.space.take_empty_chunks(64) {
-            if !matches!(self.retire_chunk(chunk), Ok(true)) {
-                self.space.unretired(chunk);
-                self.load_space(chunk);
+            // The others will be looked at when they are loaded, and empty still.
+            let retired = (failures < TRIES_MAX).then(|| self.retire_chunk(chunk));
+            if matches!(retired, Some(Ok(true))) {
+                continue;
+            }
+            self.space.unretired(chunk);
+            match retired {
+                Some(Err(error)) if may_pass(&error) => failures += 1,
+                Some(_) => _ = self.load_space(chunk),
+                None => {}
             }
         }
         self.release_retired();
@@ -333,8 +407,13 @@ impl<C: Content> Store<C> {
     }
 }
 
-fn not_used(chunk: u32, error: &Error) {
-    tracing::error!("free space of chunk {chunk} is not used: {error}");
+/// What cannot be read for this cause may be readable later.
+fn may_pass(error: &Error) -> bool {
+    matches!(error, Error::Device(_))
+}
+
+fn not_used(chunks: &Range<u32>, error: &Error) {
+    tracing::error!("free space of chunks {chunks:?} is not used: {error}");
 }
 
 /// Those of sorted chunks that have neighbours enough to be `least` in a row.

@@ -4,6 +4,7 @@ mod damage;
 mod large;
 mod load;
 mod memory;
+mod moment;
 mod power_cut;
 mod pressure;
 mod salvage;

@@ -178,7 +178,14 @@ impl Files {
                 true => Vec::new(),
                 false => self.mapped(state, around)?,
             };
-            let laid = self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout)?;
+            let laid = self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout);
+            let laid = match laid {
+                Ok(laid) => laid,
+                Err(error) => {
+                    self.unreserve(state, layout);
+                    return Err(error);
+                }
+            };
             layout.covered += (laid - run.start) as usize;
             if laid < run.end {
                 break;
