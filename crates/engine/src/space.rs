@@ -17,6 +17,10 @@
 //! 6. A device that does not return a map, or a page of the node table, may return it later: nothing is lost by that,
 //!    neither a chunk nor a block in the totals. Only damage takes free space away until the next mount.
 
+mod tried;
+
+pub(crate) use tried::{TRIES_MAX, Tried};
+
 use crate::error::Error;
 use crate::totals::Totals;
 use base::atomic::{AtomicI64, Ordering};
@@ -197,77 +201,6 @@ impl Chunks {
     fn to_convert(&self, tried: &Tried) -> Option<u32> {
         let mut all = self.free.iter().copied();
         all.find(|chunk| tried.may_convert(*chunk) && self.why_mapless(*chunk).is_none())
-    }
-}
-
-/// Chunks of a kind whose maps one search for blocks finds unreadable before it leaves that kind alone.
-pub(crate) const TRIES_MAX: u32 = 4;
-
-/// What one search for blocks has tried in vain; the next search knows nothing of it (invariant 6).
-#[derive(Debug, Default)]
-pub(crate) struct Tried {
-    /// Loaded chunks whose maps cannot be changed now.
-    loaded: Vec<u32>,
-    /// The last one that was loaded, or converted, since the search began.
-    fresh: Option<u32>,
-    /// Chunks whose maps cannot be read or made now. Those that a page of the node table is to blame for are tried once.
-    unread: Vec<Range<u32>>,
-    loads: u32,
-    conversions: u32,
-    error: Option<Error>,
-}
-
-impl Tried {
-    /// Not in vain.
-    pub fn made(&mut self, chunk: u32) {
-        self.fresh = Some(chunk);
-    }
-
-    pub fn changing(&mut self, chunk: u32, error: Error) {
-        self.loaded.push(chunk);
-        self.error.get_or_insert(error);
-    }
-
-    /// The same cause keeps all of `chunks` from being loaded, or converted.
-    pub fn loading(&mut self, chunks: Range<u32>, error: Error) {
-        self.loads += 1;
-        self.pass_over(chunks, error);
-    }
-
-    pub fn converting(&mut self, chunks: Range<u32>, error: Error) {
-        self.conversions += 1;
-        self.pass_over(chunks, error);
-    }
-
-    pub fn pass_over(&mut self, chunks: Range<u32>, error: Error) {
-        self.unread.push(chunks);
-        self.error.get_or_insert(error);
-    }
-
-    pub fn is_passed_over(&self, chunk: u32) -> bool {
-        self.unread.iter().any(|chunks| chunks.contains(&chunk))
-    }
-
-    /// Why less was found than there may be.
-    pub fn into_error(self) -> Option<Error> {
-        self.error
-    }
-
-    fn may_change(&self, chunk: u32) -> bool {
-        let few = self.loaded.len() < TRIES_MAX as usize || self.fresh == Some(chunk);
-        few && !self.loaded.contains(&chunk)
-    }
-
-    fn may_load(&self, chunk: u32) -> bool {
-        self.loads < TRIES_MAX && self.may_add(chunk)
-    }
-
-    fn may_convert(&self, chunk: u32) -> bool {
-        self.conversions < TRIES_MAX && self.may_add(chunk)
-    }
-
-    fn may_add(&self, chunk: u32) -> bool {
-        self.loaded.len() < 2 * TRIES_MAX as usize && !self.is_passed_over(chunk)
     }
 }
 
@@ -457,11 +390,8 @@ impl Space {
             if let Some(chunk) = chunks.to_load(least, tried) {
                 return Source::Load(chunk);
             }
-            // Who comes here has a promise, and metadata may have taken a chunk, or the reserve
-            // may have grown, since it was made. What is kept for checkpoints is given up before it is taken.
-            let spare = self.totals.free_chunks() > self.least_chunks + self.kept_chunks();
             let convertible = || chunks.to_convert(tried);
-            if let Some(chunk) = spare.then(convertible).flatten() {
+            if let Some(chunk) = self.has_spare().then(convertible).flatten() {
                 chunks.free.remove(&chunk);
                 self.totals.take_chunks(1);
                 return Source::Convert(chunk);
@@ -475,6 +405,12 @@ impl Space {
             }
             None => Source::None,
         }
+    }
+
+    /// Who asks has a promise, and metadata may have taken a chunk, or the reserve
+    /// may have grown, since it was made. What is kept for checkpoints is given up before it is taken.
+    fn has_spare(&self) -> bool {
+        self.totals.free_chunks() > self.least_chunks + self.kept_chunks()
     }
 
     /// A free chunk became a data chunk with an empty map.
@@ -500,10 +436,10 @@ impl Space {
         self.chunks.lock().mapless.push((these, why));
     }
 
-    /// Why a free chunk, if there is such a one, can get no map before the next mount.
+    /// Why a chunk that is free for data, if there is such a one, can get no map before the next mount.
     pub fn why_mapless(&self) -> Option<Error> {
         let chunks = self.chunks.lock();
-        let mut all = chunks.free.iter();
+        let mut all = chunks.free.iter().filter(|_| self.has_spare());
         all.find_map(|chunk| chunks.why_mapless(*chunk)).cloned()
     }
 
@@ -813,7 +749,7 @@ mod tests {
         space.keep(6);
         assert!(space.try_promise(10));
         assert!(!space.try_promise(1));
-        let sources = || space.next_source(0, &Tried::default());
+        let sources = || next(&space);
         assert!(matches!(sources(), Source::Load(0)));
         space.keep(0);
         assert!(matches!(sources(), Source::Convert(1)));
@@ -825,6 +761,11 @@ mod tests {
         let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
         states[0] = ChunkState::Data(geometry.chunk_blocks);
         Space::new(&geometry, 2, states, 0)
+    }
+
+    /// For who begins to search.
+    fn next(space: &Space) -> Source {
+        space.next_source(0, &Tried::default())
     }
 
     fn no_words(space: &Space) -> Vec<u64> {
@@ -862,26 +803,17 @@ mod tests {
     #[test]
     fn a_map_that_is_read_late_brings_no_retired_chunk_back() {
         let space = one_empty_chunk();
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::Load(0)
-        ));
+        assert!(matches!(next(&space), Source::Load(0)));
         space.loaded(0, &no_words(&space));
         assert_eq!(space.take_empty_chunks(64), [0]);
         let before = space.unpromised();
         space.loaded(0, &no_words(&space));
         assert_eq!(space.unpromised(), before);
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::None
-        ));
+        assert!(matches!(next(&space), Source::None));
         // Its map stayed.
         space.unretired(0);
         space.loaded(0, &no_words(&space));
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::Loaded
-        ));
+        assert!(matches!(next(&space), Source::Loaded));
     }
 
     #[test]
@@ -891,10 +823,7 @@ mod tests {
         space.loaded(0, &no_words(&space));
         assert_eq!(space.unloadable(0..1), 0);
         assert_eq!(space.unpromised(), blocks);
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::Loaded
-        ));
+        assert!(matches!(next(&space), Source::Loaded));
     }
 
     /// Each of eight maps is unreadable by itself: the next search tries those that this one did not come to.
@@ -949,10 +878,7 @@ mod tests {
     fn nothing_is_taken_from_an_unusable_chunk_while_others_hold_blocks_of_it() {
         let space = one_empty_chunk();
         space.loaded(0, &no_words(&space));
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::Loaded
-        ));
+        assert!(matches!(next(&space), Source::Loaded));
         assert!(space.try_promise(16));
         let held = [(); 2].map(|()| space.take(0, 8, None, &Tried::default()).unwrap());
         space.unusable(0);
@@ -961,9 +887,6 @@ mod tests {
         space.give(held[0]);
         space.loaded(0, &no_words(&space));
         assert_eq!(space.unpromised(), 0);
-        assert!(matches!(
-            space.next_source(0, &Tried::default()),
-            Source::None
-        ));
+        assert!(matches!(next(&space), Source::None));
     }
 }

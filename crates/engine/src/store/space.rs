@@ -265,20 +265,19 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Makes the free blocks of a data chunk available. Otherwise tells the chunks that the same cause keeps from being
-    /// loaded, and that cause; damage takes their free space away.
+    /// Makes the free blocks of a data chunk available, if there are any. Otherwise tells the chunks that the same cause
+    /// keeps from being loaded, and that cause; damage takes their free space away.
     fn load_space(&self, chunk: u32) -> Result<(), (Range<u32>, Error)> {
         let Err(error) = self.read_space(chunk) else {
             return Ok(());
         };
-        let is_gone = matches!(error, Error::Gone(_));
         let (chunks, error) = self.concerned(chunk, error);
         if !may_pass(&error) {
-            let lost = self.space.unloadable(chunks.clone());
-            // One that others have retired meanwhile has no map, and that is right.
-            if lost > 0 || !is_gone {
-                not_used(&chunks, &error);
+            if self.space.unloadable(chunks.clone()) == 0 {
+                // One that others have loaded and retired meanwhile has no map, and that is right.
+                return Ok(());
             }
+            not_used(&chunks, &error);
         }
         Err((chunks, error))
     }
