@@ -46,12 +46,19 @@ fn a_context_waits_as_long_as_a_duration_tells() {
     let (fs, ino) = cold(&mut world, fs, b"file", &noise(2, 4 * PAGE));
     let file = fs.open_file(ino, DIRECT).unwrap();
     let mut context = fs.io_context(4).unwrap();
-    for patience in [Duration::MAX, Duration::from_nanos(u64::MAX)] {
+    // So long that their nanoseconds, as a number of 64 bits, are more than there are; of the second one they were none.
+    let longer = Duration::from_nanos(u64::MAX) + Duration::from_nanos(1);
+    for patience in [Duration::MAX, longer] {
+        world.devices.iter().for_each(|device| device.stick());
         for page in 0..4 {
             submit(&mut context, page, read(&file, page * PAGE as u64, PAGE));
         }
+        let devices = world.devices.clone();
+        let release = move || devices.iter().for_each(|device| device.release());
+        let other = base::thread::spawn("releases", release).unwrap();
         let mut out = Vec::new();
         assert_eq!(context.wait(4, &mut out, Some(patience)), 4);
+        other.join().unwrap();
         assert!(out.iter().all(|done| done.result.is_ok()));
     }
 }

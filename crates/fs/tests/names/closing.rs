@@ -5,7 +5,7 @@ use base::clock::Clock;
 use base::rng::Rng;
 use base::thread::parallel;
 use device::sim::Times;
-use fs::{Caller, Error, FileSystem, FsOptions, ROOT};
+use fs::{Caller, Error, FileSystem, FsOptions, OpenFile, ROOT};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,13 +39,16 @@ fn record(number: u64) -> [u8; RECORD] {
     [number as u8; RECORD]
 }
 
-/// The same with records at the end of a file.
-fn append(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
+fn create(fs: &FileSystem, me: usize) -> Arc<OpenFile> {
     let name = format!("file{me}");
     let made = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
-    let (_, file) = made.unwrap();
+    made.unwrap().1
+}
+
+/// The same with records at the end of a file.
+fn append(fs: &FileSystem, file: &OpenFile, done: &AtomicU64) -> u64 {
     for number in 0.. {
-        match fs.append(&file, &record(number)) {
+        match fs.append(file, &record(number)) {
             Ok(_) => done.fetch_add(1, Ordering::Relaxed),
             Err(Error::ReadOnly) => return number,
             Err(error) => panic!("{error}"),
@@ -74,14 +77,11 @@ fn check_records(fs: &FileSystem, me: usize, made: u64) {
 }
 
 /// The same with sizes.
-fn grow(fs: &FileSystem, me: usize, done: &AtomicU64) -> u64 {
-    let name = format!("file{me}");
-    let made = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
-    let (attr, file) = made.unwrap();
+fn grow(fs: &FileSystem, me: usize, file: &OpenFile, done: &AtomicU64) -> u64 {
     for number in 0.. {
         let grown = match me {
-            CUTS => fs.truncate(&Caller::root(), attr.ino, number + 1),
-            _ => fs.fallocate(&file, 0, number, 1),
+            CUTS => fs.truncate(&Caller::root(), file.ino(), number + 1),
+            _ => fs.fallocate(file, 0, number, 1),
         };
         match grown {
             Ok(_) => done.fetch_add(1, Ordering::Relaxed),
@@ -98,23 +98,21 @@ fn what_returns_while_a_file_system_ends_is_part_of_it() {
         let mut world = busy(round);
         let fs = world.open();
         let done = AtomicU64::new(0);
+        // They are there however late a thread begins.
+        let files: Vec<_> = (DIRS..=ALLOCATES).map(|me| create(&fs, me)).collect();
         let made = parallel(ALLOCATES + 2, |me| match me {
             _ if me < DIRS => make(&fs, me, &done),
-            _ if me < DIRS + FILES => append(&fs, me, &done),
-            CUTS | ALLOCATES => grow(&fs, me, &done),
+            _ if me < DIRS + FILES => append(&fs, &files[me - DIRS], &done),
+            CUTS | ALLOCATES => grow(&fs, me, &files[me - DIRS], &done),
             _ => {
-                let name = |me| format!("file{me}");
-                let is_made = |me| fs.lookup(ROOT, name(me).as_bytes()).is_ok();
-                while done.load(Ordering::Relaxed) < 500 * (round + 1)
-                    || !(DIRS..=ALLOCATES).all(is_made)
-                {
+                while done.load(Ordering::Relaxed) < 500 * (round + 1) {
                     base::thread::yield_now();
                 }
                 fs.close().unwrap();
                 0
             }
         });
-        drop(fs);
+        drop((files, fs));
         world.devices = world.devices.iter().map(|d| d.reopen()).collect();
         world.check();
         let fs = world.open();
