@@ -40,7 +40,9 @@ pub enum Error {
     InUse { device: String },
     #[error("{device} is neither a block device nor a regular file; name one of these")]
     NotADevice { device: String },
-    #[error("{first} and {second} are the same device; name each device once")]
+    #[error(
+        "{first} and {second} are the same device, or share a part of it; name each device once"
+    )]
     GivenTwice { first: String, second: String },
     #[error("cannot create the image {path}: {source}")]
     Image {

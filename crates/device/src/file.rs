@@ -5,7 +5,7 @@
 //! 2. Whoever opens a block device exclusively also locks it, until the device is dropped, and
 //!    nothing else ends that: a claim that was handed to the kernel may end while its first owner
 //!    still writes, and the next one must be kept out even then.
-//! 3. A loop device and the file behind it are claimed together ([`loops`]).
+//! 3. Loop devices over the same bytes of a file, and that file, are claimed together ([`loops`]).
 //! 4. I/O is direct where the host allows it; what that needs of alignment is found out at
 //!    open and stated by `logical_block` and `memory_align`.
 
@@ -153,25 +153,40 @@ pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Erro
     FileDevice::open(path, &options, Engine::Caller)
 }
 
+/// What lies behind a path.
+enum Storage {
+    Device(u64),
+    File(loops::Part),
+}
+
+impl Storage {
+    fn overlaps(&self, other: &Storage) -> bool {
+        match (self, other) {
+            (Storage::Device(a), Storage::Device(b)) => a == b,
+            (Storage::File(a), Storage::File(b)) => a.overlaps(b),
+            _ => false,
+        }
+    }
+}
+
 fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
-    let mut seen: Vec<(u64, u64, &Path)> = Vec::new();
+    let mut seen: Vec<(Storage, &Path)> = Vec::new();
     for path in paths {
         let meta = fs::metadata(path).map_err(|e| Error::open(path, e))?;
         let is_block = meta.file_type().is_block_device();
-        // A loop device is the file behind it.
-        let behind = is_block.then(|| loops::file_behind(meta.rdev())).flatten();
-        let identity = match behind.and_then(|behind| fs::metadata(behind).ok()) {
-            Some(behind) => (behind.dev(), behind.ino()),
-            None if is_block => (u64::MAX, meta.rdev()),
-            None => (meta.dev(), meta.ino()),
+        // A loop device is what it shows of the file behind it.
+        let storage = match is_block.then(|| loops::behind(meta.rdev())).flatten() {
+            Some((_, part)) => Storage::File(part),
+            None if is_block => Storage::Device(meta.rdev()),
+            None => Storage::File(loops::Part::whole(&meta)),
         };
-        if let Some((.., first)) = seen.iter().find(|(a, b, _)| (*a, *b) == identity) {
+        if let Some((_, first)) = seen.iter().find(|(other, _)| storage.overlaps(other)) {
             return Err(Error::GivenTwice {
                 first: first.display().to_string(),
                 second: path.display().to_string(),
             });
         }
-        seen.push((identity.0, identity.1, path));
+        seen.push((storage, path));
     }
     Ok(())
 }
@@ -223,11 +238,8 @@ impl FileDevice {
         }
         let also = match (options.exclusive, block_device) {
             (false, _) => Vec::new(),
-            (true, false) => loops::claim_over(path, &opened, options.read_only)?,
-            (true, true) => {
-                let behind = loops::claim_behind(path, opened.rdev(), options.read_only)?;
-                behind.into_iter().collect()
-            }
+            (true, false) => loops::claim_of_file(path, &opened, options.read_only)?,
+            (true, true) => loops::claim_of_device(path, opened.rdev(), options.read_only)?,
         };
         let lock = exclusive.then(|| lock_device(path, opened.rdev(), options.read_only));
         let bytes = match block_device {

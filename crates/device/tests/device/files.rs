@@ -302,8 +302,15 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn attach(image: &Path) -> Option<Loop> {
+        Loop::attach_part(image, 0, 0)
+    }
+
+    /// Over so many bytes from there; 0: to the end.
+    fn attach_part(image: &Path, offset: u64, limit: u64) -> Option<Loop> {
         let out = Command::new("losetup")
             .args(["--find", "--show"])
+            .arg(format!("--offset={offset}"))
+            .arg(format!("--sizelimit={limit}"))
             .arg(image)
             .output()
             .ok()?;
@@ -377,6 +384,66 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     assert!(array.discard(0, 1 << 20).is_ok());
     drop(array);
     open_devices(&paths, &options).unwrap();
+}
+
+/// Each of two was taken for a device of its own, and what one had was destroyed by the other.
+#[test]
+fn loop_devices_over_the_same_bytes_are_one_storage() {
+    let images = Images::new(&[64 << 20]);
+    let image = &images.paths[0];
+    // The second is the first's twin, the third lies within both, the last beside all of them.
+    let parts = [(1, 0), (1, 0), (16, 16), (0, 1)];
+    let attached = parts.map(|(mib, limit)| Loop::attach_part(image, mib << 20, limit << 20));
+    let [Some(first), Some(twin), Some(within), Some(beside)] = &attached else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    let options = OpenOptions::default();
+    let read_only = OpenOptions {
+        read_only: true,
+        ..options
+    };
+    let open = |paths: &[&PathBuf], options: &OpenOptions| {
+        let paths: Vec<PathBuf> = paths.iter().map(|&path| path.clone()).collect();
+        open_devices(&paths, options)
+    };
+    for both in [[&first.0, &twin.0], [&within.0, &twin.0], [&first.0, image]] {
+        let twice = open(&both, &options).err();
+        assert!(matches!(twice, Some(Error::GivenTwice { .. })), "{both:?}");
+    }
+    for (one, others) in [
+        (&first.0, [&twin.0, &within.0, image]),
+        (&within.0, [&first.0, &twin.0, image]),
+        (image, [&first.0, &twin.0, &beside.0]),
+    ] {
+        for (mine, theirs) in [
+            (options, options),
+            (options, read_only),
+            (read_only, options),
+        ] {
+            if mine.read_only && one == image {
+                // Of a file that is only read other parts may be written, as others may share it.
+                continue;
+            }
+            let opened = open(&[one], &mine).unwrap();
+            for other in others {
+                let error = open(&[other], &theirs).err();
+                let refused = matches!(error, Some(Error::InUse { .. }));
+                assert!(refused, "{one:?} {other:?} {error:?}");
+            }
+            drop(opened);
+        }
+    }
+    // Parts that share nothing are devices of their own.
+    let apart = open(&[&first.0, &beside.0], &options).unwrap();
+    assert_eq!(apart.len(), 2);
+    drop(apart);
+    let _first = open(&[&within.0], &options).unwrap();
+    open(&[&beside.0], &options).unwrap();
+    // Who comes later finds it in use as well.
+    let late = Loop::attach_part(image, 20 << 20, 0).unwrap();
+    let error = open(&[&late.0], &options).err();
+    assert!(matches!(error, Some(Error::InUse { .. })), "{error:?}");
 }
 
 /// A child that the program forks would take from its parent what is in flight.
