@@ -208,11 +208,12 @@ impl Load for OnKernel<'_> {
         }
         let once = self.way == Way::Buffered || self.deed == Deed::WriteNew;
         let transfer = move |file: usize, at, buf: &mut [u8]| {
-            let moved = match write {
-                true => self.files[file].write_at(buf, at),
-                false => self.files[file].read_at(buf, at),
+            // The kernel ends a call early now and then.
+            let done = match write {
+                true => self.files[file].write_all_at(buf, at),
+                false => self.files[file].read_exact_at(buf, at),
             };
-            whole(moved, request, "a file")
+            whole(done.map(|()| request), request, "a file")
         };
         Ok(plan.one_by_one(thread, once, write, transfer))
     }
