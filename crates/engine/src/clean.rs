@@ -13,7 +13,7 @@
 //! 1. Damage in a segment, or in a table page that its items are looked up in, concerns whoever needs what is damaged,
 //!    and nobody else: cleaning only wants room. A segment whose live bytes are not all found and readable cannot
 //!    become free, so it is set aside: looked at no more until the next mount, or until nothing in it is live; where a device
-//!    did not return what it holds, for some time only, which doubles each time up to a minute.
+//!    did not return what it holds, for some time only: a second, and twice as long each time that it goes on, up to a minute.
 //! 2. All looks at a segment come before its first item is marked, but for those at pages of the node table.
 //! 3. Emptying leaves as many segments free as cleaning wants, and as much room as metadata keeps from data: what goes
 //!    back to data does not have to come back at once.
@@ -209,7 +209,10 @@ impl<C: Content> Store<C> {
         let now = self.clock().monotonic_ns();
         let mut unread = self.held_up.lock();
         if unread.why.replace(why).is_none() {
-            let wait = (2 * unread.wait_ns).clamp(UNREAD_FIRST_NS, UNREAD_MOST_NS);
+            // Another time, if the last one has long been over.
+            let again = now < unread.until_ns.saturating_add(UNREAD_MOST_NS);
+            let doubled = if again { 2 * unread.wait_ns } else { 0 };
+            let wait = doubled.clamp(UNREAD_FIRST_NS, UNREAD_MOST_NS);
             unread.wait_ns = wait;
             unread.until_ns = now.saturating_add(wait);
         }

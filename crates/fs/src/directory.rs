@@ -21,8 +21,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Looks at one name that may find it referring to something else each time.
-const LOOKS: u32 = 100;
+/// Looks at one name, or path, that may find it referring to something else each time.
+pub(crate) const LOOKS: u32 = 100;
 
 /// An open directory, for calls relative to it: [`FileSystem::create`], `lookup`, `unlink`, `rename` and all others
 /// that take a directory take `&Dir`. What a thread does through handles of its own, in directories that

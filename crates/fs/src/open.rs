@@ -8,13 +8,10 @@
 use crate::Error;
 use crate::api::{Attr, Caller};
 use crate::data::OpenFile;
-use crate::directory::{At, Dir};
+use crate::directory::{At, Dir, LOOKS};
 use crate::filesystem::FileSystem;
 use crate::path::LINKS_FOLLOWED;
 use std::sync::Arc;
-
-/// Looks at a path that may lead to something else each time.
-const LOOKS: u32 = 100;
 
 impl FileSystem {
     /// Opens the directory that a path leads to from another one, or from the root if it begins with a slash. Symbolic links are followed.
