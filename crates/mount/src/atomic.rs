@@ -37,7 +37,7 @@ use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
 
 use crate::notify::Notifier;
 use crate::ops::{Errno, NodeId, Span};
-use crate::process;
+use crate::process::{self, Processes};
 
 /// The numbers, as in the kernel's `linux/f2fs.h`.
 pub mod ioctl {
@@ -81,6 +81,7 @@ struct Inner {
     displaced: Mutex<Vec<NodeId>>,
     displaced_count: AtomicUsize,
     notifier: OnceLock<Notifier>,
+    processes: Processes,
 }
 
 #[derive(Debug, Default)]
@@ -143,6 +144,7 @@ impl Default for Inner {
             displaced: Mutex::new(rank::LEAF, Vec::new()),
             displaced_count: AtomicUsize::new(0),
             notifier: OnceLock::new(),
+            processes: Processes::default(),
         }
     }
 }
@@ -249,7 +251,7 @@ impl AtomicWrites {
         let pending = Arc::new(Pending {
             node,
             handle,
-            process: process::of_task(task),
+            process: self.0.processes.of(task),
             state: Mutex::keyed(rank::ATOMIC_WRITE, node, state),
         });
         let others = {
@@ -341,7 +343,7 @@ impl AtomicWrites {
             return;
         };
         // Who cannot be told from the other is taken for it.
-        let of_another = match (pending.process, process::of_task(task)) {
+        let of_another = match (pending.process, self.0.processes.of(task)) {
             (Some(starter), Some(closer)) => starter != closer,
             _ => false,
         };

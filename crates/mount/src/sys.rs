@@ -39,6 +39,13 @@ pub fn wait_in_reads(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a task is one of a process, as tgkill(2) says without a signal. Not, where it cannot be told: the process is another user's, or out of sight.
+pub fn is_of_process(task: u32, process: u32) -> bool {
+    let none: libc::c_int = 0;
+    // SAFETY: the call takes three numbers; no signal is sent for 0.
+    unsafe { libc::syscall(libc::SYS_tgkill, process, task, none) == 0 }
+}
+
 /// ioctl(2) that fills one plain value.
 pub fn ioctl_u32(fd: BorrowedFd<'_>, command: u32) -> Result<u32> {
     let mut value: u32 = 0;
