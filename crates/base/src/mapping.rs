@@ -139,6 +139,11 @@ impl Mapping {
         self.start
     }
 
+    /// Its bytes.
+    pub fn size(&self) -> usize {
+        self.len
+    }
+
     /// How many large pages it has room for.
     pub fn chunks(&self) -> usize {
         self.len / LARGE

@@ -63,16 +63,19 @@ impl AlignedBuf {
     /// So many buffers of `len` zero bytes each, side by side in memory behind which the kernel puts large pages at their first use, if it has some:
     /// it then looks up a page for each of 2 MiB that a device reads or writes, not one for each of 4 KiB. For who keeps them.
     pub fn in_large_pages(len: usize, count: usize) -> Vec<AlignedBuf> {
-        assert!(
-            len > 0 && len.is_multiple_of(BUFFER_ALIGN),
-            "each begins as direct I/O wants it"
-        );
-        let all = len.checked_mul(count).expect("below the address space");
+        // Each begins as direct I/O wants it.
+        let step = len.checked_next_multiple_of(BUFFER_ALIGN);
+        let all = step.and_then(|step| step.checked_mul(count));
+        let all = all.expect("below the address space");
+        if all == 0 {
+            return (0..count).map(|_| AlignedBuf::zeroed(0)).collect();
+        }
+        let step = all / count;
         let mapping = Arc::new(Mapping::new(all));
         mapping.ask_for_large();
         let part = |at: usize| {
-            // SAFETY: `count` times `len` bytes are mapped.
-            let start = unsafe { mapping.start().add(at * len) };
+            // SAFETY: `count` times `step` bytes are mapped.
+            let start = unsafe { mapping.start().add(at * step) };
             AlignedBuf {
                 memory: start,
                 mapping: Some(Arc::clone(&mapping)),
@@ -96,6 +99,11 @@ impl AlignedBuf {
 
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// What it is a part of, if it is one of several.
+    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.mapping.as_ref()
     }
 
     fn layout(len: usize) -> Option<Layout> {
@@ -174,6 +182,8 @@ pub(crate) fn is_aligned(bytes: &[u8], align: usize) -> bool {
 pub struct Segment {
     start: NonNull<u8>,
     len: usize,
+    /// The mapping that it lies in, if one is known: to be told from others, not to be followed.
+    mapping: Option<NonNull<Mapping>>,
     /// Not of memory that is borrowed to be looked at.
     writable: bool,
 }
@@ -187,8 +197,15 @@ impl Segment {
         Segment {
             start: NonNull::<Aligned>::dangling().cast(),
             len: 0,
+            mapping: None,
             writable: true,
         }
+    }
+
+    /// Whether it is memory of this mapping.
+    pub(crate) fn is_of(&self, mapping: &Arc<Mapping>) -> bool {
+        self.mapping
+            .is_some_and(|own| std::ptr::eq(own.as_ptr(), Arc::as_ptr(mapping)))
     }
 
     pub fn len(&self) -> usize {
@@ -259,6 +276,10 @@ impl Lent {
             // SAFETY: within the buffer, as was just looked at. No reference is made of it: others are lent of it.
             start: unsafe { buf.start.add(range.start) },
             len: range.end - range.start,
+            mapping: buf
+                .mapping
+                .as_ref()
+                .map(|mapping| NonNull::from(&**mapping)),
             writable: true,
         }
     }
@@ -320,6 +341,7 @@ impl<'a> Loans<'a> {
         Segment {
             len: bytes.len(),
             start: NonNull::from(bytes).cast(),
+            mapping: None,
             writable: true,
         }
     }
@@ -330,6 +352,7 @@ impl<'a> Loans<'a> {
         Segment {
             len: bytes.len(),
             start: NonNull::from(bytes).cast(),
+            mapping: None,
             writable: false,
         }
     }
@@ -455,6 +478,35 @@ mod tests {
         drop(all);
         assert!(last.iter().all(|&b| b == 3));
         assert_eq!(&*last.clone(), &*last);
+        for (len, count) in [(1, 3), (4097, 2), (0, 2), (4096, 0)] {
+            let mut all = AlignedBuf::in_large_pages(len, count);
+            assert_eq!(all.len(), count);
+            for (value, buf) in (1u8..).zip(&mut all) {
+                assert!(buf.len() == len && is_aligned(buf, BUFFER_ALIGN));
+                buf.fill(value);
+            }
+            for (value, buf) in (1u8..).zip(&all) {
+                assert!(buf.iter().all(|&b| b == value));
+            }
+        }
+    }
+
+    #[test]
+    fn a_segment_is_of_the_mapping_that_its_buffer_is_a_part_of() {
+        let (mut ours, theirs) = (
+            AlignedBuf::in_large_pages(4096, 2),
+            AlignedBuf::in_large_pages(4096, 2),
+        );
+        let mapping = Arc::clone(ours[0].mapping().unwrap());
+        let other = Arc::clone(theirs[0].mapping().unwrap());
+        let mut lent = Lent::new(ours.remove(1));
+        let segment = lent.lend(512..1024);
+        assert!(segment.is_of(&mapping) && !segment.is_of(&other));
+        lent.give_back(segment);
+        let mut plain = Lent::new(AlignedBuf::zeroed(4096));
+        let segment = plain.lend(0..512);
+        assert!(!segment.is_of(&mapping) && !Segment::empty().is_of(&mapping));
+        plain.give_back(segment);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
 use crate::reap::{Class, Group, Reaper, Seen, Times};
 use crate::threads;
 use base::clock;
+use base::mapping::Mapping;
 use io_uring::{IoUring, Probe, opcode};
 use polled::Looked;
 use ring::{All, News, Ring};
@@ -422,6 +423,10 @@ impl Queue for RingQueue {
         }
     }
 
+    fn register(&mut self, memory: &Arc<Mapping>) {
+        self.ring.register(memory);
+    }
+
     fn ring(&mut self) {
         self.ring.start();
     }
@@ -528,6 +533,58 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn memory_that_was_told_is_registered_and_other_memory_goes_on_beside_it() {
+        if probe().is_err() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        let options = OpenOptions::default();
+        let device = FileDevice::open(&path, &options, Engine::Uring).unwrap();
+        let mut queue = RingQueue::new(&[Arc::new(device)], 4).unwrap();
+        let mut known = AlignedBuf::in_large_pages(4096, 2);
+        queue.register(known[0].mapping().unwrap());
+        // Nothing that a process may not lock by default, 8 MiB.
+        assert_eq!(queue.ring.registered_count(), 1);
+        let (known, unknown) = (known.pop().unwrap(), AlignedBuf::zeroed(4096));
+        for (mut memory, kept, value) in [(known, true, 7), (unknown, false, 8)] {
+            for kind in [Kind::Write(Durability::Durable), Kind::Read] {
+                if kind != Kind::Read {
+                    memory.fill(value);
+                }
+                let mut lent = buf::Lent::new(memory);
+                let part = Part {
+                    user: 1,
+                    device: 0,
+                    kind,
+                    offset: 8192,
+                    segment: lent.lend(0..4096),
+                };
+                assert_eq!(queue.ring.number_of(&part).is_some(), kept);
+                queue.push(part);
+                let mut ended = Vec::new();
+                while ended.is_empty() {
+                    queue.wait(None, None);
+                    queue.reap(&mut ended);
+                }
+                let Ended { part, result } = ended.pop().unwrap();
+                result.unwrap();
+                lent.give_back(part.segment);
+                memory = lent.into_inner();
+                assert!(memory.iter().all(|&byte| byte == value), "{kind:?}");
+                memory.fill(0);
+            }
+        }
+        // More than are taken, of which nobody need know.
+        for _ in 0..40 {
+            let more = AlignedBuf::in_large_pages(512, 1);
+            queue.register(more[0].mapping().unwrap());
+        }
+        assert_eq!(queue.ring.registered_count(), 16);
     }
 
     /// One of all the entries or none at all was what an owner got.

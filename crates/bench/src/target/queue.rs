@@ -81,17 +81,16 @@ pub struct ContextQueue {
 
 impl ContextQueue {
     pub fn new(
-        context: IoContext,
+        mut context: IoContext,
         files: Vec<Arc<OpenFile>>,
         slots: usize,
         bytes: usize,
     ) -> ContextQueue {
+        let memory = context.buffers(bytes, slots);
         ContextQueue {
             context,
             files,
-            memory: (0..slots)
-                .map(|_| Some(AlignedBuf::zeroed(bytes)))
-                .collect(),
+            memory: memory.into_iter().map(Some).collect(),
             started: Vec::with_capacity(slots),
             completed: Vec::with_capacity(slots),
         }

@@ -22,6 +22,7 @@ use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::Segment;
 use crate::file::FileDevice;
 use base::clock::{self, Clock};
+use base::mapping::Mapping;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,6 +152,9 @@ pub(crate) enum Wake<'a> {
 pub(crate) trait Queue: Send {
     /// Takes a part; [`ring`](Queue::ring) starts it. There are never more than the queue was made for.
     fn push(&mut self, part: Part);
+
+    /// Parts may be of this memory: where that makes them cheaper, the kernel is told beforehand.
+    fn register(&mut self, _memory: &Arc<Mapping>) {}
 
     /// Starts what was pushed.
     fn ring(&mut self);

@@ -6,6 +6,8 @@
 //!    them, and the completion queue, longer than twice as many, for each of them, a cancel of each, and the bell.
 //! 3. Short transfers go on where they stopped; what the kernel turned away is submitted again, and after so many times done
 //!    by a plain call. It also turns away what a thread has submitted that has ended since.
+//! 4. Memory that is registered is mapped as long as the ring is there, and a mapping has one number at most. So a part whose memory is of such a
+//!    mapping lies in what the kernel has under its number.
 
 use super::Sort;
 use crate::block::{Durability, Request};
@@ -13,6 +15,7 @@ use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
 use crate::reap::{BELL_EACH, Class, Group, Reaper, Seen, Source, Times, enter};
 use crate::threads;
+use base::mapping::Mapping;
 use base::{clock, thread};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
@@ -31,6 +34,10 @@ const CANCELS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
 /// How long who cannot be woken by a bell sleeps at a time.
 const DEAF: Duration = Duration::from_millis(1);
+/// Mappings that a ring registers at most.
+const REGISTERED_MAX: u32 = 16;
+/// Bytes of one at most, to the kernel.
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
 /// With more in flight something ends all the time, and who waits for it sleeps as by an interrupt.
 const LOOKED_AT: usize = 64;
 
@@ -53,6 +60,8 @@ pub(super) struct Ring {
     listens: bool,
     /// What times parts, each by itself.
     timed: Option<Timed>,
+    /// Memory that the kernel knows, by its numbers.
+    registered: Vec<Arc<Mapping>>,
 }
 
 struct Timed {
@@ -87,6 +96,7 @@ impl Ring {
             resubmitted: false,
             listens: false,
             timed: None,
+            registered: Vec::new(),
         }
     }
 
@@ -109,6 +119,42 @@ impl Ring {
             seen: None,
         });
         self
+    }
+
+    /// Tells the kernel of memory that parts may be of: it looks its pages up now, not for each part. Where it has no room for that, or
+    /// this process no right to (`ulimit -l`), parts of it are like any others.
+    pub fn register(&mut self, memory: &Arc<Mapping>) {
+        let number = self.registered.len() as u32;
+        if number >= REGISTERED_MAX || memory.size() > REGISTERED_BYTES_MAX {
+            return;
+        }
+        let vector = libc::iovec {
+            iov_base: memory.start().as_ptr().cast(),
+            iov_len: memory.size(),
+        };
+        let submitter = self.ring.submitter();
+        let table = match number {
+            0 => submitter.register_buffers_sparse(REGISTERED_MAX),
+            _ => Ok(()),
+        };
+        // SAFETY: the memory stays mapped as long as the ring is there (invariant 4), and the kernel uses it for parts alone (invariant 1).
+        let told = table
+            .and_then(|()| unsafe { submitter.register_buffers_update(number, &[vector], None) });
+        match told {
+            Ok(()) => self.registered.push(Arc::clone(memory)),
+            Err(error) => {
+                tracing::debug!(%error, "memory is not registered with io_uring, each transfer costs a little more");
+                if number == 0 {
+                    // The table, if it was made, is of no use, and a second cannot be made beside it.
+                    let _ = submitter.unregister_buffers();
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn registered_count(&self) -> usize {
+        self.registered.len()
     }
 
     pub fn in_flight(&self) -> usize {
@@ -151,8 +197,17 @@ impl Ring {
     fn submit<D: Deref<Target = FileDevice>>(&mut self, devices: &[D], index: u32) {
         let slot = &self.slots[index as usize];
         let part = slot.part.as_ref().expect("a slot in use has a part");
-        let entry = entry(&devices[part.device], part, slot.done).user_data(u64::from(index));
+        let number = self.number_of(part);
+        let entry = entry(&devices[part.device], part, slot.done, number);
+        let entry = entry.user_data(u64::from(index));
         self.queue(&entry);
+    }
+
+    /// What the memory of a part is registered under, if it is.
+    pub fn number_of(&self, part: &Part) -> Option<u16> {
+        let mut registered = self.registered.iter();
+        let number = registered.position(|memory| part.segment.is_of(memory));
+        number.map(|number| number as u16)
     }
 
     fn queue(&mut self, entry: &squeue::Entry) {
@@ -538,22 +593,34 @@ fn is_passing(error: i32) -> bool {
     )
 }
 
-fn entry(device: &FileDevice, part: &Part, done: usize) -> squeue::Entry {
+/// What of a part is not done yet; its memory is registered under that number.
+fn entry(device: &FileDevice, part: &Part, done: usize, registered: Option<u16>) -> squeue::Entry {
     let fd = types::Fd(device.file.as_raw_fd());
     let len = (part.segment.len() - done).min(TRANSFER_MAX) as u32;
     let start = part.segment.start().wrapping_add(done);
     let offset = part.offset + done as u64;
     match part.kind {
-        Kind::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
+        Kind::Read => match registered {
+            Some(number) => opcode::ReadFixed::new(fd, start, len, number)
+                .offset(offset)
+                .build(),
+            None => opcode::Read::new(fd, start, len).offset(offset).build(),
+        },
         Kind::Write(durability) => {
             let flags = match durability {
                 Durability::Volatile | Durability::Checked => 0,
                 Durability::Durable => libc::RWF_DSYNC,
             };
-            opcode::Write::new(fd, start, len)
-                .offset(offset)
-                .rw_flags(flags)
-                .build()
+            match registered {
+                Some(number) => opcode::WriteFixed::new(fd, start, len, number)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+                None => opcode::Write::new(fd, start, len)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+            }
         }
         Kind::Flush => opcode::Fsync::new(fd)
             .flags(types::FsyncFlags::DATASYNC)

@@ -255,8 +255,15 @@ fn what_flights_write_flights_read_whatever_is_below() {
             &one(8 << 20, 1 << 20),
         );
         let page = |i: u64| AlignedBuf::from_slice(&noise(i + 2, 4096));
+        // Of memory that the kernel may have been told of, and other memory, in turn.
+        let mut known = queues.buffers(4096, 100);
         for i in 0..200 {
-            start(&mut queues, VOLATILE, i, page(i), &one(i * 8192, 4096));
+            let mut memory = page(i);
+            if let Some(mut own) = known.pop().filter(|_| i % 2 == 0) {
+                own.copy_from_slice(&memory);
+                memory = own;
+            }
+            start(&mut queues, VOLATILE, i, memory, &one(i * 8192, 4096));
         }
         let written = land(&mut queues);
         assert_eq!(written.len(), 201, "{name}");
@@ -265,6 +272,7 @@ fn what_flights_write_flights_read_whatever_is_below() {
             "{name}"
         );
         // Read back in another shape: two places far apart into the ends of one memory.
+        let mut known = queues.buffers(16384, 50);
         for i in 0..100 {
             let runs = [
                 Run {
@@ -278,7 +286,8 @@ fn what_flights_write_flights_read_whatever_is_below() {
                     len: 4096,
                 },
             ];
-            start(&mut queues, Kind::Read, i, AlignedBuf::zeroed(16384), &runs);
+            let memory = known.pop().unwrap_or_else(|| AlignedBuf::zeroed(16384));
+            start(&mut queues, Kind::Read, i, memory, &runs);
         }
         for (i, flight) in land(&mut queues) {
             assert!(flight.result.is_ok(), "{name}");
@@ -725,10 +734,14 @@ fn no_flight_is_lost_or_landed_twice() {
                 6..=9 => queues.reap(&mut landed),
                 _ => {
                     let len = 4096 * (1 + rng.below(6) as usize);
+                    let memory = match rng.one_in(4) {
+                        true => queues.buffers(len, 1).pop(),
+                        false => None,
+                    };
                     let kind = if rng.one_in(3) { VOLATILE } else { Kind::Read };
                     let flight = Flight {
                         kind,
-                        memory: AlignedBuf::zeroed(len),
+                        memory: memory.unwrap_or_else(|| AlignedBuf::zeroed(len)),
                         tag: next,
                     };
                     let byte = rng.below(1000) * 4096;

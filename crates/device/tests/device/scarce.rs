@@ -84,11 +84,13 @@ fn fly(array: &Arc<Array>, flights: usize, depth: usize) {
     let mut queues = Queues::new(array, flights, depth).unwrap();
     let bytes = |tag: usize| AlignedBuf::from_slice(&noise(tag as u64, LEN));
     for kind in [Kind::Write(Durability::Volatile), Kind::Read] {
+        // There may be no room to lock these: then they are like others.
+        let mut memory = queues.buffers(LEN, flights).into_iter();
         for tag in 0..flights {
-            let memory = match kind {
-                Kind::Read => AlignedBuf::zeroed(LEN),
-                _ => bytes(tag),
-            };
+            let mut memory = memory.next().unwrap();
+            if kind != Kind::Read {
+                memory.copy_from_slice(&bytes(tag));
+            }
             let run = Run {
                 byte: (tag * LEN) as u64,
                 at: 0,

@@ -212,6 +212,16 @@ impl IoContext {
         self.inner().in_flight() + self.ended.len()
     }
 
+    /// So many buffers of `len` bytes each, zeroed, for requests of this context. Where devices are reached by io_uring the kernel looks their memory up now, once, in
+    /// the place of once for each transfer ("registered buffers"): some 0.3 µs less of processor time for 4 KiB. To everything else they are buffers like
+    /// others, also to other contexts, and they outlive this one.
+    ///
+    /// For who keeps them: all of their memory stays until the last of them, and the context, are gone. Up to 16 calls for a context count, of at most 1 GiB each, and no more than the
+    /// process may lock (`ulimit -l`); buffers beyond that are ordinary ones.
+    pub fn buffers(&mut self, len: usize, count: usize) -> Vec<AlignedBuf> {
+        self.inner().queues.buffers(len, count)
+    }
+
     /// Takes requests from the front, each with a number of the caller's, as long as there is room; returns how many. They are
     /// started together.
     pub fn submit(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
