@@ -60,6 +60,10 @@ pub enum Error {
     Cancelled,
     #[error("a write to inode {ino} failed: {why}")]
     WriteFailed { ino: Ino, why: String },
+    #[error(
+        "a flush failed while the transaction was written, and may have lost some of that: begin it again; the log names the device"
+    )]
+    TransactionNotWritten,
     #[error("inode {ino}: {damage}")]
     Damaged { ino: Ino, damage: Damage },
     #[error(transparent)]
@@ -111,7 +115,7 @@ impl Error {
             Error::Conflict(_) => libc::EAGAIN,
             Error::TransactionTooLarge => libc::E2BIG,
             Error::Cancelled => libc::ECANCELED,
-            Error::WriteFailed { .. } => libc::EIO,
+            Error::WriteFailed { .. } | Error::TransactionNotWritten => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,
             Error::Store(engine::Error::Failed(_)) => libc::EROFS,
             Error::Store(error) => lacking(error).unwrap_or(libc::EIO),

@@ -862,3 +862,40 @@ fn who_has_no_privileges_takes_those_of_a_file_with_its_content() {
     assert_eq!(fs.getattr(written).unwrap().mode & 0o7777, 0o755);
     fs.close().unwrap();
 }
+
+/// It said that the file system had turned read-only, which went on.
+#[test]
+fn a_flush_that_failed_beside_what_was_staged_is_an_error_of_that_transaction() {
+    let world = World::new(1, 128 << 20, 1);
+    let fs = world.open();
+    let other = make(&fs, b"other", &[1; 1 << 20]).ino;
+    let other = fs.open_file(other, libc::O_RDWR).unwrap();
+    fs.fsync(&other, false).unwrap();
+    fs.checkpoint().unwrap();
+    let fill = |tx: &mut Transaction<'_>, name: &[u8]| {
+        let made = tx.create(ROOT, name, 0o644)?;
+        // More than is kept in memory.
+        tx.write(made, 0, &vec![2; 9 << 20])
+    };
+    let mut tx = begin(&fs);
+    fill(&mut tx, b"f").unwrap();
+    // Over blocks of its own, in several places: a flush without a record.
+    for at in [0, 100_000, 300_000, 900_000] {
+        assert_eq!(fs.write(&other, at, &[3; 4096]).unwrap(), 4096);
+    }
+    fs.store().commit_through(fs.store().epoch()).unwrap();
+    world.devices[0].fail_flushes(Times::Next(1));
+    assert_eq!(fs.fsync(&other, true).unwrap_err().errno(), libc::EIO);
+    world.devices[0].heal();
+    assert!(fs.store().failed().is_none());
+    let error = tx.commit().unwrap_err();
+    assert!(matches!(error, Error::TransactionNotWritten), "{error}");
+    assert_eq!(error.errno(), libc::EIO);
+    assert!(!names(&fs, ROOT).contains(&b"f".to_vec()));
+    // Again it goes.
+    fs.transact(&WHO(), |tx| fill(tx, b"f")).unwrap();
+    let made = fs.lookup(ROOT, b"f").unwrap();
+    assert!(contents(&fs, made.ino) == vec![2; 9 << 20]);
+    drop((other, fs));
+    world.check();
+}

@@ -163,7 +163,8 @@ impl Files {
         let mut intended = Intended {
             base,
             left,
-            cut: content.cut.is_some_and(|cut| cut < base),
+            // One to its size frees what is allocated behind it.
+            cut: content.cut.is_some_and(|cut| cut <= base),
             size: content.size(base),
             ..Intended::default()
         };
@@ -361,9 +362,7 @@ impl Files {
     /// Fails when a flush failed since `before` (invariant 3). The operation has begun: one that fails from here on finds it.
     pub(crate) fn check_written(&self, before: Option<u64>) -> Result<(), Error> {
         match before {
-            Some(before) if self.flush_failed_since(before) => Err(Error::Store(
-                engine::Error::Failed("a flush failed while a transaction was written".into()),
-            )),
+            Some(before) if self.flush_failed_since(before) => Err(Error::TransactionNotWritten),
             _ => Ok(()),
         }
     }

@@ -8,18 +8,19 @@
 //! 1. Until the commit the file is what it was, and after a drop it is; promised blocks go back with it.
 //! 2. Each page staged has a promised block, so that only staging meets [`Error::NoSpace`] for data. Blocks of pages that were cut again serve
 //!    the next ones.
-//! 3. A call that fails has staged nothing of what it was given.
+//! 3. A call that fails has staged nothing of what it was given. One that would make the commit too large for the store fails.
 //! 4. It relies on nothing that it reads: what others write meanwhile to bytes that it has not written stays, of the rest its own
 //!    bytes win.
 
 use super::content::Content;
-use super::{PAGE, PARTS_MAX, RUN_LOGGED, memory_max};
+use super::{PAGE, PARTS_MAX, RUN_LOGGED, STEP_DIRTY, STEP_LOGGED, memory_max};
 use crate::Error;
 use crate::api::{Caller, Ino};
 use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
+use engine::Extensive;
 use format::BLOCK_SIZE;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,8 +44,8 @@ pub(crate) struct AtomicCounts {
 /// Writes to one file that [`commit`](AtomicWrite::commit) makes in one step; dropped without, they never were. Made by
 /// [`FileSystem::atomic_write`].
 ///
-/// Limits: 64 MiB of pages touched, and 256 MiB in all that are staged in a file system at a time ([`Error::TransactionTooLarge`], with nothing
-/// staged of the call). A page whose bytes are written one here, one there has up to twice as much memory again that says which.
+/// Limits: 64 MiB of pages touched, and 256 MiB in all that are staged in a file system at a time, and no more pieces without a gap than
+/// a transaction takes, some 4,600 on the smallest arrays ([`Error::TransactionTooLarge`], with nothing staged of the call). A page whose bytes are written one here, one there has up to twice as much memory again that says which.
 pub struct AtomicWrite {
     fs: Arc<FileSystem>,
     who: Caller,
@@ -55,6 +56,8 @@ pub struct AtomicWrite {
     promised: u64,
     /// Counted in [`AtomicCounts::pages`].
     counted: u64,
+    /// Pieces without a gap that the pages make.
+    runs: usize,
     is_committed: bool,
 }
 
@@ -95,6 +98,7 @@ impl FileSystem {
             content: Content::default(),
             promised: 0,
             counted: 0,
+            runs: 0,
             is_committed: false,
         })
     }
@@ -112,8 +116,17 @@ impl AtomicWrite {
         self.fs.files.check_writable()?;
         let pages = offset / PAGE..end.div_ceil(PAGE);
         let held = self.content.pages.range(pages.clone()).count() as u64;
+        // It makes one piece of those that it lies in or touches.
+        let touched = pages.start.saturating_sub(1)..pages.end + 1;
+        let touched = self.content.pages.range(touched);
+        let runs = self.runs + 1 - runs_of(touched.map(|(page, _)| *page));
+        // Counted again by its blocks, of which nothing is known yet: as many runs, unless free space is in pieces.
+        if !self.fs.store.large_most().covers(of_commit(2 * runs)) {
+            return Err(Error::TransactionTooLarge);
+        }
         self.make_room(pages.end - pages.start - held)?;
         self.content.write(offset, data);
+        self.runs = runs;
         Ok(())
     }
 
@@ -123,8 +136,12 @@ impl AtomicWrite {
             return Err(Error::FileTooLarge);
         }
         self.fs.files.check_writable()?;
-        self.make_room(0)?;
+        // A cut takes no block, so that a full array can be emptied.
+        if size > self.content.left_of(self.fs.getattr(self.ino)?.size) {
+            self.make_room(0)?;
+        }
         let gone = self.content.truncate(size).len() as u64;
+        self.runs = runs_of(self.pages());
         // Their blocks stay promised, for what is staged next.
         self.fs.atomic.pages.fetch_sub(gone, Ordering::Relaxed);
         self.counted -= gone;
@@ -198,12 +215,13 @@ impl AtomicWrite {
         if staged.generation != self.generation {
             return Err(Error::Stale(self.ino));
         }
-        let (pages, runs) = (content.pages.len(), runs_of(&content));
+        let pages = content.pages.len();
+        let expected = of_commit(runs_of(content.pages.keys().copied()));
         staged.content = content;
         transaction.strip(self.ino)?;
         transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
         transaction.in_memory = pages;
-        transaction.expect(runs * RUN_LOGGED, runs * RUN_LOGGED)?;
+        transaction.expect(expected.logged, expected.dirty)?;
         if pages * BLOCK_SIZE > memory_max() {
             // Before any lock is taken.
             transaction.store_pages(self.ino)?;
@@ -256,13 +274,21 @@ impl Drop for AtomicWrite {
     }
 }
 
-/// Pieces without a gap that pages make.
-fn runs_of(content: &Content) -> usize {
+/// What the commit of so many pieces logs and leaves dirty, about, with the change of attributes.
+fn of_commit(runs: usize) -> Extensive {
+    Extensive {
+        logged: runs * RUN_LOGGED + STEP_LOGGED,
+        dirty: runs * RUN_LOGGED + STEP_DIRTY,
+    }
+}
+
+/// Pieces without a gap that pages make, which grow.
+fn runs_of(pages: impl Iterator<Item = u64>) -> usize {
     let mut next = None;
-    let begins = content.pages.keys().filter(|&&page| {
+    let begins = pages.filter(|&page| {
         let begins = next != Some(page);
         next = Some(page + 1);
         begins
     });
-    begins.count().max(1)
+    begins.count()
 }

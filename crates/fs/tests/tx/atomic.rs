@@ -152,6 +152,85 @@ fn what_is_more_than_memory_may_hold_is_refused_and_space_comes_back() {
     world.check();
 }
 
+/// A full array could not be emptied so.
+#[test]
+fn a_cut_is_staged_without_a_free_block() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; 9 * PAGE]);
+    let filler = make(&fs, b"filler", &[]);
+    fs.sync().unwrap();
+    let mut at = 0;
+    for piece in [1 << 20, PAGE] {
+        while fs
+            .write(&filler, at, &vec![7; piece])
+            .is_ok_and(|len| len > 0)
+        {
+            at = fs.getattr(filler.ino()).unwrap().size;
+        }
+    }
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    let grown = write.truncate(20 * PAGE as u64);
+    assert!(matches!(grown, Err(Error::NoSpace)), "{grown:?}");
+    write.truncate(4 * PAGE as u64 + 10).unwrap();
+    write.commit().unwrap();
+    assert!(contents(&fs, file.ino()) == vec![1; 4 * PAGE + 10]);
+    drop((file, filler, fs));
+    world.check();
+}
+
+/// Its commit was too large, and staging it was not: SQLite takes up a journal then.
+#[test]
+fn what_a_commit_would_be_too_large_for_is_not_staged() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; PAGE]);
+    fs.sync().unwrap();
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    // A byte of each other page, in no order.
+    let at = |i: u64| (i * 5003 % 16_384) * 2 * PAGE as u64;
+    let mut staged = 0;
+    while write.write(at(staged), &[2]).is_ok() {
+        staged += 1;
+        assert!(staged < 16_384, "that many do not fit");
+    }
+    let refused = write.write(at(staged), &[2]);
+    assert!(
+        matches!(refused, Err(Error::TransactionTooLarge)),
+        "{refused:?}"
+    );
+    // What makes no piece more is taken, and what makes one of three.
+    write.write(at(0), &[3; 100]).unwrap();
+    write.write(at(0), &[3; 3 * PAGE]).unwrap();
+    write.commit().unwrap();
+    let all = contents(&fs, file.ino());
+    for i in 1..staged {
+        let at = at(i) as usize;
+        assert_eq!(all[at], if at < 3 * PAGE { 3 } else { 2 }, "{i}");
+    }
+    drop((file, fs));
+    world.check();
+}
+
+#[test]
+fn a_cut_to_the_size_frees_what_is_allocated_behind_it() {
+    let world = World::new(1, 64 << 20, 2);
+    let fs = world.open();
+    let file = make(&fs, b"f", &[1; 9 * PAGE]);
+    fs.sync().unwrap();
+    let before = fs.getattr(file.ino()).unwrap().blocks;
+    fs.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, 0, 1 << 20)
+        .unwrap();
+    assert!(fs.getattr(file.ino()).unwrap().blocks > before);
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    write.truncate(9 * PAGE as u64).unwrap();
+    write.commit().unwrap();
+    assert_eq!(fs.getattr(file.ino()).unwrap().blocks, before);
+    assert!(contents(&fs, file.ino()) == vec![1; 9 * PAGE]);
+    drop((file, fs));
+    world.check();
+}
+
 #[test]
 fn what_is_cut_again_counts_no_more() {
     let world = World::new(1, 64 << 20, 2);
