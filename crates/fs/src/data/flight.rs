@@ -115,7 +115,11 @@ impl Files {
         };
         state.check_alive()?;
         let size = state.size();
-        if offset >= size || buf.is_empty() {
+        if buf.is_empty() {
+            return Ok(Began::Done(0));
+        }
+        if offset >= size {
+            self.touch_atime(state)?;
             return Ok(Began::Done(0));
         }
         let end = size.min(offset.saturating_add(buf.len() as u64));

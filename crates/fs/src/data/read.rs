@@ -198,7 +198,11 @@ impl Files {
         how: &Reading<'_>,
     ) -> Result<Option<usize>, Error> {
         let size = state.size();
-        if offset >= size || buf.is_empty() {
+        if buf.is_empty() {
+            return Ok(Some(0));
+        }
+        if offset >= size {
+            self.touch_atime(state)?;
             return Ok(Some(0));
         }
         let end = size.min(offset.saturating_add(buf.len() as u64));

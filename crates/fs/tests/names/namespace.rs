@@ -111,3 +111,20 @@ fn times_can_be_set_and_do_not_run_backwards() {
     let other = touch(&fs, ROOT, "g");
     assert!(other.mtime > attr.ctime);
 }
+
+/// As `read(2)` has it: a file without content, or its end, has been read all the same.
+#[test]
+fn who_reads_at_the_end_of_a_file_has_read_it() {
+    let fs = World::new(1, 256 << 20, 1).open();
+    let made = touch(&fs, ROOT, "empty");
+    let file = fs.open_file(made.ino, libc::O_RDWR).unwrap();
+    let atime = || fs.getattr(made.ino).unwrap().atime;
+    assert_eq!(fs.read(&file, 0, &mut []).unwrap(), 0);
+    assert_eq!(atime(), made.atime);
+    assert_eq!(fs.read(&file, 0, &mut [0; 10]).unwrap(), 0);
+    let first = atime();
+    assert!(first > made.atime);
+    fs.write(&file, 0, &[1; 10]).unwrap();
+    assert_eq!(fs.read(&file, 10, &mut [0; 10]).unwrap(), 0);
+    assert!(atime() > first);
+}
