@@ -26,7 +26,7 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         }
     }
     match &paths[..] {
-        [single] => Ok(with_companions(single)),
+        [single] => with_companions(single),
         _ => Ok(paths),
     }
 }
@@ -78,35 +78,13 @@ fn split(spec: &Path) -> Vec<PathBuf> {
 }
 
 /// The device with the others of its array: block devices of this machine, or files in the
-/// same folder. When not all are found, only itself: opening it then says what is missing.
-fn with_companions(path: &Path) -> Vec<PathBuf> {
-    let itself = vec![path.to_owned()];
-    let Some(member) = device::scan(None, &itself).pop() else {
-        return itself;
-    };
-    if member.count == 1 {
-        return itself;
-    }
+/// same folder. Of those that are not found opening says that they are missing.
+fn with_companions(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let candidates = match path.is_file() {
         true => files_beside(path),
         false => device::candidates(),
     };
-    let others = device::scan(Some(&ArrayId::Uuid(member.uuid)), &candidates);
-    let mut found: Vec<Option<PathBuf>> = vec![None; member.count];
-    for other in others {
-        if let Some(place) = found.get_mut(other.index) {
-            // A second claimant is left out; opening tells when labels disagree.
-            place.get_or_insert(other.path);
-        }
-    }
-    if let Some(place) = found.get_mut(member.index) {
-        *place = Some(path.to_owned());
-    }
-    let all: Vec<PathBuf> = found.into_iter().flatten().collect();
-    match all.is_empty() {
-        true => itself,
-        false => all,
-    }
+    Ok(device::companions(path, &candidates)?)
 }
 
 fn files_beside(path: &Path) -> Vec<PathBuf> {

@@ -167,6 +167,27 @@ fn one_device_finds_its_companions_and_a_missing_one_is_named() {
         .says("missing");
 }
 
+/// The copy took the image's place unasked if its name came first, and what was written to one of both was lost.
+#[test]
+fn one_device_takes_no_copy_of_another_for_its_companion() {
+    let array = Array::made(3);
+    let copy = array.path("device2.bak");
+    fs::copy(&array.images[2], &copy).unwrap();
+    for command in ["fsck", "info"] {
+        sheaf(&[command], &[], &one(&array.images[0]))
+            .exits(OPERATIONAL)
+            .says("device2.bak")
+            .says("device2.img")
+            .says("one by one");
+    }
+    sheaf(&["fsck"], &[], &array.images).succeeds();
+    sheaf(&["fsck"], &[], &one(&array.images[2])).succeeds();
+    // A second name of the same file is no copy.
+    fs::remove_file(&copy).unwrap();
+    fs::hard_link(&array.images[2], &copy).unwrap();
+    sheaf(&["fsck"], &[], &one(&array.images[0])).succeeds();
+}
+
 #[test]
 fn files_go_in_and_come_out() {
     let array = Array::made(2);

@@ -131,7 +131,7 @@ pub enum Error {
     },
     #[error(
         "{first} and {second} both are device {index} of file system {uuid}; \
-         one is a copy: leave it out"
+         one is a copy: leave it out and name the other devices one by one, or move it away"
     )]
     Duplicate {
         first: String,

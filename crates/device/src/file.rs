@@ -154,13 +154,26 @@ pub(crate) fn open_to_look(path: &Path, direct: bool) -> Result<FileDevice, Erro
 }
 
 /// What lies behind a path.
-enum Storage {
+pub(crate) enum Storage {
     Device(u64),
     File(loops::Part),
 }
 
 impl Storage {
-    fn overlaps(&self, other: &Storage) -> bool {
+    pub fn of(path: &Path) -> io::Result<Storage> {
+        let meta = fs::metadata(path)?;
+        let is_block = meta.file_type().is_block_device();
+        // A loop device is what it shows of the file behind it.
+        Ok(
+            match is_block.then(|| loops::behind(meta.rdev())).flatten() {
+                Some((_, part)) => Storage::File(part),
+                None if is_block => Storage::Device(meta.rdev()),
+                None => Storage::File(loops::Part::whole(&meta)),
+            },
+        )
+    }
+
+    pub fn overlaps(&self, other: &Storage) -> bool {
         match (self, other) {
             (Storage::Device(a), Storage::Device(b)) => a == b,
             (Storage::File(a), Storage::File(b)) => a.overlaps(b),
@@ -172,14 +185,7 @@ impl Storage {
 fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
     let mut seen: Vec<(Storage, &Path)> = Vec::new();
     for path in paths {
-        let meta = fs::metadata(path).map_err(|e| Error::open(path, e))?;
-        let is_block = meta.file_type().is_block_device();
-        // A loop device is what it shows of the file behind it.
-        let storage = match is_block.then(|| loops::behind(meta.rdev())).flatten() {
-            Some((_, part)) => Storage::File(part),
-            None if is_block => Storage::Device(meta.rdev()),
-            None => Storage::File(loops::Part::whole(&meta)),
-        };
+        let storage = Storage::of(path).map_err(|e| Error::open(path, e))?;
         if let Some((_, first)) = seen.iter().find(|(other, _)| storage.overlaps(other)) {
             return Err(Error::GivenTwice {
                 first: first.display().to_string(),

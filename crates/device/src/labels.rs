@@ -555,7 +555,7 @@ fn check_fits(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Re
 }
 
 /// True when two labels describe the same array (the device index aside).
-fn same_array(a: &Label, b: &Label) -> bool {
+pub(crate) fn same_array(a: &Label, b: &Label) -> bool {
     let plain = |label: &Label| {
         let mut copy = *label;
         copy.device_index = U16::new(0);

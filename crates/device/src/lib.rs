@@ -43,7 +43,7 @@ pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};
 pub use queue::{Bell, DeviceQueue, Flight, FlightId, Kind, Landed, Queues, Refused, Run};
 pub use reap::{Costs, Histogram, Reaped, Reaping};
-pub use scan::{ArrayId, Member, candidates, find_members, scan};
+pub use scan::{ArrayId, Member, candidates, companions, find_members, scan};
 pub use topology::{Hurried, Topology, Unhurried};
 pub use uring::polled::ReapRing;
 pub use uring::raw::{Completion, RawQueue};

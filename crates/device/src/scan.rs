@@ -1,10 +1,15 @@
-//! Finding an array's devices by their labels, for `UUID=` and `LABEL=` in fstab.
+//! Finding an array's devices by their labels: for `UUID=` and `LABEL=` in fstab, and for one device of several.
+//!
+//! 1. One storage by several names is one device; of its names the first is taken.
+//! 2. Where two storages claim one place in an array, nobody chooses between them: one is a copy whose content is old, and an array
+//!    with an old device is destroyed by the first write. Only a device that the user named is taken in spite of a twin.
 
 use crate::block::BlockDevice;
 use crate::error::Error;
-use crate::file;
-use crate::labels::{label_name, read_label};
+use crate::file::{self, Storage};
+use crate::labels::{label_name, read_label, same_array};
 use crate::uuid::{parse_uuid, uuid_text};
+use format::label::Label;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -88,35 +93,96 @@ fn is_candidate(sys: &Path) -> bool {
 /// The Sheaf devices among `candidates`, of one array or of all. What cannot be read or has
 /// no good label is passed over. Takes no locks.
 pub fn scan(which: Option<&ArrayId>, candidates: &[PathBuf]) -> Vec<Member> {
+    let labelled = labelled(which, candidates).into_iter();
+    labelled.map(|(member, _)| member).collect()
+}
+
+type Labelled = (Member, Label);
+
+fn labelled(which: Option<&ArrayId>, candidates: &[PathBuf]) -> Vec<Labelled> {
     candidates
         .iter()
         .filter_map(|path| read_member(path))
-        .filter(|member| which.is_none_or(|id| id.matches(member)))
+        .filter(|(member, _)| which.is_none_or(|id| id.matches(member)))
         .collect()
 }
 
-fn read_member(path: &Path) -> Option<Member> {
+fn read_member(path: &Path) -> Option<Labelled> {
     let device = file::open_to_look(path, false).ok()?;
     let label = read_label(&device).ok()?.label;
-    Some(Member {
+    let member = Member {
         uuid: label.uuid,
         name: label_name(&label),
         index: label.device_index.get() as usize,
         count: label.device_count.get() as usize,
         bytes: device.bytes(),
         path: path.to_owned(),
-    })
+    };
+    Some((member, label))
 }
 
-/// The devices of one array, by device index. Which are missing or there twice,
-/// `Array::assemble` says; here at least one must exist.
+/// The devices of one array, by device index; at least one must exist. Which are missing, `Array::assemble` says.
+///
+/// # Errors
+/// [`Error::NotFound`]; [`Error::Duplicate`], when there is a copy of a device.
 pub fn find_members(which: &ArrayId, candidates: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
-    let mut members = scan(Some(which), candidates);
+    let members = scan(Some(which), candidates);
     if members.is_empty() {
         return Err(Error::NotFound {
             which: which.to_string(),
         });
     }
-    members.sort_by_key(|m| (m.uuid, m.index));
-    Ok(members.into_iter().map(|m| m.path).collect())
+    one_of_each(members)
+}
+
+/// A device with the others of its array that are among `candidates`, by device index; only itself if it has no good label. It is taken
+/// for its own place whoever else claims that, and the others by labels that say the same as its own, if there are such. Which are
+/// missing, `Array::assemble` says.
+///
+/// # Errors
+/// [`Error::Duplicate`], when there is a copy of one of the others.
+pub fn companions(path: &Path, candidates: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+    let itself = vec![path.to_owned()];
+    let Some((named, label)) = read_member(path) else {
+        return Ok(itself);
+    };
+    if named.count == 1 {
+        return Ok(itself);
+    }
+    let mut others = labelled(Some(&ArrayId::Uuid(named.uuid)), candidates);
+    others.retain(|(other, _)| other.index != named.index);
+    let same: Vec<usize> = others
+        .iter()
+        .filter(|(_, of)| same_array(of, &label))
+        .map(|(other, _)| other.index)
+        .collect();
+    // Of who alone claims a place opening tells that the labels disagree.
+    others.retain(|(other, of)| same_array(of, &label) || !same.contains(&other.index));
+    let others = others.into_iter().map(|(other, _)| other);
+    one_of_each(others.chain([named]).collect())
+}
+
+/// The paths of one array's members by device index, each storage by one of its names.
+fn one_of_each(mut members: Vec<Member>) -> Result<Vec<PathBuf>, Error> {
+    // A name that shows less of a storage than another one may be too short for the array.
+    members.sort_by(|a, b| (a.index, b.bytes, &a.path).cmp(&(b.index, a.bytes, &b.path)));
+    let mut kept: Vec<(Member, Option<Storage>)> = Vec::new();
+    for member in members {
+        let storage = Storage::of(&member.path).ok();
+        let twin = kept.last().filter(|(last, _)| last.index == member.index);
+        let Some((first, other)) = twin else {
+            kept.push((member, storage));
+            continue;
+        };
+        let same = |(a, b): (&Storage, &Storage)| a.overlaps(b);
+        if !storage.as_ref().zip(other.as_ref()).is_some_and(same) {
+            return Err(Error::Duplicate {
+                first: first.path.display().to_string(),
+                second: member.path.display().to_string(),
+                index: member.index,
+                uuid: uuid_text(&member.uuid),
+            });
+        }
+    }
+    Ok(kept.into_iter().map(|(member, _)| member.path).collect())
 }
