@@ -178,6 +178,16 @@ pub enum Error {
     NoSlot { slot: usize, copy: usize },
     #[error("no device carries a label of file system {which}; attach its devices first")]
     NotFound { which: String },
+    #[error(
+        "{} file systems are called {name:?}: {}; name the one that is meant by its UUID",
+        arrays.len(),
+        arrays.join("; ")
+    )]
+    SameName {
+        name: String,
+        /// As `UUID=… on /dev/a, /dev/b`.
+        arrays: Vec<String>,
+    },
     #[error(transparent)]
     Geometry(#[from] Damage),
 }

@@ -10,6 +10,7 @@ use crate::file::{self, Storage};
 use crate::labels::{label_name, read_label, same_array};
 use crate::uuid::{parse_uuid, uuid_text};
 use format::label::Label;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -124,13 +125,16 @@ fn read_member(path: &Path) -> Option<Labelled> {
 /// The devices of one array, by device index; at least one must exist. Which are missing, `Array::assemble` says.
 ///
 /// # Errors
-/// [`Error::NotFound`]; [`Error::Duplicate`], when there is a copy of a device.
+/// [`Error::NotFound`]; [`Error::SameName`], when several arrays have the name; [`Error::Duplicate`], when there is a copy of a device.
 pub fn find_members(which: &ArrayId, candidates: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
     let members = scan(Some(which), candidates);
-    if members.is_empty() {
+    let Some(first) = members.first() else {
         return Err(Error::NotFound {
             which: which.to_string(),
         });
+    };
+    if members.iter().any(|member| member.uuid != first.uuid) {
+        return Err(same_name(&first.name, &members));
     }
     one_of_each(members)
 }
@@ -185,4 +189,20 @@ fn one_of_each(mut members: Vec<Member>) -> Result<Vec<PathBuf>, Error> {
         }
     }
     Ok(kept.into_iter().map(|(member, _)| member.path).collect())
+}
+
+/// All arrays of a name, each with its devices.
+fn same_name(name: &str, members: &[Member]) -> Error {
+    let mut arrays: BTreeMap<[u8; 16], Vec<String>> = BTreeMap::new();
+    for member in members {
+        let devices = arrays.entry(member.uuid).or_default();
+        devices.push(member.path.display().to_string());
+    }
+    Error::SameName {
+        name: name.to_owned(),
+        arrays: arrays
+            .into_iter()
+            .map(|(uuid, devices)| format!("UUID={} on {}", uuid_text(&uuid), devices.join(", ")))
+            .collect(),
+    }
 }

@@ -171,6 +171,51 @@ refused "which is also $b" "$SHEAF" mkfs --force a.img
 umount other
 "#;
 
+/// Who names a file system once gets it by whatever names its devices have, but never with a copy of one.
+const NAMED_ONCE: &str = r#"
+truncate -s 128M a.img b.img other.img
+a=$(losetup --find --show a.img)
+again=$(losetup --find --show a.img)
+b=$(losetup --find --show b.img)
+mkdir mnt
+# A run that was killed may have left devices behind.
+label=suite-once-$$
+"$SHEAF" mkfs -q -L $label $a $b
+uuid=$("$SHEAF" info --udev $a | sed -n s/^ID_FS_UUID=//p)
+for name in LABEL=$label UUID=$uuid $a $again $b; do
+    "$SHEAF" mount $name mnt
+    fill mnt
+    verify mnt
+    rm -r mnt/tree
+    "$SHEAF" umount mnt
+    "$SHEAF" fsck $name
+done
+"$SHEAF" mount $a mnt
+fill mnt
+cp b.img copy.img
+"$SHEAF" umount mnt
+copy=$(losetup --find --show copy.img)
+for name in LABEL=$label UUID=$uuid $a; do
+    for command in mount fsck; do
+        at=""; test $command = fsck || at=mnt
+        refused "one by one" "$SHEAF" $command $name $at
+        grep "$b" said | grep -q "$copy"
+    done
+done
+"$SHEAF" mount $a $b mnt
+verify mnt
+"$SHEAF" umount mnt
+"$SHEAF" fsck $b
+losetup -d $copy
+other=$(losetup --find --show other.img)
+"$SHEAF" mkfs -q -L $label $other
+refused "2 file systems are called" "$SHEAF" mount LABEL=$label mnt
+grep "UUID=$uuid on " said | grep -q "$other"
+"$SHEAF" mount UUID=$uuid mnt
+verify mnt
+"$SHEAF" umount mnt
+"#;
+
 /// The sides of a benchmark take turns on a device that holds nothing, and leave nothing on it.
 const BENCH_DEVICE: &str = r#"
 truncate -s 1G a.img
@@ -455,6 +500,8 @@ pub fn run(context: &Context, world: &mut World, suite: &mut Suite) -> Fallible<
     suite.check("fuseblk", as_root(world, "fuseblk", FUSEBLK, &[]));
     let names = as_root(world, "names", BOTH_NAMES, &[]);
     suite.check("a loop device and its file", names);
+    let once = as_root(world, "named-once", NAMED_ONCE, &[]);
+    suite.check("a file system named once", once);
     let bench = as_root(world, "bench-device", BENCH_DEVICE, &[]);
     suite.check("a benchmark on a block device", bench);
     match HelperNames::install(world.sheaf()) {

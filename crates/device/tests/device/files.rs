@@ -359,6 +359,42 @@ fn relabel(image: &std::fs::File, bytes: u64, change: impl Fn(&mut Label)) {
     }
 }
 
+/// One of two file systems with one name was called foreign, and the user was told to leave it out who had not named it.
+#[test]
+fn file_systems_with_one_name_are_told_apart_by_uuid() {
+    let both = [Images::new(&UNEQUAL), Images::new(&UNEQUAL)];
+    let mut candidates = Vec::new();
+    for (i, images) in both.iter().enumerate() {
+        drop({
+            let array = images.create(&OpenOptions::default());
+            array.write_labels().unwrap();
+            array
+        });
+        for (path, bytes) in images.paths.iter().zip(UNEQUAL) {
+            let file = std::fs::File::options().read(true).write(true).open(path);
+            relabel(&file.unwrap(), bytes, |label| label.uuid[0] = i as u8);
+            candidates.push(path.clone());
+        }
+    }
+    let by_name = ArrayId::parse("LABEL=test").unwrap();
+    let error = find_members(&by_name, &candidates).unwrap_err();
+    assert!(matches!(error, Error::SameName { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("2 file systems are called \"test\""),
+        "{text}"
+    );
+    for (images, beginning) in both.iter().zip(["UUID=00", "UUID=01"]) {
+        assert!(text.contains(beginning), "{text}");
+        for path in &images.paths {
+            assert!(text.contains(path.to_str().unwrap()), "{text}");
+        }
+        let uuid = scan(None, &images.paths)[0].uuid;
+        let found = find_members(&ArrayId::Uuid(uuid), &candidates).unwrap();
+        assert_eq!(found, images.paths);
+    }
+}
+
 /// Who named a file system once was told to name each device once.
 #[test]
 fn loop_devices_over_one_image_are_one_device() {
