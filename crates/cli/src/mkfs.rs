@@ -1,9 +1,10 @@
-//! `sheaf mkfs`: checks what is there, discards, makes the array and an empty file system,
+//! `sheaf mkfs`: claims the devices, checks what is there, discards, makes the array and an empty file system,
 //! and writes the labels last.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 
 use device::{Array, BlockDevice, OpenOptions};
@@ -48,37 +49,94 @@ pub fn run(args: &Mkfs) -> Outcome {
     Ok(0)
 }
 
+/// A device or image of the command, claimed until this is dropped.
+struct Claim<'a> {
+    path: &'a Path,
+    device: Arc<dyn BlockDevice>,
+    /// Which file it is, if it was created here.
+    created: Option<Metadata>,
+    /// What it held when it was claimed. Of what is overwritten by force it is not asked.
+    found: Option<&'static str>,
+}
+
 /// Makes the file system; an image file that was created here goes again on failure.
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
-    let mut created = Vec::new();
-    let result = create_images(args, &mut created).and_then(|()| make_on(args));
+    let uuid = match &args.uuid {
+        None => device::new_uuid(),
+        Some(text) => device::parse_uuid(text)
+            .ok_or_else(|| Failure::usage(format!("'{text}' is not a UUID")))?,
+    };
+    check_size(args)?;
+    let mut claims = Vec::new();
+    let result = claim_all(args, &mut claims).and_then(|()| make_on(args, uuid, &claims));
     if result.is_err() {
-        for image in &created {
-            if let Err(error) = std::fs::remove_file(image) {
-                tracing::warn!("{}: cannot remove: {error}", image.display());
-            }
-        }
+        claims.iter().for_each(remove_created);
     }
     result
 }
 
-/// Creates the image files that do not exist, where a size is given, and tells which.
-fn create_images(args: &Mkfs, created: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    check_size(args)?;
-    for path in &args.devices {
-        if path.exists() {
-            continue;
+/// Claims the devices one after the other, and creates the image files that do not exist, where a size is given. What another process
+/// does to one of them it does before its claim, or finds it in use.
+fn claim_all<'a>(args: &'a Mkfs, claims: &mut Vec<Claim<'a>>) -> Result<(), Failure> {
+    for (before, path) in args.devices.iter().enumerate() {
+        let created = create_image(args, path)?;
+        device::check_distinct(&args.devices[..=before])?;
+        for device in device::open_devices(slice::from_ref(path), &OpenOptions::default())? {
+            let found = match args.force && created.is_none() {
+                true => None,
+                false => found_on(path, device.as_ref())?,
+            };
+            let created = created.clone();
+            claims.push(Claim {
+                path,
+                device,
+                created,
+                found,
+            });
         }
-        let bytes = args.size.ok_or_else(|| {
-            Failure::new(format!(
-                "{} does not exist; to create an image file give --size",
-                path.display()
-            ))
-        })?;
-        device::create_image(path, bytes)?;
-        created.push(path.clone());
     }
     Ok(())
+}
+
+/// Creates an image file if nothing is there.
+fn create_image(args: &Mkfs, path: &Path) -> Result<Option<Metadata>, Failure> {
+    if path.exists() {
+        return Ok(None);
+    }
+    if let Ok(target) = std::fs::read_link(path) {
+        return Err(Failure::new(format!(
+            "{} is a symbolic link to {}, which is not there; name the file itself or remove the link",
+            path.display(),
+            target.display()
+        )));
+    }
+    let bytes = args.size.ok_or_else(|| {
+        Failure::new(format!(
+            "{} does not exist; to create an image file give --size",
+            path.display()
+        ))
+    })?;
+    match device::create_image(path, bytes) {
+        Ok(created) => Ok(Some(created)),
+        // Another process has created it meanwhile, and who claims it first has it.
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes an image that was created here and is nobody else's: the claim keeps others out, nobody had it between creation and claim, and the path
+/// still leads to it.
+fn remove_created(claim: &Claim<'_>) {
+    let Some(created) = claim.created.as_ref().filter(|_| claim.found.is_none()) else {
+        return;
+    };
+    let is_it = |now: Metadata| (now.dev(), now.ino()) == (created.dev(), created.ino());
+    if !std::fs::symlink_metadata(claim.path).is_ok_and(is_it) {
+        return;
+    }
+    if let Err(error) = std::fs::remove_file(claim.path) {
+        tracing::warn!("{}: cannot remove: {error}", claim.path.display());
+    }
 }
 
 /// Whether images of the size that is given are enough for a file system.
@@ -109,18 +167,12 @@ fn least() -> String {
     )
 }
 
-fn make_on(args: &Mkfs) -> Result<Made, Failure> {
-    let uuid = match &args.uuid {
-        None => device::new_uuid(),
-        Some(text) => device::parse_uuid(text)
-            .ok_or_else(|| Failure::usage(format!("'{text}' is not a UUID")))?,
-    };
+/// Makes the file system on what is claimed. Before all of it is nothing has been written.
+fn make_on(args: &Mkfs, uuid: [u8; 16], claims: &[Claim<'_>]) -> Result<Made, Failure> {
     if !args.force {
-        for path in &args.devices {
-            refuse_used(path)?;
-        }
+        claims.iter().try_for_each(refuse_used)?;
     }
-    let devices = device::open_devices(&args.devices, &OpenOptions::default())?;
+    let devices: Vec<_> = claims.iter().map(|c| Arc::clone(&c.device)).collect();
     let geometry = plan(args, &devices)?;
     let key = base::rng::entropy();
     let create = || Array::create(devices.clone(), geometry.clone(), &args.label, uuid, key);
@@ -153,16 +205,23 @@ fn owner() -> fs::MkfsOptions {
     }
 }
 
-fn refuse_used(path: &Path) -> Result<(), Failure> {
-    let found = match device::probe(path) {
-        None if holds_data(path)? => "data of an unknown kind",
-        None => return Ok(()),
-        Some(found) => found,
-    };
-    Err(Failure::new(format!(
-        "{} holds {found}; to overwrite it give --force",
-        path.display()
-    )))
+fn refuse_used(claim: &Claim<'_>) -> Result<(), Failure> {
+    match claim.found {
+        None => Ok(()),
+        Some(found) => Err(Failure::new(format!(
+            "{} holds {found}; to overwrite it give --force",
+            claim.path.display()
+        ))),
+    }
+}
+
+/// What a claimed device holds.
+fn found_on(path: &Path, device: &dyn BlockDevice) -> Result<Option<&'static str>, Failure> {
+    Ok(match device::signatures(device).first() {
+        Some(signature) => Some(signature.name),
+        None if holds_data(path)? => Some("data of an unknown kind"),
+        None => None,
+    })
 }
 
 /// How much is looked at of each end of an image file that has no known signature.
@@ -246,4 +305,46 @@ fn discard(devices: &[Arc<dyn BlockDevice>]) {
         bar.inc(1);
     }
     bar.finish_and_clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn claimed(devices: &[PathBuf], then: impl FnOnce(&mut Vec<Claim<'_>>)) {
+        let args = Mkfs {
+            devices: devices.to_vec(),
+            label: String::new(),
+            stripe_unit: None,
+            journal_size: None,
+            size: Some(64 << 20),
+            uuid: None,
+            force: false,
+            no_discard: true,
+            quiet: true,
+            json: false,
+        };
+        let mut claims = Vec::new();
+        claim_all(&args, &mut claims).unwrap();
+        then(&mut claims);
+        claims.iter().for_each(remove_created);
+    }
+
+    /// A mkfs that failed removed whatever lay at the paths of the images that it had created.
+    #[test]
+    fn only_an_image_that_is_nobody_elses_is_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let images = ["a", "b", "c"].map(|name| home.path().join(name));
+        let there = || images.each_ref().map(|image| image.exists());
+        std::fs::write(&images[0], [0; 4096]).unwrap();
+        claimed(&images, |claims| assert_eq!(claims.len(), 3));
+        assert_eq!(there(), [true, false, false]);
+        claimed(&images, |claims| {
+            // Another one has made a file system before the claim, and one has put its own file there.
+            claims[1].found = Some("sheaf");
+            std::fs::rename(&images[0], &images[2]).unwrap();
+        });
+        assert_eq!(there(), [false, true, true]);
+    }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -133,6 +133,64 @@ fn mkfs_asks_for_a_size_and_leaves_no_image_behind_when_it_fails() {
     sheaf(&["mkfs"], &["--size", "64M"], &elsewhere).exits(OPERATIONAL);
     assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
     array.mkfs(&["--size", "much"]).exits(USAGE).says("64M");
+}
+
+/// What it held was looked at first, when its user might still change that.
+#[test]
+fn mkfs_looks_at_what_it_has_claimed() {
+    let array = Array::made(2);
+    let user = fs::File::open(&array.images[1]).unwrap();
+    user.lock().unwrap();
+    for force in [&[][..], &["--force"]] {
+        let images = [array.path("new"), array.images[1].clone()];
+        let options = [&["--size", "64M"][..], force].concat();
+        sheaf(&["mkfs"], &options, &images)
+            .exits(OPERATIONAL)
+            .says("in use");
+        assert!(!array.path("new").exists());
+    }
+    user.unlock().unwrap();
+    sheaf(&["fsck"], &[], &array.images).succeeds();
+}
+
+/// One removed the images that the other had made its file system on.
+#[test]
+fn of_two_mkfs_at_once_none_takes_the_images_away_from_the_other() {
+    let array = Array::unmade(2);
+    let mut made = 0;
+    for _ in 0..20 {
+        let start = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+            command.args(["mkfs", "--size", "64M"]).args(&array.images);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let both = [start(), start()].map(|child| Ran(child.wait_with_output().unwrap()));
+        let succeeded = both.iter().filter(|ran| ran.0.status.success()).count();
+        assert!(succeeded < 2, "{} {}", both[0], both[1]);
+        made += succeeded;
+        if succeeded == 1 {
+            sheaf(&["fsck"], &[], &array.images).succeeds();
+        }
+        for image in array.images.iter().filter(|image| image.exists()) {
+            fs::remove_file(image).unwrap();
+        }
+    }
+    assert!(made > 0);
+}
+
+#[test]
+fn mkfs_says_that_a_link_leads_nowhere() {
+    let array = Array::unmade(1);
+    symlink(array.path("gone"), &array.images[0]).unwrap();
+    for size in [&[][..], &["--size", "64M"]] {
+        array
+            .mkfs(size)
+            .exits(OPERATIONAL)
+            .says("symbolic link to")
+            .says("gone");
+    }
+    assert!(array.images[0].is_symlink());
 }
 
 #[test]

@@ -182,7 +182,8 @@ impl Storage {
     }
 }
 
-fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
+/// That no two paths lead to the same storage.
+pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
     let mut seen: Vec<(Storage, &Path)> = Vec::new();
     for path in paths {
         let storage = Storage::of(path).map_err(|e| Error::open(path, e))?;
@@ -197,8 +198,8 @@ fn check_distinct(paths: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a sparse image file of `bytes` bytes. Fails if something is there already.
-pub fn create_image(path: &Path, bytes: u64) -> Result<(), Error> {
+/// Creates a sparse image file of `bytes` bytes, and tells which file that is. Fails if something is there already.
+pub fn create_image(path: &Path, bytes: u64) -> Result<fs::Metadata, Error> {
     let fail = |e: io::Error| Error::Image {
         path: path.display().to_string(),
         source: Arc::new(e),
@@ -209,14 +210,26 @@ pub fn create_image(path: &Path, bytes: u64) -> Result<(), Error> {
         .mode(0o600)
         .open(path)
         .map_err(fail)?;
+    // Nobody makes a file system on it before it has its size.
+    let locked = file.try_lock().is_ok();
     let sized = file.set_len(bytes).and_then(|()| file.sync_all());
-    if let Err(e) = sized {
+    if sized.is_err() && locked && is_still(path, &file) {
         // Leave no half-made image behind; the first error is the one to report.
         let removed = fs::remove_file(path);
         tracing::debug!(?removed, "removed a half-made image");
-        return Err(fail(e));
     }
-    Ok(())
+    // A child that is being started has the descriptor for a moment, and the lock with it.
+    if let Err(error) = file.unlock() {
+        tracing::debug!(%error, "unlock of a new image");
+    }
+    sized.and_then(|()| file.metadata()).map_err(fail)
+}
+
+/// Whether a path still leads to the file that was opened by it.
+fn is_still(path: &Path, opened: &File) -> bool {
+    let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let (now, then) = (fs::metadata(path), opened.metadata());
+    matches!((now.map(id), then.map(id)), (Ok(now), Ok(then)) if now == then)
 }
 
 impl FileDevice {
@@ -343,6 +356,11 @@ fn lock_file(file: &File, path: &Path, shared: bool) -> Result<(), Error> {
         file.try_lock()
     };
     match locked {
+        // Who had it until now may have removed it: what is written to it then is in no file of that name.
+        Ok(()) if !is_still(path, file) => {
+            let why = "it was removed or replaced meanwhile";
+            Err(Error::open(path, io::Error::other(why)))
+        }
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => Err(Error::InUse {
             device: path.display().to_string(),
@@ -585,5 +603,26 @@ impl Drop for FileDevice {
         if let Err(error) = self.file.unlock() {
             tracing::debug!(%error, "unlock at close");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It wrote to a file that the process before it had removed, and said that all had gone well.
+    #[test]
+    fn who_gets_the_lock_of_a_removed_image_does_not_use_it() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        let created = create_image(&path, 1 << 20).unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!(created.ino(), file.metadata().unwrap().ino());
+        lock_file(&file, &path, false).unwrap();
+        fs::remove_file(&path).unwrap();
+        let error = lock_file(&file, &path, false).unwrap_err();
+        assert!(error.to_string().contains("removed or replaced"), "{error}");
+        create_image(&path, 1 << 20).unwrap();
+        assert!(lock_file(&file, &path, false).is_err());
     }
 }

@@ -37,7 +37,7 @@ pub use array::{Array, ArrayStats, DeviceStats, Io};
 pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 pub use buf::{AlignedBuf, Shared};
 pub use error::Error;
-pub use file::{Backend, OpenOptions, create_image, has_poll_queues, open_devices};
+pub use file::{Backend, OpenOptions, check_distinct, create_image, has_poll_queues, open_devices};
 pub use labels::{LabelRepair, feature_text, label_features, label_name};
 pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};
