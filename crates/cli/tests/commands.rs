@@ -193,6 +193,22 @@ fn mkfs_says_that_a_link_leads_nowhere() {
     assert!(array.images[0].is_symlink());
 }
 
+/// A line break in a name made two lines of what udev is told.
+#[test]
+fn mkfs_takes_no_control_characters_in_a_name() {
+    let array = Array::unmade(1);
+    for name in ["two\nlines", "\u{7f}", "\u{85}"] {
+        array
+            .mkfs(&["--size", "64M", "--label", name])
+            .exits(OPERATIONAL)
+            .says("control characters");
+    }
+    assert!(!array.images[0].exists());
+    array
+        .mkfs(&["--size", "64M", "--label", "café \"x\""])
+        .succeeds();
+}
+
 #[test]
 fn mkfs_names_the_option_that_no_array_is_made_with() {
     let array = Array::unmade(2);

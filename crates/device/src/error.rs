@@ -168,6 +168,10 @@ pub enum Error {
     DeviceCount { given: usize, expected: usize },
     #[error("the name {name:?} is longer than {limit} bytes; choose a shorter one")]
     NameTooLong { name: String, limit: usize },
+    #[error(
+        "the name {name:?} has control characters, which nobody could type or see; choose one without"
+    )]
+    ControlInName { name: String },
     #[error("the array is open read-only; open it for writing first")]
     ReadOnly,
     #[error("bytes {byte} to {byte}+{len} lie outside the array of {limit} bytes")]

@@ -250,6 +250,11 @@ fn new_label(
     label.uuid = uuid;
     label.hash_key = hash_key;
     label.created = I64::new(Clock::real().now().sec());
+    if name.contains(char::is_control) {
+        return Err(Error::ControlInName {
+            name: name.to_owned(),
+        });
+    }
     let limit = label.name.len();
     let bytes = name.as_bytes();
     match label.name.get_mut(..bytes.len()) {
