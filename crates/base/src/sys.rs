@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
+const BLKROGET: libc::c_ulong = 0x125E;
 const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKDISCARD: libc::c_ulong = 0x1277;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
@@ -55,6 +56,14 @@ pub fn logical_block_size(file: &File) -> io::Result<u32> {
     // SAFETY: BLKSSZGET writes one int, which `size` is.
     check(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &raw mut size) })?;
     u32::try_from(size).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// Whether the kernel takes no writes to a block device, which it lets us open for them all the same.
+pub fn is_write_protected(file: &File) -> io::Result<bool> {
+    let mut protected: libc::c_int = 0;
+    // SAFETY: BLKROGET writes one int, which `protected` is.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut protected) })?;
+    Ok(protected != 0)
 }
 
 /// The alignment of offsets that direct I/O on `file` needs, in bytes; 0 when the file

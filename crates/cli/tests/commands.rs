@@ -752,3 +752,81 @@ fn a_mount_whose_pid_file_cannot_be_written_does_not_happen() {
     // Nobody serves it.
     sheaf(&["fsck"], &[], &array.images).succeeds();
 }
+
+/// A loop device over a file; `None` where the machine does not let us make one.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(image: &Path) -> Option<Loop> {
+        let out = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(image)
+            .output()
+            .ok()?;
+        let path = String::from_utf8(out.stdout).ok()?;
+        out.status.success().then(|| Loop(path.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let done = Command::new("losetup").arg("-d").arg(&self.0).status();
+        assert!(done.is_ok_and(|status| status.success()));
+    }
+}
+
+/// mkfs had wiped the devices before it, and the others had written to them; whoever opened it was told of its first
+/// write, which failed.
+#[test]
+fn nothing_is_written_where_one_device_takes_no_writes() {
+    let array = Array::unmade(3);
+    for image in &array.images {
+        fs::File::create(image).unwrap().set_len(64 << 20).unwrap();
+    }
+    let attached: Option<Vec<Loop>> = array.images.iter().map(|i| Loop::attach(i)).collect();
+    let Some(attached) = attached else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    let devices: Vec<PathBuf> = attached.iter().map(|device| device.0.clone()).collect();
+    sheaf(&["mkfs"], &["--label", "kept"], &devices).succeeds();
+    let file = array.path("file");
+    fs::write(&file, b"kept").unwrap();
+    let set_writable = |device: &Path, option: &str| {
+        let done = Command::new("blockdev").arg(option).arg(device).status();
+        assert!(done.unwrap().success());
+    };
+    let on = |command: &str, rest: &[&str]| {
+        let first = devices[0].to_str().unwrap();
+        sheaf(&[command], &[&["-d", first], rest].concat(), &[])
+    };
+    on("cp", &[file.to_str().unwrap(), ":/file"]).succeeds();
+    let contents = || array.images.iter().map(|i| fs::read(i).unwrap());
+    let before: Vec<Vec<u8>> = contents().collect();
+    let mountpoint = array.path("mnt");
+    fs::create_dir(&mountpoint).unwrap();
+    for protected in &devices {
+        set_writable(protected, "--setro");
+        for ran in [
+            sheaf(&["mkfs"], &["--force"], &devices),
+            sheaf(&["fsck"], &["-y"], &devices),
+            sheaf(&["fsck"], &["-p"], &devices),
+            on("cp", &[file.to_str().unwrap(), ":/other"]),
+            on("rm", &[":/file"]),
+            sheaf(&["mount"], &[], &[devices[0].clone(), mountpoint.clone()]),
+        ] {
+            ran.exits(OPERATIONAL)
+                .says(&format!("{}: cannot open", protected.display()))
+                .says("-o ro");
+        }
+        assert!(contents().eq(before.iter().cloned()));
+        sheaf(&["fsck"], &[], &devices).succeeds();
+        sheaf(&["fsck"], &["-n"], &devices).succeeds();
+        sheaf(&["fsck"], &["-y", "-n"], &devices).succeeds();
+        sheaf(&["info"], &[], &devices).succeeds().says("kept");
+        on("ls", &[]).succeeds().says("file");
+        on("cat", &[":/file"]).succeeds().says("kept");
+        set_writable(protected, "--setrw");
+    }
+    on("rm", &[":/file"]).succeeds();
+}

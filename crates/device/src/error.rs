@@ -215,6 +215,27 @@ impl Error {
         }
     }
 
+    /// As [`open`](Self::open), of something that was to be written, and may be there to be read.
+    pub(crate) fn open_to_write(path: &Path, source: io::Error) -> Error {
+        let denied = matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM));
+        let mut error = Error::open(path, source);
+        if let (true, Error::Open { remedy, .. }) = (denied, &mut error) {
+            *remedy =
+                "; run as root or get access to it; who may only read it mounts it with `-o ro`";
+        }
+        error
+    }
+
+    /// A block device that was to be written, and that the kernel takes no writes to.
+    pub(crate) fn write_protected(path: &Path) -> Error {
+        Error::Open {
+            device: path.display().to_string(),
+            source: Arc::new(io::Error::from_raw_os_error(libc::EROFS)),
+            remedy: "; the device takes no writes: mount it with `-o ro`, or let it take them (`blockdev --setrw`; losetup \
+                     without --read-only)",
+        }
+    }
+
     /// An open that failed, with the remedy for the usual reasons.
     pub(crate) fn open(path: &Path, source: io::Error) -> Error {
         let device = path.display().to_string();
@@ -222,7 +243,9 @@ impl Error {
             Some(libc::EBUSY) => return Error::InUse { device },
             Some(libc::ENOENT) => "; check the path and that the device is attached",
             Some(libc::EACCES | libc::EPERM) => "; run as root or get access to it",
-            Some(libc::EROFS) => "; it is write-protected: mount read-only",
+            Some(libc::EROFS) => {
+                "; it can only be read: mount it with `-o ro`, or make what it lies on writable"
+            }
             Some(libc::ENXIO | libc::ENOMEDIUM) => "; no medium is attached to it",
             _ => "",
         };
@@ -281,6 +304,22 @@ mod tests {
         };
         let told = |number| error(number).to_string().contains("make room there");
         assert!(told(libc::ENOSPC) && told(libc::EDQUOT) && !told(libc::EIO));
+    }
+
+    /// Whose image it was, and could read it, was told nothing but to become root.
+    #[test]
+    fn who_may_only_read_is_told_how() {
+        let path = Path::new("a.img");
+        let source = io::Error::from_raw_os_error;
+        for number in [libc::EACCES, libc::EPERM, libc::EROFS] {
+            let error = Error::open_to_write(path, source(number));
+            assert!(error.to_string().contains("-o ro"), "{error}");
+            assert_eq!(error.raw_os_error(), Some(number));
+        }
+        let error = Error::open(path, source(libc::EACCES));
+        assert!(!error.to_string().contains("-o ro"), "{error}");
+        let error = Error::open_to_write(path, source(libc::EBUSY));
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
     }
 
     /// It read as if the machine had no io_uring.

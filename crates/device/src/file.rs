@@ -6,7 +6,8 @@
 //!    nothing else ends that: a claim that was handed to the kernel may end while its first owner
 //!    still writes, and the next one must be kept out even then.
 //! 3. Loop devices over the same bytes of a file, and that file, are claimed together ([`loops`]).
-//! 4. I/O is direct where the host allows it; what that needs of alignment is found out at
+//! 4. What is opened for writing takes writes: a block device that does not is refused, before anything is done to it.
+//! 5. I/O is direct where the host allows it; what that needs of alignment is found out at
 //!    open and stated by `logical_block` and `memory_align`.
 
 use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
@@ -238,7 +239,10 @@ impl FileDevice {
         options: &OpenOptions,
         engine: Engine,
     ) -> Result<FileDevice, Error> {
-        let fail = |e: io::Error| Error::open(path, e);
+        let fail = |e: io::Error| match options.read_only {
+            true => Error::open(path, e),
+            false => Error::open_to_write(path, e),
+        };
         let meta = fs::metadata(path).map_err(fail)?;
         let block_device = meta.file_type().is_block_device();
         if !block_device && !meta.is_file() {
@@ -251,6 +255,10 @@ impl FileDevice {
         let opened = file.metadata().map_err(fail)?;
         if opened.file_type().is_block_device() != block_device {
             return Err(fail(io::Error::other("the file was replaced meanwhile")));
+        }
+        // Invariant 4.
+        if block_device && !options.read_only && sys::is_write_protected(&file).map_err(fail)? {
+            return Err(Error::write_protected(path));
         }
         if options.exclusive && !block_device {
             lock_file(&file, path, options.read_only)?;

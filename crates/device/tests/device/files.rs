@@ -557,6 +557,56 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     open_devices(&paths, &options).unwrap();
 }
 
+/// It was opened for writing, and the first write failed: after what others had been told was durable, or was wiped.
+#[test]
+fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
+    let images = Images::new(&[64 << 20; 2]);
+    let (Some(disk), Some(protected)) = (
+        Loop::attach(&images.paths[0]),
+        Loop::attach(&images.paths[1]),
+    ) else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    let paths = [disk.0.clone(), protected.0.clone()];
+    let array = create(
+        open_devices(&paths, &OpenOptions::default()).unwrap(),
+        64 << 10,
+    );
+    array.write_labels().unwrap();
+    drop(array);
+    set_writable(&protected, false);
+    for exclusive in [true, false] {
+        let options = OpenOptions {
+            exclusive,
+            ..OpenOptions::default()
+        };
+        let error = open_devices(&paths, &options).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(libc::EROFS), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("-o ro") && text.contains("blockdev --setrw"),
+            "{text}"
+        );
+        assert!(text.starts_with(protected.0.to_str().unwrap()), "{text}");
+        let read_only = OpenOptions {
+            read_only: true,
+            ..options
+        };
+        let devices = open_devices(&paths, &read_only).unwrap();
+        let array = Array::assemble(devices, true).unwrap();
+        array.read(0, &mut [0; 512]).unwrap();
+    }
+    set_writable(&protected, true);
+    open_devices(&paths, &OpenOptions::default()).unwrap();
+}
+
+fn set_writable(device: &Loop, writable: bool) {
+    let option = if writable { "--setrw" } else { "--setro" };
+    let done = Command::new("blockdev").arg(option).arg(&device.0).status();
+    assert!(done.unwrap().success());
+}
+
 /// Each of two was taken for a device of its own, and what one had was destroyed by the other.
 #[test]
 fn loop_devices_over_the_same_bytes_are_one_storage() {
