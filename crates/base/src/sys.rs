@@ -84,6 +84,16 @@ pub fn direct_io_offset_align(file: &File) -> Option<u32> {
     (done == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(stat.stx_dio_offset_align)
 }
 
+/// Has what is read and written by all descriptors of this opening go through the page cache from now on. What else was
+/// asked for as it was opened stays.
+pub fn end_direct_io(file: &File) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    check(flags)?;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_DIRECT) })
+}
+
 /// What `LOOP_CONFIGURE` reads (linux/loop.h).
 #[repr(C)]
 struct LoopConfig {

@@ -830,3 +830,36 @@ fn nothing_is_written_where_one_device_takes_no_writes() {
     }
     on("rm", &[":/file"]).succeeds();
 }
+
+/// It was told to use a device with smaller blocks: direct I/O on a tmpfs takes, as far as anybody knows, 4,096 bytes.
+#[test]
+fn images_are_used_where_direct_io_takes_larger_blocks_than_where_they_were_made() {
+    let Ok(elsewhere) = TempDir::new_in("/dev/shm") else {
+        eprintln!("skipped: no tmpfs");
+        return;
+    };
+    let array = Array::made(2);
+    let file = array.path("file");
+    fs::write(&file, b"moved").unwrap();
+    let cp = |images: &[PathBuf], options: [&str; 2]| {
+        let first = format!("{}:{}", images[0].display(), images[1].display());
+        sheaf(&["cp", "-d", &first], &options, &[]).succeeds();
+    };
+    cp(&array.images, [file.to_str().unwrap(), ":/file"]);
+    // All of them, and one of them.
+    for moved in [0, 1] {
+        let mut images = array.images.clone();
+        for image in &mut images[moved..] {
+            let to = elsewhere.path().join(image.file_name().unwrap());
+            fs::copy(&*image, &to).unwrap();
+            *image = to;
+        }
+        sheaf(&["info"], &[], &images).succeeds().says("test");
+        sheaf(&["fsck"], &[], &images).succeeds();
+        let back = array.path("back");
+        cp(&images, [":/file", back.to_str().unwrap()]);
+        assert_eq!(fs::read(&back).unwrap(), b"moved");
+        cp(&images, [file.to_str().unwrap(), ":/more"]);
+        sheaf(&["fsck"], &[], &images).succeeds().says("2 files");
+    }
+}

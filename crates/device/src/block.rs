@@ -120,6 +120,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Smallest unit of I/O in bytes: 512 or 4096.
     fn logical_block(&self) -> u32;
 
+    /// Before an array uses it: makes its [`logical_block`](Self::logical_block) at most `bytes`, if there is a way to,
+    /// slower maybe. Fails if that way is barred; who has none is as it was.
+    fn take_smaller_blocks(&self, _bytes: u32) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Alignment that buffers must have in memory, in bytes.
     fn memory_align(&self) -> usize;
 

@@ -8,7 +8,9 @@
 //! 3. Loop devices over the same bytes of a file, and that file, are claimed together ([`loops`]).
 //! 4. What is opened for writing takes writes: a block device that does not is refused, before anything is done to it.
 //! 5. I/O is direct where the host allows it; what that needs of alignment is found out at
-//!    open and stated by `logical_block` and `memory_align`.
+//!    open and stated by `logical_block` and `memory_align`. A file whose array was made for smaller blocks than direct I/O
+//!    takes here, on another host say, is read and written through the page cache, which takes all: so it is from before the
+//!    first transfer that needs it until the end.
 
 use crate::block::{BlockDevice, DeviceInfo, Operation, Request};
 use crate::buf::AlignedBuf;
@@ -21,6 +23,7 @@ use crate::topology::Topology;
 use crate::uring;
 use crate::uring::polled::ReapRing;
 use crate::vectored::{self, Vectored};
+use base::atomic::{AtomicBool, Ordering};
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
@@ -29,6 +32,9 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+
+/// No unit of I/O is smaller, in bytes.
+const LEAST_BLOCK: u32 = 512;
 
 /// Which system interface carries the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,11 +91,14 @@ pub(crate) struct FileDevice {
     /// when it is gone.
     pub id: Arc<()>,
     pub file: File,
-    pub logical_block: u32,
+    logical_block: u32,
     name: String,
     bytes: u64,
     pub block_device: bool,
-    pub direct: bool,
+    /// As it was opened; see [`direct`](Self::direct).
+    opened_direct: bool,
+    /// Set once: a file's array needs smaller blocks than direct I/O takes (invariant 5).
+    through_cache: AtomicBool,
     /// Transfers that are looked for are on a ring that polls the device.
     pub polled: bool,
     read_only: bool,
@@ -292,7 +301,8 @@ impl FileDevice {
             name: path.display().to_string(),
             bytes,
             block_device,
-            direct,
+            opened_direct: direct,
+            through_cache: AtomicBool::new(false),
             polled,
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
@@ -312,6 +322,11 @@ impl FileDevice {
 }
 
 impl FileDevice {
+    /// Whether transfers bypass the page cache.
+    pub fn direct(&self) -> bool {
+        self.opened_direct && !self.through_cache.load(Ordering::Relaxed)
+    }
+
     /// Why an operation that writes, or one that does not, is not tried.
     pub fn refuses(&self, reads: bool) -> Option<io::Error> {
         let refused = !reads && self.read_only;
@@ -405,10 +420,10 @@ fn logical_block(file: &File, block_device: bool, direct: bool) -> io::Result<u3
         // Unknown on old kernels: 4,096 suits every host.
         sys::direct_io_offset_align(file).unwrap_or(4096)
     } else {
-        512
+        LEAST_BLOCK
     };
-    Ok(if size <= 512 {
-        512
+    Ok(if size <= LEAST_BLOCK {
+        LEAST_BLOCK
     } else {
         size.next_power_of_two()
     })
@@ -492,11 +507,29 @@ impl BlockDevice for FileDevice {
     }
 
     fn logical_block(&self) -> u32 {
-        self.logical_block
+        match self.through_cache.load(Ordering::Relaxed) {
+            true => LEAST_BLOCK,
+            false => self.logical_block,
+        }
+    }
+
+    fn take_smaller_blocks(&self, bytes: u32) -> io::Result<()> {
+        if self.block_device || !self.direct() || bytes < LEAST_BLOCK {
+            return Ok(());
+        }
+        sys::end_direct_io(&self.file)?;
+        self.through_cache.store(true, Ordering::Relaxed);
+        tracing::info!(
+            "{}: read and written through the page cache of the host, where direct I/O to it takes {} bytes and more: the \
+             file system was made for blocks of {bytes}",
+            self.name,
+            self.logical_block
+        );
+        Ok(())
     }
 
     fn memory_align(&self) -> usize {
-        if self.direct {
+        if self.direct() {
             self.logical_block as usize
         } else {
             1
@@ -516,9 +549,9 @@ impl BlockDevice for FileDevice {
             } else {
                 "file"
             },
-            direct: self.direct,
+            direct: self.direct(),
             bytes: self.bytes,
-            logical_block: self.logical_block,
+            logical_block: self.logical_block(),
             rotational: self.rotational,
             topology: Topology::PerCore,
             reap: match self.engine {
@@ -594,7 +627,7 @@ impl BlockDevice for FileDevice {
         }
         // Through /proc, so that it is this device whatever the path means by now.
         let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
-        let direct = if self.direct { libc::O_DIRECT } else { 0 };
+        let direct = if self.direct() { libc::O_DIRECT } else { 0 };
         let again = fs::OpenOptions::new()
             .read(true)
             .write(!self.read_only)
@@ -617,6 +650,123 @@ impl Drop for FileDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::Array;
+    use crate::block::Durability;
+    use format::geometry::{Geometry, GeometryOptions};
+    use std::os::fd::AsRawFd;
+
+    const BYTES: u64 = 64 << 20;
+
+    /// An array of two image files for blocks of 512 bytes, and what lies at its beginning.
+    fn made(home: &Path) -> [PathBuf; 2] {
+        let paths = ["a", "b"].map(|name| home.join(name));
+        for path in &paths {
+            create_image(path, BYTES).unwrap();
+        }
+        let options = GeometryOptions {
+            journal_align: Some(LEAST_BLOCK),
+            ..GeometryOptions::default()
+        };
+        let geometry = Geometry::plan(&[BYTES; 2], options).unwrap();
+        let devices = open_devices(&paths, &OpenOptions::default()).unwrap();
+        let array = Array::create(devices, geometry, "test", [1; 16], [7; 16]).unwrap();
+        array.write_labels().unwrap();
+        array.write(512, &[5; 1024], Durability::Durable).unwrap();
+        paths
+    }
+
+    /// As on a host where direct I/O takes so many bytes.
+    fn open_on_host(path: &Path, options: &OpenOptions, direct_bytes: u32) -> FileDevice {
+        let engine = match options.backend {
+            Backend::Threads => Engine::Threads(Arc::new(Pool::start("test-io", 2).unwrap())),
+            Backend::Auto | Backend::IoUring => Engine::Uring,
+        };
+        let mut device = FileDevice::open(path, options, engine).unwrap();
+        device.logical_block = direct_bytes;
+        device
+    }
+
+    /// As the kernel has it.
+    fn is_direct(file: &File) -> bool {
+        let info = format!("/proc/self/fdinfo/{}", file.as_raw_fd());
+        let text = fs::read_to_string(info).unwrap();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = i32::from_str_radix(flags.unwrap().trim(), 8).unwrap();
+        flags & libc::O_DIRECT != 0
+    }
+
+    /// It was refused, for blocks that an image file does not have.
+    #[test]
+    fn an_image_that_came_from_a_host_with_smaller_direct_io_is_used_through_the_cache() {
+        let home = tempfile::tempdir().unwrap();
+        let paths = made(home.path());
+        let mut backends = vec![Backend::Threads];
+        if uring::probe().is_ok() {
+            backends.push(Backend::IoUring);
+        }
+        for (number, backend) in (0u8..).zip(backends) {
+            for topology in Topology::ALL {
+                for (read_only, hosts) in [
+                    (false, [4096, 4096]),
+                    (false, [512, 4096]),
+                    (true, [4096, 512]),
+                ] {
+                    let options = OpenOptions {
+                        backend,
+                        topology,
+                        read_only,
+                        ..OpenOptions::default()
+                    };
+                    let devices: Vec<Arc<FileDevice>> = paths
+                        .iter()
+                        .zip(hosts)
+                        .map(|(path, bytes)| Arc::new(open_on_host(path, &options, bytes)))
+                        .collect();
+                    let was_direct: Vec<bool> = devices.iter().map(|d| d.direct()).collect();
+                    let members = devices.iter().map(|d| Arc::clone(d) as _).collect();
+                    let members = topology.over(members).unwrap();
+                    let array = Array::assemble(members, read_only).unwrap();
+                    for ((device, bytes), was_direct) in devices.iter().zip(hosts).zip(was_direct) {
+                        let direct = was_direct && bytes == 512;
+                        assert_eq!(is_direct(&device.file), direct, "{options:?}");
+                        assert_eq!(device.info().direct, direct);
+                        assert_eq!(device.info().logical_block, 512);
+                    }
+                    if !read_only {
+                        // On both members, and neither at a multiple of 4,096 bytes.
+                        let data = vec![number + 1; 1 << 20];
+                        array.write(1536, &data, Durability::Volatile).unwrap();
+                        array.flush().unwrap();
+                        array.write(1536, &[9; 512], Durability::Durable).unwrap();
+                        assert_eq!(array.flush_failures(), 0);
+                    }
+                    let mut read = vec![0; (1 << 20) + 1024];
+                    array.read(512, &mut read).unwrap();
+                    assert!(read[..1024].iter().all(|&byte| byte == 5));
+                    assert!(read[1024..1536].iter().all(|&byte| byte == 9));
+                    assert!(read[1536..].iter().all(|&byte| byte == number + 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_for_which_direct_io_is_good_enough_has_it() {
+        let home = tempfile::tempdir().unwrap();
+        let paths = made(home.path());
+        let options = OpenOptions::default();
+        let device = open_on_host(&paths[0], &options, LEAST_BLOCK);
+        if !device.direct() {
+            eprintln!("skipped: no direct I/O here");
+            return;
+        }
+        let other = open_on_host(&paths[1], &options, LEAST_BLOCK);
+        let devices: [Arc<FileDevice>; 2] = [device, other].map(Arc::new);
+        let members = devices.iter().map(|d| Arc::clone(d) as _).collect();
+        let array = Array::assemble(members, false).unwrap();
+        assert!(devices.iter().all(|device| is_direct(&device.file)));
+        assert_eq!(array.memory_align(), 512);
+    }
 
     /// It wrote to a file that the process before it had removed, and said that all had gone well.
     #[test]

@@ -19,6 +19,7 @@ use format::label::{
     TAIL_BLOCKS, unknown_features,
 };
 use format::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, U16, U32};
+use std::path::Path;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -126,7 +127,7 @@ impl Array {
         // The label must be one that assembles, or the array would be lost at its unmount.
         Label::parse(label.as_bytes())?;
         for (index, device) in devices.iter().enumerate() {
-            check_fits(device.as_ref(), index, &geometry)?;
+            fit(device.as_ref(), index, &geometry)?;
         }
         for (index, device) in devices.iter().enumerate() {
             wipe(device.as_ref(), geometry.device_blocks[index])?;
@@ -537,10 +538,12 @@ fn check_member(
             features: feature_text(unknown, READ_ONLY_COMPATIBLE),
         });
     }
-    check_fits(device, index, geometry)
+    fit(device, index, geometry)
 }
 
-fn check_fits(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Result<(), Error> {
+/// Has a member take blocks as small as those that the array was made for, if it can; a file can, on whatever host it has
+/// come to.
+fn fit(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Result<(), Error> {
     let needed = geometry.device_blocks[index].saturating_mul(BLOCK);
     if device.bytes() < needed {
         return Err(Error::TooSmall {
@@ -548,6 +551,10 @@ fn check_fits(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Re
             bytes: device.bytes(),
             needed,
         });
+    }
+    if device.logical_block() > geometry.journal_align {
+        let made = device.take_smaller_blocks(geometry.journal_align);
+        made.map_err(|e| Error::open(Path::new(device.name()), e))?;
     }
     if device.logical_block() > geometry.journal_align {
         return Err(Error::LogicalBlock {

@@ -1,6 +1,6 @@
 //! The backend for hosts without io_uring, and for who gets no ring: positioned reads and writes on a thread pool.
 
-use crate::block::{Durability, Operation, Request};
+use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Blocking, Ended, Kind, Part, Queue, Wake};
 use base::sync::{Mutex, rank};
@@ -201,7 +201,7 @@ pub(crate) fn perform(device: &FileDevice, request: &mut Request<'_>) {
 fn read_all(device: &FileDevice, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
     while !buf.is_empty() {
         let done = retry(|| device.file.read_at(buf, offset))?;
-        let done = usable_progress(done, buf.len(), device.logical_block, true)?;
+        let done = usable_progress(done, buf.len(), device.logical_block(), true)?;
         buf = &mut buf[done..];
         offset += done as u64;
     }
@@ -216,13 +216,13 @@ fn write_all(
 ) -> io::Result<()> {
     // On a block device a data-sync write flushes the device at its end anyway, and forces
     // the write itself to the medium on top of that: write and flush is one step less.
-    let flush_after = durability == Durability::Durable && device.block_device && device.direct;
+    let flush_after = durability == Durability::Durable && device.block_device && device.direct();
     while !buf.is_empty() {
         let done = retry(|| match durability {
             Durability::Durable if !flush_after => sys::pwrite_dsync(&device.file, buf, offset),
             _ => device.file.write_at(buf, offset),
         })?;
-        let done = usable_progress(done, buf.len(), device.logical_block, false)?;
+        let done = usable_progress(done, buf.len(), device.logical_block(), false)?;
         buf = &buf[done..];
         offset += done as u64;
     }

@@ -10,7 +10,7 @@
 //!    mapping lies in what the kernel has under its number.
 
 use super::Sort;
-use crate::block::{Durability, Request};
+use crate::block::{BlockDevice, Durability, Request};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
 use crate::reap::{BELL_EACH, Class, Group, Reaper, Seen, Source, Times, enter};
@@ -395,7 +395,7 @@ impl Ring {
         let result = match usize::try_from(result) {
             Ok(moved) => {
                 let read = part.kind == Kind::Read;
-                match threads::usable_progress(moved, left, device.logical_block, read) {
+                match threads::usable_progress(moved, left, device.logical_block(), read) {
                     Ok(moved) if moved < left && slot.cancelled => Err(cancelled()),
                     Ok(moved) if moved < left => {
                         (slot.done, slot.retries) = (slot.done + moved, 0);
