@@ -299,8 +299,14 @@ impl FileSystem {
 
     /// Writes home all that was written and changed before the call, while work goes on: recovery has nothing of it to apply
     /// afterwards. The journal may hold folds that the checkpoint itself has logged, and that its images have. Returns the newest checkpoint's number.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], where the file system is only read: what a crash left in the journal stays there.
     pub fn checkpoint(&self) -> Result<u64, Error> {
         self.sync()?;
+        if self.store.read_only() {
+            return Err(Error::ReadOnly);
+        }
         self.store.checkpoint()?;
         Ok(self.store.newest_checkpoint())
     }

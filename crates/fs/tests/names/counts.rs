@@ -1,7 +1,7 @@
 //! Metrics, against what the devices did.
 
 use crate::world::World;
-use fs::{Caller, FileSystem, ROOT, Value};
+use fs::{Caller, Error, FileSystem, ROOT, Value};
 
 fn sum(fs: &FileSystem, name: &str) -> u64 {
     let metrics = fs.metrics();
@@ -79,4 +79,26 @@ fn a_hint_on_a_file_system_that_is_only_read_is_fine() {
     fs.write_range(&file, 0, 9000, true).unwrap();
     fs.write_range(&file, 0, 9000, false).unwrap();
     fs.fsync(&file, false).unwrap();
+}
+
+/// It answered with the number of the last one, while all that a crash had left was still in the journal.
+#[test]
+fn a_checkpoint_of_a_file_system_that_is_only_read_is_refused() {
+    let mut world = World::new(1, 64 << 20, 7);
+    let fs = world.open();
+    fs.mkdir(&Caller::root(), ROOT, b"dir", 0o755).unwrap();
+    fs.sync().unwrap();
+    // As in a crash.
+    drop(fs);
+    let writable = world.options.clone();
+    world.options = writable.clone().read_only();
+    let fs = world.open();
+    assert!(!fs.recovery().clean);
+    assert!(matches!(fs.checkpoint(), Err(Error::ReadOnly)));
+    drop(fs);
+    world.options = writable;
+    let fs = world.open();
+    assert!(!fs.recovery().clean);
+    fs.checkpoint().unwrap();
+    fs.close().unwrap();
 }
