@@ -1,7 +1,7 @@
 //! /proc/self/mountinfo: what is mounted where, without touching it.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// One line of the mount table.
@@ -105,11 +105,9 @@ fn unescape(field: &[u8]) -> OsString {
 pub fn resolve(path: &Path) -> std::io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-        return Ok(PathBuf::from("/"));
-    };
-    if name.as_bytes() == b".." {
+        // The root, or a path that ends in `..`: where that leads, only the way there tells.
         return std::fs::canonicalize(&absolute);
-    }
+    };
     let parent = std::fs::canonicalize(parent)?;
     let resolved = parent.join(name);
     // The mount point itself may be reached through a link; a mounted one never is a link.
@@ -121,6 +119,8 @@ pub fn resolve(path: &Path) -> std::io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     const TABLE: &[u8] = b"22 1 254:0 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw\n\
@@ -142,5 +142,35 @@ mod tests {
         assert_eq!(m.connection().unwrap(), "35");
         assert!(find_in(TABLE, Path::new("/mnt")).is_none());
         assert!(!find_in(TABLE, Path::new("/")).unwrap().is_sheaf());
+    }
+
+    /// A path that ends in `..` was taken for the root, and an array mounted over that.
+    #[test]
+    fn a_path_that_ends_in_dots_leads_to_the_folder_above() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let folder = folder.path();
+        let sub = folder.join("point/sub");
+        std::fs::create_dir_all(&sub).unwrap();
+        std::os::unix::fs::symlink(&sub, folder.join("link")).unwrap();
+        let point = std::fs::canonicalize(folder.join("point")).unwrap();
+        let resolved = |path: &str| resolve(&folder.join(path));
+        for path in [
+            "point",
+            "point/",
+            "point/.",
+            "point/sub/..",
+            "point/sub/../",
+            "point/sub/../.",
+            "point/sub/../../point",
+            "link/..",
+        ] {
+            assert_eq!(resolved(path).unwrap(), point, "{path}");
+        }
+        assert_eq!(resolved("link").unwrap(), point.join("sub"));
+        assert_eq!(resolved("new").unwrap(), point.with_file_name("new"));
+        assert!(resolved("none/..").is_err());
+        for path in ["/", "/..", "/./", "//"] {
+            assert_eq!(resolve(Path::new(path)).unwrap(), Path::new("/"), "{path}");
+        }
     }
 }
