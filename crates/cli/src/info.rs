@@ -80,15 +80,18 @@ fn for_udev(args: &Info) -> Outcome {
     Ok(0)
 }
 
-/// A name as udev writes it: what could trouble a path or a shell as `\x20`.
+/// A name as udev and libblkid write it, who look for the link by that: what could trouble a path or a shell
+/// as `\x20`, and all beyond ASCII as it is.
 fn encoded(name: &str) -> String {
-    name.bytes()
-        .map(|byte| match byte {
-            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(byte).to_string(),
-            b'#' | b'+' | b'-' | b'.' | b':' | b'=' | b'@' | b'_' => char::from(byte).to_string(),
-            _ => format!("\\x{byte:02x}"),
-        })
-        .collect()
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        let is_plain = !c.is_ascii() || c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c);
+        match is_plain {
+            true => out.push(c),
+            false => out += &format!("\\x{:02x}", u32::from(c)),
+        }
+    }
+    out
 }
 
 fn list_all(args: &Info) -> Outcome {
@@ -235,4 +238,23 @@ fn text(d: &Described) -> String {
         text += &format!("Damaged label {damaged}; sheaf fsck --repair writes it again\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Letters beyond ASCII were written byte by byte, and no `LABEL=` of fstab found the link.
+    #[test]
+    fn labels_are_written_as_libblkid_writes_them() {
+        for (name, written) in [
+            ("data", "data"),
+            ("a#+-.:=@_Z9", "a#+-.:=@_Z9"),
+            ("café x", "café\\x20x"),
+            ("数据/盘", "数据\\x2f盘"),
+            ("a\nb\"\\$\u{7f}", "a\\x0ab\\x22\\x5c\\x24\\x7f"),
+        ] {
+            assert_eq!(encoded(name), written);
+        }
+    }
 }
