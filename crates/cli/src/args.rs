@@ -104,7 +104,8 @@ pub struct Mount {
     /// cache_size=SIZE (8M at least), commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// topology=per-core|per-device, reap=interrupt|poll|lazy, reap_ring=ordinary|iopoll,
-    /// fuse_io=auto|dev|uring, max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT
+    /// fuse_io=auto|dev|uring, max_read=BYTES, fsname=NAME, metrics=SOCKET|LOOPBACK:PORT,
+    /// device_timeout=SECONDS (to wait for devices that are not there yet; 0, but 10 from fstab and mount(8))
     #[arg(
         short = 'o',
         long = "options",

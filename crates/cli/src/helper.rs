@@ -41,9 +41,14 @@ fn command(name: &str, rest: Vec<OsString>) -> Vec<OsString> {
         .collect()
 }
 
+/// How long mount(8) has us wait for devices. At system start they appear one after the other, and the link by
+/// which fstab names the array is there with the first.
+const PATIENCE: &str = "device_timeout=10";
+
 /// `mount.sheaf SPEC DIR [-sfnv] [-N namespace] [-o options] [-t type.subtype]`.
 fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
-    let mut out = Vec::new();
+    // Of options that contradict each other the last counts.
+    let mut out = ["-o", PATIENCE].map(OsString::from).to_vec();
     let mut places = Vec::new();
     let mut fake = false;
     let mut arguments = arguments.iter();
@@ -147,7 +152,7 @@ mod tests {
     fn mount_8_can_call() {
         assert_eq!(
             translated("/sbin/mount.sheaf UUID=1 /mnt -n -o rw,noatime -t sheaf"),
-            "sheaf mount -o rw,noatime -- UUID=1 /mnt"
+            "sheaf mount -o device_timeout=10 -o rw,noatime -- UUID=1 /mnt"
         );
         assert_eq!(translated("mount.sheaf --help"), "sheaf mount --help");
         let fake = ["mount.sheaf", "a", "b", "-f"].map(OsString::from);

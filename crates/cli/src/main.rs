@@ -5,6 +5,7 @@
 //! file system works.
 
 mod args;
+mod arrival;
 mod bench_command;
 mod cat;
 mod cp;

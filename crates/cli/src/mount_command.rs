@@ -21,16 +21,20 @@ use crate::args::Mount;
 use crate::daemon::PidFile;
 use crate::devices::{self, Access};
 use crate::failure::{Failure, Outcome};
-use crate::{daemon, helper, logging, output, size};
+use crate::{arrival, daemon, helper, logging, output, size};
 
 pub fn run(args: &Mount) -> Outcome {
-    match args.foreground || args.daemon {
+    if args.daemon {
+        return serve(args);
+    }
+    // What is wrong with the options is better said before there is a daemon. Waiting is better done then,
+    // too: who gives up ends this process.
+    let settings = Settings::parse(args)?;
+    let (given, _) = places(args)?;
+    arrival::wait(given, settings.device_timeout);
+    match args.foreground {
         true => serve(args),
-        false => {
-            // What is wrong with the options is better said before there is a daemon.
-            Settings::parse(args)?;
-            daemon::start(&daemon_arguments()?)
-        }
+        false => daemon::start(&daemon_arguments()?),
     }
 }
 
@@ -48,6 +52,8 @@ struct Settings {
     fs: FsOptions,
     access: Access,
     metrics: Option<Endpoint>,
+    /// How long to wait for devices that are not there yet.
+    device_timeout: Duration,
 }
 
 impl Settings {
@@ -55,6 +61,7 @@ impl Settings {
         let mut fs = FsOptions::default();
         let mut access = Access::default();
         let mut metrics = None;
+        let mut device_timeout = Duration::ZERO;
         let mut caches = Caches::default();
         let mut problem = None;
         let text = args.options.join(",");
@@ -62,6 +69,10 @@ impl Settings {
             let known = caches.take(name, value).and_then(|known| match known {
                 true => Ok(true),
                 false if name == "metrics" => take_metrics(&mut metrics, value),
+                false if name == "device_timeout" => {
+                    device_timeout = seconds(name, value.unwrap_or_default())?;
+                    Ok(true)
+                }
                 false => take_option(&mut fs, &mut access, name, value),
             });
             Ok(known.unwrap_or_else(|failure| {
@@ -92,6 +103,7 @@ impl Settings {
             fs,
             access,
             metrics,
+            device_timeout,
         })
     }
 }
@@ -293,11 +305,7 @@ fn serve(args: &Mount) -> Outcome {
     if let Err(error) = base::sys::bound_allocator(base::thread::cpu_count()) {
         tracing::warn!("the allocator may keep more memory than cache_size says: {error}");
     }
-    let (given, mountpoint) = args
-        .devices_and_mountpoint
-        .split_last()
-        .map(|(mountpoint, given)| (given, mountpoint))
-        .ok_or_else(|| Failure::usage("no mount point given"))?;
+    let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
     mount::clean_up(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
@@ -364,6 +372,14 @@ fn serve(args: &Mount) -> Outcome {
         tracing::warn!("nobody hears how it ended: {error}");
     }
     result.map(|()| 0)
+}
+
+/// The devices, and the mount point.
+fn places(args: &Mount) -> Result<(&[PathBuf], &Path), Failure> {
+    args.devices_and_mountpoint
+        .split_last()
+        .map(|(mountpoint, given)| (given, mountpoint.as_path()))
+        .ok_or_else(|| Failure::usage("no mount point given"))
 }
 
 fn start_logging(args: &Mount) -> Result<(), Failure> {
@@ -523,6 +539,8 @@ mod tests {
             ("checkpoint_workers=65", "from 1 to 64"),
             ("io=floppy", "io=floppy"),
             ("topology=flat", "per-core or per-device"),
+            ("device_timeout", "device_timeout="),
+            ("device_timeout=10min", "number of seconds"),
             ("reap=never", "interrupt, poll, lazy"),
             ("reap_ring=fast", "ordinary or iopoll"),
         ] {

@@ -289,6 +289,15 @@ mount -t sheaf LABEL=$label mnt 2> said || "$SHEAF" mount LABEL=$label mnt
 verify mnt
 umount mnt
 refused frobnicate mount -t sheaf -o frobnicate $a mnt
+# With one device missing sheaf mount fails at once, and mount(8) waits until it appears.
+losetup -d $b
+refused "missing" "$SHEAF" mount LABEL=$label mnt
+mount.sheaf LABEL=$label mnt -o device_timeout=60 2> said & late=$!
+until grep -q waiting said; do sleep 0.1; done
+b=$(losetup --find --show b.img)
+wait $late
+verify mnt
+umount mnt
 "#;
 
 /// The images lie on a small disk that fills up before the last write-back.
