@@ -2,8 +2,9 @@
 
 use crate::world::{Change, TestStore, World, change, create, delete};
 use base::rng::Rng;
-use device::sim::Times;
-use engine::{Error, Need, StoreOptions};
+use device::sim::{Survival, Times};
+use engine::{Error, Finding, Findings, Need, Severity, StoreOptions};
+use format::checkpoint::CheckpointRecord;
 use format::item::{self, ITEM_ALIGN, ItemKind};
 use format::journal::{BATCH_MAGIC, BatchHeader};
 use format::label::HEAD_BLOCKS;
@@ -409,4 +410,49 @@ fn a_lost_batch_is_told_from_among_what_only_looks_like_one() {
         Err(Error::Damaged(damage)) => assert!(damage.to_string().contains("was durable")),
         other => panic!("{:?}", other.map(|_| ())),
     }
+}
+
+/// Two power cuts in a row, each before one device has its copy of the record that recovery makes, leave what an older
+/// copy of that device would: of both slots its copies are the older ones. So do two mounts of which it refuses the
+/// record. Nothing is lost, so this must be no reason to refuse the array.
+#[test]
+fn older_copies_of_both_slots_on_one_device_are_no_damage() {
+    let mut world = World::new(21, &[64, 64]);
+    let store = world.open().unwrap();
+    let nid = create(&store, vec![1, 2, 3]).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let slots = BLOCK_SIZE as u64..3 * BLOCK_SIZE as u64;
+    let mut rng = Rng::new(21);
+    for mount in 0..2 {
+        world.devices[0].fail_writes(Times::Always, Some(slots.clone()));
+        assert!(world.open().is_err(), "mount {mount} makes a checkpoint");
+        // What was in flight to the first device is gone.
+        world.switch.cut_now();
+        world.switch.restore();
+        let restarted = world.devices.iter();
+        world.devices = restarted
+            .map(|d| d.restart_with(Survival::None, &mut rng))
+            .collect();
+    }
+    let array = world.array();
+    let sequence = |slot, copy| {
+        let block = array.read_slot(slot, copy).unwrap();
+        let record = CheckpointRecord::parse(&block, &array.uuid()).unwrap();
+        record.sequence.get()
+    };
+    for slot in 0..2 {
+        assert!(sequence(slot, 0) < sequence(slot, 1), "slot {slot}");
+    }
+    let findings = Findings::new();
+    engine::check_copies(&array, &findings);
+    let found = findings.take().0;
+    let is_older = |f: &Finding| f.severity == Severity::Notice && f.what.contains("is older");
+    assert!(found.len() == 2 && found.iter().all(is_older), "{found:?}");
+    drop(array);
+    let store = world.open().unwrap();
+    let node = store.get(nid).unwrap();
+    assert_eq!(node.read().unwrap().0, [1, 2, 3]);
+    store.close().unwrap();
+    world.check("after two records of which one copy was written");
 }
