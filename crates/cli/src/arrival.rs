@@ -27,7 +27,7 @@ pub fn wait(given: &[PathBuf], timeout: Duration) {
         harmless(names.join(" ").as_bytes())
     );
     let clock = Clock::real();
-    let end = clock.monotonic_ns() + ns_of(timeout);
+    let end = clock.monotonic_ns().saturating_add(ns_of(timeout));
     while !is_there(given) {
         let left = Duration::from_nanos(end.saturating_sub(clock.monotonic_ns()));
         if left.is_zero() {

@@ -136,8 +136,13 @@ impl AtomicWrite {
             return Err(Error::FileTooLarge);
         }
         self.fs.files.check_writable()?;
-        // A cut takes no block, so that a full array can be emptied.
-        if size > self.content.left_of(self.fs.getattr(self.ino)?.size) {
+        // A cut takes no block, so that a full array can be emptied; nor does what is staged for a file that is gone, and never commits.
+        let grows = match self.fs.getattr(self.ino) {
+            Ok(attr) => size > self.content.left_of(attr.size),
+            Err(Error::Stale(_)) => false,
+            Err(error) => return Err(error),
+        };
+        if grows {
             self.make_room(0)?;
         }
         let gone = self.content.truncate(size).len() as u64;
