@@ -661,13 +661,26 @@ impl Driver {
                     .oracle
                     .staged(number)
                     .and_then(|staged| staged.newest());
-                match (step, newest) {
-                    (Atomic::Truncate(size), _) => one.write.truncate(*size)?,
-                    (_, Some((offset, bytes))) => one.write.write(offset, bytes)?,
-                    (_, None) => {}
+                let grows = match (step, newest) {
+                    (Atomic::Truncate(size), _) => {
+                        let fs = self.fs.as_ref();
+                        let base = fs.and_then(|fs| fs.getattr(one.ino).ok());
+                        let left =
+                            base.map(|base| one.write.cut().unwrap_or(u64::MAX).min(base.size));
+                        one.write.truncate(*size)?;
+                        left.is_some_and(|left| *size > left)
+                    }
+                    (_, Some((offset, bytes))) => {
+                        one.write.write(offset, bytes)?;
+                        true
+                    }
+                    (_, None) => true,
+                };
+                // A cut promises nothing.
+                if grows {
+                    let pages = one.write.pages().count() as u64;
+                    one.promised = one.promised.max(pages + BESIDES);
                 }
-                let pages = one.write.pages().count() as u64;
-                one.promised = one.promised.max(pages + BESIDES);
             }
             Atomic::Commit => {
                 if let Some(one) = self.writing.remove(&number) {
