@@ -15,6 +15,12 @@ pub(crate) type TestStore = Store<Bytes>;
 #[derive(Clone)]
 pub(crate) struct Bytes(Vec<u8>);
 
+impl Bytes {
+    pub fn of(bytes: usize) -> Bytes {
+        Bytes(vec![7; bytes])
+    }
+}
+
 impl Content for Bytes {
     type Delta = usize;
 
@@ -79,7 +85,7 @@ pub(crate) fn create(store: &TestStore, bytes: usize) -> Nid {
     let fresh = store.reserve_nid().unwrap();
     let nid = fresh.nid();
     let mut op = store.begin(Need::Grow).unwrap();
-    op.create(fresh, Bytes(vec![7; bytes]));
+    op.create(fresh, Bytes::of(bytes));
     op.commit();
     nid
 }

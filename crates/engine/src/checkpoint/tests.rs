@@ -6,10 +6,11 @@ use crate::op::Need;
 use crate::space::Extent;
 use crate::store::StoreOptions;
 use crate::testing::{Bytes, TestStore, create, format, options};
+use crate::vouched::NewData;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
-use device::sim::{PowerSwitch, SimDevice};
-use device::{Array, BlockDevice, DeviceInfo, Operation, Request};
+use device::sim::{PowerSwitch, SimDevice, Times};
+use device::{AlignedBuf, Array, BlockDevice, DeviceInfo, Operation, Request};
 use format::label::HEAD_BLOCKS;
 use format::{BLOCK_SIZE, Nid};
 use std::sync::Arc;
@@ -178,4 +179,73 @@ fn no_chunk_becomes_free_while_a_checkpoint_runs() {
         .filter(|one| one.severity > Severity::Notice)
         .collect();
     assert!(bad.is_empty(), "{bad:?}");
+}
+
+/// A store on a device that calls back.
+fn tapped() -> (Arc<SimDevice>, Arc<Tap>, Arc<TestStore>) {
+    let device = SimDevice::new(SIZE, 1);
+    let tap = Arc::new(Tap {
+        device: Arc::clone(&device),
+        written: Mutex::new(rank::LEAF, None),
+        committed: Mutex::new(rank::LEAF, None),
+    });
+    let array = format(Arc::clone(&tap) as Arc<dyn BlockDevice>);
+    let (store, _) = TestStore::open(array, options()).unwrap();
+    (device, tap, store)
+}
+
+/// Has a thread of its own do this: whoever writes may hold locks.
+fn beside(work: impl FnOnce() + Send + 'static) -> Hook {
+    Box::new(move || {
+        let hook = base::thread::spawn("during", work).unwrap();
+        hook.join().unwrap();
+    })
+}
+
+/// Somebody else's flush fails while images are written, and with it they may be lost. No record waits for a commit, so the
+/// store goes on; that the checkpoint's own flush succeeds later says nothing of them.
+#[test]
+fn a_checkpoint_ends_with_an_error_if_a_flush_of_others_failed_while_it_was_written() {
+    let (device, tap, store) = tapped();
+    create(&store, 1000);
+    store.sync().unwrap();
+    let during = Arc::clone(&store);
+    *tap.written.lock() = Some(beside(move || {
+        during.array.mark_all_unflushed();
+        device.fail_flushes(Times::Next(1));
+        during.flush().unwrap_err();
+        assert!(during.failed().is_none(), "nothing waits for a commit");
+    }));
+    store.make_checkpoint(false).unwrap_err();
+    assert!(tap.written.lock().is_none() && store.failed().is_some());
+}
+
+/// A batch that vouches for data is durable when the checkpoint's record has just been written, which says nothing of that
+/// batch: recovery looks for the data, which must not be written over before another batch confirms it.
+#[test]
+fn a_checkpoint_confirms_no_batch_behind_its_images() {
+    let (_, tap, store) = tapped();
+    create(&store, 1000);
+    store.sync().unwrap();
+    let mut promise = store.promise(1).unwrap();
+    let kept = store.reserve(&mut promise, 1, None).unwrap().keep();
+    drop(promise);
+    store.sync().unwrap();
+    let blocks = kept.extent;
+    let during = Arc::clone(&store);
+    *tap.committed.lock() = Some(beside(move || {
+        let fresh = during.reserve_nid().unwrap();
+        let mut op = during.begin(Need::Grow).unwrap();
+        let slot = op.create(fresh, Bytes::of(1000));
+        op.take(during.adopt_reservation(kept));
+        let memory = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
+        op.vouch(slot, NewData::new(blocks, Arc::new(memory), 0));
+        let epoch = op.commit();
+        during.commit_through(epoch).unwrap();
+        assert!(during.is_vouched(blocks));
+    }));
+    store.make_checkpoint(false).unwrap();
+    assert!(tap.committed.lock().is_none() && store.is_vouched(blocks));
+    store.confirm(blocks).unwrap();
+    assert!(!store.is_vouched(blocks));
 }

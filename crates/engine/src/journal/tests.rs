@@ -322,6 +322,82 @@ fn a_batch_whose_data_cannot_be_written_is_taken_back() {
     journal.failed().unwrap();
 }
 
+/// A record of data in this block, which its batch vouches for, in a batch that is about to be written.
+fn vouching(journal: &Journal, block: Block) -> Batch {
+    let bytes = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
+    let run = crate::Extent { block, len: 1 };
+    let new = NewData::new(run, Arc::new(bytes), 0);
+    let credit = journal.try_credit(0).unwrap();
+    let record = record(1, 1, Action::Create, 9);
+    journal.stage(&journal.pin(0), &record, vec![new], credit);
+    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    assert_eq!(batch.flush, Flush::With);
+    batch
+}
+
+fn is_in_ring(journal: &Journal, position: u64) -> bool {
+    let mut head = AlignedBuf::zeroed(BLOCK_SIZE);
+    let read = journal.array.read(journal.base + position, &mut head);
+    read.unwrap();
+    head[..4] == BATCH_MAGIC.to_le_bytes()
+}
+
+/// The flush behind it may have lost its data, or itself, and nobody was told of it.
+#[test]
+fn a_batch_whose_flush_fails_is_taken_back() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    journal.array.flush().unwrap();
+    let batch = vouching(&journal, journal.array.geometry().chunk_block(0));
+    let position = batch.position;
+    device.fail_flushes(Times::Next(1));
+    journal.write_batch(batch).unwrap_err();
+    assert!(!is_in_ring(&journal, position));
+    journal.failed().unwrap();
+}
+
+/// Another one's flush fails while a batch is written with its data, which may be lost by that: that the batch's own flush
+/// succeeds says nothing of it.
+#[test]
+fn a_batch_does_not_outlive_a_flush_that_fails_while_it_is_written_with_its_data() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    journal.array.flush().unwrap();
+    let batch = vouching(&journal, journal.array.geometry().chunk_block(0));
+    let position = batch.position;
+    let batch = std::sync::Mutex::new(Some(batch));
+    device.stick();
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            let batch = batch.lock().unwrap().take().unwrap();
+            journal.write_batch(batch).unwrap_err();
+            return;
+        }
+        while device.waiting() == 0 {
+            base::thread::yield_now();
+        }
+        journal.array.count_failed_flush();
+        device.release();
+    });
+    assert!(!is_in_ring(&journal, position));
+    journal.failed().unwrap();
+}
+
+/// No record waits to be gathered, but one is on its way that may name what the flush has lost.
+#[test]
+fn a_flush_that_fails_beside_a_batch_under_way_is_not_forgiven() {
+    let journal = journal();
+    let credit = journal.try_credit(0).unwrap();
+    let record = record(1, 1, Action::Create, 9);
+    journal.stage(&journal.pin(0), &record, Vec::new(), credit);
+    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    journal.array.count_failed_flush();
+    assert!(!journal.outstanding());
+    assert!(!journal.forgive_flush());
+    journal.write_batch(batch).unwrap_err();
+    journal.failed().unwrap();
+}
+
 /// Where something else is unflushed the data goes before the batch, and is tried as often.
 #[test]
 fn data_before_its_batch_is_written_again_too() {

@@ -129,6 +129,61 @@ fn a_flush_that_failed_for_somebody_else_is_no_secret() {
     assert!(!m.store.read_only(), "no record named what is lost");
 }
 
+/// As before, and then the file is written again, in place: what it remembers is from before the first of its writes that nobody
+/// has flushed, and not from before the last.
+#[test]
+fn a_write_after_a_flush_that_failed_does_not_hide_it() {
+    let world = World::new(27, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20_480));
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    let write_home = |page: u64| {
+        m.write(&file, page * PAGE, &pattern(page, 4096));
+        m.files.write_back(ino).unwrap();
+    };
+    write_home(1);
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.store.flush().is_err());
+    for device in &world.devices {
+        device.heal();
+    }
+    write_home(3);
+    assert_eq!(m.files.fsync(&file, true).unwrap_err().errno(), libc::EIO);
+    assert!(!m.store.read_only(), "no record named what is lost");
+}
+
+/// A flush fails after a file's data was written to new blocks and before their record: no record waits, so the store goes on, but
+/// what the record would name may be lost.
+#[test]
+fn blocks_are_not_logged_over_a_flush_that_failed_since_they_were_written() {
+    let world = World::new(28, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20_480));
+    let pages: Vec<u64> = (0..5).collect();
+    let layout = m.files.lay_out(&file.state, &pages, false).unwrap();
+    m.store.sync().unwrap();
+    m.store.array().mark_all_unflushed();
+    for device in &world.devices {
+        device.fail_flushes(Strikes::Next(1));
+    }
+    assert!(m.store.flush().is_err() && !m.store.read_only());
+    for device in &world.devices {
+        device.heal();
+    }
+    let logged = m.files.log_stored(&file.state, layout, 20_480);
+    assert_eq!(logged.unwrap_err().errno(), libc::EIO);
+    assert_eq!(m.inode(ino).size, 0);
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.contents(ino), pattern(1, 20_480));
+}
+
 /// As before, and then the file grows. Its record took what had been overwritten before for
 /// flushed by the commit, so fsync returned as if nothing had happened.
 #[test]

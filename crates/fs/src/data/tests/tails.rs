@@ -29,6 +29,12 @@ impl Mounted {
     }
 }
 
+/// A handle by which writes go past the cache.
+fn past(m: &Mounted, ino: Ino) -> Arc<OpenFile> {
+    let flags = libc::O_RDWR | libc::O_DIRECT;
+    m.files.open(&m.owners, ino, flags).unwrap()
+}
+
 /// The power goes now, and nothing survives that was not flushed.
 fn cut(world: &mut World, m: Mounted) -> Mounted {
     world.switch.cut_now();
@@ -159,6 +165,61 @@ fn a_flush_is_not_taken_for_one_of_what_was_written_after_a_record() {
     drop(file);
     let m = cut(&mut world, m);
     assert_eq!(m.contents(ino), bytes);
+}
+
+/// A flush waits for one device, and meanwhile something is written to another, which has done with it.
+#[test]
+fn a_flush_that_is_under_way_is_not_taken_for_one_of_what_is_written_beside_it() {
+    let world = World::new(64, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    m.write(&m.open(ino), 0, &pattern(7, 73 * 4096));
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    let file = past(&m, ino);
+    let geometry = m.store.array().geometry();
+    let device_of = |page: u64| {
+        let extent = m.files.mapped(&file.state, page..page + 1).unwrap()[0];
+        let mut device = None;
+        geometry.pieces(extent.block.byte(), BLOCK_SIZE, |piece| {
+            device = Some(piece.device);
+        });
+        device
+    };
+    let on = |device| {
+        (0..73)
+            .find(|page| device_of(*page) == Some(device))
+            .unwrap()
+    };
+    let (slow, fast) = (on(0), on(1));
+    m.write(&file, slow * PAGE, &pattern(1, 4096));
+    world.devices[0].stick();
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            return m.files.fsync(&file, true).unwrap();
+        }
+        while world.devices[0].waiting() == 0 {
+            base::thread::yield_now();
+        }
+        m.write(&file, fast * PAGE, &pattern(2, 4096));
+        world.devices[0].release();
+    });
+    m.files.fsync(&file, true).unwrap();
+    assert!(world.devices.iter().all(|d| d.volatile_bytes() == 0));
+}
+
+/// A record is about to be logged, and then something is written past the cache: the record's commit may have flushed before that.
+#[test]
+fn a_record_is_not_taken_for_a_flush_of_what_was_written_since_it_was_begun() {
+    let world = World::new(65, 64, 256);
+    let m = world.mount();
+    let (ino, _) = settled(&m);
+    let file = past(&m, ino);
+    let (logged, _) = m.files.about_to_log(&file.state, None);
+    m.write(&file, 0, &pattern(1, 4096));
+    m.files.note_logged(&file.state, m.store.epoch(), logged);
+    m.files.fsync(&file, true).unwrap();
+    assert!(world.devices.iter().all(|d| d.volatile_bytes() == 0));
 }
 
 /// The state of a file holds its inode in memory.
@@ -455,6 +516,23 @@ fn a_tail_ends_when_its_page_goes_home() {
     assert_eq!(m.store.durable_epoch(), durable, "it needs no record");
     drop(file);
     let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// There is no extent to be freed there.
+#[test]
+fn a_hole_takes_away_a_tail_without_a_block() {
+    let world = World::new(66, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.write(&file, 20_000, &pattern(1, 100));
+    m.files.fsync(&file, true).unwrap();
+    assert!(m.tail(ino).is_some());
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    m.files.fallocate(&file, punch, 16_384, 4_096).unwrap();
+    assert_eq!(m.tail(ino), None);
+    bytes.resize(20_100, 0);
     assert_eq!(m.contents(ino), bytes);
 }
 
