@@ -306,4 +306,24 @@ mod tests {
         assert_eq!(vouched.waiting.load(Ordering::SeqCst), 0);
         assert_eq!(vouched.newest_of(run), Some(6));
     }
+
+    /// That what one batch names was flushed before it says nothing of those before that vouch for data.
+    #[test]
+    fn a_batch_that_vouches_for_nothing_confirms_no_other() {
+        let vouched = Vouched::new(0);
+        let run = |block| Extent {
+            block: Block(block),
+            len: 1,
+        };
+        for epoch in [5, 6, 7] {
+            let memory = Arc::new(AlignedBuf::from_slice(&[epoch as u8; BLOCK_SIZE]));
+            vouched.add(epoch, vec![NewData::new(run(epoch), memory, 0)]);
+        }
+        vouched.flushed(6);
+        let newest = [5, 6, 7].map(|block| vouched.newest_of(run(block)));
+        assert_eq!(newest, [Some(5), None, Some(7)]);
+        let waiting = [5, 6, 7].map(|block| vouched.waiting_in(run(block)).len());
+        assert_eq!(waiting, [1, 0, 1]);
+        assert_eq!(vouched.settled(7), 4);
+    }
 }

@@ -249,3 +249,55 @@ fn a_checkpoint_confirms_no_batch_behind_its_images() {
     store.confirm(blocks).unwrap();
     assert!(!store.is_vouched(blocks));
 }
+
+/// Its deletion may not survive: then the chunk has the map and what that says is allocated again.
+#[test]
+fn a_chunk_whose_map_is_deleted_is_nobodys_until_that_is_durable() {
+    let (_, _, store) = tapped();
+    let chunk_blocks = store.array.geometry().chunk_blocks;
+    let data: Vec<Extent> = (0..3).map(|_| allocate(&store, chunk_blocks)).collect();
+    store.sync().unwrap();
+    let (chunk, _) = store.array.geometry().chunk_of(data[0].block).unwrap();
+    free(&store, data[0]);
+    store.sync().unwrap();
+    store.retire_chunks(&store.checkpoint_state.lock());
+    assert_eq!(store.retired.lock().len(), 1);
+    store.release_retired();
+    let is_free = || store.space.unloaded_and_free().1.contains(&chunk);
+    assert!(!is_free(), "its deletion waits for a commit");
+    store.sync().unwrap();
+    store.release_retired();
+    assert!(is_free());
+}
+
+/// Until the new record is there the old one reaches what they hold.
+#[test]
+fn chunks_that_metadata_leaves_are_free_only_after_the_checkpoints_record() {
+    let (_, tap, store) = tapped();
+    let nids: Vec<Nid> = (0..200).map(|_| create(&store, 15_000)).collect();
+    store.make_checkpoint(false).unwrap();
+    for nid in nids {
+        let node = store.get(nid).unwrap();
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        op.delete(slot);
+        op.commit();
+    }
+    let free_chunks = |store: &TestStore| store.space.unloaded_and_free().1;
+    let mut released = 0;
+    for _ in 0..4 {
+        let before = free_chunks(&store);
+        let seen = Arc::new(Mutex::new(rank::LEAF, None));
+        let (during, found) = (Arc::clone(&store), Arc::clone(&seen));
+        *tap.written.lock() = Some(beside(move || {
+            let free = free_chunks(&during);
+            *found.lock() = Some(free);
+        }));
+        store.make_checkpoint(false).unwrap();
+        let free = seen.lock().take().unwrap();
+        assert!(free.iter().all(|chunk| before.contains(chunk)), "{free:?}");
+        let after = free_chunks(&store);
+        released += after.iter().filter(|one| !before.contains(one)).count();
+    }
+    assert!(released > 0);
+}

@@ -456,3 +456,17 @@ fn older_copies_of_both_slots_on_one_device_are_no_damage() {
     store.close().unwrap();
     world.check("after two records of which one copy was written");
 }
+
+/// Only the last one says that the one before it was durable.
+#[test]
+fn the_loss_of_the_last_batch_but_one_is_told() {
+    let world = cut_after_syncs(56, 4);
+    let batches = batches(&world);
+    let (place, _) = batches[batches.len() - 2];
+    let rotten = place + SECTOR as u64;
+    world.devices[0].corrupt(rotten, SECTOR as u64, &mut Rng::new(56));
+    match world.open() {
+        Err(Error::Damaged(damage)) => assert!(damage.to_string().contains("was durable")),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}

@@ -579,6 +579,35 @@ fn what_was_vouched_for_and_freed_is_given_out_when_nobody_looks_for_it() {
     assert_eq!(given(), extent.block);
 }
 
+/// Blocks are freed in an epoch that is open, and an older one is made durable: a crash would bring back who had them.
+#[test]
+fn what_is_freed_is_given_out_when_that_is_durable() {
+    let world = World::new(701, &[64]);
+    let store = world.open().unwrap();
+    let given = || {
+        let mut promise = store.promise(4).unwrap();
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        let blocks = store.reserve(&mut promise, 4, None).unwrap();
+        let extent = op.take(blocks);
+        (extent, op.commit())
+    };
+    let (extent, epoch) = given();
+    store.commit_through(epoch).unwrap();
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    op.free(extent).unwrap();
+    let freed = op.commit();
+    assert!(freed > epoch);
+    store.commit_through(epoch).unwrap();
+    let next = || {
+        let mut promise = store.promise(4).unwrap();
+        let reserved = store.reserve(&mut promise, 4, Some(extent.block));
+        reserved.unwrap().extent().block
+    };
+    assert_ne!(next(), extent.block);
+    store.commit_through(freed).unwrap();
+    assert_eq!(next(), extent.block);
+}
+
 /// A node in a long record that vouches for a block, in a batch of its own.
 fn create_long_vouched(store: &TestStore, number: u64) -> (Nid, Extent) {
     let mut promise = store.promise(1).unwrap();

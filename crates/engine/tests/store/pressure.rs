@@ -427,6 +427,44 @@ fn the_loss_of_the_newest_slot_is_told_even_if_recovery_wrote_it() {
     }
 }
 
+/// Which of the slots is the newest, of a node that was changed between two checkpoints and after them.
+fn after_two_checkpoints(seed: u64) -> (World, Nid, [u64; 2]) {
+    let mut world = World::new(seed, &[64]);
+    let store = world.open().unwrap();
+    let nid = create(&store, vec![1]).unwrap();
+    for value in [2, 3] {
+        store.checkpoint().unwrap();
+        set(&store, nid, value).unwrap();
+    }
+    store.sync().unwrap();
+    drop(store);
+    world.switch.cut_now();
+    world.restart(&mut Rng::new(seed));
+    let sequence = |slot: usize| u64::from_le_bytes(peek(&world, slot_places()[slot][0] + 32));
+    let newest = (sequence(1) > sequence(0)) as usize;
+    (world, nid, slot_places()[newest])
+}
+
+#[test]
+fn either_copy_of_the_newest_slot_serves() {
+    for copy in 0..2 {
+        let (world, nid, places) = after_two_checkpoints(28);
+        world.devices[0].poke(places[copy], &[0x5A; 4096]);
+        let store = world.open().unwrap();
+        assert_eq!(store.get(nid).unwrap().read().unwrap().0, [3]);
+    }
+}
+
+/// The chain of the older one goes on to batches that name the other.
+#[test]
+fn the_loss_of_the_newest_slot_is_told_by_the_journal_of_the_one_before() {
+    let (world, _, places) = after_two_checkpoints(29);
+    for place in places {
+        world.devices[0].poke(place, &[0x5A; 4096]);
+    }
+    assert!(matches!(world.open(), Err(Error::Damaged(_))));
+}
+
 /// A batch as large as batches get, and one after it that was gathered when it was durable.
 #[test]
 fn the_loss_of_a_large_batch_is_told() {
