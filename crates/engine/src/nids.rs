@@ -461,6 +461,17 @@ mod tests {
         assert_eq!(nids.region_count(), 4);
     }
 
+    /// A checkpoint says how many regions there are: who opens the store next looks at no others.
+    #[test]
+    fn the_region_of_a_nid_that_recovery_finds_counts() {
+        for in_use in [true, false] {
+            let nids = Nids::new(1, vec![0; 2]);
+            let found = Nid(4 * REGION_NIDS + 7);
+            nids.recover(found, in_use, &EMPTY).unwrap();
+            assert_eq!(nids.region_count(), 5);
+        }
+    }
+
     /// A quarter free on the devices, a quarter more since.
     #[test]
     fn free_nids_on_the_devices_and_in_memory_make_a_region_worth_a_lease_together() {

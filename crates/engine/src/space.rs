@@ -816,6 +816,17 @@ mod tests {
         assert!(matches!(next(&space), Source::Loaded));
     }
 
+    /// Whoever has it in hand takes blocks of it without a look at the list.
+    #[test]
+    fn a_chunk_that_somebody_is_about_to_take_from_is_not_empty() {
+        let space = one_empty_chunk();
+        space.loaded(0, &no_words(&space));
+        let in_hand = space.chunks.lock().loaded.get(&0).cloned();
+        assert!(space.take_empty_chunks(64).is_empty());
+        drop(in_hand);
+        assert_eq!(space.take_empty_chunks(64), [0]);
+    }
+
     #[test]
     fn a_map_that_cannot_be_read_late_takes_no_chunk_from_others() {
         let space = one_empty_chunk();

@@ -365,11 +365,11 @@ fn a_batch_does_not_outlive_a_flush_that_fails_while_it_is_written_with_its_data
     journal.array.flush().unwrap();
     let batch = vouching(&journal, journal.array.geometry().chunk_block(0));
     let position = batch.position;
-    let batch = std::sync::Mutex::new(Some(batch));
+    let batch = Mutex::new(rank::LEAF, Some(batch));
     device.stick();
     base::thread::parallel(2, |thread| {
         if thread == 0 {
-            let batch = batch.lock().unwrap().take().unwrap();
+            let batch = batch.lock().take().unwrap();
             journal.write_batch(batch).unwrap_err();
             return;
         }
