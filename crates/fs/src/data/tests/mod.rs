@@ -5,6 +5,8 @@ mod behind;
 mod clean;
 mod crash;
 mod failures;
+mod flushes;
+mod fragments;
 mod groups;
 mod guards;
 mod model;

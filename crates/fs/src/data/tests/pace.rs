@@ -18,7 +18,7 @@ const YIELDS: usize = 300_000;
 
 /// What is on its way to the devices of one world, and what came.
 #[derive(Debug, Default)]
-struct Traffic {
+pub(super) struct Traffic {
     now: u64,
     /// The most there was at a time.
     most: u64,
@@ -28,9 +28,9 @@ struct Traffic {
     flushes: u64,
 }
 
-type Account = Arc<Mutex<Traffic>>;
+pub(super) type Account = Arc<Mutex<Traffic>>;
 /// Called with each write of several pages while it is on its way.
-type Hook = Arc<dyn Fn() + Send + Sync>;
+pub(super) type Hook = Arc<dyn Fn() + Send + Sync>;
 
 /// A device that keeps account.
 struct Watched {
@@ -95,7 +95,7 @@ impl BlockDevice for Watched {
 }
 
 /// Mounts a world with devices that keep account. The hook is called without a lock of theirs.
-fn watch(world: &World, hook: Hook) -> (Mounted, Account) {
+pub(super) fn watch(world: &World, hook: Hook) -> (Mounted, Account) {
     let traffic = Account::new(Mutex::new(rank::LEAF, Traffic::default()));
     let watched = |below: &Arc<SimDevice>| {
         let (below, traffic, hook) = (Arc::clone(below), Arc::clone(&traffic), Arc::clone(&hook));

@@ -536,6 +536,73 @@ fn a_hole_takes_away_a_tail_without_a_block() {
     assert_eq!(m.contents(ino), bytes);
 }
 
+/// The tail counts before the block: whoever wrote to that wrote for nobody.
+#[test]
+fn a_write_past_the_cache_does_not_go_under_a_tail() {
+    let world = World::new(68, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    let file = m.open(ino);
+    m.append(&file, &mut bytes, &[5; 100]);
+    m.files.fsync(&file, true).unwrap();
+    m.files.truncate(ino, 30_000).unwrap();
+    m.files.fsync(&file, true).unwrap();
+    bytes.resize(30_000, 0);
+    drop(file);
+    m.store.sync().unwrap();
+    let tail = m.tail(ino).is_some();
+    assert!(tail, "it is in the middle of the file by now");
+    let new = pattern(3, 4096);
+    m.write(&past(&m, ino), 8192, &new);
+    bytes[8192..12_288].copy_from_slice(&new);
+    assert_eq!(m.contents(ino), bytes);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// The last page of what was cut has old bytes behind the end.
+#[test]
+fn a_write_past_the_cache_behind_the_end_shows_nothing_that_was_cut_off() {
+    let mut world = World::new(69, 64, 256);
+    let m = world.mount();
+    let (ino, mut bytes) = settled(&m);
+    m.files.truncate(ino, 5_000).unwrap();
+    m.files.fsync(&m.open(ino), true).unwrap();
+    m.close();
+    let m = world.mount();
+    let file = past(&m, ino);
+    let new = pattern(3, 4096);
+    m.write(&file, 12_288, &new);
+    bytes.truncate(5_000);
+    bytes.resize(12_288, 0);
+    bytes.extend_from_slice(&new);
+    assert_eq!(m.contents(ino), bytes);
+    m.files.fsync(&file, true).unwrap();
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.contents(ino), bytes);
+}
+
+/// Recovery looks for what the batch says until another one confirms it.
+#[test]
+fn no_write_flies_over_blocks_for_which_a_batch_vouches() {
+    let world = World::new(70, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = past(&m, ino);
+    m.write(&m.open(ino), 0, &pattern(1, 20_480));
+    m.files.fsync(&file, false).unwrap();
+    assert!(m.store.vouches());
+    let begin = || {
+        let begun = m.files.begin_write(&file, 0, BLOCK_SIZE, &mut Vec::new());
+        begun.unwrap().map(|writing| writing.never_flew())
+    };
+    assert!(begin().is_none());
+    m.commit_more();
+    assert!(begin().is_some());
+}
+
 /// A file of which nothing is mapped gets its first block in a group.
 #[test]
 fn a_tail_of_a_file_without_blocks_goes_home_with_others() {
