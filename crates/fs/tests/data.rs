@@ -132,6 +132,31 @@ fn a_large_fragmented_file_is_sound_through_growth_punches_and_truncation() {
     world.check();
 }
 
+/// Where one leaf of its extents ends and the next one begins, which then has nothing left.
+#[test]
+fn a_file_is_sound_wherever_it_is_cut() {
+    let mut world = World::new(2, 64 << 20, 4);
+    let mut fs = world.open();
+    let (attr, file) = create(&fs, b"long");
+    for page in (0..1_400).step_by(2) {
+        fs.write(&file, page * 4096, &[page as u8 | 1]).unwrap();
+    }
+    drop(file);
+    // A leaf takes 600.
+    for page in (1_190..=1_210).rev().step_by(2) {
+        let set = SetAttr {
+            size: Some(page * 4096),
+            ..SetAttr::default()
+        };
+        fs.setattr(&Caller::root(), attr.ino, &set).unwrap();
+        fs = world.remount(fs);
+        assert_eq!(fs.getattr(attr.ino).unwrap().blocks, page / 2 * 8);
+    }
+    fs.unlink(&Caller::root(), ROOT, b"long").unwrap();
+    fs.close().unwrap();
+    world.check();
+}
+
 #[test]
 fn a_full_file_system_refuses_data_and_takes_deletions() {
     let world = World::new(2, 32 << 20, 4);

@@ -1,6 +1,7 @@
 //! Names, links, attributes and lists, as programs see them.
 
 use crate::world::{World, list};
+use base::rng::Rng;
 use fs::{Caller, Error, FileSystem, ROOT, SetAttr, SetTime};
 
 fn root() -> Caller {
@@ -127,4 +128,25 @@ fn who_reads_at_the_end_of_a_file_has_read_it() {
     fs.write(&file, 0, &[1; 10]).unwrap();
     assert_eq!(fs.read(&file, 10, &mut [0; 10]).unwrap(), 0);
     assert!(atime() > first);
+}
+
+/// Either file has a name that the other one had.
+#[test]
+fn an_exchange_is_durable_when_either_of_its_files_is_synced() {
+    for synced in [0, 1] {
+        let mut world = World::new(1, 64 << 20, 90 + synced);
+        let fs = world.open();
+        let [a, b] = ["a", "b"].map(|name| touch(&fs, ROOT, name).ino);
+        let files = [a, b].map(|ino| fs.open_file(ino, libc::O_RDWR).unwrap());
+        fs.sync().unwrap();
+        let flags = fs::RENAME_EXCHANGE;
+        fs.rename(&root(), ROOT, b"a", ROOT, b"b", flags).unwrap();
+        fs.fsync(&files[synced as usize], false).unwrap();
+        world.switch.cut_now();
+        drop((files, fs));
+        world.restart(&mut Rng::new(synced));
+        let fs = world.open();
+        assert_eq!(fs.lookup(ROOT, b"a").unwrap().ino, b);
+        assert_eq!(fs.lookup(ROOT, b"b").unwrap().ino, a);
+    }
 }
