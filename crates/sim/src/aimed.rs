@@ -6,6 +6,7 @@ use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen, hash_of, mixed};
 use crate::flights;
+use crate::forgiven;
 use crate::op::{Op, parse_list};
 use crate::pages;
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
@@ -136,6 +137,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("crossing-moves", 20, Based(crossing)),
     scenario("rot", 2, Shared(rot)),
     scenario("failing", 2, Shared(failing)),
+    scenario("forgiven", 2, Based(forgiven::run)),
     scenario("full", 2, Shared(full)),
     scenario("flood", 1, Shared(flood)),
 ];

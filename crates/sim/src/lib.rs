@@ -13,6 +13,7 @@ pub mod drive;
 pub mod explore;
 pub mod faults;
 mod flights;
+mod forgiven;
 pub mod fuzz;
 pub mod lies;
 pub mod look;
