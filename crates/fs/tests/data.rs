@@ -157,6 +157,45 @@ fn a_file_is_sound_wherever_it_is_cut() {
     world.check();
 }
 
+/// Nobody has to touch the file for that.
+#[test]
+fn a_long_cut_that_the_power_interrupts_is_finished_by_the_next_mount() {
+    for requests in 0..100 {
+        let mut world = World::new(2, 64 << 20, 5);
+        // Each record waits for the batch of the one before.
+        world.options.store.staging_bytes = 1;
+        let fs = world.open();
+        let (attr, file) = create(&fs, b"long");
+        for page in (0..6_000).step_by(2) {
+            fs.write(&file, page * 4096, &[1]).unwrap();
+        }
+        fs.sync().unwrap();
+        let look = |fs: &FileSystem| {
+            let attr = fs.getattr(attr.ino).unwrap();
+            (attr.size, attr.blocks)
+        };
+        let whole = look(&fs);
+        let set = SetAttr {
+            size: Some(4096),
+            ..SetAttr::default()
+        };
+        world.switch.cut_after(requests);
+        let cut = fs.setattr(&Caller::root(), attr.ino, &set);
+        world.switch.cut_now();
+        drop((file, fs));
+        world.restart(&mut Rng::new(requests));
+        let fs = world.open();
+        let found = look(&fs);
+        assert!(found == whole || found == (4096, 8), "{found:?}");
+        fs.close().unwrap();
+        if cut.is_ok() {
+            assert!(requests > 2);
+            return;
+        }
+    }
+    panic!("it takes more requests than that");
+}
+
 #[test]
 fn a_full_file_system_refuses_data_and_takes_deletions() {
     let world = World::new(2, 32 << 20, 4);

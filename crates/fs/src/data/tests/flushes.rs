@@ -5,6 +5,9 @@ use super::*;
 use base::sync::{Mutex, rank};
 use device::sim::Times as Strikes;
 
+/// Asks for a failure beside the next write.
+type Asked = Arc<Mutex<Option<Arc<Store<FsNode>>>>>;
+
 /// Somebody flushes, and what was written since the last flush may be lost.
 fn fail_a_flush(devices: &[Arc<SimDevice>], store: &Store<FsNode>) {
     store.array().mark_all_unflushed();
@@ -16,8 +19,8 @@ fn fail_a_flush(devices: &[Arc<SimDevice>], store: &Store<FsNode>) {
 }
 
 /// A world, mounted, in which a flush fails while something is written when that was asked for.
-fn failing(world: &World) -> (Mounted, Arc<Mutex<Option<Arc<Store<FsNode>>>>>) {
-    let asked: Arc<Mutex<Option<Arc<Store<FsNode>>>>> = Arc::new(Mutex::new(rank::LEAF, None));
+fn failing(world: &World) -> (Mounted, Asked) {
+    let asked: Asked = Arc::new(Mutex::new(rank::LEAF, None));
     let (told, devices) = (Arc::clone(&asked), world.devices.clone());
     let hook: Hook = Arc::new(move || {
         let store = told.lock().take();
