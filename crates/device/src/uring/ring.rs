@@ -144,9 +144,11 @@ impl Ring {
             Ok(()) => self.registered.push(Arc::clone(memory)),
             Err(error) => {
                 tracing::debug!(%error, "memory is not registered with io_uring, each transfer costs a little more");
-                if number == 0 {
-                    // The table, if it was made, is of no use, and a second cannot be made beside it.
-                    let _ = submitter.unregister_buffers();
+                // The table, if it was made, is of no use, and a second cannot be made beside it.
+                if number == 0
+                    && let Err(error) = submitter.unregister_buffers()
+                {
+                    tracing::trace!(%error, "there was no table of memory");
                 }
             }
         }
