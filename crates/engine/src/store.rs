@@ -453,8 +453,9 @@ impl<C: Content> Store<C> {
     }
 
     /// Brings nodes into memory that are not there, by reads that are made all at once: for who is about
-    /// to [`get`](Self::get) one after the other. A node that cannot be read is left to `get`, which tells why.
-    pub fn read_ahead(&self, nids: impl IntoIterator<Item = Nid>) {
+    /// to [`get`](Self::get) one after the other. A node that cannot be read is left to `get`, which tells why, and so is
+    /// the only one that is missing. Returns how many were missing.
+    pub fn read_ahead(&self, nids: impl IntoIterator<Item = Nid>) -> usize {
         let mut wanted: Vec<(Nid, Entry)> = Vec::new();
         for nid in nids {
             let readable = nid.0 < SPACE_MAP_FIRST && !self.unreplayed.contains_key(&nid.0);
@@ -467,7 +468,7 @@ impl<C: Content> Store<C> {
             }
         }
         if wanted.len() < 2 {
-            return;
+            return wanted.len();
         }
         wanted.sort_unstable_by_key(|(_, entry)| entry.place.byte);
         let places: Vec<Place> = wanted.iter().map(|(_, entry)| entry.place).collect();
@@ -478,6 +479,7 @@ impl<C: Content> Store<C> {
         if let Err(error) = read {
             tracing::debug!("reading ahead: {error}");
         }
+        wanted.len()
     }
 
     /// Brings a node into memory whose image was read, if it is not there and the table has it at that place.

@@ -10,6 +10,7 @@ use crate::content::{Body, FsNode, Inode};
 use crate::cookies::Cookies;
 use crate::data::{DataOptions, Files, LastReference, Owners};
 use crate::dir::NameHash;
+use crate::listing::Ahead;
 use crate::orphan::OrphanSet;
 use crate::times::Times;
 use crate::tx::atomic::AtomicCounts;
@@ -119,6 +120,8 @@ pub struct FileSystem {
     /// Held by a rename that moves a directory to another parent (R13).
     pub(crate) renames: Mutex<()>,
     pub(crate) orphans: OrphanSet,
+    /// Inodes that listings come to next.
+    pub(crate) listings: Arc<Ahead>,
     /// For requests that need not be waited for.
     pub(crate) workers: Workers,
     pub(crate) driver: Driver,
@@ -198,6 +201,7 @@ impl FileSystem {
             ended: Mutex::new(rank::FILE_SYSTEM_END, None),
             renames: Mutex::new(rank::RENAME, ()),
             orphans: OrphanSet::new(),
+            listings: Arc::new(Ahead::new()),
             workers: Workers::default(),
             driver: Driver::default(),
             atomic: AtomicCounts::default(),
@@ -208,6 +212,7 @@ impl FileSystem {
         fs.inode(ROOT)?;
         if options.store.background {
             fs.files.start_ahead()?;
+            fs.listings.start(&fs.store)?;
             fs.files.start_keeping()?;
         }
         if !fs.store.read_only() {
@@ -261,6 +266,7 @@ impl FileSystem {
         self.driver.close();
         self.workers.finish();
         self.files.finish_writes();
+        self.listings.stop();
         self.files.stop();
         self.files.refuse_writes();
         let told = self.files.losses_told();
@@ -366,6 +372,12 @@ impl FileSystem {
             FsNode::Inode(_) => Ok(node),
             _ => Err(Error::Stale(ino)),
         }
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        self.listings.close();
     }
 }
 

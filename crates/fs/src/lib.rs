@@ -24,6 +24,7 @@ mod filesystem;
 pub mod fsck;
 mod handle;
 pub mod list;
+mod listing;
 mod many;
 mod metrics;
 mod namespace;

@@ -5,14 +5,14 @@
 //! again. Each is one record.
 
 use crate::acl::{DEFAULT, Inherited};
-use crate::api::{Attr, Caller, DirEntry, Ino};
+use crate::api::{Attr, Caller, Ino};
 use crate::attr::attr_of_new;
-use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Name, Orphan, Tally};
+use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Orphan, Tally};
 use crate::data::{Entered, OpenFile};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
-use crate::list::{self, Emptied, Seen};
+use crate::list::{Emptied, Seen};
 use crate::times::Stamp;
 use crate::{Error, times};
 use base::canary::{Canary, planted};
@@ -21,10 +21,6 @@ use engine::{Epoch, Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
-/// readdir offsets below this belong to "." and "..".
-const COOKIES: u64 = 2;
-/// Inodes that a listing with attributes reads at once.
-const INODES_AHEAD: usize = 64;
 /// Looks at one name that may find it pointing at an inode just gone.
 pub(crate) const LOOKS: u32 = 100;
 
@@ -615,88 +611,6 @@ impl FileSystem {
         }
     }
 
-    /// Lists a directory from offset `cookie` (0: the start; else an entry's `next`) until
-    /// `each` returns false, which means that it did not take the entry. An entry that exists
-    /// throughout is listed exactly once, whatever else changes. No lock is held in `each`.
-    pub fn readdir<'d>(
-        &self,
-        dir: impl Into<At<'d>>,
-        cookie: u64,
-        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<(), Error> {
-        self.list(dir.into(), cookie, false, each)
-    }
-
-    /// The same for who asks for the attributes of each entry as it is listed: their inodes are read
-    /// into memory several at once.
-    ///
-    /// # Errors
-    /// As for [`FileSystem::readdir`]; what is wrong with an entry's inode [`FileSystem::getattr`] tells.
-    pub fn readdir_plus<'d>(
-        &self,
-        dir: impl Into<At<'d>>,
-        cookie: u64,
-        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<(), Error> {
-        self.list(dir.into(), cookie, true, each)
-    }
-
-    fn list(
-        &self,
-        dir: At<'_>,
-        cookie: u64,
-        read_ahead: bool,
-        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<(), Error> {
-        let ino = dir.ino();
-        let parent = {
-            let node = self.dir_inode(dir)?;
-            let inode = node.inode()?;
-            if !inode.is_dir() {
-                return Err(Error::NotADirectory);
-            }
-            inode.parent
-        };
-        if cookie == 0 && self.files.options().directory_atime {
-            self.touch_atime(ino)?;
-        }
-        let dots = [(ino, &b"."[..]), (parent, &b".."[..])];
-        for (i, (ino, name)) in dots
-            .into_iter()
-            .enumerate()
-            .skip(cookie.min(COOKIES) as usize)
-        {
-            let next = i as u64 + 1;
-            let kind = libc::DT_DIR;
-            let entry = DirEntry {
-                ino,
-                name,
-                kind,
-                next,
-            };
-            if !each(entry) {
-                return Ok(());
-            }
-        }
-        let mut from = Some(cookie.saturating_sub(COOKIES));
-        while let Some(key) = from {
-            let (names, next) = {
-                let node = self.dir_inode(dir)?;
-                list::run_from::<Name>(&self.store, node.inode()?, key)?
-            };
-            for names in names.chunks(INODES_AHEAD) {
-                if read_ahead {
-                    self.store.read_ahead(names.iter().map(|name| name.nid));
-                }
-                if !names.iter().map(entry_of).all(&mut *each) {
-                    return Ok(());
-                }
-            }
-            from = next;
-        }
-        Ok(())
-    }
-
     /// Renews the access time of something that was read, if that is due.
     pub(crate) fn touch_atime(&self, ino: Ino) -> Result<(), Error> {
         let policy = self.files.options().atime;
@@ -769,16 +683,6 @@ enum Linked {
     Again,
     /// It takes the directory's exclusive lock.
     Blocked,
-}
-
-/// A name as a listing shows it.
-pub(crate) fn entry_of(name: &Name) -> DirEntry<'_> {
-    DirEntry {
-        ino: name.nid,
-        name: &name.name,
-        kind: name.kind,
-        next: name.key + 1 + COOKIES,
-    }
 }
 
 /// A directory that can hold names: not a file, not removed.

@@ -372,7 +372,7 @@ impl Work for Walk<'_> {
     fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
         let entered = self.fs.runs(dir, generation, |names| {
             for name in &names {
-                let entry = crate::namespace::entry_of(name);
+                let entry = crate::listing::entry_of(name);
                 if (self.each)(dir, entry)? && name.kind == libc::DT_DIR {
                     found(name);
                 }

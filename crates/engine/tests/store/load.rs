@@ -299,7 +299,7 @@ fn nodes_that_were_read_ahead_take_no_reads_of_their_own() {
     let first = nids[..2].iter().copied();
     store.get(nids[2]).unwrap();
     fail(Times::Always);
-    store.read_ahead(first.clone());
+    assert_eq!(store.read_ahead(first.clone()), 2);
     assert!(store.get(nids[0]).is_err());
     world.devices.iter().for_each(|d| d.heal());
     store.read_ahead(nids.iter().copied().chain([gone, Nid(1 << 40)]));
@@ -312,7 +312,7 @@ fn nodes_that_were_read_ahead_take_no_reads_of_their_own() {
     assert!(store.get(gone).is_err());
     // What is there already costs nothing, and what changed is not read back old.
     change(&store, nids[7], Need::Grow, Change::Push(7)).unwrap();
-    store.read_ahead(nids.iter().copied());
+    assert_eq!(store.read_ahead(nids.iter().copied()), 0);
     assert_eq!(reads(), before);
     assert_eq!(store.get(nids[7]).unwrap().read().unwrap().0, [7; 9]);
 }
