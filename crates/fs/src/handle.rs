@@ -38,6 +38,20 @@ impl FileSystem {
         self.files.owning(file)?.read(file, offset, buf)
     }
 
+    /// Whether somebody has the file open for reading and writing, as who stores to it through a shared mapping must.
+    pub fn may_be_mapped(&self, ino: Ino) -> bool {
+        self.files.may_be_mapped(ino)
+    }
+
+    /// Counts as a read through this handle of bytes that somebody else has in memory, such as the kernel. Says whether the access time was due for a change, and
+    /// so was renewed; never through a handle with `O_NOATIME`.
+    ///
+    /// # Errors
+    /// Those of reading the inode.
+    pub fn note_read(&self, file: &OpenFile) -> Result<bool, Error> {
+        self.files.owning(file)?.note_read(file)
+    }
+
     /// Reads without a copy: guards of the cached pages that these bytes are in, in their order, which show what one
     /// [`read`](Self::read) would have brought, each write whole or not at all, and go on showing it whatever is done to the file. Pages that are not
     /// cached are read first, holes and what lies in the inode too.

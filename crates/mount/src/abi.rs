@@ -464,7 +464,6 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
@@ -520,8 +519,6 @@ pub mod fopen {
 
 /// GETATTR and STATX: the file handle is valid.
 pub const GETATTR_FH: u32 = 1 << 0;
-/// OPEN and CREATE: clear suid, and sgid if executable by group.
-pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// WRITE: from the page cache (memory mapping); the handle is a guess.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: clear suid, and sgid if executable by group.

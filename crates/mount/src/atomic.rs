@@ -35,7 +35,7 @@ use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
 
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Pages};
 use crate::ops::{Errno, NodeId, Span};
 use crate::process::{self, Processes};
 
@@ -77,9 +77,9 @@ struct Inner {
     any_known: AtomicBool,
     /// Something is in [`Tables::resized`].
     any_resized: AtomicBool,
-    /// Files whose pages are to be dropped after the answer to a write, for its kernel's page is at another place; so many there are.
-    displaced: Mutex<Vec<NodeId>>,
-    displaced_count: AtomicUsize,
+    /// Pages to be dropped after the answer to a write: the kernel has them at another place, or as they were before; so many there are.
+    outdated: Mutex<Vec<Pages>>,
+    outdated_count: AtomicUsize,
     notifier: OnceLock<Notifier>,
     processes: Processes,
 }
@@ -141,8 +141,8 @@ impl Default for Inner {
             removed: Condvar::new(),
             any_known: AtomicBool::new(false),
             any_resized: AtomicBool::new(false),
-            displaced: Mutex::new(rank::LEAF, Vec::new()),
-            displaced_count: AtomicUsize::new(0),
+            outdated: Mutex::new(rank::LEAF, Vec::new()),
+            outdated_count: AtomicUsize::new(0),
             notifier: OnceLock::new(),
             processes: Processes::default(),
         }
@@ -383,11 +383,31 @@ impl AtomicWrites {
     ) -> std::result::Result<Result<usize>, Errno> {
         let mut is_displaced = false;
         let written = self.write_somewhere(fs, file, span, data, &mut is_displaced);
-        if is_displaced && matches!(written, Ok(Ok(_))) {
-            self.0.displaced.lock().push(file.ino().0);
-            self.0.displaced_count.fetch_add(1, Ordering::Relaxed);
+        if let Ok(Ok(_)) = written
+            && let Some(pages) = self.outdated_by(file.ino().0, span, data.len(), is_displaced)
+        {
+            self.0.outdated.lock().push(pages);
+            self.0.outdated_count.fetch_add(1, Ordering::Relaxed);
         }
         written
+    }
+
+    /// Pages that the kernel has and a write has made something else of.
+    fn outdated_by(
+        &self,
+        node: NodeId,
+        span: &Span,
+        len: usize,
+        is_displaced: bool,
+    ) -> Option<Pages> {
+        if is_displaced {
+            return Some(Pages::all(node));
+        }
+        let bytes = span.offset..span.offset.saturating_add(len as u64);
+        // The kernel drops no page that it writes back.
+        let is_read = !span.from_page_cache
+            && (self.0.notifier.get()).is_some_and(|told| told.may_be_outdated(node, &bytes));
+        is_read.then(|| Pages::of(node, bytes))
     }
 
     /// As `write`; says whether it went elsewhere than the kernel put it, which is told so by [`AtomicWrites::wrote`].
@@ -409,15 +429,12 @@ impl AtomicWrites {
         let appends = !span.from_page_cache && flags == libc::O_APPEND;
         let mut span = *span;
         let Some(pending) = self.of(node) else {
-            if !span.from_page_cache {
-                self.check(span.handle)?;
+            if span.from_page_cache {
+                return Ok(write_within(fs, file, span.offset, data).map(|()| data.len()));
             }
-            let may_be_resized =
-                (appends || span.from_page_cache) && self.0.any_resized.load(Ordering::Relaxed);
+            self.check(span.handle)?;
+            let may_be_resized = appends && self.0.any_resized.load(Ordering::Relaxed);
             if may_be_resized && self.0.tables.lock().resized.has(node) {
-                if span.from_page_cache {
-                    return Ok(write_back(&mut State::Ended, fs, file, span.offset, data));
-                }
                 match fs.getattr(file.ino()) {
                     Ok(attr) => append_at(attr.size, &mut span),
                     Err(error) => return Ok(Err(error)),
@@ -466,19 +483,19 @@ impl AtomicWrites {
 
     /// A write of a file was answered.
     pub fn wrote(&self, node: NodeId) {
-        if self.0.displaced_count.load(Ordering::Relaxed) == 0 {
+        if self.0.outdated_count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        {
-            let mut displaced = self.0.displaced.lock();
-            let Some(place) = displaced.iter().position(|&other| other == node) else {
+        let pages = {
+            let mut outdated = self.0.outdated.lock();
+            let Some(place) = outdated.iter().position(|pages| pages.is_of(node)) else {
                 return;
             };
-            displaced.swap_remove(place);
-            self.0.displaced_count.fetch_sub(1, Ordering::Relaxed);
-        }
+            self.0.outdated_count.fetch_sub(1, Ordering::Relaxed);
+            outdated.swap_remove(place)
+        };
         if let Some(notifier) = self.0.notifier.get() {
-            notifier.drop_moved(node);
+            notifier.drop_outdated(pages);
         }
     }
 
@@ -492,7 +509,7 @@ impl AtomicWrites {
     /// Whether there may be anything for [`wrote`](Self::wrote) or [`answered`](Self::answered).
     pub fn owes(&self) -> bool {
         let notifier = self.0.notifier.get();
-        self.0.displaced_count.load(Ordering::Relaxed) > 0 || notifier.is_some_and(Notifier::owes)
+        self.0.outdated_count.load(Ordering::Relaxed) > 0 || notifier.is_some_and(Notifier::owes)
     }
 
     /// Whether what a handle changes may go to the file.
@@ -552,7 +569,7 @@ impl AtomicWrites {
             return self.remove(&pending);
         };
         let (all, node) = (self.clone(), pending.node);
-        notifier.drop_pages(node, Box::new(move || all.remove(&pending)));
+        notifier.drop_pages(Pages::all(node), Box::new(move || all.remove(&pending)));
     }
 
     /// Waits until one that has ended is no more, and its pages are dropped. Not for ever, nor if too few workers would be left.
@@ -698,17 +715,26 @@ fn write_back(
                 write.write(at, part(size))?;
             }
             State::Dropping(gone) if gone.has(page) => {}
-            _ => {
-                let (mut at, mut left) = (at, part(real));
-                while !left.is_empty() {
-                    let written = fs.write(file, at, left)?;
-                    (at, left) = (at + written as u64, &left[written..]);
-                }
-            }
+            _ => write_all(fs, file, at, part(real))?,
         }
         at = next;
     }
     Ok(data.len())
+}
+
+/// Pages of a mapping of a file that has no atomic write. A mapping makes no file longer: what reaches further was cut meanwhile.
+fn write_within(fs: &FileSystem, file: &OpenFile, offset: u64, data: &[u8]) -> Result<()> {
+    let size = fs.getattr(file.ino())?.size;
+    let reaches = size.saturating_sub(offset).min(data.len() as u64);
+    write_all(fs, file, offset, &data[..reaches as usize])
+}
+
+fn write_all(fs: &FileSystem, file: &OpenFile, mut at: u64, mut left: &[u8]) -> Result<()> {
+    while !left.is_empty() {
+        let written = fs.write(file, at, left)?;
+        (at, left) = (at + written as u64, &left[written..]);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -782,6 +808,68 @@ mod tests {
         closes.unwrap().join().unwrap();
         assert!(atomic.of(node).is_none());
         atomic.check(handle).unwrap();
+        drop(file);
+        fs.close().unwrap();
+    }
+
+    /// What the kernel is told to drop.
+    struct Told(Mutex<Vec<crate::abi::NotifyInvalInodeOut>>);
+
+    impl Bell for Told {
+        fn ring(&self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+            use zerocopy::FromBytes;
+            let message = crate::abi::NotifyInvalInodeOut::read_from_bytes(&parts[1]).unwrap();
+            self.0.lock().push(message);
+            Ok(true)
+        }
+    }
+
+    /// Pages were dropped while a write of some was on its way, and one of these was read before it came.
+    #[test]
+    fn what_was_read_back_before_a_write_is_dropped_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = file_system(dir.path());
+        let who = Caller::root();
+        let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+        let (node, handle) = (attr.ino.0, 1);
+        let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+        let told = || -> Vec<(i64, i64)> {
+            let mut all = bell.0.lock();
+            all.drain(..).map(|told| (told.off, told.len)).collect()
+        };
+        let live = Arc::new(AtomicUsize::new(8));
+        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), live);
+        let atomic = AtomicWrites::default();
+        atomic.init(notifier.clone());
+        let write = |page: u64, from_page_cache| {
+            let span = Span {
+                handle,
+                offset: page * PAGE,
+                from_page_cache,
+                ..Span::default()
+            };
+            let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+            assert_eq!(written.unwrap(), 100);
+            atomic.wrote(node);
+        };
+        notifier.reads(node, 0..PAGE);
+        write(0, false);
+        assert_eq!(told(), [], "nothing was dropped before");
+        let task = (&who, std::process::id());
+        atomic.start(&fs, task, (&file, handle)).unwrap();
+        atomic.abort(node, handle);
+        assert_eq!(told(), [(0, 0)]);
+        write(2, false);
+        notifier.reads(node, 3 * PAGE..4 * PAGE);
+        write(2, false);
+        write(3, true);
+        assert_eq!(
+            told(),
+            [],
+            "it was not read, or is written back, which keeps a page"
+        );
+        write(3, false);
+        assert_eq!(told(), [(3 * PAGE as i64, 100)]);
         drop(file);
         fs.close().unwrap();
     }

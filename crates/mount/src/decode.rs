@@ -67,7 +67,6 @@ pub enum Operation<'a> {
     },
     Open {
         flags: u32,
-        kill_suid_sgid: bool,
     },
     Create {
         new: NewNode,
@@ -293,10 +292,7 @@ fn file_operation<'a>(header: &abi::InHeader, body: &mut Body<'a>) -> Option<Ope
     Some(match header.opcode {
         opcode::OPEN => {
             let input: abi::OpenIn = body.get()?;
-            Operation::Open {
-                flags: input.flags,
-                kill_suid_sgid: input.open_flags & abi::OPEN_KILL_SUIDGID != 0,
-            }
+            Operation::Open { flags: input.flags }
         }
         opcode::OPENDIR => Operation::Opendir(body.get::<abi::OpenIn>()?.flags),
         opcode::CREATE | opcode::TMPFILE => {

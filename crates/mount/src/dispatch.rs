@@ -285,10 +285,7 @@ impl<O: Operations> Dispatcher<O> {
         let ops = &self.operations;
         let (ctx, node) = (&request.context, request.node);
         match request.operation {
-            Operation::Open {
-                flags,
-                kill_suid_sgid,
-            } => match ops.open(ctx, node, flags, kill_suid_sgid) {
+            Operation::Open { flags } => match ops.open(ctx, node, flags) {
                 Ok(opened) => {
                     if !x.value(&encode::opened(&opened)) {
                         ops.release(node, opened.handle);

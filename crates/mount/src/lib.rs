@@ -28,6 +28,7 @@ pub mod ops;
 pub mod options;
 pub mod outcome;
 mod process;
+mod rereads;
 pub mod scrub;
 pub mod session;
 pub mod sheaf_ops;

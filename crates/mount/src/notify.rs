@@ -6,24 +6,61 @@
 //! 2. At most half of the workers that there are wait in one: the others serve what those pages wait for. Nor more than
 //!    half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes beyond that is
 //!    left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is never refused.
-//! 3. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one, or waits for a short time only: the drop may need
+//! 3. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
+//! 4. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one, or waits for a short time only: the drop may need
 //!    that worker.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use base::clock::now_ns;
 use base::sync::{Mutex, rank};
 use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::ops::NodeId;
+use crate::rereads::Rereads;
 use crate::session::BACKGROUND_MAX;
 use crate::transport::Bell;
 
 /// Workers that may be at it at a time, however many there are: invariant 2.
 const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
+
+/// Bytes of a file whose pages are dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pages {
+    node: NodeId,
+    bytes: Range<u64>,
+}
+
+impl Pages {
+    pub fn all(node: NodeId) -> Pages {
+        let bytes = 0..u64::MAX;
+        Pages { node, bytes }
+    }
+
+    pub fn of(node: NodeId, bytes: Range<u64>) -> Pages {
+        Pages { node, bytes }
+    }
+
+    pub fn is_of(&self, node: NodeId) -> bool {
+        self.node == node
+    }
+
+    fn has(&self, other: &Pages) -> bool {
+        let (mine, others) = (&self.bytes, &other.bytes);
+        self.node == other.node && mine.start <= others.start && others.end <= mine.end
+    }
+
+    /// As the kernel wants them: where they begin and how many they are, 0 for all.
+    fn span(&self) -> (i64, i64) {
+        let len = i64::try_from(self.bytes.end - self.bytes.start);
+        (self.bytes.start as i64, len.unwrap_or(0))
+    }
+}
 
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
@@ -39,6 +76,7 @@ struct Inner {
     turns: Mutex<Turns>,
     /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
     owing: AtomicUsize,
+    rereads: Rereads,
 }
 
 #[derive(Default)]
@@ -50,7 +88,7 @@ struct Turns {
     /// Workers that wait for one.
     waiting: usize,
     /// Left to those who drop.
-    left: VecDeque<(NodeId, Then)>,
+    left: VecDeque<(Pages, Then)>,
 }
 
 impl std::fmt::Debug for Notifier {
@@ -67,28 +105,34 @@ impl Notifier {
             live,
             turns: Mutex::new(rank::LEAF, Turns::default()),
             owing: AtomicUsize::new(0),
+            rereads: Rereads::new(),
         }))
     }
 
     /// The kernel asks for attributes of a file anew, and takes no answer to what it has asked before this. Waits for nothing.
     pub fn drop_attributes(&self, node: NodeId) {
-        self.send(node, -1);
+        self.send(node, (-1, 0));
     }
 
-    /// The kernel drops all that it has cached of a file; then does `then`. This is so when the call returns, unless half of the workers are at
+    /// The kernel drops what it has cached of a directory's listing. Waits for nothing: no answer of this process fills such a page.
+    pub fn drop_listing(&self, node: NodeId) {
+        self.send(node, (0, 0));
+    }
+
+    /// The kernel drops these pages; then does `then`. This is so when the call returns, unless half of the workers are at
     /// others: then soon. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
-    pub fn drop_pages(&self, node: NodeId, then: Then) {
+    pub(crate) fn drop_pages(&self, pages: Pages, then: Then) {
         {
             let mut turns = self.0.turns.lock();
             let most = (self.live() / 2).min(BUSY_MAX);
             // Who else would do what is left?
             if turns.dropping > 0 && turns.dropping + turns.waiting >= most {
-                turns.left.push_back((node, then));
+                turns.left.push_back((pages, then));
                 return;
             }
             turns.dropping += 1;
         }
-        self.send(node, 0);
+        self.send_drop(&pages);
         then();
         let mut turns = self.0.turns.lock();
         match turns.left.is_empty() {
@@ -116,24 +160,40 @@ impl Notifier {
         }
         turns.owing -= 1;
         self.0.owing.store(turns.owing, Ordering::Relaxed);
-        while let Some((node, then)) = turns.left.pop_front() {
+        while let Some((pages, then)) = turns.left.pop_front() {
             drop(turns);
-            self.send(node, 0);
+            self.send_drop(&pages);
             then();
             turns = self.0.turns.lock();
         }
         turns.dropping -= 1;
     }
 
-    /// The kernel drops what it has of a file that a write went elsewhere in. Once for all such writes that nobody has come to yet.
-    pub fn drop_moved(&self, node: NodeId) {
+    /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.
+    pub(crate) fn drop_outdated(&self, pages: Pages) {
         let is_left = {
             let turns = self.0.turns.lock();
-            turns.left.iter().any(|(other, _)| *other == node)
+            turns.left.iter().any(|(other, _)| other.has(&pages))
         };
         if !is_left {
-            self.drop_pages(node, Box::new(|| {}));
+            self.drop_pages(pages, Box::new(|| {}));
         }
+    }
+
+    /// These bytes of a file are about to be read for the kernel.
+    pub fn reads(&self, node: NodeId, bytes: Range<u64>) {
+        self.0.rereads.reads(node, bytes, now_ns);
+    }
+
+    /// Whether the kernel may have any of these bytes, which were just written, as they were before.
+    pub fn may_be_outdated(&self, node: NodeId, bytes: &Range<u64>) -> bool {
+        self.0.rereads.has(node, bytes, now_ns)
+    }
+
+    fn send_drop(&self, pages: &Pages) {
+        self.0.rereads.dropped(pages.node, now_ns());
+        self.send(pages.node, pages.span());
+        self.0.rereads.dropped(pages.node, now_ns());
     }
 
     /// Leave to wait for what others drop; `None`: there would be too few workers left.
@@ -156,12 +216,12 @@ impl Notifier {
         self.0.live.load(Ordering::Relaxed)
     }
 
-    fn send(&self, node: NodeId, off: i64) {
+    fn send(&self, node: NodeId, (off, len): (i64, i64)) {
         let Some(bell) = &self.0.bell else { return };
         let message = abi::NotifyInvalInodeOut {
             ino: node,
             off,
-            len: 0,
+            len,
         };
         let header = abi::OutHeader {
             len: (size_of::<abi::OutHeader>() + size_of_val(&message)) as u32,
@@ -208,7 +268,9 @@ mod tests {
             let rung = self.rung.fetch_add(1, Ordering::Relaxed);
             let notifier = self.notifier.get().and_then(Weak::upgrade);
             if let (0, Some(inner)) = (rung, notifier) {
-                (0..3).for_each(|n| Notifier(Arc::clone(&inner)).drop_pages(n, Box::new(|| {})));
+                (0..3).for_each(|n| {
+                    Notifier(Arc::clone(&inner)).drop_pages(Pages::all(n), Box::new(|| {}))
+                });
                 assert_eq!(
                     self.rung.load(Ordering::Relaxed),
                     1,
@@ -226,7 +288,7 @@ mod tests {
         let bells = Some(Arc::clone(&bell) as Arc<dyn Bell>);
         let notifier = Notifier::new(bells, Arc::clone(&live));
         bell.notifier.set(Arc::downgrade(&notifier.0)).unwrap();
-        notifier.drop_pages(7, Box::new(|| {}));
+        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         // Who had asked for the first one waited for those of others before it got an answer.
         assert_eq!(bell.rung.load(Ordering::Relaxed), 1);
         assert_eq!(notifier.0.turns.lock().dropping, 1);
@@ -234,7 +296,7 @@ mod tests {
         assert_eq!(bell.rung.load(Ordering::Relaxed), 4);
         assert_eq!(notifier.0.turns.lock().dropping, 0);
         notifier.answered();
-        notifier.drop_pages(7, Box::new(|| {}));
+        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 5);
 
         // One drops, one waits for it, and one is left.
@@ -242,7 +304,7 @@ mod tests {
         live.store(3, Ordering::Relaxed);
         let turn = notifier.turn().unwrap();
         assert!(notifier.turn().is_none());
-        notifier.drop_pages(7, Box::new(|| {}));
+        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 6);
         drop(turn);
         live.store(1000, Ordering::Relaxed);

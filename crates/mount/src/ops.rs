@@ -119,7 +119,7 @@ pub struct NewNode {
 }
 
 /// A part of a file to read or write.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
     pub handle: u64,
     /// Bytes from the start of the file; below 2^63.
@@ -206,14 +206,8 @@ pub trait Operations: Send + Sync {
         new_name: &[u8],
     ) -> Result<Entry>;
 
-    /// `flags` are those of open(2); `kill_suid_sgid` goes with `O_TRUNC`.
-    fn open(
-        &self,
-        context: &Context,
-        node: NodeId,
-        flags: u32,
-        kill_suid_sgid: bool,
-    ) -> Result<Opened>;
+    /// `flags` are those of open(2); for `O_TRUNC` the kernel asks by a change of size afterwards.
+    fn open(&self, context: &Context, node: NodeId, flags: u32) -> Result<Opened>;
     fn create(
         &self,
         context: &Context,

@@ -43,8 +43,9 @@
 //! read and write the kernel tells when a descriptor is closed, for their atomic writes ([`crate::atomic`]); for others close(2) is
 //! spared a round trip.
 //! `O_DIRECT` needs no `FOPEN_DIRECT_IO`: the kernel then sends unaltered requests and keeps
-//! its cached pages coherent with them. Cached pages survive an open, except where the access
-//! time is due for an update: then reading must reach the server once.
+//! its cached pages coherent with them. Cached pages survive every open: the kernel drops them without regard to a write of
+//! them that is on its way, and what is read meanwhile stays, old as it is. So an access time that is due is renewed when a file is opened for
+//! reading, whether the reads reach this side or not.
 
 mod mapped;
 mod set_id;
@@ -52,7 +53,7 @@ mod set_id;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use base::clock::{Clock, Timestamp};
+use base::clock::Clock;
 use base::sync::{Mutex, rank};
 use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -68,7 +69,7 @@ use crate::ops::{
     Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
     SetAttributes, SetTime, Span, Statistics,
 };
-use crate::options::{AtimePolicy, MountOptions};
+use crate::options::MountOptions;
 use crate::outcome::{IOC_OUTCOME, Outcome};
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
@@ -77,8 +78,6 @@ const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
 /// By then, in seconds, the data of the last change is written back.
 const SETTLED_AFTER: i64 = 60;
-/// Relative access times are updated once a day at least, in seconds.
-const DAY: i64 = 24 * 3600;
 
 /// An attribute that every inode has, that nobody can set, and that is not listed, so that no copy takes it along:
 /// its change cookie in decimal digits. What statx has for that does not leave the kernel.
@@ -106,7 +105,6 @@ pub struct SheafOps {
     handles: Handles<Arc<OpenFile>>,
     atomic: AtomicWrites,
     clock: Clock,
-    atime: AtimePolicy,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
     way: FuseWay,
@@ -170,7 +168,6 @@ impl SheafOps {
             atomic: AtomicWrites::default(),
             way: FuseWay::default(),
             clock: Clock::real(),
-            atime: options.atime,
             dirsync: options.dirsync || options.sync,
             notifier: OnceLock::new(),
             outcome: None,
@@ -319,25 +316,8 @@ impl SheafOps {
             .ok_or(Errno(libc::EBADF))
     }
 
-    /// Whether the next read has to update the access time.
-    fn atime_due(&self, node: NodeId, flags: u32) -> Result<bool> {
-        let writes_only = flags as i32 & libc::O_ACCMODE == libc::O_WRONLY;
-        match self.atime {
-            _ if writes_only => Ok(false),
-            AtimePolicy::Never => Ok(false),
-            AtimePolicy::Always => Ok(true),
-            AtimePolicy::Relative => {
-                let attr = self.fs.getattr(ino(node)).map_err(errno)?;
-                let now: Timestamp = self.clock.now();
-                Ok(attr.atime <= attr.mtime
-                    || attr.atime <= attr.ctime
-                    || attr.atime.sec().saturating_add(DAY) <= now.sec())
-            }
-        }
-    }
-
-    fn opened(&self, file: Arc<OpenFile>, atime_due: bool) -> Opened {
-        let mut flags = if atime_due { 0 } else { fopen::KEEP_CACHE };
+    fn opened(&self, file: Arc<OpenFile>) -> Opened {
+        let mut flags = fopen::KEEP_CACHE;
         if !self.atomic.needs_flush(file.ino().0, file.flags()) {
             flags |= fopen::NOFLUSH;
         }
@@ -355,7 +335,7 @@ impl SheafOps {
         let (attr, file) = created.map_err(errno)?;
         self.directory_changed(parent)?;
         self.fs.ref_inode(attr.ino);
-        Ok((self.entry(&attr), self.opened(file, false)))
+        Ok((self.entry(&attr), self.opened(file)))
     }
 }
 
@@ -433,6 +413,10 @@ impl Operations for SheafOps {
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
+        if changes.mtime.is_some() {
+            // Or what was stored before would come after it, and be the last change.
+            self.write_back_mapped(node);
+        }
         let (who, set) = self.who_sets(context, node, changes, set)?;
         let setattr = || self.fs.setattr(&who, ino(node), &set).map_err(errno);
         let attr = match (size, changes.handle) {
@@ -500,6 +484,11 @@ impl Operations for SheafOps {
             // One that cannot be looked up keeps an old time of change at most.
             if let Ok(moved) = self.fs.lookup(ino(directory), name) {
                 self.attributes_changed(moved.ino.0);
+                let is_moved = from.0 != to.0 && moved.mode & libc::S_IFMT == libc::S_IFDIR;
+                if let (true, Some(notifier)) = (is_moved, self.notifier.get()) {
+                    // It has another parent, which the kernel's listing of it does not show.
+                    notifier.drop_listing(moved.ino.0);
+                }
             }
         }
         // One record holds both sides.
@@ -511,26 +500,16 @@ impl Operations for SheafOps {
         self.made(parent, attr)
     }
 
-    fn open(&self, ctx: &Context, node: NodeId, flags: u32, kill: bool) -> Result<Opened> {
+    fn open(&self, _: &Context, node: NodeId, flags: u32) -> Result<Opened> {
         let file = self
             .fs
             .open_file(ino(node), flags as i32 & !KERNEL_FLAGS)
             .map_err(errno)?;
-        if flags as i32 & libc::O_TRUNC != 0 {
-            let cut = fs::SetAttr {
-                size: Some(0),
-                kill_suidgid: kill,
-                ..fs::SetAttr::default()
-            };
-            let who = match kill {
-                true => Self::who_loses(ctx, &self.fs.getattr(ino(node)).map_err(errno)?),
-                false => caller(ctx, 0),
-            };
-            let setattr = || self.fs.setattr(&who, ino(node), &cut).map_err(errno);
-            self.unstaged_change(node, None, setattr)?;
+        let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
+        if reads && self.fs.note_read(&file).map_err(errno)? {
+            self.attributes_changed(node);
         }
-        let atime_due = self.atime_due(node, flags)?;
-        Ok(self.opened(file, atime_due))
+        Ok(self.opened(file))
     }
 
     fn create(
@@ -562,6 +541,12 @@ impl Operations for SheafOps {
 
     fn read(&self, _: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
+        if let Some(notifier) = self.notifier.get() {
+            notifier.reads(
+                node,
+                span.offset..span.offset.saturating_add(out.len() as u64),
+            );
+        }
         let pending = self.atomic.of(node);
         let staged = pending.and_then(|pending| pending.read(&file, span, out));
         let read = staged.unwrap_or_else(|| self.fs.read(&file, span.offset, out));
@@ -723,7 +708,7 @@ impl Operations for SheafOps {
     ) -> Result<u64> {
         let file = self.file(node, handle)?;
         let whence = whence as i32;
-        if !self.write_back_mapped(&file) {
+        if !self.write_back_mapped(node) {
             let attr = self.fs.getattr(file.ino()).map_err(errno)?;
             return mapped::all_is_data(attr.size, offset, whence);
         }
@@ -824,6 +809,8 @@ impl SheafOps {
     /// Answers [`atomic::ioctl::START`].
     fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
         let file = self.file(node, handle)?;
+        // What mappings have stored until now is no part of it: an abort, which drops the kernel's pages, takes none of that.
+        self.write_back_mapped(node);
         let who = caller(context, 0);
         let started = self
             .atomic

@@ -551,11 +551,6 @@ impl OpenFile {
         self.flags & flag == flag
     }
 
-    /// Whether somebody, this handle included, has the file open for reading and writing, as who stores to it through a shared mapping must.
-    pub fn may_be_mapped(&self) -> bool {
-        self.state.mappable.load(Ordering::Relaxed) > 0
-    }
-
     pub(super) fn writable(&self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
@@ -762,6 +757,11 @@ impl Files {
             Err(Error::Stale(gone)) if gone == ino => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    pub(crate) fn may_be_mapped(&self, ino: Ino) -> bool {
+        let state = self.table.peek(ino);
+        state.is_some_and(|state| state.mappable.load(Ordering::Relaxed) > 0)
     }
 
     /// What `stat` shows in place of the inode's own; `None`: the inode says it all.

@@ -119,7 +119,7 @@ impl Files {
             return Ok(Began::Done(0));
         }
         if offset >= size {
-            self.touch_atime(state)?;
+            self.note_read(file)?;
             return Ok(Began::Done(0));
         }
         let end = size.min(offset.saturating_add(buf.len() as u64));
@@ -180,7 +180,7 @@ impl Files {
                 return Ok(Began::Waits);
             }
         }
-        self.touch_atime(state)?;
+        self.note_read(file)?;
         drop(shared);
         Ok(match runs.is_empty() {
             true => Began::Done(len),

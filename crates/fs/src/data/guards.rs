@@ -103,7 +103,7 @@ impl Files {
                 } else if let Some(end) = taken.missing.filter(|_| loads < tries) {
                     Step::Load(end)
                 } else {
-                    self.touch_atime(state)?;
+                    self.note_read(file)?;
                     Step::Done(taken.guards)
                 }
             };

@@ -42,6 +42,8 @@ pub(super) struct Reading<'a> {
     pub alone: bool,
     /// A range is held that has all pages that are read: nobody writes them past the cache.
     pub in_turn: bool,
+    /// It renews the access time where that is due.
+    pub counts: bool,
 }
 
 impl Reading<'_> {
@@ -53,6 +55,7 @@ impl Reading<'_> {
             keep: true,
             alone: false,
             in_turn: false,
+            counts: false,
         }
     }
 }
@@ -117,6 +120,7 @@ impl Files {
             keep: !direct,
             alone: false,
             in_turn: false,
+            counts: !file.has(libc::O_NOATIME),
         };
         let state = &file.state;
         {
@@ -201,16 +205,13 @@ impl Files {
         if buf.is_empty() {
             return Ok(Some(0));
         }
-        if offset >= size {
-            self.touch_atime(state)?;
-            return Ok(Some(0));
-        }
-        let end = size.min(offset.saturating_add(buf.len() as u64));
-        let len = (end - offset) as usize;
-        if !self.read_range(state, offset, &mut buf[..len], how)? {
+        let len = (size.saturating_sub(offset)).min(buf.len() as u64) as usize;
+        if len > 0 && !self.read_range(state, offset, &mut buf[..len], how)? {
             return Ok(None);
         }
-        self.touch_atime(state)?;
+        if how.counts {
+            self.touch_atime(state)?;
+        }
         Ok(Some(len))
     }
 
@@ -528,14 +529,22 @@ impl Files {
         Ok(is_there.then_some(mapped))
     }
 
-    /// Notes an access time if the policy wants one; it reaches the inode with its next record.
-    pub(super) fn touch_atime(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    /// Reading through this handle renews the access time if that is due, whoever has the bytes. Says whether it did.
+    pub(crate) fn note_read(&self, file: &OpenFile) -> Result<bool, Error> {
+        match file.has(libc::O_NOATIME) {
+            true => Ok(false),
+            false => self.touch_atime(&file.state),
+        }
+    }
+
+    /// Notes an access time if the policy wants one; it reaches the inode with its next record. Says whether it was due.
+    fn touch_atime(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
-            return Ok(());
+            return Ok(false);
         }
         let now = self.now();
         if state.meta.is_read(now) {
-            return Ok(());
+            return Ok(false);
         }
         let content = state.node.read()?;
         let inode = content.inode()?;
@@ -554,7 +563,7 @@ impl Files {
             true => now,
             false => Timestamp::new(atime.sec().saturating_add(DAY_SECONDS - 1), 0),
         });
-        Ok(())
+        Ok(due)
     }
 
     /// The first page at or after `page` that is written to its block or in the inode, and where such pages end.

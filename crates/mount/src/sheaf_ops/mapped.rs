@@ -6,26 +6,26 @@
 //! What a program stores behind the end of the file, in its last page, becomes content when the file grows: the kernel does not clear it, and here it
 //! comes as any other bytes.
 
-use super::SheafOps;
+use super::{SheafOps, ino};
+use crate::notify::Pages;
 use crate::ops::{Errno, NodeId, Result};
-use fs::OpenFile;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl SheafOps {
     /// Brings what the kernel alone has of a file here. False: it may still have some.
-    pub(super) fn write_back_mapped(&self, file: &OpenFile) -> bool {
+    pub(super) fn write_back_mapped(&self, node: NodeId) -> bool {
         let Some(notifier) = self.notifier.get() else {
             return true;
         };
-        let node: NodeId = file.ino().0;
-        if !file.may_be_mapped() || self.atomic.of(node).is_some() {
+        if !self.fs.may_be_mapped(ino(node)) || self.atomic.of(node).is_some() {
             // What an atomic write has staged is nobody's data yet, wherever it lies.
             return true;
         }
         let done = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&done);
-        notifier.drop_pages(node, Box::new(move || told.store(true, Ordering::Release)));
+        let then = move || told.store(true, Ordering::Release);
+        notifier.drop_pages(Pages::all(node), Box::new(then));
         done.load(Ordering::Acquire)
     }
 }

@@ -291,13 +291,10 @@ impl Operations for Toy {
         state.entry(node)
     }
 
-    fn open(&self, _: &Context, node: u64, flags: u32, _: bool) -> Result<Opened> {
+    fn open(&self, _: &Context, node: u64, _: u32) -> Result<Opened> {
         let mut state = self.state.lock();
         let n = state.node(node)?;
         n.open += 1;
-        if flags & libc::O_TRUNC as u32 != 0 {
-            n.data.clear();
-        }
         Ok(Opened {
             handle: node,
             flags: fopen::KEEP_CACHE,
@@ -313,7 +310,7 @@ impl Operations for Toy {
         flags: u32,
     ) -> Result<(Entry, Opened)> {
         let entry = self.add(ctx, parent, name, new, b"")?;
-        Ok((entry, self.open(ctx, entry.node, flags, false)?))
+        Ok((entry, self.open(ctx, entry.node, flags)?))
     }
 
     fn tmpfile(
@@ -330,7 +327,7 @@ impl Operations for Toy {
             state.nodes.insert(id, node);
             state.entry(id)?
         };
-        Ok((entry, self.open(ctx, id, flags, false)?))
+        Ok((entry, self.open(ctx, id, flags)?))
     }
 
     fn read(&self, _: &Context, node: u64, span: &Span, out: &mut [u8]) -> Result<usize> {

@@ -404,7 +404,7 @@ impl Files {
             at = stop;
         }
         // It has been this size all the time: a change counts as an exclusive one, which the pieces would have met.
-        if file.state.size() != size || self.touch_atime(&file.state).is_err() {
+        if file.state.size() != size || self.note_read(file).is_err() {
             return None;
         }
         Some((end - offset) as usize)

@@ -339,6 +339,7 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
         in_turn: false,
         keep: true,
         alone,
+        counts: false,
     };
     let missing = m.files.missing_run(state, 5, 6, 0).unwrap();
     let loaded = m.files.load_pages(state, missing.pages.clone()).unwrap();
