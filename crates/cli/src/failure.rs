@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::output::harmless;
+
 /// Errors are left on the devices.
 pub const DAMAGED: u8 = 4;
 /// Some other error kept the command from doing its work.
@@ -54,6 +56,15 @@ impl Failure {
     /// An I/O error of something that has a name.
     pub fn io(name: impl std::fmt::Display, error: &io::Error) -> Self {
         Failure::new(format!("{name}: {error}"))
+    }
+
+    /// Tells the user of a failure after which the command goes on.
+    pub fn tell(&self) {
+        if let Some(message) = &self.message {
+            // It may have names in it that anybody gave.
+            let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
+            eprintln!("sheaf: {}", lines.join("\n"));
+        }
     }
 
     pub fn message(&self) -> Option<&str> {

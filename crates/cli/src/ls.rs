@@ -6,7 +6,7 @@ use fs::Attr;
 use serde::Serialize;
 
 use crate::args::Ls;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::offline::{Offline, bytes, inside, join};
 use crate::output::{self, harmless};
 
@@ -30,23 +30,27 @@ struct Shown<'a> {
 pub fn run(args: &Ls) -> Outcome {
     let offline = Offline::open(&args.source.devices, true)?;
     let mut out = BufWriter::new(io::stdout().lock());
+    let mut listing = Listing {
+        args,
+        offline: &offline,
+        out: &mut out,
+    };
+    let mut code = 0;
     for path in &args.paths {
-        let path = inside(path).unwrap_or(bytes(path));
-        let attr = offline.find(path)?;
-        let mut listing = Listing {
-            args,
-            offline: &offline,
-            out: &mut out,
-        };
-        match attr.is_dir() {
-            true => listing.folder(path, attr)?,
-            false => listing.entry(path, path, &attr)?,
+        match listing.path(inside(path).unwrap_or(bytes(path))) {
+            Ok(()) => {}
+            // The others are listed all the same, as by ls(1), unless nobody reads that.
+            Err(failure) if failure.message().is_some() => {
+                failure.tell();
+                code = OPERATIONAL;
+            }
+            Err(failure) => return Err(failure),
         }
     }
     out.flush().map_err(|e| output::failed(&e))?;
     drop(out);
     offline.close()?;
-    Ok(0)
+    Ok(code)
 }
 
 struct Listing<'a> {
@@ -56,6 +60,14 @@ struct Listing<'a> {
 }
 
 impl Listing<'_> {
+    fn path(&mut self, path: &[u8]) -> Result<(), Failure> {
+        let attr = self.offline.find(path)?;
+        match attr.is_dir() {
+            true => self.folder(path, attr),
+            false => self.entry(path, path, &attr),
+        }
+    }
+
     /// Lists a folder, and with `-R` those in it, without recursion on the stack.
     fn folder(&mut self, path: &[u8], attr: Attr) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_vec(), attr.ino)];

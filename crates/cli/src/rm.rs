@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::Rm;
 use crate::failure::{Failure, Outcome};
-use crate::offline::{Offline, bytes, inside, last_name, parent};
+use crate::offline::{Offline, bytes, inside, last_name, named, parent};
 use crate::output::{self, harmless};
 use crate::progress;
 
@@ -24,30 +24,52 @@ struct Report {
 
 pub fn run(args: &Rm) -> Outcome {
     let clock = Clock::real();
+    for path in &args.paths {
+        check(inside(path).unwrap_or(bytes(path)))?;
+    }
     let offline = Offline::open(&args.source.devices, false)?;
     let mut report = Report::default();
     let bar = progress::bar("Removed:", 0);
-    // What was removed stays removed, and must be on the devices, if a later path fails.
-    let outcome = args.paths.iter().try_for_each(|path| {
-        let removed = remove(args, &offline, path, &|n| bar.inc(n))?;
-        report.files += removed.files;
-        report.directories += removed.directories;
-        Ok::<_, Failure>(())
-    });
+    // As with rm(1), a path that fails keeps no other from being removed.
+    let mut failures = Vec::new();
+    for path in &args.paths {
+        match remove(args, &offline, path, &|n| bar.inc(n)) {
+            Ok(removed) => {
+                report.files += removed.files;
+                report.directories += removed.directories;
+            }
+            Err(failure) => failures.push(failure),
+        }
+    }
     bar.finish_and_clear();
-    let closed = offline.close();
+    // What was removed must be on the devices, whatever failed.
+    failures.extend(offline.close().err());
     let text = format!(
         "{} files and {} folders removed",
         report.files, report.directories
     );
-    outcome.map_err(|failure| failure.after(&text))?;
-    closed?;
+    let reasons: Vec<&str> = failures.iter().filter_map(Failure::message).collect();
+    if !reasons.is_empty() {
+        return Err(Failure::new(reasons.join("\n")).after(&text));
+    }
     report.seconds = clock.monotonic_ns() as f64 / 1e9;
     match args.json {
         true => output::json(&report)?,
         false => output::line(text)?,
     }
     Ok(0)
+}
+
+/// Refuses paths that name nothing which could be removed, before anything is.
+fn check(path: &[u8]) -> Result<(), Failure> {
+    match last_name(path) {
+        b"" => Err(Failure::usage("the root folder cannot be removed")),
+        b"." | b".." => Err(Failure::usage(format!(
+            "{}: a path that ends in . or .. names no folder to remove; give the name that it has",
+            harmless(path)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn remove(
@@ -57,17 +79,18 @@ fn remove(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Removed, Failure> {
     let path = inside(path).unwrap_or(bytes(path));
-    let name = last_name(path);
-    if name.is_empty() {
-        return Err(Failure::usage("the root folder cannot be removed"));
+    let (folder, name) = (offline.find(parent(path))?.ino, last_name(path));
+    let failed = |error| named(path, error);
+    // A slash at the end means a folder, and no link to one.
+    if path.ends_with(b"/") && !offline.fs.lookup(folder, name).map_err(failed)?.is_dir() {
+        return Err(failed(fs::Error::NotADirectory));
     }
-    let folder = offline.find(parent(path))?.ino;
     let workers = args.jobs.unwrap_or_else(base::thread::cpu_count);
     match offline.remove(folder, name, args.recursive, workers, progress) {
         Err(fs::Error::IsADirectory) => Err(Failure::new(format!(
             "{} is a folder; to remove it with everything in it give --recursive",
             harmless(path)
         ))),
-        other => other.map_err(|error| crate::offline::named(path, error)),
+        other => other.map_err(failed),
     }
 }
