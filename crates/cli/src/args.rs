@@ -242,13 +242,26 @@ pub struct Cat {
 ///
 /// Paths inside the file system are written with a leading ':', those of the host without, as
 /// in `sheaf cp -d a.img :/home/list.txt .`; the last path is the target.
+///
+/// As with cp(1), contents and permission bits without set-id bits, less the umask, are copied, and a file that is there already keeps its
+/// own mode; owner, times, extended attributes and hard links are kept with --preserve. Symbolic links are
+/// followed where they are named as a source without --recursive, or as the target; those in folders are copied as links. Fifos, sockets
+/// and device nodes are copied with --archive only. Never kept are the time of the last change of attributes, that of birth, and flags
+/// of chattr(1). What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
 #[derive(Args, Debug)]
 pub struct Cp {
     #[command(flatten)]
     pub source: Source,
-    /// Copy folders with everything in them
+    /// Copy folders with everything in them, and symbolic links as links
     #[arg(short, long)]
     pub recursive: bool,
+    /// Keep the mode with set-id bits, owner and group (on the host if root copies), times of access
+    /// and modification, extended attributes with access control lists, and hard links within what is copied
+    #[arg(short, long)]
+    pub preserve: bool,
+    /// Copy a tree with all that is kept: --recursive and --preserve, and special files
+    #[arg(short, long)]
+    pub archive: bool,
     /// Sources, then the target
     #[arg(required = true, num_args = 2..)]
     pub paths: Vec<PathBuf>,

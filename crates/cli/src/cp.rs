@@ -1,24 +1,28 @@
 //! `sheaf cp`: files out of and into a file system that is not mounted.
 //!
-//! 1. No symbolic link is followed but one that the user names as the target: what lies at a place below it may have come
-//!    from anybody.
-//! 2. Nobody can read more of a copy, while it is made, than of the original: files and folders are the owner's alone
-//!    until they have their permissions, folders after all that is in them.
+//! 1. No symbolic link is followed but what the user names: the target, and without `--recursive` a source. What lies at a place
+//!    below them may have come from anybody.
+//! 2. Nobody can read more of a copy that is made than of the original, while it is made, too: files and folders are the
+//!    owner's alone until they have their permissions, folders after all that is in them.
+//! 3. What cannot be copied or kept is told, and the rest is copied.
 
-use std::fs::{self as host, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+mod attributes;
+mod inwards;
+mod outwards;
+
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use fs::{Attr, Ino};
+use fs::Caller;
 use indicatif::ProgressBar;
+use rustix::fs::Mode;
 
 use crate::args::Cp;
-use crate::failure::{Failure, Outcome};
-use crate::offline::{Offline, bytes, inside, join, last_name, parent};
-use crate::output::harmless;
+use crate::failure::{Failure, OPERATIONAL, Outcome};
+use crate::offline::{Offline, inside};
 use crate::progress;
+use inwards::Inwards;
+use outwards::Outwards;
 
 /// A path of one of the two sides.
 enum Place {
@@ -33,38 +37,88 @@ impl Place {
             None => Place::Host(path.to_owned()),
         }
     }
+
+    fn host(self) -> Option<PathBuf> {
+        match self {
+            Place::Host(path) => Some(path),
+            Place::Inside(_) => None,
+        }
+    }
+
+    fn inside(self) -> Option<Vec<u8>> {
+        match self {
+            Place::Inside(path) => Some(path),
+            Place::Host(_) => None,
+        }
+    }
+}
+
+/// All sources of one side, and the target on the other.
+enum Way {
+    Outwards(Vec<Vec<u8>>, PathBuf),
+    Inwards(Vec<PathBuf>, Vec<u8>),
+}
+
+impl Way {
+    fn parse(paths: &[PathBuf]) -> Result<Self, Failure> {
+        let (target, sources) = paths
+            .split_last()
+            .ok_or_else(|| Failure::usage("no target given"))?;
+        let sources = sources.iter().map(|path| Place::parse(path));
+        let way = match Place::parse(target) {
+            Place::Host(to) => {
+                let from: Option<_> = sources.map(Place::inside).collect();
+                from.map(|from| Way::Outwards(from, to))
+            }
+            Place::Inside(to) => {
+                let from: Option<_> = sources.map(Place::host).collect();
+                from.map(|from| Way::Inwards(from, to))
+            }
+        };
+        way.ok_or_else(|| {
+            Failure::usage(
+                "one side must be inside the file system: write its paths with a leading ':'",
+            )
+        })
+    }
 }
 
 pub fn run(args: &Cp) -> Outcome {
-    let (target, sources) = args
-        .paths
-        .split_last()
-        .ok_or_else(|| Failure::usage("no target given"))?;
-    let target = Place::parse(target);
-    let offline = Offline::open(&args.source.devices, matches!(target, Place::Host(_)))?;
+    let way = Way::parse(&args.paths)?;
+    let offline = Offline::open(&args.source.devices, matches!(way, Way::Outwards(..)))?;
+    // From here on modes of what is made are given in full.
+    let umask = rustix::process::umask(Mode::empty()).as_raw_mode();
     let copy = Copy {
+        who: Caller {
+            umask,
+            ..offline.who
+        },
         offline: &offline,
-        recursive: args.recursive,
-        several: sources.len() > 1,
+        recursive: args.recursive || args.archive,
+        keeps: args.preserve || args.archive,
+        several: args.paths.len() > 2,
         bar: progress::bar("Files copied:", 0),
+        is_incomplete: Cell::new(false),
     };
-    let mut result = Ok(());
-    for source in sources {
-        result = match (Place::parse(source), &target) {
-            (Place::Inside(from), Place::Host(to)) => copy.outwards(&from, to),
-            (Place::Host(from), Place::Inside(to)) => copy.inwards(&from, to),
-            _ => Err(Failure::usage(
-                "one side must be inside the file system: write its paths with a leading ':'",
-            )),
-        };
-        if result.is_err() {
-            break;
+    match way {
+        Way::Outwards(from, to) => {
+            let mut outwards = Outwards::new(&copy);
+            for from in from {
+                copy.tell_of(outwards.copy(&from, &to));
+            }
+        }
+        Way::Inwards(from, to) => {
+            let mut inwards = Inwards::new(&copy);
+            for from in from {
+                copy.tell_of(inwards.copy(&from, &to));
+            }
         }
     }
     copy.bar.finish_and_clear();
-    // What was copied before a failure is kept, so the file system is closed either way.
+    let is_incomplete = copy.is_incomplete.get();
+    // What was copied beside a failure is kept, so the file system is closed either way.
     offline.close()?;
-    result.map(|()| 0)
+    Ok(if is_incomplete { OPERATIONAL } else { 0 })
 }
 
 /// What becomes of a symbolic link in the place of a copy.
@@ -74,47 +128,34 @@ enum Links {
     Refused,
 }
 
-fn not_followed() -> io::Error {
-    io::Error::other("it is a symbolic link, which is not followed; remove it first")
-}
-
-/// Opens a file that becomes a copy; only its owner may read a new one.
-fn open_host_file(to: &Path, links: Links) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    if links == Links::Refused {
-        options.custom_flags(libc::O_NOFOLLOW);
-    }
-    match options.open(to) {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(not_followed()),
-        opened => opened,
-    }
-}
-
-/// Makes a folder that only its owner may enter; false if there is one.
-fn make_host_folder(to: &Path) -> io::Result<bool> {
-    match host::DirBuilder::new().mode(0o700).create(to) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let found = host::symlink_metadata(to)?.file_type();
-            match found {
-                found if found.is_dir() => Ok(false),
-                found if found.is_symlink() => Err(not_followed()),
-                _ => Err(error),
-            }
-        }
-        Err(error) => Err(error),
-    }
-}
-
+/// How this command copies.
 struct Copy<'a> {
     offline: &'a Offline,
+    /// Who makes what is made inside.
+    who: Caller,
     recursive: bool,
+    /// Attributes and hard links are kept.
+    keeps: bool,
     several: bool,
     bar: ProgressBar,
+    /// Something was not copied, or not kept.
+    is_incomplete: Cell<bool>,
 }
 
 impl Copy<'_> {
+    /// Tells what went wrong with something, after which the others are copied.
+    fn tell_of(&self, result: Result<(), Failure>) {
+        if let Err(failure) = result {
+            self.is_incomplete.set(true);
+            self.bar.suspend(|| failure.tell());
+        }
+    }
+
+    /// The permission bits of something made without `--preserve`.
+    fn mode_of_new(&self, mode: u32) -> u32 {
+        mode & 0o777 & !self.who.umask
+    }
+
     fn refuse_folder(&self, name: impl std::fmt::Display) -> Result<(), Failure> {
         match self.recursive {
             true => Ok(()),
@@ -124,145 +165,23 @@ impl Copy<'_> {
         }
     }
 
-    fn outwards(&self, from: &[u8], to: &Path) -> Result<(), Failure> {
-        let attr = self.offline.find(from)?;
-        let (to, links) = match to.is_dir() {
-            true => {
-                let name = std::ffi::OsStr::from_bytes(last_name(from));
-                (to.join(name), Links::Refused)
-            }
-            false if self.several => {
-                return Err(Failure::new(format!("{} is not a folder", to.display())));
-            }
-            false => (to.to_owned(), Links::Followed),
-        };
-        if !attr.is_dir() {
-            self.one_outwards(from, &attr, &to, links)?;
-            self.bar.inc(1);
-            return Ok(());
+    /// Fifos, sockets and devices are made anew, and never read.
+    fn refuse_special(&self, name: impl std::fmt::Display) -> Result<(), Failure> {
+        match self.recursive && self.keeps {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "{name} is a special file; to make one like it give --archive"
+            ))),
         }
-        let mut folders = Vec::new();
-        let mut waiting = vec![(from.to_vec(), attr, to)];
-        while let Some((from, attr, to)) = waiting.pop() {
-            if attr.is_dir() {
-                self.refuse_folder(harmless(&from))?;
-                if make_host_folder(&to).map_err(|e| Failure::io(to.display(), &e))? {
-                    folders.push((to.clone(), attr.mode & 0o777));
-                }
-                for entry in self.offline.list(&from, attr.ino)? {
-                    let name = std::ffi::OsString::from_vec(entry.name.clone());
-                    waiting.push((join(&from, &entry.name), entry.attr, to.join(name)));
-                }
-            } else {
-                self.one_outwards(&from, &attr, &to, Links::Refused)?;
-                self.bar.inc(1);
-            }
-        }
-        // The deepest first: one that its owner may not enter is entered no more.
-        for (folder, mode) in folders.into_iter().rev() {
-            host::set_permissions(&folder, host::Permissions::from_mode(mode))
-                .map_err(|e| Failure::io(folder.display(), &e))?;
-        }
-        Ok(())
     }
+}
 
-    fn one_outwards(
-        &self,
-        from: &[u8],
-        attr: &Attr,
-        to: &Path,
-        links: Links,
-    ) -> Result<(), Failure> {
-        let failed = |e: io::Error| Failure::io(to.display(), &e);
-        match attr.mode & libc::S_IFMT {
-            libc::S_IFREG => {
-                let mut file = open_host_file(to, links).map_err(failed)?;
-                // What is no file, the terminal for example, keeps its permissions.
-                let is_file = file.metadata().map_err(failed)?.is_file();
-                let permit = |file: &File, mode| match is_file {
-                    true => file.set_permissions(host::Permissions::from_mode(mode)),
-                    false => Ok(()),
-                };
-                permit(&file, 0o600).map_err(failed)?;
-                self.offline.read(from, attr.ino, |piece| {
-                    file.write_all(piece).map_err(failed)
-                })?;
-                permit(&file, attr.mode & 0o777).map_err(failed)
-            }
-            libc::S_IFLNK => {
-                let target = self.offline.fs.readlink(attr.ino)?;
-                symlink(std::ffi::OsString::from_vec(target), to).map_err(failed)
-            }
-            _ => {
-                let name = harmless(from);
-                Err(Failure::new(format!(
-                    "{name} is a special file; it cannot be copied"
-                )))
-            }
-        }
-    }
+fn not_followed(name: impl std::fmt::Display) -> Failure {
+    Failure::new(format!(
+        "{name}: it is a symbolic link, which is not followed; remove it first"
+    ))
+}
 
-    fn inwards(&self, from: &Path, to: &[u8]) -> Result<(), Failure> {
-        let (folder, name) = match self.offline.fs.resolve(to) {
-            Ok(attr) if attr.is_dir() => {
-                let name = from
-                    .file_name()
-                    .ok_or_else(|| Failure::usage(format!("{} has no name", from.display())))?;
-                (attr.ino, name.as_bytes().to_vec())
-            }
-            _ if self.several => {
-                let name = harmless(to);
-                return Err(Failure::new(format!("{name} is not a folder")));
-            }
-            _ => {
-                let parent = self.offline.find(parent(to))?;
-                (parent.ino, last_name(to).to_vec())
-            }
-        };
-        let mut waiting = vec![(from.to_owned(), folder, name)];
-        while let Some((from, folder, name)) = waiting.pop() {
-            let failed = |e: io::Error| Failure::io(from.display(), &e);
-            let meta = host::symlink_metadata(&from).map_err(failed)?;
-            if meta.is_dir() {
-                self.refuse_folder(from.display())?;
-                let mode = meta.permissions().mode() & 0o777;
-                let made = self.offline.make_folder(folder, &name, mode)?;
-                for entry in host::read_dir(&from).map_err(failed)? {
-                    let entry = entry.map_err(failed)?;
-                    let name = entry.file_name().into_vec();
-                    waiting.push((entry.path(), made, name));
-                }
-            } else {
-                self.one_inwards(&from, &meta, folder, &name)?;
-                self.bar.inc(1);
-            }
-        }
-        Ok(())
-    }
-
-    fn one_inwards(
-        &self,
-        from: &Path,
-        meta: &host::Metadata,
-        folder: Ino,
-        name: &[u8],
-    ) -> Result<(), Failure> {
-        let failed = |e: io::Error| Failure::io(from.display(), &e);
-        if meta.is_symlink() {
-            let target = host::read_link(from).map_err(failed)?;
-            return self.offline.make_symlink(folder, name, bytes(&target));
-        }
-        if !meta.is_file() {
-            let name = from.display();
-            return Err(Failure::new(format!(
-                "{name} is a special file; it cannot be copied"
-            )));
-        }
-        let mut file = File::open(from).map_err(failed)?;
-        let mode = meta.permissions().mode() & 0o777;
-        self.offline.write(folder, name, mode, |buffer| {
-            file.read(buffer).map_err(failed)
-        })?;
-        Ok(())
-    }
+fn not_a_folder(name: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("{name}: not a directory"))
 }

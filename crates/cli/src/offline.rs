@@ -13,7 +13,8 @@ pub const PIECE: usize = 1 << 20;
 
 pub struct Offline {
     pub fs: Arc<FileSystem>,
-    who: Caller,
+    /// The user of this process, who may do what root may.
+    pub who: Caller,
 }
 
 /// One entry of a folder.
@@ -55,8 +56,20 @@ impl Offline {
         self.fs.resolve(path).map_err(|e| named(path, e))
     }
 
-    /// The entries of a folder but "." and "..", in the order of their names.
-    pub fn list(&self, path: &[u8], ino: Ino) -> Result<Vec<Entry>, Failure> {
+    /// What is at `path`; a symbolic link that is its last name is not followed, unless a slash is behind it.
+    pub fn find_itself(&self, path: &[u8]) -> Result<Attr, Failure> {
+        match last_name(path) {
+            b"" | b"." | b".." => self.find(path),
+            _ if path.ends_with(b"/") => self.find(path),
+            name => {
+                let folder = self.find(parent(path))?;
+                self.fs.lookup(folder.ino, name).map_err(|e| named(path, e))
+            }
+        }
+    }
+
+    /// The names in a folder but "." and "..", sorted.
+    pub fn names(&self, path: &[u8], ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         self.fs
             .readdir(ino, 0, &mut |entry| {
@@ -67,7 +80,12 @@ impl Offline {
             })
             .map_err(|e| named(path, e))?;
         names.sort();
-        names
+        Ok(names)
+    }
+
+    /// The entries of a folder but "." and "..", in the order of their names.
+    pub fn list(&self, path: &[u8], ino: Ino) -> Result<Vec<Entry>, Failure> {
+        self.names(path, ino)?
             .into_iter()
             .map(|name| {
                 let attr = self
@@ -181,13 +199,6 @@ impl Offline {
             files: 1,
             directories: 0,
         })
-    }
-
-    pub fn make_symlink(&self, folder: Ino, name: &[u8], target: &[u8]) -> Result<(), Failure> {
-        self.fs
-            .symlink(&self.who, folder, name, target)
-            .map(|_| ())
-            .map_err(|e| named(name, e))
     }
 }
 

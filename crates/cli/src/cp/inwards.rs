@@ -1,0 +1,352 @@
+//! From the host to inside.
+
+use std::collections::HashMap;
+use std::fs::{self as host, File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs::{Attr, Ino, OpenFile};
+use rustix::fs::{major, minor};
+
+use super::attributes::HostFile;
+use super::{Copy, Links, not_a_folder, not_followed};
+use crate::failure::Failure;
+use crate::offline::{PIECE, bytes, last_name, named, parent};
+use crate::output::harmless;
+
+pub struct Inwards<'a> {
+    copy: &'a Copy<'a>,
+    /// What has several names on the host, by device and inode, and its copy.
+    linked: HashMap<(u64, u64), Ino>,
+}
+
+/// Where a copy goes.
+enum Spot {
+    /// A name in a folder; what a symbolic link there leads to counts where the user has named it.
+    Name(Ino, Vec<u8>, Links),
+    /// A folder that is there: what is in the source goes into it.
+    Folder(Ino),
+}
+
+/// Something to copy, and where to.
+struct Item {
+    from: PathBuf,
+    meta: Metadata,
+    to: Spot,
+}
+
+impl Item {
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::io(self.from.display(), error)
+    }
+}
+
+impl<'a> Inwards<'a> {
+    pub fn new(copy: &'a Copy<'a>) -> Self {
+        Inwards {
+            copy,
+            linked: HashMap::new(),
+        }
+    }
+
+    pub fn copy(&mut self, from: &Path, to: &[u8]) -> Result<(), Failure> {
+        let meta = match self.copy.recursive {
+            true => host::symlink_metadata(from),
+            false => host::metadata(from),
+        };
+        let meta = meta.map_err(|e| Failure::io(from.display(), &e))?;
+        let to = self.place(from, &meta, to)?;
+        let item = Item {
+            from: from.to_owned(),
+            meta,
+            to,
+        };
+        let (mut waiting, mut folders) = (vec![item], Vec::new());
+        while let Some(item) = waiting.pop() {
+            let done = match item.meta.is_dir() {
+                true => self.folder(item, &mut waiting, &mut folders),
+                false => self.one(&item),
+            };
+            self.copy.tell_of(done);
+        }
+        // The deepest first, and all after what is in them, so that their times stay.
+        for (from, meta, made) in folders.into_iter().rev() {
+            let file = HostFile {
+                path: &from,
+                open: None,
+            };
+            self.copy.keep_inwards(&file, &meta, made);
+        }
+        Ok(())
+    }
+
+    /// Where a source goes to that the user has named.
+    fn place(&self, from: &Path, meta: &Metadata, to: &[u8]) -> Result<Spot, Failure> {
+        let found = self.copy.offline.fs.resolve(to);
+        if let Ok(attr) = &found
+            && attr.is_dir()
+        {
+            return Ok(match last_name(bytes(from)) {
+                b"" | b"." | b".." => Spot::Folder(attr.ino),
+                name => Spot::Name(attr.ino, name.to_vec(), Links::Refused),
+            });
+        }
+        if self.copy.several {
+            return Err(not_a_folder(harmless(to)));
+        }
+        match found {
+            Err(fs::Error::NotFound) if to.ends_with(b"/") && !meta.is_dir() => {
+                return Err(not_a_folder(harmless(to)));
+            }
+            Ok(_) | Err(fs::Error::NotFound) => {}
+            Err(error) => return Err(named(to, error)),
+        }
+        let folder = self.copy.offline.find(parent(to))?;
+        Ok(Spot::Name(
+            folder.ino,
+            last_name(to).to_vec(),
+            Links::Followed,
+        ))
+    }
+
+    fn folder(
+        &mut self,
+        item: Item,
+        waiting: &mut Vec<Item>,
+        folders: &mut Vec<(PathBuf, Metadata, Ino)>,
+    ) -> Result<(), Failure> {
+        self.copy.refuse_folder(item.from.display())?;
+        let entries = host::read_dir(&item.from).map_err(|e| item.failed(&e))?;
+        let made = match &item.to {
+            Spot::Folder(ino) => *ino,
+            Spot::Name(folder, name, _) => self.make_folder(*folder, name, &item.meta)?,
+        };
+        if self.copy.keeps {
+            folders.push((item.from.clone(), item.meta.clone(), made));
+        }
+        for entry in entries {
+            let entry = entry.map_err(|e| item.failed(&e))?;
+            let from = entry.path();
+            match host::symlink_metadata(&from) {
+                Ok(meta) => waiting.push(Item {
+                    from,
+                    meta,
+                    to: Spot::Name(made, entry.file_name().into_vec(), Links::Refused),
+                }),
+                Err(error) => self.copy.tell_of(Err(Failure::io(from.display(), &error))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder `name` in another one, made if it is not there.
+    fn make_folder(&self, folder: Ino, name: &[u8], meta: &Metadata) -> Result<Ino, Failure> {
+        match self.existing(folder, name)? {
+            Some(attr) if attr.is_dir() => Ok(attr.ino),
+            Some(attr) if attr.is_symlink() => Err(not_followed(harmless(name))),
+            Some(_) => Err(not_a_folder(harmless(name))),
+            None => {
+                let (fs, mode) = (&self.copy.offline.fs, meta.mode() & 0o777);
+                let made = fs.mkdir(&self.copy.who, folder, name, mode);
+                Ok(made.map_err(|e| named(name, e))?.ino)
+            }
+        }
+    }
+
+    fn existing(&self, folder: Ino, name: &[u8]) -> Result<Option<Attr>, Failure> {
+        match self.copy.offline.fs.lookup(folder, name) {
+            Err(fs::Error::NotFound) => Ok(None),
+            found => found.map(Some).map_err(|e| named(name, e)),
+        }
+    }
+
+    /// Copies what is no folder.
+    fn one(&mut self, item: &Item) -> Result<(), Failure> {
+        let Spot::Name(folder, name, links) = &item.to else {
+            return Err(not_a_folder(item.from.display()));
+        };
+        let place = (*folder, &name[..]);
+        let key = (item.meta.dev(), item.meta.ino());
+        let has_names = self.copy.keeps && item.meta.nlink() > 1;
+        if has_names && let Some(first) = self.linked.get(&key) {
+            return self.link(*first, place);
+        }
+        let made = match item.meta.file_type() {
+            kind if kind.is_file() => self.regular(item, place, *links)?,
+            kind if kind.is_symlink() => self.symlink(item, place)?,
+            _ => self.special(item, place)?,
+        };
+        if has_names {
+            self.linked.insert(key, made);
+        }
+        self.copy.bar.inc(1);
+        Ok(())
+    }
+
+    fn regular(
+        &self,
+        item: &Item,
+        (folder, name): (Ino, &[u8]),
+        links: Links,
+    ) -> Result<Ino, Failure> {
+        let (from, meta) = self.open_source(item)?;
+        let (ino, to) = self.open_copy((folder, name), meta.mode(), links)?;
+        let copied = self.content(item, &from, &to);
+        let flushed = self.copy.offline.fs.flush(&to);
+        if self.copy.keeps {
+            let file = HostFile {
+                path: &item.from,
+                open: Some(&from),
+            };
+            self.copy.keep_inwards(&file, &meta, ino);
+        }
+        copied.and(flushed.map_err(|e| named(name, e)))?;
+        Ok(ino)
+    }
+
+    /// The file that was looked at, unless something else has taken its name.
+    fn open_source(&self, item: &Item) -> Result<(File, Metadata), Failure> {
+        let failed = |e: io::Error| item.failed(&e);
+        let mut options = OpenOptions::new();
+        options.read(true);
+        if self.copy.recursive {
+            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        }
+        let file = options.open(&item.from).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        match (meta.dev(), meta.ino()) == (item.meta.dev(), item.meta.ino()) {
+            true => Ok((file, meta)),
+            false => Err(Failure::new(format!(
+                "{}: somebody has replaced it meanwhile",
+                item.from.display()
+            ))),
+        }
+    }
+
+    /// The file that becomes a copy, empty.
+    fn open_copy(
+        &self,
+        (folder, name): (Ino, &[u8]),
+        mode: u32,
+        links: Links,
+    ) -> Result<(Ino, Arc<OpenFile>), Failure> {
+        let fs = &self.copy.offline.fs;
+        let failed = |e| named(name, e);
+        let found = match self.existing(folder, name)? {
+            Some(attr) if attr.is_symlink() && links == Links::Followed => {
+                Some(fs.stat_at(folder, name).map_err(failed)?)
+            }
+            Some(attr) if attr.is_symlink() => return Err(not_followed(harmless(name))),
+            // Its other names keep what they have.
+            Some(attr) if self.copy.keeps && attr.nlink > 1 && !attr.is_dir() => {
+                self.copy.clear_inside(folder, name)?;
+                None
+            }
+            found => found,
+        };
+        match found {
+            Some(attr) => {
+                let flags = libc::O_RDWR | libc::O_TRUNC;
+                Ok((attr.ino, fs.open_file(attr.ino, flags).map_err(failed)?))
+            }
+            None => {
+                let flags = libc::O_RDWR;
+                let made = fs.create(&self.copy.who, folder, name, mode & 0o777, flags);
+                let (attr, file) = made.map_err(failed)?;
+                Ok((attr.ino, file))
+            }
+        }
+    }
+
+    fn content(&self, item: &Item, mut from: &File, to: &OpenFile) -> Result<(), Failure> {
+        let mut buffer = vec![0; PIECE];
+        let mut at = 0;
+        loop {
+            let read = from.read(&mut buffer).map_err(|e| item.failed(&e))?;
+            if read == 0 {
+                return Ok(());
+            }
+            self.write(item, to, at, &buffer[..read])?;
+            at += read as u64;
+        }
+    }
+
+    fn write(&self, item: &Item, to: &OpenFile, at: u64, piece: &[u8]) -> Result<(), Failure> {
+        let mut done = 0;
+        while done < piece.len() {
+            let written = self
+                .copy
+                .offline
+                .fs
+                .write(to, at + done as u64, &piece[done..]);
+            done += written.map_err(|e| Failure::from(e).at(item.from.display()))?;
+        }
+        Ok(())
+    }
+
+    fn symlink(&self, item: &Item, (folder, name): (Ino, &[u8])) -> Result<Ino, Failure> {
+        let target = host::read_link(&item.from).map_err(|e| item.failed(&e))?;
+        self.make_room((folder, name))?;
+        let made = self
+            .copy
+            .offline
+            .fs
+            .symlink(&self.copy.who, folder, name, bytes(&target))
+            .map_err(|e| named(name, e))?;
+        self.keep_unopened(item, made.ino);
+        Ok(made.ino)
+    }
+
+    fn special(&self, item: &Item, (folder, name): (Ino, &[u8])) -> Result<Ino, Failure> {
+        self.copy.refuse_special(item.from.display())?;
+        self.make_room((folder, name))?;
+        // As the kernel has it in 32 bits.
+        let rdev = item.meta.rdev();
+        let (major, minor) = (major(rdev), minor(rdev));
+        let rdev = (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12;
+        let made = self
+            .copy
+            .offline
+            .fs
+            .mknod(&self.copy.who, folder, name, item.meta.mode(), rdev)
+            .map_err(|e| named(name, e))?;
+        self.keep_unopened(item, made.ino);
+        Ok(made.ino)
+    }
+
+    fn keep_unopened(&self, item: &Item, made: Ino) {
+        if self.copy.keeps {
+            let file = HostFile {
+                path: &item.from,
+                open: None,
+            };
+            self.copy.keep_inwards(&file, &item.meta, made);
+        }
+    }
+
+    /// Removes what has the place of a copy and is no folder.
+    fn make_room(&self, (folder, name): (Ino, &[u8])) -> Result<(), Failure> {
+        match self.existing(folder, name)? {
+            Some(_) => self.copy.clear_inside(folder, name),
+            None => Ok(()),
+        }
+    }
+
+    /// One more name of a copy.
+    fn link(&self, first: Ino, (folder, name): (Ino, &[u8])) -> Result<(), Failure> {
+        match self.existing(folder, name)? {
+            Some(attr) if attr.ino == first => return Ok(()),
+            Some(_) => self.copy.clear_inside(folder, name)?,
+            None => {}
+        }
+        self.copy
+            .offline
+            .fs
+            .link(&self.copy.who, first, folder, name)
+            .map(|_| ())
+            .map_err(|e| named(name, e))
+    }
+}

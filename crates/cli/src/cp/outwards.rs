@@ -1,0 +1,306 @@
+//! From inside to the host.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self as host, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use fs::{Attr, Ino};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+use super::attributes::HostFile;
+use super::{Copy, Links, not_a_folder, not_followed};
+use crate::failure::Failure;
+use crate::offline::{bytes, join, last_name, named};
+use crate::output::harmless;
+
+pub struct Outwards<'a> {
+    copy: &'a Copy<'a>,
+    /// Where what has several names was copied to.
+    linked: HashMap<Ino, PathBuf>,
+}
+
+/// Something to copy, and where to.
+struct Item {
+    from: Vec<u8>,
+    attr: Attr,
+    to: PathBuf,
+    links: Links,
+}
+
+fn failed(to: &Path, error: &io::Error) -> Failure {
+    Failure::io(to.display(), error)
+}
+
+impl<'a> Outwards<'a> {
+    pub fn new(copy: &'a Copy<'a>) -> Self {
+        Outwards {
+            copy,
+            linked: HashMap::new(),
+        }
+    }
+
+    pub fn copy(&mut self, from: &[u8], to: &Path) -> Result<(), Failure> {
+        let offline = self.copy.offline;
+        let attr = match self.copy.recursive {
+            true => offline.find_itself(from)?,
+            false => offline.find(from)?,
+        };
+        let (to, links) = self.place(from, &attr, to)?;
+        let item = Item {
+            from: from.to_vec(),
+            attr,
+            to,
+            links,
+        };
+        let (mut waiting, mut folders) = (vec![item], Vec::new());
+        while let Some(item) = waiting.pop() {
+            let done = match item.attr.is_dir() {
+                true => self.folder(item, &mut waiting, &mut folders),
+                false => self.one(&item),
+            };
+            self.copy.tell_of(done);
+        }
+        // The deepest first: one that its owner may not enter is entered no more, and its times stay.
+        for (to, attr) in folders.into_iter().rev() {
+            self.copy.tell_of(self.finish_folder(&to, &attr));
+        }
+        Ok(())
+    }
+
+    /// Where a source goes to that the user has named.
+    fn place(&self, from: &[u8], attr: &Attr, to: &Path) -> Result<(PathBuf, Links), Failure> {
+        let found = host::metadata(to);
+        let is_folder = found.as_ref().is_ok_and(|found| found.is_dir());
+        if is_folder {
+            return Ok(match last_name(from) {
+                // What these lead to has no name to take over: only what is in it is copied.
+                b"" | b"." | b".." => (to.to_owned(), Links::Refused),
+                name => (to.join(OsStr::from_bytes(name)), Links::Refused),
+            });
+        }
+        if self.copy.several {
+            return Err(not_a_folder(to.display()));
+        }
+        let is_missing = found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if bytes(to).ends_with(b"/") && !(is_missing && attr.is_dir()) {
+            return Err(not_a_folder(to.display()));
+        }
+        Ok((to.to_owned(), Links::Followed))
+    }
+
+    fn folder(
+        &mut self,
+        item: Item,
+        waiting: &mut Vec<Item>,
+        folders: &mut Vec<(PathBuf, Attr)>,
+    ) -> Result<(), Failure> {
+        let Item { from, attr, to, .. } = item;
+        self.copy.refuse_folder(harmless(&from))?;
+        let names = self.copy.offline.names(&from, attr.ino)?;
+        if make_folder(&to)? || self.copy.keeps {
+            folders.push((to.clone(), attr));
+        }
+        for name in names {
+            let from = join(&from, &name);
+            match self.copy.offline.fs.lookup(attr.ino, &name) {
+                Ok(attr) => waiting.push(Item {
+                    from,
+                    attr,
+                    to: to.join(OsString::from_vec(name)),
+                    links: Links::Refused,
+                }),
+                Err(error) => self.copy.tell_of(Err(named(&from, error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_folder(&self, to: &Path, attr: &Attr) -> Result<(), Failure> {
+        let folder = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(to)
+            .map_err(|e| failed(to, &e))?;
+        if self.copy.keeps {
+            let file = HostFile {
+                path: to,
+                open: Some(&folder),
+            };
+            self.copy.keep_outwards(attr, &file);
+            return Ok(());
+        }
+        folder
+            .set_permissions(Permissions::from_mode(self.copy.mode_of_new(attr.mode)))
+            .map_err(|e| failed(to, &e))
+    }
+
+    /// Copies what is no folder.
+    fn one(&mut self, item: &Item) -> Result<(), Failure> {
+        let has_names = self.copy.keeps && item.attr.nlink > 1;
+        if has_names && let Some(first) = self.linked.get(&item.attr.ino) {
+            return link(first, &item.to);
+        }
+        match item.attr.mode & libc::S_IFMT {
+            libc::S_IFREG => self.regular(item)?,
+            libc::S_IFLNK => self.symlink(item)?,
+            _ => self.special(item)?,
+        }
+        if has_names {
+            self.linked.insert(item.attr.ino, item.to.clone());
+        }
+        self.copy.bar.inc(1);
+        Ok(())
+    }
+
+    fn regular(&self, item: &Item) -> Result<(), Failure> {
+        let failed = |e: io::Error| failed(&item.to, &e);
+        if self.copy.keeps && item.links == Links::Refused {
+            part_from_links(&item.to).map_err(failed)?;
+        }
+        let (mut file, is_new) = open_file(&item.to, item.links)?;
+        // What is no file, the terminal for example, keeps all it has.
+        if !file.metadata().map_err(failed)?.is_file() {
+            return self.copy.offline.read(&item.from, item.attr.ino, |piece| {
+                file.write_all(piece).map_err(failed)
+            });
+        }
+        if self.copy.keeps {
+            file.set_permissions(Permissions::from_mode(0o600))
+                .map_err(failed)?;
+        }
+        let copied = self.content(item, &file);
+        // Whatever is there of it: who asked for the copy may read that.
+        match (self.copy.keeps, is_new) {
+            (true, _) => {
+                let file = HostFile {
+                    path: &item.to,
+                    open: Some(&file),
+                };
+                self.copy.keep_outwards(&item.attr, &file);
+            }
+            (false, true) => file
+                .set_permissions(Permissions::from_mode(
+                    self.copy.mode_of_new(item.attr.mode),
+                ))
+                .map_err(failed)?,
+            (false, false) => {}
+        }
+        copied
+    }
+
+    fn content(&self, item: &Item, mut file: &File) -> Result<(), Failure> {
+        let offline = self.copy.offline;
+        offline.read(&item.from, item.attr.ino, |piece| {
+            file.write_all(piece).map_err(|e| failed(&item.to, &e))
+        })
+    }
+
+    fn symlink(&self, item: &Item) -> Result<(), Failure> {
+        let failed = |e: io::Error| failed(&item.to, &e);
+        let target = self.copy.offline.fs.readlink(item.attr.ino)?;
+        clear(&item.to).map_err(failed)?;
+        symlink(OsString::from_vec(target), &item.to).map_err(failed)?;
+        self.keep_unopened(item);
+        Ok(())
+    }
+
+    fn special(&self, item: &Item) -> Result<(), Failure> {
+        self.copy.refuse_special(harmless(&item.from))?;
+        let failed = |e: io::Error| failed(&item.to, &e);
+        clear(&item.to).map_err(failed)?;
+        let (kind, mode) = (
+            FileType::from_raw_mode(item.attr.mode),
+            Mode::from_raw_mode(item.attr.mode & 0o7777),
+        );
+        // As the kernel has it in 32 bits.
+        let rdev = item.attr.rdev;
+        let (major, minor) = (rdev >> 8 & 0xfff, rdev & 0xff | rdev >> 12 & 0xf_ff00);
+        mknodat(CWD, &item.to, kind, mode, makedev(major, minor)).map_err(|e| failed(e.into()))?;
+        self.keep_unopened(item);
+        Ok(())
+    }
+
+    fn keep_unopened(&self, item: &Item) {
+        if self.copy.keeps {
+            let file = HostFile {
+                path: &item.to,
+                open: None,
+            };
+            self.copy.keep_outwards(&item.attr, &file);
+        }
+    }
+}
+
+/// Opens a file that becomes a copy, empty; only its owner may read a new one. Says whether it is new.
+fn open_file(to: &Path, links: Links) -> Result<(File, bool), Failure> {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    match options.clone().create_new(true).open(to) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return Ok((made.map_err(|e| failed(to, &e))?, true)),
+    }
+    if links == Links::Refused {
+        // Nor is a fifo waited for that somebody has put there.
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    }
+    match options.truncate(true).open(to) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(not_followed(to.display())),
+        opened => {
+            let file = opened.map_err(|e| failed(to, &e))?;
+            let is_file = file.metadata().map_err(|e| failed(to, &e))?.is_file();
+            match links == Links::Followed || is_file {
+                true => Ok((file, false)),
+                false => Err(Failure::new(format!(
+                    "{}: what is there is a special file; remove it first",
+                    to.display()
+                ))),
+            }
+        }
+    }
+}
+
+/// Makes a folder that only its owner may enter; false if there is one.
+fn make_folder(to: &Path) -> Result<bool, Failure> {
+    match host::DirBuilder::new().mode(0o700).create(to) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = host::symlink_metadata(to).map_err(|e| failed(to, &e))?;
+            match found.file_type() {
+                found if found.is_dir() => Ok(false),
+                found if found.is_symlink() => Err(not_followed(to.display())),
+                _ => Err(not_a_folder(to.display())),
+            }
+        }
+        Err(error) => Err(failed(to, &error)),
+    }
+}
+
+/// Removes what has the place of a copy and is no folder.
+fn clear(to: &Path) -> io::Result<()> {
+    match host::remove_file(to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes a file that has other names: these keep what they have.
+fn part_from_links(to: &Path) -> io::Result<()> {
+    match host::symlink_metadata(to) {
+        Ok(found) if found.is_file() && found.nlink() > 1 => clear(to),
+        _ => Ok(()),
+    }
+}
+
+/// One more name of a copy.
+fn link(first: &Path, to: &Path) -> Result<(), Failure> {
+    if first == to {
+        return Ok(());
+    }
+    clear(to)
+        .and_then(|()| host::hard_link(first, to))
+        .map_err(|e| failed(to, &e))
+}
