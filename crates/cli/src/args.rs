@@ -244,10 +244,10 @@ pub struct Cat {
 /// in `sheaf cp -d a.img :/home/list.txt .`; the last path is the target.
 ///
 /// As with cp(1), contents and permission bits without set-id bits, less the umask, are copied, and a file that is there already keeps its
-/// own mode; owner, times, extended attributes and hard links are kept with --preserve. Symbolic links are
+/// own mode; owner, times, extended attributes and hard links are kept with --preserve. Holes of sparse files stay holes. Symbolic links are
 /// followed where they are named as a source without --recursive, or as the target; those in folders are copied as links. Fifos, sockets
-/// and device nodes are copied with --archive only. Never kept are the time of the last change of attributes, that of birth, and flags
-/// of chattr(1). What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
+/// and device nodes are copied with --archive only. Never kept are the time of the last change of attributes, that of birth, flags
+/// of chattr(1), and which parts of a hole are preallocated. What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
 #[derive(Args, Debug)]
 pub struct Cp {
     #[command(flatten)]

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, Metadata, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::fs::{self, File, Metadata, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -327,6 +327,61 @@ fn a_plain_copy_has_the_rights_that_the_umask_leaves_and_nothing_else() {
     set_mode(&array.path("out/again"), 0o604);
     array.cp(&[":/tree/program", "out/again"]).succeeds();
     assert_eq!(look(&array.path("out/again")).mode() & 0o7777, 0o604);
+}
+
+/// It was written out as a terabyte of zeros.
+#[test]
+fn holes_stay_holes_in_both_directions() {
+    const TIB: u64 = 1 << 40;
+    let array = Array::made();
+    let file = File::create(array.path("sparse")).unwrap();
+    let pieces: [(u64, &[u8]); 3] = [
+        (5, b"first"),
+        (TIB / 2, &[7; 10_000]),
+        (TIB - (1 << 30), b"last"),
+    ];
+    for (at, piece) in pieces {
+        file.write_all_at(piece, at).unwrap();
+    }
+    file.set_len(TIB).unwrap();
+    File::create(array.path("empty"))
+        .unwrap()
+        .set_len(TIB)
+        .unwrap();
+    fs::write(array.path("small"), [0; 100]).unwrap();
+    // What a host says is data, that has holes nevertheless.
+    let zeros = File::create(array.path("zeros")).unwrap();
+    zeros.write_all_at(&vec![0; 4 << 20], 0).unwrap();
+    zeros.set_len(TIB).unwrap();
+    array
+        .cp(&["sparse", "empty", "small", "zeros", ":/"])
+        .succeeds();
+    array.is_sound();
+    fs::create_dir(array.path("out")).unwrap();
+    array
+        .cp(&[":/sparse", ":/empty", ":/small", ":/zeros", "out"])
+        .succeeds();
+    let out = File::open(array.path("out/sparse")).unwrap();
+    for (at, piece) in pieces {
+        let mut found = vec![0; piece.len()];
+        out.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, piece);
+    }
+    for name in ["out/sparse", "out/empty", "out/zeros"] {
+        let found = look(&array.path(name));
+        assert_eq!(found.len(), TIB);
+        assert!(found.blocks() * 512 < 1 << 20, "{name}: {}", found.blocks());
+    }
+    assert_eq!(fs::read(array.path("out/small")).unwrap(), [0; 100]);
+}
+
+/// A file of /proc says that it is empty.
+#[test]
+fn what_has_content_and_no_length_is_copied() {
+    let array = Array::made();
+    array.cp(&["/proc/version", ":/"]).succeeds();
+    let content = fs::read_to_string("/proc/version").unwrap();
+    assert_eq!(array.on("cat", &["/version"]).output(), content);
 }
 
 /// One name that is missing, or of the wrong kind, left the rest uncopied.

@@ -2,20 +2,24 @@
 
 use std::collections::HashMap;
 use std::fs::{self as host, File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs::{Attr, Ino, OpenFile};
-use rustix::fs::{major, minor};
+use rustix::fs::{SeekFrom, major, minor, seek};
+use rustix::io::Errno;
 
 use super::attributes::HostFile;
 use super::{Copy, Links, not_a_folder, not_followed};
 use crate::failure::Failure;
 use crate::offline::{PIECE, bytes, last_name, named, parent};
 use crate::output::harmless;
+
+/// What is not written of a sparse file if it is all zeros.
+const BLOCK: usize = 4096;
 
 pub struct Inwards<'a> {
     copy: &'a Copy<'a>,
@@ -194,7 +198,7 @@ impl<'a> Inwards<'a> {
     ) -> Result<Ino, Failure> {
         let (from, meta) = self.open_source(item)?;
         let (ino, to) = self.open_copy((folder, name), meta.mode(), links)?;
-        let copied = self.content(item, &from, &to);
+        let copied = self.content(item, &from, &meta, &to);
         let flushed = self.copy.offline.fs.flush(&to);
         if self.copy.keeps {
             let file = HostFile {
@@ -261,16 +265,47 @@ impl<'a> Inwards<'a> {
         }
     }
 
-    fn content(&self, item: &Item, mut from: &File, to: &OpenFile) -> Result<(), Failure> {
+    /// Writes what there is between holes to an empty file.
+    fn content(
+        &self,
+        item: &Item,
+        from: &File,
+        meta: &Metadata,
+        to: &OpenFile,
+    ) -> Result<(), Failure> {
+        let failed = |e: io::Error| item.failed(&e);
+        let is_sparse = meta.blocks().saturating_mul(512) < meta.len();
         let mut buffer = vec![0; PIECE];
-        let mut at = 0;
-        loop {
-            let read = from.read(&mut buffer).map_err(|e| item.failed(&e))?;
-            if read == 0 {
-                return Ok(());
+        let (mut at, mut written) = (0, 0);
+        'data: while let Some((start, end)) = next_data(from, at, meta.len()).map_err(failed)? {
+            at = start;
+            while at < end {
+                let len = (end - at).min(PIECE as u64) as usize;
+                let read = from.read_at(&mut buffer[..len], at).map_err(failed)?;
+                if read == 0 {
+                    break 'data;
+                }
+                // Hosts that do not tell where holes are have them all the same.
+                let step = if is_sparse { BLOCK } else { PIECE };
+                for (i, piece) in buffer[..read].chunks(step).enumerate() {
+                    if !is_sparse || piece.iter().any(|byte| *byte != 0) {
+                        let from = at + (i * step) as u64;
+                        self.write(item, to, from, piece)?;
+                        written = from + piece.len() as u64;
+                    }
+                }
+                at += read as u64;
             }
-            self.write(item, to, at, &buffer[..read])?;
-            at += read as u64;
+        }
+        // What is there only now, too: the file may be one that grows, or whose length nobody tells.
+        let len = from.metadata().map_err(failed)?.len().max(at);
+        match written < len {
+            true => {
+                let (fs, who) = (&self.copy.offline.fs, &self.copy.who);
+                let cut = fs.truncate(who, to.ino(), len);
+                cut.map_err(|e| Failure::from(e).at(item.from.display()))
+            }
+            false => Ok(()),
         }
     }
 
@@ -348,5 +383,25 @@ impl<'a> Inwards<'a> {
             .link(&self.copy.who, first, folder, name)
             .map(|_| ())
             .map_err(|e| named(name, e))
+    }
+}
+
+/// The next piece with data at or after `at`; without an end where the host does not tell one.
+fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
+    // Files of /proc have content and no length.
+    if len == 0 {
+        return Ok(Some((at, u64::MAX)));
+    }
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((at, u64::MAX))),
+        Err(error) => return Err(error.into()),
+    };
+    match seek(file, SeekFrom::Hole(start)) {
+        Ok(end) => Ok(Some((start, end))),
+        // It was cut meanwhile.
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

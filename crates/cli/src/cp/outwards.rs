@@ -5,7 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self as host, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::path::{Path, PathBuf};
 
 use fs::{Attr, Ino};
@@ -14,7 +16,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use super::attributes::HostFile;
 use super::{Copy, Links, not_a_folder, not_followed};
 use crate::failure::Failure;
-use crate::offline::{bytes, join, last_name, named};
+use crate::offline::{PIECE, bytes, join, last_name, named};
 use crate::output::harmless;
 
 pub struct Outwards<'a> {
@@ -192,11 +194,33 @@ impl<'a> Outwards<'a> {
         copied
     }
 
-    fn content(&self, item: &Item, mut file: &File) -> Result<(), Failure> {
-        let offline = self.copy.offline;
-        offline.read(&item.from, item.attr.ino, |piece| {
-            file.write_all(piece).map_err(|e| failed(&item.to, &e))
-        })
+    /// Writes what there is between holes to an empty file.
+    fn content(&self, item: &Item, file: &File) -> Result<(), Failure> {
+        let fs = &self.copy.offline.fs;
+        let unread = |e| named(&item.from, e);
+        let unwritten = |e: io::Error| failed(&item.to, &e);
+        let source = fs
+            .open_file(item.attr.ino, libc::O_RDONLY)
+            .map_err(unread)?;
+        let mut buffer = vec![0; PIECE];
+        let mut at = 0;
+        'data: loop {
+            at = match fs.seek(&source, at, libc::SEEK_DATA) {
+                Err(fs::Error::NoSuchOffset) => break,
+                found => found.map_err(unread)?,
+            };
+            let end = fs.seek(&source, at, libc::SEEK_HOLE).map_err(unread)?;
+            while at < end {
+                let len = (end - at).min(PIECE as u64) as usize;
+                let read = fs.read(&source, at, &mut buffer[..len]).map_err(unread)?;
+                if read == 0 {
+                    break 'data;
+                }
+                file.write_all_at(&buffer[..read], at).map_err(unwritten)?;
+                at += read as u64;
+            }
+        }
+        file.set_len(item.attr.size).map_err(unwritten)
     }
 
     fn symlink(&self, item: &Item) -> Result<(), Failure> {
