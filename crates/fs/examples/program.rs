@@ -4,23 +4,43 @@
 //!
 //! Makes the images if there is nothing at these paths. Each run adds an event, and reads all of them back.
 
-use device::{Array, OpenOptions, create_image, new_uuid, open_devices};
-use format::geometry::{Geometry, GeometryOptions};
-use fs::{Caller, FileSystem, FsOptions, MkfsOptions, ROOT, Request};
+use fs::{Array, Caller, FileSystem, FsOptions, MkfsOptions, OpenOptions, ROOT, Request};
+use fs::{Geometry, GeometryOptions, create_image, entropy, new_uuid, open_devices};
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 const IMAGE_BYTES: u64 = 256 << 20;
 
-fn main() -> Result<(), Box<dyn Error>> {
+const USAGE: &str = "usage: program IMAGE...
+Adds an event to the log in an array of 1 to 16 image files, and prints all events.
+Makes the images, 256 MiB each, if there is none of them yet.";
+
+fn main() -> ExitCode {
     let images: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    if !images.iter().any(|image| image.exists()) {
-        make(&images)?;
+    if images.is_empty() {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
     }
-    let events = run(&images, b"the program ran; ")?;
-    println!("{}", String::from_utf8_lossy(&events));
-    Ok(())
+    match made_and_run(&images, b"the program ran; ") {
+        Ok(events) => {
+            println!("{}", String::from_utf8_lossy(&events));
+            ExitCode::SUCCESS
+        }
+        // Errors of the library name the device and the remedy.
+        Err(error) => {
+            eprintln!("program: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn made_and_run(images: &[PathBuf], event: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    if !images.iter().any(|image| image.exists()) {
+        make(images)?;
+    }
+    run(images, event)
 }
 
 /// What `sheaf mkfs` does.
@@ -31,8 +51,8 @@ fn make(images: &[PathBuf]) -> Result<(), Box<dyn Error>> {
     let devices = open_devices(images, &OpenOptions::default())?;
     let sizes: Vec<u64> = devices.iter().map(|device| device.bytes()).collect();
     let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
-    let key = base::rng::entropy();
-    let array = Arc::new(Array::create(devices, geometry, "events", new_uuid(), key)?);
+    let array = Array::create(devices, geometry, "events", new_uuid(), entropy())?;
+    let array = Arc::new(array);
     FileSystem::mkfs(&array, &MkfsOptions::default())?;
     // Last: what was interrupted before does not open.
     array.write_labels()?;
@@ -102,10 +122,15 @@ fn run(images: &[PathBuf], event: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
 fn events_stay() {
     let folder = tempfile::tempdir().unwrap();
     let images = ["a.img", "b.img"].map(|name| folder.path().join(name));
-    make(&images).unwrap();
     let mut all = Vec::new();
     for event in [&b"first"[..], &[2; 10_000], b"third"] {
         all.extend_from_slice(event);
-        assert_eq!(run(&images, event).unwrap(), all);
+        assert_eq!(made_and_run(&images, event).unwrap(), all);
     }
+    // In words, not as the library's own structures.
+    let error = made_and_run(&images[..1], b"fourth").unwrap_err();
+    assert!(
+        error.to_string().contains("is missing (of 2 devices)"),
+        "{error}"
+    );
 }
