@@ -162,6 +162,10 @@ pub struct Umount {
 /// memory. Nothing is written without --repair or --preen; a repair is made in memory, and
 /// written in one step, so that an interruption leaves the array as it was, or repaired.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 no errors, 1 errors corrected, 4 errors left, 8 operational \
+    error, 16 usage error; 8 is added to the others where the report cannot be written."
+)]
 pub struct Fsck {
     /// The devices (also separated by ':', or UUID=… or LABEL=…)
     #[arg(required = true, num_args = 1..)]

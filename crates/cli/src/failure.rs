@@ -75,6 +75,12 @@ impl Failure {
         self.code
     }
 
+    /// With another exit code.
+    pub fn with_code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
+    }
+
     /// With more words after the message.
     pub fn after(mut self, more: impl std::fmt::Display) -> Self {
         self.message = self.message.map(|m| format!("{m}; {more}"));

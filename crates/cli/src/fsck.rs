@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::Fsck;
 use crate::devices::{self, Access};
-use crate::failure::{self, Failure, Outcome};
+use crate::failure::{self, Failure, OPERATIONAL, Outcome};
 use crate::output::harmless;
 use crate::{output, progress, size};
 
@@ -121,11 +121,12 @@ pub fn run(args: &Fsck) -> Outcome {
         true => repaired(&paths, args)?,
         false => checked(&paths)?,
     };
-    match args.json {
-        true => output::json(&shown)?,
-        false => output::print(text(&shown))?,
-    }
-    Ok(shown.exit_code)
+    let told = match args.json {
+        true => output::json(&shown),
+        false => output::print(text(&shown)),
+    };
+    // To fsck(8) codes are bits.
+    output::verdict(told, shown.exit_code, shown.exit_code | OPERATIONAL)
 }
 
 fn checked(paths: &[PathBuf]) -> Result<Shown, Failure> {

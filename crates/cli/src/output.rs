@@ -4,13 +4,30 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 
 /// An output error as a failure; a closed pipe ends the program without a word.
 pub fn failed(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::silent(0),
         _ => Failure::io("standard output", error),
+    }
+}
+
+/// As `told`; but to who goes on whether or not anybody reads it, a closed pipe is no failure.
+pub fn unheard(told: Result<(), Failure>) -> Result<(), Failure> {
+    match told {
+        Err(failure) if failure.message().is_none() => Ok(()),
+        told => told,
+    }
+}
+
+/// The end of a command whose exit code is its result, once it has told it in words: a reader that has gone changes no
+/// verdict, and with another output error it is the one for `untold`.
+pub fn verdict(told: Result<(), Failure>, code: u8, untold: u8) -> Outcome {
+    match unheard(told) {
+        Ok(()) => Ok(code),
+        Err(failure) => Err(failure.with_code(untold)),
     }
 }
 

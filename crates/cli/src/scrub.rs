@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args;
 use crate::devices::pause;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::output::harmless;
 use crate::{logging, output, progress, size};
 
@@ -86,10 +86,8 @@ pub fn run(args: &args::Scrub) -> Outcome {
     let state = go_on(args, &scrub, state, &file, &clock)?;
     file.remove();
     let errors = state.findings.iter().any(|f| f.severity != "notice");
-    let exit_code = match errors || state.more_findings > 0 {
-        true => ERRORS,
-        false => 0,
-    };
+    let errors_found = errors || state.more_findings > 0;
+    let exit_code = if errors_found { ERRORS } else { 0 };
     let report = Report {
         mountpoint: args.mountpoint.display().to_string(),
         uuid: device::uuid_text(&first.uuid),
@@ -102,11 +100,12 @@ pub fn run(args: &args::Scrub) -> Outcome {
         bytes: state.bytes,
         seconds: clock.monotonic_ns() as f64 / 1e9,
     };
-    match args.json {
-        true => output::json(&report)?,
-        false => output::print(text(&report))?,
-    }
-    Ok(exit_code)
+    let told = match args.json {
+        true => output::json(&report),
+        false => output::print(text(&report)),
+    };
+    let untold = if errors_found { ERRORS } else { OPERATIONAL };
+    output::verdict(told, exit_code, untold)
 }
 
 /// Steps until the end, at the pace asked for.

@@ -110,7 +110,7 @@ struct Report<'a> {
 
 impl Report<'_> {
     fn step(&mut self, what: &str, how: String) -> Result<(), Failure> {
-        output::line(format!("{what:>10}  {how}"))
+        output::unheard(output::line(format!("{what:>10}  {how}")))
     }
 
     fn now(&self) -> u64 {

@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use crate::args::Torture;
 use crate::devices::pause;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::{demo, logging, output, progress};
 
 use array::Array;
@@ -65,11 +65,11 @@ pub fn run(args: &Torture) -> Outcome {
     let seed = args.seed.unwrap_or_else(any_seed);
     if !args.json {
         let kills = args.kills.map(|n| format!(" --kills {n}"));
-        output::line(format!(
+        output::unheard(output::line(format!(
             "Seed {seed}: sheaf torture {} --seed {seed}{} makes the same choices again",
             args.dir.display(),
             kills.unwrap_or_default(),
-        ))?;
+        )))?;
     }
     let mut array = Array::make(&args.dir, &args.options)?;
     let mut run = Run::new(args, seed, &array);
@@ -89,11 +89,15 @@ pub fn run(args: &Torture) -> Outcome {
         complaints: run.complaints,
         kept,
     };
-    match args.json {
-        true => output::json(&shown)?,
-        false => output::print(text(&shown))?,
-    }
-    Ok(exit_code)
+    let told = match args.json {
+        true => output::json(&shown),
+        false => output::print(text(&shown)),
+    };
+    let untold = match exit_code {
+        0 => OPERATIONAL,
+        lost => lost,
+    };
+    output::verdict(told, exit_code, untold)
 }
 
 fn any_seed() -> u64 {

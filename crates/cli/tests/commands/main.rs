@@ -1,4 +1,6 @@
-//! The program as users call it, without a mount.
+//! The program as users call it, here without a mount.
+
+mod untold;
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
