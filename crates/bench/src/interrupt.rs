@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP as a flag, so that what a benchmark has set up is taken down
+//! SIGINT, SIGTERM and SIGHUP as a flag, so that what a benchmark (or another command) has set up is taken down
 //! before the process ends.
 
 use std::io;

@@ -15,7 +15,7 @@ pub mod files;
 pub mod fsync;
 pub mod fxmark;
 pub mod html;
-mod interrupt;
+pub mod interrupt;
 pub mod ior;
 pub mod list;
 mod meter;

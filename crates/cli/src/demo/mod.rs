@@ -13,6 +13,7 @@ mod unmounted;
 use std::path::{Path, PathBuf};
 
 use base::clock::Clock;
+use bench::interrupt;
 
 use crate::args::{Demo, Mkfs};
 use crate::failure::{Failure, OPERATIONAL, Outcome};
@@ -44,6 +45,8 @@ pub fn run(args: &Demo) -> Outcome {
     if args.victim {
         return unmounted::victim(args);
     }
+    // From here on a signal ends the demo by an error, which leaves nothing behind.
+    interrupt::catch()?;
     let folder = Folder::new(args)?;
     let clock = Clock::real();
     let mut report = Report { clock: &clock };
@@ -110,7 +113,8 @@ struct Report<'a> {
 
 impl Report<'_> {
     fn step(&mut self, what: &str, how: String) -> Result<(), Failure> {
-        output::unheard(output::line(format!("{what:>10}  {how}")))
+        output::unheard(output::line(format!("{what:>10}  {how}")))?;
+        Ok(interrupt::check()?)
     }
 
     fn now(&self) -> u64 {
@@ -196,6 +200,7 @@ fn choose_stage(
                 report.step("Mounted", format!("at {}", place.display()))?;
                 return Ok(Box::new(stage));
             }
+            Err(failure) if interrupt::requested() => return Err(failure),
             Err(failure) => match failure.message() {
                 Some(message) => format!("mounting failed: {message}"),
                 None => "mounting failed, as said above".to_owned(),

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bench::interrupt;
 use rustix::process::{Pid, Signal};
 
 use super::tree::{self, Tree};
@@ -57,8 +59,12 @@ impl Mounted {
     }
 
     fn mount(&self) -> Result<(), Failure> {
+        interrupt::check()?;
+        let own = std::process::id().to_string();
         let status = myself()
             .arg("mount")
+            // However the demo ends: no mount is left.
+            .args(["--end-with", &own])
             .arg("--pid-file")
             .arg(&self.pid_file)
             .arg("--log")
@@ -66,6 +72,8 @@ impl Mounted {
             .args(&self.devices)
             .arg(&self.mnt)
             .stdin(Stdio::null())
+            // A signal of the terminal ended it while the daemon that it has started went on to mount.
+            .process_group(0)
             .status()
             .map_err(|e| Failure::new(format!("cannot start sheaf mount: {e}")))?;
         match status.success() {
@@ -95,6 +103,7 @@ impl Stage for Mounted {
             fs::create_dir(&path).map_err(at(&path))?;
         }
         for file in &tree.files {
+            interrupt::check()?;
             let to = self.mnt.join(&file.name);
             fs::copy(&file.source, &to).map_err(at(&to))?;
         }
@@ -109,6 +118,7 @@ impl Stage for Mounted {
 
     fn verify(&mut self, tree: &Tree) -> Result<(), Failure> {
         for file in &tree.files {
+            interrupt::check()?;
             let path = self.mnt.join(&file.name);
             if tree::checksum(&path)? != (file.bytes, file.checksum) {
                 return Err(Failure::new(format!(
@@ -188,6 +198,7 @@ fn kill_when_due(stage: &Mounted) -> Result<(), Failure> {
 fn sync_all(paths: &[PathBuf]) -> Result<(), Failure> {
     let results = base::thread::parallel(SYNCERS, |worker| {
         for path in paths.iter().skip(worker).step_by(SYNCERS) {
+            interrupt::check()?;
             let file = File::open(path).map_err(at(path))?;
             file.sync_all().map_err(at(path))?;
         }

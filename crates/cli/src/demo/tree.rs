@@ -5,6 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use bench::interrupt;
+
 use super::at;
 use crate::failure::Failure;
 
@@ -33,18 +35,18 @@ impl Tree {
     pub fn find(root: Option<&Path>) -> Result<Self, Failure> {
         let mut tree = Tree::default();
         match root {
-            Some(root) => tree.add("tree", root),
+            Some(root) => tree.add("tree", root)?,
             None => {
                 let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-                tree.add("sources", &sources);
+                tree.add("sources", &sources)?;
                 if let Some(toolchain) = toolchain() {
                     for (name, part) in [("lib", "lib"), ("share", "share"), ("etc", "etc")] {
-                        tree.add(name, &toolchain.join(part));
+                        tree.add(name, &toolchain.join(part))?;
                     }
                 }
                 for (number, fallback) in FALLBACKS.iter().enumerate() {
                     if tree.files.len() < FILES_MOST / 2 {
-                        tree.add(&format!("machine{number}"), Path::new(fallback));
+                        tree.add(&format!("machine{number}"), Path::new(fallback))?;
                     }
                 }
             }
@@ -77,7 +79,7 @@ impl Tree {
 
     /// Adds the regular files under `root`, as far as the bounds allow. What cannot be read
     /// is not for us.
-    fn add(&mut self, name: &str, root: &Path) {
+    fn add(&mut self, name: &str, root: &Path) -> Result<(), Failure> {
         let mut bytes = self.bytes();
         let mut waiting = vec![(root.to_owned(), PathBuf::from(name))];
         while let Some((host, inside)) = waiting.pop() {
@@ -87,6 +89,7 @@ impl Tree {
             let mut entries: Vec<_> = entries.filter_map(Result::ok).collect();
             entries.sort_by_key(|e| e.file_name());
             for entry in entries {
+                interrupt::check()?;
                 let (source, name) = (entry.path(), inside.join(entry.file_name()));
                 let Ok(meta) = entry.metadata() else {
                     continue;
@@ -95,7 +98,7 @@ impl Tree {
                     waiting.push((source, name));
                 } else if meta.is_file() && meta.len() <= FILE_BYTES_MOST {
                     if self.files.len() >= FILES_MOST || bytes + meta.len() > BYTES_MOST {
-                        return;
+                        return Ok(());
                     }
                     let Ok((length, checksum)) = checksum(&source) else {
                         continue;
@@ -110,6 +113,7 @@ impl Tree {
                 }
             }
         }
+        Ok(())
     }
 }
 

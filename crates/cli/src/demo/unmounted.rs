@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use base::clock::Clock;
+use bench::interrupt;
 use fs::ROOT;
 
 use super::tree::Tree;
@@ -55,6 +56,7 @@ impl Stage for Unmounted {
             folders.insert(folder, made);
         }
         for file in &tree.files {
+            interrupt::check()?;
             let source = std::fs::read(&file.source).map_err(super::at(&file.source))?;
             let mut rest = &source[..];
             let parent = inside(&folders, &file.name);
@@ -71,6 +73,7 @@ impl Stage for Unmounted {
     fn verify(&mut self, tree: &Tree) -> Result<(), Failure> {
         let offline = self.opened()?;
         for file in &tree.files {
+            interrupt::check()?;
             let path = bytes(&file.name);
             let attr = offline.find(path)?;
             let (mut length, mut sum) = (0, 0);

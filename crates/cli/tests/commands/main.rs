@@ -1,5 +1,6 @@
 //! The program as users call it, here without a mount.
 
+mod interrupted;
 mod untold;
 
 use std::fs::{self, Permissions};
