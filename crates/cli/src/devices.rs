@@ -16,12 +16,7 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     for spec in given {
         match spec.to_str().and_then(ArrayId::parse) {
             Some(id) => paths.extend(members(&id)?),
-            None if names_no_uuid(spec) => {
-                return Err(Failure::usage(format!(
-                    "{}: no UUID; give all of it, as UUID=01234567-89ab-cdef-0123-456789abcdef (`sheaf info` and blkid show it)",
-                    spec.display()
-                )));
-            }
+            None if is_tag(spec) && !spec.exists() => return Err(no_such_tag(spec)),
             None => paths.extend(split(spec)),
         }
     }
@@ -61,10 +56,23 @@ pub fn unreadable(candidates: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// Something that begins as a UUID does, and is neither that nor a file.
-fn names_no_uuid(spec: &Path) -> bool {
-    let text = spec.to_str();
-    text.is_some_and(|text| text.starts_with("UUID=")) && !spec.exists()
+/// Whether it begins as what names a file system instead of a device.
+pub fn is_tag(spec: &Path) -> bool {
+    let text = spec.to_str().unwrap_or_default();
+    ["UUID=", "LABEL="].iter().any(|tag| text.starts_with(tag))
+}
+
+/// Of something that begins as a UUID or a label does, and is none.
+fn no_such_tag(spec: &Path) -> Failure {
+    let what = match spec.to_str().is_some_and(|text| text.starts_with("LABEL=")) {
+        true => {
+            "no label; give the name that the file system has, or its UUID (`sheaf info` shows both)"
+        }
+        false => {
+            "no UUID; give all of it, as UUID=01234567-89ab-cdef-0123-456789abcdef (`sheaf info` and blkid show it)"
+        }
+    };
+    Failure::usage(format!("{}: {what}", spec.display()))
 }
 
 /// `a:b:c` is three devices, unless a file has just that name.

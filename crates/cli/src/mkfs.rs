@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::args::Mkfs;
 use crate::failure::{Failure, Outcome};
-use crate::{output, progress, size};
+use crate::{devices, output, progress, size};
 
 /// What was made.
 #[derive(Debug, Serialize)]
@@ -63,9 +63,9 @@ struct Claim<'a> {
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     let uuid = match &args.uuid {
         None => device::new_uuid(),
-        Some(text) => device::parse_uuid(text)
-            .ok_or_else(|| Failure::usage(format!("'{text}' is not a UUID")))?,
+        Some(text) => given_uuid(text)?,
     };
+    check_paths(args)?;
     check_size(args)?;
     let mut claims = Vec::new();
     let result = claim_all(args, &mut claims).and_then(|()| make_on(args, uuid, &claims));
@@ -73,6 +73,28 @@ pub fn make(args: &Mkfs) -> Result<Made, Failure> {
         claims.iter().for_each(remove_created);
     }
     result
+}
+
+/// A UUID that tells the file system from others.
+fn given_uuid(text: &str) -> Result<[u8; 16], Failure> {
+    match device::parse_uuid(text) {
+        None => Err(Failure::usage(format!("'{text}' is not a UUID"))),
+        Some(nil) if nil == [0; 16] => Err(Failure::usage(
+            "the UUID of zeros stands for none; give another one, or none for a random one",
+        )),
+        Some(uuid) => Ok(uuid),
+    }
+}
+
+/// Whether the other commands, given the same words, would open the same devices.
+fn check_paths(args: &Mkfs) -> Result<(), Failure> {
+    match args.devices.iter().find(|path| devices::is_tag(path)) {
+        Some(tag) => Err(Failure::usage(format!(
+            "{0} names a file system that is there, not a device to make one on; for a file of that name write ./{0}",
+            tag.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Claims the devices one after the other, and creates the image files that do not exist, where a size is given. What another process

@@ -35,13 +35,14 @@ pub struct Member {
 }
 
 impl ArrayId {
-    /// Parses `UUID=…` and `LABEL=…` (also `NAME=…`); `None` for anything else, a path say.
+    /// Parses `UUID=…` and `LABEL=…`; `None` for anything else, a path say. An empty name is no name: it would be that of
+    /// any file system that was given none.
     pub fn parse(text: &str) -> Option<ArrayId> {
         let (key, value) = text.split_once('=')?;
         let value = value.trim_matches('"');
         match key {
             "UUID" => parse_uuid(value).map(ArrayId::Uuid),
-            "LABEL" | "NAME" => Some(ArrayId::Name(value.to_owned())),
+            "LABEL" if !value.is_empty() => Some(ArrayId::Name(value.to_owned())),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! The program as users call it, here without a mount.
 
 mod interrupted;
+mod named;
 mod untold;
 
 use std::fs::{self, Permissions};

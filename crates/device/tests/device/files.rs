@@ -260,6 +260,10 @@ fn members_are_found_by_uuid_and_by_name() {
     let error = find_members(&other, &candidates).unwrap_err();
     assert!(error.to_string().contains("LABEL=other"), "{error}");
     assert_eq!(ArrayId::parse("/dev/sda"), None);
+    // It was any file system without a name.
+    for none in ["LABEL=", "LABEL=\"\"", "UUID=", "NAME=test"] {
+        assert_eq!(ArrayId::parse(none), None, "{none}");
+    }
     assert_eq!(probe(&images.paths[0]), Some("sheaf"));
 }
 
