@@ -94,7 +94,7 @@ pub struct Mkfs {
 ///
 /// Returns when the mount is usable; a daemon then serves it until it is unmounted. A mount
 /// whose daemon died is cleaned away first.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub struct Mount {
     /// The devices (also separated by ':', or UUID=… or LABEL=…), then the mount point
     #[arg(required = true, num_args = 2.., value_name = "DEVICE... MOUNTPOINT")]
@@ -396,10 +396,15 @@ pub struct Torture {
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
     /// How long
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
     /// Stop after this many kills instead of after a time
-    #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        conflicts_with = "seconds",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub kills: Option<u32>,
     /// Make the choices of an earlier run again, which printed this
     #[arg(long)]

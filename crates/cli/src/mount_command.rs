@@ -38,6 +38,18 @@ pub fn run(args: &Mount) -> Outcome {
     }
 }
 
+/// Whether a mount with these options could be written to.
+pub fn check_options(options: &[String]) -> Result<(), Failure> {
+    let settings = Settings::parse(&Mount {
+        options: options.to_vec(),
+        ..Mount::default()
+    })?;
+    match settings.mount.read_only {
+        true => Err(Failure::usage("nothing can be written with -o ro")),
+        false => Ok(()),
+    }
+}
+
 /// This call's arguments, and one that makes it the daemon.
 fn daemon_arguments() -> Result<Vec<OsString>, Failure> {
     let mut arguments = helper::translate(std::env::args_os().collect())?;
@@ -492,15 +504,8 @@ mod tests {
 
     fn settings(options: &str) -> Result<Settings, Failure> {
         Settings::parse(&Mount {
-            devices_and_mountpoint: Vec::new(),
             options: vec![options.to_owned()],
-            cache_size: None,
-            read_only: false,
-            foreground: false,
-            log: None,
-            pid_file: None,
-            daemon: false,
-            end_with: None,
+            ..Mount::default()
         })
     }
 

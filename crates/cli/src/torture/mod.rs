@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::args::Torture;
 use crate::devices::pause;
 use crate::failure::{Failure, OPERATIONAL, Outcome};
-use crate::{demo, logging, output, progress};
+use crate::{demo, logging, mount_command, output, progress};
 
 use array::Array;
 use workload::Writer;
@@ -62,6 +62,7 @@ pub fn run(args: &Torture) -> Outcome {
     if let Some(reason) = demo::why_not() {
         return Err(Failure::new(reason));
     }
+    mount_command::check_options(&args.options)?;
     let seed = args.seed.unwrap_or_else(any_seed);
     if !args.json {
         let kills = args.kills.map(|n| format!(" --kills {n}"));
@@ -73,6 +74,7 @@ pub fn run(args: &Torture) -> Outcome {
     }
     let mut array = Array::make(&args.dir, &args.options)?;
     let mut run = Run::new(args, seed, &array);
+    run.begin(&mut array)?;
     run.go(args, &mut array);
     let exit_code = match run.complaints.is_empty() {
         true => 0,
@@ -158,7 +160,25 @@ impl Run {
         self.clock.monotonic_ns() as f64 / 1e9
     }
 
-    /// Kills until the time is over, or the count reached, or there are too many complaints.
+    /// Mounts for the first time. What fails here is no loss: there is nothing to lose yet.
+    fn begin(&self, array: &mut Array) -> Result<(), Failure> {
+        self.mount(array)
+            .map_err(|failure| match array.log_tail().as_str() {
+                "" => failure,
+                log => failure.after(format!("the daemon's log:\n{log}")),
+            })
+    }
+
+    /// With the writers' folders in it.
+    fn mount(&self, array: &mut Array) -> Result<(), Failure> {
+        array.start()?;
+        self.writers.iter().try_for_each(|writer| {
+            let prepared = writer.lock().prepare();
+            prepared.map_err(|e| Failure::io("preparing the writers' folders", &e))
+        })
+    }
+
+    /// Kills until the time is over, or the count reached, or there are too many complaints. It is mounted.
     fn go(&mut self, args: &Torture, array: &mut Array) {
         loop {
             let over = match args.kills {
@@ -171,8 +191,12 @@ impl Run {
             self.bar.set_position(self.seconds() as u64);
             self.bar
                 .set_message(format!("{} kills. Seconds:", self.kills));
+            let mounted = match self.kills {
+                0 => Ok(()),
+                _ => self.mount(array),
+            };
             self.kills += 1;
-            let checked = self.write_and_kill(array);
+            let checked = mounted.and_then(|()| self.write_and_kill(array));
             let checked = checked.and_then(|()| self.after_kill(array));
             let (what, fatal) = match checked {
                 Ok(complaints) => (complaints, false),
@@ -191,13 +215,8 @@ impl Run {
         self.bar.finish_and_clear();
     }
 
-    /// Mounts, lets the writers write, and kills the daemon.
+    /// Lets the writers write, and kills the daemon.
     fn write_and_kill(&mut self, array: &mut Array) -> Result<(), Failure> {
-        array.start()?;
-        for writer in &self.writers {
-            let prepared = writer.lock().prepare();
-            prepared.map_err(|e| Failure::io("preparing the writers' folders", &e))?;
-        }
         let time = Duration::from_millis(self.rng.range(1, 600));
         let over = AtomicBool::new(false);
         let results = base::thread::parallel(WRITERS + 1, |role| match self.writers.get(role) {

@@ -2,6 +2,7 @@
 
 mod interrupted;
 mod named;
+mod refused;
 mod untold;
 
 use std::fs::{self, Permissions};
