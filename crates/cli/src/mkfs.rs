@@ -7,6 +7,7 @@ use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 
+use bench::interrupt;
 use device::{Array, BlockDevice, OpenOptions};
 use format::geometry::{Geometry, GeometryOptions, MIN_ARRAY_BYTES, MIN_DEVICE_BYTES};
 use serde::Serialize;
@@ -28,6 +29,8 @@ pub struct Made {
 }
 
 pub fn run(args: &Mkfs) -> Outcome {
+    // From here on a signal ends it by an error, and the images go again.
+    interrupt::catch()?;
     let made = make(args)?;
     if args.json {
         output::json(&made)?;
@@ -59,7 +62,7 @@ struct Claim<'a> {
     found: Option<&'static str>,
 }
 
-/// Makes the file system; an image file that was created here goes again on failure.
+/// Makes the file system; an image file that was created here goes again on failure, and, where signals are caught, when one comes.
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     let uuid = match &args.uuid {
         None => device::new_uuid(),
@@ -101,6 +104,7 @@ fn check_paths(args: &Mkfs) -> Result<(), Failure> {
 /// does to one of them it does before its claim, or finds it in use.
 fn claim_all<'a>(args: &'a Mkfs, claims: &mut Vec<Claim<'a>>) -> Result<(), Failure> {
     for (before, path) in args.devices.iter().enumerate() {
+        interrupt::check()?;
         let created = create_image(args, path)?;
         device::check_distinct(&args.devices[..=before])?;
         for device in device::open_devices(slice::from_ref(path), &OpenOptions::default())? {
@@ -202,10 +206,11 @@ fn make_on(args: &Mkfs, uuid: [u8; 16], claims: &[Claim<'_>]) -> Result<Made, Fa
     // discard leaves nothing that mounts. Discarded blocks may read as anything, so once more.
     if !args.no_discard {
         create()?;
-        discard(&devices);
+        discard(&devices)?;
     }
     let array = Arc::new(create()?);
     fs::FileSystem::mkfs(&array, &owner())?;
+    interrupt::check()?;
     array.write_labels()?;
     let geometry = array.geometry();
     Ok(Made {
@@ -318,15 +323,17 @@ fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failu
 }
 
 /// Tells the devices that all they hold is worthless. One that cannot only stays slower.
-fn discard(devices: &[Arc<dyn BlockDevice>]) {
+fn discard(devices: &[Arc<dyn BlockDevice>]) -> Result<(), Failure> {
     let bar = progress::bar("Discarding", devices.len() as u64);
     for device in devices {
+        interrupt::check()?;
         if let Err(error) = device.discard(0, device.bytes()) {
             tracing::info!("{}: not discarded: {error}", device.name());
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
+    Ok(interrupt::check()?)
 }
 
 #[cfg(test)]

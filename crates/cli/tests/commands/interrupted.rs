@@ -1,30 +1,53 @@
 //! Signals while a command is at work: it ends, and what it set up goes with it.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 use crate::untold::can_mount;
-use crate::{OPERATIONAL, Ran};
+use crate::{Array, OPERATIONAL, Ran, sheaf};
 
-fn start(command: &[&str]) -> Child {
-    let mut sheaf = Command::new(env!("CARGO_BIN_EXE_sheaf"));
-    sheaf.args(command).process_group(0);
-    sheaf.stdout(Stdio::piped()).stderr(Stdio::piped());
-    sheaf.spawn().unwrap()
+/// A call, and what it says on standard error: a file, for a daemon that is left would keep a pipe open.
+struct Started {
+    child: Child,
+    errors: File,
 }
 
-fn ended(child: Child) -> Ran {
-    Ran(child.wait_with_output().unwrap())
+fn start(command: &[&str]) -> Started {
+    let errors = tempfile::tempfile().unwrap();
+    let mut sheaf = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+    sheaf.args(command).process_group(0).stdout(Stdio::piped());
+    sheaf.stderr(errors.try_clone().unwrap());
+    let child = sheaf.spawn().unwrap();
+    Started { child, errors }
+}
+
+impl Started {
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn end(mut self) -> Ran {
+        let status = self.child.wait().unwrap();
+        let mut stderr = Vec::new();
+        self.errors.rewind().unwrap();
+        self.errors.read_to_end(&mut stderr).unwrap();
+        let stdout = Vec::new();
+        Ran(Output {
+            status,
+            stdout,
+            stderr,
+        })
+    }
 }
 
 /// The demo in `dir`, of a tree of one file.
-fn demo(dir: &Path, options: &[&str]) -> Child {
+fn demo(dir: &Path, options: &[&str]) -> Started {
     let tree = dir.join("tree");
     fs::create_dir_all(&tree).unwrap();
     fs::write(tree.join("file"), "copied").unwrap();
@@ -56,15 +79,15 @@ fn an_interrupted_demo_leaves_nothing() {
         (Signal::TERM, &["--no-mount"], "Verified"),
     ] {
         let dir = TempDir::new().unwrap();
-        let mut child = demo(dir.path(), options);
-        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut started = demo(dir.path(), options);
+        let mut said = BufReader::new(started.child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains(word) {
             line.clear();
             assert!(said.read_line(&mut line).unwrap() > 0, "no {word}");
         }
-        kill_process(Pid::from_child(&child), signal).unwrap();
-        nothing_is_left(ended(child), dir.path());
+        kill_process(started.pid(), signal).unwrap();
+        nothing_is_left(started.end(), dir.path());
     }
 }
 
@@ -75,12 +98,44 @@ fn a_demo_that_is_interrupted_with_all_it_has_started_leaves_nothing() {
         return;
     }
     let dir = TempDir::new().unwrap();
-    let mut child = demo(dir.path(), &[]);
-    let folder = dir.path().join(format!("sheaf-demo-{}", child.id()));
+    let mut started = demo(dir.path(), &[]);
+    let folder = dir
+        .path()
+        .join(format!("sheaf-demo-{}", started.child.id()));
     let begun = || ["daemon.pid.new", "daemon.pid"].map(|name| folder.join(name).exists());
     while !begun().contains(&true) {
-        assert_eq!(child.try_wait().unwrap(), None);
+        assert_eq!(started.child.try_wait().unwrap(), None);
     }
-    kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
-    nothing_is_left(ended(child), dir.path());
+    kill_process_group(started.pid(), Signal::INT).unwrap();
+    nothing_is_left(started.end(), dir.path());
+}
+
+/// The images stayed, and were what the same command found in its way.
+#[test]
+fn an_interrupted_mkfs_takes_the_images_with_it_that_it_has_created() {
+    let mut interrupted = 0;
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP].repeat(4) {
+        let array = Array::unmade(16);
+        fs::File::create(&array.images[3])
+            .unwrap()
+            .set_len(64 << 20)
+            .unwrap();
+        let mut mkfs = vec!["mkfs", "--size", "64M"];
+        mkfs.extend(array.images.iter().map(|image| image.to_str().unwrap()));
+        let mut started = start(&mkfs);
+        while !array.images[0].exists() && started.child.try_wait().unwrap().is_none() {}
+        kill_process(started.pid(), signal).unwrap();
+        let ran = started.end();
+        let left = || fs::read_dir(array.dir.path()).unwrap().count();
+        if ran.0.status.success() {
+            assert_eq!(left(), 16);
+            continue;
+        }
+        interrupted += 1;
+        ran.exits(OPERATIONAL).says("interrupted");
+        // But the one that was there.
+        assert_eq!(left(), 1);
+        sheaf(&mkfs, &["--force"], &[]).succeeds();
+    }
+    assert!(interrupted > 0);
 }
