@@ -394,12 +394,14 @@ fn show(
     });
     spinner.finish_and_clear();
     let report = report?;
+    let written = match page {
+        Some(page) => page.write(&bench::html::render(&report)),
+        None => Ok(()),
+    };
+    // What was measured is shown in any case; but of two JSON objects nobody could read one.
     match options.json {
-        true => output::json(&report)?,
-        false => output::print(bench::text::render(&report))?,
-    }
-    if let Some(page) = page {
-        page.write(&bench::html::render(&report))?;
+        true => written.and_then(|()| output::json(&report))?,
+        false => output::print(bench::text::render(&report)).and(written)?,
     }
     Ok(0)
 }

@@ -43,14 +43,14 @@ use serde::Serialize;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    let json = wants_json(&arguments);
     let arguments = match helper::translate(arguments) {
         Ok(arguments) => arguments,
-        Err(failure) => return report(&failure, false),
+        Err(failure) => return report(&failure, json),
     };
-    let json = wants_json(&arguments);
     let sheaf = match Sheaf::try_parse_from(&arguments) {
         Ok(sheaf) => sheaf,
-        Err(error) => return refuse_usage(&error),
+        Err(error) => return refuse_usage(&error, json),
     };
     match run(sheaf) {
         Ok(code) => ExitCode::from(code),
@@ -88,13 +88,19 @@ fn run(sheaf: Sheaf) -> Outcome {
 }
 
 /// Help and version go to standard output and are a success; the rest is a usage error.
-fn refuse_usage(error: &clap::Error) -> ExitCode {
+fn refuse_usage(error: &clap::Error, json: bool) -> ExitCode {
     // A closed pipe is no reason to complain.
     let _ = error.print();
-    match error.use_stderr() {
-        true => ExitCode::from(USAGE),
-        false => ExitCode::SUCCESS,
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
     }
+    if json {
+        let text = error.to_string();
+        // What follows is how to call it.
+        let what = text.split("\n\nUsage:").next().unwrap_or(&text);
+        show_failure(what.strip_prefix("error: ").unwrap_or(what).trim(), USAGE);
+    }
+    ExitCode::from(USAGE)
 }
 
 /// What went wrong, as it appears on standard output where `--json` was given.
@@ -109,12 +115,14 @@ fn report(failure: &Failure, json: bool) -> ExitCode {
         // It may have names in it that anybody gave.
         let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
         eprintln!("sheaf: {}", lines.join("\n"));
-        let failed = Failed {
-            error: message,
-            exit_code: failure.code(),
-        };
-        // Nobody reads it: the exit code tells.
-        let _ = json.then(|| output::json(&failed));
+        if json {
+            show_failure(message, failure.code());
+        }
     }
     ExitCode::from(failure.code())
+}
+
+fn show_failure(error: &str, exit_code: u8) {
+    // Nobody reads it: the exit code tells.
+    let _ = output::json(&Failed { error, exit_code });
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::untold::can_mount;
-use crate::{OPERATIONAL, Ran, USAGE, sheaf};
+use crate::{OPERATIONAL, Ran, USAGE, one, sheaf};
 
 /// All of it was loss or damage.
 #[test]
@@ -40,4 +40,44 @@ fn a_torture_that_cannot_begin_complains_of_no_loss() {
     let ran = ran.exits(OPERATIONAL).says("before the mount was usable");
     assert!(!ran.to_string().contains("LOSS"), "{ran}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// The one JSON object that a call prints that is refused or fails.
+#[track_caller]
+fn failed(ran: Ran, code: i32) -> String {
+    let ran = ran.exits(code);
+    let failed: serde_json::Value = serde_json::from_str(&ran.output()).unwrap();
+    assert_eq!(failed["exit_code"], code);
+    failed["error"].as_str().unwrap().to_owned()
+}
+
+/// A program that reads what is printed read nothing.
+#[test]
+fn a_wrong_call_is_json_where_that_was_asked_for() {
+    for (call, word) in [
+        (&["fsck", "--json"][..], "required"),
+        (&["fsck", "--json", "--frobnicate", "a"], "--frobnicate"),
+        (&["mkfs", "--json", "--size", "much", "a"], "64M"),
+        (&["rm", "--json", "-d"], "--device"),
+        (&["frobnicate", "--json"], "frobnicate"),
+    ] {
+        let error = failed(sheaf(call, &[], &[]), USAGE);
+        assert!(error.contains(word), "{error}");
+        assert!(
+            !error.contains("Usage:") && !error.starts_with("error"),
+            "{error}"
+        );
+    }
+    let plain = sheaf(&["fsck", "--", "--json"], &["-x"], &[]);
+    assert_eq!(plain.exits(OPERATIONAL).output(), "");
+}
+
+/// It was two: the report, and then that the page could not be written.
+#[test]
+fn a_benchmark_whose_page_cannot_be_written_prints_one_json_object() {
+    let small = ["bench", "remove", "--count", "100", "--runs", "1"];
+    let rest = ["--against", "none", "--json", "--html"];
+    let ran = sheaf(&small, &rest, &one("/dev/full".as_ref()));
+    let error = failed(ran, OPERATIONAL);
+    assert!(error.contains("/dev/full"), "{error}");
 }
