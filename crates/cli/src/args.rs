@@ -283,9 +283,9 @@ pub struct Rm {
     /// Remove folders with everything in them
     #[arg(short, long)]
     pub recursive: bool,
-    /// Threads at work; the number of CPUs by default
-    #[arg(short, long, value_name = "N")]
-    pub jobs: Option<usize>,
+    /// Threads at work; the number of CPUs by default, and 64 at most
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub jobs: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -59,7 +59,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
         relative: args.relative,
     };
     show(&args.common.output, |tell| Ok(fxmark::run(&options, tell)?))
@@ -85,7 +85,7 @@ fn array(args: &BenchArray) -> Outcome {
         },
         latency: args.latency.map(Duration::from_micros),
         reap: args.reap,
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.output, |tell| Ok(array::run(&options, tell)?))
 }
@@ -107,7 +107,7 @@ fn checkpoint(args: &BenchCheckpoint) -> Outcome {
             Some(dir) => Storage::Dir(dir.clone()),
             None => Storage::Memory,
         },
-        memory: args.cache_size as usize,
+        memory: memory(Some(args.cache_size))?,
     };
     let suite = |tell: &dyn Fn(&str)| Ok(checkpoint::run(&options, tell)?);
     show(&args.output, suite)
@@ -178,7 +178,7 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
             (latency, args.devices)
         }),
         reap: args.reap,
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     })
 }
 
@@ -207,7 +207,7 @@ fn ior(args: &BenchIor) -> Outcome {
             other => other,
         },
         against,
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(ior::run(&options, tell)?))
 }
@@ -235,7 +235,7 @@ fn page_cache(args: &BenchCache) -> Outcome {
         runs: args.common.runs,
         against: against(&args.common, &["ext4"])?,
         storage: storage(&args.common),
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(cache::run(&options, tell)?))
 }
@@ -248,7 +248,7 @@ fn pool(args: &Pool) -> Outcome {
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(pool::run(&options, tell)?))
 }
@@ -276,7 +276,7 @@ fn recovery(args: &BenchRecovery) -> Outcome {
             Some(dir) => Storage::Dir(dir.clone()),
             None => Storage::Memory,
         },
-        memory: args.cache_size as usize,
+        memory: memory(Some(args.cache_size))?,
     };
     let suite = |tell: &dyn Fn(&str)| Ok(recovery::run(&options, tell)?);
     show(&args.output, suite)
@@ -289,7 +289,7 @@ fn remove(args: &Remove) -> Outcome {
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(remove::run(&options, tell)?))
 }
@@ -302,7 +302,7 @@ fn written(args: &Written) -> Outcome {
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| {
         Ok(written::run(&options, tell)?)
@@ -310,8 +310,10 @@ fn written(args: &Written) -> Outcome {
 }
 
 /// Memory for Sheaf in this process, by default what a mount takes.
-fn memory(asked: Option<u64>) -> usize {
-    asked.unwrap_or_else(mount_command::default_memory) as usize
+fn memory(asked: Option<u64>) -> Result<usize, Failure> {
+    let bytes = asked.unwrap_or_else(mount_command::default_memory);
+    mount_command::check_memory(bytes).map_err(|failure| failure.at("--cache-size"))?;
+    Ok(bytes as usize)
 }
 
 fn scale(args: &Scale) -> Outcome {
@@ -327,7 +329,7 @@ fn scale(args: &Scale) -> Outcome {
             Some(dir) => Storage::Dir(dir.clone()),
             None => Storage::Memory,
         },
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.output, |tell| Ok(scale::run(&options, tell)?))
 }
@@ -344,7 +346,7 @@ fn tx(args: &BenchTx) -> Outcome {
         storage: storage(&args.common),
         sheaf: this_program()?,
         sqlite: args.sqlite.clone(),
-        memory: memory(args.cache_size),
+        memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(tx::run(&options, tell)?))
 }

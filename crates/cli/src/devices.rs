@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
 use device::{Array, ArrayId, Backend, OpenOptions, ReapRing, Reaping, Topology};
+use format::MAX_DEVICES;
 
 use crate::failure::Failure;
 
@@ -20,9 +21,20 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
             None => paths.extend(split(spec)),
         }
     }
+    check_count(&paths)?;
     match &paths[..] {
         [single] => with_companions(single),
         _ => Ok(paths),
+    }
+}
+
+/// Whether an array can have as many.
+pub fn check_count(paths: &[PathBuf]) -> Result<(), Failure> {
+    match paths.len() {
+        1..=MAX_DEVICES => Ok(()),
+        given => Err(Failure::usage(format!(
+            "an array has 1 to {MAX_DEVICES} devices, not {given}"
+        ))),
     }
 }
 

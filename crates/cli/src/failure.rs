@@ -96,7 +96,13 @@ impl Failure {
 
 impl From<device::Error> for Failure {
     fn from(error: device::Error) -> Self {
-        Failure::new(error.to_string())
+        match error {
+            device::Error::GivenTwice { .. }
+            | device::Error::NoDevices
+            | device::Error::NameTooLong { .. }
+            | device::Error::ControlInName { .. } => Failure::usage(error.to_string()),
+            error => Failure::new(error.to_string()),
+        }
     }
 }
 

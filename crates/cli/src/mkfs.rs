@@ -91,6 +91,7 @@ fn given_uuid(text: &str) -> Result<[u8; 16], Failure> {
 
 /// Whether the other commands, given the same words, would open the same devices.
 fn check_paths(args: &Mkfs) -> Result<(), Failure> {
+    devices::check_count(&args.devices)?;
     match args.devices.iter().find(|path| devices::is_tag(path)) {
         Some(tag) => Err(Failure::usage(format!(
             "{0} names a file system that is there, not a device to make one on; for a file of that name write ./{0}",
@@ -137,7 +138,7 @@ fn create_image(args: &Mkfs, path: &Path) -> Result<Option<Metadata>, Failure> {
         )));
     }
     let bytes = args.size.ok_or_else(|| {
-        Failure::new(format!(
+        Failure::usage(format!(
             "{} does not exist; to create an image file give --size",
             path.display()
         ))

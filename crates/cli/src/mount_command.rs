@@ -146,12 +146,7 @@ impl Caches {
     }
 
     fn limit(&mut self, bytes: u64) -> Result<(), Failure> {
-        if bytes < Self::LEAST {
-            let least = size::text(Self::LEAST);
-            return Err(Failure::usage(format!(
-                "cache_size must be at least {least}"
-            )));
-        }
+        check_memory(bytes)?;
         if bytes > memory_bytes() {
             let all = size::text(memory_bytes());
             return Err(Failure::usage(format!(
@@ -166,6 +161,17 @@ impl Caches {
     /// What was asked for; by default a quarter of the machine's memory at most.
     fn bytes(&self) -> usize {
         self.total.unwrap_or_else(default_memory) as usize
+    }
+}
+
+/// Whether memory of this size is enough.
+pub fn check_memory(bytes: u64) -> Result<(), Failure> {
+    match bytes < Caches::LEAST {
+        true => Err(Failure::usage(format!(
+            "cache_size must be at least {}",
+            size::text(Caches::LEAST)
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -199,18 +205,34 @@ fn take_option(
         ("checkpoint", Some(value)) => fs.store.checkpoint_interval = period(name, value)?,
         ("checkpoint_workers", Some(value)) => fs.store.workers = workers(name, value)?,
         ("write_back", Some(value)) => fs.data.write_back_age = seconds(name, value)?,
-        ("pre_clean", Some("on")) => fs.data.pre_clean = true,
-        ("pre_clean", Some("off")) => fs.data.pre_clean = false,
+        ("pre_clean", Some(value)) => fs.data.pre_clean = on_or_off(name, value)?,
         ("mtime_persist", Some(value)) => fs.data.mtime_persist = interval(name, value)?,
-        ("io", Some("auto")) => access.backend = Backend::Auto,
-        ("io", Some("uring")) => access.backend = Backend::IoUring,
-        ("io", Some("threads")) => access.backend = Backend::Threads,
+        ("io", Some(value)) => access.backend = backend(name, value)?,
         ("topology", Some(value)) => access.topology = topology(name, value)?,
         ("reap_ring", Some(value)) => access.reap_ring = reap_ring(name, value)?,
         ("reap", Some(value)) => access.reap = reaping(name, value)?,
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+fn on_or_off(name: &str, value: &str) -> Result<bool, Failure> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(Failure::usage(format!("{name}={value}: give on or off"))),
+    }
+}
+
+fn backend(name: &str, value: &str) -> Result<Backend, Failure> {
+    match value {
+        "auto" => Ok(Backend::Auto),
+        "uring" => Ok(Backend::IoUring),
+        "threads" => Ok(Backend::Threads),
+        _ => Err(Failure::usage(format!(
+            "{name}={value}: give one of auto, uring, threads"
+        ))),
+    }
 }
 
 fn topology(name: &str, value: &str) -> Result<Topology, Failure> {
@@ -542,7 +564,10 @@ mod tests {
             ("checkpoint=0.001", "at least 0.01 seconds"),
             ("checkpoint_workers=0", "from 1 to 64"),
             ("checkpoint_workers=65", "from 1 to 64"),
-            ("io=floppy", "io=floppy"),
+            ("io=floppy", "io=floppy: give one of auto, uring, threads"),
+            ("pre_clean=maybe", "pre_clean=maybe: give on or off"),
+            ("workers=1", "from 2 to 1024"),
+            ("max_read=512", "from 4096 to 1048576"),
             ("topology=flat", "per-core or per-device"),
             ("device_timeout", "device_timeout="),
             ("device_timeout=10min", "number of seconds"),

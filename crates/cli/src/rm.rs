@@ -85,7 +85,8 @@ fn remove(
     if path.ends_with(b"/") && !offline.fs.lookup(folder, name).map_err(failed)?.is_dir() {
         return Err(failed(fs::Error::NotADirectory));
     }
-    let workers = args.jobs.unwrap_or_else(base::thread::cpu_count);
+    let asked = args.jobs.map(|jobs| jobs as usize);
+    let workers = asked.unwrap_or_else(base::thread::cpu_count);
     match offline.remove(folder, name, args.recursive, workers, progress) {
         Err(fs::Error::IsADirectory) => Err(Failure::new(format!(
             "{} is a folder; to remove it with everything in it give --recursive",

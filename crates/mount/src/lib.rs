@@ -61,8 +61,12 @@ use transport::uring::{self, RingFuse};
 pub enum Error {
     #[error("unknown mount option '{0}'")]
     UnknownOption(String),
-    #[error("mount option '{name}' cannot be '{value}'")]
-    BadOption { name: String, value: String },
+    #[error("mount option '{name}' cannot be '{value}'; give {expected}")]
+    BadOption {
+        name: String,
+        value: String,
+        expected: String,
+    },
     #[error("options cannot change while mounted: unmount, then mount with the new options")]
     Remount,
     #[error("{0:?} contains a zero byte")]

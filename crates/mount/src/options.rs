@@ -1,5 +1,9 @@
 //! Mount options: one text, as in fstab, to a value.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
 use crate::Error;
 
 /// When reading updates the access time.
@@ -152,33 +156,50 @@ impl MountOptions {
     }
 
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Error> {
-        let bad = || Error::BadOption {
+        let bad = |expected: &str| Error::BadOption {
             name: name.to_owned(),
             value: value.to_owned(),
+            expected: expected.to_owned(),
         };
+        let name_only = || bad("a name without commas, backslashes and control characters");
         match name {
-            "max_read" => self.max_read = Some(value.parse().map_err(|_| bad())?),
+            "max_read" => {
+                let bytes = within(value, &MAX_READ);
+                self.max_read = Some(bytes.map_err(|range| bad(&range))?);
+            }
             "workers" => {
-                let workers: usize = value.parse().map_err(|_| bad())?;
-                if !(2..=1024).contains(&workers) {
-                    return Err(bad());
-                }
-                self.workers = Some(workers);
+                let workers = within(value, &WORKERS);
+                self.workers = Some(workers.map_err(|range| bad(&range))?);
             }
             "fuse_io" => {
                 self.fuse_io = match value {
                     "auto" => FuseIo::Auto,
                     "dev" => FuseIo::Dev,
                     "uring" => FuseIo::Uring,
-                    _ => return Err(bad()),
+                    _ => return Err(bad("one of auto, dev, uring")),
                 }
             }
-            "fsname" => self.fsname = Some(plain(value).ok_or_else(bad)?),
-            "subtype" => self.subtype = Some(plain(value).ok_or_else(bad)?),
+            "fsname" => self.fsname = Some(plain(value).ok_or_else(name_only)?),
+            "subtype" => self.subtype = Some(plain(value).ok_or_else(name_only)?),
             _ => return Ok(is_comment(name)),
         }
         Ok(true)
     }
+}
+
+/// Of less the kernel makes a page; for more it never asks.
+const MAX_READ: RangeInclusive<u32> = 4096..=crate::transport::DATA_MAX as u32;
+const WORKERS: RangeInclusive<usize> = 2..=1024;
+
+/// A number of a range, or what the range is.
+fn within<T: FromStr + PartialOrd + Display>(
+    value: &str,
+    range: &RangeInclusive<T>,
+) -> Result<T, String> {
+    let number = value.parse().ok();
+    number
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| format!("a number from {} to {}", range.start(), range.end()))
 }
 
 /// `x-…` options and `comment=` are for other programs that read fstab.
@@ -212,8 +233,23 @@ mod tests {
     fn an_unknown_option_is_named() {
         let error = MountOptions::parse("ro,frobnicate=3").unwrap_err();
         assert!(error.to_string().contains("frobnicate=3"), "{error}");
-        let error = MountOptions::parse("workers=1").unwrap_err();
-        assert!(error.to_string().contains("workers"), "{error}");
+        // Nobody learned what they may be, and of a number of bytes that is no size the kernel made another one.
+        for (option, word) in [
+            ("workers=0", "from 2 to 1024"),
+            ("workers=1", "from 2 to 1024"),
+            ("workers=1000000", "from 2 to 1024"),
+            ("workers=many", "from 2 to 1024"),
+            ("max_read=0", "from 4096 to 1048576"),
+            ("max_read=4095", "from 4096 to 1048576"),
+            ("max_read=1048577", "from 4096 to 1048576"),
+            ("fuse_io=fast", "auto, dev, uring"),
+        ] {
+            let error = MountOptions::parse(option).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        for option in ["max_read=4096", "max_read=1048576", "workers=2"] {
+            MountOptions::parse(option).unwrap();
+        }
         assert!(MountOptions::parse("fsname=a\\b").is_err());
         assert!(MountOptions::parse("remount,ro").is_err());
     }

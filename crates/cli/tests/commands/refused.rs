@@ -6,7 +6,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::untold::can_mount;
-use crate::{OPERATIONAL, Ran, USAGE, one, sheaf};
+use crate::{Array, OPERATIONAL, Ran, USAGE, one, sheaf};
 
 /// All of it was loss or damage.
 #[test]
@@ -80,4 +80,51 @@ fn a_benchmark_whose_page_cannot_be_written_prints_one_json_object() {
     let ran = sheaf(&small, &rest, &one("/dev/full".as_ref()));
     let error = failed(ran, OPERATIONAL);
     assert!(error.contains("/dev/full"), "{error}");
+}
+
+/// They were errors of the devices.
+#[test]
+fn what_the_caller_got_wrong_is_a_usage_error() {
+    let array = Array::unmade(17);
+    array
+        .mkfs(&["--size", "64M"])
+        .exits(USAGE)
+        .says("1 to 16 devices, not 17");
+    sheaf(&["fsck"], &[], &array.images)
+        .exits(USAGE)
+        .says("1 to 16 devices, not 17");
+    let long = "x".repeat(65);
+    let twice = [array.images[0].clone(), array.images[0].clone()];
+    sheaf(&["mkfs"], &["--size", "64M"], &twice)
+        .exits(USAGE)
+        .says("name each device once");
+    sheaf(&["mkfs"], &["--size", "64M", "-L", &long], &twice[..1])
+        .exits(USAGE)
+        .says("64 bytes");
+    assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
+    let made = Array::made(1);
+    let twice = [made.images[0].clone(), made.images[0].clone()];
+    for command in ["mkfs", "fsck", "info"] {
+        sheaf(&[command], &[], &twice)
+            .exits(USAGE)
+            .says("name each device once");
+    }
+    let device = made.images[0].to_str().unwrap();
+    sheaf(&["rm", "-j", "0", "-r", "-d", device, "/x"], &[], &[])
+        .exits(USAGE)
+        .says("--jobs");
+}
+
+/// What no mount takes measured something that there is not.
+#[test]
+fn benchmarks_take_no_less_memory_than_a_mount() {
+    let small = ["--runs", "1", "--cache-size", "7M"];
+    let fxmark = ["fxmark", "--seconds", "0.01", "--pool", "200"];
+    let pool = ["pool", "--live", "30", "--pairs", "50"];
+    for suite in [&fxmark[..], &pool] {
+        let alone = [suite, &["--against", "none"]].concat();
+        sheaf(&["bench"], &[&alone[..], &small].concat(), &[])
+            .exits(USAGE)
+            .says("at least 8.0 MiB");
+    }
 }
