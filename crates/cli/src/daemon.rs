@@ -33,7 +33,7 @@ pub fn start(arguments: &[OsString]) -> Outcome {
             }
             // Whether or not anybody reads it, the daemon goes on.
             if let Err(failure) = output::line(said) {
-                tracing::debug!("nobody hears the daemon: {failure:?}");
+                tracing::debug!("nobody hears the daemon: {}", output::why(&failure));
             }
         }
     }

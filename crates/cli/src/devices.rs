@@ -20,6 +20,9 @@ pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
             None if is_tag(spec) && !spec.exists() => return Err(no_such_tag(spec)),
             None => paths.extend(split(spec)),
         }
+        if paths.iter().any(|path| path.as_os_str().is_empty()) {
+            return Err(empty_name(spec));
+        }
     }
     check_count(&paths)?;
     match &paths[..] {
@@ -65,6 +68,14 @@ pub fn unreadable(candidates: &[PathBuf]) -> Option<String> {
     Some(format!(
         "{}{others}: cannot open: Permission denied; run as root or get access",
         first.display()
+    ))
+}
+
+/// Of a list of devices in which one has no name.
+fn empty_name(spec: &Path) -> Failure {
+    Failure::usage(format!(
+        "'{}': an empty device name; names are divided by one ':' each",
+        spec.display()
     ))
 }
 

@@ -313,18 +313,22 @@ fn text(shown: &Shown) -> String {
         );
     }
     text += &format!(
-        "{} files, {} folders, {} symbolic links, {} special files; {} of data, {} of metadata\n",
-        shown.files,
-        shown.folders,
-        shown.symlinks,
-        shown.special_files,
+        "{}, {}, {}, {}; {} of data, {} of metadata\n",
+        size::counted(shown.files, "file"),
+        size::counted(shown.folders, "folder"),
+        size::counted(shown.symlinks, "symbolic link"),
+        size::counted(shown.special_files, "special file"),
         size::text(shown.data_size),
         size::text(shown.metadata_size),
     );
     text += match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
-        _ if shown.refused.is_some() || !shown.actions.is_empty() => "ERRORS LEFT\n",
+        _ if shown.repaired => "ERRORS LEFT by the repair\n",
+        _ if shown.refused.is_some() => "ERRORS LEFT, for the reason above\n",
+        _ if !shown.actions.is_empty() => {
+            "ERRORS LEFT, for nothing was written: without `-n` what is said above is done\n"
+        }
         _ => {
             "ERRORS LEFT: `sheaf fsck --repair` corrects what can be corrected, `-n` with it shows what that is\n"
         }

@@ -32,9 +32,11 @@ pub fn run(args: &Mkfs) -> Outcome {
     // From here on a signal ends it by an error, and the images go again.
     interrupt::catch()?;
     let made = make(args)?;
-    if args.json {
-        output::json(&made)?;
-    } else if !args.quiet {
+    let told = if args.json {
+        output::json(&made)
+    } else if args.quiet {
+        Ok(())
+    } else {
         let name = match made.label.is_empty() {
             true => String::new(),
             false => format!(" \"{}\"", made.label),
@@ -47,8 +49,9 @@ pub fn run(args: &Mkfs) -> Outcome {
             if made.devices.len() == 1 { "" } else { "s" },
             size::text(made.stripe_unit),
             size::text(made.journal_size),
-        ))?;
-    }
+        ))
+    };
+    told.map_err(|failure| failure.after("the file system is made"))?;
     Ok(0)
 }
 

@@ -455,7 +455,10 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
         tracing::info!("{told}");
         // A daemon's parent passes it on.
         if let Err(failure) = output::line(told) {
-            tracing::warn!("nobody hears how long recovery took: {failure:?}");
+            tracing::warn!(
+                "nobody hears how long recovery took: {}",
+                output::why(&failure)
+            );
         }
     }
     Ok(fs)
@@ -474,7 +477,10 @@ fn announce(args: &Mount, pid_file: Option<&mut PidFile>, mountpoint: &Path) {
         false => output::line(format!("{USABLE} {}", mountpoint.display())),
     };
     if let Err(failure) = told {
-        tracing::warn!("nobody hears that the mount is usable: {failure:?}");
+        tracing::warn!(
+            "nobody hears that the mount is usable: {}",
+            output::why(&failure)
+        );
     }
 }
 

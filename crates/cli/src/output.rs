@@ -31,6 +31,11 @@ pub fn verdict(told: Result<(), Failure>, code: u8, untold: u8) -> Outcome {
     }
 }
 
+/// Why it was not heard, for the log.
+pub fn why(unheard: &Failure) -> &str {
+    unheard.message().unwrap_or("the reader has gone")
+}
+
 /// Prints text as it is.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();

@@ -11,7 +11,7 @@ use crate::args::Rm;
 use crate::failure::{Failure, Outcome};
 use crate::offline::{Offline, bytes, inside, last_name, named, parent};
 use crate::output::{self, harmless};
-use crate::progress;
+use crate::{progress, size};
 
 /// What was removed, as `--json` shows it.
 #[derive(Default, Serialize)]
@@ -45,18 +45,20 @@ pub fn run(args: &Rm) -> Outcome {
     // What was removed must be on the devices, whatever failed.
     failures.extend(offline.close().err());
     let text = format!(
-        "{} files and {} folders removed",
-        report.files, report.directories
+        "{} and {} removed",
+        size::counted(report.files, "file"),
+        size::counted(report.directories, "folder")
     );
     let reasons: Vec<&str> = failures.iter().filter_map(Failure::message).collect();
     if !reasons.is_empty() {
         return Err(Failure::new(reasons.join("\n")).after(&text));
     }
     report.seconds = clock.monotonic_ns() as f64 / 1e9;
-    match args.json {
-        true => output::json(&report)?,
-        false => output::line(text)?,
-    }
+    let told = match args.json {
+        true => output::json(&report),
+        false => output::line(&text),
+    };
+    told.map_err(|failure| failure.after(&text))?;
     Ok(0)
 }
 

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `64M`, `4GiB`, `1.5T`, plain bytes.
+//! Sizes as people write them: `64M`, `4GiB`, `1.5T`, plain bytes; and numbers of things.
 
 const RATE_LEAST: u64 = 64 << 10;
 
@@ -62,6 +62,14 @@ pub fn text(bytes: u64) -> String {
         value /= 1024.0;
     }
     format!("{value:.1} PiB")
+}
+
+/// So many of what has an ordinary plural.
+pub fn counted(count: u64, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {one}s"),
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod interrupted;
 mod named;
 mod refused;
+mod said;
 mod untold;
 
 use std::fs::{self, Permissions};
@@ -308,7 +309,7 @@ fn files_go_in_and_come_out() {
     rm(&["/"]).exits(USAGE).says("root folder");
     rm(&["/tree/small"])
         .succeeds()
-        .says("1 files and 0 folders");
+        .says("1 file and 0 folders removed");
     rm(&["--json", "-r", "/tree"])
         .succeeds()
         .says("\"files\": 2")
@@ -403,7 +404,8 @@ fn fsck_reports_an_array_whose_checkpoints_are_gone() {
         .says("NOT REPAIRED");
     sheaf(&["fsck", "--repair", "-n"], &[], &array.images)
         .exits(UNCORRECTED)
-        .says("would be");
+        .says("would be")
+        .says("without `-n`");
     assert!(fs::read(&array.images[0]).unwrap() == damaged);
     sheaf(&["fsck", "--repair"], &[], &array.images)
         .exits(CORRECTED)

@@ -17,12 +17,12 @@ fn closed() -> Stdio {
 }
 
 /// An output that takes nothing.
-fn full() -> Stdio {
+pub fn full() -> Stdio {
     let full = File::options().write(true).open("/dev/full");
     full.unwrap().into()
 }
 
-fn sheaf(command: &[&str], array: &Array, out: Stdio) -> Ran {
+pub fn sheaf(command: &[&str], array: &Array, out: Stdio) -> Ran {
     let mut sheaf = Command::new(env!("CARGO_BIN_EXE_sheaf"));
     sheaf.args(command).args(&array.images).stdout(out);
     sheaf.stderr(Stdio::piped());

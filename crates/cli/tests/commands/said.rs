@@ -1,0 +1,85 @@
+//! What is said tells what is the matter.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::untold::{can_mount, full};
+use crate::{Array, OPERATIONAL, USAGE, sheaf, untold};
+
+/// A message began with the name, which was empty.
+#[test]
+fn an_empty_name_of_a_device_is_called_that() {
+    let array = Array::made(1);
+    let device = array.images[0].to_str().unwrap();
+    let after = format!("{device}:");
+    for names in [&after, &format!(":{device}"), ":"] {
+        for command in ["fsck", "info"] {
+            sheaf(&[command, names], &[], &[])
+                .exits(USAGE)
+                .says(&format!("'{names}': an empty device name"));
+        }
+    }
+}
+
+/// It read as if nothing had been done.
+#[test]
+fn work_that_was_done_is_not_denied_when_its_report_cannot_be_written() {
+    let array = Array::unmade(1);
+    untold::sheaf(&["mkfs", "--size", "64M"], &array, full())
+        .exits(OPERATIONAL)
+        .says("standard output")
+        .says("the file system is made");
+    let device = array.images[0].to_str().unwrap();
+    let file = array.path("file");
+    fs::write(&file, "gone").unwrap();
+    sheaf(
+        &["cp", "-d", device, file.to_str().unwrap(), ":/"],
+        &[],
+        &[],
+    )
+    .succeeds();
+    let none = Array::unmade(0);
+    untold::sheaf(&["rm", "-d", device, "/file"], &none, full())
+        .exits(OPERATIONAL)
+        .says("1 file and 0 folders removed");
+    sheaf(&["fsck"], &[], &array.images)
+        .succeeds()
+        .says("0 files, 1 folder, 0 symbolic links");
+}
+
+#[test]
+fn trim_takes_any_folder_of_a_mount_and_a_mount_that_nobody_hears_of_says_why() {
+    if !can_mount() {
+        return;
+    }
+    let array = Array::made(1);
+    let at = array.path("mnt");
+    fs::create_dir(&at).unwrap();
+    let mut mount = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+    mount.args(["mount", "-f"]).args([&array.images[0], &at]);
+    mount.stdout(full()).stderr(Stdio::piped());
+    let mut mount = mount.spawn().unwrap();
+    let mut said = BufReader::new(mount.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("nobody hears") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0);
+    }
+    let inner = at.join("one/two");
+    fs::create_dir_all(&inner).unwrap();
+    let trim = |path: PathBuf| sheaf(&["trim"], &[], &[path]);
+    let trimmed = [trim(at.clone()), trim(inner)];
+    let elsewhere = trim(array.dir.path().to_owned());
+    sheaf(&["umount"], &[], &[at]).succeeds();
+    assert!(mount.wait().unwrap().success());
+    assert!(
+        line.contains("standard output") && !line.contains("Failure"),
+        "{line}"
+    );
+    for ran in trimmed {
+        ran.succeeds().says("discarded");
+    }
+    elsewhere.exits(OPERATIONAL).says("no Sheaf file system");
+}
