@@ -1,15 +1,15 @@
 //! Verification of a whole file system, read-only: what the store owns, then what the nodes mean.
 //!
-//! 1. One pass over all nodes ([`contents`]): each inode by itself, the blocks and the nodes that
+//! 1. One pass over all nodes (`contents`): each inode by itself, the blocks and the nodes that
 //!    it owns. What later passes need of an inode is kept in 22 bytes.
-//! 2. One pass over the directories ([`names`]): every name against the inode that it names.
+//! 2. One pass over the directories (`names`): every name against the inode that it names.
 //! 3. The sums: link counts, what nothing refers to, what cannot be reached from the root,
 //!    used blocks against the space maps.
 //!
 //! Invariants:
 //! 1. Nothing is written; the journal is replayed in memory.
 //! 2. Memory does not grow with names or with file sizes: 22 bytes for each nid of a region in use
-//!    ([`state::Inodes`]), one bit for each block of a data chunk in use ([`state::Blocks`]), a
+//!    (`state::Inodes`), one bit for each block of a data chunk in use (`state::Blocks`), a
 //!    bounded list of findings, and the store's caches.
 //! 3. What an unreadable node or table page hides is not reported again as missing, leaked
 //!    or miscounted.

@@ -10,10 +10,10 @@
 //! 1. [`engine::Salvage`] puts together what can be read of the store, in memory.
 //! 2. Rounds: the check of [`super`] looks at it, and what it names is mended, in memory, in
 //!    stages; a later stage waits for a round in which the earlier ones change nothing.
-//!    - *structure* ([`contents`], [`names`]): each inode by itself, its trees rebuilt from the
+//!    - *structure* (`contents`, `names`): each inode by itself, its trees rebuilt from the
 //!      leaves that are there; names that refer to nothing go;
-//!    - *place* ([`places`]): what has no name, or is its own ancestor, gets one in `/lost+found`;
-//!    - *counts* ([`places`]): links, lists of unlinked inodes; nodes that nobody owns go.
+//!    - *place* (`places`): what has no name, or is its own ancestor, gets one in `/lost+found`;
+//!    - *counts* (`places`): links, lists of unlinked inodes; nodes that nobody owns go.
 //! 3. When the check finds nothing more, the space maps are made from the files, and the check runs
 //!    once more, over everything. If it finds anything, nothing is written.
 //! 4. `Salvage::publish`, **the one commit point**: a checkpoint beside the old state.
