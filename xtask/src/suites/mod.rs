@@ -241,3 +241,37 @@ pub fn script(log: &str, dir: &Path, text: &str, seconds: u64) -> Fallible<()> {
         .current_dir(dir);
     process::run(log, &mut bash, Duration::from_secs(seconds))?.check("script")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One was missing, and nobody who was told the order of the others saw that.
+    #[test]
+    fn the_table_of_suites_has_all_of_them_in_their_order() {
+        let text = std::fs::read_to_string(process::source_dir().join("CONTRIBUTING.md")).unwrap();
+        let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+        let cells = rows.filter_map(|row| row.split_once(" |"));
+        let told = cells.flat_map(|(names, _)| names.trim_end_matches('`').split("`, `"));
+        let told: Vec<&str> = told.collect();
+        let plain = PLAIN.iter().map(|(name, _)| *name);
+        let all: Vec<&str> = plain
+            .chain(MOUNTED.iter().map(|(name, ..)| *name))
+            .collect();
+        let is_repeat = |name: &&str| name.ends_with("-uring");
+        let order = |names: &[&str], repeats: bool| -> Vec<String> {
+            let names = names.iter().filter(|name| is_repeat(name) == repeats);
+            names.map(|name| (*name).to_owned()).collect()
+        };
+        for repeats in [false, true] {
+            assert_eq!(order(&told, repeats), order(&all, repeats));
+        }
+        for (before, repeat) in all
+            .iter()
+            .zip(&all[1..])
+            .filter(|(_, name)| is_repeat(name))
+        {
+            assert_eq!(format!("{before}-uring"), *repeat);
+        }
+    }
+}

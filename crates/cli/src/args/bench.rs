@@ -300,11 +300,11 @@ fn shape(text: &str) -> Result<Option<(usize, usize)>, String> {
 
 /// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO and through Sheaf
 ///
-/// On 1 to 8 loop devices over files in memory, in turn, with as many transfers in flight on each as --depth says, and one at a
+/// On 1, 2, 4 and 8 loop devices over files in memory, or other numbers up to 16, in turn, with as many transfers in flight on each as --depth says, and one at a
 /// time. Needs root, but for --dir without --loop and for --latency.
 #[derive(Args, Debug)]
 pub struct BenchArray {
-    /// Numbers of devices, separated by commas, instead of 1,2,4,8 or up to those that are given
+    /// Numbers of devices, 1 to 16, separated by commas, instead of 1,2,4,8 or up to those that are given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<usize>,
     /// Transfers in flight on each device

@@ -83,3 +83,26 @@ fn trim_takes_any_folder_of_a_mount_and_a_mount_that_nobody_hears_of_says_why() 
     }
     elsewhere.exits(OPERATIONAL).says("no Sheaf file system");
 }
+
+/// Options that the help has and the manual does not.
+#[test]
+fn the_table_of_mount_options_has_all_that_help_names() {
+    let help = sheaf(&["mount", "--help"], &[], &[]).succeeds().output();
+    let (_, options) = help.split_once("Options separated by commas: ").unwrap();
+    let (options, _) = options.split_once(" (to wait").unwrap();
+    let mut outside = String::new();
+    for part in options.split('(') {
+        outside += part.rsplit(')').next().unwrap();
+    }
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let mut named = 0;
+    for option in outside.split(',') {
+        let name = option.trim().split('=').next().unwrap();
+        assert!(readme.contains(&format!("`{name}")), "{name}");
+        named += 1;
+    }
+    assert!(named > 25, "{outside}");
+    let help = sheaf(&["bench", "array", "--help"], &[], &[]).succeeds();
+    help.says("up to 16").says("1 to 16");
+}
