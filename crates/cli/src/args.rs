@@ -161,6 +161,9 @@ pub struct Umount {
 /// counts, extents against space maps, and segments. The journal a crash left is replayed in
 /// memory. Nothing is written without --repair or --preen; a repair is made in memory, and
 /// written in one step, so that an interruption leaves the array as it was, or repaired.
+///
+/// A device both copies of whose label are gone, by a partition table written to the wrong disk say, gets its label again by --repair
+/// with all devices of the file system named one by one, if the metadata on it proves that it is the missing device.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 no errors, 1 errors corrected, 4 errors left, 8 operational \

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::sync::{Condvar, Mutex, rank};
-use device::{Array, ArrayId, Backend, OpenOptions, ReapRing, Reaping, Topology};
+use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, ReapRing, Reaping, Topology};
 use format::MAX_DEVICES;
 
 use crate::failure::Failure;
@@ -146,6 +146,12 @@ pub struct Access {
 
 /// Opens the array over `paths`.
 pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
+    let devices = claim(paths, access)?;
+    Ok(Arc::new(Array::assemble(devices, access.read_only)?))
+}
+
+/// Opens the devices at `paths`, as they are.
+pub fn claim(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
     let options = OpenOptions {
         read_only: access.read_only,
         backend: access.backend,
@@ -154,8 +160,7 @@ pub fn open(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
         reap_ring: access.reap_ring,
         ..OpenOptions::default()
     };
-    let devices = device::open_when_free(paths, &options)?;
-    Ok(Arc::new(Array::assemble(devices, access.read_only)?))
+    Ok(device::open_when_free(paths, &options)?)
 }
 
 /// Waits.

@@ -16,6 +16,7 @@ use crate::args::Fsck;
 use crate::devices::{self, Access};
 use crate::failure::{self, Failure, OPERATIONAL, Outcome};
 use crate::output::harmless;
+use crate::relabel::{self, Relabelled};
 use crate::{output, progress, size};
 
 const CLEAN: u8 = 0;
@@ -35,6 +36,8 @@ struct Shown {
     more_findings: u64,
     /// The actions were carried out; else they would be.
     repaired: bool,
+    /// The first actions, of labels, that were carried out in any case.
+    labels_written: usize,
     actions: Vec<ShownAction>,
     more_actions: u64,
     refused: Option<Refused>,
@@ -58,7 +61,7 @@ struct ShownFinding {
     what: String,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct ShownAction {
     kind: &'static str,
     object: String,
@@ -86,6 +89,7 @@ impl Shown {
             findings: findings(report),
             more_findings: report.more_findings,
             repaired: false,
+            labels_written: 0,
             actions: Vec::new(),
             more_actions: 0,
             refused: None,
@@ -139,13 +143,50 @@ fn checked(paths: &[PathBuf]) -> Result<Shown, Failure> {
     Ok(Shown::new(&array, &report, exit_code))
 }
 
-/// Checks, repairs, and checks again.
+/// Checks, repairs, and checks again, with labels that are gone written first.
 fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let access = Access {
         read_only: args.dry_run,
         ..Access::default()
     };
-    let array = devices::open(paths, access)?;
+    let devices = devices::claim(paths, access)?;
+    let (array, relabelled) = match Array::assemble(devices.clone(), access.read_only) {
+        Ok(array) => (Arc::new(array), Vec::new()),
+        Err(device::Error::LabelLost(_)) if args.repair && relabel::are_named(&args.devices) => {
+            relabel::restore(&devices, args.dry_run)?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    drop(devices);
+    let mut shown = mended(paths, args, array)?;
+    if !relabelled.is_empty() {
+        shown.actions = [relabelled.iter().map(shown_label).collect(), shown.actions].concat();
+        if !args.dry_run {
+            shown.labels_written = relabelled.len();
+            shown.repaired |= shown.refused.is_none();
+        }
+        if shown.exit_code == CLEAN {
+            shown.exit_code = if args.dry_run { UNCORRECTED } else { CORRECTED };
+        }
+    }
+    Ok(shown)
+}
+
+fn shown_label(label: &Relabelled) -> ShownAction {
+    ShownAction {
+        kind: "label",
+        object: format!("label of device {}", label.index),
+        path: None,
+        what: format!(
+            "both copies were gone on {}; written again, since {}",
+            label.device, label.proof
+        ),
+        lost: false,
+    }
+}
+
+/// Repairs an array that opens, and checks again.
+fn mended(paths: &[PathBuf], args: &Fsck, array: Arc<Array>) -> Result<Shown, Failure> {
     let options = RepairOptions {
         dry_run: args.dry_run,
         lossless: args.preen,
@@ -287,8 +328,9 @@ fn text(shown: &Shown) -> String {
     if shown.more_findings > 0 {
         text += &format!("and {} more\n", shown.more_findings);
     }
-    for action in &shown.actions {
-        let what = match (shown.repaired, action.lost) {
+    for (i, action) in shown.actions.iter().enumerate() {
+        let done = shown.repaired || i < shown.labels_written;
+        let what = match (done, action.lost) {
             (true, true) => "LOST",
             (true, false) => "repaired",
             (false, true) => "would be LOST",
@@ -301,8 +343,12 @@ fn text(shown: &Shown) -> String {
         text += &format!("and {} more\n", shown.more_actions);
     }
     if let Some(refused) = &shown.refused {
+        let nothing = match shown.labels_written {
+            0 => "nothing",
+            _ => "nothing else",
+        };
         text += &format!(
-            "NOT REPAIRED, and nothing was written: {}\nremedy: {}\n",
+            "NOT REPAIRED, and {nothing} was written: {}\nremedy: {}\n",
             refused.why, refused.remedy
         );
     }

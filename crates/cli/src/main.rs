@@ -25,6 +25,7 @@ mod mount_command;
 mod offline;
 mod output;
 mod progress;
+mod relabel;
 mod rm;
 mod scrub;
 mod size;

@@ -80,6 +80,8 @@ pub enum Error {
         head: Damage,
         tail: Damage,
     },
+    #[error("{0}")]
+    LabelLost(Box<LostLabels>),
     #[error(
         "{device}: format version {version} is newer than the newest known, {known}; \
          use a newer version of Sheaf"
@@ -196,6 +198,31 @@ pub enum Error {
     Geometry(#[from] Damage),
 }
 
+/// A device both copies of whose label are gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostLabel {
+    pub device: String,
+    pub bytes: u64,
+    /// What is there instead.
+    pub why: String,
+}
+
+/// Devices without a label beside others of an array that has no device in some places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostLabels {
+    pub lost: Vec<LostLabel>,
+    /// These places, from 0, and the sizes of their devices in bytes.
+    pub missing: Vec<usize>,
+    pub sizes: Vec<u64>,
+    /// Places in all.
+    pub count: usize,
+    pub uuid: String,
+    pub name: String,
+    pub labelled: Vec<String>,
+    /// All devices, as they were given.
+    pub given: Vec<String>,
+}
+
 impl Error {
     /// The error number of the system call that failed, where one did.
     pub fn raw_os_error(&self) -> Option<i32> {
@@ -275,6 +302,60 @@ pub(crate) fn ring_remedy(source: &io::Error) -> &'static str {
         Some(libc::EMFILE) => "; there are no descriptors left: raise `ulimit -n`",
         Some(libc::ENFILE) => "; there are no descriptors left: raise the sysctl fs.file-max",
         _ => "",
+    }
+}
+
+impl std::fmt::Display for LostLabels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LostLabels {
+            lost,
+            missing,
+            sizes,
+            count,
+            uuid,
+            name,
+            labelled,
+            given,
+        } = self;
+        let one = |lost: &LostLabel| {
+            format!(
+                "{}: both copies of the label are gone ({})",
+                lost.device, lost.why
+            )
+        };
+        let what: Vec<String> = lost.iter().map(one).collect();
+        let carry = match labelled.len() {
+            1 => "carries a label",
+            _ => "carry labels",
+        };
+        write!(
+            f,
+            "{}; {} {carry} of file system {uuid} ({name:?}), which misses {} of {count}, counted from 0",
+            what.join("; "),
+            labelled.join(", "),
+            device_list(missing),
+        )?;
+        if let ([lost], [size]) = (&lost[..], &sizes[..])
+            && lost.bytes / 4096 != size / 4096
+        {
+            return write!(
+                f,
+                "; that has {size} bytes, {} has {}, so it is another device: name the right one",
+                lost.device, lost.bytes
+            );
+        }
+        if lost.len() != missing.len() {
+            return f.write_str("; name all devices of this file system, and no others");
+        }
+        let (this, its) = match lost.len() {
+            1 => ("this should be it", "its label"),
+            _ => ("these should be they", "their labels"),
+        };
+        write!(
+            f,
+            ": {this}. Do not run mkfs: `sheaf fsck --repair {}` writes {its} again if what lies there proves it",
+            given.join(" ")
+        )
     }
 }
 

@@ -11,6 +11,7 @@ use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::error::Error;
 use crate::probe;
+use crate::unlabelled;
 use crate::uuid::uuid_text;
 use base::clock::{Clock, Timestamp};
 use format::geometry::Geometry;
@@ -43,6 +44,16 @@ pub(crate) struct Found {
     pub damaged: Option<(usize, Damage)>,
 }
 
+impl Found {
+    pub fn copy(&self) -> Found {
+        let damaged = self.damaged.clone();
+        Found {
+            label: self.label,
+            damaged,
+        }
+    }
+}
+
 /// Why one label copy was not accepted.
 enum Refusal {
     /// The magic is not there.
@@ -70,15 +81,23 @@ impl Refusal {
 impl Array {
     /// Puts an array together from its devices, in any order. Reads the labels only. Errors
     /// name the device: missing, foreign, duplicate, too small, not Sheaf's, damaged, of
-    /// another version or with unknown features.
+    /// another version or with unknown features. Where labels of an array are gone beside others that are
+    /// there: [`Error::LabelLost`], and [`Incomplete`](crate::Incomplete) goes on from there.
     pub fn assemble(devices: Vec<Arc<dyn BlockDevice>>, read_only: bool) -> Result<Array, Error> {
         if devices.is_empty() {
             return Err(Error::NoDevices);
         }
-        let mut found = Vec::new();
+        let given: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
+        let (mut found, mut bare) = (Vec::new(), Vec::new());
         for device in devices {
-            let label = read_label(device.as_ref())?;
-            found.push((device, label));
+            match read_label(device.as_ref()) {
+                Ok(label) => found.push((device, label)),
+                Err(error) if unlabelled::is_bare(&error) => bare.push((device, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        if !bare.is_empty() {
+            return Err(unlabelled::told(found, bare, given));
         }
         check_same_owner(&found)?;
         let mut by_index = sort_by_index(found)?;
@@ -157,6 +176,14 @@ impl Array {
             self.write_label(repair.device)?;
         }
         Ok(())
+    }
+
+    /// Writes both copies of labels that are gone ([`Incomplete`](crate::Incomplete)), durably. Interrupted, it leaves devices with
+    /// a label and devices without, or with its second copy only.
+    pub fn write_lost_labels(&self, devices: &[usize]) -> Result<(), Error> {
+        devices
+            .iter()
+            .try_for_each(|index| self.write_label(*index))
     }
 
     /// Both copies of one label, the second one first.
@@ -310,7 +337,7 @@ fn run_one(device: &dyn BlockDevice, operation: Operation<'_>) -> Result<(), Err
     }
 }
 
-fn read_block(device: &dyn BlockDevice, block: u64) -> Result<AlignedBuf, Error> {
+pub(crate) fn read_block(device: &dyn BlockDevice, block: u64) -> Result<AlignedBuf, Error> {
     let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
     let read = Operation::Read {
         offset: block * BLOCK,
@@ -468,7 +495,7 @@ pub fn label_features(label: &Label) -> Vec<String> {
 type Labelled = (Arc<dyn BlockDevice>, Found);
 
 /// All devices carry the UUID that most of them carry (of equals, the first given).
-fn check_same_owner(found: &[Labelled]) -> Result<(), Error> {
+pub(crate) fn check_same_owner(found: &[Labelled]) -> Result<(), Error> {
     let votes = |uuid: [u8; 16]| found.iter().filter(|(_, f)| f.label.uuid == uuid).count();
     let (mut owner, mut most) = (0, 0);
     for (i, (_, f)) in found.iter().enumerate() {
@@ -492,7 +519,7 @@ fn check_same_owner(found: &[Labelled]) -> Result<(), Error> {
 }
 
 /// The devices by index, each index once and none missing.
-fn sort_by_index(found: Vec<Labelled>) -> Result<Vec<Labelled>, Error> {
+pub(crate) fn sort_by_index(found: Vec<Labelled>) -> Result<Vec<Labelled>, Error> {
     let label = found[0].1.label;
     let count = found
         .iter()
@@ -524,7 +551,7 @@ fn sort_by_index(found: Vec<Labelled>) -> Result<Vec<Labelled>, Error> {
     Ok(places.into_iter().flatten().collect())
 }
 
-fn check_member(
+pub(crate) fn check_member(
     device: &dyn BlockDevice,
     index: usize,
     label: &Label,

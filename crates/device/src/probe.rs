@@ -101,6 +101,9 @@ const MAGICS: &[Magic] = &[
 /// First byte and count of the 1 KiB uberblocks in ZFS's first label.
 const ZFS_UBERBLOCKS: (u64, u64) = (128 << 10, 128);
 const BLOCK: u64 = 4096;
+/// Entries of a GPT, and bytes of each, as all who write one have it.
+const GPT_ENTRIES: u64 = 128;
+const GPT_ENTRY: u64 = 128;
 
 /// Names what the device or image at `path` holds; `None` when nothing known is found or it
 /// cannot be read. Reads only, and takes no lock.
@@ -146,6 +149,43 @@ pub fn signatures(device: &dyn BlockDevice) -> Vec<Signature> {
         });
     }
     hits
+}
+
+/// Whether a partition table on the device names a partition.
+pub(crate) fn has_partitions(device: &dyn BlockDevice) -> bool {
+    let mut reader = Reader {
+        device,
+        block: None,
+    };
+    // What protects a GPT from those who do not know it is none.
+    const PROTECTIVE: u8 = 0xee;
+    let signed = reader.holds(510, b"\x55\xaa");
+    let entries = reader.bytes(446, 64).filter(|_| signed).unwrap_or(&[]);
+    let used = |entry: &[u8]| !matches!(entry[4], 0 | PROTECTIVE);
+    if entries.chunks_exact(16).any(used) {
+        return true;
+    }
+    let mut tables = Vec::new();
+    for sector in [512, 4096] {
+        let end = device.bytes() / sector * sector;
+        // Its entries follow the first header, and precede the last.
+        let backup = end.checked_sub(sector + GPT_ENTRIES * GPT_ENTRY);
+        tables.push((Some(sector), Some(2 * sector)));
+        tables.push((end.checked_sub(sector), backup));
+    }
+    tables.into_iter().any(|(header, first)| {
+        let (Some(header), Some(first)) = (header, first) else {
+            return false;
+        };
+        let entry = |i| first + i * GPT_ENTRY;
+        // The first part of an entry is what kind of partition it is; zero if it is none.
+        reader.holds(header, b"EFI PART")
+            && (0..GPT_ENTRIES).any(|i| {
+                reader
+                    .bytes(entry(i), 16)
+                    .is_some_and(|kind| kind != [0; 16])
+            })
+    })
 }
 
 fn place(at: At, bytes: u64) -> Option<u64> {

@@ -41,11 +41,26 @@ pub trait Visitor<C>: Sync {
     fn unreadable(&self, nid: Nid) {
         let _ = nid;
     }
+    /// An item that the checkpoint reaches lies, or should lie, in this place: a page, or an image with what is in it. Of some that are
+    /// wrong the place may be outside the array.
+    fn item(&self, place: Place, item: Seen<'_, C>) {
+        let _ = (place, item);
+    }
     /// The image that the table names is no image of the node, whether or not replay made up
     /// for it.
     fn bad_image(&self, nid: Nid, why: &Unread) {
         let _ = (nid, why);
     }
+}
+
+/// What lies where an item should.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a, C> {
+    Image(&'a C),
+    /// A page of a table, or a space map.
+    Page,
+    /// Something else, or nothing that a device returns.
+    Wrong,
 }
 
 /// Why an image cannot be used.
@@ -109,6 +124,8 @@ impl<C: Content> Store<C> {
         let audit = Audit::new(self, findings, progress);
         for (index, pointer) in self.table.map_pointers() {
             audit.page(Object::Table, pointer.place());
+            // They were read when the store was opened, as the next.
+            visitor.item(pointer.place(), Seen::Page);
             if pointer.stamp.get() >> 32 != 0 {
                 let what = format!("the pointer to map page {index} has stray bits");
                 findings.error(Object::Table, what);
@@ -116,6 +133,7 @@ impl<C: Content> Store<C> {
         }
         for place in &self.checkpoint_state.lock().space_places {
             audit.page(Object::SpaceTables, *place);
+            visitor.item(*place, Seen::Page);
         }
         let all = |_| true;
         let sweep = Sweep {
@@ -292,6 +310,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
         let page = match self.store.table.region_page(index) {
             Ok(page) => page,
             Err(error) => {
+                self.visitor.item(pointer.place(), Seen::Wrong);
                 self.lost(
                     object,
                     error,
@@ -300,6 +319,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 return Vec::new();
             }
         };
+        self.visitor.item(pointer.place(), Seen::Page);
         if let Some(audit) = self.audit {
             audit.free_count(index, pointer, &page);
         }
@@ -329,8 +349,14 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 audit.page(object.clone(), pointer.place());
             }
             match self.store.table.leaf_entries(region, leaf, pointer) {
-                Ok(entries) => entries,
-                Err(error) => return self.lost(object, error, nids.filter(in_use)),
+                Ok(entries) => {
+                    self.visitor.item(pointer.place(), Seen::Page);
+                    entries
+                }
+                Err(error) => {
+                    self.visitor.item(pointer.place(), Seen::Wrong);
+                    return self.lost(object, error, nids.filter(in_use));
+                }
             }
         };
         for (nid, entry) in nids.zip(entries) {
@@ -433,7 +459,14 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 if let Some(audit) = self.audit {
                     audit.image(at.nid, &body);
                 }
-                if let Some(why) = self.store.misfit(at.nid, &body) {
+                let misfit = self.store.misfit(at.nid, &body);
+                let seen = match (&misfit, &body) {
+                    (Some(_), _) => Seen::Wrong,
+                    (None, Body::User(content)) => Seen::Image(content),
+                    (None, Body::Space(_) | Body::Gone) => Seen::Page,
+                };
+                self.visitor.item(at.place, seen);
+                if let Some(why) = misfit {
                     self.visitor.bad_image(at.nid, &Unread::Damage(why.into()));
                 }
                 if !replayed {
@@ -441,6 +474,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 }
             }
             Err(why) => {
+                self.visitor.item(at.place, Seen::Wrong);
                 self.visitor.bad_image(at.nid, &why);
                 let Some(audit) = self.audit else { return };
                 audit.bad_image(at.nid, (!hidden).then(|| why.to_string()));

@@ -15,6 +15,7 @@
 //!    or miscounted.
 
 mod contents;
+mod devices;
 mod names;
 mod paths;
 pub mod repair;
@@ -28,6 +29,8 @@ use crate::dir::NameHash;
 use crate::{Error, Ino};
 use base::sync::{Mutex, rank};
 use device::Array;
+use devices::Tally;
+pub use devices::{DeviceItems, is_member};
 use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Unread, Verified};
 use format::Nid;
 use state::{Blocks, Inodes};
@@ -139,6 +142,8 @@ pub struct Report {
     pub blocks: u64,
     /// Bytes of metadata in use.
     pub metadata_bytes: u64,
+    /// Metadata on each device, as of the last checkpoint; empty if nothing could be looked at.
+    pub devices: Vec<DeviceItems>,
     /// The last mount ended cleanly; else the journal was replayed, in memory.
     pub clean: bool,
     pub recovery: RecoveryReport,
@@ -209,6 +214,7 @@ struct Check<'a> {
     inodes: Inodes,
     blocks: Blocks,
     counts: Counts,
+    tally: Tally,
     /// Chunks that hold segments, by number: no file has blocks there.
     meta: Vec<bool>,
     /// Blocks that two extents claim; bounded.
@@ -251,6 +257,7 @@ impl<'a> Check<'a> {
             inodes: Inodes::new(&store.regions()),
             blocks: Blocks::new(store.array().geometry()),
             meta: store.meta_chunks(),
+            tally: Tally::new(store.array()),
             store,
             hash,
             progress,
@@ -314,6 +321,7 @@ impl<'a> Check<'a> {
             nodes: verified.nodes,
             blocks: get(&counts.blocks),
             metadata_bytes: verified.bytes,
+            devices: self.tally.take(),
             clean: recovery.clean && recovery.batches == 0,
             recovery,
         }

@@ -3,7 +3,7 @@
 use crate::fixture::{Sims, UNEQUAL, UUID, create, plan};
 use base::rng::Rng;
 use device::sim::SimDevice;
-use device::{Array, BlockDevice, Error, label_name, parse_uuid};
+use device::{Array, BlockDevice, Error, Incomplete, label_name, parse_uuid};
 use format::FORMAT_VERSION;
 use format::label::Label;
 use format::{U16, U32, U64};
@@ -239,14 +239,94 @@ fn an_unreadable_first_copy_is_read_from_the_second() {
 fn two_damaged_copies_are_damage_and_none_is_not_sheaf() {
     let sims = labelled(&UNEQUAL, 1);
     let device = &sims.devices[1];
+    let alone = || assemble(vec![Arc::clone(&sims.members()[1])]).unwrap_err();
     device.corrupt(100, 50, &mut Rng::new(3));
     device.corrupt(UNEQUAL[1] - 3000, 50, &mut Rng::new(4));
-    let error = assemble(sims.members()).unwrap_err();
+    let error = alone();
     assert!(matches!(&error, Error::LabelDamaged { device, .. } if device == "sim2"));
     zero_block(device, 0);
     zero_block(device, UNEQUAL[1] - 4096);
-    let error = assemble(sims.members()).unwrap_err();
+    let error = alone();
     assert!(matches!(&error, Error::NotSheaf { device, found: None } if device == "sim2"));
+}
+
+fn lose_label(device: &SimDevice) {
+    zero_block(device, 0);
+    zero_block(device, device.bytes() - 4096);
+}
+
+/// It was told to make a file system on a device whose label was gone, while the others said what it was.
+#[test]
+fn a_label_that_is_gone_is_told_by_those_of_the_others() {
+    let sims = labelled(&UNEQUAL, 1);
+    lose_label(&sims.devices[1]);
+    let error = assemble(sims.members()).unwrap_err();
+    let Error::LabelLost(all) = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((&all.lost[0].device[..], all.count), ("sim2", 3));
+    assert_eq!(all.missing, [1]);
+    assert_eq!(all.labelled, ["sim1", "sim3"]);
+    let text = error.to_string();
+    assert!(
+        text.contains("`sheaf fsck --repair sim1 sim2 sim3`"),
+        "{text}"
+    );
+    assert!(!text.contains("make a file system"), "{text}");
+    // One that is too many is none of theirs.
+    let whole = labelled_with_blank();
+    let error = assemble(whole).unwrap_err();
+    assert!(matches!(error, Error::NotSheaf { .. }), "{error}");
+}
+
+/// All devices of an array, and one more.
+fn labelled_with_blank() -> Vec<Arc<dyn BlockDevice>> {
+    let (sims, blank) = (labelled(&UNEQUAL, 1), Sims::new(&UNEQUAL[..1], 2));
+    [sims.members(), blank.members()].concat()
+}
+
+#[test]
+fn lost_labels_are_as_they_were_when_they_are_written_again() {
+    let sims = labelled(&UNEQUAL, 1);
+    let label = |i: usize| {
+        let mut block = vec![0; 4096];
+        sims.devices[i].peek(0, &mut block);
+        block
+    };
+    let before = [label(1), label(2)];
+    lose_label(&sims.devices[1]);
+    lose_label(&sims.devices[2]);
+    let members = sims.members();
+    // Their sizes differ, so there is one way.
+    let incomplete = Incomplete::of(&members).unwrap();
+    assert_eq!(incomplete.lost(), ["sim2", "sim3"]);
+    assert_eq!(incomplete.ways(), [vec![(1, 0), (2, 1)]]);
+    assert!((0..2).all(|which| incomplete.objection(which).is_none()));
+    assert!(!incomplete.remembers(0, 1));
+    let array = incomplete.array(&incomplete.ways()[0], false).unwrap();
+    array.write_lost_labels(&[1, 2]).unwrap();
+    assert_eq!([label(1), label(2)], before);
+    assert!(assemble(members).unwrap().label_repairs().is_empty());
+}
+
+#[test]
+fn what_shows_another_owner_may_not_have_a_label() {
+    let objection = |change: &dyn Fn(&SimDevice)| {
+        let sims = labelled(&UNEQUAL, 1);
+        lose_label(&sims.devices[1]);
+        change(&sims.devices[1]);
+        let incomplete = Incomplete::of(&sims.members()).unwrap();
+        incomplete.objection(0).unwrap_or_default()
+    };
+    assert_eq!(objection(&|_| {}), "");
+    assert!(objection(&|d| d.poke(0, b"XFSB")).contains("holds xfs"));
+    let other = labelled(&UNEQUAL, 1);
+    edit(&other.devices[1], |label| label.uuid = [0x55; 16]);
+    let mut block = vec![0; 4096];
+    other.devices[1].peek(0, &mut block);
+    block[3000] ^= 1;
+    let left = objection(&|d| d.poke(0, &block));
+    assert!(left.contains("label is of file system 55555555"), "{left}");
 }
 
 #[test]
@@ -257,8 +337,8 @@ fn a_device_that_somebody_else_formatted_is_not_taken_by_its_last_block() {
     sims.devices[1].poke(0, b"XFSB");
     let error = assemble(sims.members()).unwrap_err();
     assert!(
-        matches!(&error, Error::NotSheaf { device, found: Some(found) }
-            if device == "sim2" && found == "xfs"),
+        matches!(&error, Error::LabelLost(all)
+            if all.lost[0].device == "sim2" && all.lost[0].why == "it holds xfs"),
         "{error}"
     );
 }
@@ -303,6 +383,7 @@ fn an_interrupted_mkfs_leaves_nothing_that_assembles() {
                     error,
                     Error::NotSheaf { .. }
                         | Error::LabelDamaged { .. }
+                        | Error::LabelLost(_)
                         | Error::Missing { .. }
                         | Error::Foreign { .. }
                 ),

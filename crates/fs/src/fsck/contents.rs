@@ -7,9 +7,10 @@ use crate::api::ROOT;
 use crate::content::inode::SYMLINK_MAX;
 use crate::content::{Body, FileExtent, FsNode, Inode, TreeId, Value, Xattr};
 use crate::data::SIZE_MAX;
-use engine::{Extent, Unread, Visitor};
+use engine::{Extent, Seen, Unread, Visitor};
 use format::dir::COLLISION_BITS;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+use format::item::Place;
 use format::table::RESERVED_NIDS;
 use format::xattr::VALUE_PIECE;
 use format::{BLOCK_SIZE, Block, Nid};
@@ -29,6 +30,10 @@ impl Visitor<FsNode> for Contents<'_, '_> {
                 self.0.inodes.mark(nid, OWNED);
             }
         }
+    }
+
+    fn item(&self, place: Place, seen: Seen<'_, FsNode>) {
+        self.0.tally.add(self.0.store.array(), place, seen);
     }
 
     fn bad_image(&self, _nid: Nid, why: &Unread) {

@@ -1,0 +1,354 @@
+//! Labels that are gone, both copies: what is said of them, whose are written again, and whose are not.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const CORRECTED: i32 = 1;
+const UNCORRECTED: i32 = 4;
+const OPERATIONAL: i32 = 8;
+
+const DEVICE: u64 = 64 << 20;
+const BLOCK: u64 = 4096;
+/// Both copies of a label.
+const COPIES: [u64; 2] = [0, DEVICE - BLOCK];
+
+/// Three image files in a folder of their own, with a large file and many small ones.
+struct Array {
+    dir: TempDir,
+    images: Vec<PathBuf>,
+}
+
+/// What a call did.
+struct Ran(Output);
+
+impl Ran {
+    fn exits(self, code: i32) -> Self {
+        assert_eq!(self.0.status.code(), Some(code), "{self}");
+        self
+    }
+
+    fn says(self, words: &str) -> Self {
+        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
+        self
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.0.stdout).unwrap()
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
+    }
+}
+
+fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+        .args(arguments)
+        .args(paths)
+        .output();
+    Ran(output.unwrap())
+}
+
+/// Bytes without a pattern.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 7u64;
+    let next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 33) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+impl Array {
+    fn made() -> Self {
+        Array::with(3000)
+    }
+
+    /// So many small files: their metadata and the journal fill stripe units of all devices.
+    fn with(files: usize) -> Self {
+        let dir = TempDir::new().unwrap();
+        let images: Vec<PathBuf> = ["a", "b", "c"].map(|name| dir.path().join(name)).into();
+        sheaf(&["mkfs", "--quiet", "--size", "64M"], &images).exits(0);
+        let tree = dir.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        fs::write(tree.join("large"), noise(3 << 20)).unwrap();
+        for i in 0..files {
+            fs::write(
+                tree.join(format!("a small file, number {i}")),
+                noise(i % 300),
+            )
+            .unwrap();
+        }
+        let array = Array { dir, images };
+        let (a, tree) = (array.images[0].to_str().unwrap(), tree.to_str().unwrap());
+        sheaf(&["cp", "-r", "-d", a, tree, ":/"], &[]).exits(0);
+        array
+    }
+
+    fn image(&self, index: usize) -> File {
+        let options = File::options().read(true).write(true).to_owned();
+        options.open(&self.images[index]).unwrap()
+    }
+
+    /// What `sgdisk --zap-all` does to it, or the like.
+    fn lose_label(&self, index: usize) {
+        for at in COPIES {
+            self.image(index).write_all_at(&[0; 4096], at).unwrap();
+        }
+    }
+
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        self.images.iter().map(|i| fs::read(i).unwrap()).collect()
+    }
+
+    fn fsck(&self, options: &[&str]) -> Ran {
+        sheaf(&[&["fsck"], options].concat(), &self.images)
+    }
+
+    /// Sound, and every file as it was written.
+    fn check(&self) {
+        self.fsck(&[]).exits(0).says("no errors");
+        let out = TempDir::new().unwrap();
+        let a = self.images[0].to_str().unwrap();
+        let to = out.path().to_str().unwrap();
+        sheaf(&["cp", "-r", "-d", a, ":/tree", to], &[]).exits(0);
+        let same = Command::new("diff")
+            .args(["-r".as_ref(), self.dir.path().join("tree").as_os_str()])
+            .arg(out.path().join("tree"))
+            .status();
+        assert!(same.unwrap().success());
+    }
+
+    /// Refused, with these words, and nothing written.
+    fn refuses(&self, words: &str) {
+        let before = self.bytes();
+        self.fsck(&["--repair"]).exits(UNCORRECTED).says(words);
+        assert!(self.bytes() == before, "it wrote");
+    }
+}
+
+/// One command on the wrong disk, and the whole array was lost: nothing wrote the label again, and the advice was to run mkfs.
+#[test]
+fn a_lost_label_is_told_and_written_again() {
+    let array = Array::made();
+    for index in 0..3 {
+        let sound = array.bytes();
+        array.lose_label(index);
+        let lost = array.bytes();
+        array
+            .fsck(&[])
+            .exits(OPERATIONAL)
+            .says("both copies of the label are gone")
+            .says("carry labels of file system")
+            .says(&format!("device {index} of 3"))
+            .says("Do not run mkfs: `sheaf fsck --repair ");
+        let told = array.fsck(&["--json"]).exits(OPERATIONAL).json();
+        assert!(told["error"].as_str().unwrap().contains("fsck --repair"));
+        array.fsck(&["--preen"]).exits(OPERATIONAL);
+        array
+            .fsck(&["--repair", "-n"])
+            .exits(UNCORRECTED)
+            .says("would be repaired: label");
+        assert!(array.bytes() == lost, "it wrote");
+        let report = array.fsck(&["--repair", "--json"]).exits(CORRECTED).json();
+        assert_eq!(report["repaired"], true);
+        assert_eq!(report["actions"][0]["kind"], "label");
+        assert!(array.bytes() == sound);
+        array.check();
+    }
+}
+
+/// As another user of such a file system meets it.
+#[test]
+fn an_array_with_a_label_written_again_mounts() {
+    let array = Array::with(30);
+    let mountpoint = array.dir.path().join("mnt");
+    fs::create_dir(&mountpoint).unwrap();
+    array.lose_label(1);
+    let mount = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+            .arg("mount")
+            .args(&array.images)
+            .arg(&mountpoint)
+            .output();
+        Ran(output.unwrap())
+    };
+    mount().exits(OPERATIONAL).says("`sheaf fsck --repair ");
+    array.fsck(&["--repair"]).exits(CORRECTED);
+    if !Path::new("/dev/fuse").exists() || !is_root() {
+        return;
+    }
+    mount().exits(0);
+    let large = fs::read(mountpoint.join("tree/large"));
+    sheaf(&["umount"], std::slice::from_ref(&mountpoint)).exits(0);
+    assert!(large.unwrap() == noise(3 << 20));
+    array.check();
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+#[test]
+fn a_disk_that_is_another_gets_no_label() {
+    let array = Array::made();
+    let sound = array.bytes();
+    // Blank.
+    fs::write(&array.images[1], vec![0; DEVICE as usize]).unwrap();
+    array.refuses("nothing proves that it is the missing device");
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    // A copy of another member.
+    for (copied, index) in [(0, 1), (1, 0), (2, 0)] {
+        fs::write(&array.images[index], &sound[copied]).unwrap();
+        array.lose_label(index);
+        array.refuses("nothing proves that it is the missing device");
+        fs::write(&array.images[index], &sound[index]).unwrap();
+    }
+    // Of another file system, made in the same way.
+    let other = Array::made();
+    for (index, (own, others)) in array.images.iter().zip(&other.images).enumerate() {
+        other.lose_label(index);
+        fs::copy(others, own).unwrap();
+        array.refuses("nothing proves that it is the missing device");
+        fs::write(own, &sound[index]).unwrap();
+    }
+    // Of another size.
+    let larger = [&sound[1][..], &[0; 4096]].concat();
+    fs::write(&array.images[1], larger).unwrap();
+    array.lose_label(1);
+    array.image(1).write_all_at(&[0; 4096], DEVICE).unwrap();
+    array.refuses("have not the sizes");
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    array.check();
+}
+
+/// The smallest arrays have all of their metadata on one device.
+#[test]
+fn a_disk_with_nothing_that_can_be_verified_gets_no_label() {
+    let array = Array::with(0);
+    array.lose_label(2);
+    array.refuses("file data has no checksums");
+}
+
+#[test]
+fn a_label_of_which_most_is_left_needs_no_other_proof() {
+    let array = Array::with(0);
+    let sound = array.bytes();
+    for index in 0..3 {
+        for at in COPIES {
+            let mut byte = [0];
+            let image = array.image(index);
+            image.read_exact_at(&mut byte, at + 200).unwrap();
+            image.write_all_at(&[byte[0] ^ 4], at + 200).unwrap();
+        }
+        array.fsck(&["--repair"]).exits(CORRECTED);
+        assert!(array.bytes() == sound);
+    }
+    // But it is no proof for another place.
+    let mut copy = sound[0].clone();
+    for at in COPIES {
+        copy[at as usize + 200] ^= 4;
+    }
+    fs::write(&array.images[2], copy).unwrap();
+    array.refuses("what is left of their labels says otherwise");
+}
+
+/// An empty partition table, as `sgdisk --clear` writes it, at both ends.
+fn clear(image: &File, first_entry: u8) {
+    let mut head = [0; 5 * 4096];
+    head[446 + 4] = 0xee;
+    head[510..512].copy_from_slice(b"\x55\xaa");
+    head[512..520].copy_from_slice(b"EFI PART");
+    head[1024] = first_entry;
+    let mut tail = [0; 33 * 512];
+    tail[32 * 512..32 * 512 + 8].copy_from_slice(b"EFI PART");
+    tail[0] = first_entry;
+    image.write_all_at(&head, 0).unwrap();
+    image.write_all_at(&tail, DEVICE - 33 * 512).unwrap();
+}
+
+#[test]
+fn what_somebody_else_may_want_is_not_written_over() {
+    let array = Array::made();
+    let sound = array.bytes();
+    array.lose_label(1);
+    array.image(1).write_all_at(b"XFSB", 0).unwrap();
+    array.refuses("wipefs");
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    clear(&array.image(1), 7);
+    array.refuses("wipefs");
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    for index in 0..3 {
+        // A table without a partition is what the mistake was; it takes checkpoint slots with it.
+        clear(&array.image(index), 0);
+        array
+            .fsck(&["--repair"])
+            .exits(CORRECTED)
+            .says("all errors corrected");
+        array.check();
+    }
+    // Since then checkpoints were made: what was there before is an old copy.
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    array.lose_label(1);
+    array.refuses("nothing proves that it is the missing device");
+}
+
+#[test]
+fn an_interrupted_repair_is_repeated() {
+    let array = Array::made();
+    let sound = array.bytes();
+    // The last block comes first.
+    array.image(1).write_all_at(&[0; 4096], 0).unwrap();
+    array.fsck(&["--repair"]).exits(CORRECTED);
+    assert!(fs::read(&array.images[1]).unwrap()[..4096] == sound[1][..4096]);
+    // Beside a partition table a label in the last block does not speak for a device.
+    clear(&array.image(1), 0);
+    let last = &sound[1][COPIES[1] as usize..];
+    array.image(1).write_all_at(last, COPIES[1]).unwrap();
+    array.fsck(&["--repair"]).exits(CORRECTED);
+    array.check();
+}
+
+#[test]
+fn of_several_lost_labels_each_is_proven() {
+    let array = Array::made();
+    let sound = array.bytes();
+    array.lose_label(1);
+    array.lose_label(2);
+    array
+        .fsck(&[])
+        .exits(OPERATIONAL)
+        .says("devices 1, 2 of 3")
+        .says("Do not run mkfs");
+    let swapped: Vec<PathBuf> = [2, 0, 1].map(|i| array.images[i].clone()).into();
+    sheaf(&["fsck", "--repair"], &swapped).exits(CORRECTED);
+    assert!(array.bytes() == sound);
+    // One of them is another disk.
+    array.lose_label(1);
+    fs::write(&array.images[2], vec![0; DEVICE as usize]).unwrap();
+    array.refuses("proves");
+}
+
+#[test]
+fn a_device_too_few_or_too_many_is_no_lost_label() {
+    let array = Array::made();
+    array.lose_label(1);
+    let two = &array.images[..2];
+    sheaf(&["fsck", "--repair"], two)
+        .exits(OPERATIONAL)
+        .says("name all devices of this file system");
+    let blank = array.dir.path().join("blank");
+    File::create(&blank).unwrap().set_len(DEVICE).unwrap();
+    let four = [&array.images[..], &[blank]].concat();
+    sheaf(&["fsck", "--repair"], &four)
+        .exits(OPERATIONAL)
+        .says("and no others");
+}

@@ -1,0 +1,320 @@
+//! Devices whose label is gone, both copies, beside others of their array that have theirs: which places of the array could be theirs.
+//!
+//! Every label describes the whole array, so one that is gone can be made anew. Which device it belongs on, no label says.
+//!
+//! 1. Nothing here takes a device for a member because its place is empty: a caller looks at what lies on it, in an array that is open
+//!    read-only, and only then has its label written ([`Array::write_lost_labels`]).
+//! 2. A device that shows signs of another owner, another array or another place gets none.
+
+use crate::array::Array;
+use crate::block::BlockDevice;
+use crate::error::{Error, LostLabel, LostLabels};
+use crate::labels::{
+    Found, LabelRepair, check_member, check_same_owner, label_name, read_label, sort_by_index,
+};
+use crate::probe;
+use crate::uuid::uuid_text;
+use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
+use format::geometry::Geometry;
+use format::label::{Label, TAIL_BLOCKS};
+use format::{BLOCK_SIZE, U16};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Devices whose places are tried in every order: six for three.
+const LOST_MAX: usize = 3;
+/// Bits in which a damaged label may differ from the one that it was.
+const FLIPPED_MAX: u32 = 64;
+/// Bits in which a damaged UUID may differ from the one that it was.
+const UUID_FLIPPED_MAX: u32 = 8;
+
+type Labelled = (Arc<dyn BlockDevice>, Found);
+type Bare = (Arc<dyn BlockDevice>, Error);
+
+/// Whether a device has no label because none of it is there, or nothing good of it.
+pub(crate) fn is_bare(error: &Error) -> bool {
+    matches!(error, Error::NotSheaf { .. } | Error::LabelDamaged { .. })
+}
+
+/// What is wrong with devices of which some have a label and some have none; `given` are all, as they were given.
+pub(crate) fn told(found: Vec<Labelled>, bare: Vec<Bare>, given: Vec<String>) -> Error {
+    let Some((_, first)) = bare.first() else {
+        return Error::NoDevices;
+    };
+    let Some(label) = found.first().map(|(_, found)| found.label) else {
+        return first.clone();
+    };
+    let first = first.clone();
+    let labelled = found.iter().map(|(d, _)| d.name().to_owned()).collect();
+    if let Err(error) = check_same_owner(&found) {
+        return error;
+    }
+    match sort_by_index(found) {
+        // It is one too many.
+        Ok(_) => first,
+        Err(Error::Missing { missing, count, .. }) => {
+            let sizes = missing
+                .iter()
+                .map(|i| label.device_blocks[*i].get() * BLOCK);
+            let sizes = sizes.collect();
+            let lost = bare.into_iter().map(|(device, error)| LostLabel {
+                device: device.name().to_owned(),
+                bytes: device.bytes(),
+                why: why(error),
+            });
+            Error::LabelLost(Box::new(LostLabels {
+                lost: lost.collect(),
+                missing,
+                sizes,
+                count,
+                uuid: uuid_text(&label.uuid),
+                name: label_name(&label),
+                labelled,
+                given,
+            }))
+        }
+        Err(error) => error,
+    }
+}
+
+fn why(error: Error) -> String {
+    match error {
+        Error::NotSheaf { found: None, .. } => "nothing of them is left".to_owned(),
+        Error::NotSheaf {
+            found: Some(found), ..
+        } => format!("it holds {found}"),
+        Error::LabelDamaged { head, tail, .. } => format!("first: {head}; last: {tail}"),
+        other => other.to_string(),
+    }
+}
+
+/// An array of which some devices have no label.
+pub struct Incomplete {
+    /// By place.
+    labelled: Vec<Option<Labelled>>,
+    bare: Vec<Arc<dyn BlockDevice>>,
+    missing: Vec<usize>,
+    label: Label,
+    geometry: Geometry,
+}
+
+/// A place for each device without a label: the place, and which of these devices.
+pub type Places = Vec<(usize, usize)>;
+
+impl Incomplete {
+    /// Of the devices of an array, all of them, that [`Array::assemble`] has refused with [`Error::LabelLost`].
+    ///
+    /// # Errors
+    /// That error, or what else keeps them from being an array: more places than devices, a member that is too small.
+    pub fn of(devices: &[Arc<dyn BlockDevice>]) -> Result<Incomplete, Error> {
+        let given: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
+        let (mut found, mut bare) = (Vec::new(), Vec::new());
+        for device in devices {
+            match read_label(device.as_ref()) {
+                Ok(label) => found.push((Arc::clone(device), label)),
+                Err(error) if is_bare(&error) => bare.push((Arc::clone(device), error)),
+                Err(error) => return Err(error),
+            }
+        }
+        let devices: Vec<_> = bare.iter().map(|(device, _)| Arc::clone(device)).collect();
+        let Some(label) = found.first().map(|(_, found)| found.label) else {
+            return Err(told(found, bare, given));
+        };
+        let mut labelled: Vec<Option<Labelled>> = Vec::new();
+        labelled.resize_with(label.device_count.get() as usize, || None);
+        let error = told(
+            found
+                .iter()
+                .map(|(d, f)| (Arc::clone(d), f.copy()))
+                .collect(),
+            bare,
+            given,
+        );
+        let missing = match &error {
+            Error::LabelLost(all) if all.missing.len() == devices.len() => all.missing.clone(),
+            _ => return Err(error),
+        };
+        let geometry = Geometry::from_label(&label)?;
+        let first = found[0].0.name().to_owned();
+        for (device, found) in found {
+            let index = found.label.device_index.get() as usize;
+            if !crate::labels::same_array(&found.label, &label) {
+                return Err(Error::LabelsDisagree {
+                    device: device.name().to_owned(),
+                    other: first,
+                });
+            }
+            labelled[index] = Some((device, found));
+        }
+        Ok(Incomplete {
+            labelled,
+            bare: devices,
+            missing,
+            label,
+            geometry,
+        })
+    }
+
+    /// The names of the devices without a label.
+    pub fn lost(&self) -> Vec<String> {
+        self.bare.iter().map(|d| d.name().to_owned()).collect()
+    }
+
+    /// What says of a device without a label that it is none of this array's, or holds something that is wanted, if anything does.
+    pub fn objection(&self, which: usize) -> Option<String> {
+        let device = self.bare[which].as_ref();
+        let tables = "partition table";
+        let other = probe::signatures(device).into_iter().find(|hit| {
+            hit.name != "sheaf" && (!hit.name.starts_with(tables) || probe::has_partitions(device))
+        });
+        if let Some(other) = other {
+            return Some(format!(
+                "it holds {}; if nothing of that is wanted, remove it with `wipefs --all {}` and repeat",
+                other.name,
+                device.name()
+            ));
+        }
+        self.stranger(device)
+    }
+
+    /// The UUID of another file system in what is left of a label or a checkpoint record.
+    fn stranger(&self, device: &dyn BlockDevice) -> Option<String> {
+        let own = &self.label.uuid;
+        let last = device.bytes() / BLOCK - 1;
+        let tail = last + 1 - TAIL_BLOCKS;
+        for block in [0, last] {
+            let Some(label) = read(device, block).filter(|bytes| Label::has_magic(bytes)) else {
+                continue;
+            };
+            let uuid = Label::read_from_bytes(&label).ok()?.uuid;
+            if flipped(&uuid, own) > UUID_FLIPPED_MAX {
+                return Some(format!(
+                    "what is left of its label is of file system {}",
+                    uuid_text(&uuid)
+                ));
+            }
+        }
+        for block in [1, 2, tail + 13, tail + 14] {
+            let record = read(device, block).filter(|bytes| bytes.starts_with(&CHECKPOINT_MAGIC));
+            let raw = record.and_then(|bytes| CheckpointRecord::read_from_bytes(&bytes).ok());
+            let Some(raw) = raw.filter(|raw| raw.uuid != *own) else {
+                continue;
+            };
+            if CheckpointRecord::parse(raw.as_bytes(), &raw.uuid).is_ok() {
+                return Some(format!(
+                    "it has a checkpoint of file system {}",
+                    uuid_text(&raw.uuid)
+                ));
+            }
+        }
+        None
+    }
+
+    /// Whether most of a label of this array is there still, which says that the device has this place.
+    pub fn remembers(&self, which: usize, place: usize) -> bool {
+        self.remnant(self.bare[which].as_ref()) == Some(place)
+    }
+
+    /// All ways to give each device without a label a place of its size.
+    pub fn ways(&self) -> Vec<Places> {
+        let mut ways = Vec::new();
+        if self.bare.len() <= LOST_MAX {
+            self.add_ways(&mut Vec::new(), &mut ways);
+        }
+        ways
+    }
+
+    fn add_ways(&self, so_far: &mut Places, ways: &mut Vec<Places>) {
+        let Some(place) = self.missing.get(so_far.len()).copied() else {
+            return ways.push(so_far.clone());
+        };
+        for which in 0..self.bare.len() {
+            if so_far.iter().all(|(_, taken)| *taken != which) && self.could_be(which, place) {
+                so_far.push((place, which));
+                self.add_ways(so_far, ways);
+                so_far.pop();
+            }
+        }
+    }
+
+    /// By its size, and by what is left of its label.
+    fn could_be(&self, which: usize, place: usize) -> bool {
+        let device = self.bare[which].as_ref();
+        let fits = device.bytes() / BLOCK == self.geometry.device_blocks[place];
+        fits && self.remnant(device).is_none_or(|index| index == place)
+    }
+
+    /// The place that a label of this array says which has but few wrong bits.
+    fn remnant(&self, device: &dyn BlockDevice) -> Option<usize> {
+        let last = device.bytes() / BLOCK - 1;
+        let copies = [0, last]
+            .into_iter()
+            .filter_map(|block| read(device, block));
+        let nearest = copies.flat_map(|bytes| {
+            (0..self.labelled.len()).map(move |index| {
+                let mut label = self.label;
+                label.device_index = U16::new(index as u16);
+                label.seal();
+                (flipped(&bytes, label.as_bytes()), index)
+            })
+        });
+        let (bits, index) = nearest.min()?;
+        (bits <= FLIPPED_MAX).then_some(index)
+    }
+
+    /// The array with its devices in such places.
+    ///
+    /// # Errors
+    /// As [`Array::assemble`].
+    pub fn array(&self, places: &Places, read_only: bool) -> Result<Array, Error> {
+        let (mut devices, mut repairs) = (Vec::new(), Vec::new());
+        for (index, labelled) in self.labelled.iter().enumerate() {
+            let device = match labelled {
+                Some((device, found)) => {
+                    let damaged = found.damaged.clone().into_iter();
+                    repairs.extend(damaged.map(|(copy, damage)| LabelRepair {
+                        device: index,
+                        copy,
+                        damage,
+                    }));
+                    device
+                }
+                None => {
+                    let place = places.iter().find(|(place, _)| *place == index);
+                    &self.bare[place.map_or(0, |(_, which)| *which)]
+                }
+            };
+            check_member(
+                device.as_ref(),
+                index,
+                &self.label,
+                &self.geometry,
+                read_only,
+            )?;
+            devices.push(Arc::clone(device));
+        }
+        let geometry = self.geometry.clone();
+        Ok(Array::new(
+            devices, geometry, self.label, read_only, repairs,
+        ))
+    }
+}
+
+impl std::fmt::Debug for Incomplete {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incomplete")
+            .field("lost", &self.lost())
+            .field("missing", &self.missing)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read(device: &dyn BlockDevice, block: u64) -> Option<Vec<u8>> {
+    let bytes = crate::labels::read_block(device, block).ok()?;
+    Some(bytes.to_vec())
+}
+
+fn flipped(a: &[u8], b: &[u8]) -> u32 {
+    a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones()).sum()
+}
