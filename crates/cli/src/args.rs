@@ -166,8 +166,8 @@ pub struct Umount {
 /// with all devices of the file system named one by one, if the metadata on it proves that it is the missing device.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 no errors, 1 errors corrected, 4 errors left, 8 operational \
-    error, 16 usage error; 8 is added to the others where the report cannot be written."
+    after_help = "Exit status: 0 no errors, 1 errors corrected, 4 errors left, or with -n anything that would be \
+    repaired, 8 operational error, 16 usage error; 8 is added to the others where the report cannot be written."
 )]
 pub struct Fsck {
     /// The devices (also separated by ':', or UUID=… or LABEL=…)
@@ -180,7 +180,7 @@ pub struct Fsck {
     /// Repair only if nothing is lost by it
     #[arg(short = 'p', long, conflicts_with = "repair")]
     pub preen: bool,
-    /// Change nothing; with --repair: show what would be done
+    /// Change nothing; with --repair or --preen: show what would be done, and exit with 4 if that is anything
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// Check only that all devices are there and can be mounted, as at system start

@@ -28,7 +28,7 @@ const UNCORRECTED: u8 = failure::DAMAGED;
 struct Shown {
     uuid: String,
     label: String,
-    /// 0 sound, 1 all that was wrong is corrected, 4 errors are left.
+    /// 0 sound, 1 all that was wrong is corrected, 4 errors are left, or something is to be repaired (`-n`).
     exit_code: u8,
     unmounted_cleanly: bool,
     journal_records_replayed: u64,
@@ -36,6 +36,9 @@ struct Shown {
     more_findings: u64,
     /// The actions were carried out; else they would be.
     repaired: bool,
+    /// Something is to be repaired, and nothing was written, as asked for.
+    #[serde(skip)]
+    planned: bool,
     /// The first actions, of labels, that were carried out in any case.
     labels_written: usize,
     actions: Vec<ShownAction>,
@@ -89,6 +92,7 @@ impl Shown {
             findings: findings(report),
             more_findings: report.more_findings,
             repaired: false,
+            planned: false,
             labels_written: 0,
             actions: Vec::new(),
             more_actions: 0,
@@ -165,6 +169,7 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             shown.labels_written = relabelled.len();
             shown.repaired |= shown.refused.is_none();
         }
+        shown.planned |= args.dry_run;
         if shown.exit_code == CLEAN {
             shown.exit_code = if args.dry_run { UNCORRECTED } else { CORRECTED };
         }
@@ -205,7 +210,11 @@ fn mended(paths: &[PathBuf], args: &Fsck, array: Arc<Array>) -> Result<Shown, Fa
     shown.actions = report.actions.iter().map(shown_action).collect();
     shown.more_actions = report.more_actions;
     match report.outcome {
-        repair::Outcome::Sound | repair::Outcome::Planned => {}
+        repair::Outcome::Sound => {}
+        repair::Outcome::Planned => {
+            shown.planned = true;
+            shown.exit_code = UNCORRECTED;
+        }
         repair::Outcome::Refused { why, remedy } => shown.refused = Some(Refused { why, remedy }),
         repair::Outcome::Repaired => {
             // What was read before the repair says nothing of what is there now.
@@ -372,8 +381,8 @@ fn text(shown: &Shown) -> String {
         CORRECTED => "all errors corrected\n",
         _ if shown.repaired => "ERRORS LEFT by the repair\n",
         _ if shown.refused.is_some() => "ERRORS LEFT, for the reason above\n",
-        _ if !shown.actions.is_empty() => {
-            "ERRORS LEFT, for nothing was written: without `-n` what is said above is done\n"
+        _ if shown.planned => {
+            "TO BE REPAIRED: nothing was written, as -n says; without it that is done\n"
         }
         _ => {
             "ERRORS LEFT: `sheaf fsck --repair` corrects what can be corrected, `-n` with it shows what that is\n"

@@ -1,0 +1,98 @@
+//! Damage as users meet it: what commands say of it, and what scripts can tell by exit codes.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const CORRECTED: i32 = 1;
+const UNCORRECTED: i32 = 4;
+
+/// What a call did.
+struct Ran(Output);
+
+impl Ran {
+    fn exits(self, code: i32) -> Self {
+        assert_eq!(self.0.status.code(), Some(code), "{self}");
+        self
+    }
+
+    fn says(self, words: &str) -> Self {
+        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
+        self
+    }
+
+    fn says_not(self, words: &str) -> Self {
+        assert!(!self.to_string().contains(words), "'{words}' in: {self}");
+        self
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
+    }
+}
+
+fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+        .args(arguments)
+        .args(paths)
+        .output();
+    Ran(output.unwrap())
+}
+
+/// Two image files in a folder of their own.
+struct Array {
+    _dir: TempDir,
+    images: Vec<PathBuf>,
+}
+
+impl Array {
+    fn made() -> Self {
+        let dir = TempDir::new().unwrap();
+        let images: Vec<PathBuf> = ["a", "b"].map(|name| dir.path().join(name)).into();
+        sheaf(&["mkfs", "--quiet", "--size", "64M"], &images).exits(0);
+        Array { _dir: dir, images }
+    }
+
+    fn damage(&self, index: usize, at: u64, bytes: &[u8]) {
+        let image = File::options().write(true).open(&self.images[index]);
+        image.unwrap().write_all_at(bytes, at).unwrap();
+    }
+
+    fn fsck(&self, options: &[&str]) -> Ran {
+        sheaf(&[&["fsck"], options].concat(), &self.images)
+    }
+}
+
+/// A script that asked first did nothing: it was told "no errors", and exit code 0.
+#[test]
+fn a_dry_run_tells_that_there_is_something_to_repair() {
+    let array = Array::made();
+    for dry in [&["--repair", "-n"], &["--preen", "-n"]] {
+        array.fsck(dry).exits(0).says("no errors");
+    }
+    // The other copy serves: nothing is wrong with the file system.
+    array.damage(1, 100, &[0x55]);
+    array.fsck(&[]).exits(0).says("no errors");
+    for dry in [&["--repair", "-n"], &["--preen", "-n"]] {
+        array
+            .fsck(dry)
+            .exits(UNCORRECTED)
+            .says("would be repaired")
+            .says("TO BE REPAIRED")
+            .says_not("no errors");
+    }
+    let told = array.fsck(&["--repair", "-n", "--json"]).exits(UNCORRECTED);
+    let report: serde_json::Value = serde_json::from_slice(&told.0.stdout).unwrap();
+    assert_eq!(
+        (&report["exit_code"], &report["repaired"]),
+        (&4.into(), &false.into())
+    );
+    array.fsck(&["--repair"]).exits(CORRECTED);
+    array.fsck(&["--repair", "-n"]).exits(0).says("no errors");
+}
