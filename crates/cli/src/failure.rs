@@ -81,6 +81,19 @@ impl Failure {
         self
     }
 
+    /// A file system on these devices does not open, or not for writing. Of damage, with what tells more, and what a repair would do.
+    pub fn unopened(error: fs::Error, devices: &[String]) -> Self {
+        let damaged = matches!(error, fs::Error::Damage(_) | fs::Error::Damaged { .. });
+        let failure = Failure::from(error);
+        if !damaged {
+            return failure;
+        }
+        let devices = devices.join(" ");
+        failure.after(format!(
+            "the file system is damaged: `sheaf fsck {devices}` says where, and `sheaf fsck --repair -n {devices}` what a repair would do"
+        ))
+    }
+
     /// With more words after the message.
     pub fn after(mut self, more: impl std::fmt::Display) -> Self {
         self.message = self.message.map(|m| format!("{m}; {more}"));

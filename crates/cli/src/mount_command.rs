@@ -441,7 +441,8 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
             repair.damage
         );
     }
-    let fs = FileSystem::open(Arc::clone(array), options)?;
+    let fs = FileSystem::open(Arc::clone(array), options);
+    let fs = fs.map_err(|error| Failure::unopened(error, &array.device_names()))?;
     let report = fs.recovery();
     if !report.clean {
         let told = format!(

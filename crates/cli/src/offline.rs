@@ -40,10 +40,9 @@ impl Offline {
             gid: rustix::process::getgid().as_raw(),
             ..Caller::root()
         };
-        Ok(Offline {
-            fs: FileSystem::open(array, options)?,
-            who,
-        })
+        let names = array.device_names();
+        let fs = FileSystem::open(array, options).map_err(|e| Failure::unopened(e, &names))?;
+        Ok(Offline { fs, who })
     }
 
     /// Ends the use; after it everything written is on the devices.

@@ -1,6 +1,6 @@
 //! Damage as users meet it: what commands say of it, and what scripts can tell by exit codes.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -9,6 +9,9 @@ use tempfile::TempDir;
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
+const OPERATIONAL: i32 = 8;
+
+const DEVICE: u64 = 64 << 20;
 
 /// What a call did.
 struct Ran(Output);
@@ -47,7 +50,7 @@ fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
 
 /// Two image files in a folder of their own.
 struct Array {
-    _dir: TempDir,
+    dir: TempDir,
     images: Vec<PathBuf>,
 }
 
@@ -56,7 +59,23 @@ impl Array {
         let dir = TempDir::new().unwrap();
         let images: Vec<PathBuf> = ["a", "b"].map(|name| dir.path().join(name)).into();
         sheaf(&["mkfs", "--quiet", "--size", "64M"], &images).exits(0);
-        Array { _dir: dir, images }
+        Array { dir, images }
+    }
+
+    fn mount(&self, options: &[&str]) -> Ran {
+        let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+            .arg("mount")
+            .args(options)
+            .args(&self.images)
+            .arg(self.mountpoint())
+            .output();
+        Ran(output.unwrap())
+    }
+
+    fn mountpoint(&self) -> PathBuf {
+        let mountpoint = self.dir.path().join("mnt");
+        fs::create_dir_all(&mountpoint).unwrap();
+        mountpoint
     }
 
     fn damage(&self, index: usize, at: u64, bytes: &[u8]) {
@@ -95,4 +114,21 @@ fn a_dry_run_tells_that_there_is_something_to_repair() {
     );
     array.fsck(&["--repair"]).exits(CORRECTED);
     array.fsck(&["--repair", "-n"]).exits(0).says("no errors");
+}
+
+/// "checkpoint: no slot holds a valid record", and not a word of what to do.
+#[test]
+fn damage_that_keeps_it_from_opening_is_told_with_a_remedy() {
+    let array = Array::made();
+    // Both slots, and their copies.
+    array.damage(0, 4096, &[0xa5; 2 * 4096]);
+    array.damage(1, DEVICE - 3 * 4096, &[0xa5; 2 * 4096]);
+    let a = array.images[0].to_str().unwrap();
+    let list = || sheaf(&["ls", "-d", a], &[]);
+    for told in [array.mount(&[]), array.mount(&["-o", "ro"]), list()] {
+        let told = told.exits(OPERATIONAL).says("checkpoint");
+        let images: Vec<_> = array.images.iter().map(|i| i.to_str().unwrap()).collect();
+        told.says(&format!("`sheaf fsck {}`", images.join(" ")))
+            .says("`sheaf fsck --repair -n ");
+    }
 }
