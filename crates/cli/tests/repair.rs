@@ -1,8 +1,8 @@
 //! Damage as users meet it: what commands say of it, and what scripts can tell by exit codes.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
@@ -131,4 +131,37 @@ fn damage_that_keeps_it_from_opening_is_told_with_a_remedy() {
         told.says(&format!("`sheaf fsck {}`", images.join(" ")))
             .says("`sheaf fsck --repair -n ");
     }
+}
+
+/// Whether this machine lets us mount.
+fn can_mount() -> bool {
+    let root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    root && Path::new("/dev/fuse").exists()
+}
+
+impl Array {
+    /// Scrubs the mount, and ends it whatever came of that. What was said, and the log.
+    fn scrubbed(&self, damage: impl FnOnce()) -> (Ran, String) {
+        let (log, state) = (self.dir.path().join("log"), self.dir.path().join("state"));
+        let log_option = ["--log", log.to_str().unwrap(), "-o", "checkpoint=3600"];
+        self.mount(&log_option).exits(0);
+        damage();
+        let state = ["scrub", "--state", state.to_str().unwrap()];
+        let said = sheaf(&state, &[self.mountpoint()]);
+        sheaf(&["umount"], &[self.mountpoint()]).exits(0);
+        (said, fs::read_to_string(log).unwrap())
+    }
+}
+
+/// It was an error in the log, and whoever watches that was alarmed, though the command said "no errors".
+#[test]
+fn a_notice_of_a_scrub_is_no_error_in_the_log() {
+    if !can_mount() {
+        return;
+    }
+    let array = Array::made();
+    let (said, log) = array.scrubbed(|| array.damage(1, 100, &[0x55]));
+    said.exits(0).says("notice: label of device 1");
+    assert!(log.contains("WARN scrub: label of device 1"), "{log}");
+    assert!(!log.contains("ERROR"), "{log}");
 }

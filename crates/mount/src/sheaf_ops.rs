@@ -875,7 +875,13 @@ impl SheafOps {
         let step = self.fs.scrub(position, bytes.min(SCRUB_MAX));
         let step = step.map_err(errno)?;
         for finding in &step.findings {
-            tracing::error!("scrub: {}: {}", finding.object, finding.what);
+            let (object, what) = (&finding.object, &finding.what);
+            match finding.severity {
+                fs::scrub::Severity::Notice => tracing::warn!("scrub: {object}: {what}"),
+                fs::scrub::Severity::Error | fs::scrub::Severity::Fatal => {
+                    tracing::error!("scrub: {object}: {what}");
+                }
+            }
         }
         let uuid = self.fs.store().array().uuid();
         let reply = ScrubMessage::reply(&step, uuid);
