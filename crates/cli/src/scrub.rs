@@ -239,8 +239,10 @@ fn text(report: &Report<'_>) -> String {
     text += match report.exit_code {
         0 => "no errors\n",
         _ => {
-            "ERRORS FOUND: unmount, and check with sheaf fsck. The number of a file's node is its \
-             inode number: find MOUNTPOINT -xdev -inum NUMBER\n"
+            "ERRORS FOUND: unmount, and check with `sheaf fsck`, which names the files concerned by path, as far as their \
+             folders can be read. A node is a file's or folder's inode, of that inode number, or a part of one, which \
+             has no name: `find MOUNTPOINT -xdev -inum NUMBER` finds the former, unless it or a folder above it is what \
+             is damaged\n"
         }
     };
     text

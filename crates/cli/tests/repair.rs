@@ -165,3 +165,41 @@ fn a_notice_of_a_scrub_is_no_error_in_the_log() {
     assert!(log.contains("WARN scrub: label of device 1"), "{log}");
     assert!(!log.contains("ERROR"), "{log}");
 }
+
+/// The advice was to look for an inode by its number, whatever the node was.
+#[test]
+fn a_scrub_says_what_names_the_files_of_damaged_nodes() {
+    if !can_mount() {
+        return;
+    }
+    let array = Array::made();
+    let (text, a) = (array.dir.path().join("text"), array.images[0].clone());
+    let content = b"the content that will be damaged";
+    fs::write(&text, content).unwrap();
+    let cp = [
+        "cp",
+        "-d",
+        a.to_str().unwrap(),
+        text.to_str().unwrap(),
+        ":/",
+    ];
+    sheaf(&cp, &[]).exits(0);
+    let damage = || {
+        let mut hits = 0;
+        for (index, image) in array.images.iter().enumerate() {
+            let bytes = fs::read(image).unwrap();
+            let found = bytes.windows(content.len()).enumerate();
+            for (at, _) in found.filter(|(_, window)| window == content) {
+                array.damage(index, at as u64, b"THE");
+                hits += 1;
+            }
+        }
+        assert!(hits > 0);
+    };
+    let (said, log) = array.scrubbed(damage);
+    said.exits(UNCORRECTED)
+        .says("error: node ")
+        .says("`sheaf fsck`, which names the files concerned by path")
+        .says("or a part of one, which has no name");
+    assert!(log.contains("ERROR scrub: node "), "{log}");
+}

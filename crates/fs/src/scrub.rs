@@ -1,8 +1,11 @@
 //! Scrubbing while the file system is in use: what [`engine`]'s scrub finds, in words.
 
+use crate::content::FsNode;
 use crate::{Error, FileSystem};
-use engine::Findings;
 pub use engine::Severity;
+use engine::{Findings, Object};
+use format::Nid;
+use format::table::SPACE_MAP_FIRST;
 
 /// What one step of a scrub did.
 #[derive(Clone, Debug)]
@@ -26,6 +29,7 @@ pub struct ScrubFinding {
     /// A word for the class of object, for programs.
     pub class: &'static str,
     pub object: String,
+    /// Of a node also what kind of node it is, if that is known.
     pub what: String,
 }
 
@@ -40,11 +44,20 @@ impl FileSystem {
         let findings = Findings::new();
         let step = self.store.scrub(position, bytes, &findings)?;
         let (found, _) = findings.take();
-        let shown = |finding: engine::Finding| ScrubFinding {
-            severity: finding.severity,
-            class: finding.object.class(),
-            object: finding.object.to_string(),
-            what: finding.what,
+        let shown = |finding: engine::Finding| {
+            let kind = match finding.object {
+                Object::Node(nid) => self.kind_of(nid),
+                _ => None,
+            };
+            ScrubFinding {
+                severity: finding.severity,
+                class: finding.object.class(),
+                object: finding.object.to_string(),
+                what: match kind {
+                    Some(kind) => format!("{}; it is {kind}", finding.what),
+                    None => finding.what,
+                },
+            }
         };
         Ok(ScrubStep {
             next: step.next,
@@ -54,5 +67,26 @@ impl FileSystem {
             bytes: step.bytes,
             findings: found.into_iter().map(shown).collect(),
         })
+    }
+
+    /// What a node is, in words. Of one whose image is damaged that is known while it is in memory, where it is whole.
+    fn kind_of(&self, nid: Nid) -> Option<String> {
+        if nid.0 >= SPACE_MAP_FIRST {
+            return Some("a map of free space, which a repair makes anew".to_owned());
+        }
+        // That it cannot be read is what the finding says.
+        let node = self.store.get(nid).and_then(|node| node.read()).ok()?;
+        let kind = match &*node {
+            FsNode::Inode(inode) if inode.is_dir() => {
+                return Some(format!("the inode of a folder in inode {}", inode.parent));
+            }
+            FsNode::Inode(_) => "the inode of a file",
+            FsNode::Index(_) => "an inner part of a folder, a file or its attributes, and no inode",
+            FsNode::Bucket(_) => "a part of a folder, and no inode",
+            FsNode::Extents(_) => "a part of a file, and no inode",
+            FsNode::Xattrs(_) | FsNode::Value(_) => "attributes of a file, and no inode",
+            FsNode::Orphans(_) => "a list of unlinked files, and no inode",
+        };
+        Some(kind.to_owned())
     }
 }

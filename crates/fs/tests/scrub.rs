@@ -135,6 +135,11 @@ fn damage_is_found_though_the_cache_is_good() {
     let expected = [(Severity::Notice, "label"), (Severity::Error, "node")];
     assert_eq!(found, expected, "{findings:?}");
     assert_eq!(findings[1].object, format!("node {victim}"));
+    // Whoever looked for an inode of that number must know whether it is one.
+    assert!(
+        findings[1].what.ends_with("; it is the inode of a file"),
+        "{findings:?}"
+    );
     // A change writes the node anew, and the next checkpoint is sound.
     let file = fs.open_file(victim, libc::O_RDWR).unwrap();
     fs.write(&file, 0, b"new").unwrap();
