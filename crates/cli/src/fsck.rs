@@ -382,7 +382,7 @@ fn text(shown: &Shown) -> String {
         _ if shown.repaired => "ERRORS LEFT by the repair\n",
         _ if shown.refused.is_some() => "ERRORS LEFT, for the reason above\n",
         _ if shown.planned => {
-            "TO BE REPAIRED: nothing was written, as -n says; without it that is done\n"
+            "TO BE REPAIRED: nothing was written; without `-n` what is said above is done\n"
         }
         _ => {
             "ERRORS LEFT: `sheaf fsck --repair` corrects what can be corrected, `-n` with it shows what that is\n"
