@@ -20,6 +20,7 @@
 //! 7. An overwrite that finds no room waits for it without the I/O lock, and looks at everything again ([`clean`](super::clean)).
 //! 8. A write past the cache supersedes what the cache has of its pages when it has completed, and not before: who reads them
 //!    meanwhile may cache what they held before. Nobody writes these pages back meanwhile, nor vouches for them.
+//! 9. What finds no block, but room in the inode, is logged at once and leaves no page dirty ([`through`](super::writeback)).
 
 use super::extents;
 use super::file::{FileState, Meta, OpenFile};
@@ -522,7 +523,10 @@ impl Files {
         let holes = self.holes(state, pages.clone())?;
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.
-        let mut promise = self.promise_or_settle(state, holes.pages(), end)?;
+        let mut promise = match self.promise(holes.pages()) {
+            Err(Error::NoSpace) if self.write_through(state, offset, data)? => return Ok(()),
+            promise => self.or_settled(state, promise, holes.pages(), end)?,
+        };
         self.fill_pages(state, offset, data, (&holes, &mut promise), now_ns)
     }
 
@@ -647,14 +651,15 @@ impl Files {
         extents::lookup(&self.store, content.inode()?, pages, usize::MAX)
     }
 
-    /// Promises blocks for a write up to `end`; a full disk first gets back what a replaced file still holds.
-    fn promise_or_settle(
-        &self,
+    /// The promise of blocks for a write up to `end`; a full disk first gets back what a replaced file still holds.
+    fn or_settled<'s>(
+        &'s self,
         state: &Arc<FileState>,
+        promise: Result<Promised<'s>, Error>,
         blocks: u64,
         end: u64,
-    ) -> Result<Promised<'_>, Error> {
-        match self.promise(blocks) {
+    ) -> Result<Promised<'s>, Error> {
+        match promise {
             Err(Error::NoSpace) if state.meta.lock().replaced => {
                 self.flush_within(state, end)?;
                 self.promise(blocks)
@@ -685,7 +690,8 @@ impl Files {
             return Ok(());
         }
         let holes = self.holes(state, page..page + 1)?;
-        let mut promise = self.promise_or_settle(state, holes.pages(), (page + 1) * PAGE)?;
+        let promise = self.promise(holes.pages());
+        let mut promise = self.or_settled(state, promise, holes.pages(), (page + 1) * PAGE)?;
         let promise = holes.contains(page).then_some(&mut promise);
         self.write_page(state, page, (0, &[]), promise, self.now_ns())
     }

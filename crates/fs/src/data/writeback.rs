@@ -12,6 +12,7 @@
 
 mod layout;
 mod replace;
+mod through;
 
 pub(super) use layout::{Layout, Parts, Writes};
 pub(super) use replace::REPLACED_MAX;

@@ -12,6 +12,7 @@ mod model;
 mod namespace;
 mod paths;
 mod shape;
+mod small;
 mod times;
 mod tree;
 mod walk;

@@ -39,20 +39,26 @@ impl Files {
                 Some(copies) => copies.data[..size as usize].to_vec(),
                 None => vec![0; size as usize],
             };
-            self.log_replacement(state, Body::Inline(bytes), size)?;
+            self.log_replacement(state, Body::Inline(bytes), size, Need::Reclaim)?;
             self.inlined(state, copies, size);
             return Ok(None);
         }
         if pages.len() <= REPLACE_MAX && self.store_replacement(state, &pages, size, small)? {
             return Ok(None);
         }
-        self.log_replacement(state, Body::Inline(Vec::new()), 0)?;
+        self.log_replacement(state, Body::Inline(Vec::new()), 0, Need::Reclaim)?;
         Ok(Some(0))
     }
 
     /// Replaces the body by one without extents.
-    fn log_replacement(&self, state: &Arc<FileState>, body: Body, size: u64) -> Result<(), Error> {
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+    pub(super) fn log_replacement(
+        &self,
+        state: &Arc<FileState>,
+        body: Body,
+        size: u64,
+        need: Need,
+    ) -> Result<(), Error> {
+        let (mut op, slot) = self.begin(state, need)?;
         extents::free_inline_extents(&mut op, slot)?;
         op.apply(slot, Delta::Body(body));
         let attrs = AttrChange {
