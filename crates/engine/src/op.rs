@@ -790,10 +790,12 @@ impl<'s, C: Content> Op<'s, C> {
 
         let shard = self.store.shard();
         let pin = self.store.journal.pin(shard);
+        let mut made = 0;
         for locked in &mut self.locked {
             if !locked.touched {
                 continue;
             }
+            made += i64::from(locked.created) - i64::from(locked.deleted);
             if let Some(state) = locked.guard.state_mut() {
                 if locked.deleted {
                     state.body = Body::Gone;
@@ -818,6 +820,9 @@ impl<'s, C: Content> Op<'s, C> {
                 }
             }
             self.store.mark_dirty(shard, locked.guard.cell().all());
+        }
+        if made != 0 {
+            self.store.nodes_made.add(shard, made);
         }
         for (other, credit) in others.iter_mut().zip(credits) {
             let record = seal_record(other);

@@ -143,6 +143,7 @@ impl<C: Content> Store<C> {
             store.make_checkpoint(false)?;
             report.phases.checkpoint = passed(began);
         }
+        store.nodes_opened = store.table.node_count();
         let store = Arc::new(store);
         if !read_only && store.options.background {
             store.start_threads()?;

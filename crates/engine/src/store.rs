@@ -20,6 +20,7 @@ use crate::node::{Body, Cell, Node, NodeCache, ask_to_change, last_version, new_
 use crate::op::{Dirty, FreshNid, Need, Op};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Space};
+use crate::sum::Sum;
 use crate::table::{Entry, Table};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -119,6 +120,10 @@ pub struct Store<C: Content> {
     pub(crate) frugal_room: AtomicI64,
     /// Bytes that metadata leaves free for cleaning.
     pub(crate) growth_spare: AtomicI64,
+    /// Nodes that there were when recovery was done.
+    pub(crate) nodes_opened: u64,
+    /// How many more there are since.
+    pub(crate) nodes_made: Sum,
     /// Room for checkpoints at which cleaning gained nothing any more; 0: it does.
     pub(crate) stalled_room: AtomicI64,
     pub(crate) held_up: Mutex<HeldUp>,
@@ -233,11 +238,14 @@ impl<C: Content> Store<C> {
                 &options,
                 parts.resume,
             ),
+            nodes_opened: parts.table.node_count(),
             table: parts.table,
             segments: Segments::new(geometry, parts.live, dirty.limit / 64),
             dirty,
             frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
+            // Who looks adds up all parts: none is ever handed over.
+            nodes_made: Sum::new(options.shards, i64::MAX),
             stalled_room: AtomicI64::new(0),
             held_up: Mutex::new(rank::LEAF, HeldUp::default()),
             packers_most: packers_for(reserve as usize * geometry.segments_per_chunk() as usize)
@@ -647,8 +655,12 @@ impl<C: Content> Store<C> {
 
     /// The same by what nobody has counted yet.
     pub(crate) fn room_to_grow_by(&self, bytes: usize) -> bool {
-        let live = self.segments.live_about() + bytes as u64;
-        live + self.dirty.to_write().max(0) as u64 <= self.growth_limit()
+        self.metadata_about() + bytes as u64 <= self.growth_limit()
+    }
+
+    /// Bytes of metadata once what is dirty is written.
+    pub(super) fn metadata_about(&self) -> u64 {
+        self.segments.live_about() + self.dirty.to_write().max(0) as u64
     }
 
     /// Asks for a commit when much is staged, and makes one when that did not help.

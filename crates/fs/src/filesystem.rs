@@ -36,6 +36,9 @@ const BUFFER_BYTES: usize = 192 << 20;
 /// Memory limit per thread of a checkpoint.
 const WORKER_BYTES: usize = 32 << 20;
 
+/// Bytes of metadata that an empty file takes, about: its inode, its name, its entry in the table.
+const EMPTY_FILE: u64 = 256;
+
 /// How a file system runs; none of it is on disk.
 #[derive(Clone, Debug, Default)]
 pub struct FsOptions {
@@ -327,14 +330,13 @@ impl FileSystem {
 
     pub fn statfs(&self) -> StatFs {
         let space = self.store.space();
-        // An empty file takes about 200 bytes; a free block is good for sixteen.
-        let files_free = space.free_blocks.saturating_mul(16);
+        let files_free = space.growth_bytes / EMPTY_FILE;
         StatFs {
             block_size: BLOCK_SIZE as u32,
             blocks: space.total_blocks,
             blocks_free: space.free_blocks,
             blocks_available: space.free_blocks,
-            files: space.nodes.saturating_add(files_free),
+            files: space.nodes_now.saturating_add(files_free),
             files_free,
             name_max: NAME_MAX as u32,
         }

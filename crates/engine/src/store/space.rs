@@ -18,6 +18,10 @@ pub struct SpaceInfo {
     pub free_blocks: u64,
     /// Nodes in the table as of the last checkpoint.
     pub nodes: u64,
+    /// Nodes that there are; in a store that is only read, those in the table.
+    pub nodes_now: u64,
+    /// By so many bytes metadata may grow; it may take some of what is free for data.
+    pub growth_bytes: u64,
 }
 
 impl<C: Content> Store<C> {
@@ -381,6 +385,10 @@ impl<C: Content> Store<C> {
             total_blocks: geometry.chunk_count as u64 * chunk_blocks,
             free_blocks: (free_blocks + sparse).saturating_sub(soon as u64),
             nodes: self.table.node_count(),
+            nodes_now: self
+                .nodes_opened
+                .saturating_add_signed(self.nodes_made.exact()),
+            growth_bytes: self.growth_limit().saturating_sub(self.metadata_about()),
         }
     }
 

@@ -134,6 +134,49 @@ fn small_files_change_on_a_full_array_as_long_as_they_fit_their_inodes() {
     world.check();
 }
 
+/// As many were in use as at the last checkpoint, and none could be made where no block was free.
+#[test]
+fn inodes_are_counted_as_they_come_and_go_and_more_can_be_made_on_a_full_array() {
+    let mut world = World::new(2, 32 << 20, 3);
+    let fs = world.open();
+    let used = |fs: &FileSystem| {
+        let now = fs.statfs();
+        now.files - now.files_free
+    };
+    // What a directory has beside its inode, and maps of space, are nodes, too.
+    let more = |fs: &FileSystem, before: u64, files: u64| {
+        let more = used(fs) - before;
+        assert!((files..files + 20).contains(&more), "{more} for {files}");
+    };
+    let before = used(&fs);
+    let who = Caller::root();
+    for i in 0..100 {
+        store(&fs, &format!("small{i}"), b"x");
+        more(&fs, before, i + 1);
+    }
+    for i in 0..40 {
+        fs.unlink(&who, ROOT, format!("small{i}").as_bytes())
+            .unwrap();
+    }
+    more(&fs, before, 60);
+    fill(&fs);
+    let now = fs.store().space();
+    fs.checkpoint().unwrap();
+    assert_eq!(fs.store().space().nodes, now.nodes_now);
+    let (filled, free) = (used(&fs), fs.statfs().files_free);
+    assert!(fs.statfs().blocks_free < 16 && free > 1000, "{free}");
+    for i in 0..500 {
+        fs.mknod(&who, ROOT, format!("empty{i}").as_bytes(), libc::S_IFREG, 0)
+            .unwrap();
+    }
+    more(&fs, filled, 500);
+    let now = used(&fs);
+    let fs = world.remount(fs);
+    assert_eq!(used(&fs), now);
+    fs.close().unwrap();
+    world.check();
+}
+
 /// Metadata may grow no more either: then no content does, and what there is can be changed and deleted still.
 #[test]
 fn small_files_are_written_over_where_metadata_has_no_room_either() {
