@@ -406,8 +406,9 @@ impl AtomicWrites {
         let bytes = span.offset..span.offset.saturating_add(len as u64);
         // The kernel drops no page that it writes back.
         let is_read = !span.from_page_cache
-            && (self.0.notifier.get()).is_some_and(|told| told.may_be_outdated(node, &bytes));
-        is_read.then(|| Pages::of(node, bytes))
+            && (self.0.notifier.get())
+                .is_some_and(|told| told.may_be_outdated(node, &bytes, span.request));
+        is_read.then(|| Pages::outdated(node, bytes))
     }
 
     /// As `write`; says whether it went elsewhere than the kernel put it, which is told so by [`AtomicWrites::wrote`].
@@ -843,6 +844,7 @@ mod tests {
         atomic.init(notifier.clone());
         let write = |page: u64, from_page_cache| {
             let span = Span {
+                request: 3,
                 handle,
                 offset: page * PAGE,
                 from_page_cache,
@@ -852,24 +854,30 @@ mod tests {
             assert_eq!(written.unwrap(), 100);
             atomic.wrote(node);
         };
-        notifier.reads(node, 0..PAGE);
+        let abort = || {
+            let task = (&who, std::process::id());
+            atomic.start(&fs, task, (&file, handle)).unwrap();
+            atomic.abort(node, handle);
+            assert_eq!(told(), [(0, 0)]);
+        };
+        notifier.reads(node, 0..PAGE, 1);
         write(0, false);
         assert_eq!(told(), [], "nothing was dropped before");
-        let task = (&who, std::process::id());
-        atomic.start(&fs, task, (&file, handle)).unwrap();
-        atomic.abort(node, handle);
-        assert_eq!(told(), [(0, 0)]);
-        write(2, false);
-        notifier.reads(node, 3 * PAGE..4 * PAGE);
-        write(2, false);
+        abort();
+        notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
         write(3, true);
-        assert_eq!(
-            told(),
-            [],
-            "it was not read, or is written back, which keeps a page"
-        );
+        assert_eq!(told(), [], "it is written back, which keeps a page");
         write(3, false);
         assert_eq!(told(), [(3 * PAGE as i64, 100)]);
+        // Whoever reads and writes a page in turn has it dropped no more.
+        notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
+        write(3, false);
+        assert_eq!(told(), []);
+        abort();
+        notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
+        write(2, false);
+        write(3, false);
+        assert_eq!(told(), [], "that was not on its way");
         drop(file);
         fs.close().unwrap();
     }

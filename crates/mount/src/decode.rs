@@ -314,6 +314,7 @@ fn file_operation<'a>(header: &abi::InHeader, body: &mut Body<'a>) -> Option<Ope
             let input: abi::ReadIn = body.get()?;
             Operation::Read {
                 span: Span {
+                    request: header.unique,
                     handle: input.fh,
                     offset: offset(input.offset)?,
                     open_flags: input.flags,
@@ -327,6 +328,7 @@ fn file_operation<'a>(header: &abi::InHeader, body: &mut Body<'a>) -> Option<Ope
             let input: abi::WriteIn = body.get()?;
             Operation::Write {
                 span: Span {
+                    request: header.unique,
                     handle: input.fh,
                     offset: offset(input.offset)?,
                     open_flags: input.flags,

@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::ops::NodeId;
-use crate::rereads::Rereads;
+use crate::rereads::{Race, Rereads};
 use crate::session::BACKGROUND_MAX;
 use crate::transport::Bell;
 
@@ -34,16 +34,28 @@ const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
 pub(crate) struct Pages {
     node: NodeId,
     bytes: Range<u64>,
+    race: Race,
 }
 
 impl Pages {
     pub fn all(node: NodeId) -> Pages {
         let bytes = 0..u64::MAX;
-        Pages { node, bytes }
+        let race = Race::Any;
+        Pages { node, bytes, race }
     }
 
-    pub fn of(node: NodeId, bytes: Range<u64>) -> Pages {
-        Pages { node, bytes }
+    /// Those that a write was made of after somebody had read them back.
+    pub fn outdated(node: NodeId, bytes: Range<u64>) -> Pages {
+        let race = Race::Overtaking;
+        Pages { node, bytes, race }
+    }
+
+    /// All, and the request that asks for it has the kernel's lock of the file, which writes wait for.
+    pub fn all_unwritten(node: NodeId) -> Pages {
+        Pages {
+            race: Race::None,
+            ..Pages::all(node)
+        }
     }
 
     pub fn is_of(&self, node: NodeId) -> bool {
@@ -127,7 +139,12 @@ impl Notifier {
             let most = (self.live() / 2).min(BUSY_MAX);
             // Who else would do what is left?
             if turns.dropping > 0 && turns.dropping + turns.waiting >= most {
-                turns.left.push_back((pages, then));
+                // Whoever does it has no such lock.
+                let race = match pages.race {
+                    Race::None => Race::Any,
+                    race => race,
+                };
+                turns.left.push_back((Pages { race, ..pages }, then));
                 return;
             }
             turns.dropping += 1;
@@ -180,20 +197,23 @@ impl Notifier {
         }
     }
 
-    /// These bytes of a file are about to be read for the kernel.
-    pub fn reads(&self, node: NodeId, bytes: Range<u64>) {
-        self.0.rereads.reads(node, bytes, now_ns);
+    /// These bytes of a file are about to be read for the kernel's request of this number.
+    pub fn reads(&self, node: NodeId, bytes: Range<u64>, request: u64) {
+        self.0.rereads.reads(node, bytes, request, now_ns);
     }
 
-    /// Whether the kernel may have any of these bytes, which were just written, as they were before.
-    pub fn may_be_outdated(&self, node: NodeId, bytes: &Range<u64>) -> bool {
-        self.0.rereads.has(node, bytes, now_ns)
+    /// Whether the kernel may have any of these bytes, which its request of this number has just written, as they were before.
+    pub fn may_be_outdated(&self, node: NodeId, bytes: &Range<u64>, request: u64) -> bool {
+        self.0.rereads.wrote(node, bytes, request, now_ns)
     }
 
     fn send_drop(&self, pages: &Pages) {
-        self.0.rereads.dropped(pages.node, now_ns());
+        if pages.race == Race::None {
+            return self.send(pages.node, pages.span());
+        }
+        self.0.rereads.begin(pages.node, pages.race);
         self.send(pages.node, pages.span());
-        self.0.rereads.dropped(pages.node, now_ns());
+        self.0.rereads.end(pages.node, now_ns());
     }
 
     /// Leave to wait for what others drop; `None`: there would be too few workers left.

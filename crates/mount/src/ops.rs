@@ -121,6 +121,8 @@ pub struct NewNode {
 /// A part of a file to read or write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
+    /// The kernel's number of the request: later ones have greater numbers.
+    pub request: u64,
     pub handle: u64,
     /// Bytes from the start of the file; below 2^63.
     pub offset: u64,

@@ -64,7 +64,7 @@ use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
 use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
 use crate::metrics::{self, FuseWay, exposition};
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Pages};
 use crate::ops::{
     Attributes, Context, CopySide, Entry, Errno, NewNode, NodeId, Opened, Operations, Result,
     SetAttributes, SetTime, Span, Statistics,
@@ -413,10 +413,6 @@ impl Operations for SheafOps {
             // A kernel that keeps no writes back sends no ctime, which is this side's to set.
             kill_suidgid: changes.kill_suid_sgid,
         };
-        if changes.mtime.is_some() {
-            // Or what was stored before would come after it, and be the last change.
-            self.write_back_mapped(node);
-        }
         let (who, set) = self.who_sets(context, node, changes, set)?;
         let setattr = || self.fs.setattr(&who, ino(node), &set).map_err(errno);
         let attr = match (size, changes.handle) {
@@ -542,10 +538,8 @@ impl Operations for SheafOps {
     fn read(&self, _: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
         if let Some(notifier) = self.notifier.get() {
-            notifier.reads(
-                node,
-                span.offset..span.offset.saturating_add(out.len() as u64),
-            );
+            let bytes = span.offset..span.offset.saturating_add(out.len() as u64);
+            notifier.reads(node, bytes, span.request);
         }
         let pending = self.atomic.of(node);
         let staged = pending.and_then(|pending| pending.read(&file, span, out));
@@ -708,7 +702,8 @@ impl Operations for SheafOps {
     ) -> Result<u64> {
         let file = self.file(node, handle)?;
         let whence = whence as i32;
-        if !self.write_back_mapped(node) {
+        // The kernel asks under its lock of the file.
+        if !self.write_back_mapped(Pages::all_unwritten(node), node) {
             let attr = self.fs.getattr(file.ino()).map_err(errno)?;
             return mapped::all_is_data(attr.size, offset, whence);
         }
@@ -810,7 +805,9 @@ impl SheafOps {
     fn start_atomic(&self, context: &Context, node: NodeId, handle: u64) -> Result<usize> {
         let file = self.file(node, handle)?;
         // What mappings have stored until now is no part of it: an abort, which drops the kernel's pages, takes none of that.
-        self.write_back_mapped(node);
+        if !self.write_back_mapped(Pages::all(node), node) {
+            return Err(Errno(libc::EBUSY));
+        }
         let who = caller(context, 0);
         let started = self
             .atomic

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 impl SheafOps {
     /// Brings what the kernel alone has of a file here. False: it may still have some.
-    pub(super) fn write_back_mapped(&self, node: NodeId) -> bool {
+    pub(super) fn write_back_mapped(&self, pages: Pages, node: NodeId) -> bool {
         let Some(notifier) = self.notifier.get() else {
             return true;
         };
@@ -25,7 +25,7 @@ impl SheafOps {
         let done = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&done);
         let then = move || told.store(true, Ordering::Release);
-        notifier.drop_pages(Pages::all(node), Box::new(then));
+        notifier.drop_pages(pages, Box::new(then));
         done.load(Ordering::Acquire)
     }
 }
