@@ -180,7 +180,13 @@ pub struct Fsck {
     /// Repair only if nothing is lost by it
     #[arg(short = 'p', long, conflicts_with = "repair")]
     pub preen: bool,
-    /// Change nothing; with --repair or --preen: show what would be done, and exit with 4 if that is anything
+    /// Write the label again of a device that lost both copies; say it only of the device itself: an old copy or a backup of it
+    /// cannot always be told from it, and would replace what was written since
+    ///
+    /// All devices are to be named one by one. Nothing else is repaired.
+    #[arg(long, conflicts_with_all = ["repair", "preen", "quick"])]
+    pub relabel: bool,
+    /// Change nothing; with --repair, --preen or --relabel: show what would be done, and exit with 4 if that is anything
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// Check only that all devices are there and can be mounted, as at system start

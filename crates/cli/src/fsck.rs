@@ -39,7 +39,7 @@ struct Shown {
     /// Something is to be repaired, and nothing was written, as asked for.
     #[serde(skip)]
     planned: bool,
-    /// The first actions, of labels, that were carried out in any case.
+    /// Labels that were written again.
     labels_written: usize,
     actions: Vec<ShownAction>,
     more_actions: u64,
@@ -121,13 +121,19 @@ fn shown_action(action: &Action) -> ShownAction {
 }
 
 pub fn run(args: &Fsck) -> Outcome {
+    if args.relabel && !relabel::are_named(&args.devices) {
+        return Err(Failure::usage(
+            "`--relabel` takes all devices one by one, not by UUID= or LABEL=",
+        ));
+    }
     let paths = devices::find(&args.devices)?;
     if args.quick {
         return quick(&paths);
     }
-    let shown = match args.repair || args.preen {
-        true => repaired(&paths, args)?,
-        false => checked(&paths)?,
+    let shown = match (args.relabel, args.repair || args.preen) {
+        (true, _) => relabelled(&paths, args)?,
+        (false, true) => repaired(&paths, args)?,
+        (false, false) => checked(&paths)?,
     };
     let told = match args.json {
         true => output::json(&shown),
@@ -147,32 +153,42 @@ fn checked(paths: &[PathBuf]) -> Result<Shown, Failure> {
     Ok(Shown::new(&array, &report, exit_code))
 }
 
-/// Checks, repairs, and checks again, with labels that are gone written first.
-fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
+/// Writes labels that are gone, and nothing else, and checks.
+fn relabelled(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let access = Access {
         read_only: args.dry_run,
         ..Access::default()
     };
     let devices = devices::claim(paths, access)?;
-    let (array, relabelled) = match Array::assemble(devices.clone(), access.read_only) {
-        Ok(array) => (Arc::new(array), Vec::new()),
-        Err(device::Error::LabelLost(_)) if args.repair && relabel::are_named(&args.devices) => {
-            relabel::restore(&devices, args.dry_run)?
+    let assembled = Array::assemble(devices.clone(), access.read_only);
+    let (mut array, relabelled) = match assembled {
+        Ok(array) => {
+            drop((array, devices));
+            return checked(paths);
         }
+        Err(device::Error::LabelLost(_)) => relabel::restore(&devices, args.dry_run)?,
         Err(error) => return Err(error.into()),
     };
     drop(devices);
-    let mut shown = mended(paths, args, array)?;
-    if !relabelled.is_empty() {
-        shown.actions = [relabelled.iter().map(shown_label).collect(), shown.actions].concat();
-        if !args.dry_run {
-            shown.labels_written = relabelled.len();
-            shown.repaired |= shown.refused.is_none();
-        }
-        shown.planned |= args.dry_run;
-        if shown.exit_code == CLEAN {
-            shown.exit_code = if args.dry_run { UNCORRECTED } else { CORRECTED };
-        }
+    let after = |failure: Failure| match args.dry_run {
+        true => failure,
+        false => failure.at("the label is written again, but the check after it did not end"),
+    };
+    if !args.dry_run {
+        drop(array);
+        array = open(paths).map_err(after)?;
+    }
+    let report = examine(&array).map_err(after)?;
+    let exit_code = match report.is_sound() && !args.dry_run {
+        true => CORRECTED,
+        false => UNCORRECTED,
+    };
+    let mut shown = Shown::new(&array, &report, exit_code);
+    shown.actions = relabelled.iter().map(shown_label).collect();
+    shown.planned = args.dry_run;
+    shown.repaired = !args.dry_run;
+    if !args.dry_run {
+        shown.labels_written = relabelled.len();
     }
     Ok(shown)
 }
@@ -190,8 +206,13 @@ fn shown_label(label: &Relabelled) -> ShownAction {
     }
 }
 
-/// Repairs an array that opens, and checks again.
-fn mended(paths: &[PathBuf], args: &Fsck, array: Arc<Array>) -> Result<Shown, Failure> {
+/// Checks, repairs, and checks again.
+fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
+    let access = Access {
+        read_only: args.dry_run,
+        ..Access::default()
+    };
+    let array = devices::open(paths, access)?;
     let options = RepairOptions {
         dry_run: args.dry_run,
         lossless: args.preen,
@@ -337,9 +358,8 @@ fn text(shown: &Shown) -> String {
     if shown.more_findings > 0 {
         text += &format!("and {} more\n", shown.more_findings);
     }
-    for (i, action) in shown.actions.iter().enumerate() {
-        let done = shown.repaired || i < shown.labels_written;
-        let what = match (done, action.lost) {
+    for action in &shown.actions {
+        let what = match (shown.repaired, action.lost) {
             (true, true) => "LOST",
             (true, false) => "repaired",
             (false, true) => "would be LOST",
@@ -352,12 +372,8 @@ fn text(shown: &Shown) -> String {
         text += &format!("and {} more\n", shown.more_actions);
     }
     if let Some(refused) = &shown.refused {
-        let nothing = match shown.labels_written {
-            0 => "nothing",
-            _ => "nothing else",
-        };
         text += &format!(
-            "NOT REPAIRED, and {nothing} was written: {}\nremedy: {}\n",
+            "NOT REPAIRED, and nothing was written: {}\nremedy: {}\n",
             refused.why, refused.remedy
         );
     }
@@ -379,8 +395,11 @@ fn text(shown: &Shown) -> String {
     text += match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
-        _ if shown.repaired => "ERRORS LEFT by the repair\n",
+        _ if shown.repaired && shown.labels_written == 0 => "ERRORS LEFT by the repair\n",
         _ if shown.refused.is_some() => "ERRORS LEFT, for the reason above\n",
+        _ if shown.planned && shown.actions.iter().all(|action| action.kind == "label") => {
+            "TO BE REPAIRED: nothing was written; without `-n` labels are written again, and nothing else\n"
+        }
         _ if shown.planned => {
             "TO BE REPAIRED: nothing was written; without `-n` what is said above is done\n"
         }

@@ -1,4 +1,6 @@
-//! A label that is gone, both copies, written again by `sheaf fsck --repair`, where what lies on the device proves whose it was.
+//! A label that is gone, both copies, written again by `sheaf fsck --relabel`, where what lies on the device proves whose it was.
+//!
+//! It has an option of its own, since an old copy of the device may carry the same proof: only who asks for it knows that it is none.
 //!
 //! 1. Nothing is written before a full check, read-only, has found all metadata of that device where it should be
 //!    ([`fs::fsck::is_member`]), and in only one way of giving the devices places.
@@ -95,10 +97,11 @@ fn look(
     let report = examine(&array)?;
     let names = array.device_names();
     let mut relabelled = Vec::new();
+    let alone = places.len() == 1;
     for (index, which) in places {
         let known = incomplete.remembers(*which, *index);
         let device = names[*index].clone();
-        match is_member(&array, &report, *index, known)? {
+        match is_member(&array, &report, *index, known, alone)? {
             Ok(proof) => relabelled.push(Relabelled {
                 index: *index,
                 device,

@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 use tempfile::TempDir;
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
 const OPERATIONAL: i32 = 8;
+const USAGE: i32 = 16;
 
 const DEVICE: u64 = 64 << 20;
 const BLOCK: u64 = 4096;
@@ -129,7 +131,7 @@ impl Array {
     /// Refused, with these words, and nothing written.
     fn refuses(&self, words: &str) {
         let before = self.bytes();
-        self.fsck(&["--repair"]).exits(UNCORRECTED).says(words);
+        self.fsck(&["--relabel"]).exits(UNCORRECTED).says(words);
         assert!(self.bytes() == before, "it wrote");
     }
 }
@@ -148,16 +150,25 @@ fn a_lost_label_is_told_and_written_again() {
             .says("both copies of the label are gone")
             .says("carry labels of file system")
             .says(&format!("device {index} of 3"))
-            .says("Do not run mkfs: `sheaf fsck --repair ");
+            .says("Do not run mkfs: `sheaf fsck --relabel ");
         let told = array.fsck(&["--json"]).exits(OPERATIONAL).json();
-        assert!(told["error"].as_str().unwrap().contains("fsck --repair"));
-        array.fsck(&["--preen"]).exits(OPERATIONAL);
+        assert!(told["error"].as_str().unwrap().contains("fsck --relabel"));
+        for option in ["--repair", "--preen"] {
+            for options in [&[option][..], &[option, "-n"]] {
+                array
+                    .fsck(options)
+                    .exits(OPERATIONAL)
+                    .says("`sheaf fsck --relabel ")
+                    .says("not a copy of it");
+            }
+        }
+        assert!(array.bytes() == lost, "it wrote");
         array
-            .fsck(&["--repair", "-n"])
+            .fsck(&["--relabel", "-n"])
             .exits(UNCORRECTED)
             .says("would be repaired: label");
         assert!(array.bytes() == lost, "it wrote");
-        let report = array.fsck(&["--repair", "--json"]).exits(CORRECTED).json();
+        let report = array.fsck(&["--relabel", "--json"]).exits(CORRECTED).json();
         assert_eq!(report["repaired"], true);
         assert_eq!(report["actions"][0]["kind"], "label");
         assert!(array.bytes() == sound);
@@ -180,8 +191,8 @@ fn an_array_with_a_label_written_again_mounts() {
             .output();
         Ran(output.unwrap())
     };
-    mount().exits(OPERATIONAL).says("`sheaf fsck --repair ");
-    array.fsck(&["--repair"]).exits(CORRECTED);
+    mount().exits(OPERATIONAL).says("`sheaf fsck --relabel ");
+    array.fsck(&["--relabel"]).exits(CORRECTED);
     if !Path::new("/dev/fuse").exists() || !is_root() {
         return;
     }
@@ -249,7 +260,7 @@ fn a_label_of_which_most_is_left_needs_no_other_proof() {
             image.read_exact_at(&mut byte, at + 200).unwrap();
             image.write_all_at(&[byte[0] ^ 4], at + 200).unwrap();
         }
-        array.fsck(&["--repair"]).exits(CORRECTED);
+        array.fsck(&["--relabel"]).exits(CORRECTED);
         assert!(array.bytes() == sound);
     }
     // But it is no proof for another place.
@@ -290,30 +301,35 @@ fn what_somebody_else_may_want_is_not_written_over() {
         // A table without a partition is what the mistake was; it takes checkpoint slots with it.
         clear(&array.image(index), 0);
         array
-            .fsck(&["--repair"])
+            .fsck(&["--relabel"])
             .exits(CORRECTED)
             .says("all errors corrected");
+        // The copies of the slots.
+        array.fsck(&["--repair"]);
         array.check();
     }
     // Since then checkpoints were made: what was there before is an old copy.
     fs::write(&array.images[1], &sound[1]).unwrap();
     array.lose_label(1);
-    array.refuses("nothing proves that it is the missing device");
+    array.refuses("it is an old copy");
 }
 
 #[test]
 fn an_interrupted_repair_is_repeated() {
     let array = Array::made();
     let sound = array.bytes();
-    // The last block comes first.
+    // The last block comes first. With it no label is lost, and a copy of it is for a repair.
     array.image(1).write_all_at(&[0; 4096], 0).unwrap();
+    let half = array.bytes();
+    array.fsck(&["--relabel"]).exits(0).says("no errors");
+    assert!(array.bytes() == half, "it wrote");
     array.fsck(&["--repair"]).exits(CORRECTED);
     assert!(fs::read(&array.images[1]).unwrap()[..4096] == sound[1][..4096]);
     // Beside a partition table a label in the last block does not speak for a device.
     clear(&array.image(1), 0);
     let last = &sound[1][COPIES[1] as usize..];
     array.image(1).write_all_at(last, COPIES[1]).unwrap();
-    array.fsck(&["--repair"]).exits(CORRECTED);
+    array.fsck(&["--relabel"]).exits(CORRECTED);
     array.check();
 }
 
@@ -329,7 +345,7 @@ fn of_several_lost_labels_each_is_proven() {
         .says("devices 1, 2 of 3")
         .says("Do not run mkfs");
     let swapped: Vec<PathBuf> = [2, 0, 1].map(|i| array.images[i].clone()).into();
-    sheaf(&["fsck", "--repair"], &swapped).exits(CORRECTED);
+    sheaf(&["fsck", "--relabel"], &swapped).exits(CORRECTED);
     assert!(array.bytes() == sound);
     // One of them is another disk.
     array.lose_label(1);
@@ -342,13 +358,180 @@ fn a_device_too_few_or_too_many_is_no_lost_label() {
     let array = Array::made();
     array.lose_label(1);
     let two = &array.images[..2];
-    sheaf(&["fsck", "--repair"], two)
+    sheaf(&["fsck", "--relabel"], two)
         .exits(OPERATIONAL)
         .says("name all devices of this file system");
     let blank = array.dir.path().join("blank");
     File::create(&blank).unwrap().set_len(DEVICE).unwrap();
     let four = [&array.images[..], &[blank]].concat();
-    sheaf(&["fsck", "--repair"], &four)
+    sheaf(&["fsck", "--relabel"], &four)
         .exits(OPERATIONAL)
         .says("and no others");
+}
+
+#[test]
+fn relabel_is_said_alone_and_of_devices_by_name() {
+    let array = Array::with(0);
+    for option in ["--repair", "--preen", "--quick"] {
+        array.fsck(&["--relabel", option]).exits(USAGE);
+    }
+    sheaf(&["fsck", "--relabel", "LABEL=none"], &[])
+        .exits(USAGE)
+        .says("one by one");
+    let before = array.bytes();
+    array.fsck(&["--relabel"]).exits(0).says("no errors");
+    assert!(array.bytes() == before, "it wrote");
+}
+
+/// Another image, in place of one, without a label.
+fn put(array: &Array, index: usize, image: &[u8]) {
+    fs::write(&array.images[index], image).unwrap();
+    array.lose_label(index);
+}
+
+impl Array {
+    /// A file more, of so many bytes of noise, and a clean end.
+    fn add(&self, name: &str, len: usize) {
+        let file = self.dir.path().join(name);
+        fs::write(&file, noise(len)).unwrap();
+        let (a, file) = (self.images[0].to_str().unwrap(), file.to_str().unwrap());
+        sheaf(&["cp", "-d", a, file, ":/"], &[]).exits(0);
+    }
+
+    /// The same devices, as they are now, in another place.
+    fn copied(&self) -> Array {
+        let dir = TempDir::new().unwrap();
+        let images: Vec<PathBuf> = ["a", "b", "c"].map(|name| dir.path().join(name)).into();
+        for (from, to) in self.images.iter().zip(&images) {
+            fs::copy(from, to).unwrap();
+        }
+        Array { dir, images }
+    }
+}
+
+/// It was taken for the device, and what was synced since was lost without a word.
+#[test]
+fn an_old_copy_gets_no_label() {
+    let array = Array::made();
+    let old = array.bytes();
+    array.add("later", 5000);
+    let sound = array.bytes();
+    for index in [0, 1] {
+        put(&array, index, &old[index]);
+        array.refuses("it is an old copy");
+        fs::write(&array.images[index], &sound[index]).unwrap();
+    }
+    array.check();
+}
+
+/// The same, of a copy from after the last checkpoint, and of an array that ended without one.
+#[test]
+fn an_old_copy_of_an_array_in_use_gets_no_label() {
+    let array = Array::made();
+    let options = device::OpenOptions::default();
+    let devices = device::open_when_free(&array.images, &options).unwrap();
+    let assembled = device::Array::assemble(devices, false).unwrap();
+    let options = ::fs::FsOptions::default();
+    let mounted = ::fs::FileSystem::open(Arc::new(assembled), options).unwrap();
+    let who = ::fs::Caller::root();
+    let add = |i: usize| {
+        let name = format!("a file of which the journal says all, number {i}");
+        let made = mounted.create(&who, ::fs::ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+        let (_, file) = made.unwrap();
+        mounted.write(&file, 0, &noise(100)).unwrap();
+        mounted.fsync(&file, false).unwrap();
+        mounted.close_file(file);
+    };
+    (0..10).for_each(add);
+    let old = array.bytes();
+    (10..400).for_each(add);
+    let cut = array.copied();
+    mounted.close().unwrap();
+    let sound = cut.bytes();
+    for (index, old) in old.iter().enumerate() {
+        if *old == sound[index] {
+            continue;
+        }
+        put(&cut, index, old);
+        cut.refuses("nothing proves that it is the missing device");
+        fs::write(&cut.images[index], &sound[index]).unwrap();
+    }
+    // The device itself gets it.
+    for index in [0, 1] {
+        cut.lose_label(index);
+        cut.fsck(&["--relabel"]).exits(CORRECTED);
+        assert!(cut.bytes() == sound);
+    }
+}
+
+/// Both went their own way after a copy of the whole array: the same UUID, and the same journal up to there.
+#[test]
+fn a_disk_of_a_clone_that_diverged_gets_no_label() {
+    for more in [1, 2, 3] {
+        let array = Array::made();
+        let clone = array.copied();
+        array.add("ours", 5000);
+        (0..more).for_each(|i| clone.add(&format!("theirs {i}"), 7000));
+        let (sound, theirs) = (array.bytes(), clone.bytes());
+        for index in [0, 1] {
+            put(&array, index, &theirs[index]);
+            array.refuses("of another history of this file system");
+            fs::write(&array.images[index], &sound[index]).unwrap();
+        }
+        array.check();
+    }
+}
+
+/// Made by the same commands within the same second, it had the same nodes and tables in the same places.
+#[test]
+fn a_disk_of_a_twin_gets_no_label() {
+    for files in [0, 30, 3000] {
+        let (array, twin) = (Array::with(files), Array::with(files));
+        let sound = array.bytes();
+        for (index, theirs) in twin.bytes().iter().enumerate() {
+            put(&array, index, theirs);
+            array.refuses("nothing proves that it is the missing device");
+            // Without its records, too, which have the other UUID.
+            clear(&array.image(index), 0);
+            array.refuses("nothing proves that it is the missing device");
+            fs::write(&array.images[index], &sound[index]).unwrap();
+        }
+        array.check();
+    }
+}
+
+/// Only the label is written, and the rest is for a repair.
+#[test]
+fn other_damage_is_left_to_a_repair() {
+    let array = Array::made();
+    // Names in nodes, behind the journal, on another device than the one without a label.
+    let image = fs::read(&array.images[0]).unwrap();
+    let options = device::OpenOptions::default();
+    let devices = device::open_when_free(&array.images, &options).unwrap();
+    let assembled = device::Array::assemble(devices, true).unwrap();
+    let geometry = assembled.geometry();
+    let journal = geometry.journal_start.byte() + geometry.journal_bytes();
+    let behind = journal as usize / 3 + (1 << 20);
+    drop(assembled);
+    for at in behind..image.len() {
+        if image[at..].starts_with(b"a small file, number") {
+            array.image(0).write_all_at(b"A", at as u64).unwrap();
+        }
+    }
+    array.lose_label(1);
+    let lost = array.bytes();
+    array
+        .fsck(&["--relabel", "-n"])
+        .exits(UNCORRECTED)
+        .says("and nothing else");
+    assert!(array.bytes() == lost, "it wrote");
+    let ran = array.fsck(&["--relabel"]).exits(UNCORRECTED);
+    let ran = ran.says("repaired: label of device 1");
+    ran.says("`sheaf fsck --repair` corrects what can be corrected");
+    for (index, bytes) in array.bytes().iter().enumerate() {
+        let differ = (0..bytes.len()).filter(|i| bytes[*i] != lost[index][*i]);
+        let label = |at: &usize| index == 1 && (*at < 4096 || *at >= (DEVICE - BLOCK) as usize);
+        assert!(differ.into_iter().all(|at| label(&at)));
+    }
+    array.fsck(&["--repair"]).exits(CORRECTED);
 }

@@ -347,13 +347,21 @@ impl std::fmt::Display for LostLabels {
         if lost.len() != missing.len() {
             return f.write_str("; name all devices of this file system, and no others");
         }
-        let (this, its) = match lost.len() {
-            1 => ("this should be it", "its label"),
-            _ => ("these should be they", "their labels"),
+        let (this, its, itself) = match lost.len() {
+            1 => (
+                "this should be it",
+                "its label",
+                "this is the device itself, not a copy of it",
+            ),
+            _ => (
+                "these should be they",
+                "their labels",
+                "these are the devices themselves, not copies of them",
+            ),
         };
         write!(
             f,
-            ": {this}. Do not run mkfs: `sheaf fsck --repair {}` writes {its} again if what lies there proves it",
+            ": {this}. Do not run mkfs: `sheaf fsck --relabel {}` writes {its} again if what lies there proves it; say it only if {itself}",
             given.join(" ")
         )
     }

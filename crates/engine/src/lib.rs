@@ -58,7 +58,7 @@ pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use large::Extensive;
 pub use node::{Node, NodeRead};
 pub use op::{Epoch, FreshNid, Kept, Mode, Need, Op, Promise, Reservation, Slot, Slots};
-pub use proof::proves;
+pub use proof::{Proof, proves};
 pub use recovery::RecoveryReport;
 pub use replay::RecoveryPhases;
 pub use salvage::{Loss, Salvage, SalvageError};

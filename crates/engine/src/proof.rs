@@ -4,7 +4,12 @@
 //! 1. A device that has copies of the checkpoint slots is proven by a copy of the newest record that another device has as well.
 //! 2. Any device is, by a batch that lies on it at least in part and hangs together with the newest record that others have: each batch
 //!    names the checksum of the one before, and the record that of the last one before its anchor. From there the chain is
-//!    followed, backwards and forwards, so an old copy of a device does not do in place of what was written later.
+//!    followed, backwards and forwards.
+//! 3. Records that the others do not have, or older ones only, speak against a device, whatever its batches say: of a clone that went its own
+//!    way, and of an old copy, the batches from before are in the chain too.
+//!
+//! A device without copies of the slots, or with none that is whole, has nothing of the third kind. Nor has an old copy from after the last
+//! checkpoint; recovery refuses it if a batch that it lacks a part of was durable by what lies on others.
 
 use crate::batches::{RingReader, after};
 use crate::error::Error;
@@ -14,30 +19,76 @@ use format::checkpoint::CheckpointRecord;
 use format::journal::BatchHeader;
 use format::{BLOCK_SIZE, COUNTER_MAX, MAX_DEVICES};
 use std::collections::BTreeMap;
+use zerocopy::IntoBytes;
+
+/// What records and the journal of an array say of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proof {
+    Nothing,
+    /// It has the newest record.
+    Record,
+    /// It has a part of the journal's chain.
+    Chain,
+    /// Why it is not the array's, or not as it was.
+    Against(String),
+}
 
 /// Whether records or the journal of an array prove that this is its device.
 ///
 /// # Errors
 /// A device that does not return what it holds.
-pub fn proves(array: &Array, device: usize) -> Result<bool, Error> {
-    let copy_of = |slot: usize, copy: usize| {
-        let block = array.read_slot(slot, copy).ok()?;
-        CheckpointRecord::parse(&block, &array.uuid()).ok()
-    };
-    let newest = |copy: usize| {
-        let records = [0, 1].into_iter().filter_map(|slot| copy_of(slot, copy));
-        records.max_by_key(|record| record.sequence.get())
+pub fn proves(array: &Array, device: usize) -> Result<Proof, Error> {
+    let copies_of = |copy: usize| -> Vec<CheckpointRecord> {
+        let parsed = |slot: usize| {
+            let block = array.read_slot(slot, copy).ok()?;
+            CheckpointRecord::parse(&block, &array.uuid()).ok()
+        };
+        let mut records: Vec<_> = [0, 1].into_iter().filter_map(parsed).collect();
+        records.sort_by_key(|record| record.sequence.get());
+        records
     };
     // Copy 0 lies on device 0, copy 1 on device 1.
     let others = [0, 1].into_iter().filter(|copy| *copy != device);
-    let record = others.filter_map(newest).max_by_key(|r| r.sequence.get());
-    let Some(record) = record else {
-        return Ok(false);
+    let others = others
+        .map(copies_of)
+        .max_by_key(|records| records.last().map(|record| record.sequence.get()));
+    let others = others.unwrap_or_default();
+    let Some(record) = others.last() else {
+        return Ok(Proof::Nothing);
     };
-    if device < 2 && newest(device).is_some_and(|own| own.sequence == record.sequence) {
-        return Ok(true);
+    let own = match device {
+        0 | 1 => copies_of(device),
+        _ => Vec::new(),
+    };
+    if let Some(objection) = objection(&own, &others) {
+        return Ok(Proof::Against(objection.to_owned()));
     }
-    Chain::of(array)?.reaches(&record, device)
+    if Chain::of(array)?.reaches(record, device)? {
+        return Ok(Proof::Chain);
+    }
+    Ok(match own.last() {
+        Some(own) if own.sequence == record.sequence => Proof::Record,
+        _ => Proof::Nothing,
+    })
+}
+
+/// What a device's own records say against it, beside those of the other device that has some; both in order.
+fn objection(own: &[CheckpointRecord], others: &[CheckpointRecord]) -> Option<&'static str> {
+    let (last, other) = (own.last()?.sequence.get(), others.last()?.sequence.get());
+    let differ = |own: &CheckpointRecord| {
+        let same = others.iter().filter(|other| other.sequence == own.sequence);
+        same.into_iter()
+            .any(|other| other.as_bytes() != own.as_bytes())
+    };
+    // Both copies of a record are durable before the next one is written.
+    if own.iter().any(differ) || last > other + 1 {
+        return Some(
+            "a checkpoint on it is of another history of this file system: it is a copy that was written to since, or the others are",
+        );
+    }
+    (last < other).then_some(
+        "the newest checkpoint on it is older than that of the others: it is an old copy, or a power cut came between two copies",
+    )
 }
 
 /// A whole batch in the ring.

@@ -269,9 +269,10 @@ fn a_label_that_is_gone_is_told_by_those_of_the_others() {
     assert_eq!(all.labelled, ["sim1", "sim3"]);
     let text = error.to_string();
     assert!(
-        text.contains("`sheaf fsck --repair sim1 sim2 sim3`"),
+        text.contains("`sheaf fsck --relabel sim1 sim2 sim3`"),
         "{text}"
     );
+    assert!(text.contains("not a copy of it"), "{text}");
     assert!(!text.contains("make a file system"), "{text}");
     // One that is too many is none of theirs.
     let whole = labelled_with_blank();

@@ -1,20 +1,19 @@
 //! What a check saw of metadata on each device, and whether that proves that a device without a label is a member of the array.
 //!
 //! An item has a checksum over what it is (node and version, or page) and what it holds, and the table, whose pages lie on other devices as
-//! well, says which item lies where. So a device whose items are all right is the member: no blank disk, no other member, no disk of another
-//! array has them there, and no older state of the member has all of them. What that leaves is an array that was made
-//! in exactly the same steps; its inodes were changed at other times.
+//! well, says which item lies where. So no blank disk and no other member has them all there, nor an older state of the member that lacks any
+//! of them. But an array that was made in the same steps within the same second has, for items do not say of which file system they are.
 //!
-//! Records of checkpoints and the journal carry the UUID, and prove more ([`engine::proves`]). Nothing vouches for file data, so a device
-//! that holds nothing else proves nothing.
+//! So they are asked for, and are not enough: records of checkpoints and the journal carry the UUID, and the device must have some of
+//! that ([`engine::proves`]). That cannot tell an old copy which differs only in file data, for which nothing vouches, or only in
+//! what it is not asked for: in nothing, if all that was written since lies on other devices.
 
 use super::{Finding, Report};
 use crate::Error;
 use crate::content::FsNode;
 use base::sync::{Mutex, rank};
 use device::Array;
-use engine::{Seen, Severity};
-use format::checkpoint::CheckpointRecord;
+use engine::{Proof, Seen, Severity};
 use format::item::Place;
 use format::{BLOCK_SIZE, MAX_DEVICES};
 
@@ -25,8 +24,6 @@ pub struct DeviceItems {
     pub right: u64,
     /// Those that lie there, or a part of them does, and are not what they should be, or cannot be read.
     pub wrong: u64,
-    /// The earliest and the latest time at which the inodes among the right ones were made or changed, in seconds.
-    pub times: Option<(i64, i64)>,
 }
 
 /// Counts items by device.
@@ -58,11 +55,7 @@ impl Tally {
             match seen {
                 Seen::Wrong => device.wrong += 1,
                 _ if several => {}
-                Seen::Page => device.right += 1,
-                Seen::Image(node) => {
-                    device.right += 1;
-                    device.look(node);
-                }
+                Seen::Page | Seen::Image(_) => device.right += 1,
             }
         }
     }
@@ -72,19 +65,8 @@ impl Tally {
     }
 }
 
-impl DeviceItems {
-    fn look(&mut self, node: &FsNode) {
-        let FsNode::Inode(inode) = node else { return };
-        // Nobody can set these.
-        for time in [inode.btime.sec(), inode.ctime.sec()] {
-            let (first, last) = self.times.unwrap_or((time, time));
-            self.times = Some((first.min(time), last.max(time)));
-        }
-    }
-}
-
 /// Whether the check of an array, put together without a label of this device, proves that it is the array's; else why not. Returns
-/// what proves it. `known`: what is left of its label does already, if its metadata does not say otherwise.
+/// what proves it. `known`: what is left of its label does already, if nothing else says otherwise. `alone`: no other label is lost.
 ///
 /// # Errors
 /// The outer one is a device that does not return what it holds.
@@ -93,32 +75,41 @@ pub fn is_member(
     report: &Report,
     device: usize,
     known: bool,
+    alone: bool,
 ) -> Result<Result<String, String>, Error> {
+    let proof = match engine::proves(array, device)? {
+        Proof::Against(objection) => return Ok(Err(objection)),
+        proof => proof,
+    };
     let right = match what_items_say(report, device) {
         Ok(right) => right,
         Err(doubt) => return Ok(Err(doubt)),
     };
-    let chained = known || engine::proves(array, device)?;
-    let doubt = match right {
-        0 if known => return Ok(Ok("most of it is there still".to_owned())),
-        0 if chained => {
-            return Ok(Ok(
-                "its part of the journal or of the checkpoints is there".to_owned()
-            ));
-        }
-        0 => {
-            "no metadata of the file system lies on it, and file data has no checksums: a blank disk would look the same"
-        }
-        _ if !chained && is_of_other_times(array, report, device) => {
-            "its inodes are of another time than this file system, so it is of one that was made in the same way"
-        }
-        _ => {
-            return Ok(Ok(format!(
-                "all {right} nodes and tables that lie on it are right"
-            )));
-        }
-    };
-    Ok(Err(doubt.to_owned()))
+    if !known && matches!(proof, Proof::Nothing) {
+        let doubt = match right {
+            0 => {
+                "no metadata of the file system lies on it, and file data has no checksums: a blank disk would look the same"
+            }
+            _ => {
+                "nothing on it carries this file system's UUID, so it may be of another one that was made in the same way"
+            }
+        };
+        return Ok(Err(doubt.to_owned()));
+    }
+    // Damage elsewhere is no reason to leave the array without its device, but several can be old copies that vouch for each other.
+    let chained = matches!(proof, Proof::Chain) && alone;
+    let error = report
+        .findings
+        .iter()
+        .find(|f| f.severity > Severity::Notice);
+    if let (false, false, Some(error)) = (known, chained, error) {
+        return Ok(Err(format!("with it the array is not sound: {error}")));
+    }
+    Ok(Ok(match right {
+        0 if known => "most of it is there still".to_owned(),
+        0 => "its part of the journal or of the checkpoints is there".to_owned(),
+        _ => format!("all {right} nodes and tables that lie on it are right"),
+    }))
 }
 
 /// How many items on a device are right; an error if any is not.
@@ -128,7 +119,7 @@ fn what_items_say(report: &Report, device: usize) -> Result<u64, String> {
         return Err(format!("with it the file system does not open: {fatal}"));
     }
     let items = report.devices.get(device).cloned().unwrap_or_default();
-    let DeviceItems { right, wrong, .. } = items;
+    let DeviceItems { right, wrong } = items;
     if wrong > 0 {
         let of = right + wrong;
         return Err(format!(
@@ -136,29 +127,4 @@ fn what_items_say(report: &Report, device: usize) -> Result<u64, String> {
         ));
     }
     Ok(right)
-}
-
-/// Whether times on a device lie outside of those from the making of the array to its last checkpoint, and of those on other
-/// devices: a clock that was wrong was so for all of them.
-fn is_of_other_times(array: &Array, report: &Report, device: usize) -> bool {
-    let Some(times) = report.devices.get(device).and_then(|items| items.times) else {
-        return false;
-    };
-    let others = report.devices.iter().enumerate();
-    let others = others.filter(|(other, _)| *other != device);
-    let made = array.label().created.get();
-    let (mut first, mut last) = (made, made);
-    for (_, items) in others {
-        if let Some((oldest, newest)) = items.times {
-            (first, last) = (first.min(oldest), last.max(newest));
-        }
-    }
-    let places = [(0, 0), (0, 1), (1, 0), (1, 1)].into_iter();
-    let records = places.filter_map(|(slot, copy)| {
-        let block = array.read_slot(slot, copy).ok()?;
-        CheckpointRecord::parse(&block, &array.uuid()).ok()
-    });
-    let written = records.map(|record| record.time.get()).max();
-    last = last.max(written.map_or(i64::MAX, |time| i64::try_from(time).unwrap_or(i64::MAX)));
-    times.0 < first || times.1 > last
 }
