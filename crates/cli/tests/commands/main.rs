@@ -1,9 +1,12 @@
 //! The program as users call it, here without a mount.
 
 mod interrupted;
+mod labels;
 mod named;
 mod refused;
+mod repair;
 mod said;
+mod unmounted;
 mod untold;
 
 use std::fs::{self, Permissions};
@@ -69,8 +72,17 @@ impl Ran {
         self
     }
 
+    fn says_not(self, words: &str) -> Self {
+        assert!(!self.to_string().contains(words), "'{words}' in: {self}");
+        self
+    }
+
     fn output(&self) -> String {
         String::from_utf8(self.0.stdout.clone()).unwrap()
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.0.stdout).unwrap()
     }
 }
 

@@ -5,10 +5,12 @@ use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use tempfile::TempDir;
+
+use crate::Ran;
 
 const OPERATIONAL: i32 = 8;
 const USAGE: i32 = 16;
@@ -45,36 +47,6 @@ impl Array {
 
     fn is_sound(&self) {
         run(sheaf().arg("fsck").arg(self.path("a.img"))).succeeds();
-    }
-}
-
-/// What a call did.
-struct Ran(Output);
-
-impl Ran {
-    fn exits(self, code: i32) -> Self {
-        assert_eq!(self.0.status.code(), Some(code), "{self}");
-        self
-    }
-
-    fn succeeds(self) -> Self {
-        self.exits(0)
-    }
-
-    fn says(self, words: &str) -> Self {
-        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
-        self
-    }
-
-    fn output(&self) -> String {
-        String::from_utf8(self.0.stdout.clone()).unwrap()
-    }
-}
-
-impl std::fmt::Display for Ran {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
     }
 }
 

@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
+
+use crate::Ran;
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
@@ -22,32 +24,6 @@ const COPIES: [u64; 2] = [0, DEVICE - BLOCK];
 struct Array {
     dir: TempDir,
     images: Vec<PathBuf>,
-}
-
-/// What a call did.
-struct Ran(Output);
-
-impl Ran {
-    fn exits(self, code: i32) -> Self {
-        assert_eq!(self.0.status.code(), Some(code), "{self}");
-        self
-    }
-
-    fn says(self, words: &str) -> Self {
-        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
-        self
-    }
-
-    fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.0.stdout).unwrap()
-    }
-}
-
-impl std::fmt::Display for Ran {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
-    }
 }
 
 fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {

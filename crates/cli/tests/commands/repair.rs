@@ -3,42 +3,17 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use tempfile::TempDir;
+
+use crate::Ran;
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
 const OPERATIONAL: i32 = 8;
 
 const DEVICE: u64 = 64 << 20;
-
-/// What a call did.
-struct Ran(Output);
-
-impl Ran {
-    fn exits(self, code: i32) -> Self {
-        assert_eq!(self.0.status.code(), Some(code), "{self}");
-        self
-    }
-
-    fn says(self, words: &str) -> Self {
-        assert!(self.to_string().contains(words), "no '{words}' in: {self}");
-        self
-    }
-
-    fn says_not(self, words: &str) -> Self {
-        assert!(!self.to_string().contains(words), "'{words}' in: {self}");
-        self
-    }
-}
-
-impl std::fmt::Display for Ran {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        write!(f, "{}{}", text(&self.0.stdout), text(&self.0.stderr))
-    }
-}
 
 fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
     let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
