@@ -27,11 +27,7 @@ struct Array {
 }
 
 fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
-        .args(arguments)
-        .args(paths)
-        .output();
-    Ran(output.unwrap())
+    crate::sheaf(arguments, &[], paths)
 }
 
 /// Bytes without a pattern.

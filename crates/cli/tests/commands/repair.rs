@@ -16,11 +16,7 @@ const OPERATIONAL: i32 = 8;
 const DEVICE: u64 = 64 << 20;
 
 fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_sheaf"))
-        .args(arguments)
-        .args(paths)
-        .output();
-    Ran(output.unwrap())
+    crate::sheaf(arguments, &[], paths)
 }
 
 /// Two image files in a folder of their own.
