@@ -40,6 +40,8 @@ pub struct Oracle {
     when: Beginnings,
     /// The last operation on each thing's names and attributes.
     touched: BTreeMap<Id, usize>,
+    /// What it was before the newest operation.
+    untouched: Vec<(Id, Option<usize>)>,
     barriers: Vec<Barrier>,
     /// Of transactions: the version is there exactly when the operation is.
     atomic: Vec<Barrier>,
@@ -62,6 +64,7 @@ impl Oracle {
             changes: BTreeMap::new(),
             when: Beginnings::default(),
             touched: BTreeMap::new(),
+            untouched: Vec::new(),
             barriers: Vec::new(),
             atomic: Vec::new(),
             staged: BTreeMap::new(),
@@ -119,6 +122,7 @@ impl Oracle {
     pub fn begin(&mut self, op: &Op, now: Stamp) -> Outcome<Change> {
         self.when.push(now);
         self.is_commit = false;
+        self.untouched.clear();
         match op {
             Op::Tx { ops, .. } => return self.begin_transaction(ops, now),
             Op::Atomic { number, step } => return self.begin_atomic(*number, step, now),
@@ -136,9 +140,7 @@ impl Oracle {
         if !change.idle {
             self.states.push(Arc::new(next));
             let number = self.operations();
-            for id in &change.touched {
-                self.touched.insert(*id, number);
-            }
+            self.touch(&change.touched, number);
             if let Some(id) = change.created {
                 self.contents.insert(id, History::new(Vec::new()));
                 if self.now().at(id).kind == Kind::File {
@@ -233,9 +235,7 @@ impl Oracle {
                 version,
             });
         }
-        for id in &whole.touched {
-            self.touched.insert(*id, number);
-        }
+        self.touch(&whole.touched, number);
         Ok(whole)
     }
 
@@ -312,9 +312,16 @@ impl Oracle {
         if let Some(changes) = self.changes.get_mut(&file) {
             changes.push(now, size);
         }
-        self.touched.insert(file, self.operations());
+        self.touch(&[file], self.operations());
         self.is_commit = true;
         change
+    }
+
+    fn touch(&mut self, ids: &[Id], operation: usize) {
+        for id in ids {
+            let before = self.touched.insert(*id, operation);
+            self.untouched.push((*id, before));
+        }
     }
 
     /// An operation that began did not happen.
@@ -329,6 +336,12 @@ impl Oracle {
             return;
         }
         let undone = self.states.pop();
+        for (id, before) in self.untouched.drain(..).rev() {
+            match before {
+                Some(operation) => self.touched.insert(id, operation),
+                None => self.touched.remove(&id),
+            };
+        }
         let left = self.operations();
         for id in &change.written {
             self.history(*id).undo();
@@ -590,6 +603,7 @@ impl Oracle {
                         changes: changes_of(found, &pairs),
                         when: Beginnings::default(),
                         touched: BTreeMap::new(),
+                        untouched: Vec::new(),
                         barriers: Vec::new(),
                         atomic: Vec::new(),
                         staged: BTreeMap::new(),

@@ -97,6 +97,8 @@ pub struct Setting {
     pub trouble: Trouble,
     /// Only syncs write back.
     pub calm: bool,
+    /// So many free blocks a nearly full array has at first, about.
+    room: u64,
     /// Names in use.
     names: u64,
     /// Most bytes of a write.
@@ -151,6 +153,7 @@ impl Setting {
             shape,
             trouble,
             calm,
+            room: *Rng::new(seed ^ 0x0F00_400D).pick(&[400, 400, 60, 12, 0]),
             names: *rng.pick(&[5, 12, 60, 200]),
             largest: match calm {
                 true => 20_000,
@@ -648,7 +651,7 @@ impl<'a> Run<'a> {
         driver.trouble = !matches!(setting.trouble, Trouble::None | Trouble::Slow);
         driver.faulty = driver.trouble && setting.trouble != Trouble::Full;
         if setting.trouble == Trouble::Full {
-            fill(driver.fs()).map_err(|e| format!("filling: {e}"))?;
+            fill(driver.fs(), setting.room).map_err(|e| format!("filling: {e}"))?;
             driver.learn_top()?;
         }
         Ok(Run {
@@ -920,15 +923,16 @@ pub const SURVIVALS: [Survival; 6] = [
 ];
 
 /// Leaves little free space, so that freed blocks are wanted again at once.
-fn fill(fs: &FileSystem) -> Result<(), fs::Error> {
+fn fill(fs: &FileSystem, room: u64) -> Result<(), fs::Error> {
     let (_, file) = fs.create(&Caller::root(), ROOT, b".filler", 0o644, libc::O_RDWR)?;
     let mut at = 0;
     loop {
-        let free = fs.statfs().blocks_free;
-        let take = (free.saturating_sub(400) / 2).min(1000) * 4096;
-        if take < 8 * 4096 {
+        let more = fs.statfs().blocks_available.saturating_sub(room);
+        if more == 0 {
             break;
         }
+        // In pieces, so that what cannot be had is small.
+        let take = more.div_ceil(2).min(1000) * 4096;
         match fs.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, at, take) {
             Ok(()) => at += take,
             Err(fs::Error::NoSpace) => break,

@@ -123,10 +123,11 @@ impl Changes {
     pub fn failed(&mut self, at: Stamp, stamped: bool, size: u64) {
         let before = self.0.iter().rev().find(|c| c.at != at).copied();
         for change in self.0.iter_mut().filter(|c| c.at == at) {
-            change.at = before.filter(|_| !stamped).map_or(at, |before| before.at);
-            change.mtime = before
-                .filter(|_| !stamped)
-                .map_or(at, |before| before.mtime);
+            let size = change.size;
+            *change = match before.filter(|_| !stamped) {
+                Some(before) => Changed { size, ..before },
+                None => Changed::content(at, size),
+            };
         }
         self.0.last_mut().expect("a file was made once").size = size;
     }

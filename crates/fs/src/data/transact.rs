@@ -4,8 +4,9 @@
 //! Invariants:
 //! 1. All of this happens under the file's exclusive I/O lock, which is held until its pages in the cache, its state and its inode agree
 //!    again. Who has a state shown without that lock, `stat`, does so under the inode's, which the operation holds.
-//! 2. A file is *home* when its inode says all there is: no dirty page, no tail, no pending cut, size and logged size the same. Then a page is
-//!    what its block holds, or a hole, or the inline body.
+//! 2. A file is *home* when its inode says all there is: no dirty page, no pending cut, size and logged size the same. Then a page is
+//!    the tail, or what its block holds, or a hole, or the inline body. A tail stays where it is, since on a full array it has no block to go
+//!    to: the operation ends it where its page is cut off or written, and cuts it where the file is cut within it.
 //! 3. Blocks are fresh ones only. They are written with the batch of the operation that names them, which vouches for them, or were before that
 //!    began to change anything; then its batch is preceded by a flush, and no flush failed since the first was written.
 //! 4. Where the file's old end lies within a page, and the file goes on behind it, that page is written anew with zeros behind that end (R16).
@@ -14,9 +15,9 @@ use super::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
 use super::file::FileState;
 use super::table::StateUse;
 use super::writeback::Writes;
-use super::{Files, PAGE};
+use super::{Files, PAGE, tail};
 use crate::content::inode::INLINE_DATA_MAX;
-use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, TreeId};
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, Inode, TreeId};
 use crate::tx::content::{Content, Page};
 use crate::tx::stored::Place;
 use crate::{Error, Ino, tree};
@@ -78,6 +79,18 @@ pub(crate) struct Intended {
     placed: Vec<Placed>,
 }
 
+impl Intended {
+    /// What becomes of a tail, if anything.
+    fn change_of_tail(&self, inode: &Inode) -> Option<Delta> {
+        let page = inode.tail.as_ref()?.page;
+        let is_placed = self.placed.iter().any(|run| run.pages.contains(&page));
+        match is_placed || self.inline.is_some() {
+            true => Some(Delta::EndTail),
+            false => tail::cut(inode, self.left),
+        }
+    }
+}
+
 /// Blocks of a transaction, and what of them is written with its operation, which vouches for it; the rest has been.
 #[derive(Default)]
 pub(crate) struct Written<'s> {
@@ -110,7 +123,6 @@ impl Files {
         if state.meta.lock().cutting {
             self.finish_cut(state)?;
         }
-        self.dirty_tail(state)?;
         let (size, logged_size, replaced) = {
             let meta = state.meta.lock();
             (meta.size, meta.logged_size, meta.replaced)
@@ -124,8 +136,8 @@ impl Files {
         };
         let content = state.node.read()?;
         let inode = content.inode()?;
-        let plain = inode.tail.is_none() && inode.seldom.pending_truncate.is_none();
-        match home && plain && !self.pages.is_dirty(state.key) {
+        let is_cut = inode.seldom.pending_truncate.is_none();
+        match home && is_cut && !self.pages.is_dirty(state.key) {
             true => Ok(()),
             // What failed is latched; what is in the way goes when it is tried again.
             false => Err(Error::Busy),
@@ -377,9 +389,13 @@ impl Files {
         now: Option<Timestamp>,
     ) -> Result<AttrChange, Error> {
         let inode = op.peek(slot).inode()?;
-        if inode.seldom.pending_truncate.is_some() || inode.tail.is_some() {
+        if inode.seldom.pending_truncate.is_some() {
             return Err(Error::Busy);
         }
+        if let Some(change) = intended.change_of_tail(inode) {
+            op.apply(slot, change);
+        }
+        let inode = op.peek(slot).inode()?;
         let mut blocks = inode.blocks as i64;
         let inline = matches!(inode.body, Body::Inline(_));
         if intended.cut || (intended.inline.is_some() && !inline) {
