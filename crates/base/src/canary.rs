@@ -220,6 +220,8 @@ canaries! {
     FlightsNotAwaited => "flights-not-awaited", Nothing,
     /// A write in flight that has landed is not noted in its file: an fsync after it flushes nothing.
     FlightUnnoted => "flight-unnoted", Cut,
+    /// A direct write into a hole maps its block before it has been written (data/fill, invariant 2): a cut shows what was there before.
+    FilledBeforeWritten => "filled-before-written", Cut,
     /// An unlinked file in use is not listed among the orphans: a cut leaks the inode and its
     /// blocks.
     OrphanIntentDropped => "orphan-intent-dropped", Cut,

@@ -254,7 +254,8 @@ pub fn truncate(path: &Path, size: u64) -> io::Result<()> {
 }
 
 /// Gives the calling thread, and the threads and processes that it starts from now on, a mount
-/// table of their own: what they mount nobody else sees, and it ends with the last of them.
+/// table of their own: what they mount nobody else sees, and it ends with the last of them. What others unmount goes from this
+/// table, too, where mounts are shared (`/` is, under systemd): else it would live on in it, with the devices below.
 /// Needs the rights of root.
 pub fn private_mounts() -> io::Result<()> {
     // SAFETY: no memory is passed.
@@ -265,7 +266,7 @@ pub fn private_mounts() -> io::Result<()> {
             c"none".as_ptr(),
             c"/".as_ptr(),
             std::ptr::null(),
-            libc::MS_REC | libc::MS_PRIVATE,
+            libc::MS_REC | libc::MS_SLAVE,
             std::ptr::null(),
         )
     })

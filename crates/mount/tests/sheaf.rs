@@ -521,7 +521,13 @@ fn holes_are_punched_found_and_copied() {
         assert_eq!(libc::fallocate(fd, punch, 65536, 131_072), 0);
         assert_eq!(libc::lseek(fd, 0, libc::SEEK_HOLE), 65536);
         assert_eq!(libc::lseek(fd, 65536, libc::SEEK_DATA), 65536 + 131_072);
-        assert_eq!(libc::lseek(fd, 2 << 20, libc::SEEK_DATA), -1);
+        for offset in [2 << 20, -5, i64::MIN] {
+            for whence in [libc::SEEK_DATA, libc::SEEK_HOLE] {
+                assert_eq!(libc::lseek(fd, offset, whence), -1);
+                let error = std::io::Error::last_os_error();
+                assert_eq!(error.raw_os_error(), Some(libc::ENXIO), "{offset}");
+            }
+        }
         assert_eq!(libc::fallocate(fd, 0, 2 << 20, 4096), 0);
     }
     assert_eq!(file.metadata().unwrap().len(), (2 << 20) + 4096);

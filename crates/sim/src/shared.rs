@@ -1,9 +1,10 @@
 //! Several threads in one file: writes of one page and of several, through the cache and past it, that overlap, beside reads,
 //! write-back, syncs, cuts and growth, in an order that a seed decides. Some of what goes past the cache is handed to a context,
-//! and asked for later. Some are atomic writes, staged long before they are committed, or dropped.
+//! and asked for later. Some are atomic writes, staged long before they are committed, or dropped. Pages lose their blocks meanwhile, or have
+//! some that hold nothing, so that what goes past the cache fills them.
 //!
-//! Each write has a value of its own, which fills all of it, in units of half a page. What is known of a unit is which writes
-//! were over before another began:
+//! Each write has a value of its own, which fills all of it, in units of half a page; a punched unit has that of the first write, 0, which
+//! is none. What is known of a unit is which writes were over before another began:
 //!
 //! 1. nobody sees a write of a unit that another had superseded before the read began: one that began after its end, and was over,
 //!    or had been seen by a read that was over;
@@ -183,6 +184,8 @@ struct Write {
     began: u64,
     ended: u64,
     is_atomic: bool,
+    /// It was a punch: its units have the value 0.
+    is_punch: bool,
 }
 
 struct Ledger {
@@ -217,8 +220,16 @@ impl Ledger {
             began,
             ended: NEVER,
             is_atomic: false,
+            is_punch: false,
         });
         self.writes.len() - 1
+    }
+
+    /// A punch begins, as a write; returns its number.
+    fn begin_punch(&mut self, units: Range<usize>) -> usize {
+        let number = self.begin(units);
+        self.writes[number].is_punch = true;
+        number
     }
 
     /// A value for an atomic write: nobody may see it yet.
@@ -228,6 +239,7 @@ impl Ledger {
             began: NEVER,
             ended: NEVER,
             is_atomic: true,
+            is_punch: false,
         });
         self.writes.len() - 1
     }
@@ -253,8 +265,9 @@ impl Ledger {
         let atomic = found.iter().filter(|(_, value)| write(*value).is_atomic);
         for (_, value) in atomic {
             let (units, began) = (&write(*value).units, write(*value).began);
-            let older =
-                |(unit, other): &&(usize, u64)| units.contains(unit) && write(*other).ended < began;
+            let older = |(unit, other): &&(usize, u64)| {
+                units.contains(unit) && *other != 0 && write(*other).ended < began
+            };
             if let Some((unit, other)) = found.iter().find(older) {
                 return Err(format!(
                     "unit {unit} has {other}, where atomic write {value} is there in part"
@@ -287,16 +300,25 @@ impl Ledger {
         }
     }
 
-    /// The write of this value, if it covers the unit and is not superseded.
-    fn known(&self, unit: usize, value: u64, floor: u64) -> Result<&Write, String> {
-        let write = self.writes.get(value as usize);
-        let Some(write) = write.filter(|write| write.units.contains(&unit)) else {
+    /// Whether the unit has this value by a write of it that is not superseded.
+    fn known(&self, unit: usize, value: u64, floor: u64) -> Result<(), String> {
+        let mut writes = self.of(unit, value).peekable();
+        if writes.peek().is_none() {
             return Err(format!("unit {unit} has {value}, which nobody wrote there"));
-        };
-        match write.ended < floor {
-            true => Err(format!("unit {unit} has {value}, which was superseded")),
-            false => Ok(write),
         }
+        match writes.any(|write| write.ended >= floor) {
+            true => Ok(()),
+            false => Err(format!("unit {unit} has {value}, which was superseded")),
+        }
+    }
+
+    /// What may have given a unit this value: one write, or the first and all punches.
+    fn of(&self, unit: usize, value: u64) -> impl Iterator<Item = &Write> {
+        let written = self.writes.get(value as usize);
+        let written = written.filter(|write| !write.is_punch);
+        let punches = (self.writes.iter()).filter(move |write| write.is_punch && value == 0);
+        let all = written.into_iter().chain(punches);
+        all.filter(move |write| write.units.contains(&unit))
     }
 
     /// A read of these units is over that began when the floors were these.
@@ -312,6 +334,9 @@ impl Ledger {
         {
             let (x, y) = (write(a), write(b));
             let differ = values[a - first] != values[b - first];
+            if values[a - first] == 0 || values[b - first] == 0 {
+                continue;
+            }
             let older = x.units.contains(&b) && y.ended < x.began;
             let both = x.units.contains(&b) && y.units.contains(&a);
             if differ && (older || both) {
@@ -319,8 +344,10 @@ impl Ledger {
                 return Err(format!("units {a}, {b} have {x}, {y}: a write is torn"));
             }
         }
-        for (unit, &value) in units.zip(values) {
-            self.seen(unit..unit + 1, value as usize);
+        for ((unit, &value), &floor) in units.zip(values).zip(floors) {
+            let seen = self.of(unit, value).filter(|write| write.ended >= floor);
+            let began = seen.map(|write| write.began).min().unwrap_or(0);
+            self.floors[unit] = self.floors[unit].max(began);
         }
         Ok(())
     }
@@ -415,8 +442,9 @@ impl Task<'_> {
                 _ => self.read(),
             };
         }
-        match self.rng.below(34) {
-            30.. => self.write_atomically(),
+        match self.rng.below(38) {
+            34.. => self.punch(),
+            30..34 => self.write_atomically(),
             26..30 => self.scan(),
             20..24 => self.submit(),
             24..26 => self.complete(0),
@@ -481,6 +509,21 @@ impl Task<'_> {
     fn write_past(&mut self) -> Result<(), Trouble> {
         let units = self.units(6);
         self.write_units(units.start / 2 * 2..units.end.next_multiple_of(2), true)
+    }
+
+    /// Whole pages lose their blocks; some get others, which hold nothing.
+    fn punch(&mut self) -> Result<(), Trouble> {
+        let units = self.units(8);
+        let units = units.start / 2 * 2..units.end.next_multiple_of(2);
+        let (at, len) = ((units.start * UNIT) as u64, (units.len() * UNIT) as u64);
+        let number = self.ledger.lock().begin_punch(units);
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        self.fs.fallocate(&self.file, hole, at, len).map_err(text)?;
+        self.ledger.lock().end(number);
+        match self.rng.one_in(2) {
+            true => self.fs.fallocate(&self.file, 0, at, len).map_err(text),
+            false => Ok(()),
+        }
     }
 
     fn write_units(&mut self, units: Range<usize>, past: bool) -> Result<(), Trouble> {
@@ -688,6 +731,7 @@ mod tests {
             Canary::CleanedTooEarly,
             Canary::GuardOverwritten,
             Canary::StreamUnasked,
+            Canary::FilledBeforeWritten,
         ];
         for canary in canaries {
             plant(Some(canary));

@@ -350,6 +350,15 @@ impl Plan<'_> {
         self.gained
     }
 
+    /// Whether all leaves keep their bounds, and the body its kind.
+    pub fn keeps_shape(&self) -> bool {
+        match &self.place {
+            Place::Inode { replaces_inline } => !replaces_inline,
+            Place::Leaf(_) => true,
+            Place::NewTree(_) | Place::Split { .. } => false,
+        }
+    }
+
     /// Makes the changes; cannot fail.
     pub fn apply(self, op: &mut Op<'_, FsNode>) {
         match self.place {

@@ -29,6 +29,7 @@ mod clean;
 mod extents;
 mod fallocate;
 mod file;
+mod fill;
 mod flight;
 mod fsync;
 mod gate;

@@ -712,9 +712,9 @@ impl Files {
         Ok(())
     }
 
-    /// Writes whole pages past the cache over blocks that hold something already, inside the file: no record is needed, and
-    /// nobody but who is at these pages waits. What the cache has of them, dirty or not, is superseded; if the write fails the
-    /// dirty pages stay. False: nothing is written, they are not such pages.
+    /// Writes whole pages past the cache, inside the file, over blocks that hold something already, for which no record is needed, or
+    /// [into space](super::fill) that does not. Nobody but who is at these pages waits. What the cache has of them, dirty or not, is superseded; if
+    /// the write fails the dirty pages stay. False: nothing is written, they are not such pages.
     pub(super) fn write_past(
         &self,
         state: &Arc<FileState>,
@@ -727,14 +727,17 @@ impl Files {
         let pages = pages_of(offset..offset + data.len() as u64);
         let _range = self.hold(state, pages.clone(), Mode::Direct);
         let _shared = self.lock_shared(state)?;
-        let Some(runs) = self.written_blocks(state, &pages)? else {
+        let Some(mapped) = self.mapped_blocks(state, &pages)? else {
             return Ok(false);
         };
+        if !is_written(mapped.iter(), &pages) {
+            return self.fill(state, &pages, &mapped, data);
+        }
         let now = self.now();
         self.stamp(state, now);
         let storing = state.stores.begin();
         let mut writes = Writes::new(data);
-        writes.add(0, runs);
+        writes.add(0, mapped.iter().map(|e| (e.block, u64::from(e.len))));
         let written = self.write_in_place(state, writes);
         self.superseded(state, pages, written.is_ok());
         drop(storing);
@@ -774,19 +777,28 @@ impl Files {
         state: &Arc<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<Vec<(Block, u64)>>, Error> {
+        let mapped = self.mapped_blocks(state, pages)?;
+        let mapped = mapped.filter(|mapped| is_written(mapped.iter(), pages));
+        let runs = |e: &FileExtent| (e.block, u64::from(e.len));
+        Ok(mapped.map(|mapped| mapped.iter().map(runs).collect()))
+    }
+
+    /// What is mapped of pages that are logged. `None`: they are not, or one of them is the tail.
+    fn mapped_blocks(
+        &self,
+        state: &Arc<FileState>,
+        pages: &Range<u64>,
+    ) -> Result<Option<Vec<FileExtent>>, Error> {
         if !self.is_logged(state, pages) {
             return Ok(None);
         }
-        let mapped = {
-            let content = state.node.read()?;
-            let inode = content.inode()?;
-            if inode.tail.as_ref().is_some_and(|t| pages.contains(&t.page)) {
-                return Ok(None);
-            }
-            extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?
-        };
-        let runs = |e: &FileExtent| (e.block, u64::from(e.len));
-        Ok(is_written(mapped.iter(), pages).then(|| mapped.iter().map(runs).collect()))
+        let content = state.node.read()?;
+        let inode = content.inode()?;
+        if inode.tail.as_ref().is_some_and(|t| pages.contains(&t.page)) {
+            return Ok(None);
+        }
+        let mapped = extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?;
+        Ok(Some(mapped))
     }
 
     /// A direct write of whole pages: what the cache has of them is written back and

@@ -623,7 +623,7 @@ impl Files {
 
     /// Fails when a flush failed since `before`: what was written since then may be lost, even
     /// if a later flush succeeds (R17).
-    fn check_flushes(&self, state: &Arc<FileState>, before: u64) -> Result<(), Error> {
+    pub(super) fn check_flushes(&self, state: &Arc<FileState>, before: u64) -> Result<(), Error> {
         match self.flush_failed_since(before) {
             false => Ok(()),
             true => Err(Error::WriteFailed {
@@ -801,7 +801,7 @@ impl Files {
         Ok(())
     }
 
-    fn blocks_after(&self, op: &Op<'_, FsNode>, slot: Slot, gained: i64) -> u64 {
+    pub(super) fn blocks_after(&self, op: &Op<'_, FsNode>, slot: Slot, gained: i64) -> u64 {
         let before = op.peek(slot).inode().map_or(0, |inode| inode.blocks);
         before.saturating_add_signed(gained)
     }
@@ -909,8 +909,10 @@ impl Files {
             let mut layout = self.lay_out(state, rest, false)?;
             layout.at_once = true;
             let covered = layout.covered;
-            // No record maps what lies behind the size that it has: who makes the file longer one day must not find it.
+            // No record maps what lies behind the size that it has: who makes the file longer one day must not find it. Nor has one a size
+            // that the file is yet to get.
             let upto = (page + (done + covered) as u64) * PAGE;
+            let upto = upto.max(state.size());
             let logged = self.size_home(state, size.min(upto));
             let bytes = &data[done * BLOCK_SIZE..(done + covered) * BLOCK_SIZE];
             self.store(state, layout, bytes, logged)?;

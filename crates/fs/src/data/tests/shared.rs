@@ -6,6 +6,7 @@ use crate::data::read::Reading;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
 use device::sim::Times as Strikes;
+use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -76,8 +77,13 @@ fn a_direct_write_over_what_is_there_waits_only_for_who_is_at_its_pages() {
     let beside = |page, n| ends_beside_a_reader(&m, ino, || direct(page, n));
     assert!(beside(2, 3), "a reader");
     assert!(!beside(11, 2), "one that makes the file longer");
-    m.files.truncate(ino, 20 * PAGE).unwrap();
-    assert!(!beside(16, 1), "a hole");
+    m.files.truncate(ino, 40 * PAGE).unwrap();
+    assert!(!beside(14, 1), "the first behind what is logged");
+    assert!(beside(16, 1) && beside(15, 3), "a hole");
+    m.files.fallocate(&file, 0, 20 * PAGE, 4 * PAGE).unwrap();
+    assert!(beside(21, 1) && beside(19, 6), "what is allocated");
+    m.write(&file, 30 * PAGE, &[9]);
+    assert!(!beside(30, 1), "what has a block only promised");
     // Beside whom it writes is what counts.
     let among = |mode, page| ends_beside(&m, ino, Some((4..8, mode)), || direct(page, 2));
     for mode in [Mode::Load, Mode::Store, Mode::Direct, Mode::Home] {
@@ -113,6 +119,46 @@ fn a_direct_write_over_what_is_there_waits_only_for_who_is_at_its_pages() {
 }
 
 /// It superseded what the cache had, but all of the file went home first.
+#[test]
+fn direct_writes_fill_a_file_in_any_order() {
+    let world = World::new(73, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = past(&m, ino);
+    const PAGES: u64 = 2600;
+    m.files.truncate(ino, PAGES * PAGE).unwrap();
+    m.files.fallocate(&file, 0, 100 * PAGE, 900 * PAGE).unwrap();
+    let mut rng = base::rng::Rng::new(7);
+    // Every other page first, so that there are more extents than the inode and one leaf take.
+    let mut order: Vec<u64> = (0..PAGES).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+    order.sort_by_key(|page| page % 2);
+    let bytes = |page: u64| vec![page as u8 | 1; PAGE as usize];
+    for &page in &order[..PAGES as usize * 3 / 4] {
+        m.write(&file, page * PAGE, &bytes(page));
+    }
+    let written: BTreeSet<u64> = order[..PAGES as usize * 3 / 4].iter().copied().collect();
+    m.files.fsync(&file, false).unwrap();
+    let blocks = m.check(ino);
+    let allocated = (0..PAGES).filter(|page| written.contains(page) || (100..1000).contains(page));
+    assert_eq!(blocks, allocated.count() as u64);
+    drop(file);
+    drop(m);
+    let m = world.mount();
+    let file = m.open(ino);
+    for page in 0..PAGES {
+        let mut found = vec![0; PAGE as usize];
+        m.files.read(&file, page * PAGE, &mut found).unwrap();
+        let due = match written.contains(&page) {
+            true => bytes(page),
+            false => vec![0; PAGE as usize],
+        };
+        assert!(found == due, "page {page}");
+    }
+}
+
 #[test]
 fn a_direct_write_leaves_what_is_dirty_elsewhere_where_it_is() {
     let world = World::new(74, 64, 256);
