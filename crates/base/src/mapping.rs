@@ -159,6 +159,45 @@ impl Mapping {
         }
     }
 
+    /// Has its pages come from all nodes of memory in turn, of a machine that has several: else they come from the node of the thread that touches
+    /// them first. What the process was told of its memory (`numactl`) goes before that.
+    pub fn interleave(&self) {
+        #[cfg(not(miri))]
+        {
+            let nodes = crate::sys::memory_nodes();
+            if nodes.len() > 1 && crate::sys::memory_policy_is_usual() {
+                // Where the kernel refuses, memory comes as it always does.
+                let _ = self.interleave_over(nodes);
+            }
+        }
+    }
+
+    #[cfg(not(miri))]
+    fn interleave_over(&self, nodes: &[usize]) -> io::Result<()> {
+        const BITS: usize = libc::c_ulong::BITS as usize;
+        let words = nodes.iter().max().map_or(1, |last| last / BITS + 1);
+        let mut mask: Vec<libc::c_ulong> = vec![0; words];
+        for node in nodes {
+            mask[node / BITS] |= 1 << (node % BITS);
+        }
+        // SAFETY: it lies in the mapping, no page of which changes, and the kernel reads as many bits of the mask as are told, less one.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.start.as_ptr(),
+                self.len.next_multiple_of(PAGE),
+                libc::MPOL_INTERLEAVE,
+                mask.as_ptr(),
+                words * BITS + 1,
+                0,
+            )
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Has the kernel put memory behind the pages of these bytes where there is none yet, if it has some, and changes none of them, whoever reads or
     /// writes them meanwhile. On x86-64 as a write to each does, which keeps nobody from changing other mappings of the process, as
     /// heaps do that grow (Linux 6.4); the call that does so elsewhere keeps them waiting while it runs.
@@ -268,6 +307,23 @@ mod tests {
             }
             assert!(bytes.iter().zip(0..).all(|(b, i)| *b == (i % 251) as u8));
         }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn pages_come_from_the_nodes_that_were_told() {
+        let mapping = Mapping::new(8 * 4096);
+        mapping.interleave();
+        match mapping.interleave_over(&[crate::sys::memory_nodes()[0]]) {
+            // A kernel without nodes of memory.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return,
+            done => done.unwrap(),
+        }
+        mapping.touch(0..8 * 4096);
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let start = format!("{:x} interleave", mapping.start().as_ptr().addr());
+        assert!(maps.lines().any(|line| line.starts_with(&start)), "{maps}");
+        assert!(mapping.interleave_over(&[1000]).is_err(), "no such node");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
 const BLKROGET: libc::c_ulong = 0x125E;
@@ -245,6 +246,36 @@ pub fn memory_bytes() -> u64 {
     }
 }
 
+/// The nodes that have memory: one, where the system says nothing of them.
+pub fn memory_nodes() -> &'static [usize] {
+    static NODES: OnceLock<Vec<usize>> = OnceLock::new();
+    NODES.get_or_init(|| {
+        let told = std::fs::read_to_string("/sys/devices/system/node/has_memory");
+        let nodes = told.ok().and_then(|list| numbers(list.trim()));
+        nodes.filter(|n| !n.is_empty()).unwrap_or_else(|| vec![0])
+    })
+}
+
+/// The numbers of a list such as `0-3,8`.
+fn numbers(list: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        all.extend(first..=last);
+    }
+    Some(all)
+}
+
+/// Whether memory of this thread comes from where it is touched, as it does unless somebody has told the process otherwise.
+pub fn memory_policy_is_usual() -> bool {
+    let mut mode: libc::c_int = libc::MPOL_DEFAULT;
+    let none = std::ptr::null_mut::<libc::c_ulong>();
+    // SAFETY: the call writes one number, and no mask where it is given none.
+    let done = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) };
+    done == 0 && mode == libc::MPOL_DEFAULT
+}
+
 /// Sets the size of the file at `path`, without opening it.
 pub fn truncate(path: &Path, size: u64) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
@@ -277,5 +308,19 @@ fn check(result: libc::c_int) -> io::Result<()> {
         Err(io::Error::last_os_error())
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_numbers_are_read() {
+        assert_eq!(numbers("0"), Some(vec![0]));
+        assert_eq!(numbers("0-2,5,8-9"), Some(vec![0, 1, 2, 5, 8, 9]));
+        assert_eq!(numbers(""), None);
+        assert_eq!(numbers("0-x"), None);
+        assert!(!memory_nodes().is_empty());
     }
 }

@@ -24,10 +24,10 @@ impl Frames {
     pub fn new(count: usize) -> Self {
         assert!(count > 0, "a cache has frames");
         assert!(count < u32::MAX as usize, "frames have numbers");
-        Frames {
-            mapping: Mapping::new(count * BLOCK_SIZE),
-            count,
-        }
+        let mapping = Mapping::new(count * BLOCK_SIZE);
+        // Else all of it were on the node of the thread that touches it ahead of its use.
+        mapping.interleave();
+        Frames { mapping, count }
     }
 
     pub fn mapping(&self) -> &Mapping {

@@ -17,6 +17,7 @@ impl Sets {
         assert!(count > 0, "a cache has sets");
         let bytes = count.checked_mul(size_of::<Set>());
         let mapping = Mapping::new(bytes.expect("bounded by the address space"));
+        mapping.interleave();
         // What was made before one that cannot be made is leaked: that is a bug, and sets own nothing.
         let sets = Sets { mapping, count };
         let first = sets.first().as_ptr();
