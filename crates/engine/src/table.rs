@@ -2,7 +2,7 @@
 //!
 //! On disk a copy-on-write radix tree (see [`format::table`]); in memory its map pages, and a
 //! bounded number of region pages and leaf pages, each about as large as a block: a clock hand
-//! evicts those that were not looked at since it last passed.
+//! evicts those that were not looked at since it last passed, and all that it meets, in turn, when there are [`KEPT_SHARE`] times as many as should be.
 //!
 //! Invariants:
 //! 1. Only the checkpoint (and recovery, before it) changes entries; everybody reads.
@@ -131,12 +131,12 @@ impl RegionState {
         }
     }
 
-    /// Evicts a leaf if it may be and was not looked at lately.
-    fn evict(&mut self, leaf: usize) -> bool {
+    /// Evicts a leaf if it may be, and was not looked at lately, or is to go nevertheless.
+    fn evict(&mut self, leaf: usize, any: bool) -> bool {
         let bit = 1 << leaf;
         let recent = self.recent & bit != 0;
         self.recent &= !bit;
-        let evicts = !recent && (self.dirty | self.writing) & bit == 0;
+        let evicts = (any || !recent) && (self.dirty | self.writing) & bit == 0;
         if evicts {
             self.leaves[leaf] = None;
         }
@@ -192,7 +192,7 @@ type Reading = fn(&Blocks, Place, ItemKind, u64, u32) -> Result<Result<ReadItem,
 
 /// Pages that one that comes may push out, or that are looked at for that.
 const LOOKS: usize = 8;
-/// How many times as many pages as are kept in memory otherwise may be there for the next checkpoint.
+/// How many times as many pages as are kept in memory otherwise may be there for the next checkpoint, or because all are in use.
 const KEPT_SHARE: usize = 2;
 
 fn split(nid: Nid) -> (u64, usize, usize) {
@@ -423,7 +423,8 @@ impl Table {
         }
     }
 
-    /// `any`: also a leaf that the next checkpoint will need.
+    /// `any`: also a leaf that the next checkpoint will need, or somebody looked at lately. Else there were no bound where all of them are
+    /// looked at while the hand goes round once, as by names made in a large folder.
     fn evict(&self, page: Page, any: bool) -> bool {
         let (Page::Region(index) | Page::Leaf(index, _)) = page;
         let mut regions = self.regions.lock();
@@ -436,7 +437,7 @@ impl Table {
         match page {
             Page::Leaf(_, leaf) => {
                 let kept = self.changed.keeps(index * REGION_LEAVES + leaf as u64);
-                (any || !kept) && state.evict(leaf)
+                (any || !kept) && state.evict(leaf, any)
             }
             // References are given out under the lock of `regions`.
             Page::Region(_) => {

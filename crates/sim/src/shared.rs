@@ -69,6 +69,9 @@ pub fn run(seed: u64) -> Result<(), String> {
     let ino = sched::run("one file", seed, &machine.clock, || {
         let fs = machine.open().map_err(text)?;
         let ino = prepare(&fs, &ledger).map_err(text)?;
+        if !resizes {
+            scatter(&fs, ino, fortune.below(16)).map_err(text)?;
+        }
         if cut {
             switch.cut_after(after);
         }
@@ -334,11 +337,19 @@ impl Ledger {
         {
             let (x, y) = (write(a), write(b));
             let differ = values[a - first] != values[b - first];
-            if values[a - first] == 0 || values[b - first] == 0 {
+            let (is_punched, ended) = match values[b - first] {
+                // The last that may have been.
+                0 => (
+                    true,
+                    self.of(b, 0).map(|write| write.ended).max().unwrap_or(0),
+                ),
+                _ => (false, y.ended),
+            };
+            if values[a - first] == 0 {
                 continue;
             }
-            let older = x.units.contains(&b) && y.ended < x.began;
-            let both = x.units.contains(&b) && y.units.contains(&a);
+            let older = x.units.contains(&b) && ended < x.began;
+            let both = !is_punched && x.units.contains(&b) && y.units.contains(&a);
             if differ && (older || both) {
                 let (x, y) = (values[a - first], values[b - first]);
                 return Err(format!("units {a}, {b} have {x}, {y}: a write is torn"));
@@ -376,6 +387,20 @@ fn prepare(fs: &FileSystem, ledger: &Mutex<Ledger>) -> Result<Ino, Error> {
     let floors = ledger.floors(0..UNITS);
     ledger.synced(0..UNITS, &floors);
     Ok(made.ino)
+}
+
+/// Gives the file so many pieces behind what all write, so that a few more make a tree of them.
+fn scatter(fs: &FileSystem, ino: Ino, pieces: u64) -> Result<(), Error> {
+    let file = fs.open_file(ino, libc::O_RDWR)?;
+    let first = (UNITS * UNIT) as u64;
+    for piece in 0..pieces {
+        fs.write(
+            &file,
+            first + (2 * piece + 1) * BLOCK_SIZE as u64,
+            &[1; BLOCK_SIZE],
+        )?;
+    }
+    fs.sync()
 }
 
 /// What the file has after the power went and came back.

@@ -121,6 +121,23 @@ fn memory_is_bounded_with_many_regions_and_no_change_is_lost() {
     });
 }
 
+#[test]
+fn memory_is_bounded_where_all_of_it_is_looked_at_all_the_time() {
+    let array = array(512);
+    let table = Table::new(array.clone(), LIMIT);
+    let limit = table.page_limit;
+    for region in 0..8 * limit as u64 {
+        table.entry(nid(region)).unwrap();
+        let regions: Vec<_> = table.regions.lock().values().cloned().collect();
+        for region in regions {
+            region.state.lock().recent = u64::MAX;
+        }
+    }
+    let most = KEPT_SHARE * limit + LOOKS;
+    let pages = table.pages();
+    assert!((limit..=most).contains(&pages), "{pages} pages");
+}
+
 /// Leaves of one region are written by several workers, and its page once, when all of them are.
 #[test]
 fn a_region_is_written_in_parts_and_its_page_points_at_all_leaves() {

@@ -12,6 +12,8 @@
 //! 3. The record maps nothing behind the size that is logged, and logs no size.
 //! 4. It leaves the shape of the file's tree as it is (`extents`, 3). Where it cannot, it is not staged: fresh blocks go back, those of the
 //!    file hold nothing still, and who has the file alone does all of it anew.
+//! 5. Nobody sees anything of it before the record, and all of it then: none of its blocks holds data of the file before. So a write that is over such
+//!    blocks in part is done by who has the file alone.
 
 use super::Files;
 use super::extents::{self, CHANGES_MAX, Change};
@@ -29,9 +31,8 @@ use std::ops::Range;
 /// Where pages go.
 #[derive(Default)]
 struct Filled<'s> {
-    /// All of them, ascending: what they have, or are to have.
+    /// All of them, ascending.
     runs: Vec<(Block, u64)>,
-    /// What is not so yet.
     changes: Vec<Change>,
     reservations: Vec<Reservation<'s, FsNode>>,
 }
@@ -77,7 +78,11 @@ impl Files {
         let now = self.now();
         self.stamp(state, now);
         let storing = state.stores.begin();
-        let done = self.write_filled(state, filled, data);
+        let done = match self.write_filled(state, filled, data) {
+            // Nodes of metadata had no room, which the other way may not need.
+            Err(Error::NoSpace) => Ok(false),
+            done => done,
+        };
         self.superseded(state, pages.clone(), matches!(done, Ok(true)));
         drop(storing);
         self.stamp_again(state, now);
@@ -103,7 +108,7 @@ impl Files {
         self.log_filled(state, filled, flush_failures)
     }
 
-    /// Blocks for all of the pages. `None`: they are too many pieces, or the body has no mapping yet.
+    /// Blocks for all of the pages. `None`: they are too many pieces, or some of them hold data, or the body has no mapping yet.
     fn find_room(
         &self,
         state: &Arc<FileState>,
@@ -134,10 +139,10 @@ impl Files {
                 return Ok(None);
             }
             if let Some(extent) = mapped.next_if(|extent| extent.page == at) {
-                match extent.written {
-                    true => filled.runs.push((extent.block, u64::from(extent.len))),
-                    false => filled.add(at, extent.block, extent.len, false),
+                if extent.written {
+                    return Ok(None);
                 }
+                filled.add(at, extent.block, extent.len, false);
                 at = extent.end();
                 continue;
             }
