@@ -48,6 +48,7 @@ mod tests;
 mod together;
 pub(crate) mod transact;
 mod truncate;
+mod vectored;
 mod write;
 mod writeback;
 

@@ -20,7 +20,6 @@ use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
 use engine::{Extent, NewData};
 use format::BLOCK_SIZE;
-use std::io::IoSliceMut;
 use std::ops::Range;
 
 /// Pages that one device batch reads.
@@ -137,36 +136,6 @@ impl Files {
         self.read_in_turn(state, offset, buf, &mut how)
     }
 
-    /// As [`read`](Self::read) into all of `parts`, one behind the other: one read.
-    pub fn read_vectored(
-        &self,
-        file: &OpenFile,
-        offset: u64,
-        parts: &mut [IoSliceMut<'_>],
-    ) -> Result<usize, Error> {
-        if let [only] = parts {
-            return self.read(file, offset, only);
-        }
-        let wanted: usize = parts.iter().map(|part| part.len()).sum();
-        // A page that two of them share is read once.
-        let (all, len) = loop {
-            let left = file.state.size().saturating_sub(offset);
-            let mut all = self.memory.take(wanted.min(left as usize));
-            let len = self.read(file, offset, &mut all)?;
-            // A file that has grown ends elsewhere by now.
-            if len < all.len() || len == wanted || offset + len as u64 >= file.state.size() {
-                break (all, len);
-            }
-        };
-        let mut rest = &all[..len];
-        for part in parts {
-            let (here, behind) = rest.split_at(part.len().min(rest.len()));
-            part[..here.len()].copy_from_slice(here);
-            rest = behind;
-        }
-        Ok(len)
-    }
-
     /// A read that meets writes of several pages, or pages that are written as it reads them.
     #[cold]
     fn read_in_turn(
@@ -194,7 +163,7 @@ impl Files {
 
     /// As `read`, under the I/O lock. `None`: others have written too often meanwhile, which they cannot under the
     /// exclusive one.
-    fn read_locked(
+    pub(super) fn read_locked(
         &self,
         state: &Arc<FileState>,
         offset: u64,

@@ -39,7 +39,6 @@ use base::clock::Timestamp;
 use base::sync::Arc;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
 use format::{BLOCK_SIZE, Block};
-use std::io::IoSlice;
 use std::ops::Range;
 
 /// Bytes that one step of a write covers: its mapping is looked up and its blocks are
@@ -160,29 +159,6 @@ impl Files {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
         Ok(done)
-    }
-
-    /// As [`write`](Self::write) of all of `parts`, one behind the other: one write.
-    pub fn write_vectored(
-        &self,
-        file: &OpenFile,
-        offset: u64,
-        parts: &[IoSlice<'_>],
-    ) -> Result<usize, Error> {
-        match parts {
-            [only] => self.write(file, offset, only),
-            // A page that two of them share changes once.
-            _ => {
-                let mut all = self.memory.take(parts.iter().map(|part| part.len()).sum());
-                let mut rest = &mut all[..];
-                for part in parts {
-                    let (here, behind) = rest.split_at_mut(part.len());
-                    here.copy_from_slice(part);
-                    rest = behind;
-                }
-                self.write(file, offset, &all)
-            }
-        }
     }
 
     /// What is no overwrite of one page.
