@@ -96,6 +96,12 @@ impl Mapping {
         Self::map(len).unwrap_or_else(|| handle_alloc_error(layout))
     }
 
+    /// The same; `None`: there is no memory for it.
+    pub fn try_new(len: usize) -> Option<Mapping> {
+        assert!(len > 0, "a mapping has bytes");
+        Self::map(len)
+    }
+
     #[cfg(not(miri))]
     fn map(len: usize) -> Option<Mapping> {
         let len = len.checked_next_multiple_of(PAGE)?;

@@ -62,16 +62,29 @@ impl AlignedBuf {
 
     /// So many buffers of `len` zero bytes each, side by side in memory behind which the kernel puts large pages at their first use, if it has some:
     /// it then looks up a page for each of 2 MiB that a device reads or writes, not one for each of 4 KiB. For who keeps them.
+    ///
+    /// # Panics
+    /// They have no place in the address space. Without memory the process is aborted, as by any allocation.
     pub fn in_large_pages(len: usize, count: usize) -> Vec<AlignedBuf> {
+        let all = len.checked_next_multiple_of(BUFFER_ALIGN);
+        let all = all.and_then(|step| step.checked_mul(count));
+        let layout = all.and_then(|all| Layout::from_size_align(all, BUFFER_ALIGN).ok());
+        let layout = layout.expect("below the address space");
+        Self::try_in_large_pages(len, count).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    /// The same; `None`: there is no memory for so many.
+    pub fn try_in_large_pages(len: usize, count: usize) -> Option<Vec<AlignedBuf>> {
         // Each begins as direct I/O wants it.
-        let step = len.checked_next_multiple_of(BUFFER_ALIGN);
-        let all = step.and_then(|step| step.checked_mul(count));
-        let all = all.expect("below the address space");
+        let step = len.checked_next_multiple_of(BUFFER_ALIGN)?;
+        let all = step.checked_mul(count)?;
+        let mut made = Vec::new();
+        made.try_reserve_exact(count).ok()?;
         if all == 0 {
-            return (0..count).map(|_| AlignedBuf::zeroed(0)).collect();
+            made.extend((0..count).map(|_| AlignedBuf::zeroed(0)));
+            return Some(made);
         }
-        let step = all / count;
-        let mapping = Arc::new(Mapping::new(all));
+        let mapping = Arc::new(Mapping::try_new(all)?);
         mapping.ask_for_large();
         let part = |at: usize| {
             // SAFETY: `count` times `step` bytes are mapped.
@@ -83,7 +96,8 @@ impl AlignedBuf {
                 len,
             }
         };
-        (0..count).map(part).collect()
+        made.extend((0..count).map(part));
+        Some(made)
     }
 
     /// A copy of `bytes`.

@@ -93,7 +93,7 @@ fn run(images: &[PathBuf], event: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut context = fs.io_context(32)?;
     let end = at + len as u64;
     // Buffers of the context's own cost the kernel less than others.
-    let buffers = context.buffers(4096, end.div_ceil(4096) as usize);
+    let buffers = context.buffers(4096, end.div_ceil(4096) as usize)?;
     let mut requests: Vec<(u64, Request)> = (0..end)
         .step_by(4096)
         .zip(buffers)

@@ -148,12 +148,8 @@ impl InProcess {
         bytes: usize,
     ) -> Result<ContextQueue, Error> {
         let depth = u32::try_from(slots).unwrap_or(u32::MAX);
-        Ok(ContextQueue::new(
-            self.fs.io_context(depth)?,
-            files,
-            slots,
-            bytes,
-        ))
+        let context = self.fs.io_context(depth)?;
+        Ok(ContextQueue::new(context, files, slots, bytes)?)
     }
 
     /// Reads and writes of all devices so far, for whatever reason.

@@ -85,15 +85,15 @@ impl ContextQueue {
         files: Vec<Arc<OpenFile>>,
         slots: usize,
         bytes: usize,
-    ) -> ContextQueue {
-        let memory = context.buffers(bytes, slots);
-        ContextQueue {
+    ) -> Result<ContextQueue, fs::Error> {
+        let memory = context.buffers(bytes, slots)?;
+        Ok(ContextQueue {
             context,
             files,
             memory: memory.into_iter().map(Some).collect(),
             started: Vec::with_capacity(slots),
             completed: Vec::with_capacity(slots),
-        }
+        })
     }
 }
 

@@ -189,15 +189,16 @@ impl Queues {
     }
 
     /// So many buffers of `len` bytes for flights of this owner, which cost the kernel less than others where devices are reached by io_uring ("registered
-    /// buffers"): it looks their pages up now, once. They are buffers like any others besides, and outlive this.
-    pub fn buffers(&mut self, len: usize, count: usize) -> Vec<AlignedBuf> {
-        let made = AlignedBuf::in_large_pages(len, count);
+    /// buffers"): it looks their pages up now, once. They are buffers like any others besides, and outlive this. `None`: there is
+    /// no memory for so many.
+    pub fn buffers(&mut self, len: usize, count: usize) -> Option<Vec<AlignedBuf>> {
+        let made = AlignedBuf::try_in_large_pages(len, count)?;
         if let Some(mapping) = made.first().and_then(AlignedBuf::mapping) {
             for line in &mut self.queues {
                 line.queue.register(mapping);
             }
         }
-        made
+        Some(made)
     }
 
     /// Takes a flight; [`ring`](Queues::ring) starts it. One without runs is not taken: it has no place to go.

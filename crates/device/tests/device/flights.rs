@@ -256,7 +256,7 @@ fn what_flights_write_flights_read_whatever_is_below() {
         );
         let page = |i: u64| AlignedBuf::from_slice(&noise(i + 2, 4096));
         // Of memory that the kernel may have been told of, and other memory, in turn.
-        let mut known = queues.buffers(4096, 100);
+        let mut known = queues.buffers(4096, 100).unwrap();
         for i in 0..200 {
             let mut memory = page(i);
             if let Some(mut own) = known.pop().filter(|_| i % 2 == 0) {
@@ -272,7 +272,7 @@ fn what_flights_write_flights_read_whatever_is_below() {
             "{name}"
         );
         // Read back in another shape: two places far apart into the ends of one memory.
-        let mut known = queues.buffers(16384, 50);
+        let mut known = queues.buffers(16384, 50).unwrap();
         for i in 0..100 {
             let runs = [
                 Run {
@@ -735,7 +735,7 @@ fn no_flight_is_lost_or_landed_twice() {
                 _ => {
                     let len = 4096 * (1 + rng.below(6) as usize);
                     let memory = match rng.one_in(4) {
-                        true => queues.buffers(len, 1).pop(),
+                        true => queues.buffers(len, 1).unwrap().pop(),
                         false => None,
                     };
                     let kind = if rng.one_in(3) { VOLATILE } else { Kind::Read };

@@ -85,7 +85,7 @@ fn fly(array: &Arc<Array>, flights: usize, depth: usize) {
     let bytes = |tag: usize| AlignedBuf::from_slice(&noise(tag as u64, LEN));
     for kind in [Kind::Write(Durability::Volatile), Kind::Read] {
         // There may be no room to lock these: then they are like others.
-        let mut memory = queues.buffers(LEN, flights).into_iter();
+        let mut memory = queues.buffers(LEN, flights).unwrap().into_iter();
         for tag in 0..flights {
             let mut memory = memory.next().unwrap();
             if kind != Kind::Read {

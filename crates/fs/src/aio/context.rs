@@ -218,8 +218,12 @@ impl IoContext {
     ///
     /// For who keeps them: all of their memory stays until the last of them, and the context, are gone. Up to 16 calls for a context count, of at most 1 GiB each, and no more than the
     /// process may lock (`ulimit -l`); buffers beyond that are ordinary ones.
-    pub fn buffers(&mut self, len: usize, count: usize) -> Vec<AlignedBuf> {
-        self.inner().queues.buffers(len, count)
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the machine has no memory for so many.
+    pub fn buffers(&mut self, len: usize, count: usize) -> Result<Vec<AlignedBuf>, Error> {
+        let made = self.inner().queues.buffers(len, count);
+        made.ok_or(Error::Invalid("more buffers than there is memory for"))
     }
 
     /// Takes requests from the front, each with a number of the caller's, as long as there is room; returns how many. They are
