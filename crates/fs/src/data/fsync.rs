@@ -11,6 +11,7 @@ use crate::content::Delta;
 use crate::{Error, Ino};
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
+use base::clock::ns_of;
 use base::sync::Arc;
 use engine::Need;
 use std::ops::Range;
@@ -189,7 +190,7 @@ impl Files {
     }
 
     fn times_due(&self, state: &Arc<FileState>) -> bool {
-        let interval = self.options.mtime_persist.as_nanos() as u64;
+        let interval = ns_of(self.options.mtime_persist);
         let persisted_ns = state.meta.lock().persisted_ns;
         self.times_coarse(state) && self.now_ns().saturating_sub(persisted_ns) >= interval
     }
@@ -533,7 +534,7 @@ impl Files {
     /// Whether what open files wrote in place has been in the devices' caches for as long as
     /// write-back may wait. `unflushed`: there is any.
     fn flush_due(&self, unflushed: bool, now_ns: u64) -> bool {
-        let age = self.options.write_back_age.as_nanos() as u64;
+        let age = ns_of(self.options.write_back_age);
         let mut first_seen = self.unflushed_since_ns.lock();
         let since = match unflushed {
             true => *first_seen.get_or_insert(now_ns),
@@ -553,8 +554,8 @@ impl Files {
         crowded: bool,
         now_ns: u64,
     ) -> bool {
-        let age = self.options.write_back_age.as_nanos() as u64;
-        let settle = self.options.settle_age.as_nanos() as u64;
+        let age = ns_of(self.options.write_back_age);
+        let settle = ns_of(self.options.settle_age);
         let (replaced, resized, ahead_since) = {
             let meta = state.meta.lock();
             let resized = meta.size != meta.logged_size;
@@ -574,7 +575,8 @@ impl Files {
     /// How often the background thread looks: so often that times are durable after the interval in which they are to
     /// be persisted and that of commits, as far as a timer is good for that.
     fn period(&self) -> Duration {
-        let bound = self.options.mtime_persist + self.store.options().commit_interval;
+        let commits = self.store.options().commit_interval;
+        let bound = self.options.mtime_persist.saturating_add(commits);
         bound.clamp(TICK_MIN, TICK)
     }
 
@@ -611,7 +613,7 @@ impl Files {
             false => self.options.settle_age,
         };
         let since = meta.ahead_since_ns.unwrap_or(now_ns);
-        !meta.dead && meta.times.any() && now_ns.saturating_sub(since) >= age.as_nanos() as u64
+        !meta.dead && meta.times.any() && now_ns.saturating_sub(since) >= ns_of(age)
     }
 
     /// A handle goes. Times are logged if nothing else will carry them.

@@ -71,6 +71,7 @@ use base::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_behind_lock};
 use base::clock::Timestamp;
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
+use base::sys::memory_bytes;
 use bounce::Bounces;
 use clean::Cleaning;
 use engine::Store;
@@ -95,7 +96,7 @@ const KEPT_SHARE: usize = 16;
 /// How file data is handled; run-time values all.
 #[derive(Clone, Debug)]
 pub struct DataOptions {
-    /// Memory for pages, in bytes.
+    /// Memory for pages, in bytes. More than seven eighths of the machine's counts as that.
     pub cache_bytes: usize,
     /// How long new times of a file that is only written over may stay in memory (DESIGN §7), though its fsync returns
     /// at once; zero: each fsync makes them durable. See docs/durability.md, *Times*.
@@ -185,7 +186,14 @@ impl std::fmt::Debug for Files {
 }
 
 impl Files {
-    pub fn new(store: Arc<Store<FsNode>>, times: Arc<Times>, options: DataOptions) -> Arc<Files> {
+    pub fn new(
+        store: Arc<Store<FsNode>>,
+        times: Arc<Times>,
+        mut options: DataOptions,
+    ) -> Arc<Files> {
+        // The kernel maps no more at once than the machine has.
+        options.cache_bytes = options.cache_bytes.min(memory_bytes() as usize / 8 * 7);
+        options.read_ahead = options.read_ahead.min(SIZE_MAX);
         let pages = PageCache::new(options.cache_bytes);
         let pages = Arc::new(match options.pre_clean {
             true => pages.keeping_ways(),

@@ -65,13 +65,18 @@ impl World {
 
     /// Checks what is on the devices now, the journal included: nothing may be wrong.
     pub fn check(&self) -> Report {
-        let array = Array::assemble(self.dyn_devices(), true).unwrap();
         let options = FsckOptions {
             hash_mask: self.options.hash_mask,
             cache_bytes: 1 << 20,
             workers: 2,
         };
-        let report = fs::fsck::fsck(Arc::new(array), &options, &|_| {}).unwrap();
+        self.check_by(&options)
+    }
+
+    /// The same with these options.
+    pub fn check_by(&self, options: &FsckOptions) -> Report {
+        let array = Array::assemble(self.dyn_devices(), true).unwrap();
+        let report = fs::fsck::fsck(Arc::new(array), options, &|_| {}).unwrap();
         if !report.is_sound() {
             let findings: Vec<String> = report.findings.iter().map(|f| f.to_string()).collect();
             panic!("fsck: {}", findings.join("\n"));

@@ -2,6 +2,7 @@
 
 #[path = "../aio/machine.rs"]
 mod machine;
+mod options;
 mod vectored;
 
 use fs::{Caller, FileSystem, OpenFile, ROOT};

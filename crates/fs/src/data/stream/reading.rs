@@ -144,7 +144,7 @@ impl Readers {
     /// For a cache of so many bytes, and so many bytes read ahead of a reader.
     pub fn new(cache: usize, ahead: u64) -> Readers {
         let all = (cache / SHARE) as u64;
-        let wanted = ahead + piece_bytes();
+        let wanted = ahead.saturating_add(piece_bytes());
         let seats = tight::limit(((all / wanted) as usize).clamp(1, SEATS), 2);
         let seat = |at| Mutex::keyed(rank::FILE_STREAM, at as u64, Seat::default());
         Readers {
