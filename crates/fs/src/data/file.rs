@@ -538,6 +538,10 @@ impl OpenFile {
         self.state.ino()
     }
 
+    pub(crate) fn generation(&self) -> u64 {
+        self.state.key.generation
+    }
+
     pub(crate) fn files(&self) -> &Files {
         &self.files
     }

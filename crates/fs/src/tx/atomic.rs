@@ -176,7 +176,13 @@ impl AtomicWrite {
     }
 
     /// Reads as [`FileSystem::read`], with what was staged. `file` is any handle of the file that can be read.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is another file's; those of [`FileSystem::read`].
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if (file.ino(), file.generation()) != (self.ino, self.generation) {
+            return Err(Error::Invalid("a handle of another file"));
+        }
         let base = self.fs.read(file, offset, buf)?;
         // The file ends behind what was read of it, or goes on behind the buffer.
         let known = if base > 0 { offset + base as u64 } else { 0 };

@@ -320,3 +320,30 @@ fn a_file_whose_number_is_anothers_by_now_is_stale() {
     drop(fs);
     world.check();
 }
+
+/// It showed what was staged over the bytes of the other.
+#[test]
+fn what_is_staged_is_not_read_by_a_handle_of_another_file() {
+    let world = World::new(1, 64 << 20, 3);
+    let fs = world.open();
+    let root = Caller::root();
+    let (file, other) = (make(&fs, b"a", &[1; 100]), make(&fs, b"b", &[2; 100]));
+    let ino = file.ino();
+    let mut write = fs.atomic_write(&root, &file).unwrap();
+    write.write(0, b"new").unwrap();
+    let read = |handle: &OpenFile| write.read(handle, 0, &mut [0; 6]);
+    assert!(matches!(read(&other), Err(Error::Invalid(_))));
+    assert_eq!(read(&file).unwrap(), 6);
+    assert_eq!(
+        read(&fs.open_file(ino, libc::O_RDONLY).unwrap()).unwrap(),
+        6
+    );
+    // One that has the number by now is another file.
+    drop((file, other));
+    fs.unlink(&root, ROOT, b"a").unwrap();
+    fs.sync().unwrap();
+    let number_is_used = |n| make(&fs, format!("{n}").as_bytes(), &[3; 10]).ino() == ino;
+    assert!((0..10_000).any(number_is_used), "numbers are used again");
+    let later = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    assert!(matches!(read(&later), Err(Error::Invalid(_))));
+}
