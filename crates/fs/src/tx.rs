@@ -420,13 +420,7 @@ impl<'fs> Transaction<'fs> {
             return Err(Error::FileTooLarge);
         }
         self.file(ino)?;
-        if !size.is_multiple_of(PAGE) {
-            let page = size / PAGE;
-            let stored = self.inodes[&ino].content.pages.get(&page);
-            if matches!(stored, Some(Page::Stored(_))) {
-                self.make_ready(ino, page..page + 1, &(size..size + 1))?;
-            }
-        }
+        self.cut_stored(ino, size)?;
         let staged = &self.inodes[&ino];
         // A cut takes no block, so that a full array can be emptied.
         if size > staged.content.left_of(staged.model.size) {
@@ -444,6 +438,26 @@ impl<'fs> Transaction<'fs> {
             self.expect(STEP_LOGGED, STEP_DIRTY)?;
         }
         self.strip(ino)
+    }
+
+    /// A file is about to be cut within a page that is stored, if it is: what lies behind the cut becomes zeros where it is, which takes no other block.
+    fn cut_stored(&mut self, ino: Ino, size: u64) -> Result<(), Error> {
+        let within = (size % PAGE) as usize;
+        let page = self.inodes[&ino].content.pages.get(&(size / PAGE));
+        let Some(place) = page.and_then(Page::place).filter(|_| within > 0) else {
+            return Ok(());
+        };
+        let mut bytes = vec![0; BLOCK_SIZE];
+        self.stored.read(&self.fs.store, place, &mut bytes)?;
+        bytes[within..].fill(0);
+        let written = self
+            .fs
+            .files
+            .write_staged_again(self.stored.block(place), &bytes);
+        written.inspect_err(|error| {
+            // The block may hold a part of each.
+            self.broken.get_or_insert_with(|| error.clone());
+        })
     }
 
     /// What `stat` would show, with what was staged but for blocks and times. The transaction relies on it from then on.

@@ -2,6 +2,8 @@
 
 #[path = "tx/atomic.rs"]
 mod atomic;
+#[path = "tx/space.rs"]
+mod space;
 #[path = "names/world.rs"]
 mod world;
 
@@ -468,112 +470,6 @@ fn what_does_not_fit_the_journal_is_refused_and_leaves_nothing() {
     }
     tx.commit().unwrap();
     assert_eq!(names(&fs, ROOT).len(), 300);
-    fs.close().unwrap();
-    world.check();
-}
-
-#[test]
-fn space_that_is_short_is_found_when_it_is_staged() {
-    let world = World::new(1, 64 << 20, 8);
-    let fs = world.open();
-    let old = make(&fs, b"old", &pattern(1, 1 << 20));
-    fs.sync().unwrap();
-    let mut tx = begin(&fs);
-    let chunk = pattern(2, 1 << 20);
-    let mut at = 0;
-    let outcome = loop {
-        match tx.write(old.ino, at, &chunk) {
-            Ok(()) => at += chunk.len() as u64,
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(outcome, Error::NoSpace) && at > 16 << 20);
-    // What was staged before that is all there is, and has its room.
-    tx.commit().unwrap();
-    let found = contents(&fs, old.ino);
-    assert_eq!(found.len() as u64, at);
-    assert!(found.chunks(chunk.len()).all(|part| part == chunk));
-    // One call that took a part before it failed: there is nothing to commit, for the reason that it failed.
-    let nothing = SetAttr {
-        size: Some(0),
-        ..SetAttr::default()
-    };
-    fs.setattr(&WHO(), old.ino, &nothing).unwrap();
-    fs.sync().unwrap();
-    let mut tx = begin(&fs);
-    let much = pattern(3, 64 << 20);
-    assert!(matches!(tx.write(old.ino, 0, &much), Err(Error::NoSpace)));
-    assert!(matches!(tx.commit(), Err(Error::NoSpace)));
-    assert_eq!(fs.getattr(old.ino).unwrap().size, 0);
-    fs.close().unwrap();
-    world.check();
-}
-
-#[test]
-fn what_is_written_again_or_cut_takes_no_more_space() {
-    let world = World::new(1, 64 << 20, 9);
-    let fs = world.open();
-    let file = make(&fs, b"file", &pattern(1, 100_000));
-    fs.sync().unwrap();
-    let mut tx = begin(&fs);
-    // Each time more than is kept in memory.
-    for round in 0..12 {
-        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
-    }
-    for round in 0..12 {
-        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
-        tx.truncate(file.ino, 5).unwrap();
-    }
-    // As many cuts as promised all blocks, were each to take one.
-    for size in 0..16 << 10 {
-        tx.truncate(file.ino, size % 3).unwrap();
-    }
-    let last = pattern(99, 12 << 20);
-    tx.write(file.ino, 0, &last).unwrap();
-    tx.commit().unwrap();
-    assert!(contents(&fs, file.ino) == last);
-    fs.close().unwrap();
-    world.check();
-}
-
-#[test]
-fn a_full_array_is_emptied_by_transactions_that_cut_files() {
-    let mut world = World::new(1, 64 << 20, 22);
-    let fs = world.open();
-    let sizes = [0, 8192, 5000];
-    let files = [&b"a"[..], b"b", b"c"].map(|name| make(&fs, name, &pattern(1, 20_000)).ino);
-    let large = make(&fs, b"large", b"").ino;
-    let file = fs.open_file(large, libc::O_RDWR).unwrap();
-    let mut at = 0;
-    for len in [1 << 20, 4096] {
-        let piece = pattern(2, len);
-        while let Ok(written) = fs.write(&file, at, &piece) {
-            at += written as u64;
-        }
-    }
-    fs.sync().unwrap();
-    drop(file);
-    let more = begin(&fs).truncate(large, at + 1);
-    assert!(matches!(more, Err(Error::NoSpace)), "{more:?}");
-    let mut tx = begin(&fs);
-    for (ino, size) in files.into_iter().zip(sizes) {
-        tx.truncate(ino, size).unwrap();
-    }
-    tx.commit().unwrap();
-    for (ino, size) in files.into_iter().zip(sizes) {
-        assert!(contents(&fs, ino) == pattern(1, 20_000)[..size as usize]);
-    }
-    let mut tx = begin(&fs);
-    tx.truncate(large, 0).unwrap();
-    tx.commit().unwrap();
-    fs.sync().unwrap();
-    // What is freed can be written, by what cuts it first as well.
-    let mut tx = begin(&fs);
-    tx.truncate(large, 0).unwrap();
-    tx.write(large, 100, &pattern(3, 1 << 20)).unwrap();
-    tx.commit().unwrap();
-    let fs = world.remount(fs);
-    assert_eq!(fs.getattr(large).unwrap().size, 100 + (1 << 20));
     fs.close().unwrap();
     world.check();
 }

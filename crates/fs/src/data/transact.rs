@@ -362,6 +362,15 @@ impl Files {
         Ok(reservation)
     }
 
+    /// Writes a page again to the block where it was written so.
+    pub(crate) fn write_staged_again(&self, block: Block, page: &[u8]) -> Result<(), Error> {
+        let mut data = self.memory.take(BLOCK_SIZE);
+        data.copy_from_slice(page);
+        let mut writes = Writes::new(&data);
+        writes.add(0, [(block, 1)]);
+        self.write_out(writes)
+    }
+
     /// An operation has committed that writes this.
     pub(crate) fn left_to_commit(&self, written: &Written<'_>) {
         let bytes = written

@@ -161,7 +161,7 @@ impl Content {
         }
     }
 
-    /// Sets the size; the page that the new end lies in is not stored. Returns the pages behind it.
+    /// Sets the size; the page that the new end lies in has zeros behind it if it is stored. Returns the pages behind it.
     pub fn truncate(&mut self, size: u64) -> BTreeMap<u64, Page> {
         let behind = self.pages.split_off(&size.div_ceil(PAGE));
         let within = (size % PAGE) as usize;
@@ -171,7 +171,7 @@ impl Content {
             match page {
                 Page::Part(part) => part.cut(within),
                 Page::Whole(bytes) => bytes[within..].fill(0),
-                Page::Stored(_) => unreachable!("it was fetched"),
+                Page::Stored(_) => {}
             }
         }
         self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));

@@ -1,7 +1,7 @@
 //! Pages of a transaction that are in blocks before it commits: what does not fit its memory.
 //!
 //! The blocks are reserved and nobody else's; they go back when the transaction is dropped. Invariants:
-//! 1. A page is written to its block once. One that changes again comes back to memory, and its block holds nothing any more. A run whose blocks
+//! 1. A page is written to its block once, and once more when its end is cut off. One that changes otherwise comes back to memory, and its block holds nothing any more. A run whose blocks
 //!    all hold nothing goes back at once.
 //! 2. Before they are named their writes have completed; and if a flush failed since the first of them began, none is
 //!    ([`Stored::flush_failures`]).

@@ -1,0 +1,186 @@
+//! Space that transactions take, and what they hold at most.
+
+use crate::world::World;
+use crate::{WHO, begin, contents, make, pattern};
+use fs::{Error, ROOT, SetAttr};
+
+#[test]
+fn space_that_is_short_is_found_when_it_is_staged() {
+    let world = World::new(1, 64 << 20, 8);
+    let fs = world.open();
+    let old = make(&fs, b"old", &pattern(1, 1 << 20));
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    let chunk = pattern(2, 1 << 20);
+    let mut at = 0;
+    let outcome = loop {
+        match tx.write(old.ino, at, &chunk) {
+            Ok(()) => at += chunk.len() as u64,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(outcome, Error::NoSpace) && at > 16 << 20);
+    // What was staged before that is all there is, and has its room.
+    tx.commit().unwrap();
+    let found = contents(&fs, old.ino);
+    assert_eq!(found.len() as u64, at);
+    assert!(found.chunks(chunk.len()).all(|part| part == chunk));
+    // One call that took a part before it failed: there is nothing to commit, for the reason that it failed.
+    let nothing = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    fs.setattr(&WHO(), old.ino, &nothing).unwrap();
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    let much = pattern(3, 64 << 20);
+    assert!(matches!(tx.write(old.ino, 0, &much), Err(Error::NoSpace)));
+    assert!(matches!(tx.commit(), Err(Error::NoSpace)));
+    assert_eq!(fs.getattr(old.ino).unwrap().size, 0);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn what_is_written_again_or_cut_takes_no_more_space() {
+    let world = World::new(1, 64 << 20, 9);
+    let fs = world.open();
+    let file = make(&fs, b"file", &pattern(1, 100_000));
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    // Each time more than is kept in memory.
+    for round in 0..12 {
+        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
+    }
+    for round in 0..12 {
+        tx.write(file.ino, 0, &pattern(round, 12 << 20)).unwrap();
+        tx.truncate(file.ino, 5).unwrap();
+    }
+    // As many cuts as promised all blocks, were each to take one.
+    for size in 0..16 << 10 {
+        tx.truncate(file.ino, size % 3).unwrap();
+    }
+    let last = pattern(99, 12 << 20);
+    tx.write(file.ino, 0, &last).unwrap();
+    tx.commit().unwrap();
+    assert!(contents(&fs, file.ino) == last);
+    fs.close().unwrap();
+    world.check();
+}
+
+#[test]
+fn a_full_array_is_emptied_by_transactions_that_cut_files() {
+    let mut world = World::new(1, 64 << 20, 22);
+    let fs = world.open();
+    let sizes = [0, 8192, 5000];
+    let files = [&b"a"[..], b"b", b"c"].map(|name| make(&fs, name, &pattern(1, 20_000)).ino);
+    let large = make(&fs, b"large", b"").ino;
+    let file = fs.open_file(large, libc::O_RDWR).unwrap();
+    let mut at = 0;
+    for len in [1 << 20, 4096] {
+        let piece = pattern(2, len);
+        while let Ok(written) = fs.write(&file, at, &piece) {
+            at += written as u64;
+        }
+    }
+    fs.sync().unwrap();
+    drop(file);
+    let more = begin(&fs).truncate(large, at + 1);
+    assert!(matches!(more, Err(Error::NoSpace)), "{more:?}");
+    let mut tx = begin(&fs);
+    for (ino, size) in files.into_iter().zip(sizes) {
+        tx.truncate(ino, size).unwrap();
+    }
+    tx.commit().unwrap();
+    for (ino, size) in files.into_iter().zip(sizes) {
+        assert!(contents(&fs, ino) == pattern(1, 20_000)[..size as usize]);
+    }
+    let mut tx = begin(&fs);
+    tx.truncate(large, 0).unwrap();
+    tx.commit().unwrap();
+    fs.sync().unwrap();
+    // What is freed can be written, by what cuts it first as well.
+    let mut tx = begin(&fs);
+    tx.truncate(large, 0).unwrap();
+    tx.write(large, 100, &pattern(3, 1 << 20)).unwrap();
+    tx.commit().unwrap();
+    let fs = world.remount(fs);
+    assert_eq!(fs.getattr(large).unwrap().size, 100 + (1 << 20));
+    fs.close().unwrap();
+    world.check();
+}
+
+/// A cut within a page that was in its block already took another block for it.
+#[test]
+fn a_cut_of_what_was_staged_takes_no_block_of_a_full_array() {
+    let mut world = World::new(2, 64 << 20, 23);
+    let fs = world.open();
+    let (before, staged) = (pattern(1, 3 << 20), pattern(2, 20 << 20));
+    let old = make(&fs, b"old", &before).ino;
+    fs.sync().unwrap();
+    let mut tx = begin(&fs);
+    let new = tx.create(ROOT, b"new", 0o644).unwrap();
+    tx.write(new, 0, &staged).unwrap();
+    tx.write(old, 0, &staged).unwrap();
+    let full = make(&fs, b"full", b"").ino;
+    let file = fs.open_file(full, libc::O_RDWR).unwrap();
+    let mut at = 0;
+    for len in [1 << 20, 4096] {
+        let piece = pattern(3, len);
+        while let Ok(written) = fs.write(&file, at, &piece) {
+            at += written as u64;
+        }
+    }
+    drop(file);
+    // Each in a page that is in a block, and in the page of the last one.
+    for size in [(13 << 20) + 4095, (9 << 20) + 5, (9 << 20) + 4_u64] {
+        for ino in [new, old] {
+            tx.truncate(ino, size).unwrap();
+            assert_eq!(tx.getattr(ino).unwrap().size, size);
+        }
+    }
+    let end = (9 << 20) + 4;
+    // What is added again reads as zeros, before the commit and after it.
+    let grown = end + 3000;
+    for ino in [new, old] {
+        tx.truncate(ino, grown as u64).unwrap();
+        let mut tail = vec![1; 4000];
+        let len = tx.read(ino, end as u64 - 1000, &mut tail).unwrap();
+        assert_eq!(len, 4000);
+        assert!(tail[..1000] == staged[end - 1000..end] && tail[1000..].iter().all(|b| *b == 0));
+    }
+    tx.commit().unwrap();
+    let fs = world.remount(fs);
+    for ino in [new, old] {
+        let found = contents(&fs, ino);
+        assert_eq!(found.len(), grown);
+        assert!(found[..end] == staged[..end] && found[end..].iter().all(|b| *b == 0));
+    }
+    fs.close().unwrap();
+    world.check();
+}
+
+/// Data without a gap counts little, however much it is.
+#[test]
+fn a_gibibyte_is_one_step() {
+    const STEP: usize = 16 << 20;
+    let world = World::new(4, 384 << 20, 24);
+    let fs = world.open();
+    let step = pattern(1, STEP);
+    let mut tx = begin(&fs);
+    let ino = tx.create(ROOT, b"large", 0o644).unwrap();
+    for at in (0..1 << 30).step_by(STEP) {
+        tx.write(ino, at, &step).unwrap();
+    }
+    tx.commit().unwrap();
+    let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().size, 1 << 30);
+    let mut found = vec![0; STEP];
+    for at in (0..1 << 30).step_by(8 * STEP) {
+        assert_eq!(fs.read(&file, at, &mut found).unwrap(), STEP);
+        assert!(found == step);
+    }
+    drop(file);
+    fs.close().unwrap();
+    world.check();
+}
