@@ -74,12 +74,12 @@ impl FileSystem {
         attr
     }
 
-    /// Changes attributes. A new size comes first, in steps of its own, and before it what a change of content takes away; of a file with an
+    /// Changes attributes. A new size comes first, in steps of its own, and before it what a change of content takes away, from a caller without
+    /// privileges or with `kill_suidgid`; of a file with an
     /// access list capabilities go before owner and mode do; all else is one step.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
         if let Some(size) = set.size {
-            // First, as before a write: no crash leaves them to other content.
-            if set.kill_suidgid {
+            if set.kill_suidgid && who.privileged {
                 self.lose_privileges(ino, |group| who.is_in(group))?;
             }
             self.truncate(who, ino, size)?;

@@ -176,8 +176,13 @@ impl FileSystem {
         files.copy_range(from, from_offset, to, to_offset, len)
     }
 
-    /// Sets a file's size; what is added reads as zeros.
-    pub fn truncate(&self, _who: &Caller, ino: Ino, size: u64) -> Result<(), Error> {
+    /// Sets a file's size; what is added reads as zeros. Of a caller without privileges set-id bits and capabilities go first.
+    pub fn truncate(&self, who: &Caller, ino: Ino, size: u64) -> Result<(), Error> {
+        if !who.privileged {
+            // First, as before a write: no crash leaves them to other content.
+            self.files.check_size(size)?;
+            self.lose_privileges(ino, |group| who.is_in(group))?;
+        }
         self.files.truncate(ino, size)
     }
 

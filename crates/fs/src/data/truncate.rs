@@ -29,12 +29,18 @@ fn orphan_directory(ino: Ino) -> Nid {
 }
 
 impl Files {
+    /// Whether files can be of this size, and changed at all.
+    pub(crate) fn check_size(&self, size: u64) -> Result<(), Error> {
+        self.check_writable()?;
+        match size > SIZE_MAX {
+            true => Err(Error::FileTooLarge),
+            false => Ok(()),
+        }
+    }
+
     /// Sets a file's size. What is cut off is freed, what is added reads as zeros.
     pub(crate) fn truncate(&self, ino: Ino, size: u64) -> Result<(), Error> {
-        self.check_writable()?;
-        if size > SIZE_MAX {
-            return Err(Error::FileTooLarge);
-        }
+        self.check_size(size)?;
         let state = self.use_file(ino)?;
         let exclusive = self.lock_exclusive(&state)?;
         self.set_size(&state, size, &exclusive)?;

@@ -2,7 +2,7 @@
 
 use crate::world::World;
 use base::rng::Rng;
-use fs::{Caller, Error, FileSystem, ROOT, SetAttr};
+use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr};
 use std::collections::BTreeMap;
 
 fn root() -> Caller {
@@ -19,7 +19,7 @@ fn nodes(fs: &FileSystem) -> u64 {
     fs.store().space().nodes
 }
 
-fn names(fs: &FileSystem, ino: fs::Ino) -> Vec<Vec<u8>> {
+fn names(fs: &FileSystem, ino: Ino) -> Vec<Vec<u8>> {
     let list = fs.listxattr(ino).unwrap();
     let mut names: Vec<_> = list
         .split(|b| *b == 0)
@@ -249,6 +249,63 @@ fn set_id_bits_follow_the_rules() {
     assert_eq!((f.gid, f.uid, f.mode & 0o7777), (42, 1000, 0o755));
     let sub = fs.mkdir(&user, dir, b"sub", 0o755).unwrap();
     assert_eq!((sub.gid, sub.mode & 0o7777), (42, 0o2755));
+}
+
+/// A caller without privileges kept the bits by a cut, which a transaction of the same caller did not.
+#[test]
+fn a_new_size_takes_set_id_bits_and_capabilities_of_who_has_no_privileges() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    let fs = World::new(1, 256 << 20, 1).open();
+    let of = |who: &Caller, name: &str, bits, change: fn(&FileSystem, &Caller, Ino)| {
+        let ino = file(&fs, name, 0o644).ino;
+        let set = SetAttr {
+            mode: Some(bits),
+            gid: Some(7),
+            ..SetAttr::default()
+        };
+        fs.setattr(&root(), ino, &set).unwrap();
+        fs.setxattr(&root(), ino, CAPABILITY, &[1; 20], 0).unwrap();
+        change(&fs, who, ino);
+        let attr = fs.getattr(ino).unwrap();
+        let kept = fs.getxattr(ino, CAPABILITY).is_ok();
+        (attr.mode & 0o7777, attr.size, kept)
+    };
+    let changes: [fn(&FileSystem, &Caller, Ino); 2] = [
+        |fs, who, ino| fs.truncate(who, ino, 5).unwrap(),
+        |fs, who, ino| {
+            let set = SetAttr {
+                size: Some(5),
+                ..SetAttr::default()
+            };
+            fs.setattr(who, ino, &set).unwrap();
+        },
+    ];
+    for (at, change) in changes.into_iter().enumerate() {
+        let name = |who: &str| format!("{who}{at}");
+        let (user, member) = (Caller::user(1, 1), Caller::user(1, 7));
+        assert_eq!(
+            of(&root(), &name("root"), 0o6755, change),
+            (0o6755, 5, true)
+        );
+        assert_eq!(of(&user, &name("user"), 0o6755, change), (0o755, 5, false));
+        // Without the group's right to execute the bit is the group's to keep.
+        assert_eq!(of(&user, &name("other"), 0o6745, change), (0o745, 5, false));
+        assert_eq!(
+            of(&member, &name("member"), 0o6745, change),
+            (0o2745, 5, false)
+        );
+    }
+    let user = Caller::user(1, 1);
+    let ino = file(&fs, "f", 0o6755).ino;
+    let set = SetAttr {
+        mode: Some(0o6755),
+        ..SetAttr::default()
+    };
+    fs.setattr(&root(), ino, &set).unwrap();
+    // What cannot be done takes nothing.
+    let refused = fs.truncate(&user, ino, u64::MAX);
+    assert!(matches!(refused, Err(Error::FileTooLarge)), "{refused:?}");
+    assert_eq!(fs.getattr(ino).unwrap().mode & 0o7777, 0o6755);
 }
 
 #[test]
