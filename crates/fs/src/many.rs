@@ -212,6 +212,7 @@ impl FileSystem {
     /// handled by then: [`Error::NotADirectory`], [`Error::NotFound`] (the directory was removed),
     /// [`Error::Stale`], [`Error::NoSpace`], [`Error::ReadOnly`], failures of devices. Which
     /// names were made then the results say; they are not the first ones given.
+    #[must_use = "each name says by itself whether its file was made"]
     pub fn create_many<'d, N: AsRef<[u8]>>(
         &self,
         who: &Caller,
@@ -236,6 +237,7 @@ impl FileSystem {
     /// # Errors
     /// For one name those of [`FileSystem::lookup`]; what concerns the whole as for
     /// [`FileSystem::create_many`].
+    #[must_use = "looking alone does nothing"]
     pub fn stat_many<'d, N: AsRef<[u8]>>(
         &self,
         dir: impl Into<At<'d>>,
@@ -264,6 +266,7 @@ impl FileSystem {
     /// For one name those of [`FileSystem::unlink`], among them [`Error::NotFound`], also for a name given
     /// twice, and [`Error::IsADirectory`]; what concerns the whole as for [`FileSystem::create_many`], of which
     /// [`Error::NoSpace`] does not occur.
+    #[must_use = "each name says by itself whether it went"]
     pub fn unlink_many<'d, N: AsRef<[u8]>>(
         &self,
         who: &Caller,

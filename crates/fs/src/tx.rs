@@ -140,6 +140,7 @@ struct Staged<'fs> {
 /// dropped). Access control lists cannot be set.
 ///
 /// Dropped without a commit it leaves nothing.
+#[must_use = "dropped without a commit it changes nothing"]
 pub struct Transaction<'fs> {
     fs: &'fs FileSystem,
     who: Caller,

@@ -474,7 +474,7 @@ fn what_is_open_for_writing_alone_is_not_read() {
             offset: 0,
             buf: AlignedBuf::zeroed(4096),
         };
-        context.submit(&mut vec![(0, request)]);
+        assert_eq!(context.submit(&mut vec![(0, request)]), 1);
         let mut done = Vec::new();
         context.wait(1, &mut done, None);
         refused("a request", done.remove(0).result);

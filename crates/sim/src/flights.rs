@@ -95,7 +95,8 @@ fn fly(fs: &FileSystem, ino: Ino, context: &mut IoContext, rng: &mut Rng) -> Res
             offset: at * BLOCK_SIZE as u64,
             buf: AlignedBuf::from_slice(&vec![FLOWN; pages as usize * BLOCK_SIZE]),
         };
-        context.submit(&mut vec![(at, request)]);
+        let taken = context.submit(&mut vec![(at, request)]);
+        assert_eq!(taken, 1, "the context has room for all of a file");
         at += pages;
     }
     let mut done = Vec::new();

@@ -228,6 +228,7 @@ impl IoContext {
 
     /// Takes requests from the front, each with a number of the caller's, as long as there is room; returns how many. They are
     /// started together.
+    #[must_use = "requests for which there was no room stay in the vector"]
     pub fn submit(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
         let mut inner = self.inner();
         let taken = inner.take_all(requests);

@@ -47,6 +47,7 @@ pub(crate) struct AtomicCounts {
 /// Limits: 64 MiB of pages touched, 256 MiB in all that are staged in a file system at a time, and no more pieces without a gap than
 /// a transaction takes, some 4,600 on the smallest arrays ([`Error::TransactionTooLarge`], with nothing staged of the call). A page whose bytes
 /// are written one here, one there has up to twice as much memory again that says which.
+#[must_use = "dropped without a commit it writes nothing"]
 pub struct AtomicWrite {
     fs: Arc<FileSystem>,
     who: Caller,
