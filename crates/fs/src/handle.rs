@@ -68,13 +68,19 @@ impl FileSystem {
     }
 
     /// Writes at `offset`, or at the end with `O_APPEND`; durable on return with `O_SYNC` or
-    /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle.
+    /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle, or where the file came to the largest size, 2⁶³ − 1 bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`], of all calls that write, when the file was opened with `O_RDONLY`; [`Error::NoSpace`] and [`Error::FileTooLarge`], with nothing written;
+    /// [`Error::ReadOnly`]. Through a handle with `O_SYNC` or `O_DSYNC` also those of [`fsync`](Self::fsync), and then the bytes have been written: others
+    /// see them, but a crash may take them. To make them durable write them again, to the same place: that is all right as often as needed, but a second append is
+    /// there twice. So who appends and must know better what became of it appends through a handle without these flags, which tells where, and syncs then.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
         self.files.owning(file)?.write(file, offset, data)
     }
 
     /// As [`FileSystem::read`] into several parts of memory, one behind the other: one read, which sees each write whole or
-    /// not at all.
+    /// not at all. At most 2 GiB less a page, as readv(2). More than 16 MiB keep writers of the file out meanwhile.
     pub fn read_vectored(
         &self,
         file: &OpenFile,
@@ -84,7 +90,8 @@ impl FileSystem {
         self.files.owning(file)?.read_vectored(file, offset, parts)
     }
 
-    /// As [`FileSystem::write`] of several parts of memory, one behind the other: one write, seen whole or not at all.
+    /// As [`FileSystem::write`] of several parts of memory, one behind the other: one write, seen whole or not at all. At most
+    /// 2 GiB less a page, as writev(2): the rest is not written. More than 16 MiB keep readers and writers of the file out meanwhile.
     pub fn write_vectored(
         &self,
         file: &OpenFile,
@@ -95,7 +102,10 @@ impl FileSystem {
     }
 
     /// Writes at the end of the file, whether or not the handle has `O_APPEND`, and returns where that was and how much was written:
-    /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out.
+    /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out, or at the largest size.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write). If it is the sync of a handle with `O_SYNC` or `O_DSYNC` that fails, the bytes have been appended.
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         self.files.owning(file)?.append(file, data)
     }

@@ -114,8 +114,8 @@ fn parts_of(offset: u64, mut data: &[u8]) -> impl Iterator<Item = (u64, (usize, 
 
 impl Files {
     /// Writes `data` at `offset`, or at the end with `O_APPEND`; returns the bytes written, fewer
-    /// only when space ran out in the middle. Other writers and readers see all of it or
-    /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return.
+    /// only when space ran out in the middle, or at the largest size. Other writers and readers see all of it or
+    /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return; if that fails it is written all the same.
     ///
     /// `O_DIRECT` with offset and length in whole pages bypasses the cache; otherwise it is a
     /// buffered write that is written back before it returns.
@@ -143,7 +143,7 @@ impl Files {
     }
 
     /// Writes `data` at the end of the file, whatever the handle's flags, in one step with finding out where that is; returns
-    /// where, and the bytes written, fewer only when space ran out. Otherwise as [`write`](Self::write).
+    /// where, and the bytes written, fewer only when space ran out, or at the largest size. Otherwise as [`write`](Self::write).
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         if !file.writable() {
             return Err(Error::BadHandle);

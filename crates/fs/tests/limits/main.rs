@@ -1,5 +1,6 @@
 //! What calls and options do at the ends of their ranges: nothing panics, hangs, or takes memory out of proportion.
 
+mod dropped;
 #[path = "../aio/machine.rs"]
 mod machine;
 mod options;
