@@ -134,9 +134,9 @@ struct Staged<'fs> {
 /// and single calls' alike. So transactions that commit could have run one after the other. What was only written was relied on by nobody: of two that write the same
 /// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
 ///
-/// Limits: data as much as there is free space, found out when it is staged ([`Error::NoSpace`]). Changes of names and attributes count about 200 bytes each, and
-/// scattered pieces of data some 60: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
-/// fit one of 256 MiB, 20,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
+/// Limits: data without gaps as much as there is free space, found out when it is staged ([`Error::NoSpace`]). Changes of names and attributes count about 200 bytes each, and
+/// runs of pages some 60: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
+/// or 9,000 scattered pages fit one of 256 MiB, 20,000 or 65,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
 ///
 /// Dropped without a commit it leaves nothing.

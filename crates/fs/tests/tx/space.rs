@@ -184,3 +184,35 @@ fn a_gibibyte_is_one_step() {
     fs.close().unwrap();
     world.check();
 }
+
+/// As documented; each run of pages counts.
+#[test]
+fn pages_that_are_scattered_are_counted() {
+    let world = World::new(2, 128 << 20, 25);
+    let fs = world.open();
+    let ino = make(&fs, b"file", b"").ino;
+    let page = pattern(1, 4096);
+    let mut tx = begin(&fs);
+    let mut pages = 0;
+    let refused = loop {
+        match tx.write(ino, pages * 8192, &page) {
+            Ok(()) => pages += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::TransactionTooLarge), "{refused}");
+    assert!((9_000..10_000).contains(&pages), "{pages}");
+    drop(tx);
+    let mut tx = begin(&fs);
+    for at in 0..9_000 {
+        tx.write(ino, at * 8192, &page).unwrap();
+    }
+    tx.commit().unwrap();
+    assert!(
+        contents(&fs, ino)
+            .chunks(8192)
+            .all(|two| two[..4096] == page)
+    );
+    fs.close().unwrap();
+    world.check();
+}
