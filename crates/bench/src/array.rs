@@ -449,8 +449,7 @@ impl<'a> Bench<'a> {
             self.options.bytes >> 20
         )];
         notes.push(
-            "sheaf-array is a batch at a time, whose end is waited for; sheaf-file has as many transfers in flight as the others, of \
-             which writes are calls by threads of a pool"
+            "sheaf-array is a batch at a time, whose end is waited for; sheaf-file has as many transfers in flight as the others"
                 .to_owned(),
         );
         notes.extend(
