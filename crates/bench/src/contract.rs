@@ -58,13 +58,23 @@ impl Row {
     /// This row's rate divided by another's of the same report: the median over the turns, each side of a quotient in the
     /// same turn. A machine and a disk change from minute to minute by more than what two medians are compared for.
     pub fn quotient(&self, other: &Row) -> f64 {
+        self.quotients(other).median
+    }
+
+    /// The same with the least and the most of the turns.
+    pub fn quotients(&self, other: &Row) -> Spread {
         match (self.rates(), other.rates()) {
             (Some(own), Some(others)) if own.len() == others.len() => {
                 let turns = own.iter().zip(&others);
-                Spread::of(turns.map(|(own, other)| own / other)).median
+                Spread::of(turns.map(|(own, other)| own / other))
             }
-            _ => self.median / other.median,
+            _ => Spread::of([self.median / other.median]),
         }
+    }
+
+    /// It compares others, or was not measured here: no throughput.
+    pub fn is_quotient(&self) -> bool {
+        self.unit.starts_with("of the ")
     }
 }
 

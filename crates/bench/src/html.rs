@@ -96,7 +96,8 @@ pub fn render(report: &Report) -> String {
         machine.cores,
         escape(&machine.kernel),
     );
-    let targets = distinct(report.rows.iter().map(|row| row.target.as_str()));
+    let measured = report.rows.iter().filter(|row| !row.is_quotient());
+    let targets = distinct(measured.map(|row| row.target.as_str()));
     checks(&mut page, &report.checks);
     plots(&mut page, report, &targets, Axis::Threads);
     plots(&mut page, report, &targets, Axis::Pool);
@@ -218,7 +219,8 @@ fn lines(page: &mut String, row: &Row) {
 /// and of those workloads alone that have several; by workers of those that have any, and these by nothing else.
 fn plots(page: &mut String, report: &Report, targets: &[&str], axis: Axis) {
     let mut figures = String::new();
-    for name in distinct(report.rows.iter().map(|row| row.name.as_str())) {
+    let measured = report.rows.iter().filter(|row| !row.is_quotient());
+    for name in distinct(measured.map(|row| row.name.as_str())) {
         let all = || report.rows.iter().filter(|row| row.name == name);
         let own = [Axis::Workers, Axis::Devices].into_iter();
         let own = own.filter(|own| all().any(|row| own.number(row).is_some()));

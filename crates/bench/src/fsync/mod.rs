@@ -12,11 +12,11 @@
 //!    16 KiB more and is synced; one is read. There is no floor of it.
 //! 5. With [`Options::slow`] Sheaf and the floor are on devices in memory of this process that take a set time for each request, as many
 //!    devices do; bytes and flushes are counted there. No file system of the kernel can be put on them.
-//! 6. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s.
+//! 6. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s; the published figures are beside (`study.rs`).
 
 mod load;
+mod study;
 
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -253,45 +253,10 @@ pub fn run_mtime(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, E
     // The default's place is among those.
     let kernels = options.against.iter().cloned().map(Who::FileSystem);
     let sides = raw(&options).chain(persisting).chain(kernels).collect();
-    let report = run_sides("mtime", &options, sides, progress)?;
-    let study = study(&report.rows);
-    Ok(report.with_notes(study))
-}
-
-/// What the published study of coarse times found on ext4: (interval that 1 s is compared with, in milliseconds, bytes written with
-/// 1 s compared with that, throughput likewise). Y. Son, S. Lee, Y. Won, IC-NIDC 2016.
-const STUDY: [(u64, f64, f64); 2] = [(1, 0.25, 3.1), (10, 0.72, 1.2)];
-
-/// The study's figures, and ours of the same intervals.
-fn study(rows: &[Row]) -> Vec<String> {
-    let find = |kind: Kind, interval: u64| {
-        let target = Who::Persisting(Duration::from_millis(interval)).name();
-        let mut all = rows.iter();
-        all.find(|row| row.name == kind.name() && row.target == target)
-    };
-    let bytes = |row: &Row| row.extra.get("written_bytes_per_op")?.as_f64();
-    let mut notes = Vec::new();
-    for (interval, study_bytes, study_rate) in STUDY {
-        let mut note = format!(
-            "times persisted after 1 s against {interval} ms, overwrites: in the published study (Son, Lee, Won, IC-NIDC 2016, ext4) \
-             {study_bytes:.2} of the bytes and {study_rate:.1} times the throughput"
-        );
-        for kind in [Kind::Overwrite, Kind::OverwriteStat] {
-            if let (Some(coarse), Some(fine)) = (find(kind, 1000), find(kind, interval))
-                && let (Some(own), Some(other)) = (bytes(coarse), bytes(fine))
-            {
-                let _ = write!(
-                    note,
-                    "; here, {}, {:.2} and {:.1}",
-                    kind.name(),
-                    own / other,
-                    coarse.quotient(fine)
-                );
-            }
-        }
-        notes.push(note);
-    }
-    notes
+    let mut report = run_sides("mtime", &options, sides, progress)?;
+    let study = study::rows(&report.rows);
+    report.rows.extend(study);
+    Ok(report.with_notes([study::note()]))
 }
 
 fn raw(options: &Options) -> impl Iterator<Item = Who> + use<> {
@@ -901,34 +866,6 @@ mod tests {
         assert!(report.checks.iter().any(|c| c.name == "overwrite/1 vs raw"));
         let told = report.notes.join("\n");
         assert!(told.contains("(xfs) are left out"), "{told}");
-    }
-
-    #[test]
-    fn the_published_table_is_beside_ours() {
-        let options = Options {
-            kinds: Vec::new(),
-            ..slow_options()
-        };
-        let report = run_mtime(&options, &|_| {}).unwrap();
-        let notes = report
-            .notes
-            .iter()
-            .filter(|note| note.contains("IC-NIDC 2016"));
-        let notes: Vec<_> = notes.collect();
-        assert_eq!(notes.len(), 2);
-        let (fine, coarse) = (
-            "0.25 of the bytes and 3.1 times",
-            "0.72 of the bytes and 1.2",
-        );
-        assert!(
-            notes[0].contains(fine) && notes[1].contains(coarse),
-            "{notes:?}"
-        );
-        assert!(
-            notes
-                .iter()
-                .all(|note| note.contains("here, overwrite-stat"))
-        );
     }
 
     #[test]
