@@ -6,7 +6,7 @@
 //!    durable when it returns. The others write the same pages and call fdatasync(2) for each file: a crash leaves any part of
 //!    them. `sheaf-fdatasync` is Sheaf in this process asked so.
 //! 3. `sqlite row`: transactions of one row of 100 bytes in a new database with `synchronous=FULL`, by a program that
-//!    is given ([`Options::sqlite`]): on a mount of Sheaf with atomic writes of the database, on others with a rollback journal and with a
+//!    is given ([`Options::sqlite`], by the command the one beside it): on a mount of Sheaf with atomic writes of the database, on others with a rollback journal and with a
 //!    write-ahead log.
 
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     let checks = checks(&rows);
     let mut notes: Vec<String> = crate::target::notes(&options.against).collect();
     if options.sqlite.is_none() {
-        notes.push("SQLite was left out: give its program (--sqlite)".to_owned());
+        notes.push("SQLite was left out: sheaf-sqlite is not beside this program, and was not given (--sqlite)".to_owned());
     }
     Ok(Report::new("tx", rows, checks).with_notes(notes))
 }

@@ -335,6 +335,7 @@ fn scale(args: &Scale) -> Outcome {
 }
 
 fn tx(args: &BenchTx) -> Outcome {
+    let sheaf = this_program()?;
     let options = tx::Options {
         shapes: match args.shape.is_empty() {
             true => tx::SHAPES.to_vec(),
@@ -344,8 +345,11 @@ fn tx(args: &BenchTx) -> Outcome {
         runs: args.common.runs,
         against: against(&args.common, &target::AGAINST)?,
         storage: storage(&args.common),
-        sheaf: this_program()?,
-        sqlite: args.sqlite.clone(),
+        sqlite: args
+            .sqlite
+            .clone()
+            .or_else(|| beside(&sheaf, "sheaf-sqlite")),
+        sheaf,
         memory: memory(args.cache_size)?,
     };
     show(&args.common.output, |tell| Ok(tx::run(&options, tell)?))
@@ -381,6 +385,12 @@ fn storage(options: &BenchOptions) -> Storage {
 /// To mount with the same program that measures.
 fn this_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::io("the path of this program", &e))
+}
+
+/// A program in the same folder as this one, if it is there.
+fn beside(program: &Path, name: &str) -> Option<PathBuf> {
+    let other = program.with_file_name(name);
+    other.is_file().then_some(other)
 }
 
 /// Runs a suite, saying on a terminal what it is at, and shows what it reports.
@@ -458,5 +468,23 @@ impl Drop for Page {
         {
             tracing::warn!("{}: not removed: {error}", self.path.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_beside_this_one_is_found_if_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let sheaf = folder.path().join("sheaf");
+        assert_eq!(beside(&sheaf, "sheaf-sqlite"), None);
+        let other = folder.path().join("sheaf-sqlite");
+        std::fs::create_dir(&other).unwrap();
+        assert_eq!(beside(&sheaf, "sheaf-sqlite"), None);
+        std::fs::remove_dir(&other).unwrap();
+        std::fs::write(&other, "").unwrap();
+        assert_eq!(beside(&sheaf, "sheaf-sqlite"), Some(other));
     }
 }

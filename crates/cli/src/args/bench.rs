@@ -275,7 +275,7 @@ pub struct BenchTx {
     /// Time of one measurement
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub seconds: f64,
-    /// The program sheaf-sqlite (`cargo build --release --package sheaf-sqlite`), for what SQLite gains
+    /// The program sheaf-sqlite (`cargo build --release --package sheaf-sqlite`), for what SQLite gains, instead of the one beside this program, if there is one
     #[arg(long, value_name = "PROGRAM")]
     pub sqlite: Option<PathBuf>,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
