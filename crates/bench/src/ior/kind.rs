@@ -30,22 +30,37 @@ pub enum Way {
     Direct,
     /// Likewise, with several requests of each thread in flight.
     Aio,
+    /// Through the cache, with several requests of each thread in flight.
+    AioBuffered,
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Buffered, Way::Direct, Way::Aio];
+    pub const ALL: [Way; 4] = [Way::Buffered, Way::Direct, Way::Aio, Way::AioBuffered];
 
     pub fn name(self) -> &'static str {
         match self {
             Way::Buffered => "buffered",
             Way::Direct => "direct",
             Way::Aio => "aio",
+            Way::AioBuffered => "aio-buffered",
+        }
+    }
+
+    pub fn is_buffered(self) -> bool {
+        matches!(self, Way::Buffered | Way::AioBuffered)
+    }
+
+    /// Requests of a thread at a time.
+    pub fn depth(self, options: &Options) -> usize {
+        match self {
+            Way::Buffered | Way::Direct => 1,
+            Way::Aio | Way::AioBuffered => options.depth,
         }
     }
 
     /// Requests of parts of pages go through a cache wherever they are sent.
     pub fn takes(self, request: u64) -> bool {
-        self == Way::Buffered || request.is_multiple_of(PAGE)
+        self.is_buffered() || request.is_multiple_of(PAGE)
     }
 }
 

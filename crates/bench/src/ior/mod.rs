@@ -5,7 +5,8 @@
 //!    written: Sheaf and btrfs as RAID-0 on all of them, ext4 and XFS on the first, as neither stripes by itself. The floor,
 //!    `raw-io_uring`, moves the same requests to and from the devices themselves, striped by request, with no file system.
 //! 2. A side's ways are told apart by its name: plain calls through its cache (`ext4`), the same with `O_DIRECT` (`ext4-direct`), and
-//!    `O_DIRECT` with `depth` requests of each thread in flight, by Linux AIO (`ext4-aio`) or a context of Sheaf's (`sheaf-aio`).
+//!    `O_DIRECT` with `depth` requests of each thread in flight, by Linux AIO (`ext4-aio`) or a context of Sheaf's (`sheaf-aio`). If asked for,
+//!    the same through the cache (`ext4-aio-buffered`): by io_uring, since Linux AIO waits for what is not cached when it is told of it.
 //! 3. Files are read after a mount, so that nothing of them is in a cache, then written over; where each thread has its own and writes in
 //!    order, they are then removed and new ones written. What goes through a cache, or is new, ends when as
 //!    much was read or written as there is: a cache that is read again, or absorbs writes, is not measured. Other windows take their
@@ -179,10 +180,10 @@ impl Who {
     }
 
     fn is_buffered(&self) -> bool {
-        matches!(
-            self,
-            Who::Sheaf(Way::Buffered) | Who::Kernel(_, Way::Buffered)
-        )
+        match self {
+            Who::Raw => false,
+            Who::Sheaf(way) | Who::Kernel(_, way) => way.is_buffered(),
+        }
     }
 }
 
@@ -327,7 +328,7 @@ impl<'a> Bench<'a> {
         let side = InProcess::open(paths, options())?;
         let flags = match way {
             Way::Direct | Way::Aio => libc::O_DIRECT,
-            Way::Buffered => 0,
+            Way::Buffered | Way::AioBuffered => 0,
         };
         let open = |name: String| side.open_with(&side.root(), &name, flags);
         let files = |name: fn(usize) -> String| {
@@ -355,11 +356,7 @@ impl<'a> Bench<'a> {
             };
             windows.push((deed, self.measure(plan.kind, &load)?));
         }
-        let each = if way == Way::Aio {
-            self.options.depth as u64
-        } else {
-            1
-        };
+        let each = way.depth(self.options) as u64;
         let buffers = plan.kind.threads as u64 * each * plan.kind.request;
         let peak = peak()?.map(|bytes| bytes.saturating_sub(buffers));
         drop(opened);
@@ -380,7 +377,7 @@ impl<'a> Bench<'a> {
         }
         mount.remount(&self.place)?;
         let open = |paths: &[PathBuf]| match way {
-            Way::Buffered => open_buffered(paths),
+            Way::Buffered | Way::AioBuffered => open_buffered(paths),
             Way::Direct | Way::Aio => open_direct(paths),
         };
         let (mut paths, mut files) = (paths.clone(), open(&paths)?);
@@ -469,7 +466,8 @@ fn new_name(file: usize) -> String {
 /// What of a workload is done that way: requests in flight have no order in which a file could grow.
 fn deeds(kind: Kind, way: Way) -> impl Iterator<Item = &'static Deed> {
     let deeds = kind.deeds().iter();
-    deeds.filter(move |deed| **deed != Deed::WriteNew || way != Way::Aio)
+    let in_flight = matches!(way, Way::Aio | Way::AioBuffered);
+    deeds.filter(move |deed| **deed != Deed::WriteNew || !in_flight)
 }
 
 fn open_buffered(paths: &[PathBuf]) -> Result<Vec<File>, Error> {
@@ -532,8 +530,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path());
         let report = run(&options, &|_| {}).unwrap();
-        // Five workloads of four sides that are read and written; new files of three.
-        assert_eq!(report.rows.len(), 5 * 4 * 2 + 3);
+        // Five workloads of five sides that are read and written; new files of three.
+        assert_eq!(report.rows.len(), 5 * 5 * 2 + 3);
         for row in &report.rows {
             let number = |key: &str| row.extra[key].as_f64().unwrap();
             assert!(row.median > 0.0, "{row:?}");
@@ -574,7 +572,13 @@ mod tests {
         };
         let report = run(&options, &|_| {}).unwrap();
         let targets: Vec<&str> = report.rows.iter().map(|row| row.target.as_str()).collect();
-        assert_eq!(targets, ["sheaf"; 5]);
+        let both = ["sheaf", "sheaf-aio-buffered"];
+        assert_eq!(
+            targets,
+            [
+                both[0], both[0], both[1], both[1], both[0], both[0], both[0], both[1], both[1]
+            ]
+        );
         assert!(report.rows[0].name.ends_with("512 B"));
     }
 
@@ -595,7 +599,7 @@ mod tests {
             ..options(home.path())
         };
         let report = run(&options, &|_| {}).unwrap();
-        assert_eq!(report.rows.len(), 2 * (4 + 3 * options.against.len()));
+        assert_eq!(report.rows.len(), 2 * (5 + 4 * options.against.len()));
         assert!(report.rows.iter().all(|row| row.median > 0.0));
         if options.against.len() == 2 {
             let bars: Vec<f64> = report.checks.iter().map(|check| check.bar).collect();
@@ -630,7 +634,7 @@ mod tests {
         );
         let unknown = select_ways(&["mmap".to_owned()]);
         assert!(
-            matches!(unknown, Err(Error::Usage(text)) if text.contains("buffered, direct, aio"))
+            matches!(unknown, Err(Error::Usage(text)) if text.contains("buffered, direct, aio, aio-buffered"))
         );
         assert!(select_layouts(&["apart".to_owned()]).is_ok());
         assert!(select_accesses(&["sequential".to_owned(), "random".to_owned()]).is_ok());

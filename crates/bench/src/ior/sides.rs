@@ -1,7 +1,7 @@
 //! What a thread does in a window: on the devices themselves, in Sheaf, and in a file system of the kernel.
 
 use super::kind::{Deed, Kind, Walk, Way};
-use super::{FILL, Options};
+use super::{FILL, Options, open_buffered};
 use crate::counted::Counters;
 use crate::runner::{Counts, Load, Operation, Stop};
 use crate::target::{
@@ -53,11 +53,17 @@ impl Plan<'_> {
     }
 
     /// As many at a time as the options say.
-    fn many_at_once<'t>(&self, thread: usize, queue: Box<dyn Queue>, write: bool) -> Operation<'t>
+    fn many_at_once<'t>(
+        &self,
+        thread: usize,
+        once: bool,
+        queue: Box<dyn Queue>,
+        write: bool,
+    ) -> Operation<'t>
     where
         Self: 't,
     {
-        let mut walk = self.walk(thread, false);
+        let mut walk = self.walk(thread, once);
         let bytes = self.kind.request as usize;
         let next = move |slot| {
             let (file, offset) = walk.next()?;
@@ -163,12 +169,12 @@ impl Load for OnSheaf<'_> {
             true => self.side.write(&self.files[file], at, buf),
             false => self.side.read(&self.files[file], at, buf),
         };
-        if self.way == Way::Aio {
+        let once = self.way.is_buffered() || self.deed == Deed::WriteNew;
+        if matches!(self.way, Way::Aio | Way::AioBuffered) {
             let (slots, request) = (self.plan.options.depth, self.plan.kind.request as usize);
             let queue = self.side.queue(self.files.to_vec(), slots, request)?;
-            return Ok(self.plan.many_at_once(thread, Box::new(queue), write));
+            return Ok((self.plan).many_at_once(thread, once, Box::new(queue), write));
         }
-        let once = self.way == Way::Buffered || self.deed == Deed::WriteNew;
         Ok(self.plan.one_by_one(thread, once, write, transfer))
     }
 
@@ -201,12 +207,19 @@ impl Load for OnKernel<'_> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
         let (plan, write) = (self.plan, self.deed.writes());
         let request = plan.kind.request as usize;
-        if self.way == Way::Aio {
-            let slots = plan.options.depth;
-            let queue = Interface::Aio.queue(open_direct(self.paths)?, slots, request)?;
-            return Ok(plan.many_at_once(thread, queue, write));
+        let once = self.way.is_buffered() || self.deed == Deed::WriteNew;
+        let in_flight = match self.way {
+            Way::Buffered | Way::Direct => None,
+            Way::Aio => Some((Interface::Aio, open_direct(self.paths)?)),
+            Way::AioBuffered => {
+                let interface = Interface::Uring(Completion::Deferred);
+                Some((interface, open_buffered(self.paths)?))
+            }
+        };
+        if let Some((interface, files)) = in_flight {
+            let queue = interface.queue(files, plan.options.depth, request)?;
+            return Ok(plan.many_at_once(thread, once, queue, write));
         }
-        let once = self.way == Way::Buffered || self.deed == Deed::WriteNew;
         let transfer = move |file: usize, at, buf: &mut [u8]| {
             // The kernel ends a call early now and then.
             let done = match write {

@@ -369,7 +369,7 @@ pub struct BenchIor {
         default_value = "random,sequential"
     )]
     pub access: Vec<String>,
-    /// How the sides are asked, separated by commas: buffered, direct, aio
+    /// How the sides are asked, separated by commas: buffered, direct, aio, aio-buffered (through the cache, with several requests in flight)
     #[arg(
         long,
         value_name = "LIST",
