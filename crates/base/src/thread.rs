@@ -1,11 +1,15 @@
 //! Threads and CPU topology.
 
+mod growing;
+
 use crate::sync::{Condvar, Mutex, rank};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::Builder;
+
+pub use growing::{GrowingPool, Needs};
 
 /// A started thread.
 #[derive(Debug)]
@@ -35,6 +39,11 @@ impl JoinHandle {
     /// The caller is that thread, and must not wait for it.
     pub fn is_ours(&self) -> bool {
         self.id().is_ours()
+    }
+
+    /// Nothing has to be waited for.
+    fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Waits for the thread's end; its panic is the error.
