@@ -216,6 +216,9 @@ canaries! {
     /// A write past the cache does not tell those who read its pages from their device meanwhile, neither while it runs nor by the
     /// pages' sets: they cache what was there before.
     LoadUndoomed => "load-undoomed", Threads,
+    /// A read in flight caches what it has brought though its file may have been cut or written past the cache since it looked: pages are
+    /// cached that are not the file's any more.
+    FlightKeptLate => "flight-kept-late", Threads,
     /// Who cuts a file does not wait for its writes in flight: one lands in blocks that are another file's by then.
     FlightsNotAwaited => "flights-not-awaited", Nothing,
     /// A write in flight that has landed is not noted in its file: an fsync after it flushes nothing.

@@ -72,7 +72,9 @@ fn place(canary: Canary) -> Place {
         DurableOutOfOrder | PinsIgnored | PaceIgnored => Scenario("reclaim"),
         FlightsNotAwaited => Scenario("flights"),
         CleanedTooEarly | GuardOverwritten | RangeIgnored | StoresUnseen | DirectUnderHome
-        | LoadUndoomed | FlightUnnoted | FilledBeforeWritten => Scenario("one-file"),
+        | LoadUndoomed | FlightUnnoted | FilledBeforeWritten | FlightKeptLate => {
+            Scenario("one-file")
+        }
         TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
             Scenario("transactions")
         }

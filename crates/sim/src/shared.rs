@@ -579,16 +579,23 @@ impl Task<'_> {
         self.sync()
     }
 
-    /// Reads or writes whole pages, later.
+    /// Reads, or writes whole pages past the cache, later.
     fn submit(&mut self) -> Result<(), Trouble> {
         if self.context.in_flight() == IN_FLIGHT {
             return self.complete(1);
         }
         let units = self.units(6);
-        let units = units.start / 2 * 2..units.end.next_multiple_of(2);
-        let (file, offset) = (Arc::clone(&self.past), (units.start * UNIT) as u64);
+        let (reads, past) = (self.rng.one_in(3), self.rng.one_in(2));
+        let (file, units) = match (reads, past) {
+            (true, false) => (&self.file, units),
+            _ => {
+                let pages = units.start / 2 * 2..units.end.next_multiple_of(2);
+                (&self.past, pages)
+            }
+        };
+        let (file, offset) = (Arc::clone(file), (units.start * UNIT) as u64);
         let mut ledger = self.ledger.lock();
-        let (what, request) = match self.rng.one_in(3) {
+        let (what, request) = match reads {
             true => {
                 let buf = AlignedBuf::zeroed(units.len() * UNIT);
                 let (first, floors) = (units.start, ledger.floors(units));
@@ -753,6 +760,7 @@ mod tests {
             Canary::DirectUnderHome,
             Canary::LoadUndoomed,
             Canary::FlightUnnoted,
+            Canary::FlightKeptLate,
             Canary::CleanedTooEarly,
             Canary::GuardOverwritten,
             Canary::StreamUnasked,

@@ -180,6 +180,11 @@ impl Absence {
 /// Pages of a set that were written past the cache are counted from here on, those that departed below.
 const SUPERSEDED: u64 = 1 << 32;
 
+/// Pages of a set that were written and departed, of its count.
+fn departed(count: u64) -> u64 {
+    count % SUPERSEDED
+}
+
 /// Dirty pages of one file (invariant 3).
 #[derive(Debug)]
 struct DirtyIndex {
@@ -474,7 +479,7 @@ impl PageCache {
         content: &[u8],
         keep: bool,
     ) -> bool {
-        self.admit_if(key, page, |now| now == before, content, keep)
+        self.admit_if(key, page, |now| now == before, content, |_| keep)
     }
 
     /// As [`admit`](Self::admit) by who knows that nobody has written this page past the cache meanwhile, whatever was so written
@@ -487,8 +492,21 @@ impl PageCache {
         content: &[u8],
         keep: bool,
     ) -> bool {
-        let departed = |count| count % SUPERSEDED;
         let fresh = |now| departed(now) == departed(before);
+        self.admit_if(key, page, fresh, content, |_| keep)
+    }
+
+    /// As [`admit_apart`](Self::admit_apart), kept if a frame can be had, by who knew a moment ago that nobody had written this page past the cache, and
+    /// keeps nobody from doing so now. That write may be over, and has forgotten what was cached: so the page is used, but kept only if nothing of its set was so written.
+    pub fn admit_landed(
+        &self,
+        key: FileKey,
+        page: u64,
+        Absence(before): Absence,
+        content: &[u8],
+    ) -> bool {
+        let fresh = |now| departed(now) == departed(before);
+        let keep = |now| now == before || planted(Canary::FlightKeptLate);
         self.admit_if(key, page, fresh, content, keep)
     }
 
@@ -498,7 +516,7 @@ impl PageCache {
         page: u64,
         is_fresh: impl Fn(u64) -> bool,
         content: &[u8],
-        keep: bool,
+        keep: impl Fn(u64) -> bool,
     ) -> bool {
         let place = self.place(key, page);
         let mut set = place.set.lock();
@@ -509,7 +527,9 @@ impl PageCache {
         if !fresh {
             return false;
         }
-        if keep && let Some(way) = self.room_for(&mut set, place.print) {
+        if keep(set.inner.departed)
+            && let Some(way) = self.room_for(&mut set, place.print)
+        {
             self.fill(&mut set, way, &place, content, (0, &[]));
             self.counters.mine().inserted();
         }

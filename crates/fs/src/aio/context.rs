@@ -17,7 +17,7 @@ use crate::{Error, FileSystem};
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::{self, Clock};
 use base::sync::{Mutex, MutexGuard, rank};
-use base::thread::Pool;
+use base::thread::{GrowingPool, Needs};
 use device::{AlignedBuf, Bell, Durability, Flight, FlightId, Kind, Landed, Queues, Run};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -110,6 +110,8 @@ struct Pending {
     file: Option<Arc<OpenFile>>,
     offset: u64,
     flying: Flying,
+    /// The request's memory, while what flies is another.
+    own: Option<AlignedBuf>,
     writing: Option<Writing>,
     flight: Option<FlightId>,
     tries: u8,
@@ -136,7 +138,7 @@ struct Shared {
 
 struct Inner {
     files: Arc<Files>,
-    pool: Arc<Pool>,
+    pool: Arc<GrowingPool>,
     queues: Queues,
     /// By the numbers that flights and answers have.
     pending: Vec<Pending>,
@@ -408,6 +410,9 @@ impl Inner {
         let pending = &mut self.pending[number as usize];
         let offset = pending.offset;
         let (flying, runs) = (&mut pending.flying, &mut self.runs);
+        if pending.tries == 0 {
+            flying.going = self.files.note_going(&file, offset, buf.len());
+        }
         let began = match pending.tries < TRIES {
             true => self.files.begin_read(&file, offset, &mut buf, flying, runs),
             false => Ok(Began::Waits),
@@ -416,21 +421,44 @@ impl Inner {
             Ok(Began::Done(len)) => Ok(len),
             Err(error) => Err(error),
             Ok(Began::Waits) => return self.ask(number, Request::Read { file, offset, buf }),
-            Ok(Began::Flies) => match self.fly(number, Kind::Read, buf) {
-                Ok(()) => {
-                    self.pending[number as usize].file = Some(file);
-                    return;
+            Ok(Began::Flies) => {
+                let (memory, own) = match flying.apart.take() {
+                    Some(memory) => (memory, Some(buf)),
+                    None => (buf, None),
+                };
+                match self.fly(number, Kind::Read, memory) {
+                    Ok(()) => {
+                        let pending = &mut self.pending[number as usize];
+                        (pending.file, pending.own) = (Some(file), own);
+                        return;
+                    }
+                    Err((memory, error)) => {
+                        buf = self.own_again(number, memory, own);
+                        match error {
+                            Some(error) => Err(error),
+                            None => return self.ask(number, Request::Read { file, offset, buf }),
+                        }
+                    }
                 }
-                Err((memory, Some(error))) => {
-                    buf = memory;
-                    Err(error)
-                }
-                Err((buf, None)) => {
-                    return self.ask(number, Request::Read { file, offset, buf });
-                }
-            },
+            }
         };
         self.finish(number, Some(file), result, buf);
+    }
+
+    /// The request's memory, of a flight that has ended.
+    fn own_again(
+        &mut self,
+        number: u32,
+        memory: AlignedBuf,
+        own: Option<AlignedBuf>,
+    ) -> AlignedBuf {
+        let Some(own) = own else {
+            return memory;
+        };
+        let flying = &mut self.pending[number as usize].flying;
+        flying.apart = Some(memory);
+        self.files.end_apart(flying);
+        own
     }
 
     fn write(&mut self, number: u32, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf) {
@@ -486,7 +514,8 @@ impl Inner {
 
     fn ask(&mut self, number: u32, request: Request) {
         self.asked += 1;
-        self.answers.ask(&self.pool, number, request);
+        let going = self.pending[number as usize].flying.going;
+        self.answers.ask(&self.pool, number, request, going);
     }
 
     fn finish(
@@ -514,14 +543,18 @@ impl Inner {
         let Some(file) = pending.file.take() else {
             return true;
         };
-        let mut buf = landed.memory;
-        let stands = self.files.land_read(&file, &pending.flying, &mut buf);
+        let (mut memory, mut own) = (landed.memory, pending.own.take());
+        let (flying, came) = (&pending.flying, landed.result.is_ok());
+        let whole = own.as_deref_mut();
+        let stands = (self.files).land_read(&file, flying, &mut memory, whole, came);
+        let len = flying.len;
+        let mut buf = self.own_again(number, memory, own);
         if !stands {
             // It may be another file's.
             buf.fill(0);
         }
         let result = match landed.result {
-            Ok(()) if stands => Ok(pending.flying.len),
+            Ok(()) if stands => Ok(len),
             Err(error) if stands || is_cancelled(&error) => Err(match is_cancelled(&error) {
                 true => Error::Cancelled,
                 false => engine::Error::from(error).into(),
@@ -529,7 +562,7 @@ impl Inner {
             // Also of an error: the blocks may not be the file's any more.
             _ if file.is_closed() => Err(Error::Cancelled),
             _ => {
-                pending.tries += 1;
+                self.pending[number as usize].tries += 1;
                 self.read(number, file, buf);
                 return false;
             }
@@ -586,7 +619,7 @@ impl Inner {
             let pending = &mut self.pending[number as usize];
             // The last one to let go of a file may have to delete it, and wait for that.
             if let Some(last) = pending.file.take().and_then(Arc::into_inner) {
-                self.pool.give(move || drop(last));
+                self.pool.give(Needs::Wait, move || drop(last));
             }
             let completion = Completion {
                 user: pending.user,

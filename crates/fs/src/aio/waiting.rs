@@ -6,28 +6,32 @@
 //!    for one of these threads, but [`Workers::finish`], which [`FileSystem::close`](crate::FileSystem::close) calls.
 
 use super::context::{Done, Request};
-use crate::data::{Files, OpenFile};
+use crate::data::{Files, Going, OpenFile};
 use crate::{Error, Ino};
 use base::sync::{Mutex, rank};
-use base::thread::{Pool, cpu_count};
+use base::thread::{GrowingPool, Needs, cpu_count};
 use device::{AlignedBuf, Bell};
 use std::sync::{Arc, OnceLock};
 
-/// Threads that wait for devices, for each CPU, and altogether.
-const THREADS_PER_CPU: usize = 4;
-const THREADS_MAX: usize = 16;
+/// Threads that wait for devices at most, of a file system. There are as many as requests that wait at once, and 2 s longer ([`GrowingPool`]).
+const THREADS_MAX: usize = 128;
+/// Threads for what is soon over, for each CPU, and altogether.
+const FEW_PER_CPU: usize = 4;
+const FEW_MAX: usize = 16;
+/// Bytes of a read that is large.
+const LARGE: usize = 128 << 10;
 
 /// The pool, made when somebody needs it.
 #[derive(Debug, Default)]
-pub(crate) struct Workers(OnceLock<Arc<Pool>>);
+pub(crate) struct Workers(OnceLock<Arc<GrowingPool>>);
 
 impl Workers {
-    pub fn pool(&self) -> Result<Arc<Pool>, Error> {
+    pub fn pool(&self) -> Result<Arc<GrowingPool>, Error> {
         if let Some(pool) = self.0.get() {
             return Ok(Arc::clone(pool));
         }
-        let threads = (cpu_count() * THREADS_PER_CPU).min(THREADS_MAX);
-        let pool = Pool::start("sheaf-aio", threads).map_err(|error| {
+        let few = (cpu_count() * FEW_PER_CPU).min(FEW_MAX);
+        let pool = GrowingPool::start("sheaf-aio", THREADS_MAX, few).map_err(|error| {
             Error::Store(engine::Error::from(device::Error::Threads {
                 source: Arc::new(error),
             }))
@@ -61,16 +65,22 @@ impl Answers {
         all.append(&mut self.done.lock());
     }
 
-    /// Has the pool do a request, and answer with this number.
-    pub fn ask(self: &Arc<Self>, pool: &Pool, number: u32, request: Request) {
+    /// Has the pool do a request, and answer with this number. `going`: what was noted of a read.
+    pub fn ask(
+        self: &Arc<Self>,
+        pool: &GrowingPool,
+        number: u32,
+        request: Request,
+        going: Option<Going>,
+    ) {
         let mut answer = Answer {
             to: Arc::clone(self),
             number,
             ino: request.file().ino(),
             told: false,
         };
-        pool.give(move || {
-            let done = perform(request);
+        pool.give(needs(&request, going), move || {
+            let done = perform(request, going);
             answer.tell(done);
         });
     }
@@ -107,7 +117,26 @@ impl Drop for Answer {
     }
 }
 
-fn perform(request: Request) -> Done {
+/// What a request does for which there is a thread: by what can be told at once.
+fn needs(request: &Request, going: Option<Going>) -> Needs {
+    let file = request.file();
+    let waits = match request {
+        // Threads that read ahead bring it; or it is so much that memory takes as long as devices.
+        Request::Read { buf, .. } => !going.is_some_and(Going::is_ahead) && buf.len() < LARGE,
+        Request::Write { offset, buf, .. } => {
+            file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0
+                || file.files().has_to_load(file, *offset, buf.len())
+        }
+        Request::Append { .. } => file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0,
+        Request::Fsync { .. } => true,
+    };
+    match waits {
+        true => Needs::Wait,
+        false => Needs::Little,
+    }
+}
+
+fn perform(request: Request, going: Option<Going>) -> Done {
     fn files(file: &OpenFile) -> &Files {
         file.files()
     }
@@ -118,7 +147,7 @@ fn perform(request: Request) -> Done {
             offset,
             mut buf,
         } => {
-            let result = files(&file).read(&file, offset, &mut buf);
+            let result = files(&file).read_going(&file, offset, &mut buf, going);
             (buf, result)
         }
         Request::Write { file, offset, buf } => {

@@ -1,4 +1,4 @@
-//! Reads in flight: begun under the file's shared lock, landed without any.
+//! Reads in flight: begun under the file's shared lock, landed without waiting for any.
 //!
 //! 1. A flight holds nothing that anybody waits for. What it was told of the file may be over when it lands: then what it
 //!    has read is not used, and it begins again.
@@ -10,7 +10,16 @@
 //!    somebody wrote it meanwhile: the same question as that of a read which waits ([`Files::admit`]).
 //! 4. Nobody wrote several pages, or past the cache, that the flight reads between its beginning and its end: nobody did anywhere
 //!    ([`gate`](super::gate)), or it was elsewhere ([`ranges`](super::ranges)). So it has all of such a write or nothing, and no page half.
-//! 5. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may. One that goes past the cache
+//! 5. What comes for a handle that is not direct is cached when it lands, if the file's shared lock can be had without a wait: that keeps out who cuts the file
+//!    between the look at the count (2) and the page's entry. Nothing keeps out a write past the cache that begins after the look at the ranges (4). Either it has
+//!    landed, and the page is not entered, since its set counts that ([`PageCache::admit_landed`](engine::cache::PageCache::admit_landed)); or it forgets the page when it lands.
+//!    No frame is set aside meanwhile: a flight that ends early, or is lost with its owner, has none to give back. Two flights of one page read it twice, and the first that lands enters it.
+//! 6. A page is entered with zeros behind the end of the file. An error of a device enters nothing.
+//! 7. Devices fill the request's memory where that has whole pages, else memory of the flight's own ([`Flying::apart`]), from which it is copied: only of a
+//!    flight that stands, and as far as the request goes.
+//! 8. A read that goes on where another ended, and misses, is done by a thread that may wait, since it has read ahead or waits for what was ([`ahead`](super::ahead)). Which one that is, is noted in the order in
+//!    which requests are handed over ([`Going`]), not in that in which threads come to them.
+//! 9. Beginning waits for no device and no lock that is held over a wait: what would, is done by a thread that may. One that goes past the cache
 //!    ([`Flying::past`]) is begun by such a thread, and may read what the file's mapping is.
 
 mod writing;
@@ -22,11 +31,12 @@ use super::extents::{self, Glanced};
 use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
 use super::ranges::Moment;
+use super::read::Going;
 use super::{Files, PAGE, pages_of};
 use crate::Error;
 use crate::content::{Body, FileExtent};
 use base::canary::{Canary, planted};
-use device::Run;
+use device::{AlignedBuf, Run};
 use engine::Extent;
 use engine::cache::Absence;
 use format::{BLOCK_SIZE, Block};
@@ -45,6 +55,14 @@ pub(crate) struct Flying {
     pub len: usize,
     /// It brings what is not cached, also for a handle that is not direct, and leaves out what is.
     pub past: bool,
+    /// What it brings is cached.
+    keep: bool,
+    /// The read that this goes on with, if it does.
+    pub going: Option<Going>,
+    /// The byte of the file at which the memory begins that devices fill.
+    base: u64,
+    /// That memory, if it is not the request's own; while the devices have it its owner keeps the request's.
+    pub apart: Option<AlignedBuf>,
     exclusives: u64,
     began: Option<Beginning>,
     /// [`PageCache::dirtied`](engine::cache::PageCache::dirtied) when none of its pages was dirty: then all are read from a device, also those that are cached, and
@@ -72,6 +90,10 @@ impl Default for Flying {
             offset: 0,
             len: 0,
             past: false,
+            keep: false,
+            going: None,
+            base: 0,
+            apart: None,
             exclusives: 0,
             clean: None,
             one_by_one: false,
@@ -96,7 +118,8 @@ pub(crate) enum Began {
 
 impl Files {
     /// Begins to read up to `buf.len()` bytes at `offset`: as far as it can be done at once, and what has to come from
-    /// the devices is put into `runs`. What they bring counts after [`land_read`](Self::land_read) alone.
+    /// the devices is put into `runs`, for memory of the flight's own if [`Flying::apart`] has some. What they bring counts after [`land_read`](Self::land_read)
+    /// alone.
     pub(crate) fn begin_read(
         &self,
         file: &OpenFile,
@@ -108,6 +131,7 @@ impl Files {
         file.check_readable()?;
         // What an earlier one of another file knew is of no account.
         (flying.len, flying.began, flying.clean) = (0, None, None);
+        (flying.keep, flying.apart) = (!flying.past && !file.has(libc::O_DIRECT), None);
         flying.absent.clear();
         let state = &file.state;
         let Some(shared) = state.try_shared() else {
@@ -129,10 +153,12 @@ impl Files {
         if pages.end - pages.start > PAGES_MAX {
             return Ok(Began::Waits);
         }
+        let goes_on = flying.going.filter(|_| flying.keep);
+        if goes_on.is_some_and(|going| self.is_stream_of(file, going, offset, buf.len())) {
+            return Ok(Began::Waits);
+        }
         // Devices read whole pages to aligned memory.
-        let flies = (flying.past || file.has(libc::O_DIRECT))
-            && offset.is_multiple_of(PAGE)
-            && taken <= buf.len() as u64;
+        let is_whole = offset.is_multiple_of(PAGE) && taken <= buf.len() as u64;
         let began = Beginning {
             moment: self.ranges.moment(state.ino().0),
             quiet: state.stores.quiet(),
@@ -142,7 +168,10 @@ impl Files {
         }
         (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
         flying.exclusives = state.exclusives();
-        if flies && flying.past && !flying.one_by_one {
+        if flying.past && !is_whole {
+            return Ok(Began::Waits);
+        }
+        if flying.past && !flying.one_by_one {
             flying.clean = self.count_clean(state, &pages);
         }
         let mut one_by_one = pages.clone();
@@ -164,7 +193,9 @@ impl Files {
             let stop = ((page + 1) * PAGE).min(end);
             let out = &mut buf[(at - offset) as usize..(stop - offset) as usize];
             match self.pages.absence(state.key, page) {
-                Some(absence) if flies => flying.absent.push((page, absence)),
+                // It reads ahead, or waits for who does.
+                Some(_) if goes_on.is_some_and(Going::is_ahead) => return Ok(Began::Waits),
+                Some(absence) => flying.absent.push((page, absence)),
                 None if flying.past => {}
                 None if self.pages.read(state.key, page, (at % PAGE) as usize, out) => {}
                 _ => return Ok(Began::Waits),
@@ -174,18 +205,72 @@ impl Files {
             return Ok(Began::Waits);
         }
         runs.clear();
-        if !flying.absent.is_empty() {
-            flying.beyond = len..taken as usize;
-            if self.find_runs(file, buf, flying, runs)?.is_none() {
+        if let (Some((first, _)), Some((last, _))) = (flying.absent.first(), flying.absent.last()) {
+            let (base, until) = match is_whole {
+                true => (offset, pages.end * PAGE),
+                false => (first * PAGE, (last + 1) * PAGE),
+            };
+            let bytes = (until - base) as usize;
+            (flying.base, flying.beyond) = (base, (size.min(until) - base) as usize..bytes);
+            if flying.keep && goes_on.is_none() {
+                file.reads.jumped(end);
+            }
+            let mut apart = (!is_whole).then(|| self.memory.take_out(bytes));
+            let memory = apart.as_deref_mut().unwrap_or(buf);
+            let found = self.find_runs(file, memory, flying, runs)?;
+            flying.apart = apart;
+            if found.is_none() {
+                self.end_apart(flying);
+                return Ok(Began::Waits);
+            }
+            if runs.is_empty() && !flying.past && !self.land_at_once(file, flying, &pages, buf) {
                 return Ok(Began::Waits);
             }
         }
         self.note_read(file)?;
         drop(shared);
-        Ok(match runs.is_empty() {
-            true => Began::Done(len),
-            false => Began::Flies,
-        })
+        if !runs.is_empty() {
+            return Ok(Began::Flies);
+        }
+        if let Some(going) = goes_on {
+            self.ask_ahead_of(file, going, offset..end);
+        }
+        if flying.keep {
+            self.forget_read(file, offset..end);
+        }
+        Ok(Began::Done(len))
+    }
+
+    /// What is absent is nowhere on the devices, and all in memory. The caller has the file's shared lock.
+    fn land_at_once(
+        &self,
+        file: &OpenFile,
+        flying: &mut Flying,
+        pages: &Range<u64>,
+        buf: &mut [u8],
+    ) -> bool {
+        let apart = flying.apart.take();
+        let stands = self.stands_and_stays(
+            file,
+            flying,
+            pages,
+            apart.as_deref().unwrap_or(buf),
+            flying.keep,
+        );
+        if let Some(memory) = apart {
+            if stands {
+                flying.copy_out(&memory, buf);
+            }
+            self.memory.give(memory);
+        }
+        stands
+    }
+
+    /// Memory of a flight's own is needed no more.
+    pub(crate) fn end_apart(&self, flying: &mut Flying) {
+        if let Some(memory) = flying.apart.take() {
+            self.memory.give(memory);
+        }
     }
 
     /// The count by which it is known later that none of these pages has been written, if none is dirty.
@@ -248,7 +333,7 @@ impl Files {
         let some_wait = found.iter().any(|e| e.written && waits(e.blocks()));
         let mut extents = found.iter().filter(|extent| extent.written).peekable();
         for &(page, _) in &flying.absent {
-            let at = (page * PAGE - flying.offset) as usize;
+            let at = (page * PAGE - flying.base) as usize;
             while extents.next_if(|extent| extent.end() <= page).is_some() {}
             let Some(extent) = extents.peek().filter(|extent| extent.page <= page) else {
                 buf[at..at + BLOCK_SIZE].fill(0);
@@ -273,12 +358,35 @@ impl Files {
         Ok(Some(()))
     }
 
-    /// Whether what a flight has read is what the file holds; else it has to begin again.
-    pub(crate) fn land_read(&self, file: &OpenFile, flying: &Flying, buf: &mut [u8]) -> bool {
-        let pages = pages_of(flying.offset..flying.offset + flying.len as u64);
-        let stands = self.stands(file, flying, &pages, buf);
-        if stands {
-            buf[flying.beyond.clone()].fill(0);
+    /// Whether what a flight has read, to `memory`, is what the file holds; else it has to begin again. `own`: the request's memory, if that is another. `came`: all has
+    /// been read; else it is not used in any case.
+    pub(crate) fn land_read(
+        &self,
+        file: &OpenFile,
+        flying: &Flying,
+        memory: &mut [u8],
+        own: Option<&mut [u8]>,
+        came: bool,
+    ) -> bool {
+        let bytes = flying.offset..flying.offset + flying.len as u64;
+        // Invariants 5 and 6.
+        let shared = (flying.keep && came)
+            .then(|| match planted(Canary::FlightKeptLate) {
+                true => Some(None),
+                false => file.state.try_shared().map(Some),
+            })
+            .flatten();
+        memory[flying.beyond.clone()].fill(0);
+        let keep = shared.is_some();
+        let stands = self.stands_and_stays(file, flying, &pages_of(bytes.clone()), memory, keep);
+        drop(shared);
+        if stands && came {
+            if let Some(own) = own {
+                flying.copy_out(memory, own);
+            }
+            if keep {
+                self.forget_read(file, bytes);
+            }
         }
         stands
     }
@@ -290,6 +398,18 @@ impl Files {
         flying: &Flying,
         pages: &Range<u64>,
         buf: &[u8],
+    ) -> bool {
+        self.stands_and_stays(file, flying, pages, buf, false)
+    }
+
+    /// The same; `keep`: it is cached from now on, and the caller has the file's shared lock.
+    fn stands_and_stays(
+        &self,
+        file: &OpenFile,
+        flying: &Flying,
+        pages: &Range<u64>,
+        memory: &[u8],
+        keep: bool,
     ) -> bool {
         let state = &file.state;
         if flying.past && planted(Canary::StreamUnasked) {
@@ -309,16 +429,33 @@ impl Files {
         absent.iter().skip(1).take(ASKED as usize).for_each(ask);
         let soon = absent.iter().skip(ASKED as usize).map(Some);
         let soon = soon.chain(std::iter::repeat(None));
-        absent.iter().zip(soon).all(|(&(page, absence), soon)| {
+        let stands = absent.iter().zip(soon).all(|(&(page, absence), soon)| {
             soon.into_iter().for_each(ask);
-            let at = (page * PAGE - flying.offset) as usize;
-            let content = &buf[at..at + BLOCK_SIZE];
-            (self.pages).admit_apart(state.key, page, absence, content, false)
-        })
+            let at = (page * PAGE - flying.base) as usize;
+            let content = &memory[at..at + BLOCK_SIZE];
+            match keep {
+                true => (self.pages).admit_landed(state.key, page, absence, content),
+                false => (self.pages).admit_apart(state.key, page, absence, content, false),
+            }
+        });
+        if keep && stands {
+            self.pages.brought(absent.len() as u64, 0);
+        }
+        stands
     }
 }
 
 impl Flying {
+    /// Hands over what was read to memory of its own.
+    fn copy_out(&self, memory: &[u8], out: &mut [u8]) {
+        let bytes = self.offset..self.offset + self.len as u64;
+        for &(page, _) in &self.absent {
+            let here = bytes.start.max(page * PAGE)..bytes.end.min((page + 1) * PAGE);
+            let within = |from: u64| (here.start - from) as usize..(here.end - from) as usize;
+            out[within(self.offset)].copy_from_slice(&memory[within(self.base)]);
+        }
+    }
+
     /// What of these pages it brings.
     fn absent_of(&self, pages: &Range<u64>) -> &[(u64, Absence)] {
         let before = |end| self.absent.partition_point(|&(page, _)| page < end);

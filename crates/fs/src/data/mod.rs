@@ -60,6 +60,7 @@ pub use file::OpenFile;
 pub(crate) use file::{Owners, Volatile};
 pub(crate) use flight::{Began, Flying, InFlight, Writing};
 pub use guards::PageGuard;
+pub(crate) use read::Going;
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;

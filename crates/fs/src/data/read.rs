@@ -45,6 +45,20 @@ pub(super) struct Reading<'a> {
     pub counts: bool,
 }
 
+/// A read that goes on where one before it through the same handle ended: with which run, and pages to read beyond it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Going {
+    run: usize,
+    window: u64,
+}
+
+impl Going {
+    /// Something is read beyond it.
+    pub fn is_ahead(self) -> bool {
+        self.window > 0
+    }
+}
+
 impl Reading<'_> {
     /// Nothing but what is asked for, beside writers.
     pub const fn beside() -> Self {
@@ -84,6 +98,13 @@ pub(super) fn is_undisturbed(state: &FileState, quiet: Option<Quiet>) -> bool {
     quiet.is_some_and(still) || planted(Canary::LoadUndoomed)
 }
 
+impl OpenFile {
+    fn run_of(&self, going: Going) -> Option<(&ReadRun, u64)> {
+        let run = self.reads.iter().find(|run| run.id() == going.run)?;
+        Some((run, going.window))
+    }
+}
+
 impl Files {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     ///
@@ -91,13 +112,81 @@ impl Files {
     /// [`Error::BadHandle`] through a handle that is for writing alone.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         file.check_readable()?;
-        let direct = file.has(libc::O_DIRECT);
-        let most = if direct || file.is_advised(Advice::Random) {
-            0
-        } else {
-            self.options.read_ahead / PAGE
-        };
+        let most = self.most_ahead(file);
         let going = file.go_on_reading(offset, buf.len() as u64, most);
+        self.read_on(file, offset, buf, going)
+    }
+
+    /// Pages to read beyond a request at most.
+    fn most_ahead(&self, file: &OpenFile) -> u64 {
+        match file.has(libc::O_DIRECT) || file.is_advised(Advice::Random) {
+            true => 0,
+            false => self.options.read_ahead / PAGE,
+        }
+    }
+
+    /// Notes that a request of a handle begins here which [`read_going`](Self::read_going) does later, if nobody else does: once for each request, in the order in which they come.
+    pub(crate) fn note_going(&self, file: &OpenFile, offset: u64, len: usize) -> Option<Going> {
+        if file.has(libc::O_DIRECT) {
+            return None;
+        }
+        let going = file.go_on_reading(offset, len as u64, self.most_ahead(file));
+        going.map(|(run, window)| Going {
+            run: run.id(),
+            window,
+        })
+    }
+
+    /// As [`read`](Self::read) of a request that was noted.
+    pub(crate) fn read_going(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        buf: &mut [u8],
+        going: Option<Going>,
+    ) -> Result<usize, Error> {
+        file.check_readable()?;
+        let going = going.and_then(|going| file.run_of(going));
+        self.read_on(file, offset, buf, going)
+    }
+
+    /// Whether such a request [is a stream's](Self::is_stream).
+    pub(super) fn is_stream_of(
+        &self,
+        file: &OpenFile,
+        going: Going,
+        offset: u64,
+        len: usize,
+    ) -> bool {
+        let going = file.run_of(going).filter(|&(_, window)| window > 0);
+        going.is_some_and(|(run, _)| self.is_stream(file, run, offset, len))
+    }
+
+    /// Has read what lies behind such a request, which has found all it wanted.
+    pub(super) fn ask_ahead_of(&self, file: &OpenFile, going: Going, bytes: Range<u64>) {
+        if let Some((run, window)) = file.run_of(going).filter(|&(_, window)| window > 0) {
+            self.ask_ahead(file, run, bytes, window);
+        }
+    }
+
+    /// Whether a write of these bytes begins or ends within a page of the file that is not cached. A hint.
+    pub(crate) fn has_to_load(&self, file: &OpenFile, offset: u64, len: usize) -> bool {
+        let (state, end) = (&file.state, offset.saturating_add(len as u64));
+        let has_to = |at: u64| {
+            let part = !at.is_multiple_of(PAGE) && at < state.size();
+            part && self.pages.absence(state.key, at / PAGE).is_some()
+        };
+        has_to(offset) || has_to(end)
+    }
+
+    fn read_on(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        buf: &mut [u8],
+        going: Option<(&ReadRun, u64)>,
+    ) -> Result<usize, Error> {
+        let direct = file.has(libc::O_DIRECT);
         let bytes = offset..offset.saturating_add(buf.len() as u64);
         let run = going.map(|(run, _)| run);
         let going = going.filter(|&(_, window)| window > 0);

@@ -3,6 +3,7 @@
 //! A simulated device has a request in its hands until it is asked for what has ended, so a test decides what happens to a file
 //! between a read's beginning and its end.
 
+mod cached;
 mod drivers;
 mod machine;
 mod writing;
