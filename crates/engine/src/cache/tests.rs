@@ -422,6 +422,22 @@ fn what_was_read_before_a_block_was_written_past_the_cache_is_not_admitted() {
 }
 
 #[test]
+fn what_lands_beside_writes_past_the_cache_of_other_pages_is_used_and_not_kept() {
+    let cache = PageCache::new(WAYS * BLOCK_SIZE);
+    let before = cache.absence(FILE, 3).unwrap();
+    cache.supersede(FILE, 4..5, true);
+    assert!(cache.admit_landed(FILE, 3, before, &page(3)));
+    assert_eq!(cache.state(FILE, 3), None);
+    let after = cache.absence(FILE, 3).unwrap();
+    assert!(cache.admit_landed(FILE, 3, after, &page(3)));
+    assert_eq!(cache.state(FILE, 3), Some(PageState::Clean));
+    // It is there already, and then somebody writes it.
+    assert!(cache.admit_landed(FILE, 3, after, &page(3)));
+    write(&cache, 3, 0, &[9], Rest::Unknown);
+    assert!(!cache.admit_landed(FILE, 3, after, &page(3)));
+}
+
+#[test]
 fn frames_are_used_from_the_front_on_and_kept() {
     let cache = PageCache::new(64 * WAYS * BLOCK_SIZE);
     let given = || cache.given.load(Ordering::Relaxed);
