@@ -229,7 +229,9 @@ mod tests {
         for round in 0..20 {
             for _ in 0..8 {
                 let all = Arc::clone(&all);
-                pool.give(Needs::Wait, move || drop(all.wait()));
+                pool.give(Needs::Wait, move || {
+                    all.wait();
+                });
             }
             all.wait();
             pool.finish();
@@ -261,7 +263,9 @@ mod tests {
             });
         }
         // Two are at it, and wait for this.
-        pool.give(Needs::Wait, move || drop(gate.wait()));
+        pool.give(Needs::Wait, move || {
+            gate.wait();
+        });
         pool.finish();
         assert_eq!(most.load(Ordering::SeqCst), 2);
         assert!(pool.threads() <= 4);
@@ -287,7 +291,7 @@ mod tests {
         }
         let count = Arc::clone(&done);
         pool.give(Needs::Wait, move || {
-            drop(count.fetch_add(1, Ordering::Relaxed))
+            count.fetch_add(1, Ordering::Relaxed);
         });
         drop(pool);
         assert_eq!(done.load(Ordering::Relaxed), 1901);

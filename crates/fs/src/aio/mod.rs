@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! submit ─► in the cache ─────────────► done at once ──┐
-//!        ─► direct, mapping known ─────► devices ──────┼─► poll, wait ─► completion or callback
+//!        ─► reads, direct overwrites ──► devices ──────┼─► poll, wait ─► completion or callback
 //!        ─► whatever else ─► a thread of the pool ─────┘
 //! ```
+//!
+//! What flies is a read, through the cache or past it, whose part of the file's mapping is in memory, and a direct write over blocks that the file has. A read through the cache that
+//! goes on where another ended, and misses, takes a thread: it reads ahead.
 //!
 //! A request has its memory and its file until it is completed. Requests in flight have no order among each other: who needs
 //! one waits for the first before it submits the second.
