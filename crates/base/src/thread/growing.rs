@@ -34,8 +34,13 @@ pub enum Needs {
 
 #[derive(Default)]
 struct State {
-    waits: VecDeque<Job>,
-    little: VecDeque<Job>,
+    /// With their numbers, which grow.
+    waits: VecDeque<(u64, Job)>,
+    little: VecDeque<(u64, Job)>,
+    /// Jobs that were given.
+    given: u64,
+    /// The numbers of those that a thread is at.
+    under_way: Vec<u64>,
     /// Threads that are at what needs little.
     at_little: usize,
     /// Those that have nothing to do; the last is woken first.
@@ -53,7 +58,7 @@ struct Shared {
     /// At a time, of what needs little.
     few: usize,
     state: Mutex<State>,
-    /// All that was given is done.
+    /// Something that was given is done.
     finished: Condvar,
 }
 
@@ -100,10 +105,12 @@ impl GrowingPool {
     /// Has one of the threads do something soon. Callers see to it that they do not give without bound. A panic in it ends nothing else.
     pub fn give(&self, needs: Needs, job: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
+        let number = state.given;
+        state.given += 1;
         match needs {
-            Needs::Wait => state.waits.push_back(Box::new(job)),
+            Needs::Wait => state.waits.push_back((number, Box::new(job))),
             Needs::Little => {
-                state.little.push_back(Box::new(job));
+                state.little.push_back((number, Box::new(job)));
                 if state.at_little + state.little.len() > self.0.few {
                     return;
                 }
@@ -128,16 +135,14 @@ impl GrowingPool {
             // Those that there are do it later.
             let mut state = self.0.state.lock();
             state.threads -= 1;
-            if state.is_done() {
-                self.0.finished.notify_all();
-            }
         }
     }
 
-    /// Waits until all that was given has been done. Not for a job of the pool itself.
+    /// Waits until all that was given before has been done, whatever is given meanwhile. Not for a job of the pool itself.
     pub fn finish(&self) {
         let mut state = self.0.state.lock();
-        while !state.is_done() {
+        let given = state.given;
+        while !state.is_done(given) {
             self.0.finished.wait(&mut state);
         }
     }
@@ -160,22 +165,22 @@ impl Drop for GrowingPool {
 }
 
 impl State {
-    /// Whoever is not idle is at something, or about to look.
-    fn is_done(&self) -> bool {
-        self.waits.is_empty() && self.little.is_empty() && self.idle.len() == self.threads
+    /// All jobs with numbers below this one.
+    fn is_done(&self, number: u64) -> bool {
+        let later = |queue: &VecDeque<(u64, Job)>| queue.front().is_none_or(|(n, _)| *n >= number);
+        later(&self.waits) && later(&self.little) && self.under_way.iter().all(|n| *n >= number)
     }
 
     /// The next thing to do.
-    fn take(&mut self, few: usize) -> Option<(Needs, Job)> {
-        if let Some(job) = self.waits.pop_front() {
-            return Some((Needs::Wait, job));
-        }
-        if self.at_little == few {
-            return None;
-        }
-        let job = self.little.pop_front()?;
-        self.at_little += 1;
-        Some((Needs::Little, job))
+    fn take(&mut self, few: usize) -> Option<(Needs, u64, Job)> {
+        let (needs, (number, job)) = match self.waits.pop_front() {
+            Some(job) => (Needs::Wait, job),
+            None if self.at_little == few => return None,
+            None => (Needs::Little, self.little.pop_front()?),
+        };
+        self.at_little += usize::from(needs == Needs::Little);
+        self.under_way.push(number);
+        Some((needs, number, job))
     }
 }
 
@@ -185,21 +190,20 @@ impl Shared {
         let is_mine = |other: &Arc<Condvar>| Arc::ptr_eq(other, &mine);
         let mut state = self.state.lock();
         loop {
-            if let Some((needs, job)) = state.take(self.few) {
+            if let Some((needs, number, job)) = state.take(self.few) {
                 drop(state);
                 // A panic has been reported.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.state.lock();
                 state.at_little -= usize::from(needs == Needs::Little);
+                state.under_way.retain(|other| *other != number);
+                self.finished.notify_all();
                 continue;
             }
             if state.closing {
                 return;
             }
             state.idle.push(Arc::clone(&mine));
-            if state.is_done() {
-                self.finished.notify_all();
-            }
             while state.idle.iter().any(is_mine) {
                 if stays {
                     mine.wait(&mut state);
@@ -269,6 +273,31 @@ mod tests {
         pool.finish();
         assert_eq!(most.load(Ordering::SeqCst), 2);
         assert!(pool.threads() <= 4);
+    }
+
+    #[test]
+    fn who_waits_until_all_is_done_does_not_wait_for_what_is_given_meanwhile() {
+        fn give_again(pool: Arc<GrowingPool>, left: Arc<AtomicUsize>) {
+            let (theirs, again) = (Arc::clone(&pool), Arc::clone(&left));
+            pool.give(Needs::Wait, move || {
+                yield_now();
+                if again.load(Ordering::SeqCst) > 0 {
+                    give_again(theirs, again);
+                }
+            });
+        }
+        let pool = Arc::new(GrowingPool::start("test", 3, 2).unwrap());
+        let left = Arc::new(AtomicUsize::new(1));
+        for _ in 0..3 {
+            give_again(Arc::clone(&pool), Arc::clone(&left));
+        }
+        for _ in 0..20 {
+            pool.finish();
+        }
+        left.store(0, Ordering::SeqCst);
+        while Arc::strong_count(&left) > 1 {
+            pool.finish();
+        }
     }
 
     #[test]

@@ -5,15 +5,16 @@
 //! 2. A context has its requests alone, and may be handed from thread to thread. Between calls it holds nothing that
 //!    somebody else waits for but the ranges of writes in flight; and who waits for these lands them himself ([`InFlight`]). So an
 //!    owner who never asks again hurts nobody.
-//! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing.
+//! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing; of writes that failed the files know ([`Owed`]).
 //! 4. Nothing here waits for a device but `wait` and `drop`, where devices know how to do things meanwhile (io_uring, a pool); but
 //!    beginning a transfer may wait for whoever has the file's inode locked while a part of its mapping is read.
 //! 5. What is in flight, and what became of it, is behind one lock, which the owner has while it is at it, also while it waits, and
 //!    others only try. Who has it waits for no range and no file's I/O lock.
 
+use super::owed::Owed;
 use super::waiting::Answers;
 use crate::data::{Began, Files, Flying, InFlight, OpenFile, Writing};
-use crate::{Error, FileSystem};
+use crate::{Error, FileSystem, Ino};
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::{self, Clock};
 use base::sync::{Mutex, MutexGuard, rank};
@@ -88,6 +89,18 @@ pub struct Completion {
     pub offset: u64,
     /// Bytes read or written.
     pub result: Result<usize, Error>,
+    /// Of a write that failed, until somebody has this.
+    pub(super) owed: Option<Owed>,
+}
+
+impl Completion {
+    /// It is the caller's from now on.
+    pub(super) fn hand_over(mut self) -> Completion {
+        if let Some(owed) = self.owed.take() {
+            owed.told();
+        }
+        self
+    }
 }
 
 /// How a request ended, without its number.
@@ -106,6 +119,8 @@ type Callback = Box<dyn FnOnce(&mut IoContext, Completion) + Send>;
 struct Pending {
     user: u64,
     then: Option<Callback>,
+    /// Whose content it writes.
+    writes: Option<(Ino, u64)>,
     /// Of a request in flight, and until it is completed.
     file: Option<Arc<OpenFile>>,
     offset: u64,
@@ -267,6 +282,7 @@ impl IoContext {
         if inner.free.is_empty() {
             return Err(Box::new(request));
         }
+        let then = move |context: &mut IoContext, done: Completion| then(context, done.hand_over());
         inner.take(0, request, Some(Box::new(then)));
         inner.queues.ring();
         Ok(())
@@ -277,7 +293,7 @@ impl IoContext {
     }
 
     /// As [`submit_with`](Self::submit_with) when there is room, but that somebody else has it started: by waiting, or by
-    /// asking for what is done.
+    /// asking for what is done. Who gets the completion may be gone: it is for `then` to hand it over.
     pub(super) fn add(
         &mut self,
         request: Request,
@@ -289,6 +305,11 @@ impl IoContext {
     /// Completes what has ended, without waiting: puts completions behind those in `out`, and calls callbacks. Returns how many
     /// requests it completed.
     pub fn poll(&mut self, out: &mut Vec<Completion>) -> usize {
+        self.complete(|completion| out.push(completion.hand_over()))
+    }
+
+    /// As [`poll`](Self::poll), with completions for whoever that is.
+    fn complete(&mut self, mut to: impl FnMut(Completion)) -> usize {
         {
             let mut inner = self.shared.inner.lock();
             inner.give_up_closed(&self.shared.closed);
@@ -300,7 +321,7 @@ impl IoContext {
         for completed in 0..ended {
             match self.ended.pop_front() {
                 Some((Some(then), completion)) => then(self, completion),
-                Some((None, completion)) => out.push(completion),
+                Some((None, completion)) => to(completion),
                 None => return completed,
             }
         }
@@ -388,6 +409,10 @@ impl Inner {
         pending.offset = match &request {
             Request::Read { offset, .. } | Request::Write { offset, .. } => *offset,
             Request::Append { .. } | Request::Fsync { .. } => 0,
+        };
+        pending.writes = match &request {
+            Request::Write { file, .. } | Request::Append { file, .. } => Some(file.identity()),
+            Request::Read { .. } | Request::Fsync { .. } => None,
         };
         let refused = match request.file().is_closed() {
             true => Some(Error::BadHandle),
@@ -621,10 +646,13 @@ impl Inner {
             if let Some(last) = pending.file.take().and_then(Arc::into_inner) {
                 self.pool.give(Needs::Wait, move || drop(last));
             }
+            let (files, writes) = (&self.files, pending.writes.take());
+            let owed = |error| Owed::new(files, writes?, error);
             let completion = Completion {
                 user: pending.user,
                 buf: done.buf,
                 offset: done.offset.unwrap_or(pending.offset),
+                owed: done.result.as_ref().err().and_then(owed),
                 result: done.result,
             };
             ended.push_back((pending.then.take(), completion));
@@ -690,12 +718,13 @@ impl Drop for IoContext {
         }
         // What they hold, and what was not completed, may be anything: it goes under no lock.
         drop((callbacks, std::mem::take(&mut self.ended)));
+        // Writes that failed are their files' then.
         let mut gone = Vec::new();
         while self.in_flight() > 0 {
             // Also what began again meanwhile.
             self.inner().queues.cancel_all();
             let rung = self.bell.rung();
-            if self.poll(&mut gone) == 0 {
+            if self.complete(|completion| gone.push(completion)) == 0 {
                 self.inner().sleep(rung, None);
             }
             gone.clear();

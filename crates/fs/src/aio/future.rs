@@ -4,7 +4,7 @@
 //! progress wherever it is polled, however seldom, and may go from task to task.
 //!
 //! 1. A request is sent by the first poll. What was sent is done, whether somebody still waits for it or not: a future that is
-//!    dropped leaves its memory to the driver until the devices have done with it.
+//!    dropped leaves its memory to the driver until the devices have done with it, and of a write that fails then its file knows ([`owed`](super::owed)).
 //! 2. A result is put into the future's cell before its waker is called, and a waker into the cell before it is looked for a
 //!    result, both under the cell's lock: no wake-up is lost.
 //! 3. A driver that ends, even by a panic, has answered all letters it had, and takes no more. Whoever lets the file system go asks
@@ -70,6 +70,7 @@ impl Drop for Reply {
                 buf: AlignedBuf::zeroed(0),
                 offset: 0,
                 result: Err(Error::Cancelled),
+                owed: None,
             });
         }
     }
@@ -290,7 +291,7 @@ impl Future for Sent {
         };
         match before {
             State::Waiting(_) => {}
-            State::Done(done) => return Poll::Ready(done),
+            State::Done(done) => return Poll::Ready(done.hand_over()),
             State::Taken => panic!("polled after it was ready"),
         }
         let Some(request) = self.request.take() else {
@@ -315,6 +316,7 @@ impl Future for Sent {
             buf,
             offset: 0,
             result: Err(error),
+            owed: None,
         })
     }
 }

@@ -14,6 +14,7 @@
 
 mod context;
 mod future;
+mod owed;
 mod waiting;
 
 pub use context::{Completion, IoContext, Request};

@@ -340,6 +340,18 @@ impl Files {
         }
     }
 
+    /// A write of this file has failed, and nobody was told.
+    pub(crate) fn untold(&self, (ino, generation): (Ino, u64), why: &str) {
+        match self.use_file(ino) {
+            Ok(state) if state.key.generation == generation => {
+                self.lost(&state, &mut state.meta.lock(), why);
+            }
+            // It is deleted.
+            Ok(_) | Err(Error::Stale(_)) => {}
+            Err(_) => self.losses.lock().note(ino, why),
+        }
+    }
+
     /// Losses that a sync that begins now does not report; see [`check_losses`](Self::check_losses).
     pub(crate) fn losses_told(&self) -> u64 {
         self.losses.lock().told()

@@ -6,6 +6,7 @@
 mod cached;
 mod drivers;
 mod machine;
+mod untold;
 mod writing;
 
 use base::rng::Rng;

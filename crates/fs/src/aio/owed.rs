@@ -1,0 +1,52 @@
+//! Writes that failed, until somebody is told of it.
+//!
+//! A request that fails is told by its completion. Where that goes to nobody, because its context or its future was dropped, the file has the failure,
+//! as of a write-back that failed: every handle's next fsync reports it, and so does the next sync.
+
+use crate::data::Files;
+use crate::{Error, Ino};
+use std::sync::Arc;
+
+/// Dropped before anybody was told, the file has it.
+pub(super) struct Owed {
+    files: Option<Arc<Files>>,
+    /// Of which file: its number and generation.
+    of: (Ino, u64),
+    why: String,
+}
+
+impl std::fmt::Debug for Owed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owed")
+            .field("of", &self.of)
+            .field("why", &self.why)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Owed {
+    /// `None`: the request was refused before it changed or could lose anything.
+    pub fn new(files: &Arc<Files>, of: (Ino, u64), error: &Error) -> Option<Owed> {
+        let lost = matches!(
+            error,
+            Error::Store(_) | Error::WriteFailed { .. } | Error::NoSpace
+        );
+        lost.then(|| Owed {
+            files: Some(Arc::clone(files)),
+            of,
+            why: format!("a write that nobody waited for: {error}"),
+        })
+    }
+
+    pub fn told(mut self) {
+        self.files = None;
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if let Some(files) = self.files.take() {
+            files.untold(self.of, &self.why);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Writes that fail when nobody waits for them any more, and the end of a file system beside requests.
+
+use crate::machine::World;
+use device::AlignedBuf;
+use device::sim::Times;
+use fs::{Caller, FileSystem, FsOptions, OpenFile, ROOT, Request};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+
+const LEN: usize = 8192;
+
+fn past(fs: &FileSystem, flags: i32) -> Arc<OpenFile> {
+    let flags = libc::O_RDWR | flags;
+    fs.create(&Caller::root(), ROOT, b"a", 0o644, flags)
+        .unwrap()
+        .1
+}
+
+/// Has a write fail by `write`, and returns what an fsync of another handle, and a sync, say then.
+fn fails(write: impl FnOnce(&Arc<FileSystem>, &Arc<OpenFile>, AlignedBuf)) -> (bool, bool) {
+    let world = World::new(2, 64 << 20, 11);
+    let fs = world.open();
+    let file = past(&fs, libc::O_DIRECT);
+    fs.write(&file, 0, &vec![1; 1 << 20]).unwrap();
+    fs.fsync(&file, false).unwrap();
+    let other = fs.open_file(file.ino(), libc::O_RDWR).unwrap();
+    let fail = |times| {
+        for device in &world.devices {
+            device.fail_writes(times, None);
+        }
+    };
+    fail(Times::Always);
+    write(&fs, &file, AlignedBuf::from_slice(&[7; LEN]));
+    fail(Times::Next(0));
+    let told = (fs.fsync(&other, false).is_err(), fs.sync().is_err());
+    drop((file, other));
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    told
+}
+
+fn request(file: &Arc<OpenFile>, buf: AlignedBuf) -> Request {
+    let file = Arc::clone(file);
+    Request::Write {
+        file,
+        offset: 0,
+        buf,
+    }
+}
+
+#[test]
+fn a_write_that_failed_and_nobody_waited_for_is_told_by_fsync_and_by_sync() {
+    let told = fails(|fs, file, buf| {
+        let mut context = fs.io_context(4).unwrap();
+        assert_eq!(context.submit(&mut vec![(0, request(file, buf))]), 1);
+    });
+    assert_eq!(told, (true, true), "a context that is dropped");
+    let told = fails(|fs, file, buf| {
+        let mut context = fs.io_context(4).unwrap();
+        let given = context.submit_with(request(file, buf), |_, _| ());
+        given.unwrap();
+    });
+    assert_eq!(told, (true, true), "a callback that is not called");
+    let told = fails(|fs, file, buf| {
+        let mut future = Box::pin(fs.write_future(file, 0, buf));
+        let first = future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        assert!(first.is_pending());
+        drop(future);
+        // The driver does one after the other.
+        let next = fs.fsync_future(file, true);
+        let mut next = std::pin::pin!(next);
+        while next
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+        {
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(told.1, true, "a future that is dropped");
+}
+
+#[test]
+fn whoever_is_told_by_a_completion_is_told_once() {
+    let told = fails(|fs, file, buf| {
+        let mut context = fs.io_context(4).unwrap();
+        assert_eq!(context.submit(&mut vec![(0, request(file, buf))]), 1);
+        let mut done = Vec::new();
+        context.wait(1, &mut done, None);
+        assert!(done[0].result.is_err());
+    });
+    assert_eq!(told, (false, false));
+}
+
+#[test]
+fn a_file_system_ends_while_somebody_goes_on_handing_over_requests() {
+    let mut world = World::new(2, 64 << 20, 5);
+    world.options = FsOptions::default();
+    let fs = world.open();
+    let file = past(&fs, libc::O_DSYNC);
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (begun, over, context) = (&begun, &over, fs.io_context(64).unwrap());
+        scope.spawn(move || {
+            let (mut context, mut done) = (context, Vec::new());
+            while !over.load(Ordering::Relaxed) {
+                let append = |_| {
+                    let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
+                    (0, Request::Append { file, buf })
+                };
+                let mut requests = (context.in_flight()..64).map(append).collect();
+                assert!(context.submit(&mut requests) <= 64);
+                context.wait(1, &mut done, None);
+                done.clear();
+                begun.store(true, Ordering::Relaxed);
+            }
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        // Requests are refused, or part of it.
+        fs.close().unwrap();
+        over.store(true, Ordering::Relaxed);
+    });
+}
