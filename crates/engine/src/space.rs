@@ -37,6 +37,13 @@ pub struct Extent {
     pub len: u32,
 }
 
+impl Extent {
+    /// The block behind it.
+    pub(crate) fn end(self) -> Block {
+        Block(self.block.0 + self.len as u64)
+    }
+}
+
 /// What the space summary of a checkpoint says of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {

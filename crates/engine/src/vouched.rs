@@ -1,5 +1,5 @@
 //! Data that a batch vouches for: it need not be durable before the batch is, because the batch has its checksum
-//! (data checksums in the commit, as in optimistic crash consistency, Chidambaram et al., SOSP 2013).
+//! (data checksums in the commit, as in optimistic crash consistency, Chidambaram et al., SOSP 2013). Checked by `model/`.
 //!
 //! Recovery reads what the last batches vouch for, and the run ends before the first whose data is not what it says
 //! (`batches.rs`). So the two are written at once, and one flush makes both durable: the data waits in memory until whoever
@@ -19,85 +19,17 @@
 //! 5. What is freed is given out only when every batch up to the one that frees it is confirmed, as far as they vouch for
 //!    anything ([`Vouched::settled`]). So a write to new blocks never has to wait, nor a checkpoint's.
 
+use crate::new_data::NewData;
 use crate::space::Extent;
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
-use device::{Durability, Io};
-use format::{BLOCK_SIZE, Block, checksum};
 use std::collections::VecDeque;
-use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
 /// Runs of blocks that may wait to be confirmed, and bytes that may wait for their batch: beyond that batches take the other way, and
 /// flush first.
 const RUNS_MAX: usize = 512;
 const WAITING_MAX: usize = 4 << 20;
-
-/// What an operation writes to a run of blocks, with its checksum, in memory that nobody changes any more.
-#[derive(Clone)]
-pub struct NewData {
-    blocks: Extent,
-    crc: u32,
-    memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    /// Where in the memory it is.
-    at: Range<usize>,
-}
-
-impl fmt::Debug for NewData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("NewData").field(&self.blocks).finish()
-    }
-}
-
-impl NewData {
-    /// The bytes from `at` on, for these blocks.
-    ///
-    /// # Panics
-    /// The memory has fewer.
-    pub fn new(blocks: Extent, memory: Arc<dyn AsRef<[u8]> + Send + Sync>, at: usize) -> NewData {
-        let at = at..at + blocks.len as usize * BLOCK_SIZE;
-        NewData {
-            blocks,
-            crc: checksum(0, &(*memory).as_ref()[at.clone()]),
-            memory,
-            at,
-        }
-    }
-
-    /// What the blocks will hold.
-    pub fn bytes(&self) -> &[u8] {
-        &(*self.memory).as_ref()[self.at.clone()]
-    }
-
-    pub fn blocks(&self) -> Extent {
-        self.blocks
-    }
-
-    pub(crate) fn crc(&self) -> u32 {
-        self.crc
-    }
-
-    /// Whether `next` goes on where this ends, in memory and on the devices.
-    fn goes_on(&self, next: &NewData) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.memory), Arc::as_ptr(&next.memory))
-            && self.at.end == next.at.start
-            && end(self.blocks) == next.blocks.block
-    }
-
-    /// The transfers that write it all: what lies next to each other is one.
-    pub fn writes(all: &[NewData]) -> impl Iterator<Item = Io<'_>> {
-        all.chunk_by(NewData::goes_on).map(|run| {
-            let (first, last) = (&run[0], &run[run.len() - 1]);
-            Io::Write {
-                byte: first.blocks.block.byte(),
-                buf: &(*first.memory).as_ref()[first.at.start..last.at.end],
-                durability: Durability::Checked,
-            }
-        })
-    }
-}
 
 /// What is not confirmed, with the epochs of its records. These grow, but for those of threads that came at the same time.
 #[derive(Debug, Default)]
@@ -142,9 +74,9 @@ impl Vouched {
         if data.is_empty() {
             return;
         }
-        let bytes: usize = data.iter().map(|one| one.at.len()).sum();
+        let bytes: usize = data.iter().map(NewData::len).sum();
         let mut known = self.known.lock();
-        let runs = data.iter().map(|one| (epoch, one.blocks));
+        let runs = data.iter().map(|one| (epoch, one.blocks()));
         known.runs.extend(runs);
         known.data.extend(data.into_iter().map(|one| (epoch, one)));
         self.count.store(known.runs.len(), Ordering::SeqCst);
@@ -161,7 +93,7 @@ impl Vouched {
         of_it.map(|(_, data)| data.clone()).collect()
     }
 
-    fn is_waiting(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
@@ -180,7 +112,7 @@ impl Vouched {
     fn take_written(&self, known: &mut Known, which: impl Fn(u64) -> bool) -> Vec<(u64, NewData)> {
         let gone = known.data.extract_if(.., |(of, _)| which(*of));
         let gone: Vec<(u64, NewData)> = gone.collect();
-        let bytes = gone.iter().map(|(_, data)| data.at.len()).sum();
+        let bytes = gone.iter().map(|(_, data)| data.len()).sum();
         self.waiting.fetch_sub(bytes, Ordering::SeqCst);
         gone
     }
@@ -194,7 +126,7 @@ impl Vouched {
         let met = known
             .data
             .iter()
-            .filter(|(_, data)| meet(data.blocks, blocks));
+            .filter(|(_, data)| meet(data.blocks(), blocks));
         met.map(|(_, data)| data.clone()).collect()
     }
 
@@ -267,63 +199,5 @@ impl Vouched {
 }
 
 fn meet(one: Extent, other: Extent) -> bool {
-    one.block < end(other) && other.block < end(one)
-}
-
-fn end(run: Extent) -> Block {
-    Block(run.block.0 + run.len as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use device::AlignedBuf;
-
-    /// Whoever led the batch may have yet to say that it is durable, when another one has confirmed it.
-    #[test]
-    fn what_is_confirmed_is_not_read_from_memory_any_more() {
-        let vouched = Vouched::new(0);
-        let run = Extent {
-            block: Block(9),
-            len: 1,
-        };
-        let new = |byte: u8| {
-            let memory = Arc::new(AlignedBuf::from_slice(&[byte; BLOCK_SIZE]));
-            NewData::new(run, memory, 0)
-        };
-        vouched.add(5, vec![new(1)]);
-        vouched.add(6, vec![new(2)]);
-        vouched.confirm(5);
-        let waits = vouched.waiting_in(run);
-        assert_eq!(
-            waits.iter().map(|new| new.bytes()[0]).collect::<Vec<u8>>(),
-            [2]
-        );
-        assert_eq!(vouched.newest_of(run), Some(6));
-        vouched.written(5);
-        vouched.written(6);
-        assert!(vouched.waiting_in(run).is_empty() && vouched.has_room());
-        assert_eq!(vouched.waiting.load(Ordering::SeqCst), 0);
-        assert_eq!(vouched.newest_of(run), Some(6));
-    }
-
-    /// That what one batch names was flushed before it says nothing of those before that vouch for data.
-    #[test]
-    fn a_batch_that_vouches_for_nothing_confirms_no_other() {
-        let vouched = Vouched::new(0);
-        let run = |block| Extent {
-            block: Block(block),
-            len: 1,
-        };
-        for epoch in [5, 6, 7] {
-            let memory = Arc::new(AlignedBuf::from_slice(&[epoch as u8; BLOCK_SIZE]));
-            vouched.add(epoch, vec![NewData::new(run(epoch), memory, 0)]);
-        }
-        vouched.flushed(6);
-        let newest = [5, 6, 7].map(|block| vouched.newest_of(run(block)));
-        assert_eq!(newest, [Some(5), None, Some(7)]);
-        let waiting = [5, 6, 7].map(|block| vouched.waiting_in(run(block)).len());
-        assert_eq!(waiting, [1, 0, 1]);
-        assert_eq!(vouched.settled(7), 4);
-    }
+    one.block < other.end() && other.block < one.end()
 }

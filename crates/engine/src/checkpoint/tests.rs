@@ -2,11 +2,11 @@
 
 use crate::Visitor;
 use crate::finding::{Findings, Severity};
+use crate::new_data::NewData;
 use crate::op::Need;
 use crate::space::Extent;
 use crate::store::StoreOptions;
 use crate::testing::{Bytes, TestStore, create, format, options};
-use crate::vouched::NewData;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice, Times};

@@ -1,6 +1,7 @@
 //! Batches of what no operation pays for.
 
 use super::*;
+use crate::Extent;
 use crate::ahead::Ahead;
 use crate::batches::{self, UNDER_WAY, Walk, read_run};
 use device::BlockDevice;
@@ -471,4 +472,52 @@ fn a_checkpoints_batch_comes_on_top_of_the_pipeline() {
         }
     });
     assert_eq!(batches(&journal), UNDER_WAY);
+}
+
+/// Whoever led the batch may have yet to say that it is durable, when another one has confirmed it.
+#[test]
+fn what_is_confirmed_is_not_read_from_memory_any_more() {
+    let vouched = Vouched::new(0);
+    let run = Extent {
+        block: Block(9),
+        len: 1,
+    };
+    let new = |byte: u8| {
+        let memory = Arc::new(AlignedBuf::from_slice(&[byte; BLOCK_SIZE]));
+        NewData::new(run, memory, 0)
+    };
+    vouched.add(5, vec![new(1)]);
+    vouched.add(6, vec![new(2)]);
+    vouched.confirm(5);
+    let waits = vouched.waiting_in(run);
+    assert_eq!(
+        waits.iter().map(|new| new.bytes()[0]).collect::<Vec<u8>>(),
+        [2]
+    );
+    assert_eq!(vouched.newest_of(run), Some(6));
+    vouched.written(5);
+    vouched.written(6);
+    assert!(vouched.waiting_in(run).is_empty() && vouched.has_room());
+    assert!(!vouched.is_waiting());
+    assert_eq!(vouched.newest_of(run), Some(6));
+}
+
+/// That what one batch names was flushed before it says nothing of those before that vouch for data.
+#[test]
+fn a_batch_that_vouches_for_nothing_confirms_no_other() {
+    let vouched = Vouched::new(0);
+    let run = |block| Extent {
+        block: Block(block),
+        len: 1,
+    };
+    for epoch in [5, 6, 7] {
+        let memory = Arc::new(AlignedBuf::from_slice(&[epoch as u8; BLOCK_SIZE]));
+        vouched.add(epoch, vec![NewData::new(run(epoch), memory, 0)]);
+    }
+    vouched.flushed(6);
+    let newest = [5, 6, 7].map(|block| vouched.newest_of(run(block)));
+    assert_eq!(newest, [Some(5), None, Some(7)]);
+    let waiting = [5, 6, 7].map(|block| vouched.waiting_in(run(block)).len());
+    assert_eq!(waiting, [1, 0, 1]);
+    assert_eq!(vouched.settled(7), 4);
 }

@@ -4,9 +4,9 @@
 use super::Store;
 use crate::content::Content;
 use crate::error::Error;
+use crate::new_data::NewData;
 use crate::op::Epoch;
 use crate::space::Extent;
-use crate::vouched::NewData;
 use base::atomic::Ordering;
 use device::Io;
 

@@ -1,4 +1,5 @@
 //! Which leaf pages of the node table the next checkpoint will have to write, and which the running one will.
+//! Checked by `model/`.
 //!
 //! Invariants:
 //! 1. A leaf of which a node was marked as changed is in `next`, or in `running` as long as the checkpoint
@@ -12,7 +13,6 @@ use base::atomic::{AtomicU64, Ordering};
 use format::table::{LEAF_NIDS, NID_LIMIT};
 
 const WORDS: usize = (NID_LIMIT / LEAF_NIDS / 64) as usize;
-const _: () = assert!(WORDS.is_multiple_of(64));
 
 /// See the module's head; leaves go by their numbers.
 #[derive(Debug)]
@@ -28,16 +28,21 @@ fn is_set(words: &[AtomicU64], leaf: u64) -> bool {
 
 impl ChangedLeaves {
     pub fn new() -> ChangedLeaves {
+        ChangedLeaves::with_words(WORDS)
+    }
+
+    /// For so many times 64 leaves.
+    pub fn with_words(count: usize) -> ChangedLeaves {
         let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         ChangedLeaves {
-            next: words(WORDS),
-            running: words(WORDS),
-            used: words(WORDS / 64),
+            next: words(count),
+            running: words(count),
+            used: words(count.div_ceil(64)),
         }
     }
 
     /// Words that are in use (invariant 3), of `next` and of `running`.
-    fn words(&self) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
+    pub(super) fn words(&self) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
         let used = self.used.iter().enumerate();
         used.flat_map(move |(i, used)| {
             // From the lowest bit on, each without those below it.
@@ -100,43 +105,6 @@ impl ChangedLeaves {
             if running.load(Ordering::SeqCst) != 0 {
                 running.store(0, Ordering::SeqCst);
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_leaf_is_kept_until_the_checkpoint_that_took_it_has_set_its_entries() {
-        let leaves = ChangedLeaves::new();
-        assert!(leaves.add(70) && !leaves.add(70));
-        assert!(leaves.has(70) && leaves.keeps(70) && !leaves.keeps(71));
-        assert_eq!(leaves.begin(), 1);
-        assert!(!leaves.has(70) && leaves.keeps(70));
-        // It changes again before the first checkpoint has done with it.
-        assert!(leaves.add(70) && leaves.add(71));
-        leaves.entered();
-        assert!(leaves.keeps(70) && leaves.keeps(71));
-        assert_eq!(leaves.begin(), 2);
-        leaves.entered();
-        assert!(!leaves.keeps(70) && !leaves.keeps(71));
-    }
-
-    #[test]
-    fn leaves_anywhere_are_found_and_words_without_any_are_not_looked_at() {
-        let leaves = ChangedLeaves::new();
-        let last = NID_LIMIT / LEAF_NIDS - 1;
-        let all = [0, 63, 64, 64 * 63, 64 * 64, last / 2, last];
-        for round in 1..3 {
-            assert!(all.iter().all(|leaf| leaves.add(*leaf)));
-            assert_eq!(leaves.begin(), all.len() as u64);
-            assert!(all.iter().all(|leaf| !leaves.has(*leaf)));
-            assert!(all.iter().all(|leaf| leaves.keeps(*leaf)));
-            leaves.entered();
-            assert!(all.iter().all(|leaf| !leaves.keeps(*leaf)), "{round}");
-            assert_eq!(leaves.words().count(), 6);
         }
     }
 }

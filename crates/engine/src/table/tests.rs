@@ -203,3 +203,35 @@ fn a_region_is_written_in_parts_and_its_page_points_at_all_leaves() {
         }
     }
 }
+
+#[test]
+fn a_leaf_is_kept_until_the_checkpoint_that_took_it_has_set_its_entries() {
+    let leaves = ChangedLeaves::new();
+    assert!(leaves.add(70) && !leaves.add(70));
+    assert!(leaves.has(70) && leaves.keeps(70) && !leaves.keeps(71));
+    assert_eq!(leaves.begin(), 1);
+    assert!(!leaves.has(70) && leaves.keeps(70));
+    // It changes again before the first checkpoint has done with it.
+    assert!(leaves.add(70) && leaves.add(71));
+    leaves.entered();
+    assert!(leaves.keeps(70) && leaves.keeps(71));
+    assert_eq!(leaves.begin(), 2);
+    leaves.entered();
+    assert!(!leaves.keeps(70) && !leaves.keeps(71));
+}
+
+#[test]
+fn leaves_anywhere_are_found_and_words_without_any_are_not_looked_at() {
+    let leaves = ChangedLeaves::new();
+    let last = NID_LIMIT / LEAF_NIDS - 1;
+    let all = [0, 63, 64, 64 * 63, 64 * 64, last / 2, last];
+    for round in 1..3 {
+        assert!(all.iter().all(|leaf| leaves.add(*leaf)));
+        assert_eq!(leaves.begin(), all.len() as u64);
+        assert!(all.iter().all(|leaf| !leaves.has(*leaf)));
+        assert!(all.iter().all(|leaf| leaves.keeps(*leaf)));
+        leaves.entered();
+        assert!(all.iter().all(|leaf| !leaves.keeps(*leaf)), "{round}");
+        assert_eq!(leaves.words().count(), 6);
+    }
+}
