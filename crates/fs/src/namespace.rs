@@ -4,8 +4,9 @@
 //! and then check under the locks that the names still mean what they did; else they start
 //! again. Each is one record.
 
+use crate::Error;
 use crate::acl::{DEFAULT, Inherited};
-use crate::api::{Attr, Caller, Ino};
+use crate::api::{AtimePolicy, Attr, Caller, Ino};
 use crate::attr::attr_of_new;
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Orphan, Tally};
 use crate::data::{Entered, OpenFile};
@@ -14,12 +15,14 @@ use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
 use crate::list::{Emptied, Seen};
 use crate::times::Stamp;
-use crate::{Error, times};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use engine::{Epoch, Mode, Need, Node, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
+
+/// An access time older than this is renewed under the relative policy, in seconds.
+const ATIME_AGE: i64 = 24 * 60 * 60;
 
 /// Looks at one name that may find it pointing at an inode just gone.
 pub(crate) const LOOKS: u32 = 100;
@@ -615,7 +618,7 @@ impl FileSystem {
     pub(crate) fn touch_atime(&self, ino: Ino) -> Result<(), Error> {
         let policy = self.files.options().atime;
         let now = self.times.now();
-        let due = |inode: &Inode| times::atime_due(policy, inode, now);
+        let due = |inode: &Inode| atime_due(policy, inode, now);
         if self.store.read_only() || !due(self.inode(ino)?.inode()?) {
             return Ok(());
         }
@@ -713,4 +716,19 @@ pub(crate) fn links(nlink: u32, now: Timestamp, mtime: Option<Timestamp>) -> Del
         ctime: Some(now),
         ..AttrChange::default()
     })
+}
+
+/// Whether reading the inode now must renew its access time.
+fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
+    match policy {
+        AtimePolicy::Never => false,
+        AtimePolicy::Always => inode.atime < now,
+        AtimePolicy::Relative => {
+            let changed = match inode.is_dir() {
+                true => inode.counts().mtime.max(inode.counts().ctime),
+                false => inode.mtime.max(inode.ctime),
+            };
+            inode.atime <= changed || now.sec().saturating_sub(inode.atime.sec()) >= ATIME_AGE
+        }
+    }
 }

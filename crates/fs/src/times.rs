@@ -1,4 +1,5 @@
-//! Timestamps: as coarse as the machine's ticks, and exact where somebody could tell.
+//! Timestamps: as coarse as the machine's ticks, and exact where somebody could tell. Checked by
+//! `model/`.
 //!
 //! A change takes the time of the machine's last tick, so that the floor below changes once a tick, and not with
 //! every operation of every core. But whoever looks at an inode twice must see by its times whether it
@@ -13,17 +14,12 @@
 //!
 //! A look and a change of one inode exclude one another, but for changes of a directory's names, which share
 //! it: see `content/tally`, invariant 5; and for changes of a file's content, which stamp once more if somebody looked
-//! meanwhile: see `data/write`. An inode that was read from its image counts as shown: what had been shown when it
+//! meanwhile: see `data/meta`, invariant 2. An inode that was read from its image counts as shown: what had been shown when it
 //! was last in memory is not known.
 
-use crate::api::AtimePolicy;
-use crate::content::Inode;
 use base::atomic::{AtomicI64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::{Clock, Timestamp};
-
-/// An access time older than this is renewed under the relative policy, in seconds.
-const ATIME_AGE: i64 = 24 * 60 * 60;
 
 /// On a cache line of its own.
 #[repr(align(128))]
@@ -163,18 +159,3 @@ impl PartialEq for Shown {
 }
 
 impl Eq for Shown {}
-
-/// Whether reading the inode now must renew its access time.
-pub fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
-    match policy {
-        AtimePolicy::Never => false,
-        AtimePolicy::Always => inode.atime < now,
-        AtimePolicy::Relative => {
-            let changed = match inode.is_dir() {
-                true => inode.counts().mtime.max(inode.counts().ctime),
-                false => inode.mtime.max(inode.ctime),
-            };
-            inode.atime <= changed || now.sec().saturating_sub(inode.atime.sec()) >= ATIME_AGE
-        }
-    }
-}

@@ -1,3 +1,5 @@
+mod tally;
+
 use super::*;
 use base::clock::Timestamp;
 use base::rng::Rng;

@@ -30,7 +30,8 @@ use work::{Asked, BATCH, Sweep, Wanted};
 
 use super::bounce::Bounce;
 use super::extents;
-use super::file::{FileState, Meta};
+use super::file::FileState;
+use super::meta::Meta;
 use super::ranges::{Held, Mode};
 use super::table::StateUse;
 use super::writeback::Writes;

@@ -15,42 +15,27 @@
 //!    times alone (R7).
 //! 6. A state leaves the [table](super::table) only when nobody uses it, nothing in it is ahead of the inode
 //!    and no page of the file is dirty: write-back finds dirty pages through their states.
-//! 7. What [`Shown`] has is what [`Meta`] had when its lock was last given back. Whoever holds the I/O lock sees the size that
-//!    is, by invariant 2, and a write or read whose time is not after [`Meta::stamped`] or [`Meta::read_until`] would change
-//!    no time: so those of many cores write nothing that all of them read, but once a tick.
+//! 7. What is seen without the lock of [`Meta`] agrees with it: see [`meta`](super::meta).
 
 use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
+use super::meta::{Meta, MetaLock, NewTimes};
 use super::runs::{ReadRun, ReadRuns, WriteRuns};
 use super::stream::Seated;
 use super::table::StateUse;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use base::clock::Timestamp;
-use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, rank};
+use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
 use base::thread::current_cpu;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::Padded;
 use engine::{Epoch, Node};
 
-/// Times that are newer than those in the inode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NewTimes {
-    pub atime: Option<Timestamp>,
-    pub mtime: Option<Timestamp>,
-    pub ctime: Option<Timestamp>,
-    /// How often somebody has set times: what is logged of earlier ones settles none of later ones, were they the same.
-    sets: u64,
-}
-
 impl NewTimes {
-    pub fn any(&self) -> bool {
-        self.atime.is_some() || self.mtime.is_some() || self.ctime.is_some()
-    }
-
     /// A change of attributes with these times.
     pub(super) fn on(self, mut attrs: AttrChange) -> AttrChange {
         attrs.atime = self.atime.or(attrs.atime);
@@ -60,280 +45,12 @@ impl NewTimes {
     }
 }
 
-/// A write-back failure that is remembered (promise 5 of the design).
-#[derive(Clone, Debug, Default)]
-pub(super) struct Failure {
-    /// Failures so far.
-    pub count: u64,
-    /// The newest one.
-    pub why: String,
-    /// Somebody was told of the newest one.
-    pub reported: bool,
-}
-
-/// Batches of a file that were written in place. The counts only grow: whoever flushes knows by the one it saw before what
-/// its flush is for, whatever others flushed, logged or wrote meanwhile.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct InPlace {
-    pub written: u64,
-    /// How many of them a flush or the commit of a record made durable, or are known to be lost.
-    flushed: u64,
-    /// Failed flushes of the array before the first of the others.
-    pub flush_failures: u64,
-}
-
-impl InPlace {
-    pub fn unflushed(&self) -> bool {
-        self.written > self.flushed
-    }
-
-    /// Another one, begun when this many flushes had failed.
-    pub fn wrote(&mut self, flush_failures: u64) {
-        if !self.unflushed() {
-            self.flush_failures = flush_failures;
-        }
-        self.written += 1;
-    }
-
-    /// The first `written` are flushed.
-    pub fn flushed(&mut self, written: u64) {
-        self.flushed = self.flushed.max(written);
-    }
-
-    pub fn all_flushed(&mut self) {
-        self.flushed = self.written;
-    }
-}
-
-/// What is known of a file beyond its inode; see the module's invariants.
-#[derive(Debug, Default)]
-pub(super) struct Meta {
-    pub loaded: bool,
-    /// The inode is being deleted: nothing is written back any more.
-    pub dead: bool,
-    pub size: u64,
-    pub logged_size: u64,
-    pub times: NewTimes,
-    /// The newest stamp that the file was shown with, as far as its state knows.
-    pub looked: Stamp,
-    /// Monotonic time since which `times`, the size or `replaced` is ahead of the inode.
-    pub ahead_since_ns: Option<u64>,
-    /// Monotonic time at which times were last logged.
-    pub persisted_ns: u64,
-    /// Modification and change time that the last sync left in memory alone.
-    pub kept: (Option<Timestamp>, Option<Timestamp>),
-    pub changed: Epoch,
-    pub in_place: InPlace,
-    pub promised: u64,
-    /// Blocks that pieces of a stream will have brought when they end.
-    pub pending: u64,
-    /// The logged content is superseded: the file was cut to nothing and is being rewritten.
-    pub replaced: bool,
-    /// The body must become extents, however small the file is.
-    pub keep_extents: bool,
-    /// A dirty page is in the inode, as it was when it was last synced, and the file has this number among those with such
-    /// pages, or had it until it was taken to go home. A hint: it is none too early rather than one too long, which would hide the file there.
-    pub logged: Option<u64>,
-    /// A cut stopped half way: the inode has a pending truncate.
-    pub cutting: bool,
-    /// The time of the last change of content, which is the file's mtime and ctime, in memory or in the inode.
-    /// `None`: somebody may have set one of them since, or was shown it, so that the next change must have a newer one.
-    pub stamped: Option<Timestamp>,
-    /// The last moment at which a read would leave the access time as it is. `None`: not known.
-    pub read_until: Option<Timestamp>,
-    pub failure: Failure,
-}
-
 impl Meta {
-    pub fn is_ahead(&self) -> bool {
-        !self.dead && (self.size != self.logged_size || self.times.any() || self.replaced)
-    }
-
     /// Nothing is left of a file that nobody uses: its state may go.
     pub fn is_idle(&self, key: FileKey, pages: &PageCache) -> bool {
         let told = self.failure.count == 0 || self.failure.reported;
         let ahead = self.is_ahead() || self.promised > 0 || self.in_place.unflushed();
         self.dead || (!ahead && told && !pages.is_dirty(key))
-    }
-
-    /// Notes that something is ahead of the inode from now on.
-    pub fn ahead(&mut self, now_ns: u64) {
-        self.ahead_since_ns.get_or_insert(now_ns);
-    }
-
-    /// Content changed at `now`, if no later change came first.
-    pub fn touch(&mut self, now: Timestamp, now_ns: u64) {
-        if self.stamped.is_some_and(|stamped| stamped >= now) {
-            return;
-        }
-        self.times.mtime = Some(now);
-        self.times.ctime = Some(now);
-        self.times_changed();
-        self.stamped = Some(now);
-        self.ahead(now_ns);
-    }
-
-    /// A time of the file may be another one now, and not the time of a change of content.
-    pub fn times_changed(&mut self) {
-        self.stamped = None;
-        self.read_until = None;
-    }
-
-    /// Times as logged are no longer ahead, unless they moved on meanwhile.
-    pub fn logged_times(&mut self, logged: NewTimes) {
-        if self.times.sets != logged.sets {
-            return;
-        }
-        let settle = |new: &mut Option<Timestamp>, old: Option<Timestamp>| {
-            if *new == old {
-                *new = None;
-            }
-        };
-        settle(&mut self.times.atime, logged.atime);
-        settle(&mut self.times.mtime, logged.mtime);
-        settle(&mut self.times.ctime, logged.ctime);
-        if !self.is_ahead() {
-            self.ahead_since_ns = None;
-        }
-    }
-
-    pub fn fail(&mut self, why: String) {
-        // It may have been taken from the files with logged pages: the next fsync puts it there again.
-        self.logged = None;
-        self.failure = Failure {
-            count: self.failure.count + 1,
-            why,
-            reported: false,
-        };
-    }
-
-    /// Failures that whoever opens the file now does not report: somebody was told of them.
-    fn forgiven(&self) -> u64 {
-        self.failure.count - (self.failure.count > 0 && !self.failure.reported) as u64
-    }
-}
-
-/// What of [`Meta`] is seen without its lock (invariant 7).
-#[derive(Debug)]
-struct Shown {
-    size: AtomicU64,
-    dead: AtomicBool,
-    /// In nanoseconds; [`NO_TIME`]: none.
-    stamped: AtomicI64,
-    read_until: AtomicI64,
-}
-
-const NO_TIME: i64 = i64::MIN;
-
-fn ns_of(time: Option<Timestamp>) -> i64 {
-    time.map_or(NO_TIME, |time| {
-        let ns = i64::from(time.nsec());
-        time.sec().saturating_mul(1_000_000_000).saturating_add(ns)
-    })
-}
-
-/// [`Meta`] behind its lock.
-#[derive(Debug)]
-pub(super) struct MetaLock {
-    inner: Mutex<Meta>,
-    shown: Shown,
-}
-
-/// The lock of a file's [`Meta`]. What others see without it is made to agree before it is given back, if it may have changed.
-pub(super) struct MetaGuard<'a> {
-    meta: MutexGuard<'a, Meta>,
-    shown: &'a Shown,
-    mutated: bool,
-}
-
-impl MetaLock {
-    fn new(ino: Ino) -> MetaLock {
-        MetaLock {
-            inner: Mutex::keyed(rank::FILE_STATE, ino.0, Meta::default()),
-            shown: Shown {
-                size: AtomicU64::new(0),
-                dead: AtomicBool::new(false),
-                stamped: AtomicI64::new(NO_TIME),
-                read_until: AtomicI64::new(NO_TIME),
-            },
-        }
-    }
-
-    pub fn lock(&self) -> MetaGuard<'_> {
-        MetaGuard {
-            meta: self.inner.lock(),
-            shown: &self.shown,
-            mutated: false,
-        }
-    }
-
-    pub fn try_lock(&self) -> Option<MetaGuard<'_>> {
-        Some(MetaGuard {
-            meta: self.inner.try_lock()?,
-            shown: &self.shown,
-            mutated: false,
-        })
-    }
-
-    fn size(&self) -> u64 {
-        self.shown.size.load(Ordering::Acquire)
-    }
-
-    pub(super) fn is_dead(&self) -> bool {
-        self.shown.dead.load(Ordering::Acquire)
-    }
-
-    /// Whether a change of content now needs to set no time.
-    pub fn is_stamped(&self, now: Timestamp) -> bool {
-        self.shown.stamped.load(Ordering::Acquire) >= ns_of(Some(now))
-    }
-
-    /// Whether a read now leaves the access time as it is.
-    pub fn is_read(&self, now: Timestamp) -> bool {
-        self.shown.read_until.load(Ordering::Acquire) >= ns_of(Some(now))
-    }
-}
-
-impl std::ops::Deref for MetaGuard<'_> {
-    type Target = Meta;
-    fn deref(&self) -> &Meta {
-        &self.meta
-    }
-}
-
-impl std::ops::DerefMut for MetaGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Meta {
-        self.mutated = true;
-        &mut self.meta
-    }
-}
-
-impl Drop for MetaGuard<'_> {
-    fn drop(&mut self) {
-        if !self.mutated {
-            return;
-        }
-        // Written under the lock alone; what does not change is not written, for those who read it.
-        let Meta { size, dead, .. } = *self.meta;
-        if self.shown.size.load(Ordering::Relaxed) != size {
-            self.shown.size.store(size, Ordering::Release);
-        }
-        if self.shown.dead.load(Ordering::Relaxed) != dead {
-            self.shown.dead.store(dead, Ordering::Release);
-        }
-        let set = |shown: &AtomicI64, time| {
-            let ns = ns_of(time);
-            let changed = shown.load(Ordering::Relaxed) != ns;
-            if changed {
-                shown.store(ns, Ordering::Release);
-            }
-            changed
-        };
-        set(&self.shown.read_until, self.meta.read_until);
-        if set(&self.shown.stamped, self.meta.stamped) && self.meta.stamped.is_none() {
-            // Who looks, and then reads a page, takes no lock for that: see `Files::overwrite`.
-            fence(Ordering::SeqCst);
-        }
     }
 }
 
@@ -796,13 +513,7 @@ impl Files {
             return None;
         }
         if let Some(ctime) = shown {
-            let ctime = meta.times.ctime.unwrap_or(ctime);
-            meta.looked = meta.looked.max(ctime.into());
-            // Writers that look without the lock see that theirs must have another time (`Files::stamp`).
-            let stale = |stamped: &Timestamp| Stamp::from(*stamped) <= meta.looked;
-            if meta.stamped.as_ref().is_some_and(stale) {
-                meta.stamped = None;
-            }
+            meta.look(ctime);
         }
         meta.loaded.then_some(Volatile {
             size: meta.size,
@@ -895,23 +606,5 @@ impl OpenFile {
     /// Tells it from other handles that are open.
     pub(super) fn id(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_only_looks_under_the_lock_writes_nothing_that_others_see() {
-        let lock = MetaLock::new(format::Nid(9));
-        lock.lock().size = 5;
-        assert_eq!(lock.size(), 5);
-        // As it would never be: told apart from what is written anew.
-        lock.shown.size.store(6, Ordering::Relaxed);
-        assert_eq!(lock.lock().size, 5);
-        assert_eq!(lock.size(), 6);
-        lock.lock().dead = true;
-        assert!(lock.size() == 5 && lock.is_dead());
     }
 }

@@ -1,7 +1,8 @@
 //! Making data durable: fsync, background write-back, what happens at close.
 
 use super::extents::PAGE_LIMIT;
-use super::file::{FileState, Meta, OpenFile};
+use super::file::{FileState, OpenFile};
+use super::meta::Meta;
 use super::pace::piece_pages;
 use super::tail::How;
 use super::together::{Room, TOGETHER};

@@ -34,6 +34,7 @@ mod flight;
 mod fsync;
 mod gate;
 mod guards;
+mod meta;
 mod pace;
 mod ranges;
 mod read;

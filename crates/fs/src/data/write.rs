@@ -23,7 +23,7 @@
 //! 9. What finds no block, but room in the inode, is logged at once and leaves no page dirty ([`through`](super::writeback)).
 
 use super::extents;
-use super::file::{FileState, Meta, OpenFile};
+use super::file::{FileState, OpenFile};
 use super::flight::is_written;
 use super::gate::Storing;
 use super::ranges::Mode;
@@ -33,7 +33,6 @@ use super::{Files, PAGE, Promised, SIZE_MAX, is_one_page, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{Body, FileExtent};
-use base::atomic::{Ordering, fence};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
@@ -378,20 +377,14 @@ impl Files {
         Ok(stopped.unwrap_or((Put::Done, pages.end)))
     }
 
-    /// As `stamp`, once the content has changed: who looked meanwhile, and read the old content after that, must find another
-    /// time now. It took no lock to read: that its look is seen here follows from a fence of its own, before it read, and this one.
+    /// See [`MetaLock::stamp_again`](super::meta::MetaLock::stamp_again).
     pub(super) fn stamp_again(&self, state: &Arc<FileState>, now: Timestamp) {
-        fence(Ordering::SeqCst);
-        self.stamp(state, now);
+        (state.meta).stamp_again(now, &self.times, || self.now_ns());
     }
 
-    /// The content changes at `now`, but not the size. The file gets that time if its own is older, or a newer one if
-    /// it was shown with that.
+    /// See [`MetaLock::stamp`](super::meta::MetaLock::stamp).
     pub(super) fn stamp(&self, state: &Arc<FileState>, now: Timestamp) {
-        if !state.meta.is_stamped(now) {
-            let now_ns = self.now_ns();
-            self.stamp_locked(&mut state.meta.lock(), now_ns);
-        }
+        state.meta.stamp(now, &self.times, || self.now_ns());
     }
 
     /// Whether a page has a block of its own, as long as the I/O lock is held shared.
@@ -445,14 +438,8 @@ impl Files {
             self.finish_cut(state)?;
             meta = state.meta.lock();
         }
-        self.stamp_locked(&mut meta, now_ns);
+        meta.stamp(&self.times, now_ns);
         Ok(now_ns)
-    }
-
-    /// The one place where a change of content gets its time.
-    fn stamp_locked(&self, meta: &mut Meta, now_ns: u64) {
-        let now = self.times.after(meta.looked);
-        meta.touch(now, now_ns);
     }
 
     /// The content has changed. Who looked meanwhile may have seen the new time with the old content: then it gets
@@ -460,7 +447,7 @@ impl Files {
     pub(super) fn note_ahead(&self, state: &Arc<FileState>) {
         let mut meta = state.meta.lock();
         if meta.stamped.is_none() {
-            self.stamp_locked(&mut meta, self.now_ns());
+            meta.stamp(&self.times, self.now_ns());
         }
         if meta.ahead_since_ns.is_none() && meta.is_ahead() {
             meta.ahead(self.now_ns());

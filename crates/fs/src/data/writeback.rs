@@ -19,8 +19,9 @@ pub(super) use replace::REPLACED_MAX;
 
 use super::bounce::Bounce;
 use super::extents::{self, Change, PAGE_LIMIT};
-use super::file::{FileState, NewTimes};
+use super::file::FileState;
 use super::fsync::FLUSH_FAILED;
+use super::meta::NewTimes;
 use super::pace::piece_pages;
 use super::ranges::Mode;
 use super::tail::{How, changed, whole_tail};

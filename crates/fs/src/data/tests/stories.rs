@@ -1,4 +1,5 @@
 use super::*;
+use crate::data::meta::MetaLock;
 use crate::data::tail::How;
 use crate::data::writeback::Take;
 use crate::times::Stamp;
@@ -691,4 +692,17 @@ fn who_comes_too_late_does_not_take_the_state_of_a_later_file() {
     assert!(m.files.table.enter(old(), generation, false).is_none());
     m.files.write_back_all().unwrap();
     assert_eq!(m.inode(ino).size, 9000);
+}
+
+#[test]
+fn who_only_looks_under_the_lock_writes_nothing_that_others_see() {
+    let lock = MetaLock::new(format::Nid(9));
+    lock.lock().size = 5;
+    assert_eq!(lock.size(), 5);
+    // As it would never be: told apart from what is written anew.
+    lock.shown.size.store(6, Ordering::Relaxed);
+    assert_eq!(lock.lock().size, 5);
+    assert_eq!(lock.size(), 6);
+    lock.lock().dead = true;
+    assert!(lock.size() == 5 && lock.is_dead());
 }
