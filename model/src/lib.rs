@@ -17,6 +17,9 @@
 //! - [`gate`], [`ranges`]: writes of several pages are seen whole, and those that overlap come one after the other;
 //! - [`mark`]: who waits for a count is woken, whoever counts meanwhile;
 //! - [`mail`], [`returns`], [`bell`]: what is sent to a device's thread comes back, and nobody sleeps for ever;
+//! - [`changed`]: the leaf page of a node that changed is kept until the checkpoint that took the node has set its entry;
+//! - [`meta`], [`tally`], [`times`]: who looked at a file or a directory is shown a newer time when what it was has changed;
+//! - [`vouched`]: who reads or writes a block finds that a batch vouches for it, or has what that says;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
 //!   failed flush is forgiven only while nobody relies on it (R17).
 //!
@@ -29,6 +32,10 @@ mod bell;
 #[cfg(test)]
 #[path = "../../crates/engine/src/bitmap.rs"]
 mod bitmap;
+#[cfg(test)]
+#[expect(dead_code, reason = "that of the product is as long as its table")]
+#[path = "../../crates/engine/src/table/changed.rs"]
+mod changed;
 #[cfg(test)]
 #[path = "../../crates/engine/src/commit.rs"]
 mod commit;
@@ -48,6 +55,10 @@ mod mail;
 #[cfg(test)]
 #[path = "../../crates/engine/src/cache/mark.rs"]
 mod mark;
+#[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
+#[path = "../../crates/fs/src/data/meta.rs"]
+mod meta;
 #[cfg(test)]
 #[path = "../../crates/fs/src/data/ranges.rs"]
 mod ranges;
@@ -82,8 +93,19 @@ mod sum;
 mod tags;
 #[cfg(test)]
 #[expect(dead_code, reason = "some of it has nothing to model")]
+#[path = "../../crates/fs/src/content/tally.rs"]
+mod tally;
+#[cfg(test)]
+#[path = "../../crates/fs/src/times.rs"]
+mod times;
+#[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/engine/src/totals.rs"]
 mod totals;
+#[cfg(test)]
+#[expect(dead_code, reason = "some of it has nothing to model")]
+#[path = "../../crates/engine/src/vouched.rs"]
+mod vouched;
 
 /// What mail and returns name of their crate.
 #[cfg(test)]
@@ -96,6 +118,57 @@ mod topology {
     pub enum Urgency {
         High,
         Low,
+    }
+}
+
+/// What tally and meta name of the engine.
+#[cfg(test)]
+extern crate self as engine;
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Epoch(pub u64);
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merged {
+    pub first: bool,
+    pub taken: bool,
+}
+
+/// What vouched names of its crate: the content of a block is a number.
+#[cfg(test)]
+mod new_data {
+    use crate::space::Extent;
+
+    #[derive(Clone, Debug)]
+    pub struct NewData {
+        pub blocks: Extent,
+        pub content: u32,
+    }
+
+    impl NewData {
+        pub fn blocks(&self) -> Extent {
+            self.blocks
+        }
+
+        pub fn len(&self) -> usize {
+            self.blocks.len as usize
+        }
+    }
+}
+#[cfg(test)]
+mod space {
+    use format::Block;
+
+    #[derive(Clone, Copy, Debug)]
+    pub struct Extent {
+        pub block: Block,
+        pub len: u32,
+    }
+
+    impl Extent {
+        pub fn end(self) -> Block {
+            Block(self.block.0 + u64::from(self.len))
+        }
     }
 }
 

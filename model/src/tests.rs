@@ -1,5 +1,6 @@
 //! The models. Each has been made to fail by breaking the part on purpose; how is said with it.
 
+mod changed;
 mod device;
 mod drivers;
 mod journal;
@@ -7,7 +8,10 @@ mod marks;
 mod ranges;
 mod readers;
 mod space;
+mod stamps;
 mod tags;
+mod tallies;
+mod vouched;
 
 /// Checks a model under all schedules with at most this many interruptions of threads that could
 /// have gone on.

@@ -9,6 +9,7 @@ pub mod atomic {
     pub use loom::sync::atomic::Ordering;
     pub use loom::sync::atomic::fence;
     use std::cell::Cell;
+    use std::ops::{Deref, DerefMut};
 
     loom::thread_local! {
         /// The thread has written so since its last fence.
@@ -122,6 +123,40 @@ pub mod atomic {
             self.0.store(value, order);
             after_write(order);
         }
+
+        pub fn swap(&self, value: bool, order: Ordering) -> bool {
+            let old = self.0.swap(value, order);
+            after_write(order);
+            old
+        }
+
+        pub fn get_mut(&mut self) -> Value<'_> {
+            let value = self.load(Ordering::Relaxed);
+            Value(self, value)
+        }
+    }
+
+    /// What a boolean of which nobody else knows holds.
+    pub struct Value<'a>(&'a mut AtomicBool, bool);
+
+    impl Deref for Value<'_> {
+        type Target = bool;
+        fn deref(&self) -> &bool {
+            &self.1
+        }
+    }
+
+    impl DerefMut for Value<'_> {
+        fn deref_mut(&mut self) -> &mut bool {
+            &mut self.1
+        }
+    }
+
+    impl Drop for Value<'_> {
+        fn drop(&mut self) {
+            let value = self.1;
+            self.0.store(value, Ordering::Relaxed);
+        }
     }
 }
 
@@ -130,14 +165,20 @@ pub mod canary {
 
     #[derive(Clone, Copy, Debug)]
     pub enum Canary {
+        DataReadEarly,
         DirectUnderHome,
         DurableOutOfOrder,
+        FloorNotRaised,
         GenerationIgnored,
+        LookForgotten,
+        LookNotSeen,
         NoCredits,
         PinsIgnored,
         RangeIgnored,
         StoresUnseen,
+        TallyPartForgotten,
         VersionUnchecked,
+        VouchedOverwritten,
     }
 
     pub fn planted(_: Canary) -> bool {
@@ -148,6 +189,7 @@ pub mod canary {
 pub mod sync {
     //! Locks without ranks: their order is checked by the debug builds of the real ones.
 
+    use crate::atomic::{AtomicBool, Ordering};
     use std::ops::{Deref, DerefMut};
     use std::time::Duration;
 
@@ -160,9 +202,11 @@ pub mod sync {
         pub const DEVICE_STATE: Rank = Rank;
         pub const FILE_IO: Rank = Rank;
         pub const FILE_RANGES: Rank = Rank;
+        pub const FILE_STATE: Rank = Rank;
         pub const GATHER: Rank = Rank;
         pub const LEAF: Rank = Rank;
         pub const STAGING: Rank = Rank;
+        pub const TALLY: Rank = Rank;
     }
 
     use rank::Rank;
@@ -195,6 +239,10 @@ pub mod sync {
             MutexGuard(Some(self.0.lock().expect(NO_PANIC)), &self.0)
         }
 
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().expect(NO_PANIC)
+        }
+
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             let guard = self.0.try_lock().ok()?;
             Some(MutexGuard(Some(guard), &self.0))
@@ -211,6 +259,45 @@ pub mod sync {
     impl<T> DerefMut for MutexGuard<'_, T> {
         fn deref_mut(&mut self) -> &mut T {
             self.0.as_mut().expect(WAITING)
+        }
+    }
+
+    /// The checker sees who finds it set; making what is in it takes no step.
+    #[derive(Debug)]
+    pub struct OnceLock<T> {
+        value: std::sync::OnceLock<T>,
+        set: AtomicBool,
+    }
+
+    impl<T> OnceLock<T> {
+        pub fn new() -> OnceLock<T> {
+            OnceLock {
+                value: std::sync::OnceLock::new(),
+                set: AtomicBool::new(false),
+            }
+        }
+
+        pub fn get(&self) -> Option<&T> {
+            match self.set.load(Ordering::Acquire) {
+                true => self.value.get(),
+                false => None,
+            }
+        }
+
+        pub fn get_mut(&mut self) -> Option<&mut T> {
+            self.value.get_mut()
+        }
+
+        pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            let value = self.value.get_or_init(make);
+            self.set.swap(true, Ordering::AcqRel);
+            value
+        }
+    }
+
+    impl<T> Default for OnceLock<T> {
+        fn default() -> OnceLock<T> {
+            OnceLock::new()
         }
     }
 
@@ -246,7 +333,22 @@ pub mod sync {
 }
 
 pub mod clock {
+    /// Nanoseconds since the epoch.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+    pub struct Timestamp(i64);
+
+    impl Timestamp {
+        pub fn ns(self) -> i64 {
+            self.0
+        }
+
+        pub fn from_ns(ns: i64) -> Timestamp {
+            Timestamp(ns)
+        }
+    }
+
     /// No time passes.
+    #[derive(Debug)]
     pub struct Clock;
 
     impl Clock {
@@ -257,10 +359,23 @@ pub mod clock {
         pub fn monotonic_ns(&self) -> u64 {
             0
         }
+
+        pub fn now(&self) -> Timestamp {
+            Timestamp(10)
+        }
+
+        pub fn now_coarse(&self) -> Timestamp {
+            self.now()
+        }
     }
 }
 
 pub mod thread {
+    /// The thread is alone on its core, or all are on one.
+    pub fn lane() -> usize {
+        0
+    }
+
     /// The checker must know that a loop waits for another thread.
     pub fn spin(_: &mut u32) {
         loom::thread::yield_now();
