@@ -21,6 +21,9 @@ use engine::{Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 
+/// A file of more blocks, and more than are free, is cut at once.
+const KEPT_BLOCKS: u64 = 16;
+
 const CUT_FAILED: &str = "it was beyond the end of a truncation that failed";
 
 /// The orphan directory that lists an inode.
@@ -131,6 +134,10 @@ impl Files {
             _ => false,
         };
         let worth_it = worth_it && inode.seldom.pending_truncate.is_none();
+        // Who makes room by that has it at once.
+        let in_the_way =
+            || inode.blocks > KEPT_BLOCKS && inode.blocks > self.store.space().free_blocks;
+        let worth_it = worth_it && !in_the_way();
         let mut meta = state.meta.lock();
         if worth_it {
             meta.replaced = true;

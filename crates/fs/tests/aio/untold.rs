@@ -78,7 +78,7 @@ fn a_write_that_failed_and_nobody_waited_for_is_told_by_fsync_and_by_sync() {
             .poll(&mut Context::from_waker(Waker::noop()))
             .is_pending()
         {
-            std::thread::yield_now();
+            base::thread::yield_now();
         }
     });
     assert!(told.1, "a future that is dropped");
@@ -103,10 +103,9 @@ fn a_file_system_ends_while_somebody_goes_on_handing_over_requests() {
     let fs = world.open();
     let file = past(&fs, libc::O_DSYNC);
     let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        let (begun, over, context) = (&begun, &over, fs.io_context(64).unwrap());
-        scope.spawn(move || {
-            let (mut context, mut done) = (context, Vec::new());
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            let (mut context, mut done) = (fs.io_context(64).unwrap(), Vec::new());
             while !over.load(Ordering::Relaxed) {
                 let append = |_| {
                     let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
@@ -118,9 +117,10 @@ fn a_file_system_ends_while_somebody_goes_on_handing_over_requests() {
                 done.clear();
                 begun.store(true, Ordering::Relaxed);
             }
-        });
+            return;
+        }
         while !begun.load(Ordering::Relaxed) {
-            std::thread::yield_now();
+            base::thread::yield_now();
         }
         // Requests are refused, or part of it.
         fs.close().unwrap();

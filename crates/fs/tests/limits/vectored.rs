@@ -152,14 +152,15 @@ fn much_in_parts_is_seen_whole_or_not_at_all() {
     let stamped = |stamp: u8| vec![stamp; MUCH];
     fs.write_vectored(&file, 0, &cut(&stamped(1))).unwrap();
     let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
             for stamp in 2..8 {
                 let bytes = stamped(stamp);
                 assert_eq!(fs.write_vectored(&file, 0, &cut(&bytes)).unwrap(), MUCH);
             }
             done.store(true, Ordering::Relaxed);
-        });
+            return;
+        }
         for in_parts in [false, true].into_iter().cycle() {
             let mut all = vec![0; MUCH];
             match in_parts {
@@ -187,13 +188,14 @@ fn a_read_in_parts_at_the_end_of_a_growing_file_ends() {
     let log = create(&fs, b"log", libc::O_RDWR);
     fs.append(&log, &[2; 512]).unwrap();
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
             let most = 60 << 20;
             while !stop.load(Ordering::Relaxed) && fs.getattr(log.ino()).unwrap().size < most {
                 fs.append(&log, &[2; 512]).unwrap();
             }
-        });
+            return;
+        }
         for _ in 0..300 {
             let size = fs.getattr(log.ino()).unwrap().size;
             let read = read_in_parts(&fs, &log, size / 512 * 512 - 512, 64 << 20);

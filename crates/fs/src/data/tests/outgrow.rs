@@ -103,3 +103,33 @@ fn extents_take_the_place_of_no_inline_body() {
         assert_eq!(world.mount().contents(ino), bytes);
     }
 }
+
+/// Who makes room on a full disk by cutting a file finds it, for whatever is written next.
+#[test]
+fn what_a_cut_frees_on_a_full_disk_is_there_for_others_at_once() {
+    let world = World::new(83, 64, 256);
+    let m = world.mount();
+    let (large, small, other) = (m.make(), m.make(), m.make());
+    m.write(&m.open(large), 0, &pattern(1, 100 * 4096));
+    m.write(&m.open(small), 0, &pattern(2, 10 * 4096));
+    m.files.write_back_all().unwrap();
+    m.store.sync().unwrap();
+    let hold = promise_all_but(&m, 50);
+    let more = pattern(3, 120 * 4096);
+    let full = m.files.write(&m.open(other), 0, &more);
+    assert!(full.unwrap() < more.len());
+    m.files.truncate(small, 0).unwrap();
+    assert!(
+        m.open(small).state.meta.lock().replaced,
+        "the rest of it is little"
+    );
+    m.files.truncate(large, 0).unwrap();
+    m.write(&m.open(other), 0, &more);
+    drop(hold);
+    assert_eq!(m.contents(other), more);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(other), more);
+    assert_eq!((m.size(large), m.size(small)), (0, 0));
+    m.check(large);
+}
