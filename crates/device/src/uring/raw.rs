@@ -164,6 +164,9 @@ impl Drop for RawQueue {
     fn drop(&mut self) {
         let mut ended = Vec::new();
         self.wait(self.in_flight, &mut ended);
+        // The kernel takes a ring apart later, and with it lets go of registered files: a file system of theirs could not be unmounted meanwhile. If it refuses, it
+        // lets go then.
+        let _ = self.ring.submitter().unregister_files();
     }
 }
 
