@@ -411,7 +411,9 @@ impl Inner {
             Request::Append { .. } | Request::Fsync { .. } => 0,
         };
         pending.writes = match &request {
-            Request::Write { file, .. } | Request::Append { file, .. } => Some(file.identity()),
+            Request::Write { file, .. } | Request::Append { file, .. } => {
+                Some((file.ino(), file.generation()))
+            }
             Request::Read { .. } | Request::Fsync { .. } => None,
         };
         let refused = match request.file().is_closed() {

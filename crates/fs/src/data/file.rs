@@ -243,11 +243,6 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// The file's number and generation.
-    pub(crate) fn identity(&self) -> (Ino, u64) {
-        (self.state.ino(), self.state.key.generation)
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
