@@ -751,6 +751,7 @@ impl<C: Content> Store<C> {
         let spare = self.table_bytes() * 5 / 2;
         self.growth_spare.store(spare, Ordering::Relaxed);
         let held_up = self.segments.held_up() as i64;
+        let live = live + self.growth_promised.load(Ordering::SeqCst);
         let room = self.spare_beside(live) as i64 - (total as i64 - live as i64 - held_up);
         let base = reserve_chunks(&self.array, &self.options) as i64;
         self.space.set_reserve(base + room.max(0) / chunk);

@@ -21,7 +21,7 @@ use crate::dirty::LEAF_COST;
 use crate::error::Error;
 use crate::journal::CREDIT;
 use crate::node::{Body, Node};
-use crate::op::{FreshNid, Need, Op, Reservation, Slot, fold};
+use crate::op::{FreshNid, Op, Reservation, Slot, fold};
 use crate::ring::Credit;
 use crate::store::{STAGING_MAX, Store, THREADS_MAX};
 use base::atomic::Ordering;
@@ -144,49 +144,38 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// For who will begin a large operation that leaves so many bytes dirty: whether there is room. The caller holds no lock of nodes.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`], after a look for room.
-    pub fn check_room(&self, dirty: usize) -> Result<(), Error> {
-        if !self.room_to_grow_by(dirty) {
-            self.find_room()?;
-            if !self.room_to_grow_by(dirty) {
-                return Err(Error::NoSpace);
-            }
+    /// What one can be that has all to itself: it dirties all that operations may before they wait. Less than
+    /// [`large_most`](Self::large_most) was only when the array has filled since, but what is within [`growth`](crate::growth), invariant 4.
+    fn large_possible(&self) -> Extensive {
+        let Extensive { logged, dirty } = self.large_most();
+        Extensive {
+            logged,
+            dirty: dirty * 2,
         }
-        Ok(())
     }
 
-    /// As [`begin`](Store::begin), for a large operation that is no more than `asked`. The caller holds no lock of nodes, and
-    /// none of checkpoints or cookies.
+    /// As [`begin`](Store::begin), for a large operation that is no more than `asked`. By what it makes metadata grow the caller has been
+    /// promised ([`Growth`](crate::Growth)): it is not refused for want of that. The caller holds no lock of nodes, and none of checkpoints or cookies.
     ///
     /// # Errors
     /// Those of `begin`; [`Error::TooLarge`] when no operation can be as large, now or after a wait for room.
-    pub fn begin_large(&self, need: Need, asked: Extensive) -> Result<Op<'_, C>, Error> {
+    pub fn begin_large(&self, asked: Extensive) -> Result<Op<'_, C>, Error> {
         base::sync::assert_none_held_from(rank::INODE);
         if self.options().read_only {
             return Err(Error::ReadOnly);
         }
-        if !self.large_most().covers(asked) {
-            return Err(Error::TooLarge);
+        if !self.large_possible().covers(asked) {
+            // What the last checkpoint found may be long ago.
+            self.checkpoint_now()?;
         }
         let records = asked.records();
         let turn = asked.needs_turn().then(|| self.large_turn.lock());
         let dirty = asked.dirty.saturating_sub(DIRTY_USUAL) as i64;
-        let (mut tried, mut in_vain) = (false, 0);
+        let mut in_vain = 0;
         loop {
             // Limits fall when others need the room, and with checkpoints.
-            if !self.large_most().covers(asked) || in_vain == ROOM_TRIES {
+            if !self.large_possible().covers(asked) || in_vain == ROOM_TRIES {
                 return Err(Error::TooLarge);
-            }
-            if need == Need::Grow && !self.room_to_grow_by(asked.dirty) {
-                if tried {
-                    return Err(Error::NoSpace);
-                }
-                tried = true;
-                self.find_room()?;
-                continue;
             }
             self.before_operation()?;
             let checkpoint = self.journal.checkpoint_sequence.load(Ordering::SeqCst);
@@ -439,18 +428,18 @@ mod tests {
         store.dirty.adapt(1 << 40, 1 << 40);
         let asked = Extensive {
             logged: 100,
-            dirty: store.large_most().dirty,
+            dirty: store.large_possible().dirty,
         };
         assert!(asked.dirty > DIRTY_USUAL);
         crowd(&store, 192 << 20);
         let before = store.newest_checkpoint();
-        let refused = store.begin_large(Need::Reclaim, asked);
+        let refused = store.begin_large(asked);
         assert!(matches!(refused, Err(Error::TooLarge)));
         // The first checkpoint set the limit by the room that there is.
         assert_eq!(store.newest_checkpoint(), before + 1);
-        assert!(store.large_most().dirty < asked.dirty);
+        assert!(store.large_possible().dirty < asked.dirty);
         crowd(&store, -(192 << 20));
-        assert!(store.begin_large(Need::Reclaim, SMALL).is_ok());
+        assert!(store.begin_large(SMALL).is_ok());
         store.close().unwrap();
     }
 
@@ -458,11 +447,11 @@ mod tests {
     fn a_wait_for_room_that_never_comes_ends() {
         let store = open();
         crowd(&store, 192 << 20);
-        let refused = store.begin_large(Need::Reclaim, SMALL);
+        let refused = store.begin_large(SMALL);
         assert!(matches!(refused, Err(Error::TooLarge)));
         assert!(store.failed().is_none());
         crowd(&store, -(192 << 20));
-        assert!(store.begin_large(Need::Reclaim, SMALL).is_ok());
+        assert!(store.begin_large(SMALL).is_ok());
         store.close().unwrap();
     }
 
@@ -484,11 +473,11 @@ mod tests {
                 ..most
             },
         ];
-        let op = store.begin_large(Need::Reclaim, most).unwrap();
+        let op = store.begin_large(most).unwrap();
         assert!(is_free());
         drop(op);
         for asked in more {
-            let op = store.begin_large(Need::Reclaim, asked).unwrap();
+            let op = store.begin_large(asked).unwrap();
             assert!(!is_free(), "{asked:?}");
             drop(op);
             assert!(is_free());
@@ -502,7 +491,7 @@ mod tests {
             let store = open();
             let mut promise = store.promise(4).unwrap();
             let reservation = store.reserve(&mut promise, 4, None).unwrap();
-            let mut op = store.begin_large(Need::Reclaim, SMALL).unwrap();
+            let mut op = store.begin_large(SMALL).unwrap();
             op.take_at(&reservation).unwrap();
             if changes_maps {
                 op.allocate().unwrap();

@@ -120,6 +120,8 @@ pub struct Store<C: Content> {
     pub(crate) frugal_room: AtomicI64,
     /// Bytes that metadata leaves free for cleaning.
     pub(crate) growth_spare: AtomicI64,
+    /// Bytes that metadata will grow by; see `growth.rs`.
+    pub(crate) growth_promised: AtomicU64,
     /// Nodes that there were when recovery was done.
     pub(crate) nodes_opened: u64,
     /// How many more there are since.
@@ -244,6 +246,7 @@ impl<C: Content> Store<C> {
             dirty,
             frugal_room: AtomicI64::new(0),
             growth_spare: AtomicI64::new(0),
+            growth_promised: AtomicU64::new(0),
             // Who looks adds up all parts: none is ever handed over.
             nodes_made: Sum::new(options.shards, i64::MAX),
             stalled_room: AtomicI64::new(0),
@@ -648,18 +651,8 @@ impl<C: Content> Store<C> {
         self.dirty.least_limit() as u64
     }
 
-    /// Metadata can grow without coming near what checkpoints and deletions need.
-    fn room_to_grow(&self) -> bool {
-        self.room_to_grow_by(0)
-    }
-
-    /// The same by what nobody has counted yet.
-    pub(crate) fn room_to_grow_by(&self, bytes: usize) -> bool {
-        self.metadata_about() + bytes as u64 <= self.growth_limit()
-    }
-
     /// Bytes of metadata once what is dirty is written.
-    pub(super) fn metadata_about(&self) -> u64 {
+    pub(crate) fn metadata_about(&self) -> u64 {
         self.segments.live_about() + self.dirty.to_write().max(0) as u64
     }
 

@@ -31,7 +31,7 @@ use crate::filesystem::FileSystem;
 use crate::xattr::{CAPABILITY, Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
 use base::clock::Timestamp;
 use content::{Content, Page};
-use engine::{Extensive, FreshNid, Promise};
+use engine::{Extensive, FreshNid, Growth, Promise};
 use format::BLOCK_SIZE;
 use format::xattr::VALUE_MAX;
 use names::Entry;
@@ -134,7 +134,7 @@ struct Staged<'fs> {
 /// and single calls' alike. So transactions that commit could have run one after the other. What was only written was relied on by nobody: of two that write the same
 /// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
 ///
-/// Limits: data without gaps as much as there is free space, found out when it is staged ([`Error::NoSpace`]). Changes of names and attributes count about 200 bytes each, and
+/// Limits: data without gaps as much as there is free space. Room for it, and for names and attributes, is found when they are staged ([`Error::NoSpace`]), and kept until the commit. Changes of names and attributes count about 200 bytes each, and
 /// runs of pages some 60: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
 /// or 9,000 scattered pages fit one of 256 MiB, 20,000 or 65,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
@@ -149,6 +149,8 @@ pub struct Transaction<'fs> {
     inodes: BTreeMap<Ino, Staged<'fs>>,
     /// Blocks for staged pages that have none yet.
     promise: Promise<'fs, FsNode>,
+    /// Room for what staged steps make metadata grow.
+    growth: Growth<'fs, FsNode>,
     stored: Stored<'fs>,
     /// Staged pages in memory; each has a promised block.
     in_memory: usize,
@@ -182,6 +184,7 @@ impl FileSystem {
             names: BTreeMap::new(),
             inodes: BTreeMap::new(),
             promise: self.store.adopt_promise(0),
+            growth: self.store.growth(),
             stored: Stored::default(),
             in_memory: 0,
             besides: 0,
@@ -556,8 +559,7 @@ impl<'fs> Transaction<'fs> {
                 (Err(error), _) => return Err(error),
             }
         }
-        self.check_room()?;
-        self.expect(value.len() * 9 / 8, value.len() * 2)?;
+        self.grow(value.len() * 9 / 8, value.len() * 2)?;
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         staged.xattrs.insert(name.into(), Some(value.into()));
         staged.is_stripped &= name != CAPABILITY;
@@ -674,9 +676,11 @@ impl<'fs> Transaction<'fs> {
         self.expect(STEP_LOGGED, STEP_DIRTY)
     }
 
-    /// Fails when there is no room for one more change that makes metadata grow.
-    fn check_room(&self) -> Result<(), Error> {
-        Ok(self.fs.store.check_room(self.expected.dirty)?)
+    /// As [`expect`](Self::expect), for a step that makes metadata grow: there is room for it, and will be at the commit.
+    fn grow(&mut self, logged: usize, dirty: usize) -> Result<(), Error> {
+        self.growth
+            .cover(self.expected.dirty + dirty + STEP_DIRTY)?;
+        self.expect(logged, dirty)
     }
 
     /// The commit will log, and leave dirty, about so much more.

@@ -624,10 +624,15 @@ impl Driver {
         for op in ops {
             made.extend(transact::stage(&mut tx, self.root, op)?);
         }
-        match durable {
-            true => tx.commit()?,
-            false => tx.commit_relaxed()?,
+        let committed = match durable {
+            true => tx.commit(),
+            false => tx.commit_relaxed(),
+        };
+        if let Err(fs::Error::NoSpace) = committed {
+            let what = "the commit finds no room, which was promised when it was staged";
+            self.wrong = Some(what.into());
         }
+        committed?;
         let ids = change.into_iter().flat_map(|change| &change.made);
         self.inos.extend(ids.copied().zip(made));
         Ok(())

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::node::{Body, Node};
 use crate::op::{Kept, Need, Op, Promise, Reservation};
 use crate::space::{Extent, Source, TRIES_MAX, Tried};
+use base::atomic::Ordering;
 use format::Block;
 use format::table::{SPACE_MAP_FIRST, space_map_nid};
 use std::ops::Range;
@@ -381,6 +382,7 @@ impl<C: Content> Store<C> {
         let soon = self.dirty.beyond_reserve() / format::BLOCK_SIZE as i64;
         let chunk_blocks = geometry.chunk_blocks as u64;
         let sparse = self.sparse_chunks() * chunk_blocks;
+        let promised = self.growth_promised.load(Ordering::SeqCst);
         SpaceInfo {
             total_blocks: geometry.chunk_count as u64 * chunk_blocks,
             free_blocks: (free_blocks + sparse).saturating_sub(soon as u64),
@@ -388,7 +390,9 @@ impl<C: Content> Store<C> {
             nodes_now: self
                 .nodes_opened
                 .saturating_add_signed(self.nodes_made.exact()),
-            growth_bytes: self.growth_limit().saturating_sub(self.metadata_about()),
+            growth_bytes: self
+                .growth_limit()
+                .saturating_sub(self.metadata_about() + promised),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::world::{Change, Numbers, TestStore, World, create};
 use base::rng::Rng;
-use engine::{Error, Extensive, Need, Op};
+use engine::{Error, Extensive, Op};
 use format::Nid;
 
 const ASKED: Extensive = Extensive {
@@ -28,7 +28,7 @@ fn a_large_operation_that_does_not_commit_leaves_nothing() {
     let batches = store.journal_batches();
     let mut made = Vec::new();
     for _ in 0..3 {
-        let mut op = store.begin_large(Need::Grow, ASKED).unwrap();
+        let mut op = store.begin_large(ASKED).unwrap();
         made.push(change_all(&store, &mut op, &nids, 77));
         drop(op);
         for (i, nid) in (0..).zip(&nids) {
@@ -42,7 +42,7 @@ fn a_large_operation_that_does_not_commit_leaves_nothing() {
     assert_eq!(store.journal_batches(), batches);
     assert!(store.failed().is_none());
     // And all goes on as if nothing had been.
-    let mut op = store.begin_large(Need::Grow, ASKED).unwrap();
+    let mut op = store.begin_large(ASKED).unwrap();
     let new = change_all(&store, &mut op, &nids, 78);
     assert_eq!(op.excess(0), None);
     let epoch = op.commit();
@@ -81,7 +81,7 @@ fn what_is_larger_than_it_was_begun_for_is_told() {
         logged: 100,
         dirty: 200 << 10,
     };
-    let mut op = store.begin_large(Need::Grow, small).unwrap();
+    let mut op = store.begin_large(small).unwrap();
     let slot = op.lock(&store.get(nid).unwrap()).unwrap();
     op.apply(slot, Change::Set(0, 1));
     assert!(!op.is_excessive());
@@ -96,7 +96,7 @@ fn what_is_larger_than_it_was_begun_for_is_told() {
         logged: store.large_most().logged + 1,
         dirty: 0,
     };
-    let refused = store.begin_large(Need::Grow, too_much);
+    let refused = store.begin_large(too_much);
     assert!(matches!(refused, Err(Error::TooLarge)));
 }
 
@@ -109,7 +109,7 @@ fn a_large_operation_that_meets_damage_leaves_nothing() {
         let nids: Vec<Nid> = (0..20).map(|i| create(&store, vec![i]).unwrap()).collect();
         store.sync().unwrap();
         let batches = store.journal_batches();
-        let mut op = store.begin_large(Need::Grow, ASKED).unwrap();
+        let mut op = store.begin_large(ASKED).unwrap();
         let made = change_all(&store, &mut op, &nids, 77);
         let slot = op.slot_of(nids[3]).unwrap();
         op.apply(slot, Change::Set(1000, 1));
@@ -141,7 +141,7 @@ fn an_operation_with_more_records_than_it_was_begun_for_fails_as_a_whole() {
         logged: 100,
         dirty: 200 << 10,
     };
-    let mut op = store.begin_large(Need::Grow, small).unwrap();
+    let mut op = store.begin_large(small).unwrap();
     let slot = op.lock(&store.get(nid).unwrap()).unwrap();
     // Some records' worth, and nobody asked.
     (0..40_000).for_each(|i| op.apply(slot, Change::Set(1, i)));
@@ -196,7 +196,7 @@ fn many_records_of_one_operation_survive_together() {
 }
 
 fn change_much(store: &TestStore, nids: &[Nid], mark: u64) -> Result<engine::Epoch, Error> {
-    let mut op = store.begin_large(Need::Grow, ASKED)?;
+    let mut op = store.begin_large(ASKED)?;
     let nodes: Vec<_> = nids.iter().map(|nid| store.get(*nid).unwrap()).collect();
     let slots = op.lock_sorted(&nodes.iter().collect::<Vec<_>>())?;
     // Twice, so that changes of each node are in several records.

@@ -543,15 +543,6 @@ fn lost(step: &Step, error: Error) -> Error {
 }
 
 impl Step {
-    /// Whether it may make metadata grow.
-    pub(super) fn grows(&self) -> bool {
-        match self {
-            Step::Make { .. } | Step::Link { .. } | Step::SetXattr { .. } => true,
-            Step::Rename { target, .. } => target.is_none(),
-            Step::Remove { .. } | Step::SetAttr(..) | Step::RemoveXattr(..) => false,
-        }
-    }
-
     fn name(&self) -> String {
         let of = |what: &str, name: &[u8]| format!("{what} {:?}", String::from_utf8_lossy(name));
         match self {

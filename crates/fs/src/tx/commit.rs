@@ -12,7 +12,7 @@ use crate::namespace::live_dir;
 use crate::rename::DEPTH_MAX;
 use base::canary::{Canary, planted};
 use base::map::HashMap;
-use engine::{Epoch, Extensive, Need, Node, Reservation};
+use engine::{Epoch, Extensive, Node, Reservation};
 use format::{BLOCK_SIZE, Damage};
 
 /// Bytes of an entry that sets times.
@@ -208,15 +208,10 @@ impl<'fs> Transaction<'fs> {
     ) -> Result<(Epoch, Vec<Ino>), Error> {
         let fs = self.fs;
         let nodes = self.nodes()?;
-        // What was written has its room, and refusing it would be too late.
-        let need = match self.steps.iter().any(Step::grows) {
-            true => Need::Grow,
-            false => Need::Reclaim,
-        };
         let most = fs.store.large_most();
         let mut asked = self.expected.max(LEAST);
         loop {
-            let mut op = fs.store.begin_large(need, asked)?;
+            let mut op = fs.store.begin_large(asked)?;
             fs.files.check_written(self.stored.flush_failures)?;
             let concerned = Concerned {
                 nodes: &nodes,

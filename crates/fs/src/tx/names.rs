@@ -105,8 +105,7 @@ impl<'fs> Transaction<'fs> {
         if is_dot(name) || self.named(dir, name)?.is_some() {
             return Err(Error::Exists);
         }
-        self.check_room()?;
-        self.expect(
+        self.grow(
             INODE_LOGGED + 2 * name.len() + body.len(),
             INODE_DIRTY + 2 * body.len(),
         )?;
@@ -177,8 +176,7 @@ impl<'fs> Transaction<'fs> {
         if is_dot(name) || self.named(dir, name)?.is_some() {
             return Err(Error::Exists);
         }
-        self.check_room()?;
-        self.expect(2 * name.len(), INODE_DIRTY)?;
+        self.grow(2 * name.len(), INODE_DIRTY)?;
         let staged = self.inode(ino)?;
         staged.model.nlink += 1;
         let target = Target {
@@ -277,19 +275,23 @@ impl<'fs> Transaction<'fs> {
         if dir != new_dir {
             self.check_moves((source, up), (target, down), (dir, new_dir), exchange)?;
         }
-        if target.is_none() {
-            self.check_room()?;
-        }
-        if let (Some(target), false) = (target, exchange) {
+        let displaced = target.filter(|_| !exchange);
+        if let Some(target) = displaced {
             match (up, down) {
                 (true, false) => return Err(Error::NotADirectory),
                 (false, true) => return Err(Error::IsADirectory),
                 (true, true) => self.check_empty(target.ino)?,
                 (false, false) => {}
             }
+        }
+        let (logged, dirty) = (2 * name.len() + 2 * new_name.len(), 2 * INODE_DIRTY);
+        match target {
+            Some(_) => self.expect(logged, dirty)?,
+            None => self.grow(logged, dirty)?,
+        }
+        if let Some(target) = displaced {
             self.lose_link(target.ino);
         }
-        self.expect(2 * name.len() + 2 * new_name.len(), 2 * INODE_DIRTY)?;
         self.mean(dir, name, target.filter(|_| exchange));
         self.mean(new_dir, new_name, Some(source));
         let mut moved = |ino: Ino, parent| {

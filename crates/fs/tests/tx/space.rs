@@ -1,8 +1,8 @@
 //! Space that transactions take, and what they hold at most.
 
 use crate::world::World;
-use crate::{WHO, begin, contents, make, pattern};
-use fs::{Error, ROOT, SetAttr};
+use crate::{WHO, begin, contents, make, names, pattern};
+use fs::{Error, FileSystem, Ino, ROOT, SetAttr};
 
 #[test]
 fn space_that_is_short_is_found_when_it_is_staged() {
@@ -64,6 +64,68 @@ fn what_is_written_again_or_cut_takes_no_more_space() {
     tx.write(file.ino, 0, &last).unwrap();
     tx.commit().unwrap();
     assert!(contents(&fs, file.ino) == last);
+    fs.close().unwrap();
+    world.check();
+}
+
+/// Names are made until there is room for no more, and data is written until there is no room for that.
+fn fill(fs: &FileSystem, dir: Ino, large: Ino, round: usize) -> usize {
+    let mut made = 0;
+    loop {
+        let name = format!("{round}{made:0200}");
+        match fs.symlink(&WHO(), dir, name.as_bytes(), &[b'x'; 900]) {
+            Ok(_) => made += 1,
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let file = fs.open_file(large, libc::O_RDWR).unwrap();
+    let mut at = fs.getattr(large).unwrap().size;
+    for len in [1 << 20, 4096] {
+        let piece = pattern(2, len);
+        while let Ok(written) = fs.write(&file, at, &piece) {
+            at += written as u64;
+        }
+    }
+    made
+}
+
+#[test]
+fn what_was_staged_commits_though_others_have_filled_the_array_since() {
+    let mut world = World::new(1, 64 << 20, 31);
+    let fs = world.open();
+    let large = make(&fs, b"large", b"").ino;
+    let dir = fs.mkdir(&WHO(), ROOT, b"dir", 0o755).unwrap().ino;
+    // Some that commit, and some that do not.
+    let staged: Vec<_> = (0..4)
+        .map(|n| {
+            let mut tx = begin(&fs);
+            let own = tx.mkdir(ROOT, format!("tx{n}").as_bytes(), 0o755).unwrap();
+            for i in 0..300 {
+                let name = format!("{i:0100}");
+                let file = tx.create(own, name.as_bytes(), 0o644).unwrap();
+                tx.setxattr(file, b"user.a", &[n; 300], 0).unwrap();
+                tx.write(file, 0, &pattern(i, 100)).unwrap();
+            }
+            (own, tx)
+        })
+        .collect();
+    let made = fill(&fs, dir, large, 1);
+    assert!(made > 100, "{made}");
+    for (n, (own, tx)) in staged.into_iter().enumerate() {
+        if n % 2 == 1 {
+            drop(tx);
+            assert!(fs.getattr(own).is_err());
+            continue;
+        }
+        tx.commit().unwrap();
+        assert_eq!(names(&fs, own).len(), 300);
+    }
+    // What the others had promised is there for all again.
+    let more = fill(&fs, dir, large, 2);
+    assert!(more > 0, "{more}");
+    let fs = world.remount(fs);
+    fs.unlink(&WHO(), ROOT, b"large").unwrap();
     fs.close().unwrap();
     world.check();
 }
