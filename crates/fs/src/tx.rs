@@ -539,7 +539,7 @@ impl<'fs> Transaction<'fs> {
     /// Sets an extended attribute; `flags`: [`XATTR_CREATE`], [`XATTR_REPLACE`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for access control lists.
+    /// [`Error::Unsupported`] for access control lists; [`Error::NoSpace`] also when the file has as many names as can be listed.
     pub fn setxattr(
         &mut self,
         ino: Ino,
@@ -561,7 +561,17 @@ impl<'fs> Transaction<'fs> {
         }
         self.grow(value.len() * 9 / 8, value.len() * 2)?;
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
-        staged.xattrs.insert(name.into(), Some(value.into()));
+        let before = staged.xattrs.insert(name.into(), Some(value.into()));
+        let staged = &self.inodes[&ino];
+        let can_list = self.can_list_xattrs(&staged.model, staged);
+        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        if !matches!(can_list, Ok(true)) {
+            match before {
+                Some(before) => drop(staged.xattrs.insert(name.into(), before)),
+                None => drop(staged.xattrs.remove(name)),
+            }
+            return can_list.and(Err(Error::NoSpace));
+        }
         staged.is_stripped &= name != CAPABILITY;
         self.step(Step::SetXattr {
             ino,

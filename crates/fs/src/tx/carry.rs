@@ -99,7 +99,6 @@ impl<'fs> Transaction<'fs> {
     fn look_again(&self, op: &mut Op<'fs, FsNode>, carried: &Carried) -> Result<(), Error> {
         for (ino, staged) in &self.inodes {
             if staged.fresh.is_some() {
-                self.check_xattr_names(&staged.model, staged)?;
                 continue;
             }
             let inode = op.peek(carried.slot(*ino)?).inode()?;
@@ -111,8 +110,8 @@ impl<'fs> Transaction<'fs> {
             if staged.looked.is_some_and(|seen| seen != newest()) && looks_again() {
                 return Err(changed(*ino));
             }
-            if !staged.xattrs.is_empty() {
-                self.check_xattr_names(inode, staged)?;
+            if !staged.xattrs.is_empty() && !self.can_list_xattrs(inode, staged)? {
+                return Err(changed(*ino));
             }
         }
         for (dir, names) in &self.names {
@@ -447,8 +446,12 @@ impl<'fs> Transaction<'fs> {
         Ok(())
     }
 
-    /// The names of an inode's attributes stay fewer than can be listed. Before the first step: later the operation may have locked what they are in.
-    fn check_xattr_names(&self, inode: &Inode, staged: &Staged<'_>) -> Result<(), Error> {
+    /// Whether the names of an inode's attributes stay fewer than can be listed. Before the first step: later the operation may have locked what they are in.
+    pub(super) fn can_list_xattrs(
+        &self,
+        inode: &Inode,
+        staged: &Staged<'_>,
+    ) -> Result<bool, Error> {
         let names = match inode.seldom.xattr_root {
             None => Vec::new(),
             Some(_) => self.fs.attribute_names(inode)?,
@@ -464,10 +467,7 @@ impl<'fs> Transaction<'fs> {
         // What it may get from its directory.
         let inherited = staged.fresh.iter().flat_map(|_| [ACCESS, DEFAULT]);
         let all = kept.chain(set.map(|(name, _)| &**name)).chain(inherited);
-        match all.map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX {
-            true => Ok(()),
-            false => Err(Error::NoSpace),
-        }
+        Ok(all.map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX)
     }
 
     fn change_contents(
