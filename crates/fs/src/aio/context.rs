@@ -490,6 +490,10 @@ impl Inner {
 
     fn write(&mut self, number: u32, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf) {
         let len = buf.len();
+        match self.files.write_now(&file, offset, &buf) {
+            Ok(false) => {}
+            done => return self.finish(number, Some(file), done.map(|_| len), buf),
+        }
         self.writes.fetch_add(1, Ordering::SeqCst);
         let writing = match self.files.begin_write(&file, offset, len, &mut self.runs) {
             Ok(Some(writing)) => writing,

@@ -395,7 +395,7 @@ impl Files {
     }
 
     /// Dirty pages that only write-back takes home: where threads clean, those without a block. Wrong by a 16th of the cache at most.
-    fn unwritten(&self) -> usize {
+    pub(super) fn unwritten(&self) -> usize {
         match self.cleaning.is_running() {
             true => self.pages.about_promised(),
             false => self.pages.about_dirty(),

@@ -141,6 +141,41 @@ impl Files {
         Ok(written)
     }
 
+    /// As [`write`](Self::write), if nothing has to be waited for: one page below the end of the file that is cached, or is written whole and
+    /// has a block, while there is much room in the cache. False: nothing is written, as it is another one.
+    pub(crate) fn write_now(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
+        let others = libc::O_APPEND | libc::O_DIRECT | libc::O_DSYNC;
+        let is_one = !data.is_empty() && is_one_page(offset, data.len());
+        if !is_one || !file.writable() || file.flags() & others != 0 {
+            return Ok(false);
+        }
+        self.check_writable()?;
+        let (state, page) = (&file.state, offset / PAGE);
+        let is_known = || data.len() == BLOCK_SIZE || self.pages.absence(state.key, page).is_none();
+        if self.unwritten() > self.pages.capacity() / 4
+            || !is_inside(state, offset, data.len())
+            || !is_known()
+        {
+            return Ok(false);
+        }
+        self.cleaning.note_dirty();
+        let put = match state.try_lock_shared()? {
+            Some(_shared) if state.stores.quiet().is_some() => {
+                self.overwrite_locked(state, offset, data, false)?
+            }
+            _ => Put::Refused,
+        };
+        if put == Put::Done {
+            self.check_open_still()?;
+        }
+        Ok(put == Put::Done)
+    }
+
     /// Writes `data` at the end of the file, whatever the handle's flags, in one step with finding out where that is; returns
     /// where, and the bytes written, fewer only when space ran out, or at the largest size. Otherwise as [`write`](Self::write).
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {

@@ -173,6 +173,7 @@ fn a_write_in_flight_that_fails_says_so_and_takes_nothing_with_it() {
 #[test]
 fn a_flush_that_fails_meanwhile_fails_the_write() {
     let mut world = world(25);
+    world.options.data.cache_bytes = 1024 * PAGE;
     let fs = world.open();
     let (fs, ino) = cold(&mut world, fs, b"file", &vec![1u8; 64 * PAGE]);
     let direct = fs.open_file(ino, DIRECT).unwrap();
@@ -282,4 +283,94 @@ fn a_callback_may_wait_for_what_the_same_call_has_begun() {
     finish(&mut context);
     assert!(is_all(&page(&fs, ino, 2), 3));
     assert!(page(&fs, ino, 3).is_empty());
+}
+
+/// Overwrites through the cache that need nothing are done when they are handed over, while no device answers; and whoever else writes and reads the page
+/// sees them in that order.
+#[test]
+fn overwrites_that_the_cache_takes_are_complete_at_once() {
+    let mut world = world(24);
+    let fs = world.open();
+    let (fs, ino) = cold(&mut world, fs, b"file", &[1; 64 * PAGE]);
+    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+    // Half of the pages are cached.
+    let mut bytes = vec![0; 32 * PAGE];
+    fs.read(&file, 0, &mut bytes).unwrap();
+    let mut context = fs.io_context(256).unwrap();
+    for device in &world.devices {
+        device.stick();
+    }
+    let part = |context: &mut IoContext, page: u64, bytes: &[u8]| {
+        let request = Request::Write {
+            file: Arc::clone(&file),
+            offset: page * PAGE as u64 + 100,
+            buf: AlignedBuf::from_slice(bytes),
+        };
+        submit(context, page, request);
+    };
+    // Whole pages, of which none has to be known, and parts of those that are.
+    for number in 0..64 {
+        submit(&mut context, number, write(&file, number, &[2; PAGE]));
+    }
+    (0..32).for_each(|number| part(&mut context, number, &[3; 100]));
+    let mut out = Vec::new();
+    assert_eq!(context.poll(&mut out), 96);
+    assert!(out.iter().all(|done| done.result.is_ok()));
+    let whole = [2; PAGE];
+    let mut parted = whole;
+    parted[100..200].fill(3);
+    for number in 0..64 {
+        let found = page(&fs, ino, number);
+        let expected = match number < 32 {
+            true => parted,
+            false => whole,
+        };
+        assert!(found == expected, "page {number}");
+    }
+    // What makes the file longer, or is to be durable, is not.
+    submit(&mut context, 64, write(&file, 64, &[4; PAGE]));
+    let durable = fs.open_file(ino, libc::O_RDWR | libc::O_DSYNC).unwrap();
+    submit(&mut context, 65, write(&durable, 0, &[5; PAGE]));
+    for device in &world.devices {
+        device.release();
+    }
+    let done = finish(&mut context);
+    assert!(done.values().all(|done| done.result.is_ok()));
+    drop((file, durable));
+    let fs = world.remount(fs);
+    assert!(is_all(&page(&fs, ino, 0), 5));
+    assert!(page(&fs, ino, 1) == parted);
+    assert!(is_all(&page(&fs, ino, 64), 4));
+}
+
+/// With the cache a quarter full of what has to go home, writes are for threads, which wait for room.
+#[test]
+fn overwrites_that_fill_the_cache_wait_for_room() {
+    let mut world = world(25);
+    let fs = world.open();
+    let pages = 4096u64;
+    let (fs, ino) = cold(&mut world, fs, b"file", &vec![1; pages as usize * PAGE]);
+    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+    let mut context = fs.io_context(256).unwrap();
+    let mut out = Vec::new();
+    for round in 0..4u8 {
+        for number in 0..pages {
+            let value = (number as u8) ^ round;
+            submit(&mut context, number, write(&file, number, &[value; PAGE]));
+            while context.in_flight() > 200 {
+                context.wait(1, &mut out, None);
+            }
+        }
+    }
+    finish(&mut context);
+    assert!(out.iter().all(|done| done.result.is_ok()));
+    drop(file);
+    let fs = world.remount(fs);
+    // Two writes of one page that are in flight at once come in any order; these are rounds apart.
+    for number in 0..pages {
+        assert!(
+            is_all(&page(&fs, ino, number), (number as u8) ^ 3),
+            "{number}"
+        );
+    }
 }
