@@ -7,6 +7,7 @@
 //!    So there are never more threads than were given things to do at once, and one.
 //! 3. Of what [`Needs::Little`] so many at a time are done as [`GrowingPool::start`] was told, and others only when one of these has ended: its thread looks for them.
 //!    More threads would only wait for each other's locks.
+//!    What was given first has its turn first, as far as that allows: where more waits all the time than there may be threads, the rest is done, too.
 //! 4. Who has nothing to do sleeps on top of a stack, from which the next is woken. So those that are not needed sleep on, and a thread
 //!    that has slept for [`PATIENCE`] ends.
 //! 5. A thread that is taken from the stack looks for something to do before it sleeps or ends. It may find nothing: another one was faster.
@@ -173,10 +174,12 @@ impl State {
 
     /// The next thing to do.
     fn take(&mut self, few: usize) -> Option<(Needs, u64, Job)> {
-        let (needs, (number, job)) = match self.waits.pop_front() {
-            Some(job) => (Needs::Wait, job),
-            None if self.at_little == few => return None,
-            None => (Needs::Little, self.little.pop_front()?),
+        let first = |queue: &VecDeque<(u64, Job)>| queue.front().map(|(number, _)| *number);
+        let little = first(&self.little).filter(|_| self.at_little < few);
+        let is_little = little.is_some_and(|little| first(&self.waits).is_none_or(|n| little < n));
+        let (needs, (number, job)) = match is_little {
+            true => (Needs::Little, self.little.pop_front()?),
+            false => (Needs::Wait, self.waits.pop_front()?),
         };
         self.at_little += usize::from(needs == Needs::Little);
         self.under_way.push(number);
@@ -324,5 +327,30 @@ mod tests {
         });
         drop(pool);
         assert_eq!(done.load(Ordering::Relaxed), 1901);
+    }
+
+    /// As many wait all the time as there are threads, and one more.
+    #[test]
+    fn what_needs_little_has_its_turn_beside_more_that_waits_than_there_are_threads() {
+        fn again(pool: &Arc<GrowingPool>, over: &Arc<AtomicUsize>) {
+            let (theirs, left) = (Arc::clone(pool), Arc::clone(over));
+            pool.give(Needs::Wait, move || {
+                if left.load(Ordering::SeqCst) == 0 {
+                    again(&theirs, &left);
+                    yield_now();
+                }
+            });
+        }
+        let pool = Arc::new(GrowingPool::start("test", 2, 1).unwrap());
+        let over = Arc::new(AtomicUsize::new(0));
+        (0..3).for_each(|_| again(&pool, &over));
+        let (sender, done) = std::sync::mpsc::channel();
+        pool.give(Needs::Little, move || sender.send(()).unwrap());
+        let done = done.recv_timeout(Duration::from_secs(2));
+        over.store(1, Ordering::SeqCst);
+        while Arc::strong_count(&over) > 1 {
+            pool.finish();
+        }
+        assert!(done.is_ok(), "it was never done");
     }
 }
