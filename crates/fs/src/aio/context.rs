@@ -89,7 +89,7 @@ pub struct Completion {
     pub offset: u64,
     /// Bytes read or written.
     pub result: Result<usize, Error>,
-    /// Of a write that failed, until somebody has this.
+    /// Of a write that failed, or wrote less, until somebody has this.
     pub(super) owed: Option<Owed>,
 }
 
@@ -653,12 +653,12 @@ impl Inner {
                 self.pool.give(Needs::Wait, move || drop(last));
             }
             let (files, writes) = (&self.files, pending.writes.take());
-            let owed = |error| Owed::new(files, writes?, error);
+            let owed = |of| Owed::new(files, of, &done.result, done.buf.len());
             let completion = Completion {
                 user: pending.user,
+                owed: writes.and_then(owed),
                 buf: done.buf,
                 offset: done.offset.unwrap_or(pending.offset),
-                owed: done.result.as_ref().err().and_then(owed),
                 result: done.result,
             };
             ended.push_back((pending.then.take(), completion));

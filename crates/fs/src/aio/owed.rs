@@ -1,4 +1,4 @@
-//! Writes that failed, until somebody is told of it.
+//! Writes that failed, or found no room for all of it, until somebody is told of it.
 //!
 //! A request that fails is told by its completion. Where that goes to nobody, because its context or its future was dropped, the file has the failure,
 //! as of a write-back that failed: every handle's next fsync reports it, and so does the next sync.
@@ -25,16 +25,28 @@ impl std::fmt::Debug for Owed {
 }
 
 impl Owed {
-    /// `None`: the request was refused before it changed or could lose anything.
-    pub fn new(files: &Arc<Files>, of: (Ino, u64), error: &Error) -> Option<Owed> {
-        let lost = matches!(
-            error,
-            Error::Store(_) | Error::WriteFailed { .. } | Error::NoSpace
-        );
-        lost.then(|| Owed {
+    /// Of a write of `len` bytes. `None`: all of it is there, or its owner should not have asked for it.
+    pub fn new(
+        files: &Arc<Files>,
+        of: (Ino, u64),
+        result: &Result<usize, Error>,
+        len: usize,
+    ) -> Option<Owed> {
+        let why = match result {
+            Ok(written) if *written < len => format!("{written} of {len} bytes found room"),
+            Err(
+                error @ (Error::Store(_)
+                | Error::WriteFailed { .. }
+                | Error::NoSpace
+                | Error::Damage(_)
+                | Error::Damaged { .. }),
+            ) => error.to_string(),
+            _ => return None,
+        };
+        Some(Owed {
             files: Some(Arc::clone(files)),
             of,
-            why: format!("a write that nobody waited for: {error}"),
+            why: format!("a write that nobody waited for: {why}"),
         })
     }
 

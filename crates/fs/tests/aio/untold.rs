@@ -127,3 +127,28 @@ fn a_file_system_ends_while_somebody_goes_on_handing_over_requests() {
         over.store(true, Ordering::Relaxed);
     });
 }
+
+/// A device that has room for a part of it.
+#[test]
+fn what_of_a_write_found_no_room_and_nobody_waited_for_is_told() {
+    let world = World::new(2, 36 << 20, 12);
+    let fs = world.open();
+    let caller = Caller::root();
+    let file = fs
+        .create(&caller, ROOT, b"a", 0o644, libc::O_RDWR)
+        .unwrap()
+        .1;
+    fs.fsync(&file, false).unwrap();
+    let free = fs.statfs().blocks_free;
+    let buf = AlignedBuf::from_slice(&vec![7; free as usize * 4096 + (4 << 20)]);
+    let len = buf.len();
+    let mut context = fs.io_context(4).unwrap();
+    assert_eq!(context.submit(&mut vec![(0, request(&file, buf))]), 1);
+    drop(context);
+    let size = fs.getattr(file.ino()).unwrap().size;
+    assert!(size > 0 && size < len as u64, "{size} of {len}");
+    assert!(
+        fs.fsync(&file, false).is_err(),
+        "{size} bytes of {len} are there, and nobody was told"
+    );
+}
