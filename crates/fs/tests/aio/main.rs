@@ -6,6 +6,7 @@
 mod cached;
 mod drivers;
 mod machine;
+mod review;
 mod untold;
 mod writing;
 
