@@ -258,8 +258,10 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
                     _ => fs.write(&file, offset, &AlignedBuf::from_slice(&bytes)),
                 };
                 if went(written.clone()) {
-                    assert_eq!(written.unwrap(), bytes.len());
-                    end_of(seq);
+                    match written.unwrap() == bytes.len() {
+                        true => end_of(seq),
+                        false => assert!(faulty()),
+                    }
                 }
             }
             4 if is_free => {
@@ -327,7 +329,13 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
         }
         for done in out.drain(..) {
             let (first, n, write, lows) = flying.remove(&done.user).unwrap();
-            if !went(done.result.clone()) {
+            let is_short = faulty()
+                && write.is_some()
+                && done
+                    .result
+                    .as_ref()
+                    .is_ok_and(|len| *len < (n * PAGE as u64) as usize);
+            if !went(done.result.clone()) || is_short {
                 if write.is_some() {
                     busy.retain(|page| !(first..first + n).contains(page));
                 }
@@ -369,7 +377,10 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
     context.wait(usize::MAX, &mut out, None);
     for done in out {
         let (first, n, write, lows) = flying.remove(&done.user).unwrap();
-        if !went(done.result.clone()) {
+        let is_short = faulty()
+            && write.is_some()
+            && (done.result.as_ref()).is_ok_and(|len| *len < (n * PAGE as u64) as usize);
+        if !went(done.result.clone()) || is_short {
             continue;
         }
         assert_eq!(done.result.unwrap(), (n * PAGE as u64) as usize);
@@ -474,6 +485,10 @@ enum On {
     Slow,
     Files,
     Faults,
+    /// The file system is closed meanwhile.
+    Closing,
+    /// There is no room for all of it.
+    Full,
 }
 
 fn on_files(
@@ -560,12 +575,26 @@ fn stress(seed: u64, time: Duration, on: On) {
         .unwrap();
     }
     fs.sync().unwrap();
+    if on == On::Full {
+        let filler = fs.open_file(make(&fs, b"filler"), DIRECT).unwrap();
+        let keep = rng.below(150);
+        let room = fs.statfs().blocks_free.saturating_sub(keep) as usize;
+        drop(fs.write(&filler, 0, &AlignedBuf::from_slice(&vec![1; room * PAGE])));
+        FAULTS.store(true, Ordering::SeqCst);
+    }
     let end = Instant::now() + time;
     let mut tails = base::thread::parallel(THREADS + 1, |thread| match thread {
         THREADS if on == On::Faults => {
             break_things(&world, seed, end);
             Vec::new()
         }
+        THREADS if on == On::Closing => {
+            std::thread::sleep(Duration::from_millis(Rng::new(seed).below(300)));
+            FAULTS.store(true, Ordering::SeqCst);
+            fs.close().unwrap();
+            Vec::new()
+        }
+        THREADS if on == On::Full => Vec::new(),
         THREADS => tail(&fs, ino, seed, end),
         _ => {
             owner(&fs, ino, &slots, thread as u64, seed, end);
@@ -573,7 +602,7 @@ fn stress(seed: u64, time: Duration, on: On) {
         }
     });
     let model = tails.pop().unwrap();
-    let cut = on == On::Faults || (on != On::Files && rng.one_in(2));
+    let cut = on == On::Faults || (!matches!(on, On::Files | On::Closing) && rng.one_in(2));
     let fs = if cut {
         world.switch.cut_now();
         drop(fs);
@@ -609,11 +638,14 @@ fn stress(seed: u64, time: Duration, on: On) {
             slot.issued.load(Ordering::SeqCst),
         );
         ops += done;
-        if !cut {
+        if !cut && !was_faulty {
             slot.check("at the end", page as u64, bytes, done);
             continue;
         }
-        let low = slot.synced.load(Ordering::SeqCst);
+        let low = match cut {
+            true => slot.synced.load(Ordering::SeqCst),
+            false => done,
+        };
         synced += low;
         for (sector, bytes) in bytes.chunks(512).enumerate() {
             let seq = seq_of(page as u64, sector, bytes);
@@ -623,7 +655,7 @@ fn stress(seed: u64, time: Duration, on: On) {
             );
         }
     }
-    if !cut {
+    if !cut && !was_faulty {
         let mut found = vec![0; model.len() + 1];
         assert_eq!(
             fs.read(&file, REGION * PAGE as u64, &mut found).unwrap(),
@@ -656,10 +688,16 @@ fn many_threads_and_contexts_in_one_file() {
             Some("files") => On::Files,
             Some("faults") => On::Faults,
             Some("slow") => On::Slow,
+            Some("closing") => On::Closing,
+            Some("full") => On::Full,
             _ if seed % 3 == 0 => On::Slow,
             _ => On::Sim,
         };
-        stress(seed, Duration::from_millis(1500), on);
+        let time = match on {
+            On::Closing => 400,
+            _ => 1500,
+        };
+        stress(seed, Duration::from_millis(time), on);
         seed += 1;
     }
 }
