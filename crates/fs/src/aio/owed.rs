@@ -5,11 +5,12 @@
 
 use crate::data::Files;
 use crate::{Error, Ino};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Dropped before anybody was told, the file has it.
 pub(super) struct Owed {
-    files: Option<Arc<Files>>,
+    /// A future that nobody asks any more keeps no file system.
+    files: Option<Weak<Files>>,
     /// Of which file: its number and generation.
     of: (Ino, u64),
     why: String,
@@ -44,7 +45,7 @@ impl Owed {
             _ => return None,
         };
         Some(Owed {
-            files: Some(Arc::clone(files)),
+            files: Some(Arc::downgrade(files)),
             of,
             why: format!("a write that nobody waited for: {why}"),
         })
@@ -57,7 +58,7 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        if let Some(files) = self.files.take() {
+        if let Some(files) = self.files.take().and_then(|files| files.upgrade()) {
             files.untold(self.of, &self.why);
         }
     }

@@ -701,3 +701,154 @@ fn many_threads_and_contexts_in_one_file() {
         seed += 1;
     }
 }
+
+/// Content that tells whose it is.
+fn marked(id: u64, page: u64) -> Vec<u8> {
+    let mut bytes = vec![id as u8 | 1; PAGE];
+    for bytes in bytes.chunks_mut(512) {
+        bytes[..8].copy_from_slice(&id.to_le_bytes());
+        bytes[8..16].copy_from_slice(&page.to_le_bytes());
+    }
+    bytes
+}
+
+fn check_marked(id: u64, first: u64, bytes: &[u8]) {
+    for (i, bytes) in bytes.chunks(PAGE).enumerate() {
+        let own = marked(id, first + i as u64);
+        let is_own = bytes == &own[..bytes.len()];
+        let none = bytes.iter().all(|&b| b == 0);
+        assert!(
+            is_own || none,
+            "file {id} page {} is another's",
+            first + i as u64
+        );
+    }
+}
+
+fn come_and_go(fs: &Arc<FileSystem>, thread: u64, seed: u64, end: Instant) {
+    let mut rng = Rng::new(seed * 100 + thread);
+    let mut context = fs.io_context(64).unwrap();
+    let (mut out, mut reads) = (Vec::new(), BTreeMap::new());
+    let mut number = 0;
+    let mut round = 0;
+    while Instant::now() < end {
+        round += 1;
+        let id = (thread + 1) << 32 | round;
+        let name = format!("{thread}-{round}");
+        let ino = make(fs, name.as_bytes());
+        let open = |flags| fs.open_file(ino, flags).unwrap();
+        let handles = [open(libc::O_RDWR), open(DIRECT), open(DIRECT)];
+        let pages = rng.range(1, 300);
+        if rng.one_in(2) {
+            fs.truncate(&Caller::root(), ino, pages * PAGE as u64)
+                .unwrap();
+        }
+        if rng.one_in(3) {
+            let len = rng.range(1, pages + 1) * PAGE as u64;
+            drop(fs.fallocate(&handles[0], libc::FALLOC_FL_KEEP_SIZE, 0, len));
+        }
+        if rng.one_in(3) {
+            drop(fs.fsync(&handles[0], false));
+        }
+        for _ in 0..rng.below(80) {
+            let file = rng.pick(&handles).clone();
+            let n = rng.range(1, 9).min(pages);
+            let first = rng.below(pages - n + 1);
+            let offset = first * PAGE as u64;
+            let bytes: Vec<u8> = (first..first + n)
+                .flat_map(|page| marked(id, page))
+                .collect();
+            number += 1;
+            match rng.below(12) {
+                0..=5 => {
+                    let buf = AlignedBuf::from_slice(&bytes);
+                    let write = Request::Write { file, offset, buf };
+                    assert!(context.submit(&mut vec![(number, write)]) <= 1);
+                }
+                6..=8 => {
+                    let taken =
+                        context.submit(&mut vec![(number, read(&file, offset, bytes.len()))]);
+                    if taken == 1 {
+                        reads.insert(number, (id, first));
+                    }
+                }
+                9 => {
+                    let size = rng.below(pages + 1) * PAGE as u64;
+                    drop(fs.truncate(&Caller::root(), ino, size));
+                }
+                10 if rng.one_in(3) => {
+                    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                    drop(fs.fallocate(&file, mode, offset, n * PAGE as u64));
+                }
+                10 if rng.one_in(3) => drop(fs.fsync(&file, true)),
+                _ => drop(fs.write(&file, offset, &AlignedBuf::from_slice(&bytes))),
+            }
+            context.poll(&mut out);
+            for done in out.drain(..) {
+                if let (Some((id, first)), Ok(len)) = (reads.remove(&done.user), done.result) {
+                    check_marked(id, first, &done.buf[..len]);
+                }
+            }
+        }
+        if rng.one_in(2) {
+            let mut bytes = vec![0; pages as usize * PAGE];
+            let len = fs.read(&handles[0], 0, &mut bytes).unwrap();
+            check_marked(id, 0, &bytes[..len]);
+        }
+        if rng.one_in(2) {
+            handles.into_iter().for_each(drop);
+        } else {
+            handles.into_iter().for_each(|file| fs.close_file(file));
+        }
+        fs.unlink(&Caller::root(), ROOT, name.as_bytes()).unwrap();
+        if rng.one_in(10) {
+            context = fs.io_context(64).unwrap();
+            reads.clear();
+        }
+    }
+}
+
+/// Files that go while requests of theirs are in flight, on a small array: nobody finds another's content, and no block is lost.
+#[test]
+fn files_come_and_go_beside_their_requests() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let seconds = number("SHEAF_STRESS").unwrap_or(2);
+    let mut seed = number("SHEAF_SEED").unwrap_or(1);
+    let last = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < last {
+        let mut world = World::new(2, 36 << 20, seed);
+        world.options = FsOptions::default();
+        world.options.data.cache_bytes = [64, 4096][seed as usize % 2] * PAGE;
+        let fs = match seed % 3 {
+            0 => slow(&world, Duration::from_micros(200)),
+            _ => world.open(),
+        };
+        let filler = fs.open_file(make(&fs, b"filler"), DIRECT).unwrap();
+        let room = fs.statfs().blocks_free.saturating_sub(900) as usize;
+        fs.write(&filler, 0, &AlignedBuf::from_slice(&vec![1; room * PAGE]))
+            .unwrap();
+        fs.sync().unwrap();
+        let free = fs.statfs().blocks_free;
+        let end = Instant::now() + Duration::from_millis(1500);
+        base::thread::parallel(4, |thread| come_and_go(&fs, thread as u64, seed, end));
+        let begin = Instant::now();
+        loop {
+            drop(fs.sync());
+            let now = fs.statfs().blocks_free;
+            if now >= free {
+                println!("seed {seed}: {free}, {now} free");
+                break;
+            }
+            assert!(
+                begin.elapsed() < Duration::from_secs(5),
+                "seed {seed}: {now} blocks of {free} are free again"
+            );
+        }
+        drop(filler);
+        drop(fs.close());
+        drop(fs);
+        world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+        world.check();
+        seed += 1;
+    }
+}

@@ -152,3 +152,38 @@ fn what_of_a_write_found_no_room_and_nobody_waited_for_is_told() {
         "{size} bytes of {len} are there, and nobody was told"
     );
 }
+
+/// Whoever opens the devices next would find them in use.
+#[test]
+fn a_future_of_a_write_that_failed_keeps_no_device_open() {
+    let world = World::new(2, 64 << 20, 13);
+    let fs = world.open();
+    let file = past(&fs, libc::O_DIRECT);
+    fs.write(&file, 0, &vec![1; 1 << 20]).unwrap();
+    fs.fsync(&file, false).unwrap();
+    let fail = |times| {
+        for device in &world.devices {
+            device.fail_writes(times, None);
+        }
+    };
+    fail(Times::Always);
+    let mut future = Box::pin(fs.write_future(&file, 0, AlignedBuf::from_slice(&[7; LEN])));
+    let mut poll = || {
+        let noop = &mut Context::from_waker(Waker::noop());
+        future.as_mut().poll(noop)
+    };
+    assert!(poll().is_pending());
+    // The request has it until it is done.
+    while Arc::strong_count(&file) > 1 {
+        base::thread::yield_now();
+    }
+    fail(Times::Next(0));
+    drop(file);
+    fs.close().unwrap();
+    drop(fs);
+    assert_eq!(Arc::strong_count(&world.devices[0]), 1);
+    let std::task::Poll::Ready((_, result)) = poll() else {
+        panic!("it is done");
+    };
+    assert!(result.is_err());
+}
