@@ -5,7 +5,6 @@ use base::clock::Clock;
 use device::{Latency, LatencyDevice};
 use fs::FsOptions;
 use std::collections::BTreeSet;
-use std::sync::Mutex as StdMutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
@@ -96,12 +95,23 @@ fn went<T>(result: Result<T, Error>) -> bool {
     }
 }
 
-#[derive(Default)]
 struct Slot {
     issued: AtomicU64,
     done: AtomicU64,
     synced: AtomicU64,
-    zeros: StdMutex<BTreeSet<u64>>,
+    zeros: Mutex<BTreeSet<u64>>,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        let none = || AtomicU64::new(0);
+        Slot {
+            issued: none(),
+            done: none(),
+            synced: none(),
+            zeros: Mutex::new(rank::LEAF, BTreeSet::new()),
+        }
+    }
 }
 
 fn content(page: u64, seq: u64) -> Vec<u8> {
@@ -135,16 +145,7 @@ fn seq_of(page: u64, sector: usize, bytes: &[u8]) -> u64 {
 impl Slot {
     fn may_be(&self, seq: u64, low: u64, high: u64) -> bool {
         match seq {
-            0 => {
-                low == 0
-                    || self
-                        .zeros
-                        .lock()
-                        .unwrap()
-                        .range(low..=high)
-                        .next()
-                        .is_some()
-            }
+            0 => low == 0 || self.zeros.lock().range(low..=high).next().is_some(),
             _ => low <= seq && seq <= high,
         }
     }
@@ -225,7 +226,7 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
             for page in pages.clone() {
                 let slot = &slots[page as usize];
                 if zero {
-                    slot.zeros.lock().unwrap().insert(seq);
+                    slot.zeros.lock().insert(seq);
                 }
                 slot.issued.store(seq, Ordering::SeqCst);
             }
@@ -497,8 +498,7 @@ fn on_files(
 ) -> (Vec<std::path::PathBuf>, Arc<FileSystem>) {
     let mut paths = Vec::new();
     for (i, device) in world.devices.iter().enumerate() {
-        let path =
-            std::path::PathBuf::from(format!("/check/review-img-{}-{i}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("sheaf-review-{}-{i}", std::process::id()));
         let bytes = device.info().bytes;
         drop(std::fs::remove_file(&path));
         device::create_image(&path, bytes).unwrap();
@@ -531,11 +531,11 @@ fn break_things(world: &World, seed: u64, end: Instant) {
             // Mostly not what makes the file system fail.
             0..=3 => {
                 let bytes = device.info().bytes;
-                let all = seed % 4 == 0 && rng.one_in(4);
+                let all = seed.is_multiple_of(4) && rng.one_in(4);
                 device.fail_writes(Times::Next(1), Some(if all { 0 } else { bytes / 4 }..bytes));
             }
             4 => device.fail_reads(Times::Next(1), None),
-            5 if seed % 2 == 0 => device.fail_flushes(Times::Next(1)),
+            5 if seed.is_multiple_of(2) => device.fail_flushes(Times::Next(1)),
             _ => {}
         }
         std::thread::sleep(Duration::from_micros(rng.below(20_000)));
@@ -553,9 +553,11 @@ fn stress(seed: u64, time: Duration, on: On) {
         world.topology = Topology::PerDevice;
     }
     let slots: Vec<Slot> = (0..REGION).map(|_| Slot::default()).collect();
-    let mut options = device::OpenOptions::default();
-    options.topology = world.topology;
-    options.direct = rng.one_in(2);
+    let options = device::OpenOptions {
+        topology: world.topology,
+        direct: rng.one_in(2),
+        ..device::OpenOptions::default()
+    };
     let (paths, fs) = match on {
         On::Slow => (Vec::new(), slow(&world, Duration::from_micros(300))),
         On::Files => on_files(&world, &options),
@@ -690,7 +692,7 @@ fn many_threads_and_contexts_in_one_file() {
             Some("slow") => On::Slow,
             Some("closing") => On::Closing,
             Some("full") => On::Full,
-            _ if seed % 3 == 0 => On::Slow,
+            _ if seed.is_multiple_of(3) => On::Slow,
             _ => On::Sim,
         };
         let time = match on {
