@@ -73,6 +73,55 @@ fn appends_are_done_beside_any_number_of_durable_writes() {
     assert!(done[1], "the append was not done for 5 s");
 }
 
+/// Whoever closes it waits for what was handed over before, and not for what still is.
+#[test]
+fn a_file_system_ends_beside_any_number_of_durable_writes() {
+    let mut world = world(92);
+    world.options = FsOptions::default();
+    let fs = slow(&world, Duration::from_millis(1));
+    let durable = fs
+        .open_file(make(&fs, b"durable"), DIRECT | libc::O_DSYNC)
+        .unwrap();
+    fs.write(&durable, 0, &noise(1, 512 * PAGE)).unwrap();
+    let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let took = base::thread::parallel(2, |thread| {
+        let begin = Instant::now();
+        if thread == 0 {
+            let (mut context, mut out) = (fs.io_context(2000).unwrap(), Vec::new());
+            let mut at = 0;
+            while !over.load(Ordering::SeqCst) && begin.elapsed() < Duration::from_secs(6) {
+                let write = |_| {
+                    at += 1;
+                    let request = Request::Write {
+                        file: Arc::clone(&durable),
+                        offset: at % 512 * PAGE as u64,
+                        buf: AlignedBuf::zeroed(PAGE),
+                    };
+                    (at, request)
+                };
+                let mut requests = (context.in_flight()..2000).map(write).collect();
+                assert!(context.submit(&mut requests) <= 2000);
+                context.wait(1, &mut out, None);
+                out.clear();
+                begun.store(true, Ordering::SeqCst);
+            }
+            return Duration::ZERO;
+        }
+        while !begun.load(Ordering::SeqCst) {
+            base::thread::yield_now();
+        }
+        let mut context = fs.io_context(1).unwrap();
+        let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
+        submit(&mut context, 0, Request::Append { file, buf });
+        let begin = Instant::now();
+        fs.close().unwrap();
+        over.store(true, Ordering::SeqCst);
+        begin.elapsed()
+    });
+    assert!(took[1] < Duration::from_secs(4), "{:?}", took[1]);
+}
+
 const THREADS: usize = 4;
 const OWN: u64 = 48;
 const REGION: u64 = THREADS as u64 * OWN;
