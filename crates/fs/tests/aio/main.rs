@@ -1,12 +1,11 @@
 //! Requests that are handed over: contexts, callbacks and futures on a simulated array.
 //!
-//! A simulated device has a request in its hands until it is asked for what has ended, so a test decides what happens to a file
-//! between a read's beginning and its end.
+//! A simulated device has a request in its hands until it is asked for what has ended, so a test decides what happens meanwhile.
 
 mod cached;
+mod crowds;
 mod drivers;
 mod machine;
-mod review;
 mod untold;
 mod writing;
 

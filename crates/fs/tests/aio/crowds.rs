@@ -1,12 +1,11 @@
-//! What a review of requests in flight has found, and a long run of many threads in one file.
+//! Requests beside any number of others, and long runs of many threads and contexts in one file.
 
 use super::*;
-use base::clock::Clock;
+use base::clock::{Clock, now_ns};
 use device::{Latency, LatencyDevice};
 use fs::FsOptions;
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
 
 fn slow(world: &World, service: Duration) -> Arc<FileSystem> {
     let latency = Latency {
@@ -21,6 +20,19 @@ fn slow(world: &World, service: Duration) -> Arc<FileSystem> {
     let devices = world.devices.iter().map(device).collect();
     let array = Arc::new(Array::assemble(devices, false).unwrap());
     FileSystem::open(array, world.options.clone()).unwrap()
+}
+
+fn since(begin: u64) -> Duration {
+    Duration::from_nanos(now_ns() - begin)
+}
+
+fn after(time: Duration) -> u64 {
+    now_ns() + time.as_nanos() as u64
+}
+
+/// What nothing but time ends: when devices begin to fail.
+fn rest(time: Duration) {
+    base::clock::nap(time.as_nanos() as u64);
 }
 
 /// More requests wait all the time than there may be threads.
@@ -63,11 +75,11 @@ fn appends_are_done_beside_any_number_of_durable_writes() {
         }
         let mut context = fs.io_context(1).unwrap();
         let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
-        let begin = Instant::now();
+        let begin = now_ns();
         submit(&mut context, 0, Request::Append { file, buf });
         let done = context.wait(1, &mut out, Some(Duration::from_secs(5)));
         over.store(true, Ordering::SeqCst);
-        println!("after {:?}", begin.elapsed());
+        println!("after {:?}", since(begin));
         done == 1
     });
     assert!(done[1], "the append was not done for 5 s");
@@ -86,11 +98,11 @@ fn a_file_system_ends_beside_any_number_of_durable_writes() {
     let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
     let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let took = base::thread::parallel(2, |thread| {
-        let begin = Instant::now();
+        let begin = now_ns();
         if thread == 0 {
             let (mut context, mut out) = (fs.io_context(2000).unwrap(), Vec::new());
             let mut at = 0;
-            while !over.load(Ordering::SeqCst) && begin.elapsed() < Duration::from_secs(6) {
+            while !over.load(Ordering::SeqCst) && since(begin) < Duration::from_secs(6) {
                 let write = |_| {
                     at += 1;
                     let request = Request::Write {
@@ -114,10 +126,10 @@ fn a_file_system_ends_beside_any_number_of_durable_writes() {
         let mut context = fs.io_context(1).unwrap();
         let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
         submit(&mut context, 0, Request::Append { file, buf });
-        let begin = Instant::now();
+        let begin = now_ns();
         fs.close().unwrap();
         over.store(true, Ordering::SeqCst);
-        begin.elapsed()
+        since(begin)
     });
     assert!(took[1] < Duration::from_secs(4), "{:?}", took[1]);
 }
@@ -248,7 +260,7 @@ fn sync(fs: &FileSystem, file: &OpenFile, slots: &[Slot], data_only: bool) {
 }
 
 /// A thread that has pages of its own, and reads those of all.
-fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: u64, end: Instant) {
+fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: u64, end: u64) {
     let mut rng = Rng::new(seed * 100 + thread);
     let open = |flags| fs.open_file(ino, flags).unwrap();
     let handles = [
@@ -262,7 +274,7 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
     let mut flying: BTreeMap<u64, (u64, u64, Option<u64>, Vec<u64>)> = BTreeMap::new();
     let mut next = 1;
     let base = thread * OWN;
-    while Instant::now() < end {
+    while now_ns() < end {
         let n = *rng.pick(&[1, 1, 1, 2, 3, 8]);
         let first = base + rng.below(OWN - n + 1);
         let pages = first..first + n;
@@ -443,7 +455,7 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
 }
 
 /// What lies behind the region grows and is cut by one thread alone.
-fn tail(fs: &Arc<FileSystem>, ino: fs::Ino, seed: u64, end: Instant) -> Vec<u8> {
+fn tail(fs: &Arc<FileSystem>, ino: fs::Ino, seed: u64, end: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed * 100 + 99);
     let open = |flags| fs.open_file(ino, flags).unwrap();
     let handles = [
@@ -454,7 +466,7 @@ fn tail(fs: &Arc<FileSystem>, ino: fs::Ino, seed: u64, end: Instant) -> Vec<u8> 
     let base = REGION * PAGE as u64;
     let mut model: Vec<u8> = Vec::new();
     let mut context = fs.io_context(4).unwrap();
-    while Instant::now() < end {
+    while now_ns() < end {
         let file = rng.pick(&handles).clone();
         match rng.below(8) {
             0 if model.len() < 300 * PAGE => {
@@ -547,7 +559,7 @@ fn on_files(
 ) -> (Vec<std::path::PathBuf>, Arc<FileSystem>) {
     let mut paths = Vec::new();
     for (i, device) in world.devices.iter().enumerate() {
-        let path = std::env::temp_dir().join(format!("sheaf-review-{}-{i}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("sheaf-crowds-{}-{i}", std::process::id()));
         let bytes = device.info().bytes;
         drop(std::fs::remove_file(&path));
         device::create_image(&path, bytes).unwrap();
@@ -569,12 +581,12 @@ fn open_files(
     FileSystem::open(Arc::new(Array::assemble(devices, false).unwrap()), fs).unwrap()
 }
 
-fn break_things(world: &World, seed: u64, end: Instant) {
+fn break_things(world: &World, seed: u64, end: u64) {
     let mut rng = Rng::new(seed * 100 + 77);
     let part = Duration::from_millis(rng.below(900));
-    std::thread::sleep(part);
+    rest(part);
     FAULTS.store(true, Ordering::SeqCst);
-    while Instant::now() < end {
+    while now_ns() < end {
         let device = rng.pick(&world.devices);
         match rng.below(12) {
             // Mostly not what makes the file system fail.
@@ -587,7 +599,7 @@ fn break_things(world: &World, seed: u64, end: Instant) {
             5 if seed.is_multiple_of(2) => device.fail_flushes(Times::Next(1)),
             _ => {}
         }
-        std::thread::sleep(Duration::from_micros(rng.below(20_000)));
+        rest(Duration::from_micros(rng.below(20_000)));
     }
     world.devices.iter().for_each(|device| device.heal());
 }
@@ -633,14 +645,14 @@ fn stress(seed: u64, time: Duration, on: On) {
         drop(fs.write(&filler, 0, &AlignedBuf::from_slice(&vec![1; room * PAGE])));
         FAULTS.store(true, Ordering::SeqCst);
     }
-    let end = Instant::now() + time;
+    let end = after(time);
     let mut tails = base::thread::parallel(THREADS + 1, |thread| match thread {
         THREADS if on == On::Faults => {
             break_things(&world, seed, end);
             Vec::new()
         }
         THREADS if on == On::Closing => {
-            std::thread::sleep(Duration::from_millis(Rng::new(seed).below(300)));
+            rest(Duration::from_millis(Rng::new(seed).below(300)));
             FAULTS.store(true, Ordering::SeqCst);
             fs.close().unwrap();
             Vec::new()
@@ -732,9 +744,9 @@ fn many_threads_and_contexts_in_one_file() {
     let seconds = number("SHEAF_STRESS").unwrap_or(2);
     let first = number("SHEAF_SEED").unwrap_or(1);
     let on = std::env::var("SHEAF_ON").ok();
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = after(Duration::from_secs(seconds));
     let mut seed = first;
-    while Instant::now() < end {
+    while now_ns() < end {
         let on = match on.as_deref() {
             Some("files") => On::Files,
             Some("faults") => On::Faults,
@@ -776,13 +788,13 @@ fn check_marked(id: u64, first: u64, bytes: &[u8]) {
     }
 }
 
-fn come_and_go(fs: &Arc<FileSystem>, thread: u64, seed: u64, end: Instant) {
+fn come_and_go(fs: &Arc<FileSystem>, thread: u64, seed: u64, end: u64) {
     let mut rng = Rng::new(seed * 100 + thread);
     let mut context = fs.io_context(64).unwrap();
     let (mut out, mut reads) = (Vec::new(), BTreeMap::new());
     let mut number = 0;
     let mut round = 0;
-    while Instant::now() < end {
+    while now_ns() < end {
         round += 1;
         let id = (thread + 1) << 32 | round;
         let name = format!("{thread}-{round}");
@@ -865,8 +877,8 @@ fn files_come_and_go_beside_their_requests() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seconds = number("SHEAF_STRESS").unwrap_or(2);
     let mut seed = number("SHEAF_SEED").unwrap_or(1);
-    let last = Instant::now() + Duration::from_secs(seconds);
-    while Instant::now() < last {
+    let last = after(Duration::from_secs(seconds));
+    while now_ns() < last {
         let mut world = World::new(2, 36 << 20, seed);
         world.options = FsOptions::default();
         world.options.data.cache_bytes = [64, 4096][seed as usize % 2] * PAGE;
@@ -880,9 +892,9 @@ fn files_come_and_go_beside_their_requests() {
             .unwrap();
         fs.sync().unwrap();
         let free = fs.statfs().blocks_free;
-        let end = Instant::now() + Duration::from_millis(1500);
+        let end = after(Duration::from_millis(1500));
         base::thread::parallel(4, |thread| come_and_go(&fs, thread as u64, seed, end));
-        let begin = Instant::now();
+        let begin = now_ns();
         loop {
             drop(fs.sync());
             let now = fs.statfs().blocks_free;
@@ -891,7 +903,7 @@ fn files_come_and_go_beside_their_requests() {
                 break;
             }
             assert!(
-                begin.elapsed() < Duration::from_secs(5),
+                since(begin) < Duration::from_secs(5),
                 "seed {seed}: {now} blocks of {free} are free again"
             );
         }
