@@ -81,6 +81,7 @@ pub(crate) struct ChunkSpace {
 
 #[derive(Debug)]
 struct ChunkBits {
+    /// Empty while no block is available: of a full array that is all of them, 32 MiB for each TiB.
     available: Vec<u64>,
     count: u32,
     cursor: u32,
@@ -89,6 +90,9 @@ struct ChunkBits {
 
 impl ChunkBits {
     fn run_at(&self, start: u32, want: u32) -> u32 {
+        if self.count == 0 {
+            return 0;
+        }
         let end = start.saturating_add(want).min(self.blocks);
         let is_free = |b: u32| self.available[b as usize / 64] >> (b % 64) & 1 == 1;
         (start..end).take_while(|&b| is_free(b)).count() as u32
@@ -125,6 +129,9 @@ impl ChunkBits {
     }
 
     fn set(&mut self, start: u32, len: u32, available: bool) {
+        if self.available.is_empty() {
+            self.available = vec![0; (self.blocks as usize).div_ceil(64)];
+        }
         for b in start..start + len {
             let bit = 1u64 << (b % 64);
             let word = &mut self.available[b as usize / 64];
@@ -136,6 +143,9 @@ impl ChunkBits {
         } else {
             self.count -= len;
             self.cursor = (start + len) % self.blocks;
+        }
+        if self.count == 0 {
+            self.available = Vec::new();
         }
     }
 }
@@ -178,6 +188,8 @@ struct Chunks {
     state: Vec<ChunkState>,
     free: BTreeSet<u32>,
     loaded: BTreeMap<u32, Arc<ChunkSpace>>,
+    /// Those of them that had available blocks when they were last looked at; all that have any are among them.
+    roomy: BTreeSet<u32>,
     leased: Vec<u32>,
     /// Data chunks that are not loaded and have free blocks.
     unloaded: BTreeMap<u32, u32>,
@@ -190,6 +202,32 @@ struct Chunks {
 impl Chunks {
     fn is_data(&self, chunk: u32) -> bool {
         matches!(self.state[chunk as usize], ChunkState::Data(_))
+    }
+
+    /// A loaded chunk that is such a one; those that turn out to be full are not looked at again before they are given blocks.
+    fn find_loaded(&mut self, wanted: impl Fn(&ChunkSpace) -> bool) -> Option<Arc<ChunkSpace>> {
+        let (mut found, mut full) = (None, Vec::new());
+        for chunk in &self.roomy {
+            let space = &self.loaded[chunk];
+            match space.count() {
+                0 => full.push(*chunk),
+                _ if wanted(space) => {
+                    found = Some(Arc::clone(space));
+                    break;
+                }
+                _ => {}
+            }
+        }
+        for chunk in full {
+            self.roomy.remove(&chunk);
+        }
+        found
+    }
+
+    /// The loaded chunk leaves the allocator.
+    fn unload(&mut self, chunk: u32) -> Option<Arc<ChunkSpace>> {
+        self.roomy.remove(&chunk);
+        self.loaded.remove(&chunk)
     }
 
     fn why_mapless(&self, chunk: u32) -> Option<&Error> {
@@ -245,6 +283,7 @@ impl Space {
         let mut chunks = Chunks {
             free: BTreeSet::new(),
             loaded: BTreeMap::new(),
+            roomy: BTreeSet::new(),
             leased: Vec::new(),
             unloaded: BTreeMap::new(),
             from: 0,
@@ -384,11 +423,9 @@ impl Space {
         let quarter = self.geometry.chunk_blocks / 4;
         let has = |c: &ChunkSpace, least| c.count() >= least && tried.may_change(c.chunk);
         for least in [quarter, 1] {
-            let loaded = chunks
-                .loaded
-                .values()
-                .find(|c| has(c, least) && !chunks.leased.contains(&c.chunk))
-                .cloned();
+            let leased = std::mem::take(&mut chunks.leased);
+            let loaded = chunks.find_loaded(|c| has(c, least) && !leased.contains(&c.chunk));
+            chunks.leased = leased;
             if let Some(chunk) = loaded {
                 chunks.leased.push(chunk.chunk);
                 *lease = Some(chunk);
@@ -405,7 +442,7 @@ impl Space {
             }
         }
         // Other shards' leases hold the last blocks: share one of them.
-        match chunks.loaded.values().find(|c| has(c, 1)).cloned() {
+        match chunks.find_loaded(|c| has(c, 1)) {
             Some(chunk) => {
                 *lease = Some(chunk);
                 Source::Loaded
@@ -485,7 +522,10 @@ impl Space {
     fn insert(&self, chunks: &mut Chunks, chunk: u32, available: Vec<u64>, count: u32) {
         let blocks = self.geometry.chunk_blocks;
         let bits = ChunkBits {
-            available,
+            available: match count {
+                0 => Vec::new(),
+                _ => available,
+            },
             count,
             cursor: 0,
             blocks,
@@ -495,6 +535,7 @@ impl Space {
             bits: Mutex::keyed(rank::CHUNK_BITS, chunk as u64, bits),
         };
         chunks.loaded.insert(chunk, Arc::new(space));
+        chunks.roomy.insert(chunk);
     }
 
     /// Replay found a chunk's map in this state (`None`: deleted). Before any other use.
@@ -585,7 +626,10 @@ impl Space {
             return 0;
         }
         match chunks.loaded.get(&chunk).cloned() {
-            Some(space) => space.give(start, extent.len),
+            Some(space) => {
+                space.give(start, extent.len);
+                chunks.roomy.insert(chunk);
+            }
             None => *chunks.unloaded.entry(chunk).or_insert(0) += extent.len,
         }
         extent.len as i64
@@ -662,8 +706,9 @@ impl Space {
         let mut chunks = self.chunks.lock();
         // That nobody else refers to it is looked at first: who does takes blocks without the chunk list.
         let empty: Vec<u32> = chunks
-            .loaded
-            .values()
+            .roomy
+            .iter()
+            .map(|chunk| &chunks.loaded[chunk])
             .filter(|c| !chunks.leased.contains(&c.chunk) && Arc::strong_count(c) == 1)
             .filter(|c| c.count() == blocks)
             .map(|c| c.chunk)
@@ -674,7 +719,7 @@ impl Space {
             if !self.totals.try_take(blocks) {
                 break;
             }
-            chunks.loaded.remove(&chunk);
+            chunks.unload(chunk);
             chunks.state[chunk as usize] = ChunkState::Free;
             taken.push(chunk);
         }
@@ -706,10 +751,10 @@ impl Space {
         let mut chunks = self.chunks.lock();
         chunks.state[chunk as usize] = ChunkState::Free;
         let mut lost = chunks.unloaded.remove(&chunk).unwrap_or(0);
-        if let Some(space) = chunks.loaded.remove(&chunk) {
+        if let Some(space) = chunks.unload(chunk) {
             // Leases may still refer to it.
             let mut bits = space.bits.lock();
-            bits.available.fill(0);
+            bits.available = Vec::new();
             lost += std::mem::take(&mut bits.count);
         }
         self.totals.take(lost);
@@ -821,6 +866,49 @@ mod tests {
         space.unretired(0);
         space.loaded(0, &no_words(&space));
         assert!(matches!(next(&space), Source::Loaded));
+    }
+
+    /// They are neither looked at, nor take memory, until something of them is given back.
+    #[test]
+    fn full_chunks_are_out_of_the_way() {
+        let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+        let blocks = geometry.chunk_blocks;
+        let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
+        states[..4].fill(ChunkState::Free);
+        let space = Space::new(&geometry, 2, states, 0);
+        assert!(space.try_promise(4 * u64::from(blocks)));
+        let take = |want| space.take(0, want, None, &Tried::default());
+        let memory = |chunk| {
+            let space = Arc::clone(&space.chunks.lock().loaded[&chunk]);
+            let bits = space.bits.lock();
+            bits.available.len() * 64
+        };
+        for chunk in 0..4 {
+            assert!(matches!(next(&space), Source::Convert(c) if c == chunk));
+            space.converted(chunk);
+            assert!(matches!(next(&space), Source::Loaded));
+            assert_eq!(memory(chunk), blocks as usize);
+            assert_eq!(take(blocks), Some(space.extent(chunk, 0, blocks)));
+            assert_eq!((take(1), memory(chunk)), (None, 0));
+        }
+        assert!(matches!(next(&space), Source::None));
+        assert!(space.chunks.lock().roomy.is_empty());
+        let given = space.extent(2, 77, 5);
+        space.give(given);
+        assert!(matches!(next(&space), Source::Loaded));
+        assert_eq!((take(8), memory(2)), (Some(given), 0));
+        // Of one that was read, and is full, nothing is kept either.
+        let full = one_empty_chunk();
+        full.loaded(0, &vec![u64::MAX; blocks as usize / 64]);
+        assert!(matches!(next(&full), Source::None));
+        assert!(full.chunks.lock().roomy.is_empty());
+        // What is freed as a whole is retired from there.
+        (0..4).for_each(|chunk| space.give(space.extent(chunk, 0, blocks)));
+        space.unpromise(4 * u64::from(blocks));
+        drop(space.leases[0].lock().take());
+        space.chunks.lock().leased.clear();
+        assert_eq!(space.take_empty_chunks(64), [0, 1, 2, 3]);
+        assert!(space.chunks.lock().roomy.is_empty());
     }
 
     /// Whoever has it in hand takes blocks of it without a look at the list.
