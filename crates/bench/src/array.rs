@@ -14,7 +14,9 @@
 //!    Both sides of Sheaf's are there in each submission topology; bars are those of the default.
 //! 5. Devices of this process have no kernel interface. Their floor, `raw-queue`, is one thread with a heap of ends
 //!    ([`SlowQueue`]); it performs each transfer below when it starts it, as [`device::LatencyDevice`] does for Sheaf.
+//! 6. File systems of the kernel have one large file each on block devices (`kernels.rs`). They are no floor.
 
+mod kernels;
 mod loads;
 mod topology;
 
@@ -29,13 +31,16 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::counted::{self, Counters};
+pub use crate::ior::AGAINST;
+use crate::ior::Way;
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Window};
 use crate::target::{
-    Arrangement, Devices, InProcess, Interface, Place, Queue, Remedies, Slow, SlowQueue, Storage,
-    open_direct,
+    Arrangement, Devices, InProcess, Interface, Kernel, Place, Queue, Remedies, Slow, SlowQueue,
+    Storage, Target, open_direct,
 };
 use crate::{Error, interrupt};
+use kernels::LargeFile;
 use loads::{OnArray, OnFiles, OnLargeFile, OnQueue, Plan};
 
 const PAGE: usize = 4096;
@@ -58,6 +63,8 @@ pub struct Options {
     pub runs: usize,
     /// Of each device, in bytes.
     pub bytes: u64,
+    /// Besides Sheaf in this process and the devices; on block devices only.
+    pub against: Vec<Target>,
     pub storage: Storage,
     /// Devices of this process that take so long.
     pub latency: Option<Duration>,
@@ -103,7 +110,7 @@ impl Options {
         {
             return usage("--latency takes 1 to 1000000 microseconds");
         }
-        Ok(())
+        crate::target::only_on_devices(&self.against, "tmpfs has no device to compare on")
     }
 
     fn most(&self) -> usize {
@@ -154,6 +161,7 @@ enum Who {
     Pread,
     SheafArray(Topology),
     SheafFile(Topology),
+    Kernel(Kernel, Way),
 }
 
 impl Who {
@@ -164,6 +172,7 @@ impl Who {
             Who::Pread => "raw-pread".to_owned(),
             Who::SheafArray(topology) => of_sheaf("sheaf-array", topology),
             Who::SheafFile(topology) => of_sheaf("sheaf-file", topology),
+            Who::Kernel(kernel, way) => format!("{}-{}", kernel.name(), way.name()),
         }
     }
 
@@ -171,12 +180,13 @@ impl Who {
     fn topology(self) -> Option<Topology> {
         match self {
             Who::SheafArray(topology) | Who::SheafFile(topology) => Some(topology),
-            Who::Raw(_) | Who::RawSlow | Who::Pread => None,
+            Who::Raw(_) | Who::RawSlow | Who::Pread | Who::Kernel(..) => None,
         }
     }
 
+    /// On the devices, without any file system.
     fn is_raw(self) -> bool {
-        self.topology().is_none()
+        matches!(self, Who::Raw(_) | Who::RawSlow | Who::Pread)
     }
 }
 
@@ -225,13 +235,25 @@ struct Bench<'a> {
     /// As many as are measured at most; each measurement takes the first of them.
     devices: Devices,
     slow: Option<Slow>,
+    kernels: Vec<Kernel>,
     // After the devices in it.
-    _place: Place,
+    place: Place,
 }
 
 impl<'a> Bench<'a> {
     fn new(options: &'a Options) -> Result<Bench<'a>, Error> {
-        let bytes = options.most() as u64 * options.bytes;
+        let kernels = kernels::taking_part(options);
+        let mounts = !kernels.is_empty();
+        let each = kernels::device_bytes(options, &kernels);
+        let bytes = match &options.storage {
+            // The first holds those file systems that are on it alone.
+            Storage::Devices(_) if mounts => each,
+            _ => options.most() as u64 * each,
+        };
+        let less = match mounts {
+            true => "--devices, --size, --against",
+            false => "--size",
+        };
         let slow = options.latency.map(|service| {
             Slow::new(Latency {
                 service,
@@ -254,7 +276,7 @@ impl<'a> Bench<'a> {
                 false,
                 Remedies::in_memory("--size"),
             )?,
-            None => Place::new(&options.storage, bytes, false, Remedies::less("--size"))?,
+            None => Place::new(&options.storage, bytes, mounts, Remedies::less(less))?,
         };
         let devices = match place.devices().is_empty() {
             true => place.written(options.most() as u64)?,
@@ -269,11 +291,12 @@ impl<'a> Bench<'a> {
             meter: Meter::new(&[])?,
             devices,
             slow,
-            _place: place,
+            kernels,
+            place,
         })
     }
 
-    fn sides(&self, kind: Kind) -> Vec<Who> {
+    fn sides(&self, kind: Kind, members: usize) -> Vec<Who> {
         let mut sides: Vec<Who> = match self.slow {
             Some(_) => vec![Who::RawSlow],
             None => Interface::ALL.map(Who::Raw).into(),
@@ -283,6 +306,16 @@ impl<'a> Bench<'a> {
         }
         for topology in Topology::ALL {
             sides.extend([Who::SheafArray(topology), Who::SheafFile(topology)]);
+        }
+        for &kernel in self
+            .kernels
+            .iter()
+            .filter(|kernel| kernels::is_on(**kernel, members))
+        {
+            sides.push(Who::Kernel(kernel, Way::Aio));
+            if kind.lone {
+                sides.push(Who::Kernel(kernel, Way::Direct));
+            }
         }
         sides
     }
@@ -308,7 +341,7 @@ impl<'a> Bench<'a> {
             threads: self.threads(kind),
             windows: Vec::new(),
         };
-        let mut all: Vec<Series> = self.sides(kind).into_iter().map(series).collect();
+        let mut all: Vec<Series> = self.sides(kind, members).into_iter().map(series).collect();
         let of = self.options.runs;
         for run in 1..=of {
             for series in &mut all {
@@ -325,6 +358,8 @@ impl<'a> Bench<'a> {
     }
 
     fn window(&self, series: &Series) -> Result<Measured, Error> {
+        // Some that the side before has left.
+        self.place.write_holes()?;
         // Before Sheaf's threads are there, so that they count.
         let counters = Counters::start();
         let paths = &self.devices.paths[..series.members];
@@ -336,28 +371,63 @@ impl<'a> Bench<'a> {
             counters: &counters,
         };
         let measured = match series.who {
-            Who::Raw(interface) => {
-                let make = |slots| interface.queue(open_direct(paths)?, slots, PAGE);
-                let files = open_direct(paths)?;
-                let load = OnQueue {
-                    plan,
-                    make: &make,
-                    files,
-                };
-                self.measure(series, &load)?
-            }
+            Who::Raw(interface) => self.queued(series, plan, paths, interface)?,
             Who::RawSlow => self.slow_queue(series, plan, paths)?,
-            Who::Pread => {
-                let files = open_direct(paths)?;
-                self.measure(series, &OnFiles { plan, files })?
-            }
+            Who::Pread => self.called(series, plan, paths)?,
             Who::SheafArray(topology) => {
                 let devices = topology.over(self.open(paths)?)?;
                 self.measure(series, &OnArray::open(plan, devices)?)?
             }
             Who::SheafFile(topology) => self.on_large_file(series, plan, paths, topology)?,
+            Who::Kernel(kernel, way) => self.on_kernel(series, plan.on_one_file(), kernel, way)?,
         };
         must_reach_devices(series, &measured)?;
+        Ok(measured)
+    }
+
+    /// Devices or files by an interface of the kernel's, past its cache.
+    fn queued(
+        &self,
+        series: &Series,
+        plan: Plan<'_>,
+        paths: &[PathBuf],
+        interface: Interface,
+    ) -> Result<Measured, Error> {
+        let make = |slots| interface.queue(open_direct(paths)?, slots, PAGE);
+        let load = OnQueue {
+            plan,
+            make: &make,
+            files: open_direct(paths)?,
+        };
+        self.measure(series, &load)
+    }
+
+    /// The same by plain calls.
+    fn called(
+        &self,
+        series: &Series,
+        plan: Plan<'_>,
+        paths: &[PathBuf],
+    ) -> Result<Measured, Error> {
+        let files = open_direct(paths)?;
+        self.measure(series, &OnFiles { plan, files })
+    }
+
+    fn on_kernel(
+        &self,
+        series: &Series,
+        plan: Plan<'_>,
+        kernel: Kernel,
+        way: Way,
+    ) -> Result<Measured, Error> {
+        let bytes = plan.pages * PAGE as u64;
+        let file = LargeFile::make(kernel, &self.place, series.members, bytes)?;
+        let path = std::slice::from_ref(&file.path);
+        let measured = match way {
+            Way::Aio => self.queued(series, plan, path, Interface::Aio)?,
+            _ => self.called(series, plan, path)?,
+        };
+        file.close()?;
         Ok(measured)
     }
 
@@ -434,7 +504,7 @@ impl<'a> Bench<'a> {
         let what = match (&self.slow, &self.options.storage) {
             (Some(slow), _) => format!(
                 "devices of this process, over files in memory, each taking {:?} for a transfer and {} at a time; kernel interfaces \
-                 and file systems cannot be used on them",
+                 cannot be used on them",
                 slow.latency.service, slow.latency.depth
             ),
             (None, Storage::Loops(None, _)) => "loop devices over files in a tmpfs".to_owned(),
@@ -445,8 +515,8 @@ impl<'a> Bench<'a> {
             (None, _) => "files themselves, opened past the page cache".to_owned(),
         };
         let mut notes = vec![format!(
-            "{what}: {} MiB each, of which the first half is used",
-            self.options.bytes >> 20
+            "{what}: {} MiB of each are used, by raw sides the first",
+            self.options.bytes >> 21
         )];
         notes.push(
             "sheaf-array is a batch at a time, whose end is waited for; sheaf-file has as many transfers in flight as the others"
@@ -457,6 +527,7 @@ impl<'a> Bench<'a> {
                 .latency
                 .and_then(|service| limit(self.options, service, all)),
         );
+        notes.extend(kernels::notes(self.options, &self.kernels));
         notes.push(Counters::note());
         notes
     }
@@ -650,7 +721,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    fn options(dir: &Path) -> Options {
+    pub fn options(dir: &Path) -> Options {
         Options {
             reap: Reaping::default(),
             devices: vec![1, 2],
@@ -659,13 +730,14 @@ mod tests {
             time: Duration::from_millis(20),
             runs: 2,
             bytes: 64 << 20,
+            against: Vec::new(),
             storage: Storage::Dir(dir.to_owned()),
             latency: None,
             memory: 32 << 20,
         }
     }
 
-    fn extra(row: &Row, key: &str) -> f64 {
+    pub fn extra(row: &Row, key: &str) -> f64 {
         row.extra[key].as_f64().unwrap()
     }
 
@@ -805,6 +877,10 @@ mod tests {
         refused(&|o| o.time = Duration::ZERO, "--seconds");
         refused(&|o| o.bytes = 1 << 20, "--size");
         refused(&|o| o.latency = Some(Duration::ZERO), "--latency");
+        refused(
+            &|o| o.against = vec![Target::Kernel(Kernel::Tmpfs)],
+            "tmpfs",
+        );
         refused(
             &|o| o.storage = Storage::Devices(vec!["/dev/a".into()]),
             "--device",

@@ -5,12 +5,17 @@
 //!    journal holds. So what there is stays the same, and a checkpoint has most of what was made since the last to write.
 //! 2. So does a file system whose journal holds all of that and which makes no checkpoint: the rate that
 //!    checkpoints are measured by. A run of it that made one all the same is an error.
-//! 3. File systems of the kernel cannot be put on these devices. Those that are named do the same, with as many operations, on one
+//! 3. The floor is what these devices take for the bytes that Sheaf wrote in the same turn (`floor.rs`).
+//! 4. File systems of the kernel cannot be put on these devices. Where they can be mounted they do the same, with as many operations, on one
 //!    loop device over a file on a disk, in turn with Sheaf on the same one; each with the journal that is its default, since most do
 //!    not make one as small as Sheaf's is here. A file system of the kernel has no number of workers to vary, and how many checkpoints it made is not
 //!    known; so there is no bar, only what an operation took with the sync after the last.
 
+mod floor;
+
 use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -21,11 +26,13 @@ use serde_json::{Map, Value};
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Background, Load, Measured, Operation, Stop, Window};
+pub use crate::target::AGAINST;
 use crate::target::{
     Arrangement, Disk, InProcess, KernelMount, Place, Posix, Remedies, Side, Slow, Storage, Target,
 };
 use crate::timing::{Latencies, Summary};
 use crate::{Error, interrupt};
+use floor::Floor;
 
 /// Logged in a run, in journals.
 const JOURNALS: u64 = 10;
@@ -54,8 +61,9 @@ pub struct Options {
     pub devices: usize,
     pub latency: Latency,
     pub runs: usize,
-    /// Who does the same on a loop device, beside Sheaf; nobody: neither does.
-    pub against: Vec<Target>,
+    /// Who does the same on a loop device, beside Sheaf; nobody: neither does. Where none are given, [`AGAINST`] if this process can mount
+    /// them, else nobody.
+    pub against: Option<Vec<Target>>,
     /// A folder for the file below that loop device, or a device.
     pub storage: Storage,
     /// For all that Sheaf takes, in bytes.
@@ -81,7 +89,34 @@ impl Options {
         if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
             return usage("one device is measured: give one (--device)");
         }
-        crate::target::only_on_devices(&self.against, "tmpfs makes nothing durable")
+        let given = self.against.as_deref().unwrap_or_default();
+        crate::target::only_on_devices(given, "tmpfs makes nothing durable")
+    }
+
+    /// Who takes part, and what a report has to say of that.
+    fn against(&self) -> Result<(Vec<Target>, Vec<String>), Error> {
+        let mounts = rustix::process::geteuid().is_root();
+        let loops = Path::new("/dev/loop-control").exists();
+        self.against_where(mounts && loops)
+    }
+
+    fn against_where(&self, mounts: bool) -> Result<(Vec<Target>, Vec<String>), Error> {
+        match &self.against {
+            Some(given) if given.is_empty() => Ok((Vec::new(), Vec::new())),
+            None if !mounts => {
+                let why = "they would be on a loop device, which takes root";
+                Ok((Vec::new(), vec![crate::target::left_out(&[], why)]))
+            }
+            given => {
+                let usual = || crate::target::parse_against(&AGAINST.map(str::to_owned));
+                let against = given.clone().map_or_else(usual, Ok)?;
+                let why = "what is on the loop device has no number of workers, and each journal there but Sheaf's is of its default size; \
+                           no file system of the kernel can be on the slow devices";
+                let how = crate::target::notes(&against);
+                let notes = how.chain([why.to_owned()]).collect();
+                Ok((against, notes))
+            }
+        }
     }
 }
 
@@ -128,9 +163,10 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     options.check()?;
     interrupt::catch()?;
     // First, while there are no other threads: mounts are this process's own.
-    let on_loop = match options.against.is_empty() {
+    let (against, notes) = options.against()?;
+    let on_loop = match against.is_empty() {
         true => Vec::new(),
-        false => on_loop(options, progress)?,
+        false => on_loop(options, against, progress)?,
     };
     // What runs write must fit; the array as a whole does not.
     let place = Place::sparse(
@@ -141,31 +177,76 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
     )?;
     let workers = options.workers.iter().map(|&n| Kind::Workers(n));
     let kinds = workers.chain([Kind::Endless]);
-    let mut all: Vec<(Kind, Vec<Outcome>)> = kinds.map(|kind| (kind, Vec::new())).collect();
+    let mut all: Vec<Series> = kinds.map(Series::new).collect();
     for run in 1..=options.runs {
-        for (kind, outcomes) in &mut all {
-            let name = kind.name();
+        for series in &mut all {
+            let name = series.kind.name();
             progress(&format!("{name}, run {run} of {}", options.runs));
-            let outcome = one_run(options, &place, *kind);
-            outcomes.push(outcome.map_err(|error| error.on("checkpoint", &name))?);
+            let turn = series.turn(options, &place);
+            turn.map_err(|error| error.on("checkpoint", &name))?;
         }
     }
     let mut rows: Vec<Row> = all
         .iter()
-        .map(|(kind, runs)| row(options, *kind, runs))
+        .map(|series| row(options, series.kind, &series.outcomes))
         .collect();
     let checks = checks(options, &rows);
+    rows.extend(beside_floor(options, &all, &rows));
     rows.extend(
         on_loop
             .iter()
             .map(|(target, runs)| loop_row(options, target, runs)),
     );
-    Ok(Report::new("checkpoint", rows, checks).with_notes(crate::target::notes(&options.against)))
+    let notes = [floor::note(options)].into_iter().chain(notes);
+    Ok(Report::new("checkpoint", rows, checks).with_notes(notes))
+}
+
+/// The runs of one kind on slow devices.
+struct Series {
+    kind: Kind,
+    outcomes: Vec<Outcome>,
+    /// Of the same turns; of those with checkpoints.
+    floors: Vec<Floor>,
+}
+
+impl Series {
+    fn new(kind: Kind) -> Series {
+        Series {
+            kind,
+            outcomes: Vec::new(),
+            floors: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self, options: &Options, place: &Place) -> Result<(), Error> {
+        let outcome = one_run(options, place, self.kind)?;
+        self.outcomes.push(outcome);
+        if let Kind::Workers(_) = self.kind {
+            let floor = floor::measure(options, place, &outcome.measured)?;
+            self.floors.push(floor);
+        }
+        Ok(())
+    }
+}
+
+/// The floors of all that make checkpoints, and these beside them.
+fn beside_floor(options: &Options, all: &[Series], rows: &[Row]) -> Vec<Row> {
+    let (mut floors, mut beside) = (Vec::new(), Vec::new());
+    for (series, row) in all.iter().zip(rows) {
+        if let Kind::Workers(workers) = series.kind {
+            let floor = floor::row(options, workers, &series.floors);
+            beside.push(row.beside_floor(&floor, &["workers"]));
+            floors.push(floor);
+        }
+    }
+    floors.append(&mut beside);
+    floors
 }
 
 /// Sheaf and the others in turn on a loop device. Those do as many operations as Sheaf did in the same turn.
 fn on_loop(
     options: &Options,
+    against: Vec<Target>,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<(Target, Vec<Outcome>)>, Error> {
     let disk = match &options.storage {
@@ -186,7 +267,7 @@ fn on_loop(
         Remedies::less(""),
     )?;
     let own = [Target::Sheaf].into_iter();
-    let all = own.chain(options.against.iter().cloned());
+    let all = own.chain(against);
     let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();
     for run in 1..=options.runs {
         let mut operations = u64::MAX;
@@ -280,16 +361,18 @@ fn one_run(options: &Options, place: &Place, kind: Kind) -> Result<Outcome, Erro
             fs.store.checkpoint_interval = NEVER;
         }
     }
+    let slow = Slow::new(options.latency);
+    let meter = Meter::of(Arc::clone(&slow.writes));
     let arrangement = Arrangement {
         journal: Some(journal),
-        slow: Some(Slow::new(options.latency)),
+        slow: Some(slow),
         ..Arrangement::default()
     };
     let side = InProcess::arranged(&devices.paths, fs, &arrangement)?;
     let before = side.newest_checkpoint();
     let until = side.logged_bytes() + options.journal * JOURNALS;
     let enough = || side.logged_bytes() >= until;
-    let outcome = creates(options, &side, &enough, u64::MAX, &Meter::new(&[])?)?;
+    let outcome = creates(options, &side, &enough, u64::MAX, &meter)?;
     let checkpoints = side.newest_checkpoint() - before;
     if kind == Kind::Endless && checkpoints > 0 {
         return Err(Error::Unable(format!(
@@ -369,6 +452,12 @@ fn extra(outcomes: &[Outcome]) -> Map<String, Value> {
     put("synced_us_per_op", |outcome| {
         outcome.measured.synced.seconds * 1e6 / outcome.measured.operations.max(1) as f64
     });
+    let written = outcomes.iter().filter_map(|outcome| {
+        let bytes = outcome.measured.synced.written_bytes? as f64;
+        Some(bytes / outcome.measured.operations.max(1) as f64)
+    });
+    let written = Value::from(Spread::of(written).median);
+    extra.insert("written_bytes_per_op".to_owned(), written);
     let windows: Vec<Measured> = outcomes.iter().map(|outcome| outcome.measured).collect();
     Background::put(&mut extra, &windows);
     Row::note_rates(&mut extra, outcomes.iter().map(|outcome| outcome.rate));
@@ -378,12 +467,6 @@ fn extra(outcomes: &[Outcome]) -> Map<String, Value> {
 fn loop_row(options: &Options, target: &Target, outcomes: &[Outcome]) -> Row {
     let rates = Spread::of(outcomes.iter().map(|outcome| outcome.rate));
     let mut extra = extra(outcomes);
-    let written = outcomes.iter().filter_map(|outcome| {
-        let bytes = outcome.measured.synced.written_bytes? as f64;
-        Some(bytes / outcome.measured.operations.max(1) as f64)
-    });
-    let written = Value::from(Spread::of(written).median);
-    extra.insert("written_bytes_per_op".to_owned(), written);
     if *target == Target::Sheaf {
         extra.insert("journal_bytes".to_owned(), Value::from(options.journal));
     }
@@ -484,7 +567,7 @@ mod tests {
                 depth: 32,
             },
             runs: 1,
-            against: Vec::new(),
+            against: Some(Vec::new()),
             storage: Storage::Memory,
             memory: 512 << 20,
         }
@@ -502,8 +585,26 @@ mod tests {
             ("sheaf", Some(1)),
             ("sheaf", Some(2)),
             ("sheaf-no-checkpoint", None),
+            ("raw-queue", Some(1)),
+            ("raw-queue", Some(2)),
+            ("sheaf", Some(1)),
+            ("sheaf", Some(2)),
         ];
         assert_eq!(found, wanted);
+        let bytes = |row: &Row| row.extra["written_bytes_per_op"].as_f64().unwrap();
+        for (nth, floor) in report.rows[3..5].iter().enumerate() {
+            assert_eq!(bytes(floor), bytes(&report.rows[nth]), "{floor:?}");
+            assert!(bytes(floor) > 10.0 && floor.median > 0.0, "{floor:?}");
+            let beside = &report.rows[5 + nth];
+            assert_eq!(beside.unit, "of the floor");
+            let quotient = report.rows[nth].median / floor.median;
+            assert!((beside.median - quotient).abs() < 1e-9, "{beside:?}");
+        }
+        assert!(report.notes[0].contains("raw-queue"), "{:?}", report.notes);
+        let shown = [crate::text::render(&report), crate::html::render(&report)];
+        for name in ["their bytes alone", "beside the floor"] {
+            assert!(shown.iter().all(|page| page.contains(name)), "{name}");
+        }
         let checkpoints = |row: &Row| row.extra["checkpoints"].as_f64().unwrap();
         assert!(checkpoints(&report.rows[0]) >= 5.0, "{:?}", report.rows[0]);
         assert_eq!(checkpoints(&report.rows[2]), 0.0);
@@ -526,6 +627,52 @@ mod tests {
     }
 
     #[test]
+    fn kernel_file_systems_take_part_by_default_where_they_can_be_mounted() {
+        let usual = Options {
+            against: None,
+            ..options()
+        };
+        let (nobody, notes) = usual.against_where(false).unwrap();
+        assert!(
+            nobody.is_empty() && notes[0].contains("which takes root"),
+            "{notes:?}"
+        );
+        let (nobody, notes) = options().against_where(true).unwrap();
+        assert!(nobody.is_empty() && notes.is_empty());
+        let kernels = AGAINST.map(|name| Target::parse(name).unwrap());
+        if kernels.iter().all(|kernel| kernel.check().is_ok()) {
+            let (found, notes) = usual.against_where(true).unwrap();
+            assert_eq!(found, kernels);
+            assert!(
+                notes.iter().any(|note| note.starts_with("xfs:")),
+                "{notes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn all_sides_are_on_the_loop_device() {
+        let control = Path::new("/dev/loop-control");
+        let ext4 = Target::Kernel(crate::target::Kernel::Ext4);
+        if !rustix::process::geteuid().is_root() || !control.exists() || ext4.check().is_err() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let options = Options {
+            workers: vec![1],
+            against: Some(vec![ext4]),
+            storage: Storage::Dir(home.path().to_owned()),
+            ..options()
+        };
+        let report = run(&options, &|_| {}).unwrap();
+        let on_loop = report.rows.iter().filter(|row| row.name == ON_LOOP);
+        let targets: Vec<&str> = on_loop.map(|row| row.target.as_str()).collect();
+        assert_eq!(targets, ["sheaf", "ext4"]);
+        assert!(report.notes.iter().any(|note| note.starts_with("ext4:")));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn senseless_options_are_usage_errors() {
         let refused = |options: Options| matches!(options.check(), Err(Error::Usage(_)));
         assert!(!refused(options()));
@@ -538,7 +685,7 @@ mod tests {
             ..options()
         }));
         assert!(refused(Options {
-            against: vec![Target::SheafMount],
+            against: Some(vec![Target::SheafMount]),
             ..options()
         }));
     }

@@ -72,6 +72,23 @@ impl Row {
         }
     }
 
+    /// A row of what this one's rate is of a floor's, with these of its other figures.
+    pub fn beside_floor(&self, floor: &Row, keys: &[&str]) -> Row {
+        let Spread { median, min, max } = self.quotients(floor);
+        let kept = |key: &&str| Some((key.to_string(), self.extra.get(*key)?.clone()));
+        Row {
+            name: format!("{}, beside the floor", self.name),
+            target: self.target.clone(),
+            threads: self.threads,
+            unit: "of the floor",
+            median,
+            min,
+            max,
+            runs: self.runs,
+            extra: keys.iter().filter_map(kept).collect(),
+        }
+    }
+
     /// It compares others, or was not measured here: no throughput.
     pub fn is_quotient(&self) -> bool {
         self.unit.starts_with("of the ")

@@ -22,9 +22,9 @@ svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--fain
 margin:0 .4em 0 1em;border-radius:50%}";
 
 /// Told apart on light and dark ground, by most colour-blind people too.
-const COLOURS: [&str; 12] = [
+const COLOURS: [&str; 14] = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6d31", "#7f7f7f",
-    "#9467bd", "#17becf", "#b5bd00", "#a50026",
+    "#9467bd", "#17becf", "#b5bd00", "#a50026", "#1b6e3c", "#f4a6b8",
 ];
 
 const WIDTH: f64 = 340.0;
@@ -470,8 +470,8 @@ mod tests {
 
     #[test]
     fn no_two_of_the_most_targets_share_a_colour() {
-        // The device in three ways, Sheaf with four intervals, and four kernel file systems.
-        let names: Vec<String> = (0..11).map(|i| i.to_string()).collect();
+        // Devices in four ways, Sheaf's two in two topologies, ext4 and XFS in two ways each, and btrfs.
+        let names: Vec<String> = (0..13).map(|i| i.to_string()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let colours: BTreeSet<&str> = names.iter().map(|name| colour(&names, name)).collect();
         assert_eq!(colours.len(), names.len());

@@ -56,7 +56,7 @@ fn fxmark(args: &Fxmark) -> Outcome {
         runs: args.common.runs,
         pools: args.pool.clone(),
         operations: args.operations,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common),
         sheaf: this_program()?,
         memory: memory(args.cache_size)?,
@@ -71,6 +71,12 @@ fn array(args: &BenchArray) -> Outcome {
         false => args.devices.clone(),
     };
     let count = devices.iter().copied().max().unwrap_or(1) as u64;
+    // Nobody else can be on files themselves or devices of this process; names that the user gave are told to be left out.
+    let files = args.dir.is_some() && !args.on_loop;
+    let default: &[&str] = match args.latency.is_some() || files {
+        true => &[],
+        false => &array::AGAINST,
+    };
     let options = array::Options {
         devices,
         depth: args.depth,
@@ -78,6 +84,7 @@ fn array(args: &BenchArray) -> Outcome {
         time: seconds(args.seconds)?,
         runs: args.runs,
         bytes: args.size,
+        against: against(&args.against, default)?,
         storage: match (&args.dir, args.on_loop) {
             _ if !args.device.is_empty() => Storage::Devices(args.device.clone()),
             (Some(dir), false) => Storage::Dir(dir.clone()),
@@ -102,7 +109,10 @@ fn checkpoint(args: &BenchCheckpoint) -> Outcome {
             depth: args.depth,
         },
         runs: args.runs,
-        against: target::parse_against(&args.against)?,
+        against: match args.against.is_empty() {
+            true => None,
+            false => Some(target::parse_against(&args.against)?),
+        },
         storage: match &args.dir {
             Some(dir) => Storage::Dir(dir.clone()),
             None => Storage::Memory,
@@ -118,7 +128,7 @@ fn files(args: &Files) -> Outcome {
         count: args.count,
         threads: args.threads,
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common).shared(),
         sheaf: this_program()?,
         options: args.options.clone(),
@@ -167,7 +177,7 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
         threads: vec![1],
         time: seconds(args.seconds)?,
         runs: common.runs,
-        against: against(common, default)?,
+        against: against(&common.against, default)?,
         storage: storage(common),
         slow: args.latency.map(|service| {
             let latency = Latency {
@@ -183,7 +193,7 @@ fn synced(args: &SyncedOptions) -> Result<fsync::Options, Failure> {
 }
 
 fn ior(args: &BenchIor) -> Outcome {
-    let against = against(&args.common, &ior::AGAINST)?;
+    let against = against(&args.common.against, &ior::AGAINST)?;
     let devices = match args.common.device.len() {
         0 => args.devices,
         given => given,
@@ -216,7 +226,7 @@ fn list(args: &List) -> Outcome {
     let options = list::Options {
         count: args.count,
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common).shared(),
         sheaf: this_program()?,
         options: args.options.clone(),
@@ -233,7 +243,7 @@ fn page_cache(args: &BenchCache) -> Outcome {
         time: seconds(args.seconds)?,
         warm_up: seconds(args.warm_up)?,
         runs: args.common.runs,
-        against: against(&args.common, &["ext4"])?,
+        against: against(&args.common.against, &["ext4"])?,
         storage: storage(&args.common),
         memory: memory(args.cache_size)?,
     };
@@ -246,7 +256,7 @@ fn pool(args: &Pool) -> Outcome {
         pairs: args.pairs,
         per_dir: args.per_folder,
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size)?,
     };
@@ -287,7 +297,7 @@ fn remove(args: &Remove) -> Outcome {
         count: args.count,
         threads: args.threads,
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size)?,
     };
@@ -300,7 +310,7 @@ fn written(args: &Written) -> Outcome {
         most: args.most,
         per_folder: args.per_folder.clone(),
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common),
         memory: memory(args.cache_size)?,
     };
@@ -343,7 +353,7 @@ fn tx(args: &BenchTx) -> Outcome {
         },
         time: seconds(args.seconds)?,
         runs: args.common.runs,
-        against: against(&args.common, &target::AGAINST)?,
+        against: against(&args.common.against, &target::AGAINST)?,
         storage: storage(&args.common),
         sqlite: args
             .sqlite
@@ -361,11 +371,11 @@ fn seconds(seconds: f64) -> Result<Duration, Failure> {
 }
 
 /// Whom the user wants to compare with, or these.
-fn against(options: &BenchOptions, default: &[&str]) -> Result<Vec<Target>, Failure> {
+fn against(names: &[String], default: &[&str]) -> Result<Vec<Target>, Failure> {
     let default = || default.iter().map(|&name| name.to_owned()).collect();
-    let names: Vec<String> = match options.against.is_empty() {
+    let names: Vec<String> = match names.is_empty() {
         true => default(),
-        false => options.against.clone(),
+        false => names.to_vec(),
     };
     Ok(target::parse_against(&names)?)
 }

@@ -37,6 +37,16 @@ impl Plan<'_> {
         }
     }
 
+    /// The same on one file that has the pages of all devices, and as many transfers in flight.
+    pub fn on_one_file(self) -> Self {
+        Plan {
+            members: 1,
+            per_device: self.per_device * self.members,
+            pages: self.pages * self.members as u64,
+            ..self
+        }
+    }
+
     /// The device of a slot's next transfer, and its page there.
     pub fn place(&self, slot: usize, places: &mut Rng) -> (usize, u64) {
         let device = match self.kind.lone {
@@ -208,7 +218,7 @@ pub(super) struct OnLargeFile<'a> {
 impl OnLargeFile<'_> {
     /// As many bytes as the other sides use of all devices.
     fn pages(&self) -> u64 {
-        self.plan.pages * self.plan.members as u64
+        self.plan.on_one_file().pages
     }
 
     /// Writes every block of the file, past the cache: nothing of it is there to be found in it.

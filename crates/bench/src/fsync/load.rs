@@ -31,6 +31,11 @@ pub const LETTERS: u64 = 1000;
 /// What is added to a letter, at most, and the mean of one that is there at the start, in bytes.
 const LETTER: usize = 16 << 10;
 
+/// Bytes that a round of `varmail` adds, to a new letter and to an answered one.
+fn added(choices: &mut Rng) -> [u64; 2] {
+    [(); 2].map(|()| choices.range(1, LETTER as u64))
+}
+
 /// The workloads on a file system.
 pub struct OnFiles<'a, S: Side> {
     pub side: &'a S,
@@ -142,10 +147,7 @@ impl<S: Side> OnFiles<'_, S> {
                 self.letters.take(&mut choices),
                 self.letters.take(&mut choices),
             );
-            let sizes = [
-                choices.range(1, LETTER as u64),
-                choices.range(1, LETTER as u64),
-            ];
+            let sizes = added(&mut choices);
             let new = self.letters.next_name();
             let done = own.time(|| {
                 let (side, root) = (self.side, &self.side.root());
@@ -345,10 +347,16 @@ impl<'a> OnDevice<'a> {
         }
     }
 
+    /// A thread's device, and where its part of that begins.
+    fn part(&self, thread: usize) -> (&dyn BlockDevice, u64) {
+        let count = self.devices.len();
+        let base = (thread / count) as u64 * FILE_BYTES;
+        (&*self.devices[thread % count], base)
+    }
+
     /// Overwrites `unit` bytes somewhere in the thread's part of its device, or one after the other.
     fn writes(&self, thread: usize, unit: usize, anywhere: bool) -> Operation<'_> {
-        let device = &*self.devices[thread % self.devices.len()];
-        let base = (thread / self.devices.len()) as u64 * FILE_BYTES;
+        let (device, base) = self.part(thread);
         let units = FILE_BYTES / unit as u64;
         let (mut places, mut next, mut own) = (Rng::new(thread as u64), 0, self.latencies.own());
         let bytes = AlignedBuf::zeroed(unit);
@@ -361,6 +369,28 @@ impl<'a> OnDevice<'a> {
             own.time(|| {
                 let written = self.write(device, base + place * unit as u64, &bytes);
                 written.map_err(|e| Error::io(Path::new(device.name()), e))
+            })
+        })
+    }
+
+    /// What a round of `varmail` adds, in whole pages, one after the other in the thread's part of its device: what its two
+    /// syncs take where there is no file system.
+    fn rounds(&self, thread: usize) -> Operation<'_> {
+        let (device, base) = self.part(thread);
+        let (mut choices, mut next, mut own) = (Rng::new(thread as u64), 0, self.latencies.own());
+        let bytes = AlignedBuf::zeroed(LETTER.next_multiple_of(PAGE));
+        Box::new(move || {
+            let sizes = added(&mut choices).map(|size| size.next_multiple_of(PAGE as u64));
+            own.time(|| {
+                sizes.into_iter().try_for_each(|size| {
+                    if next + size > FILE_BYTES {
+                        next = 0;
+                    }
+                    let at = base + next;
+                    next += size;
+                    let written = self.write(device, at, &bytes[..size as usize]);
+                    written.map_err(|e| Error::io(Path::new(device.name()), e))
+                })
             })
         })
     }
@@ -395,6 +425,7 @@ impl Load for OnDevice<'_> {
                 self.writes(thread, block, false)
             }
             Kind::Competing if thread > 0 => self.stream(),
+            Kind::Varmail => self.rounds(thread),
             _ => self.writes(thread, PAGE, true),
         })
     }
@@ -496,6 +527,21 @@ mod tests {
                 assert_eq!(slow.writes.flushes() - before.1, 50);
             }
         }
+        // A round has two flushes, and whole pages of up to 16 KiB before each; the part is written from its beginning again.
+        let load = OnDevice::slow(&paths, &slow, Kind::Varmail, Method::Durable, &latencies);
+        let load = load.unwrap();
+        let before = (slow.writes.bytes(), slow.writes.flushes());
+        let mut round = load.prepare(3, &Stop::default()).unwrap();
+        let rounds = FILE_BYTES / LETTER as u64;
+        for _ in 0..rounds {
+            round().unwrap();
+        }
+        let bytes = slow.writes.bytes() - before.0;
+        assert_eq!(slow.writes.flushes() - before.1, 2 * rounds);
+        assert!(
+            bytes.is_multiple_of(PAGE as u64) && bytes > FILE_BYTES,
+            "{bytes}"
+        );
         let load = OnDevice::slow(&paths, &slow, Kind::Competing, Method::Durable, &latencies);
         let load = load.unwrap();
         let mut stream = load.prepare(1, &Stop::default()).unwrap();

@@ -9,11 +9,12 @@
 //!    it; `competing` is `overwrite` beside a thread that writes 1 GiB to another file, over and over.
 //! 4. [`run_varmail`]: rounds of a mail server, as filebench has them, by many threads in one folder of 1,000 files of 16 KiB in the mean.
 //!    In a round one file is removed; one is made, gets up to 16 KiB and is synced; one is read, gets up to
-//!    16 KiB more and is synced; one is read. There is no floor of it.
+//!    16 KiB more and is synced; one is read. The floor is what its two syncs take with no file system (`floor.rs`).
 //! 5. With [`Options::slow`] Sheaf and the floor are on devices in memory of this process that take a set time for each request, as many
 //!    devices do; bytes and flushes are counted there. No file system of the kernel can be put on them.
 //! 6. [`run_mtime`]: the overwrites, in Sheaf with times persisted at each sync, each 1 ms, 10 ms and 1 s; the published figures are beside (`study.rs`).
 
+mod floor;
 mod load;
 mod study;
 
@@ -151,8 +152,15 @@ impl Options {
 
     /// Of the device: each thread has its part of it where there is no file system.
     fn bytes(&self) -> u64 {
-        let threads = self.kinds.contains(&Kind::Create).then_some(&self.threads);
-        let threads = threads.into_iter().flatten().copied().max().unwrap_or(1) as u64;
+        let many = [Kind::Create, Kind::Varmail];
+        let many = many.iter().any(|kind| self.kinds.contains(kind));
+        let threads = many
+            .then_some(&self.threads)
+            .into_iter()
+            .flatten()
+            .copied()
+            .max()
+            .unwrap_or(1) as u64;
         let least = match self.kinds.contains(&Kind::Competing) {
             true => 2 * STREAM_BYTES + (1 << 30),
             false => 2 << 30,
@@ -239,8 +247,10 @@ pub fn run_varmail(options: &Options, progress: &dyn Fn(&str)) -> Result<Report,
         kinds: vec![Kind::Varmail],
         ..options.clone()
     };
-    let sides = options.file_systems().collect();
-    run_sides("varmail", &options, sides, progress)
+    let sides = raw(&options).chain(options.file_systems()).collect();
+    let mut report = run_sides("varmail", &options, sides, progress)?;
+    let notes = floor::put(&mut report.rows);
+    Ok(report.with_notes(notes))
 }
 
 /// How coarsely times are persisted, against what overwrites cost; the kinds of `options` are not looked at.
@@ -371,13 +381,9 @@ impl<'a> Bench<'a> {
             "devices in memory: {devices}, each taking {:?} for 128 KiB or less and {:?} for a flush, {} requests at a time",
             latency.service, latency.flush, latency.depth
         )];
-        let asked: Vec<String> = self.options.against.iter().map(Target::name).collect();
-        let asked = match asked.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", asked.join(", ")),
-        };
-        notes.push(format!(
-            "file systems of the kernel{asked} are left out: they cannot be put on devices that exist in this process only"
+        notes.push(crate::target::left_out(
+            &self.options.against,
+            "they cannot be put on devices that exist in this process only",
         ));
         notes
     }
@@ -872,8 +878,29 @@ mod tests {
     fn a_mail_server_runs_on_slow_devices() {
         let report = run_varmail(&slow_options(), &|_| {}).unwrap();
         let rows = report.rows.iter();
-        let rows: Vec<_> = rows.map(|r| (r.target.as_str(), r.threads)).collect();
-        assert_eq!(rows, [("sheaf", 1), ("sheaf", 3)]);
+        let rows: Vec<_> = rows
+            .map(|r| (r.target.as_str(), r.threads, r.unit))
+            .collect();
+        let sides = [1, 3]
+            .map(|n| ["raw-durable", "raw-write-flush", "sheaf"].map(|side| (side, n, "ops/s")));
+        let beside = [1, 3].map(|n| ("sheaf", n, "of the floor"));
+        assert_eq!(rows, [&sides.concat()[..], &beside].concat());
+        for row in report.rows[..6].iter().filter(|r| r.target != "sheaf") {
+            let extra = |key: &str| row.extra[key].as_f64().unwrap();
+            assert_eq!(extra("flushes_per_op"), 2.0, "{row:?}");
+            // Two to eight pages.
+            let bytes = extra("written_bytes_per_op");
+            assert!((8192.0..=32768.0).contains(&bytes), "{row:?}");
+        }
+        let floors = report.rows.iter();
+        let floors = floors.filter(|row| row.extra.contains_key("floor"));
+        assert_eq!(floors.count(), 2);
+        assert!(
+            report
+                .notes
+                .iter()
+                .any(|n| n.starts_with("the floor with 3"))
+        );
     }
 
     #[test]

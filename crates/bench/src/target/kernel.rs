@@ -157,6 +157,16 @@ impl KernelMount {
             Kernel::BtrfsRaid0 if !place.devices().is_empty() => place.array()?,
             _ => place.single()?,
         };
+        KernelMount::over(kernel, place, devices, files)
+    }
+
+    /// The same on these devices of the place.
+    pub fn over(
+        kernel: Kernel,
+        place: &Place,
+        devices: Devices,
+        files: u64,
+    ) -> Result<KernelMount, Error> {
         let mut side = KernelMount {
             kernel,
             mnt: place.mount_point()?,

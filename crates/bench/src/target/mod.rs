@@ -183,6 +183,16 @@ pub(crate) fn notes(against: &[Target]) -> impl Iterator<Item = String> {
     })
 }
 
+/// That nobody of the kernel takes part, for a report: with the names that were asked for.
+pub(crate) fn left_out(against: &[Target], why: &str) -> String {
+    let asked: Vec<String> = against.iter().map(Target::name).collect();
+    let asked = match asked.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", asked.join(", ")),
+    };
+    format!("file systems of the kernel{asked} are left out: {why}")
+}
+
 /// For suites that make each side's file system themselves.
 pub(crate) fn only_kernels(against: &[Target]) -> Result<(), Error> {
     only(against, "xfs, f2fs, btrfs (-raid0) and tmpfs")

@@ -263,19 +263,23 @@ impl Place {
 
     /// What a Sheaf array is made on: the devices, or fresh image files.
     pub fn array(&self) -> Result<Devices, Error> {
-        if !self.devices.is_empty() {
-            self.write_holes()?;
-            return Ok(Devices::given(self.devices.clone()));
+        match self.devices.is_empty() {
+            false => self.first(self.devices.len()),
+            true => self.images(IMAGES, "device"),
         }
-        self.images(IMAGES, "device")
+    }
+
+    /// The first of the devices that were given, so many of them.
+    pub fn first(&self, count: usize) -> Result<Devices, Error> {
+        self.write_holes()?;
+        Ok(Devices::given(self.devices[..count].to_vec()))
     }
 
     /// What a kernel file system is made on: the first device, or a fresh image file.
     pub fn single(&self) -> Result<Devices, Error> {
-        self.write_holes()?;
-        match self.devices.first() {
-            Some(first) => Ok(Devices::given(vec![first.clone()])),
-            None => self.images(1, "image"),
+        match self.devices.is_empty() {
+            false => self.first(1),
+            true => self.images(1, "image"),
         }
     }
 
@@ -491,6 +495,7 @@ mod tests {
         let place = place.unwrap();
         let array = place.array().unwrap();
         assert_eq!((array.paths.len(), array.images), (3, false));
+        assert_eq!(place.first(2).unwrap().paths, array.paths[..2]);
         assert!(check_size(&array.paths, 3 << 20, false, REMEDIES).is_ok());
         drop((array, place));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);

@@ -61,6 +61,14 @@ macro_rules! against {
 const ANY: &str = against!("ext4,xfs", ", tmpfs, sheaf-mount, paths of folders");
 const ON_DEVICES: &str = against!("ext4,xfs", "");
 const WITH_RAID: &str = against!("ext4,xfs,btrfs-raid0", "");
+const ON_LOOPS: &str = concat!(
+    against!("ext4,xfs,btrfs-raid0", ""),
+    ". On loop devices and those that are given: btrfs-raid0 where several are measured, the others where one is"
+);
+const ON_A_LOOP: &str = concat!(
+    against!("ext4,xfs", ""),
+    ". On a loop device over a file on a disk, beside Sheaf on it. Needs root; without, nobody takes part by default"
+);
 const DURABLE: &str = against!("ext4,ext4-lazytime,ext4-fast_commit,xfs", "");
 const EXT4: &str = against!("ext4", ", tmpfs");
 
@@ -179,8 +187,10 @@ pub struct Fxmark {
 /// Whether operations notice checkpoints, and what many checkpoint threads do for them
 ///
 /// Files made until ten times as much is logged as the journal holds, by Sheaf in this process on slow devices in memory,
-/// beside a journal that holds all of it; with --against on a loop device, too. Needs no root without.
+/// beside a journal that holds all of it and beside what the devices take for the same bytes; as root on a loop device, too, beside
+/// file systems of the kernel.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(ON_A_LOOP)))]
 pub struct BenchCheckpoint {
     /// Numbers of checkpoint threads, separated by commas
     #[arg(
@@ -211,8 +221,7 @@ pub struct BenchCheckpoint {
     /// How often each runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
-    /// File systems of the kernel, separated by commas, that do the same on a loop device over a file on a disk, beside Sheaf on
-    /// it: ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs, btrfs, btrfs-raid0; without, nobody does. Needs root
+    /// File systems of the kernel, separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<String>,
     /// Put that file in this folder, instead of in /var/tmp
@@ -298,11 +307,13 @@ fn shape(text: &str) -> Result<Option<(usize, usize)>, String> {
     }
 }
 
-/// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO and through Sheaf
+/// The array beside its devices: random 4 KiB transfers by io_uring, by Linux AIO, through Sheaf and through file systems of the kernel
 ///
 /// On 1, 2, 4 and 8 loop devices over files in memory, or other numbers up to 16, in turn, with as many transfers in flight on each as --depth says, and one at a
-/// time. Needs root, but for --dir without --loop and for --latency.
+/// time. File systems of the kernel have a large file on the same devices, past the cache. Needs root, but for --dir without --loop and for
+/// --latency, where they are left out.
 #[derive(Args, Debug)]
+#[command(mut_arg("against", |arg| arg.help(ON_LOOPS)))]
 pub struct BenchArray {
     /// Numbers of devices, 1 to 16, separated by commas, instead of 1,2,4,8 or up to those that are given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -319,9 +330,12 @@ pub struct BenchArray {
     /// How often each side runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
-    /// Size of each device; half of it is used
+    /// Size of each device; half of it is used. Where XFS or btrfs take part devices are larger, up to 320M or twice as large
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     pub size: u64,
+    /// File systems of the kernel, separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub against: Vec<String>,
     /// Measure on devices of this process instead that take so many microseconds for a transfer and serve --depth of
     /// them at a time
     #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device", "on_loop"])]
@@ -462,7 +476,8 @@ pub struct Mtime {
 
 /// A mail server: files of one folder made, appended to, read and removed by many threads, each change synced
 ///
-/// Rounds as filebench has them, on a loop device over a file on a disk. --device takes one device.
+/// Rounds as filebench has them, on a loop device over a file on a disk; beside what their syncs take on the device itself, with no
+/// file system. --device takes one device.
 #[derive(Args, Debug)]
 #[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Varmail {

@@ -597,6 +597,8 @@ fn an_array_is_measured_beside_its_devices() {
         );
         assert!(row["median"].as_f64() > Some(0.0), "{row}");
         assert!(!report["checks"].as_array().unwrap().is_empty());
+        let notes = report["notes"].to_string();
+        assert!(notes.contains("file systems of the kernel are left out"));
         assert!(
             fs::read_to_string(&page)
                 .unwrap()
@@ -652,6 +654,7 @@ fn benchmarks_refuse_what_makes_no_sense() {
         ("fsync", "durable"),
         ("checkpoint", "durable"),
         ("written", "no device"),
+        ("array", "no device"),
     ] {
         sheaf(&["bench", suite, "--against", "tmpfs"], &[], &[])
             .exits(USAGE)
@@ -684,7 +687,16 @@ fn help_says_what_a_suite_compares_with() {
         assert!(help.contains("btrfs-raid0, tmpfs; or none"), "{help}");
         assert!(!help.contains("sheaf-mount"), "{help}");
     }
-    for suite in ["fsync", "mtime", "varmail", "tx", "written", "ior"] {
+    for suite in [
+        "fsync",
+        "mtime",
+        "varmail",
+        "tx",
+        "written",
+        "ior",
+        "array",
+        "checkpoint",
+    ] {
         let help = help(suite);
         assert!(help.contains("btrfs-raid0; or none"), "{help}");
         assert!(!help.contains("tmpfs"), "{help}");
