@@ -542,6 +542,7 @@ mod tests {
             bytes.is_multiple_of(PAGE as u64) && bytes > FILE_BYTES,
             "{bytes}"
         );
+        drop((round, load));
         let load = OnDevice::slow(&paths, &slow, Kind::Competing, Method::Durable, &latencies);
         let load = load.unwrap();
         let mut stream = load.prepare(1, &Stop::default()).unwrap();
