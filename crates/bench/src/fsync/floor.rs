@@ -1,7 +1,7 @@
 //! The floor of a mail server's rounds: the same bytes of the two syncs of a round, in whole pages, each written to the device and
 //! flushed, with no file system. The fastest way of doing that counts.
 //!
-//! Each thread flushes for itself, as it does in `fsync`'s ways of writing raw. A file system may share a flush among threads that wait at
+//! Each thread flushes for itself, as it does in `fsync`'s ways of writing raw; the kernel may join flushes on their way. A file system may share a flush among threads that wait at
 //! the same time, so with many of them it can do more rounds than this floor; with one only by writing less than whole pages.
 
 use serde_json::Value;

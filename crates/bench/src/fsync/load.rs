@@ -542,7 +542,8 @@ mod tests {
             bytes.is_multiple_of(PAGE as u64) && bytes > FILE_BYTES,
             "{bytes}"
         );
-        drop((round, load));
+        drop(round);
+        drop(load);
         let load = OnDevice::slow(&paths, &slow, Kind::Competing, Method::Durable, &latencies);
         let load = load.unwrap();
         let mut stream = load.prepare(1, &Stop::default()).unwrap();
