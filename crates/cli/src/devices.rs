@@ -142,6 +142,8 @@ pub struct Access {
     pub topology: Topology,
     pub reap: Reaping,
     pub reap_ring: ReapRing,
+    /// What who may only read a device can do without writing to it.
+    pub instead: Option<&'static str>,
 }
 
 /// Opens the array over `paths`.
@@ -160,7 +162,16 @@ pub fn claim(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn BlockDevic
         reap_ring: access.reap_ring,
         ..OpenOptions::default()
     };
-    Ok(device::open_when_free(paths, &options)?)
+    device::open_when_free(paths, &options).map_err(|error| {
+        let refused = matches!(
+            error.raw_os_error(),
+            Some(libc::EACCES | libc::EPERM | libc::EROFS)
+        );
+        match access.instead.filter(|_| refused && !access.read_only) {
+            Some(instead) => Failure::from(error).after(instead),
+            None => error.into(),
+        }
+    })
 }
 
 /// Waits.

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use serde::Serialize;
+
 use crate::output::harmless;
 
 /// Errors are left on the devices.
@@ -10,6 +12,13 @@ pub const DAMAGED: u8 = 4;
 pub const OPERATIONAL: u8 = 8;
 /// The command was called wrongly.
 pub const USAGE: u8 = 16;
+
+/// What went wrong, as it appears on standard output where `--json` was given.
+#[derive(Serialize)]
+pub struct Failed<'a> {
+    pub error: &'a str,
+    pub exit_code: u8,
+}
 
 /// What a command ends with: an exit code, or a failure to report.
 pub type Outcome = Result<u8, Failure>;
@@ -69,6 +78,15 @@ impl Failure {
 
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()
+    }
+
+    /// As `--json` shows it; nothing of what speaks for itself.
+    pub fn shown(&self) -> Option<Failed<'_>> {
+        let error = self.message()?;
+        Some(Failed {
+            error,
+            exit_code: self.code,
+        })
     }
 
     pub fn code(&self) -> u8 {

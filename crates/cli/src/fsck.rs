@@ -377,7 +377,9 @@ fn text(shown: &Shown) -> String {
             refused.why, refused.remedy
         );
     }
-    if !shown.unmounted_cleanly {
+    // Of what did not open nothing is known, and no mount opens it either.
+    let opened = shown.findings.iter().all(|f| f.severity != "fatal");
+    if opened && !shown.unmounted_cleanly {
         text += &format!(
             "not unmounted cleanly; {} journal records were replayed in memory, the next mount writes them\n",
             shown.journal_records_replayed

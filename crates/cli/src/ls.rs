@@ -6,8 +6,8 @@ use fs::Attr;
 use serde::Serialize;
 
 use crate::args::Ls;
-use crate::failure::{Failure, OPERATIONAL, Outcome};
-use crate::offline::{Offline, bytes, inside, join};
+use crate::failure::{Failed, Failure, OPERATIONAL, Outcome};
+use crate::offline::{Named, Offline, bytes, inside, join, named};
 use crate::output::{self, harmless};
 
 /// One entry as `--json` shows it, one per line.
@@ -16,6 +16,18 @@ struct Shown<'a> {
     path: String,
     inode: u64,
     kind: &'static str,
+    /// Not those of an inode that cannot be read.
+    #[serde(flatten)]
+    attributes: Option<Attributes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<&'a str>,
+    /// Why something is not shown.
+    #[serde(flatten)]
+    failed: Option<Failed<'a>>,
+}
+
+#[derive(Serialize)]
+struct Attributes {
     mode: u32,
     links: u32,
     uid: u32,
@@ -23,8 +35,6 @@ struct Shown<'a> {
     size: u64,
     /// Seconds since 1970.
     mtime: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<&'a str>,
 }
 
 pub fn run(args: &Ls) -> Outcome {
@@ -34,37 +44,40 @@ pub fn run(args: &Ls) -> Outcome {
         args,
         offline: &offline,
         out: &mut out,
+        code: 0,
     };
-    let mut code = 0;
     for path in &args.paths {
-        match listing.path(inside(path).unwrap_or(bytes(path))) {
-            Ok(()) => {}
-            // The others are listed all the same, as by ls(1), unless nobody reads that.
-            Err(failure) if failure.message().is_some() => {
-                failure.tell();
-                code = OPERATIONAL;
-            }
-            Err(failure) => return Err(failure),
-        }
+        listing.path(inside(path).unwrap_or(bytes(path)))?;
     }
+    let code = listing.code;
     out.flush().map_err(|e| output::failed(&e))?;
     drop(out);
     offline.close()?;
     Ok(code)
 }
 
+/// What is listed, as far as it can be read: what fails is told, and the rest listed all the same, as by ls(1). A method fails if
+/// nobody reads that.
 struct Listing<'a> {
     args: &'a Ls,
     offline: &'a Offline,
     out: &'a mut dyn Write,
+    code: u8,
 }
 
 impl Listing<'_> {
     fn path(&mut self, path: &[u8]) -> Result<(), Failure> {
-        let attr = self.offline.find(path)?;
-        match attr.is_dir() {
-            true => self.folder(path, attr),
-            false => self.entry(path, path, &attr),
+        match self.offline.find(path) {
+            Ok(attr) if attr.is_dir() => self.folder(path, attr),
+            Ok(attr) => {
+                let itself = Named {
+                    name: path.to_vec(),
+                    ino: attr.ino,
+                    mode: attr.mode,
+                };
+                self.entry(path, &itself, Ok(attr))
+            }
+            Err(failure) => self.failed(&failure),
         }
     }
 
@@ -75,60 +88,116 @@ impl Listing<'_> {
             if self.args.recursive && !self.args.json {
                 self.text(&format!("{}:\n", harmless(&path)))?;
             }
-            let mut folders = Vec::new();
-            for entry in self.offline.list(&path, ino)? {
+            let (mut folders, mut lost) = (Vec::new(), Vec::new());
+            let names = self.offline.names(&path, ino, |why| lost.push(why));
+            for failure in &lost {
+                self.failed(failure)?;
+            }
+            for entry in names {
                 let inside = join(&path, &entry.name);
-                self.entry(&inside, &entry.name, &entry.attr)?;
-                if self.args.recursive && entry.attr.is_dir() {
-                    folders.push((inside, entry.attr.ino));
+                let attr = self.offline.look(&path, ino, &entry.name);
+                if self.args.recursive && attr.as_ref().is_ok_and(Attr::is_dir) {
+                    folders.push((inside.clone(), entry.ino));
                 }
+                self.entry(&inside, &entry, attr)?;
             }
             waiting.extend(folders.into_iter().rev());
         }
         Ok(())
     }
 
-    fn entry(&mut self, path: &[u8], name: &[u8], attr: &Attr) -> Result<(), Failure> {
-        let target = match kind(attr.mode) {
-            ("symlink", _) => Some(harmless(&self.offline.fs.readlink(attr.ino)?)),
-            _ => None,
+    fn entry(
+        &mut self,
+        path: &[u8],
+        entry: &Named,
+        attr: Result<Attr, Failure>,
+    ) -> Result<(), Failure> {
+        let (attr, mut why, mut target) = match attr {
+            Ok(attr) => (Some(attr), None, None),
+            Err(failure) => (None, Some(failure), None),
         };
-        if self.args.json {
-            let shown = Shown {
+        if let Some(link) = attr.filter(|attr| kind(attr.mode).0 == "symlink") {
+            match self.offline.fs.readlink(link.ino) {
+                Ok(to) => target = Some(harmless(&to)),
+                Err(error) => why = Some(named(path, error)),
+            }
+        }
+        if let Some(failure) = &why {
+            self.tell(failure);
+        }
+        match (self.args.json, self.args.long) {
+            (true, _) => self.object(&Shown {
                 path: String::from_utf8_lossy(path).into_owned(),
-                inode: attr.ino.0,
-                kind: kind(attr.mode).0,
-                mode: attr.mode & 0o7777,
-                links: attr.nlink,
-                uid: attr.uid,
-                gid: attr.gid,
-                size: attr.size,
-                mtime: attr.mtime.sec(),
+                inode: entry.ino.0,
+                kind: kind(entry.mode).0,
+                attributes: attr.map(|attr| Attributes {
+                    mode: attr.mode & 0o7777,
+                    links: attr.nlink,
+                    uid: attr.uid,
+                    gid: attr.gid,
+                    size: attr.size,
+                    mtime: attr.mtime.sec(),
+                }),
                 target: target.as_deref(),
-            };
-            let line = serde_json::to_string(&shown).map_err(|e| Failure::new(e.to_string()))?;
-            return self.text(&format!("{line}\n"));
+                failed: why.as_ref().and_then(Failure::shown),
+            }),
+            (_, false) => self.text(&format!("{}\n", harmless(&entry.name))),
+            (_, true) => {
+                let arrow = target.map(|t| format!(" -> {t}")).unwrap_or_default();
+                let start = long_start(entry, attr);
+                self.text(&format!("{start} {}{arrow}\n", harmless(&entry.name)))
+            }
         }
-        if !self.args.long {
-            return self.text(&format!("{}\n", harmless(name)));
+    }
+
+    /// Tells of a failure after which the rest is listed.
+    fn tell(&mut self, failure: &Failure) {
+        failure.tell();
+        self.code = OPERATIONAL;
+    }
+
+    /// The same of what has no entry to tell it with.
+    fn failed(&mut self, failure: &Failure) -> Result<(), Failure> {
+        self.tell(failure);
+        match failure.shown() {
+            Some(failed) if self.args.json => self.object(&failed),
+            _ => Ok(()),
         }
-        let arrow = target.map(|t| format!(" -> {t}")).unwrap_or_default();
-        self.text(&format!(
-            "{} {:4} {:5} {:5} {:12} {} {}{arrow}\n",
-            mode_text(attr.mode),
-            attr.nlink,
-            attr.uid,
-            attr.gid,
-            attr.size,
-            date(attr.mtime.sec()),
-            harmless(name),
-        ))
+    }
+
+    fn object(&mut self, object: &impl Serialize) -> Result<(), Failure> {
+        let line = serde_json::to_string(object).map_err(|e| Failure::new(e.to_string()))?;
+        self.text(&format!("{line}\n"))
     }
 
     fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.out
             .write_all(text.as_bytes())
             .map_err(|e| output::failed(&e))
+    }
+}
+
+/// What `--long` shows in front of a name; of an inode that cannot be read as ls(1) does.
+fn long_start(entry: &Named, attr: Option<Attr>) -> String {
+    match attr {
+        Some(attr) => format!(
+            "{} {:4} {:5} {:5} {:12} {}",
+            mode_text(attr.mode),
+            attr.nlink,
+            attr.uid,
+            attr.gid,
+            attr.size,
+            date(attr.mtime.sec()),
+        ),
+        None => format!(
+            "{}????????? {:>4} {:>5} {:>5} {:>12} {:>19}",
+            kind(entry.mode).1,
+            '?',
+            '?',
+            '?',
+            '?',
+            '?'
+        ),
     }
 }
 

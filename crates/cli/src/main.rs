@@ -38,9 +38,8 @@ use std::process::ExitCode;
 
 use args::{Command, Sheaf};
 use clap::Parser;
-use failure::{Failure, Outcome, USAGE};
+use failure::{Failed, Failure, Outcome, USAGE};
 use output::harmless;
-use serde::Serialize;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -99,16 +98,12 @@ fn refuse_usage(error: &clap::Error, json: bool) -> ExitCode {
         let text = error.to_string();
         // What follows is how to call it.
         let what = text.split("\n\nUsage:").next().unwrap_or(&text);
-        show_failure(what.strip_prefix("error: ").unwrap_or(what).trim(), USAGE);
+        show_failure(&Failed {
+            error: what.strip_prefix("error: ").unwrap_or(what).trim(),
+            exit_code: USAGE,
+        });
     }
     ExitCode::from(USAGE)
-}
-
-/// What went wrong, as it appears on standard output where `--json` was given.
-#[derive(Serialize)]
-struct Failed<'a> {
-    error: &'a str,
-    exit_code: u8,
 }
 
 fn report(failure: &Failure, json: bool) -> ExitCode {
@@ -116,14 +111,14 @@ fn report(failure: &Failure, json: bool) -> ExitCode {
         // It may have names in it that anybody gave.
         let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
         eprintln!("sheaf: {}", lines.join("\n"));
-        if json {
-            show_failure(message, failure.code());
-        }
+    }
+    if let (true, Some(failed)) = (json, failure.shown()) {
+        show_failure(&failed);
     }
     ExitCode::from(failure.code())
 }
 
-fn show_failure(error: &str, exit_code: u8) {
+fn show_failure(failed: &Failed<'_>) {
     // Nobody reads it: the exit code tells.
-    let _ = output::json(&Failed { error, exit_code });
+    let _ = output::json(failed);
 }

@@ -346,6 +346,7 @@ fn serve(args: &Mount) -> Outcome {
     mount::become_io_flusher();
     let access = Access {
         read_only: settings.mount.read_only,
+        instead: Some("to read only, mount it with `-o ro`"),
         ..settings.access
     };
     let array = devices::open(&paths, access)?;

@@ -17,10 +17,13 @@ pub struct Offline {
     pub who: Caller,
 }
 
-/// One entry of a folder.
-pub struct Entry {
+/// A name in a folder, and what it says itself of what it leads to.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub struct Named {
     pub name: Vec<u8>,
-    pub attr: Attr,
+    pub ino: Ino,
+    /// The bits of the file type.
+    pub mode: u32,
 }
 
 impl Offline {
@@ -67,33 +70,32 @@ impl Offline {
         }
     }
 
-    /// The names in a folder but "." and "..", sorted.
-    pub fn names(&self, path: &[u8], ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        self.fs
-            .readdir(ino, 0, &mut |entry| {
-                if entry.name != b"." && entry.name != b".." {
-                    names.push(entry.name.to_vec());
-                }
-                true
-            })
-            .map_err(|e| named(path, e))?;
+    /// The names in a folder but "." and "..", sorted. Of a damaged one those that can be found; `lost` is told of the rest.
+    pub fn names(&self, path: &[u8], ino: Ino, mut lost: impl FnMut(Failure)) -> Vec<Named> {
+        let mut names: Vec<Named> = Vec::new();
+        let listed = self.fs.readdir_around(ino, &mut |entry| {
+            match entry {
+                Ok(entry) if entry.name == b"." || entry.name == b".." => {}
+                Ok(entry) => names.push(Named {
+                    name: entry.name.to_vec(),
+                    ino: entry.ino,
+                    mode: u32::from(entry.kind) << 12,
+                }),
+                Err(error) => lost(named(path, error).after("names in this folder are missing")),
+            }
+            true
+        });
+        if let Err(error) = listed {
+            lost(named(path, error));
+        }
         names.sort();
-        Ok(names)
+        names
     }
 
-    /// The entries of a folder but "." and "..", in the order of their names.
-    pub fn list(&self, path: &[u8], ino: Ino) -> Result<Vec<Entry>, Failure> {
-        self.names(path, ino)?
-            .into_iter()
-            .map(|name| {
-                let attr = self
-                    .fs
-                    .lookup(ino, &name)
-                    .map_err(|e| named(&join(path, &name), e))?;
-                Ok(Entry { name, attr })
-            })
-            .collect()
+    /// What a name found in a folder, whose path is `folder`, leads to.
+    pub fn look(&self, folder: &[u8], ino: Ino, name: &[u8]) -> Result<Attr, Failure> {
+        let found = self.fs.lookup(ino, name);
+        found.map_err(|e| named(&join(folder, name), e))
     }
 
     /// Hands the content of a file to `each`, piece by piece.

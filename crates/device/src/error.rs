@@ -247,8 +247,7 @@ impl Error {
         let denied = matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM));
         let mut error = Error::open(path, source);
         if let (true, Error::Open { remedy, .. }) = (denied, &mut error) {
-            *remedy =
-                "; run as root or get access to it; who may only read it mounts it with `-o ro`";
+            *remedy = "; run as root or get access to it that lets you write";
         }
         error
     }
@@ -258,8 +257,7 @@ impl Error {
         Error::Open {
             device: path.display().to_string(),
             source: Arc::new(io::Error::from_raw_os_error(libc::EROFS)),
-            remedy: "; the device takes no writes: mount it with `-o ro`, or let it take them (`blockdev --setrw`; losetup \
-                     without --read-only)",
+            remedy: "; the device takes no writes: let it take them (`blockdev --setrw`; losetup without --read-only)",
         }
     }
 
@@ -270,9 +268,7 @@ impl Error {
             Some(libc::EBUSY) => return Error::InUse { device },
             Some(libc::ENOENT) => "; check the path and that the device is attached",
             Some(libc::EACCES | libc::EPERM) => "; run as root or get access to it",
-            Some(libc::EROFS) => {
-                "; it can only be read: mount it with `-o ro`, or make what it lies on writable"
-            }
+            Some(libc::EROFS) => "; it can only be read: make what it lies on writable",
             Some(libc::ENXIO | libc::ENOMEDIUM) => "; no medium is attached to it",
             _ => "",
         };
@@ -395,18 +391,23 @@ mod tests {
         assert!(told(libc::ENOSPC) && told(libc::EDQUOT) && !told(libc::EIO));
     }
 
-    /// Whose image it was, and could read it, was told nothing but to become root.
+    /// Whose image it was, and could read it, was told nothing but to become root; and who made or repaired one, to mount it.
     #[test]
-    fn who_may_only_read_is_told_how() {
+    fn who_may_only_read_is_told_what_it_takes_to_write() {
         let path = Path::new("a.img");
         let source = io::Error::from_raw_os_error;
-        for number in [libc::EACCES, libc::EPERM, libc::EROFS] {
+        for (number, words) in [
+            (libc::EACCES, "lets you write"),
+            (libc::EPERM, "lets you write"),
+            (libc::EROFS, "writable"),
+        ] {
             let error = Error::open_to_write(path, source(number));
-            assert!(error.to_string().contains("-o ro"), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(words) && !text.contains("mount"), "{text}");
             assert_eq!(error.raw_os_error(), Some(number));
         }
         let error = Error::open(path, source(libc::EACCES));
-        assert!(!error.to_string().contains("-o ro"), "{error}");
+        assert!(!error.to_string().contains("write"), "{error}");
         let error = Error::open_to_write(path, source(libc::EBUSY));
         assert!(matches!(error, Error::InUse { .. }), "{error}");
     }

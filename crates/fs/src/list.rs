@@ -216,6 +216,12 @@ pub fn run_from<T: Listed>(
     }
 }
 
+/// Where a list goes on behind what keeps [`run_from`] from telling the element with key `from`; always behind that.
+/// `None`: nowhere. The inode is locked at least shared.
+pub fn behind<T: Listed>(store: &Store<FsNode>, inode: &Inode, from: u64) -> Option<u64> {
+    tree::hidden_to(store, inode.root(T::TREE)?, from)
+}
+
 /// Looks for an element of each of several groups, whose lowest keys come in growing order; the inode is
 /// locked at least shared. `wanted` is told which group it is asked about.
 pub fn find_each<T: Listed>(

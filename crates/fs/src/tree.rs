@@ -231,6 +231,18 @@ pub fn read_leaf(
     }
 }
 
+/// Where the keys end that are hidden with `key` by a node that cannot be read, the leaf or an index node above
+/// it; always behind `key`. `None`: no end. The inode is locked at least shared.
+pub fn hidden_to(store: &Store<FsNode>, root: &Root, key: u64) -> Option<u64> {
+    let mut at = Descent::enter(&root.children, key).ok()?;
+    for _ in 0..root.depth {
+        let below = read(store, at.nid).and_then(|node| at.step(node.index()?, key));
+        let Ok(below) = below else { break };
+        at = below;
+    }
+    at.high
+}
+
 /// Calls `each` with every leaf in key order from the one that covers `from`, until it
 /// returns false. The inode is locked at least shared.
 pub fn walk(

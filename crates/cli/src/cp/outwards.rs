@@ -16,7 +16,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use super::attributes::HostFile;
 use super::{Copy, Links, not_a_folder, not_followed};
 use crate::failure::Failure;
-use crate::offline::{PIECE, bytes, join, last_name, named};
+use crate::offline::{Named, PIECE, bytes, join, last_name, named};
 use crate::output::harmless;
 
 pub struct Outwards<'a> {
@@ -102,20 +102,20 @@ impl<'a> Outwards<'a> {
     ) -> Result<(), Failure> {
         let Item { from, attr, to, .. } = item;
         self.copy.refuse_folder(harmless(&from))?;
-        let names = self.copy.offline.names(&from, attr.ino)?;
+        let offline = self.copy.offline;
+        let names = offline.names(&from, attr.ino, |lost| self.copy.tell_of(Err(lost)));
         if make_folder(&to)? || self.copy.keeps {
             folders.push((to.clone(), attr));
         }
-        for name in names {
-            let from = join(&from, &name);
-            match self.copy.offline.fs.lookup(attr.ino, &name) {
+        for Named { name, .. } in names {
+            match offline.look(&from, attr.ino, &name) {
                 Ok(attr) => waiting.push(Item {
-                    from,
+                    from: join(&from, &name),
                     attr,
                     to: to.join(OsString::from_vec(name)),
                     links: Links::Refused,
                 }),
-                Err(error) => self.copy.tell_of(Err(named(&from, error))),
+                Err(failure) => self.copy.tell_of(Err(failure)),
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The program as users call it, here without a mount.
 
+mod damaged;
 mod interrupted;
 mod labels;
 mod named;
@@ -845,12 +846,16 @@ fn nothing_is_written_where_one_device_takes_no_writes() {
             sheaf(&["fsck"], &["-p"], &devices),
             on("cp", &[file.to_str().unwrap(), ":/other"]),
             on("rm", &[":/file"]),
-            sheaf(&["mount"], &[], &[devices[0].clone(), mountpoint.clone()]),
         ] {
             ran.exits(OPERATIONAL)
                 .says(&format!("{}: cannot open", protected.display()))
-                .says("-o ro");
+                .says("blockdev --setrw")
+                .says_not("-o ro");
         }
+        sheaf(&["mount"], &[], &[devices[0].clone(), mountpoint.clone()])
+            .exits(OPERATIONAL)
+            .says(&format!("{}: cannot open", protected.display()))
+            .says("-o ro");
         assert!(contents().eq(before.iter().cloned()));
         sheaf(&["fsck"], &[], &devices).succeeds();
         sheaf(&["fsck"], &["-n"], &devices).succeeds();

@@ -7,7 +7,7 @@ mod tests;
 pub(crate) use ahead::Ahead;
 
 use crate::Error;
-use crate::api::DirEntry;
+use crate::api::{DirEntry, Ino};
 use crate::content::Name;
 use crate::directory::At;
 use crate::filesystem::FileSystem;
@@ -71,6 +71,44 @@ impl FileSystem {
                     self.listings.went_on(ino, first..refused.key, read > 0);
                     return Ok(());
                 }
+            }
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Lists a damaged directory until `each` returns false: it is handed the names that can be found, and where something
+    /// unreadable hides others, why they are hidden.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::readdir`], of the directory itself.
+    pub fn readdir_around(
+        &self,
+        dir: Ino,
+        each: &mut dyn FnMut(Result<DirEntry<'_>, Error>) -> bool,
+    ) -> Result<(), Error> {
+        if !self.list_dots(dir.into(), 0, &mut |entry| each(Ok(entry)))? {
+            return Ok(());
+        }
+        let mut from = Some(0);
+        while let Some(key) = from {
+            let (found, next) = {
+                let node = self.dir_inode(dir.into())?;
+                let inode = node.inode()?;
+                match list::run_from::<Name>(&self.store, inode, key) {
+                    Ok((names, next)) => (Ok(names), next),
+                    Err(error) => {
+                        let next = list::behind::<Name>(&self.store, inode, key);
+                        (Err(error), next)
+                    }
+                }
+            };
+            let more = match found {
+                Ok(names) => names.iter().all(|name| each(Ok(entry_of(name)))),
+                Err(error) => each(Err(error)),
+            };
+            if !more {
+                return Ok(());
             }
             from = next;
         }

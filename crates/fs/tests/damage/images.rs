@@ -169,6 +169,9 @@ impl Model {
                     true
                 })
             });
+            if let Ok(attr) = fs.resolve(dir) {
+                self.around(fs, dir, attr.ino, listed.is_ok().then_some(&names), context);
+            }
             match listed {
                 Err(error) => note(format!("{dir:?}"), error),
                 Ok(()) => {
@@ -200,6 +203,44 @@ impl Model {
             }
         }
         lost
+    }
+
+    /// Lists what can be found in a directory: what was written, and all of it but for what is hidden. Nothing is, and it is
+    /// `whole`, where that was listed.
+    fn around(
+        &self,
+        fs: &FileSystem,
+        dir: &[u8],
+        ino: Nid,
+        whole: Option<&BTreeSet<Vec<u8>>>,
+        context: &str,
+    ) {
+        let (mut names, mut hidden) = (BTreeSet::new(), 0);
+        let listed = fs.readdir_around(ino, &mut |entry| {
+            match entry {
+                Ok(entry) if entry.name == b"." || entry.name == b".." => {}
+                Ok(entry) => assert!(names.insert(entry.name.to_vec()), "{context}"),
+                Err(error) => {
+                    assert_eq!(error.errno(), libc::EIO, "{context}: {error}");
+                    hidden += 1;
+                }
+            }
+            assert!(names.len() + hidden < 5000, "{context}: endless listing");
+            true
+        });
+        if let Some(whole) = whole {
+            assert!(listed.is_ok() && hidden == 0, "{context}");
+            assert_eq!(&names, whole, "{context}: names in {dir:?}");
+        }
+        let written = self.names_in(dir);
+        assert!(names.is_subset(&written), "{context}: names in {dir:?}");
+        for name in written.difference(&names) {
+            let found = fs.lookup(ino, name);
+            assert!(
+                found.is_err(),
+                "{context}: {name:?} in {dir:?} is not listed"
+            );
+        }
     }
 
     pub fn look(

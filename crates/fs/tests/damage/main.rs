@@ -197,6 +197,12 @@ fn forged(model: &Model, devices: &[Arc<SimDevice>]) {
             left > 0
         });
         drop(listed);
+        let mut left = 2000;
+        let listed = fs.readdir_around(attr.ino, &mut |_| {
+            left -= 1;
+            left > 0
+        });
+        drop(listed);
         drop(fs.listxattr(attr.ino));
         drop(fs.getxattr(attr.ino, b"user.mark"));
         drop(fs.setxattr(&who, attr.ino, b"user.mark", &buf[..3000], 0));
