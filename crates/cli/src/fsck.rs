@@ -32,6 +32,8 @@ struct Shown {
     exit_code: u8,
     unmounted_cleanly: bool,
     journal_records_replayed: u64,
+    #[serde(skip)]
+    refuses_writes: bool,
     findings: Vec<ShownFinding>,
     more_findings: u64,
     /// The actions were carried out; else they would be.
@@ -89,6 +91,7 @@ impl Shown {
             exit_code,
             unmounted_cleanly: report.clean,
             journal_records_replayed: report.recovery.records,
+            refuses_writes: report.refuses_writes,
             findings: findings(report),
             more_findings: report.more_findings,
             repaired: false,
@@ -377,11 +380,15 @@ fn text(shown: &Shown) -> String {
             refused.why, refused.remedy
         );
     }
-    // Of what did not open nothing is known, and no mount opens it either.
+    // Of what did not open nothing is known.
     let opened = shown.findings.iter().all(|f| f.severity != "fatal");
     if opened && !shown.unmounted_cleanly {
+        let then = match shown.refuses_writes {
+            true => "no mount writes them before a repair",
+            false => "the next mount writes them",
+        };
         text += &format!(
-            "not unmounted cleanly; {} journal records were replayed in memory, the next mount writes them\n",
+            "not unmounted cleanly; {} journal records were replayed in memory, {then}\n",
             shown.journal_records_replayed
         );
     }

@@ -323,6 +323,12 @@ impl<C: Content> Store<C> {
         self.unread.first().map(ToString::to_string)
     }
 
+    /// Whether the journal has something that could not be replayed, or may be read wrong: only a store that is open read-only
+    /// may have, and what it has replayed goes to no device before a repair.
+    pub fn is_partly_replayed(&self) -> bool {
+        !self.unreplayed.is_empty() || !self.unread.is_empty()
+    }
+
     /// What this store has done since it was opened.
     pub fn counters(&self) -> StoreCounters {
         let mut counters = self.counts.get();

@@ -147,6 +147,8 @@ pub struct Report {
     /// The last mount ended cleanly; else the journal was replayed, in memory.
     pub clean: bool,
     pub recovery: RecoveryReport,
+    /// No mount that may write opens this before a repair.
+    pub refuses_writes: bool,
 }
 
 impl Report {
@@ -172,6 +174,7 @@ impl Report {
         findings.sort_by_key(|f| std::cmp::Reverse(f.severity));
         Report {
             findings,
+            refuses_writes: true,
             ..Report::default()
         }
     }
@@ -324,6 +327,7 @@ impl<'a> Check<'a> {
             devices: self.tally.take(),
             clean: recovery.clean && recovery.batches == 0,
             recovery,
+            refuses_writes: self.store.is_partly_replayed(),
         }
     }
 

@@ -82,7 +82,7 @@ fn damage_leaves(array: &Array, most: usize) {
 fn damage_inode(array: &Array, path: &str) {
     let (folder, name) = path.rsplit_once('/').unwrap();
     let listed = on(array, "ls", &["--json", folder]).succeeds().output();
-    let entries = listed.lines().map(|line| json(line));
+    let entries = listed.lines().map(json);
     let mut entries = entries.filter(|entry| entry["path"] == format!("{folder}/{name}"));
     let inode = entries.next().unwrap()["inode"].as_u64().unwrap();
     flip(array, 1, |kind, nid, _| kind == KIND_INODE && nid == inode);

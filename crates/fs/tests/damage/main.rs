@@ -38,7 +38,8 @@ fn an_undamaged_image_is_sound() {
         let devices = image.devices();
         assert!(image.targets.len() > 100);
         assert!(!image.check(&devices, true, "undamaged"));
-        assert!(fsck(&devices).is_sound());
+        let report = fsck(&devices);
+        assert!(report.is_sound() && !report.refuses_writes);
     }
 }
 
@@ -75,6 +76,7 @@ fn a_node_that_replay_needs_is_lost_alone() {
     assert_eq!(found.path.as_deref(), Some("/fs"));
     assert!(found.what.contains("journal"), "{found}");
     // To write would be to forget what the journal holds of it.
+    assert!(report.refuses_writes);
     assert!(open(&devices, false).is_err());
 }
 
