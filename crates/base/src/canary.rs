@@ -153,6 +153,9 @@ canaries! {
     /// record does not know, and the next recovery stops before it. Needs two cuts, or a cut and a
     /// process that ends.
     NoClosingCheckpoint => "no-closing-checkpoint", Cut,
+    /// A mount's first checkpoint record is written before the labels say that mount: after a cut between the two devices look like
+    /// old copies (device/ages, invariant 1).
+    LabelsAfterRecord => "labels-after-record", Cut,
     /// Replay applies a change although the one before it is missing (R9): a node gets into a
     /// state that it never had. No fault makes a gap while all else works; a batch with one is
     /// forged.

@@ -7,6 +7,7 @@
 //! 3. A volatile write counts as unflushed before its completion is reported, failed or not.
 //! 4. A read-only array never writes, flushes or discards.
 
+use crate::ages::Ages;
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::{AlignedBuf, is_aligned};
 use crate::error::Error;
@@ -117,6 +118,8 @@ pub struct Array {
     in_doubt: AtomicBool,
     /// See [`Array::writer`].
     pub(crate) has_writer: AtomicBool,
+    /// Which mount each label is of, and whether there are labels.
+    pub(crate) ages: Mutex<Ages>,
 }
 
 /// Requests of one device within a batch.
@@ -129,6 +132,7 @@ impl Array {
         label: Label,
         read_only: bool,
         repairs: Vec<LabelRepair>,
+        ages: Ages,
     ) -> Array {
         let memory_align = devices.iter().map(|d| d.memory_align()).max().unwrap_or(1);
         let members = devices
@@ -152,6 +156,7 @@ impl Array {
             doubt: Mutex::new(rank::DEVICE_DOUBT, ()),
             in_doubt: AtomicBool::new(false),
             has_writer: AtomicBool::new(false),
+            ages: Mutex::new(rank::LEAF, ages),
         }
     }
 

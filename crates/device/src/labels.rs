@@ -19,7 +19,7 @@ use format::label::{
     COMPATIBLE, Feature, HEAD_BLOCKS, INCOMPATIBLE, LABEL_MAGIC, Label, READ_ONLY_COMPATIBLE,
     TAIL_BLOCKS, unknown_features,
 };
-use format::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, U16, U32};
+use format::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, U16, U32, U64};
 use std::path::Path;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -122,8 +122,12 @@ impl Array {
                 });
             }
         }
+        let age = |(_, found): &Labelled| found.label.mount_id.get();
+        let ages = Some(by_index.iter().map(age).collect());
         let devices = by_index.into_iter().map(|(device, _)| device).collect();
-        Ok(Array::new(devices, geometry, label, read_only, repairs))
+        Ok(Array::new(
+            devices, geometry, label, read_only, repairs, ages,
+        ))
     }
 
     /// A new array over `devices` (index = position), without labels: wipes old labels,
@@ -151,7 +155,14 @@ impl Array {
         for (index, device) in devices.iter().enumerate() {
             wipe(device.as_ref(), geometry.device_blocks[index])?;
         }
-        Ok(Array::new(devices, geometry, label, false, Vec::new()))
+        Ok(Array::new(
+            devices,
+            geometry,
+            label,
+            false,
+            Vec::new(),
+            None,
+        ))
     }
 
     /// Another time of making than the machine's, for an image that must be the same each time.
@@ -161,21 +172,21 @@ impl Array {
     }
 
     /// Writes the labels of all devices, device 0 last: the last step of mkfs. Everything
-    /// written before is flushed first.
+    /// written before is flushed first. They are of no mount.
     pub fn write_labels(&self) -> Result<(), Error> {
         self.flush()?;
-        for index in (1..self.members.len()).rev() {
-            self.write_label(index)?;
+        for index in (0..self.members.len()).rev() {
+            self.write_label(index, 0)?;
         }
-        self.write_label(0)
+        *self.ages.lock() = Some(vec![0; self.members.len()]);
+        Ok(())
     }
 
     /// Writes the label copies that [`label_repairs`](Self::label_repairs) lists again.
     pub fn repair_labels(&self) -> Result<(), Error> {
-        for repair in &self.repairs {
-            self.write_label(repair.device)?;
-        }
-        Ok(())
+        self.repairs
+            .iter()
+            .try_for_each(|repair| self.write_label(repair.device, self.age(repair.device)))
     }
 
     /// Writes both copies of labels that are gone ([`Incomplete`](crate::Incomplete)), durably. Interrupted, it leaves devices with
@@ -183,13 +194,20 @@ impl Array {
     pub fn write_lost_labels(&self, devices: &[usize]) -> Result<(), Error> {
         devices
             .iter()
-            .try_for_each(|index| self.write_label(*index))
+            .try_for_each(|index| self.write_label(*index, self.age(*index)))
     }
 
-    /// Both copies of one label, the second one first.
-    fn write_label(&self, index: usize) -> Result<(), Error> {
+    /// The mount that a device's label is of, or should be.
+    fn age(&self, index: usize) -> u64 {
+        let ages = self.ages.lock();
+        ages.as_ref().map_or(0, |ages| ages[index])
+    }
+
+    /// Both copies of one label, durably, the second one first.
+    pub(crate) fn write_label(&self, index: usize, mount: u64) -> Result<(), Error> {
         let mut label = self.label;
         label.device_index = U16::new(index as u16);
+        label.mount_id = U64::new(mount);
         label.seal();
         let block = AlignedBuf::from_slice(label.as_bytes());
         let last = self.geometry.device_blocks[index] - 1;
@@ -429,7 +447,8 @@ fn check_second_copy(device: &dyn BlockDevice, label: &Label) -> Option<Damage> 
         return None;
     }
     match read_copy(device, last) {
-        Ok(copy) if copy.as_bytes() == label.as_bytes() => None,
+        // Of two mounts they are when the newer one's beginning was cut off.
+        Ok(copy) if copy.device_index == label.device_index && same_array(&copy, label) => None,
         Ok(_) => Some(Damage::new("label", "the copies differ")),
         Err(refusal) => Some(refusal.damage()),
     }
@@ -593,11 +612,12 @@ fn fit(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Result<()
     Ok(())
 }
 
-/// True when two labels describe the same array (the device index aside).
+/// True when two labels describe the same array (the device index and the mount aside).
 pub(crate) fn same_array(a: &Label, b: &Label) -> bool {
     let plain = |label: &Label| {
         let mut copy = *label;
         copy.device_index = U16::new(0);
+        copy.mount_id = U64::new(0);
         copy.seal();
         copy
     };

@@ -9,6 +9,7 @@
 //!                                                └─ sim::SimDevice
 //! ```
 
+mod ages;
 mod array;
 mod block;
 pub mod buf;
@@ -34,6 +35,7 @@ mod vectored;
 mod when_free;
 mod writer;
 
+pub use ages::Outdated;
 pub use array::{Array, ArrayStats, DeviceStats, Io};
 pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 pub use buf::{AlignedBuf, Shared};

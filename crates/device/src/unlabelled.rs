@@ -294,9 +294,20 @@ impl Incomplete {
             )?;
             devices.push(Arc::clone(device));
         }
-        let geometry = self.geometry.clone();
+        // What its label said is gone with it.
+        let age = |labelled: &Option<Labelled>| {
+            let label = labelled.as_ref().map_or(&self.label, |(_, f)| &f.label);
+            label.mount_id.get()
+        };
+        let ages = self.labelled.iter().map(age).collect();
+        let (geometry, label) = (self.geometry.clone(), self.label);
         Ok(Array::new(
-            devices, geometry, self.label, read_only, repairs,
+            devices,
+            geometry,
+            label,
+            read_only,
+            repairs,
+            Some(ages),
         ))
     }
 }

@@ -5,6 +5,7 @@
 //! | newest valid record | journal from its anchor | outcome |
 //! |---|---|---|
 //! | none | any | damaged: nothing to start from |
+//! | found, but a device's label is of another mount (`device/ages.rs`) | any | damaged: it is an old copy |
 //! | found | a batch names a newer checkpoint | damaged: the newer record was lost (R9) |
 //! | found | unbroken run reaches every batch that it must | replay the run |
 //! | found | run ends before a batch that an image depends on | damaged (R9) |
@@ -21,7 +22,7 @@
 //!    recovery, if this one is cut off, must find the same end.
 //! 3. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
 //! 4. After replay a checkpoint empties the journal before the first user operation (R8), under
-//!    a new mount id, so that no batch of the last mount can follow a batch of this one.
+//!    a new mount id, so that no batch of the last mount can follow a batch of this one. All labels have the id before.
 
 use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, read_space};
@@ -33,7 +34,7 @@ use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
 use base::canary::{Canary, planted};
-use device::{AlignedBuf, Array, Durability};
+use device::{AlignedBuf, Array, Durability, Outdated};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{BATCH_MAGIC, BatchHeader};
 use format::{BLOCK_SIZE, Damage, Nid, U32, U64, checksum};
@@ -114,6 +115,9 @@ impl<C: Content> Store<C> {
         }
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
+        if let Some(outdated) = array.outdated(record.mount_id.get()) {
+            return Err(damaged("label", outdated_text(&array, &outdated)));
+        }
         report.clean = record.clean.get() == 1;
         let clock = options.clock.clone();
         let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
@@ -140,7 +144,14 @@ impl<C: Content> Store<C> {
         store.unread = std::mem::take(&mut run.unread);
         if !read_only && !planted(Canary::NoClosingCheckpoint) {
             let began = store.clock().monotonic_ns();
+            let late = planted(Canary::LabelsAfterRecord);
+            if !late {
+                array.note_mount(store.journal.mount_id)?;
+            }
             store.make_checkpoint(false)?;
+            if late {
+                array.note_mount(store.journal.mount_id)?;
+            }
             report.phases.checkpoint = passed(began);
         }
         store.nodes_opened = store.table.node_count();
@@ -190,6 +201,20 @@ impl<C: Content> Store<C> {
         store.adapt_limits();
         Ok(store)
     }
+}
+
+fn outdated_text(array: &Array, outdated: &Outdated) -> String {
+    let names = array.device_names();
+    let Outdated {
+        device,
+        mount,
+        newest,
+    } = outdated;
+    let name = &names[*device];
+    format!(
+        "{name} holds what it held at mount {mount}, while mount {newest} of the array has been: it is an old copy, or was put back to one. With the \
+         device as it was last, all is there; sheaf fsck --repair takes it as it is, without what was written to it since"
+    )
 }
 
 /// Where a new mount goes on.

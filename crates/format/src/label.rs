@@ -72,8 +72,10 @@ layout! {
         pub device_blocks: [U64; 16],
         /// Zones in logical order.
         pub zones: [ZoneEntry; 16],
+        /// Newest mount that wrote this label, before its first checkpoint record; 0: none did.
+        pub mount_id: U64,
         /// Zero.
-        pub reserved: [u8; 3264],
+        pub reserved: [u8; 3256],
     }
 }
 

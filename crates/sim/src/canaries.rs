@@ -41,6 +41,7 @@ fn place(canary: Canary) -> Place {
         | BothSlots
         | ChunkStateStale
         | NoClosingCheckpoint
+        | LabelsAfterRecord
         | TornBatchAccepted
         | GenerationIgnored
         | FirstDeviceFlushed

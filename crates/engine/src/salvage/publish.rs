@@ -158,6 +158,9 @@ impl<C: Content> Salvage<C> {
     /// [`Error::NoSpace`] when there is no room beside the old state.
     pub fn publish(self) -> Result<(), SalvageError> {
         self.store.segments.keep_out(&self.occupied);
+        (self.store.array)
+            .note_mount(self.store.journal.mount_id)
+            .map_err(Error::from)?;
         let mut state = self.store.checkpoint_state.lock();
         let mut report = CheckpointReport::default();
         self.store

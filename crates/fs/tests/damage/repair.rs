@@ -39,7 +39,7 @@ fn repair_options(dry_run: bool) -> RepairOptions {
     }
 }
 
-fn try_repair(devices: &[Arc<SimDevice>], dry_run: bool) -> Result<RepairReport, fs::Error> {
+pub fn try_repair(devices: &[Arc<SimDevice>], dry_run: bool) -> Result<RepairReport, fs::Error> {
     let array = assemble(devices, dry_run).map_err(engine::Error::from)?;
     repair(&array, &repair_options(dry_run), &|_| {})
 }

@@ -1,0 +1,131 @@
+//! Which mount each device's label is of, by which a device is known that was put back to what it was before, as from an old copy.
+//!
+//! Invariants:
+//! 1. Before the first checkpoint record of a mount every label says that mount, durably; they are written one after the other, in the order of the devices.
+//! 2. So whenever that is cut off, no label is of an older mount than the newest record, none is of a newer one than the mount after that, and none of a newer one
+//!    than the label of a device before it. Where that does not hold, a device is not what it was when the array was used last.
+//! 3. A label is of no mount until the first one that writes it: nothing is known of an array of which all are so.
+//!
+//! It tells no copy that was made during the last mount, or after it, and none of all devices.
+
+use crate::array::Array;
+use crate::error::Error;
+
+/// A device whose content is older than the array's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outdated {
+    pub device: usize,
+    /// The mount that its label is of, or, if it has a checkpoint record that is too old, that this is of.
+    pub mount: u64,
+    /// The newest one that is known of.
+    pub newest: u64,
+}
+
+/// The mounts of labels, by device; `None` while there are no labels.
+pub(crate) type Ages = Option<Vec<u64>>;
+
+/// Looks for what contradicts invariant 2.
+fn outdated(ages: &[u64], record: u64) -> Option<Outdated> {
+    let newest = ages.iter().copied().max().unwrap_or(0);
+    if newest == 0 {
+        return None;
+    }
+    let found = |device, mount| {
+        let newest = newest.max(record);
+        Some(Outdated {
+            device,
+            mount,
+            newest,
+        })
+    };
+    // The records are on the first two devices: neither has one that the others' labels ask for.
+    if newest > record + 1 {
+        return found(0, record.min(ages[0]));
+    }
+    let mut before = ages[0];
+    for (device, age) in ages.iter().copied().enumerate() {
+        // The first mount was cut off.
+        let had_none = age == 0 && ages[0] > record;
+        if age > before {
+            return found(device - 1, before);
+        }
+        if age < record && !had_none {
+            return found(device, age);
+        }
+        before = age;
+    }
+    None
+}
+
+impl Array {
+    /// A device that is older than the array, if the labels, as they were when it was put together, and the newest
+    /// checkpoint record's mount say so.
+    pub fn outdated(&self, record: u64) -> Option<Outdated> {
+        let ages = self.ages.lock();
+        outdated(ages.as_deref()?, record)
+    }
+
+    /// Has all labels say this mount (invariant 1), if there are labels.
+    ///
+    /// # Errors
+    /// Those of the devices.
+    pub fn note_mount(&self, mount: u64) -> Result<(), Error> {
+        let Some(ages) = self.ages.lock().clone() else {
+            return Ok(());
+        };
+        for (device, _) in ages.iter().enumerate().filter(|(_, age)| **age != mount) {
+            self.write_label(device, mount)?;
+            if let Some(ages) = &mut *self.ages.lock() {
+                ages[device] = mount;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn which(ages: &[u64], record: u64) -> Option<usize> {
+        outdated(ages, record).map(|outdated| outdated.device)
+    }
+
+    #[test]
+    fn what_a_mount_that_is_cut_off_leaves_is_in_order() {
+        for devices in 1..5 {
+            for old in [0, 7] {
+                // A mount begins by labels, and then has its record; the next one likewise.
+                for written in 0..=devices {
+                    let mut ages = vec![old; devices];
+                    ages[..written].fill(8);
+                    assert_eq!(which(&ages, 7), None, "{ages:?}");
+                    // It begins anew, with the same number.
+                    ages[..written.saturating_sub(1)].fill(8);
+                    assert_eq!(which(&ages, 7), None, "{ages:?}");
+                }
+                assert_eq!(which(&vec![8; devices], 8), None);
+            }
+        }
+        assert_eq!(which(&[0, 0], 12), None, "nothing is known");
+    }
+
+    #[test]
+    fn a_device_that_is_older_than_the_others_is_found() {
+        for old in [0, 1, 6] {
+            assert_eq!(which(&[8, 8, old], 8), Some(2));
+            assert_eq!(which(&[8, old, 8], 8), Some(1));
+            assert_eq!(
+                which(&[old, 8, 8], 8),
+                Some(0),
+                "the second one has the record"
+            );
+            // Both that have records are.
+            assert_eq!(which(&[old, old, 8], old), Some(0));
+        }
+        // By one mount.
+        assert_eq!(which(&[7, 7, 8], 7), Some(1));
+        assert_eq!(which(&[7, 8, 8], 8), Some(0));
+        assert_eq!(which(&[8, 8, 7], 8), Some(2));
+    }
+}

@@ -1,0 +1,136 @@
+//! Devices that were put back to what they held before the last mount.
+
+use crate::images::*;
+use crate::repair::try_repair;
+use device::sim::{SimDevice, Snapshot};
+use device::{Array, BlockDevice};
+use format::geometry::{Geometry, GeometryOptions};
+use fs::fsck::repair::Outcome;
+use fs::{Caller, FileSystem, MkfsOptions, ROOT};
+use std::sync::Arc;
+
+const COUNT: usize = 4;
+
+fn contents(devices: &[Arc<SimDevice>]) -> Vec<Snapshot> {
+    devices.iter().map(|device| device.snapshot()).collect()
+}
+
+fn add(fs: &FileSystem, round: usize) {
+    for i in 0..40 {
+        let name = format!("{round} {i}");
+        let made = fs.create(&Caller::root(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+        let file = made.unwrap().1;
+        fs.write(&file, 0, &vec![i as u8; 1000 * i]).unwrap();
+        fs.fsync(&file, false).unwrap();
+    }
+}
+
+/// Contents after mkfs, and after each of so many mounts that made files, which were cut off or not.
+fn mounts(cut: bool, count: usize) -> (Vec<Arc<SimDevice>>, Vec<Vec<Snapshot>>) {
+    let devices: Vec<_> = (0..COUNT as u64)
+        .map(|i| SimDevice::new(24 << 20, i))
+        .collect();
+    let geometry = Geometry::plan(&[24 << 20; COUNT], GeometryOptions::default()).unwrap();
+    let array = Array::create(handles(&devices), geometry, "test", [7; 16], [9; 16]).unwrap();
+    let array = Arc::new(array);
+    let mkfs = MkfsOptions {
+        clock: clock(),
+        ..MkfsOptions::default()
+    };
+    FileSystem::mkfs(&array, &mkfs).unwrap();
+    array.write_labels().unwrap();
+    drop(array);
+    let mut states = vec![contents(&devices)];
+    for round in 0..count {
+        let fs = open(&devices, false).unwrap();
+        add(&fs, round);
+        if !cut {
+            fs.close().unwrap();
+        }
+        drop(fs);
+        states.push(contents(&devices));
+    }
+    (devices, states)
+}
+
+fn put_back(devices: &[Arc<SimDevice>], states: [&[Snapshot]; 2], old: &[usize]) {
+    for (i, device) in devices.iter().enumerate() {
+        device.restore(&states[usize::from(old.contains(&i))][i]);
+    }
+}
+
+#[test]
+fn a_device_that_was_put_back_is_told_and_taken_by_a_repair_alone() {
+    for cut in [false, true] {
+        let (devices, states) = mounts(cut, 3);
+        let now = &states[3][..];
+        for before in 0..3 {
+            for old in [&[0][..], &[1], &[2], &[3], &[0, 1], &[2, 3], &[1, 2, 3]] {
+                let context = format!("{old:?} as after {before} mounts, cut: {cut}");
+                put_back(&devices, [now, &states[before]], old);
+                for read_only in [true, false] {
+                    let refused = open(&devices, read_only).unwrap_err().to_string();
+                    let named = old.iter().any(|i| refused.contains(devices[*i].name()));
+                    assert!(
+                        named && refused.contains("old copy"),
+                        "{context}: {refused}"
+                    );
+                }
+                let report = fsck(&devices);
+                assert!(!report.is_sound(), "{context}");
+                // Nothing was written by all that.
+                let report = try_repair(&devices, true).unwrap();
+                assert!(report.outcome != Outcome::Sound, "{context}");
+                try_repair(&devices, false).unwrap();
+                assert!(fsck(&devices).is_sound(), "{context}");
+                open(&devices, false).unwrap().close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn an_array_that_was_put_back_as_a_whole_is_what_it_was() {
+    for cut in [false, true] {
+        let (devices, states) = mounts(cut, 3);
+        for (mounts, state) in states.iter().enumerate() {
+            put_back(&devices, [state, state], &[]);
+            let fs = open(&devices, false).unwrap();
+            for round in 0..3 {
+                let name = format!("{round} 39");
+                let there = fs.lookup(ROOT, name.as_bytes()).is_ok();
+                assert_eq!(there, round < mounts);
+            }
+            fs.close().unwrap();
+            assert!(fsck(&devices).is_sound());
+        }
+    }
+}
+
+/// A label of a mount whose beginning was cut off is no damage.
+#[test]
+fn copies_of_a_label_of_two_mounts_are_good() {
+    let (devices, states) = mounts(false, 2);
+    put_back(&devices, [&states[2], &states[2]], &[]);
+    let now = contents(&devices);
+    drop(open(&devices, false).unwrap());
+    // As the devices were before the first record of that mount, but for the last head.
+    for device in &devices[..COUNT - 1] {
+        let mut label = vec![0; BLOCK as usize];
+        device.peek(0, &mut label);
+        let index = devices.iter().position(|d| Arc::ptr_eq(d, device)).unwrap();
+        device.restore(&now[index]);
+        device.poke(0, &label);
+    }
+    let last = &devices[COUNT - 1];
+    let mut tail = vec![0; BLOCK as usize];
+    let at = (24 << 20) - BLOCK;
+    last.peek(at, &mut tail);
+    last.restore(&now[COUNT - 1]);
+    last.poke(at, &tail);
+    let report = fsck(&devices);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert!(report.is_sound());
+    open(&devices, false).unwrap().close().unwrap();
+    assert!(fsck(&devices).is_sound());
+}
