@@ -64,10 +64,10 @@ fn a_device_that_was_put_back_is_told_and_taken_by_a_repair_alone() {
     for cut in [false, true] {
         let (devices, states) = mounts(cut, 3);
         let now = &states[3][..];
-        for before in 0..3 {
+        for (before, then) in states.iter().enumerate().take(3) {
             for old in [&[0][..], &[1], &[2], &[3], &[0, 1], &[2, 3], &[1, 2, 3]] {
                 let context = format!("{old:?} as after {before} mounts, cut: {cut}");
-                put_back(&devices, [now, &states[before]], old);
+                put_back(&devices, [now, then], old);
                 for read_only in [true, false] {
                     let refused = open(&devices, read_only).unwrap_err().to_string();
                     let named = old.iter().any(|i| refused.contains(devices[*i].name()));
