@@ -57,12 +57,25 @@ fn outdated(ages: &[u64], record: u64) -> Option<Outdated> {
     None
 }
 
+/// One after the other, each as if those before it were not.
+fn all_outdated(mut ages: Vec<u64>, mut record: u64) -> Vec<Outdated> {
+    let mut all = Vec::new();
+    while let Some(found) = outdated(&ages, record) {
+        if found.newest > record + 1 {
+            record = found.newest;
+        }
+        ages[found.device] = found.newest;
+        all.push(found);
+    }
+    all
+}
+
 impl Array {
-    /// A device that is older than the array, if the labels, as they were when it was put together, and the newest
+    /// Devices that are older than the array, as far as the labels, as they were when it was put together, and the newest
     /// checkpoint record's mount say so.
-    pub fn outdated(&self, record: u64) -> Option<Outdated> {
-        let ages = self.ages.lock();
-        outdated(ages.as_deref()?, record)
+    pub fn outdated(&self, record: u64) -> Vec<Outdated> {
+        let ages = self.ages.lock().clone();
+        all_outdated(ages.unwrap_or_default(), record)
     }
 
     /// Has all labels say this mount (invariant 1), if there are labels.
@@ -89,6 +102,18 @@ mod tests {
 
     fn which(ages: &[u64], record: u64) -> Option<usize> {
         outdated(ages, record).map(|outdated| outdated.device)
+    }
+
+    #[test]
+    fn all_devices_that_are_older_are_found() {
+        let all = |ages: &[u64], record| -> Vec<usize> {
+            let all = all_outdated(ages.to_vec(), record);
+            all.iter().map(|outdated| outdated.device).collect()
+        };
+        assert_eq!(all(&[8, 3, 8, 0], 8), [1, 3]);
+        assert_eq!(all(&[2, 2, 8, 2], 2), [0, 1, 3]);
+        assert_eq!(all(&[8, 7, 6, 8], 8), [1, 2]);
+        assert!(all(&[9, 9, 8, 8], 8).is_empty() && all(&[0; 3], 5).is_empty());
     }
 
     #[test]

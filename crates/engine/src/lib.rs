@@ -63,7 +63,7 @@ pub use new_data::NewData;
 pub use node::{Node, NodeRead};
 pub use op::{Epoch, FreshNid, Kept, Mode, Need, Op, Promise, Reservation, Slot, Slots};
 pub use proof::{Proof, proves};
-pub use recovery::RecoveryReport;
+pub use recovery::{RecoveryReport, outdated};
 pub use replay::RecoveryPhases;
 pub use salvage::{Loss, Salvage, SalvageError};
 pub use scrub::ScrubStep;

@@ -115,8 +115,9 @@ impl<C: Content> Store<C> {
         }
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
-        if let Some(outdated) = array.outdated(record.mount_id.get()) {
-            return Err(damaged("label", outdated_text(&array, &outdated)));
+        let old = array.outdated(record.mount_id.get());
+        if !old.is_empty() {
+            return Err(damaged("label", outdated_text(&array, &old)));
         }
         report.clean = record.clean.get() == 1;
         let clock = options.clock.clone();
@@ -203,17 +204,24 @@ impl<C: Content> Store<C> {
     }
 }
 
-fn outdated_text(array: &Array, outdated: &Outdated) -> String {
+/// Devices that are older than the array, which no store opens with; none also when that cannot be told, as there is no record.
+pub fn outdated(array: &Array) -> Vec<Outdated> {
+    let record = newest_record(array, &mut RecoveryReport::default());
+    record.map_or_else(|_| Vec::new(), |r| array.outdated(r.mount_id.get()))
+}
+
+fn outdated_text(array: &Array, all: &[Outdated]) -> String {
     let names = array.device_names();
-    let Outdated {
-        device,
-        mount,
-        newest,
-    } = outdated;
-    let name = &names[*device];
+    let told = |old: &Outdated| {
+        let (name, mount) = (&names[old.device], old.mount);
+        format!("{name} holds what it held at mount {mount}")
+    };
+    let told: Vec<String> = all.iter().map(told).collect();
+    let newest = all.iter().map(|old| old.newest).max().unwrap_or(0);
     format!(
-        "{name} holds what it held at mount {mount}, while mount {newest} of the array has been: it is an old copy, or was put back to one. With the \
-         device as it was last, all is there; sheaf fsck --repair takes it as it is, without what was written to it since"
+        "{}, while mount {newest} of the array has been: an old copy, or put back to one. With each device as it was last, all is there; \
+         sheaf fsck --repair takes them as they are, without what was written since",
+        told.join(", and ")
     )
 }
 

@@ -106,6 +106,8 @@ pub enum ActionKind {
     Journal,
     /// A second copy was written again.
     Copy,
+    /// What a device held before the last mounts counts as what it holds now.
+    Outdated,
 }
 
 impl ActionKind {
@@ -125,6 +127,7 @@ impl ActionKind {
             ActionKind::Rebuilt => "rebuilt",
             ActionKind::Journal => "journal",
             ActionKind::Copy => "copy",
+            ActionKind::Outdated => "outdated",
         }
     }
 }
@@ -275,6 +278,7 @@ pub fn repair(
         match mend(array, options, &mut actions, progress)? {
             Ok(mended) => {
                 salvage = Some(mended);
+                outdated(array).for_each(|old| actions.add(old));
                 for finding in &rest {
                     if let (Object::Node(nid), Some(path)) = (&finding.object, &finding.path) {
                         actions.name(*nid, path);
@@ -308,6 +312,24 @@ pub fn repair(
         report.outcome = write(array, options, salvage, progress)?;
     }
     Ok(report.with(actions))
+}
+
+/// What was written to a device since it was as it is now is gone, whatever else is right.
+fn outdated(array: &Array) -> impl Iterator<Item = Action> {
+    let action = |found: device::Outdated| Action {
+        kind: ActionKind::Outdated,
+        object: Object::Label {
+            device: found.device,
+            copy: 0,
+        },
+        path: None,
+        what: format!(
+            "taken as it was at mount {}: what was written to it until mount {} is lost, also in files of which nothing is told",
+            found.mount, found.newest
+        ),
+        lost: true,
+    };
+    engine::outdated(array).into_iter().map(action)
 }
 
 impl RepairReport {

@@ -1,11 +1,12 @@
 //! Devices that were put back to what they held before the last mount.
 
 use crate::images::*;
-use crate::repair::try_repair;
+use crate::repair::{repair_options, try_repair};
 use device::sim::{SimDevice, Snapshot};
 use device::{Array, BlockDevice};
+use engine::Object;
 use format::geometry::{Geometry, GeometryOptions};
-use fs::fsck::repair::Outcome;
+use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, repair};
 use fs::{Caller, FileSystem, MkfsOptions, ROOT};
 use std::sync::Arc;
 
@@ -80,8 +81,30 @@ fn a_device_that_was_put_back_is_told_and_taken_by_a_repair_alone() {
                 assert!(!report.is_sound(), "{context}");
                 // Nothing was written by all that.
                 let report = try_repair(&devices, true).unwrap();
-                assert!(report.outcome != Outcome::Sound, "{context}");
-                try_repair(&devices, false).unwrap();
+                assert!(
+                    report.outcome != Outcome::Sound && report.lost(),
+                    "{context}"
+                );
+                let automatic = RepairOptions {
+                    lossless: true,
+                    ..repair_options(false)
+                };
+                let array = assemble(&devices, false).unwrap();
+                let report = repair(&array, &automatic, &|_| {}).unwrap();
+                let is_refused = matches!(report.outcome, Outcome::Refused { .. });
+                assert!(is_refused && open(&devices, true).is_err(), "{context}");
+                drop(array);
+                let report = try_repair(&devices, false).unwrap();
+                let taken = |a: &&Action| a.kind == ActionKind::Outdated;
+                let mut all: Vec<usize> = Vec::new();
+                for action in report.actions.iter().filter(taken) {
+                    let Object::Label { device, .. } = action.object else {
+                        panic!("{context}: {action}");
+                    };
+                    all.push(device);
+                }
+                all.sort_unstable();
+                assert_eq!(all, old, "{context}");
                 assert!(fsck(&devices).is_sound(), "{context}");
                 open(&devices, false).unwrap().close().unwrap();
             }

@@ -26,7 +26,7 @@ fn count(default: u64) -> u64 {
     given.and_then(|s| s.parse().ok()).unwrap_or(default)
 }
 
-fn repair_options(dry_run: bool) -> RepairOptions {
+pub fn repair_options(dry_run: bool) -> RepairOptions {
     RepairOptions {
         check: FsckOptions {
             cache_bytes: 1 << 20,
