@@ -35,10 +35,12 @@ fn rest(time: Duration) {
     base::clock::nap(time.as_nanos() as u64);
 }
 
-/// More requests wait all the time than there may be threads.
-#[test]
-fn appends_are_done_beside_any_number_of_durable_writes() {
-    let mut world = world(91);
+/// Begins `what`, on a file that is no other's, while more durable writes wait all the time than there may be threads, for 6 s at most.
+fn beside_durable_writes<T: Send>(
+    seed: u64,
+    what: impl Fn(&Arc<FileSystem>, Arc<OpenFile>) -> T + Sync,
+) -> T {
+    let mut world = world(seed);
     world.options = FsOptions::default();
     let fs = slow(&world, Duration::from_millis(1));
     let durable = fs
@@ -47,91 +49,65 @@ fn appends_are_done_beside_any_number_of_durable_writes() {
     fs.write(&durable, 0, &noise(1, 512 * PAGE)).unwrap();
     let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
     let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let done = base::thread::parallel(2, |thread| {
-        let mut out = Vec::new();
-        if thread == 0 {
-            let mut context = fs.io_context(2000).unwrap();
-            let mut at = 0;
-            while !over.load(Ordering::SeqCst) {
-                let write = |_| {
-                    at += 1;
-                    let request = Request::Write {
-                        file: Arc::clone(&durable),
-                        offset: at % 512 * PAGE as u64,
-                        buf: AlignedBuf::zeroed(PAGE),
-                    };
-                    (at, request)
-                };
-                let mut requests = (context.in_flight()..2000).map(write).collect();
-                assert!(context.submit(&mut requests) <= 2000);
-                context.wait(1, &mut out, None);
-                out.clear();
-                begun.store(true, Ordering::SeqCst);
+    let begin = now_ns();
+    let mut done = base::thread::parallel(2, |thread| {
+        if thread == 1 {
+            while !begun.load(Ordering::SeqCst) {
+                base::thread::yield_now();
             }
-            return true;
+            let done = what(&fs, Arc::clone(&file));
+            over.store(true, Ordering::SeqCst);
+            return Some(done);
         }
-        while !begun.load(Ordering::SeqCst) {
-            base::thread::yield_now();
+        let (mut context, mut out) = (fs.io_context(2000).unwrap(), Vec::new());
+        let mut at = 0;
+        while !over.load(Ordering::SeqCst) && since(begin) < Duration::from_secs(6) {
+            let write = |_| {
+                at += 1;
+                let request = Request::Write {
+                    file: Arc::clone(&durable),
+                    offset: at % 512 * PAGE as u64,
+                    buf: AlignedBuf::zeroed(PAGE),
+                };
+                (at, request)
+            };
+            let mut requests = (context.in_flight()..2000).map(write).collect();
+            assert!(context.submit(&mut requests) <= 2000);
+            context.wait(1, &mut out, None);
+            out.clear();
+            begun.store(true, Ordering::SeqCst);
         }
-        let mut context = fs.io_context(1).unwrap();
-        let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
-        let begin = now_ns();
-        submit(&mut context, 0, Request::Append { file, buf });
-        let done = context.wait(1, &mut out, Some(Duration::from_secs(5)));
-        over.store(true, Ordering::SeqCst);
-        println!("after {:?}", since(begin));
-        done == 1
+        None
     });
-    assert!(done[1], "the append was not done for 5 s");
+    done.pop().flatten().unwrap()
+}
+
+fn append(file: Arc<OpenFile>) -> Request {
+    let buf = AlignedBuf::zeroed(100);
+    Request::Append { file, buf }
+}
+
+#[test]
+fn appends_are_done_beside_any_number_of_durable_writes() {
+    let done = beside_durable_writes(91, |fs, file| {
+        let mut context = fs.io_context(1).unwrap();
+        submit(&mut context, 0, append(file));
+        context.wait(1, &mut Vec::new(), Some(Duration::from_secs(4)))
+    });
+    assert_eq!(done, 1, "the append was not done for 4 s");
 }
 
 /// Whoever closes it waits for what was handed over before, and not for what still is.
 #[test]
 fn a_file_system_ends_beside_any_number_of_durable_writes() {
-    let mut world = world(92);
-    world.options = FsOptions::default();
-    let fs = slow(&world, Duration::from_millis(1));
-    let durable = fs
-        .open_file(make(&fs, b"durable"), DIRECT | libc::O_DSYNC)
-        .unwrap();
-    fs.write(&durable, 0, &noise(1, 512 * PAGE)).unwrap();
-    let file = fs.open_file(make(&fs, b"log"), libc::O_RDWR).unwrap();
-    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let took = base::thread::parallel(2, |thread| {
-        let begin = now_ns();
-        if thread == 0 {
-            let (mut context, mut out) = (fs.io_context(2000).unwrap(), Vec::new());
-            let mut at = 0;
-            while !over.load(Ordering::SeqCst) && since(begin) < Duration::from_secs(6) {
-                let write = |_| {
-                    at += 1;
-                    let request = Request::Write {
-                        file: Arc::clone(&durable),
-                        offset: at % 512 * PAGE as u64,
-                        buf: AlignedBuf::zeroed(PAGE),
-                    };
-                    (at, request)
-                };
-                let mut requests = (context.in_flight()..2000).map(write).collect();
-                assert!(context.submit(&mut requests) <= 2000);
-                context.wait(1, &mut out, None);
-                out.clear();
-                begun.store(true, Ordering::SeqCst);
-            }
-            return Duration::ZERO;
-        }
-        while !begun.load(Ordering::SeqCst) {
-            base::thread::yield_now();
-        }
+    let took = beside_durable_writes(92, |fs, file| {
         let mut context = fs.io_context(1).unwrap();
-        let (file, buf) = (Arc::clone(&file), AlignedBuf::zeroed(100));
-        submit(&mut context, 0, Request::Append { file, buf });
+        submit(&mut context, 0, append(file));
         let begin = now_ns();
         fs.close().unwrap();
-        over.store(true, Ordering::SeqCst);
         since(begin)
     });
-    assert!(took[1] < Duration::from_secs(4), "{:?}", took[1]);
+    assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
 const THREADS: usize = 4;
