@@ -144,9 +144,9 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// What one can be that has all to itself: it dirties all that operations may before they wait. Less than
-    /// [`large_most`](Self::large_most) was only when the array has filled since, but what is within [`growth`](crate::growth), invariant 4.
-    fn large_possible(&self) -> Extensive {
+    /// What one can be that begins now, and waits until nothing else is dirty: it dirties all that operations may before they wait. So what
+    /// was within [`large_most`](Self::large_most) when it was staged is possible though the array has filled since (`growth.rs`, invariant 4).
+    pub fn large_possible(&self) -> Extensive {
         let Extensive { logged, dirty } = self.large_most();
         Extensive {
             logged,

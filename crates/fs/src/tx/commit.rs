@@ -208,7 +208,7 @@ impl<'fs> Transaction<'fs> {
     ) -> Result<(Epoch, Vec<Ino>), Error> {
         let fs = self.fs;
         let nodes = self.nodes()?;
-        let most = fs.store.large_most();
+        let most = fs.store.large_possible();
         let mut asked = self.expected.max(LEAST);
         loop {
             let mut op = fs.store.begin_large(asked)?;

@@ -279,12 +279,11 @@ impl Model {
     }
 }
 
-/// A file system with a real tree, many names, attributes and a fragmented file.
-pub fn build() -> (Vec<Arc<SimDevice>>, Model) {
-    let devices: Vec<_> = (0..DEVICES as u64)
-        .map(|i| SimDevice::new(DEVICE_BYTES, i))
-        .collect();
-    let geometry = Geometry::plan(&[DEVICE_BYTES; DEVICES], GeometryOptions::default()).unwrap();
+/// An empty file system on devices of so many bytes.
+pub fn make(bytes: &[u64]) -> Vec<Arc<SimDevice>> {
+    let device = |(seed, bytes): (u64, &u64)| SimDevice::new(*bytes, seed);
+    let devices: Vec<_> = (0..).zip(bytes).map(device).collect();
+    let geometry = Geometry::plan(bytes, GeometryOptions::default()).unwrap();
     let array = Array::create(handles(&devices), geometry, "test", [7; 16], [9; 16]).unwrap();
     let array = Arc::new(array);
     let mkfs = MkfsOptions {
@@ -293,6 +292,12 @@ pub fn build() -> (Vec<Arc<SimDevice>>, Model) {
     };
     FileSystem::mkfs(&array, &mkfs).unwrap();
     array.write_labels().unwrap();
+    devices
+}
+
+/// A file system with a real tree, many names, attributes and a fragmented file.
+pub fn build() -> (Vec<Arc<SimDevice>>, Model) {
+    let devices = make(&[DEVICE_BYTES; DEVICES]);
     let fs = open(&devices, false).unwrap();
     let mut model = Model::default();
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

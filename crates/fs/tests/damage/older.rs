@@ -2,15 +2,15 @@
 
 use crate::images::*;
 use crate::repair::{repair_options, try_repair};
+use device::BlockDevice;
 use device::sim::{SimDevice, Snapshot};
-use device::{Array, BlockDevice};
 use engine::Object;
-use format::geometry::{Geometry, GeometryOptions};
 use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, repair};
-use fs::{Caller, FileSystem, MkfsOptions, ROOT};
+use fs::{Caller, FileSystem, ROOT};
 use std::sync::Arc;
 
 const COUNT: usize = 4;
+const DEVICE: u64 = 24 << 20;
 
 fn contents(devices: &[Arc<SimDevice>]) -> Vec<Snapshot> {
     devices.iter().map(|device| device.snapshot()).collect()
@@ -28,19 +28,7 @@ fn add(fs: &FileSystem, round: usize) {
 
 /// Contents after mkfs, and after each of so many mounts that made files, which were cut off or not.
 fn mounts(cut: bool, count: usize) -> (Vec<Arc<SimDevice>>, Vec<Vec<Snapshot>>) {
-    let devices: Vec<_> = (0..COUNT as u64)
-        .map(|i| SimDevice::new(24 << 20, i))
-        .collect();
-    let geometry = Geometry::plan(&[24 << 20; COUNT], GeometryOptions::default()).unwrap();
-    let array = Array::create(handles(&devices), geometry, "test", [7; 16], [9; 16]).unwrap();
-    let array = Arc::new(array);
-    let mkfs = MkfsOptions {
-        clock: clock(),
-        ..MkfsOptions::default()
-    };
-    FileSystem::mkfs(&array, &mkfs).unwrap();
-    array.write_labels().unwrap();
-    drop(array);
+    let devices = make(&[DEVICE; COUNT]);
     let mut states = vec![contents(&devices)];
     for round in 0..count {
         let fs = open(&devices, false).unwrap();
@@ -147,7 +135,7 @@ fn copies_of_a_label_of_two_mounts_are_good() {
     }
     let last = &devices[COUNT - 1];
     let mut tail = vec![0; BLOCK as usize];
-    let at = (24 << 20) - BLOCK;
+    let at = DEVICE - BLOCK;
     last.peek(at, &mut tail);
     last.restore(&now[COUNT - 1]);
     last.poke(at, &tail);
