@@ -30,12 +30,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use base::clock::now_ns;
 use base::map::{HashMap, HashSet};
 use base::sync::{Condvar, Mutex, rank};
 use fs::{AtomicWrite, Attr, Caller, Error, FileSystem, Ino, OpenFile};
 
-use crate::notify::{Notifier, Pages};
+use crate::notify::{self, Notifier, Pages};
 use crate::ops::{Errno, NodeId, Span};
 use crate::process::{self, Processes};
 
@@ -55,9 +54,7 @@ pub mod ioctl {
 
 /// Of the kernel, and of what is staged.
 const PAGE: u64 = 4096;
-/// How long somebody waits for pages to be dropped: they wait for answers of this daemon, which others give.
-const WAIT_MAX: Duration = Duration::from_secs(5);
-/// The same where nearly all workers are at that.
+/// How long somebody who gives up locks waits for pages to be dropped where nearly all workers are at that.
 const WAIT_CROWDED: Duration = Duration::from_millis(200);
 /// Files that are remembered.
 const KNOWN_MAX: usize = 4096;
@@ -240,7 +237,7 @@ impl AtomicWrites {
             match pending.is_staging() {
                 true if pending.handle == handle => return Ok(()),
                 true => return Err(Error::Busy),
-                false if self.wait_for(&pending) => {}
+                false if self.wait_for(&pending, Duration::ZERO) => {}
                 false => return Err(Error::Busy),
             }
         }
@@ -573,39 +570,23 @@ impl AtomicWrites {
         notifier.drop_pages(Pages::all(node), Box::new(move || all.remove(&pending)));
     }
 
-    /// Waits until one that has ended is no more, and its pages are dropped. Not for ever, nor if too few workers would be left.
-    fn wait_for(&self, pending: &Arc<Pending>) -> bool {
-        let Some(_turn) = self.0.notifier.get().and_then(Notifier::turn) else {
-            return !self.0.tables.lock().has(pending);
+    /// Waits until one that has ended is no more, and its pages are dropped, as well as can be: false, they may not be. As long as `crowded` if too few
+    /// workers would be left.
+    fn wait_for(&self, pending: &Arc<Pending>, crowded: Duration) -> bool {
+        let is_gone = |tables: &Tables| !tables.has(pending);
+        let Some(notifier) = self.0.notifier.get() else {
+            return is_gone(&self.0.tables.lock());
         };
-        self.wait_at_most(pending, WAIT_MAX)
+        notifier.wait(crowded, |most| {
+            notify::wait_at_most(most, &self.0.removed, &mut self.0.tables.lock(), is_gone)
+        })
     }
 
-    /// The same for who should not do without: if too few workers would be left, which may be what the drop waits for, not as long.
+    /// The same for who should not do without, and goes on in any case.
     fn wait_until_gone(&self, pending: &Arc<Pending>) {
-        let turn = self.0.notifier.get().and_then(Notifier::turn);
-        let most = match turn {
-            Some(_) => WAIT_MAX,
-            None => WAIT_CROWDED,
-        };
-        if !self.wait_at_most(pending, most) {
+        if !self.wait_for(pending, WAIT_CROWDED) {
             tracing::warn!(pending.node, "a file's pages are still cached");
         }
-        drop(turn);
-    }
-
-    fn wait_at_most(&self, pending: &Arc<Pending>, most: Duration) -> bool {
-        let end = now_ns() + most.as_nanos() as u64;
-        let mut tables = self.0.tables.lock();
-        while tables.has(pending) {
-            let left = end.saturating_sub(now_ns());
-            if left == 0 {
-                return false;
-            }
-            let left = Duration::from_nanos(left);
-            self.0.removed.wait_for(&mut tables, left);
-        }
-        true
     }
 
     fn remove(&self, pending: &Arc<Pending>) {
@@ -772,45 +753,120 @@ mod tests {
         FileSystem::open(array, fs::FsOptions::default()).unwrap()
     }
 
+    /// A file with an atomic write that another thread aborts, and the kernel takes its time to drop pages.
+    struct Aborting {
+        fs: Arc<FileSystem>,
+        file: Arc<OpenFile>,
+        node: NodeId,
+        atomic: AtomicWrites,
+        notifier: Notifier,
+        /// The kernel is through with it.
+        go_on: mpsc::Sender<()>,
+        aborts: base::thread::JoinHandle,
+        _dir: tempfile::TempDir,
+    }
+
+    const HANDLE: u64 = 1;
+
+    /// So many workers, one of them idle.
+    fn hands(most: usize) -> notify::Hands {
+        let idle = Arc::new(AtomicUsize::new(1));
+        notify::Hands { most, idle }
+    }
+
+    impl Aborting {
+        fn by_one_of(workers: usize) -> Aborting {
+            let dir = tempfile::tempdir().unwrap();
+            let fs = file_system(dir.path());
+            let who = Caller::root();
+            let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+            let node = attr.ino.0;
+            let (begun, begins) = mpsc::channel();
+            let (go_on, goes_on) = mpsc::channel();
+            let bell = Slow {
+                begun,
+                goes_on: Mutex::new(rank::LEAF, goes_on),
+            };
+            let notifier = Notifier::new(Some(Arc::new(bell)), hands(workers));
+            let atomic = AtomicWrites::default();
+            atomic.init(notifier.clone());
+            start(&atomic, &fs, &file).unwrap();
+            let all = atomic.clone();
+            let aborts = base::thread::spawn("aborts", move || all.abort(node, HANDLE)).unwrap();
+            begins.recv().unwrap();
+            Aborting {
+                fs,
+                file,
+                node,
+                atomic,
+                notifier,
+                go_on,
+                aborts,
+                _dir: dir,
+            }
+        }
+
+        fn end(self) {
+            self.aborts.join().unwrap();
+            drop(self.file);
+            self.fs.close().unwrap();
+        }
+    }
+
+    fn start(atomic: &AtomicWrites, fs: &Arc<FileSystem>, file: &OpenFile) -> Result<()> {
+        let task = std::process::id();
+        atomic.start(fs, (&Caller::root(), task), (file, HANDLE))
+    }
+
     /// Who closed a descriptor while another thread's abort was on its way had the answer at once, and with that its locks were free: whoever
     /// had them next read what the kernel had still.
     #[test]
     fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
-        let dir = tempfile::tempdir().unwrap();
-        let fs = file_system(dir.path());
-        let who = Caller::root();
-        let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
-        let (node, handle, task) = (attr.ino.0, 1, std::process::id());
-        let (begun, begins) = mpsc::channel();
-        let (go_on, goes_on) = mpsc::channel();
-        let bell = Slow {
-            begun,
-            goes_on: Mutex::new(rank::LEAF, goes_on),
-        };
-        let notifier = Notifier::new(Some(Arc::new(bell)), Arc::new(AtomicUsize::new(8)));
-        let atomic = AtomicWrites::default();
-        atomic.init(notifier.clone());
-        atomic.start(&fs, (&who, task), (&file, handle)).unwrap();
-        let all = atomic.clone();
-        let aborts = base::thread::spawn("aborts", move || all.abort(node, handle)).unwrap();
-        begins.recv().unwrap();
-        let (all, closed) = (atomic.clone(), Arc::new(AtomicBool::new(false)));
+        let aborting = Aborting::by_one_of(8);
+        let (all, node) = (aborting.atomic.clone(), aborting.node);
+        let closed = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&closed);
         let closes = base::thread::spawn("closes", move || {
-            all.flush(node, handle, task);
+            all.flush(node, HANDLE, std::process::id());
             told.store(true, Ordering::SeqCst);
         });
-        while notifier.waiting() == 0 {
+        while aborting.notifier.waiting() == 0 {
             assert!(!closed.load(Ordering::SeqCst), "it was answered at once");
             base::thread::yield_now();
         }
-        go_on.send(()).unwrap();
-        aborts.join().unwrap();
+        aborting.go_on.send(()).unwrap();
         closes.unwrap().join().unwrap();
-        assert!(atomic.of(node).is_none());
-        atomic.check(handle).unwrap();
-        drop(file);
-        fs.close().unwrap();
+        assert!(aborting.atomic.of(node).is_none());
+        aborting.atomic.check(HANDLE).unwrap();
+        aborting.end();
+    }
+
+    /// A program that gave up and began anew was told that somebody else was at it.
+    #[test]
+    fn who_starts_anew_waits_for_pages_that_somebody_else_is_dropping() {
+        let aborting = Aborting::by_one_of(8);
+        base::thread::parallel(2, |part| match part {
+            0 => start(&aborting.atomic, &aborting.fs, &aborting.file).unwrap(),
+            _ => {
+                while aborting.notifier.waiting() == 0 {
+                    base::thread::yield_now();
+                }
+                aborting.go_on.send(()).unwrap();
+            }
+        });
+        let pending = aborting.atomic.of(aborting.node).unwrap();
+        assert!(pending.is_of(HANDLE));
+        aborting.end();
+    }
+
+    /// It may be the worker that the drop waits for.
+    #[test]
+    fn who_starts_anew_is_refused_if_the_last_workers_would_wait_for_each_other() {
+        let aborting = Aborting::by_one_of(2);
+        let refused = start(&aborting.atomic, &aborting.fs, &aborting.file);
+        assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
+        aborting.go_on.send(()).unwrap();
+        aborting.end();
     }
 
     /// What the kernel is told to drop.
@@ -838,8 +894,7 @@ mod tests {
             let mut all = bell.0.lock();
             all.drain(..).map(|told| (told.off, told.len)).collect()
         };
-        let live = Arc::new(AtomicUsize::new(8));
-        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), live);
+        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
         let atomic = AtomicWrites::default();
         atomic.init(notifier.clone());
         let write = |page: u64, from_page_cache| {

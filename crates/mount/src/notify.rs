@@ -3,11 +3,12 @@
 //! The kernel takes such a message only when it has locked the pages that it drops, and a locked page may wait for an answer of this very
 //! process. Invariants:
 //! 1. Nobody sends one who holds a lock that a request may wait for.
-//! 2. At most half of the workers that there are wait in one: the others serve what those pages wait for. Nor more than
-//!    half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes beyond that is
-//!    left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is never refused.
+//! 2. Whoever waits in one leaves a worker that waits for requests, and at most half of all that there can be do: the others serve what those pages
+//!    wait for. Nor more than half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes
+//!    beyond that is left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is
+//!    never refused.
 //! 3. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
-//! 4. Who waits for one that another sends ([`Notifier::turn`]) leaves a worker besides that one, or waits for a short time only: the drop may need
+//! 4. Who waits for one that another sends ([`Notifier::wait`]) leaves a worker besides that one, or waits for a short time only: the drop may need
 //!    that worker.
 
 use std::collections::VecDeque;
@@ -15,9 +16,10 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use base::clock::now_ns;
-use base::sync::{Mutex, rank};
+use base::sync::{Condvar, Mutex, MutexGuard, rank};
 use zerocopy::IntoBytes;
 
 use crate::abi;
@@ -28,6 +30,28 @@ use crate::transport::Bell;
 
 /// Workers that may be at it at a time, however many there are: invariant 2.
 const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
+
+/// How long somebody waits for pages to be dropped: they wait for answers of this daemon, which others give.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// Until another worker has been started, which is no more than a thread to begin: so many times so long, in nanoseconds.
+const START_NAPS: usize = 20;
+const START_NAP_NS: u64 = 100_000;
+
+/// The workers of a session, who wait for requests or are at some.
+#[derive(Clone, Debug)]
+pub struct Hands {
+    /// So many there can be.
+    pub most: usize,
+    /// Those that wait for requests. Whoever takes one as the last of them starts another first, if there can be more.
+    pub idle: Arc<AtomicUsize>,
+}
+
+impl Hands {
+    /// Whether requests that come next are served, whatever the one who asks waits for.
+    fn are_free(&self) -> bool {
+        self.idle.load(Ordering::Relaxed) > 0
+    }
+}
 
 /// Bytes of a file whose pages are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +107,7 @@ pub struct Notifier(Arc<Inner>);
 
 struct Inner {
     bell: Option<Arc<dyn Bell>>,
-    /// Workers that there are.
-    live: Arc<AtomicUsize>,
+    hands: Hands,
     turns: Mutex<Turns>,
     /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
     owing: AtomicUsize,
@@ -110,11 +133,11 @@ impl std::fmt::Debug for Notifier {
 }
 
 impl Notifier {
-    /// For a session that counts its workers.
-    pub fn new(bell: Option<Arc<dyn Bell>>, live: Arc<AtomicUsize>) -> Notifier {
+    /// For a session with these workers.
+    pub fn new(bell: Option<Arc<dyn Bell>>, hands: Hands) -> Notifier {
         Notifier(Arc::new(Inner {
             bell,
-            live,
+            hands,
             turns: Mutex::new(rank::LEAF, Turns::default()),
             owing: AtomicUsize::new(0),
             rereads: Rereads::new(),
@@ -131,14 +154,15 @@ impl Notifier {
         self.send(node, (0, 0));
     }
 
-    /// The kernel drops these pages; then does `then`. This is so when the call returns, unless half of the workers are at
+    /// The kernel drops these pages; then does `then`. This is so when the call returns, unless too many workers are at
     /// others: then soon. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
     pub(crate) fn drop_pages(&self, pages: Pages, then: Then) {
         {
             let mut turns = self.0.turns.lock();
-            let most = (self.live() / 2).min(BUSY_MAX);
+            let most = (self.0.hands.most / 2).min(BUSY_MAX);
+            let is_crowded = turns.dropping + turns.waiting >= most || !self.0.hands.are_free();
             // Who else would do what is left?
-            if turns.dropping > 0 && turns.dropping + turns.waiting >= most {
+            if turns.dropping > 0 && is_crowded {
                 // Whoever does it has no such lock.
                 let race = match pages.race {
                     Race::None => Race::Any,
@@ -216,24 +240,61 @@ impl Notifier {
         self.0.rereads.end(pages.node, now_ns());
     }
 
-    /// Leave to wait for what others drop; `None`: there would be too few workers left.
-    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
-        let mut turns = self.0.turns.lock();
-        let busy = turns.waiting + turns.dropping.max(1);
-        (busy + 1 < self.live().min(BUSY_MAX)).then(|| {
-            turns.waiting += 1;
-            Turn(self)
+    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be.
+    pub(crate) fn drop_pages_and_wait(&self, pages: Pages) -> bool {
+        let dropped = Arc::new((Mutex::new(rank::LEAF, false), Condvar::new()));
+        let then = {
+            let dropped = Arc::clone(&dropped);
+            move || {
+                let (is_done, told) = &*dropped;
+                *is_done.lock() = true;
+                told.notify_all();
+            }
+        };
+        self.drop_pages(pages, Box::new(then));
+        let (is_done, told) = &*dropped;
+        if *is_done.lock() {
+            return true;
+        }
+        self.wait(Duration::ZERO, |most| {
+            wait_at_most(most, told, &mut is_done.lock(), |is_done| *is_done)
         })
+    }
+
+    /// Waits for what others drop: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
+    /// drop waits for.
+    pub(crate) fn wait<T>(&self, crowded: Duration, waiting: impl FnOnce(Duration) -> T) -> T {
+        let turn = self.turn();
+        waiting(turn.as_ref().map_or(crowded, |_| WAIT_MAX))
+    }
+
+    /// Leave to wait; `None`: there would be too few workers left.
+    fn turn(&self) -> Option<Turn<'_>> {
+        {
+            let mut turns = self.0.turns.lock();
+            let busy = turns.waiting + turns.dropping.max(1);
+            if busy + 1 >= self.0.hands.most.min(BUSY_MAX) {
+                return None;
+            }
+            turns.waiting += 1;
+        }
+        let turn = Turn(self);
+        // Whoever takes a request as the last starts another worker then.
+        let mut naps = 0;
+        while !self.0.hands.are_free() {
+            if naps == START_NAPS {
+                return None;
+            }
+            naps += 1;
+            base::clock::nap(START_NAP_NS);
+        }
+        Some(turn)
     }
 
     /// Workers that wait for what others drop.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.0.turns.lock().waiting
-    }
-
-    fn live(&self) -> usize {
-        self.0.live.load(Ordering::Relaxed)
     }
 
     fn send(&self, node: NodeId, (off, len): (i64, i64)) {
@@ -258,8 +319,26 @@ impl Notifier {
     }
 }
 
+/// Waits until something is as it should be, and says whether it is.
+pub(crate) fn wait_at_most<T>(
+    most: Duration,
+    told: &Condvar,
+    state: &mut MutexGuard<'_, T>,
+    is_so: impl Fn(&T) -> bool,
+) -> bool {
+    let end = now_ns() + most.as_nanos() as u64;
+    while !is_so(state) {
+        let left = end.saturating_sub(now_ns());
+        if left == 0 {
+            return false;
+        }
+        told.wait_for(state, Duration::from_nanos(left));
+    }
+    true
+}
+
 /// See [`Notifier::turn`].
-pub(crate) struct Turn<'a>(&'a Notifier);
+struct Turn<'a>(&'a Notifier);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -304,9 +383,13 @@ mod tests {
     #[test]
     fn what_comes_while_as_many_wait_as_may_is_done_by_one_of_them() {
         let bell = Arc::new(Nested::default());
-        let live = Arc::new(AtomicUsize::new(2));
-        let bells = Some(Arc::clone(&bell) as Arc<dyn Bell>);
-        let notifier = Notifier::new(bells, Arc::clone(&live));
+        let idle = Arc::new(AtomicUsize::new(1));
+        let with = |most| {
+            let idle = Arc::clone(&idle);
+            let hands = Hands { most, idle };
+            Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands)
+        };
+        let notifier = with(2);
         bell.notifier.set(Arc::downgrade(&notifier.0)).unwrap();
         notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         // Who had asked for the first one waited for those of others before it got an answer.
@@ -321,13 +404,18 @@ mod tests {
 
         // One drops, one waits for it, and one is left.
         assert!(notifier.turn().is_none());
-        live.store(3, Ordering::Relaxed);
+        let notifier = with(3);
         let turn = notifier.turn().unwrap();
         assert!(notifier.turn().is_none());
         notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 6);
         drop(turn);
-        live.store(1000, Ordering::Relaxed);
+        // No further one could be started.
+        idle.store(0, Ordering::Relaxed);
+        assert!(notifier.turn().is_none());
+        assert!(notifier.drop_pages_and_wait(Pages::all(7)));
+        idle.store(1, Ordering::Relaxed);
+        let notifier = with(1000);
         let turns: Vec<_> = std::iter::from_fn(|| notifier.turn()).collect();
         assert_eq!(turns.len(), BUSY_MAX - 2);
         drop(turns);

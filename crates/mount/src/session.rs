@@ -30,7 +30,7 @@ use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Owed, Reply};
-use crate::notify::Notifier;
+use crate::notify::{Hands, Notifier};
 use crate::ops::{NodeId, Operations};
 use crate::sys;
 use crate::transport::{Channel, DATA_MAX, Queue, Transport};
@@ -263,17 +263,17 @@ impl Later {
 struct Crew {
     queue: Queue,
     /// Those waiting for a request.
-    idle: AtomicUsize,
+    idle: Arc<AtomicUsize>,
     /// Those that there are. Changed under `state`.
-    live: Arc<AtomicUsize>,
+    live: AtomicUsize,
 }
 
 impl From<Queue> for Crew {
     fn from(queue: Queue) -> Crew {
         Crew {
             queue,
-            idle: AtomicUsize::new(0),
-            live: Arc::default(),
+            idle: Arc::default(),
+            live: AtomicUsize::new(0),
         }
     }
 }
@@ -545,16 +545,20 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     ended
 }
 
-/// The workers that there are at the only queue; of several queues the fewest that there can be at any but those of one, which serve
-/// little: so many are there before all of them are busy.
-fn fewest(queues: &[Crew]) -> Arc<AtomicUsize> {
+/// The workers of the only queue; of several queues those of the one that has the fewest, but for queues of one, which serve little. These are not
+/// looked at: so many as there can be at a queue are there before all of them are busy.
+fn fewest(queues: &[Crew]) -> Hands {
     match queues {
-        [only] => Arc::clone(&only.live),
+        [only] => Hands {
+            most: only.queue.workers_max,
+            idle: Arc::clone(&only.idle),
+        },
         _ => {
             let most = queues.iter().map(|crew| crew.queue.workers_max);
-            Arc::new(AtomicUsize::new(
-                most.filter(|&most| most > 1).min().unwrap_or(1),
-            ))
+            Hands {
+                most: most.filter(|&most| most > 1).min().unwrap_or(1),
+                idle: Arc::new(AtomicUsize::new(1)),
+            }
         }
     }
 }

@@ -9,8 +9,6 @@
 use super::{SheafOps, ino};
 use crate::notify::Pages;
 use crate::ops::{Errno, NodeId, Result};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 impl SheafOps {
     /// Brings what the kernel alone has of a file here. False: it may still have some.
@@ -22,11 +20,7 @@ impl SheafOps {
             // What an atomic write has staged is nobody's data yet, wherever it lies.
             return true;
         }
-        let done = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&done);
-        let then = move || told.store(true, Ordering::Release);
-        notifier.drop_pages(pages, Box::new(then));
-        done.load(Ordering::Acquire)
+        notifier.drop_pages_and_wait(pages)
     }
 }
 
