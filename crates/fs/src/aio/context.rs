@@ -12,13 +12,13 @@
 //!    others only try. Who has it waits for no range and no file's I/O lock.
 
 use super::owed::Owed;
-use super::waiting::Answers;
+use super::waiting::{Answers, Pool};
 use crate::data::{Began, Files, Flying, InFlight, OpenFile, Writing};
 use crate::{Error, FileSystem, Ino};
 use base::atomic::{AtomicU64, Ordering};
 use base::clock::{self, Clock};
 use base::sync::{Mutex, MutexGuard, rank};
-use base::thread::{GrowingPool, Needs};
+use base::thread::Needs;
 use device::{AlignedBuf, Bell, Durability, Flight, FlightId, Kind, Landed, Queues, Run};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ struct Shared {
 
 struct Inner {
     files: Arc<Files>,
-    pool: Arc<GrowingPool>,
+    pool: Pool,
     queues: Queues,
     /// By the numbers that flights and answers have.
     pending: Vec<Pending>,

@@ -3,7 +3,7 @@
 //! ```text
 //! submit ─► in the cache ─────────────► done at once ──┐
 //!        ─► reads, direct overwrites ──► devices ──────┼─► poll, wait ─► completion or callback
-//!        ─► whatever else ─► a thread of the pool ─────┘
+//!        ─► whatever else ─► a thread of the pool ─────┘   (a sync for all of its file that wait)
 //! ```
 //!
 //! What flies is a read, through the cache or past it, whose part of the file's mapping is in memory, and a direct write over blocks that the file has. A read through the cache that
@@ -15,6 +15,7 @@
 mod context;
 mod future;
 mod owed;
+mod syncs;
 mod waiting;
 
 pub use context::{Completion, IoContext, Request};

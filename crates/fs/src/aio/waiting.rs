@@ -1,11 +1,12 @@
 //! What has to wait is done by threads of a pool, by the same calls as of a program that waits.
 //!
 //! 1. A request that was handed over is answered once, also when the call panics.
-//! 2. A thread drops its hold of the file before it answers: that may delete the file, which takes a while.
+//! 2. A thread drops its hold of the file before it answers: that may delete the file, which takes a while. Syncs of one file share threads ([`syncs`](super::syncs)).
 //! 3. A thread may be the last to let the file system go, with a file that it deletes: so nothing that ends with the file system waits
 //!    for one of these threads, but [`Workers::finish`], which [`FileSystem::close`](crate::FileSystem::close) calls.
 
 use super::context::{Done, Request};
+use super::syncs::Syncs;
 use crate::data::{Files, Going, OpenFile};
 use crate::{Error, Ino};
 use base::sync::{Mutex, rank};
@@ -23,27 +24,47 @@ const LARGE: usize = 128 << 10;
 
 /// The pool, made when somebody needs it.
 #[derive(Debug, Default)]
-pub(crate) struct Workers(OnceLock<Arc<GrowingPool>>);
+pub(crate) struct Workers(OnceLock<Pool>);
+
+/// Its copies are one.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    threads: Arc<GrowingPool>,
+    syncs: Arc<Syncs>,
+}
+
+impl Pool {
+    /// As [`GrowingPool::give`].
+    pub fn give(&self, needs: Needs, job: impl FnOnce() + Send + 'static) {
+        self.threads.give(needs, job);
+    }
+}
 
 impl Workers {
-    pub fn pool(&self) -> Result<Arc<GrowingPool>, Error> {
+    pub(super) fn pool(&self) -> Result<Pool, Error> {
         if let Some(pool) = self.0.get() {
-            return Ok(Arc::clone(pool));
+            return Ok(pool.clone());
         }
         let few = (cpu_count() * FEW_PER_CPU).min(FEW_MAX);
-        let pool = GrowingPool::start("sheaf-aio", THREADS_MAX, few).map_err(|error| {
+        let threads = GrowingPool::start("sheaf-aio", THREADS_MAX, few).map_err(|error| {
             Error::Store(engine::Error::from(device::Error::Threads {
                 source: Arc::new(error),
             }))
         })?;
+        let pool = Pool {
+            threads: Arc::new(threads),
+            syncs: Syncs::new(),
+        };
         // Another one's is as good.
-        Ok(Arc::clone(self.0.get_or_init(|| Arc::new(pool))))
+        Ok(self.0.get_or_init(|| pool).clone())
     }
 
     /// Waits for all that the threads were given.
     pub fn finish(&self) {
         if let Some(pool) = self.0.get() {
-            pool.finish();
+            // Some of these are given to threads by others that end.
+            pool.syncs.finish();
+            pool.threads.finish();
         }
     }
 }
@@ -66,28 +87,28 @@ impl Answers {
     }
 
     /// Has the pool do a request, and answer with this number. `going`: what was noted of a read.
-    pub fn ask(
-        self: &Arc<Self>,
-        pool: &GrowingPool,
-        number: u32,
-        request: Request,
-        going: Option<Going>,
-    ) {
+    pub fn ask(self: &Arc<Self>, pool: &Pool, number: u32, request: Request, going: Option<Going>) {
         let mut answer = Answer {
             to: Arc::clone(self),
             number,
             ino: request.file().ino(),
             told: false,
         };
-        pool.give(needs(&request, going), move || {
-            let done = perform(request, going);
-            answer.tell(done);
-        });
+        match request {
+            Request::Fsync { file, data_only } => {
+                (pool.syncs).ask(&pool.threads, file, data_only, answer);
+            }
+            request => pool.give(needs(&request, going), move || {
+                let done = perform(request, going);
+                answer.tell(done);
+            }),
+        }
     }
 }
 
 /// The duty to answer (invariant 1).
-struct Answer {
+#[derive(Debug)]
+pub(super) struct Answer {
     to: Arc<Answers>,
     number: u32,
     ino: Ino,
@@ -95,7 +116,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn tell(&mut self, done: Done) {
+    pub fn tell(&mut self, done: Done) {
         self.told = true;
         self.to.done.lock().push((self.number, done));
         self.to.bell.ring();
@@ -128,7 +149,7 @@ fn needs(request: &Request, going: Option<Going>) -> Needs {
                 || file.files().has_to_load(file, *offset, buf.len())
         }
         Request::Append { .. } => file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0,
-        Request::Fsync { .. } => true,
+        Request::Fsync { .. } => unreachable!("they have threads together"),
     };
     match waits {
         true => Needs::Wait,
@@ -159,10 +180,7 @@ fn perform(request: Request, going: Option<Going>) -> Done {
             appended = done.as_ref().ok().map(|(offset, _)| *offset);
             (buf, done.map(|(_, len)| len))
         }
-        Request::Fsync { file, data_only } => {
-            let result = files(&file).fsync(&file, data_only).map(|()| 0);
-            (AlignedBuf::zeroed(0), result)
-        }
+        Request::Fsync { .. } => unreachable!("they have threads together"),
     };
     Done {
         buf,

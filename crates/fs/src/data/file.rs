@@ -263,6 +263,11 @@ impl OpenFile {
         &self.files
     }
 
+    /// A number that all handles of this file have, and no other file as long as one of them is open.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.state).addr()
+    }
+
     /// The `O_*` flags it was opened with.
     pub fn flags(&self) -> i32 {
         self.flags

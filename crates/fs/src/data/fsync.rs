@@ -70,6 +70,20 @@ impl Files {
         outcome
     }
 
+    /// As [`fsync`](Self::fsync) of each of these handles, of one file, in one call. Returns what each is told.
+    pub(crate) fn fsync_together(
+        &self,
+        handles: &[&OpenFile],
+        data_only: bool,
+    ) -> Vec<Result<(), Error>> {
+        let Some(first) = handles.first() else {
+            return Vec::new();
+        };
+        let outcome = self.fsync_state(&first.state, data_only);
+        let told = |file: &&OpenFile| file.check_failure().and_then(|()| outcome.clone());
+        handles.iter().map(told).collect()
+    }
+
     /// A hint, as `sync_file_range(2)`: begins to write the dirty pages of `bytes`, so that a later fsync has less to write.
     /// `wait`: returns when they are written. Nothing is durable by that: neither are devices flushed nor is anything
     /// committed.

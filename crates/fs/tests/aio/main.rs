@@ -6,13 +6,13 @@ mod cached;
 mod crowds;
 mod drivers;
 mod machine;
+mod syncs;
 mod untold;
 mod writing;
 
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, rank};
-use device::sim::{SimDevice, Times};
-use device::{AlignedBuf, Array, BlockDevice, Operation, Topology};
+use device::{AlignedBuf, Array, BlockDevice, Operation, Topology, sim::SimDevice, sim::Times};
 use fs::{Caller, Completion, Error, FileSystem, IoContext, OpenFile, ROOT, Request};
 use machine::World;
 use std::collections::BTreeMap;
