@@ -379,7 +379,7 @@ fn atomic_writes(list: &mut List, counts: &AtomicCounts) {
 }
 
 fn synced(list: &mut List, files: &FileCounts) {
-    let help = "Time that an fsync or fdatasync of a file took.";
+    let help = "Time that an fsync or fdatasync of a file took. Requests in flight that shared one count once.";
     let fsyncs = files.fsyncs.summary();
     list.summary("sheaf_fsync_seconds", help, &fsyncs, NS);
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);

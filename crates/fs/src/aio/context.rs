@@ -51,7 +51,7 @@ pub enum Request {
         file: Arc<OpenFile>,
         buf: AlignedBuf,
     },
-    /// As [`FileSystem::fsync`], of all that was completed before.
+    /// As [`FileSystem::fsync`], of all that was completed before. Those of one file that are in flight at once share calls.
     Fsync {
         file: Arc<OpenFile>,
         data_only: bool,
