@@ -182,6 +182,8 @@ canaries! {
     /// fsync takes its fast path although the size, the extents or the attributes are not durable
     /// (R7): the file is short or empty after a cut.
     FsyncUncommitted => "fsync-uncommitted", Cut,
+    /// Who syncs a file beside another takes the write-back that is under way for its own: what it wrote is not durable when it returns.
+    FlushUnderWayCovers => "flush-under-way-covers", Threads,
     /// fsync does not flush what was overwritten in place: old bytes come back after a cut.
     OverwriteUnflushed => "overwrite-unflushed", Cut,
     /// A failed flush is not remembered by the files that wrote before it (R17): the next fsync

@@ -73,9 +73,8 @@ fn place(canary: Canary) -> Place {
         DurableOutOfOrder | PinsIgnored | PaceIgnored => Scenario("reclaim"),
         FlightsNotAwaited => Scenario("flights"),
         CleanedTooEarly | GuardOverwritten | RangeIgnored | StoresUnseen | DirectUnderHome
-        | LoadUndoomed | FlightUnnoted | FilledBeforeWritten | FlightKeptLate => {
-            Scenario("one-file")
-        }
+        | FlushUnderWayCovers | LoadUndoomed | FlightUnnoted | FilledBeforeWritten
+        | FlightKeptLate => Scenario("one-file"),
         TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
             Scenario("transactions")
         }

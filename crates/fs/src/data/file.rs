@@ -61,8 +61,10 @@ pub(crate) struct FileState {
     pub node: Node<FsNode>,
     /// Shared for reading, write-back, and writes over what the file has; exclusive for whatever changes size or mapping.
     pub(super) io: RwLock<(), u64>,
-    /// One write-back at a time among those that hold `io` shared.
-    pub(super) flusher: Mutex<()>,
+    /// One write-back at a time among those that hold `io` shared. The number of the newest of all of the file that went well.
+    pub(super) flusher: Mutex<u32>,
+    /// Write-backs of all of the file that have begun, one after the other: the number of the newest, which may wrap.
+    pub(super) flushes: AtomicU32,
     pub(super) meta: MetaLock,
     /// Writes of several pages, and past the cache, beside readers: under the shared lock, or in flight.
     pub(super) stores: Stores,
@@ -81,7 +83,8 @@ impl FileState {
             key,
             node,
             io: RwLock::with_header(rank::FILE_IO, nid, ()),
-            flusher: Mutex::keyed(rank::FILE_FLUSH, nid, ()),
+            flusher: Mutex::keyed(rank::FILE_FLUSH, nid, 0),
+            flushes: AtomicU32::new(0),
             meta: MetaLock::new(key.nid),
             stores: Stores::new(),
             exclusives: AtomicU64::new(0),

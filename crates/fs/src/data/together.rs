@@ -82,7 +82,7 @@ struct Member<'a> {
     /// To be logged once they are written.
     size: u64,
     target: Target<'a>,
-    _turn: MutexGuard<'a, ()>,
+    _turn: MutexGuard<'a, u32>,
     _range: Held<'a>,
     _shared: ReadGuard<'a, ()>,
 }
