@@ -30,6 +30,16 @@ fn fsync(file: &Arc<OpenFile>, data_only: bool) -> Request {
     Request::Fsync { file, data_only }
 }
 
+/// The power goes, and comes back.
+fn after_a_cut(world: &mut World, fs: Arc<FileSystem>, rng: &mut Rng) -> Arc<FileSystem> {
+    world.switch.cut_now();
+    drop(fs);
+    world.switch.restore();
+    world.devices = world.devices.iter().map(|d| d.restart(rng)).collect();
+    world.check();
+    world.open()
+}
+
 /// As many as there may be threads waited for each other at one file, and syncs of others for a thread.
 #[test]
 fn syncs_of_one_file_hold_up_no_other_and_share_calls() {
@@ -64,12 +74,7 @@ fn syncs_of_one_file_hold_up_no_other_and_share_calls() {
         assert!(took < 10, "{took} calls");
         // All of it is durable.
         drop((context, others, file, other));
-        world.switch.cut_now();
-        drop(fs);
-        world.switch.restore();
-        world.devices = world.devices.iter().map(|d| d.restart(&mut rng)).collect();
-        world.check();
-        let fs = world.open();
+        let fs = after_a_cut(&mut world, fs, &mut rng);
         let ino = fs.lookup(ROOT, b"file").unwrap().ino;
         let file = fs.open_file(ino, libc::O_RDONLY).unwrap();
         for (page, data) in written {
@@ -155,12 +160,7 @@ fn what_was_written_before_a_sync_is_durable_when_that_is_done() {
             }
         });
         drop(files);
-        world.switch.cut_now();
-        drop(fs);
-        world.switch.restore();
-        world.devices = world.devices.iter().map(|d| d.restart(&mut rng)).collect();
-        world.check();
-        let fs = world.open();
+        let fs = after_a_cut(&mut world, fs, &mut rng);
         for (slot, mark) in durable.iter().enumerate() {
             let (name, page) = (b'a' + (slot as u64 / PAGES) as u8, slot as u64 % PAGES);
             let ino = fs.lookup(ROOT, &[name]).unwrap().ino;
