@@ -607,7 +607,8 @@ fn who_blocks_on_another_ring_tells_nothing_of_one_that_polls() {
         by_look,
         tells: true,
     };
-    let blocked = seen(Outcome::Blocked, false, 400 * US);
+    // Longer by more than any machine is taken to need to wake somebody: that is taken off.
+    let blocked = seen(Outcome::Blocked, false, 1_000 * US);
     let caught = seen(Outcome::Caught { spun: 0 }, true, 100 * US);
     (0..SEEN).for_each(|_| reaper.ended(&mut times, (class(), 0), blocked));
     assert!(times.prediction(class()) > Some(100 * US));
