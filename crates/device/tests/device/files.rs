@@ -1,29 +1,16 @@
 //! Arrays on files and loop devices, with both backends.
 
-use crate::fixture::{UNEQUAL, create, noise};
+use crate::fixture::{CLAIMS, UNEQUAL, create, noise};
 use device::{
-    AlignedBuf, Array, ArrayId, Backend, BlockDevice, Durability, Error, Io, OpenOptions, Reaping,
-    companions, create_image, find_members, open_devices, probe, scan,
+    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, Reaping, companions,
+    create_image, find_members, open_devices, probe, scan,
 };
 use format::label::Label;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Opens what nobody has. A child of another test has its descriptors, and with them what they claim, until it executes its own program.
-fn free(paths: &[PathBuf], options: &OpenOptions) -> Vec<Arc<dyn BlockDevice>> {
-    const TRIES: usize = 5000;
-    for _ in 0..TRIES {
-        match open_devices(paths, options) {
-            Err(Error::InUse { .. }) => base::clock::nap(1_000_000),
-            opened => return opened.unwrap(),
-        }
-    }
-    open_devices(paths, options).unwrap()
-}
 
 struct Images {
     dir: TempDir,
@@ -43,7 +30,7 @@ impl Images {
     }
 
     fn create(&self, options: &OpenOptions) -> Array {
-        create(free(&self.paths, options), 64 << 10)
+        create(open_devices(&self.paths, options).unwrap(), 64 << 10)
     }
 }
 
@@ -99,7 +86,7 @@ fn contents_survive_closing_and_opening_in_any_order_with_any_backend() {
         array.flush().unwrap();
         drop(array);
         images.paths.reverse();
-        let array = Array::assemble(free(&images.paths, &options), false).unwrap();
+        let array = Array::assemble(open_devices(&images.paths, &options).unwrap(), false).unwrap();
         assert!(array.label_repairs().is_empty());
         assert_eq!(
             array.device_names()[0],
@@ -151,7 +138,7 @@ fn many_threads_write_and_flush_at_once() {
 #[test]
 fn the_backend_is_reported() {
     let images = Images::new(&UNEQUAL);
-    let devices = free(&images.paths, &backend(Backend::Threads, true));
+    let devices = open_devices(&images.paths, &backend(Backend::Threads, true)).unwrap();
     let info = devices[0].info();
     assert_eq!(info.backend, "preadv2+pool");
     assert_eq!((info.kind, info.bytes), ("file", UNEQUAL[0]));
@@ -174,8 +161,8 @@ fn a_second_opener_is_told_that_the_image_is_in_use() {
     assert!(open_devices(&images.paths, &read_only).is_err());
     drop(first);
     // Readers share, and keep writers out.
-    let reader = free(&images.paths, &read_only);
-    let _second = free(&images.paths, &read_only);
+    let reader = open_devices(&images.paths, &read_only).unwrap();
+    let _second = open_devices(&images.paths, &read_only).unwrap();
     assert!(open_devices(&images.paths, &options).is_err());
     let array = Array::assemble(reader, true).unwrap();
     array.read(0, &mut [0; 512]).unwrap();
@@ -359,7 +346,7 @@ fn companions_are_those_whose_labels_say_the_same() {
     // Where there is nothing else, it is not passed over: that labels disagree is told by who opens them.
     candidates.remove(2);
     let found = companions(&images.paths[0], &candidates).unwrap();
-    let devices = free(&found, &OpenOptions::default());
+    let devices = open_devices(&found, &OpenOptions::default()).unwrap();
     let error = Array::assemble(devices, true).unwrap_err();
     assert!(matches!(error, Error::LabelsDisagree { .. }), "{error}");
 }
@@ -415,6 +402,7 @@ fn file_systems_with_one_name_are_told_apart_by_uuid() {
 /// Who named a file system once was told to name each device once.
 #[test]
 fn loop_devices_over_one_image_are_one_device() {
+    let _claims = CLAIMS.lock();
     let images = Images::new(&UNEQUAL);
     images
         .create(&OpenOptions::default())
@@ -442,7 +430,7 @@ fn loop_devices_over_one_image_are_one_device() {
         companions(&b.0, &candidates).unwrap(),
     ] {
         assert!(found[0] == first.0 || found[0] == twin.0, "{found:?}");
-        let devices = free(&found, &OpenOptions::default());
+        let devices = open_devices(&found, &OpenOptions::default()).unwrap();
         assert_eq!(
             Array::assemble(devices, false).unwrap().devices().count(),
             3
@@ -474,7 +462,7 @@ fn other_owners_are_recognised_and_wiped_by_mkfs() {
             .unwrap();
         file.write_all_at(magic, offset).unwrap();
         assert_eq!(probe(&images.paths[0]), Some(name));
-        let devices = free(&images.paths, &OpenOptions::default());
+        let devices = open_devices(&images.paths, &OpenOptions::default()).unwrap();
         let error = Array::assemble(devices, true).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
         drop(images.create(&OpenOptions::default()));
@@ -521,6 +509,7 @@ impl Drop for Loop {
 
 #[test]
 fn a_block_device_is_claimed_until_the_claim_is_released() {
+    let _claims = CLAIMS.lock();
     let images = Images::new(&[64 << 20]);
     let Some(disk) = Loop::attach(&images.paths[0]) else {
         eprintln!("skipped: loop devices need root");
@@ -528,7 +517,7 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     };
     let paths = [disk.0.clone()];
     let options = OpenOptions::default();
-    let array = create(free(&paths, &options), 64 << 10);
+    let array = create(open_devices(&paths, &options).unwrap(), 64 << 10);
     array.write_labels().unwrap();
     let info = array.devices().next().unwrap().info();
     assert_eq!(info.kind, "block device");
@@ -571,12 +560,13 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     assert!(array.verify_label(0).is_err());
     assert!(array.discard(0, 1 << 20).is_ok());
     drop(array);
-    free(&paths, &options);
+    open_devices(&paths, &options).unwrap();
 }
 
 /// It was opened for writing, and the first write failed: after what others had been told was durable, or was wiped.
 #[test]
 fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
+    let _claims = CLAIMS.lock();
     let images = Images::new(&[64 << 20; 2]);
     let (Some(disk), Some(protected)) = (
         Loop::attach(&images.paths[0]),
@@ -586,7 +576,10 @@ fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
         return;
     };
     let paths = [disk.0.clone(), protected.0.clone()];
-    let array = create(free(&paths, &OpenOptions::default()), 64 << 10);
+    let array = create(
+        open_devices(&paths, &OpenOptions::default()).unwrap(),
+        64 << 10,
+    );
     array.write_labels().unwrap();
     drop(array);
     set_writable(&protected, false);
@@ -607,12 +600,12 @@ fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
             read_only: true,
             ..options
         };
-        let devices = free(&paths, &read_only);
+        let devices = open_devices(&paths, &read_only).unwrap();
         let array = Array::assemble(devices, true).unwrap();
         array.read(0, &mut [0; 512]).unwrap();
     }
     set_writable(&protected, true);
-    free(&paths, &OpenOptions::default());
+    open_devices(&paths, &OpenOptions::default()).unwrap();
 }
 
 fn set_writable(device: &Loop, writable: bool) {
@@ -624,6 +617,7 @@ fn set_writable(device: &Loop, writable: bool) {
 /// Each of two was taken for a device of its own, and what one had was destroyed by the other.
 #[test]
 fn loop_devices_over_the_same_bytes_are_one_storage() {
+    let _claims = CLAIMS.lock();
     let images = Images::new(&[64 << 20]);
     let image = &images.paths[0];
     // The second is the first's twin, the third lies within both, the last beside all of them.
@@ -641,10 +635,6 @@ fn loop_devices_over_the_same_bytes_are_one_storage() {
     let open = |paths: &[&PathBuf], options: &OpenOptions| {
         let paths: Vec<PathBuf> = paths.iter().map(|&path| path.clone()).collect();
         open_devices(&paths, options)
-    };
-    let open_free = |paths: &[&PathBuf], options: &OpenOptions| {
-        let paths: Vec<PathBuf> = paths.iter().map(|&path| path.clone()).collect();
-        free(&paths, options)
     };
     for both in [[&first.0, &twin.0], [&within.0, &twin.0], [&first.0, image]] {
         let twice = open(&both, &options).err();
@@ -664,7 +654,7 @@ fn loop_devices_over_the_same_bytes_are_one_storage() {
                 // Of a file that is only read other parts may be written, as others may share it.
                 continue;
             }
-            let opened = open_free(&[one], &mine);
+            let opened = open(&[one], &mine).unwrap();
             for other in others {
                 let error = open(&[other], &theirs).err();
                 let refused = matches!(error, Some(Error::InUse { .. }));
@@ -674,11 +664,11 @@ fn loop_devices_over_the_same_bytes_are_one_storage() {
         }
     }
     // Parts that share nothing are devices of their own.
-    let apart = open_free(&[&first.0, &beside.0], &options);
+    let apart = open(&[&first.0, &beside.0], &options).unwrap();
     assert_eq!(apart.len(), 2);
     drop(apart);
-    let _first = open_free(&[&within.0], &options);
-    open_free(&[&beside.0], &options);
+    let _first = open(&[&within.0], &options).unwrap();
+    open(&[&beside.0], &options).unwrap();
     // Who comes later finds it in use as well.
     let late = Loop::attach_part(image, 20 << 20, 0).unwrap();
     let error = open(&[&late.0], &options).err();

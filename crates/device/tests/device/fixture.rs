@@ -1,10 +1,15 @@
 //! Arrays for tests.
 
 use base::rng::Rng;
+use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
 use format::geometry::{Geometry, GeometryOptions};
 use std::sync::Arc;
+
+/// Held by tests that claim block devices, and by others while they start a child: until that executes its own program it has copies of all
+/// descriptors, and what is claimed by one of them cannot be claimed again.
+pub static CLAIMS: Mutex<()> = Mutex::new(rank::MOUNT_SESSION, ());
 
 pub const UUID: [u8; 16] = *b"sheaf-test-array";
 

@@ -1,13 +1,13 @@
 //! What becomes of transfers in flight where the process has few descriptors, or little memory that may be locked.
 
-use crate::fixture::{create, noise};
+use crate::fixture::{CLAIMS, create, noise};
 use device::{
     AlignedBuf, Array, Backend, Durability, Error, Flight, Kind, OpenOptions, Queues, Run,
     Topology, create_image, open_devices,
 };
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 /// Says to a test that it is in the child that it has started.
@@ -20,13 +20,19 @@ fn in_child(test: &str, program: &[&str], limit: &str) {
     let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
     let words = program.iter().copied().chain(["sh", "-c", &script]);
     let words: Vec<&str> = words.collect();
-    let child = Command::new(words[0])
+    let mut child = Command::new(words[0]);
+    child
         .args(&words[1..])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(IN_CHILD, "yes")
-        .output();
-    let out = match child {
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let claims = CLAIMS.lock();
+    let child = child.spawn();
+    drop(claims);
+    let out = match child.and_then(Child::wait_with_output) {
         Ok(out) => out,
         Err(error) => {
             eprintln!("skipped: {}: {error}", words[0]);
