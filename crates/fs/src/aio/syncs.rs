@@ -164,7 +164,7 @@ impl Turn {
     }
 }
 
-/// Invariant 3. A turn that the pool does not come to, because it ends, leaves nothing either.
+/// Invariant 3.
 impl Drop for Turn {
     fn drop(&mut self) {
         let goes_on = {
