@@ -575,16 +575,16 @@ fn lost_record(record: &CheckpointRecord, batch: &BatchHeader) -> Damage {
     )
 }
 
-/// The headers at ring positions, in order, whose batches are whole.
+/// The headers at ring positions, in order, whose batches are whole. None is longer than the ring.
 ///
 /// What users have logged can look like headers, a thousand of them, each of a batch as long as the ring. Their checksums
 /// are out of reach, but whoever follows each to its end reads for minutes; and whoever gives up at some point
 /// can miss the one batch that proves a loss. So all bytes are read once: of the checksum up to a batch's first record and
 /// the one up to its end, what lies between follows.
-fn whole(
+pub(crate) fn whole(
     ring: &mut RingReader<'_>,
     found: Vec<(u64, BatchHeader)>,
-) -> Result<Vec<BatchHeader>, Error> {
+) -> Result<Vec<(u64, BatchHeader)>, Error> {
     let records = |position: u64, header: &BatchHeader| {
         let start = position + BatchHeader::SIZE as u64;
         (start, start + header.len.get() as u64)
@@ -605,7 +605,7 @@ fn whole(
         let (start, end) = records(position, &header);
         let records = checksum_joined(sums[&start], sums[&end], end - start);
         if checksum_joined(ring.begun_checksum(&header), records, end - start) == header.crc.get() {
-            whole.push(header);
+            whole.push((position, header));
         }
     }
     Ok(whole)
@@ -650,7 +650,7 @@ impl Beyond {
             lost_record: None,
         };
         // The header's checksum covers the records too; a torn batch proves nothing.
-        for header in whole(ring, found)? {
+        for (_, header) in whole(ring, found)? {
             if header.checkpoint_sequence.get() > record.sequence.get() {
                 let lost = || lost_record(record, &header);
                 beyond.lost_record.get_or_insert_with(lost);

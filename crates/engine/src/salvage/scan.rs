@@ -8,7 +8,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run, all_there, sums_of};
+use crate::batches::{RingReader, Run, all_there, sums_of, whole};
 use crate::content::Content;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
@@ -21,6 +21,9 @@ use format::journal::BatchHeader;
 use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES};
 use format::{COUNTER_FOUND_MAX, Damage, Nid, U64};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Headers in the ring that are in memory at a time: what users have logged can look like one in each sector.
+const HEADERS: usize = 1 << 16;
 
 /// What is looked for.
 pub(super) struct Wanted<'l> {
@@ -254,20 +257,31 @@ impl Survey {
     pub fn of(array: &Array) -> Result<Survey, SalvageError> {
         let mut ring = RingReader::new(array);
         let align = array.geometry().journal_align as u64;
+        let size = |header: &BatchHeader| BatchHeader::SIZE as u64 + header.len.get() as u64;
         let mut survey = Survey::default();
-        let mut offset = 0;
-        while offset + BatchHeader::SIZE as u64 <= ring.size {
-            if let Some(header) = ring.header(offset)?
-                && header.is_countable(COUNTER_FOUND_MAX)
-                && ring.is_whole(offset, &header)?
-            {
-                survey.note(offset, header);
-                // Invariant 1, for batches.
-                let size = BatchHeader::SIZE as u64 + header.len.get() as u64;
-                offset += size.next_multiple_of(align);
-            } else {
+        let (mut offset, mut behind) = (0, 0);
+        while offset < ring.size {
+            let mut looked_at = Vec::new();
+            while offset + BatchHeader::SIZE as u64 <= ring.size && looked_at.len() < HEADERS {
+                if let Some(header) = ring.header(offset)?
+                    && header.is_countable(COUNTER_FOUND_MAX)
+                    && size(&header) <= ring.size
+                {
+                    looked_at.push((offset, header));
+                }
                 offset += align;
             }
+            if looked_at.is_empty() {
+                break;
+            }
+            for (at, header) in whole(&mut ring, looked_at)? {
+                // Invariant 1, for batches.
+                if at >= behind {
+                    survey.note(at, header);
+                    behind = at + size(&header).next_multiple_of(align);
+                }
+            }
+            offset = offset.max(behind);
         }
         Ok(survey)
     }

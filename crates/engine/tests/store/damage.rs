@@ -383,6 +383,36 @@ fn what_only_looks_like_batches_is_read_once() {
     world.open().unwrap().close().unwrap();
 }
 
+/// A repair did so still, and from the ring's beginning on.
+#[test]
+fn a_repair_reads_what_only_looks_like_batches_once() {
+    let world = cut_after_syncs(56, 3);
+    let store = world
+        .open_with(StoreOptions {
+            read_only: true,
+            ..World::options()
+        })
+        .unwrap();
+    let header = forged(store.array().uuid());
+    drop(store);
+    let reads = || {
+        let before = world.devices[0].io_count();
+        drop(world.salvage().unwrap());
+        world.devices[0].io_count() - before
+    };
+    let without = reads();
+    for offset in (1 << 20..2 << 20).step_by(4096) {
+        world.devices[0].poke(ARRAY_START + offset, header.as_bytes());
+    }
+    let with = reads();
+    // Twice: by who looks behind the run, and by who looks at all of the ring.
+    assert!(
+        with <= without + 4 * (RING >> 20),
+        "{with} reads, {without} without"
+    );
+    world.open().unwrap().close().unwrap();
+}
+
 #[test]
 fn a_lost_batch_is_told_from_among_what_only_looks_like_one() {
     let world = cut_after_syncs(55, 4);
