@@ -44,16 +44,18 @@ impl<C: Content> Growth<'_, C> {
         }
     }
 
+    /// Only what is granted is ever in the count, but for a moment in which metadata grew: of two that want the last room, one has it.
     fn add(&mut self, bytes: u64) -> bool {
         let promised = &self.store.growth_promised;
-        // Adds first and looks afterwards: of two that want the last room, one sees the other.
-        promised.fetch_add(bytes, Ordering::SeqCst);
-        let granted = self.store.room_to_grow();
-        match granted {
-            true => self.bytes += bytes,
-            false => drop(promised.fetch_sub(bytes, Ordering::SeqCst)),
+        let with = |promised: u64| Some(promised + bytes).filter(|all| self.store.has_room(*all));
+        while (promised.fetch_update(Ordering::SeqCst, Ordering::SeqCst, with)).is_ok() {
+            if self.store.room_to_grow() {
+                self.bytes += bytes;
+                return true;
+            }
+            promised.fetch_sub(bytes, Ordering::SeqCst);
         }
-        granted
+        false
     }
 }
 
@@ -76,7 +78,46 @@ impl<C: Content> Store<C> {
 
     /// Metadata can grow, beside what is promised, without coming near what checkpoints and deletions need.
     pub(crate) fn room_to_grow(&self) -> bool {
-        let promised = self.growth_promised.load(Ordering::SeqCst);
+        self.has_room(self.growth_promised.load(Ordering::SeqCst))
+    }
+
+    /// The same, were so much promised.
+    fn has_room(&self, promised: u64) -> bool {
         self.metadata_about() + promised <= self.growth_limit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{TestStore, format, options};
+    use base::atomic::AtomicUsize;
+    use base::thread::{parallel, yield_now};
+    use device::sim::SimDevice;
+
+    /// Each saw what the other had added to look, and both went away.
+    #[test]
+    fn of_two_that_want_the_last_room_one_has_it() {
+        const ROUNDS: usize = 20_000;
+        let (store, _) = TestStore::open(format(SimDevice::new(64 << 20, 1)), options()).unwrap();
+        let room = store.space().growth_bytes;
+        let (here, granted) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let meet = |times: usize| {
+            here.fetch_add(1, Ordering::SeqCst);
+            while here.load(Ordering::SeqCst) < 2 * times {
+                yield_now();
+            }
+        };
+        parallel(2, |_| {
+            for round in 0..ROUNDS {
+                let mut growth = store.growth();
+                meet(2 * round + 1);
+                if growth.add(room) {
+                    granted.fetch_add(1, Ordering::SeqCst);
+                }
+                meet(2 * round + 2);
+            }
+        });
+        assert_eq!(granted.into_inner(), ROUNDS);
     }
 }
