@@ -10,6 +10,8 @@
 //!    beginning a transfer may wait for whoever has the file's inode locked while a part of its mapping is read.
 //! 5. What is in flight, and what became of it, is behind one lock, which the owner has while it is at it, also while it waits, and
 //!    others only try. Who has it waits for no range and no file's I/O lock.
+//! 6. Who lands writes for others may be the last to have what is in flight, and has a file's I/O lock. So a context that is dropped leaves
+//!    him nothing of which the end waits: neither a request, nor the pool, whose threads may wait for that very lock.
 
 use super::owed::Owed;
 use super::waiting::{Answers, Pool};
@@ -153,7 +155,8 @@ struct Shared {
 
 struct Inner {
     files: Arc<Files>,
-    pool: Pool,
+    /// Until the context is dropped: its end waits for threads, so it is nothing for who lands writes (invariant 6).
+    pool: Option<Pool>,
     queues: Queues,
     /// By the numbers that flights and answers have.
     pending: Vec<Pending>,
@@ -188,7 +191,7 @@ impl FileSystem {
         let writes = Arc::new(AtomicU64::new(0));
         let inner = Inner {
             files: Arc::clone(&self.files),
-            pool: self.workers.pool()?,
+            pool: Some(self.workers.pool()?),
             answers: Answers::new(Arc::clone(&bell)),
             queues,
             pending: (0..depth).map(|_| Pending::default()).collect(),
@@ -546,7 +549,8 @@ impl Inner {
     fn ask(&mut self, number: u32, request: Request) {
         self.asked += 1;
         let going = self.pending[number as usize].flying.going;
-        self.answers.ask(&self.pool, number, request, going);
+        let pool = self.pool.as_ref().expect("until the context is dropped");
+        self.answers.ask(pool, number, request, going);
     }
 
     fn finish(
@@ -650,7 +654,8 @@ impl Inner {
             let pending = &mut self.pending[number as usize];
             // The last one to let go of a file may have to delete it, and wait for that.
             if let Some(last) = pending.file.take().and_then(Arc::into_inner) {
-                self.pool.give(Needs::Wait, move || drop(last));
+                let pool = self.pool.as_ref().expect("until the context is dropped");
+                pool.give(Needs::Wait, move || drop(last));
             }
             let (files, writes) = (&self.files, pending.writes.take());
             let owed = |of| Owed::new(files, of, &done.result, done.buf.len());
@@ -735,6 +740,9 @@ impl Drop for IoContext {
             }
             gone.clear();
         }
+        // Invariant 6.
+        let pool = self.inner().pool.take();
+        drop(pool);
     }
 }
 
@@ -751,5 +759,44 @@ fn is_cancelled(error: &device::Error) -> bool {
     match error {
         device::Error::Io { source, .. } => source.raw_os_error() == Some(libc::ECANCELED),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FsOptions, MkfsOptions};
+    use device::Array;
+    use device::sim::SimDevice;
+    use format::geometry::{Geometry, GeometryOptions};
+
+    const BYTES: u64 = 64 << 20;
+
+    /// Who waited for a file's flights ended the pool, under the file's lock, and waited for a thread that waited for that lock: a
+    /// context had been dropped meanwhile, and the file system before it.
+    #[test]
+    fn who_lands_writes_for_a_context_is_not_the_one_who_ends_the_pool() {
+        let devices = vec![SimDevice::new(BYTES, 1) as Arc<dyn device::BlockDevice>];
+        let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
+        let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+        let array = Arc::new(array);
+        FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
+        array.write_labels().unwrap();
+        let options = FsOptions::default().without_threads(Clock::real());
+        let fs = FileSystem::open(array, options).unwrap();
+        let context = fs.io_context(4).unwrap();
+        let lands: Arc<dyn InFlight> = Arc::clone(&context.shared) as Arc<dyn InFlight>;
+        let (pool, ended) = std::sync::mpsc::channel::<()>();
+        fs.workers
+            .pool()
+            .unwrap()
+            .give(Needs::Wait, move || drop(pool));
+        assert!(ended.recv().is_err(), "there is a thread");
+        let threads = fs.workers.pool().unwrap().watch();
+        drop(fs);
+        assert!(threads.upgrade().is_some(), "the context has them");
+        drop(context);
+        assert!(threads.upgrade().is_none(), "they end with the context");
+        drop(lands);
     }
 }

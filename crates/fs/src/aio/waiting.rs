@@ -38,6 +38,12 @@ impl Pool {
     pub fn give(&self, needs: Needs, job: impl FnOnce() + Send + 'static) {
         self.threads.give(needs, job);
     }
+
+    /// Whether the threads are still there.
+    #[cfg(test)]
+    pub fn watch(&self) -> std::sync::Weak<GrowingPool> {
+        Arc::downgrade(&self.threads)
+    }
 }
 
 impl Workers {
