@@ -346,7 +346,7 @@ mod tests {
         (0..3).for_each(|_| again(&pool, &over));
         let (sender, done) = std::sync::mpsc::channel();
         pool.give(Needs::Little, move || sender.send(()).unwrap());
-        let done = done.recv_timeout(Duration::from_secs(2));
+        let done = done.recv_timeout(Duration::from_secs(20));
         over.store(1, Ordering::SeqCst);
         while Arc::strong_count(&over) > 1 {
             pool.finish();
