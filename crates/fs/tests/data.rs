@@ -58,6 +58,39 @@ fn an_unlinked_open_file_keeps_its_data_until_it_is_closed() {
     world.check();
 }
 
+/// It is listed among those without a name, and those whose cut takes several records are, too.
+#[test]
+fn a_file_without_a_name_is_cut_in_steps_and_goes_on() {
+    let mut world = World::new(2, 64 << 20, 11);
+    let fs = world.open();
+    fs.sync().unwrap();
+    let before = fs.statfs().blocks_free;
+    let (attr, file) = create(&fs, b"doomed");
+    // Apart, so that the mapping has some leaves.
+    for page in 0..4000u64 {
+        fs.write(&file, page * 2 * 4096, &[7]).unwrap();
+    }
+    fs.fsync(&file, false).unwrap();
+    fs.unlink(&Caller::root(), ROOT, b"doomed").unwrap();
+    for size in [6000 * 4096, 100 * 4096 + 1, 0] {
+        fs.truncate(&Caller::root(), attr.ino, size).unwrap();
+        let found = contents(&fs, attr.ino);
+        assert_eq!(found.len() as u64, size);
+        let odd = |(i, byte): (usize, &u8)| *byte != 7 * u8::from(i.is_multiple_of(2 * 4096));
+        assert!(!found.iter().enumerate().any(odd));
+        fs.fsync(&file, false).unwrap();
+    }
+    fs.write(&file, 0, b"more").unwrap();
+    assert_eq!(contents(&fs, attr.ino), b"more");
+    drop(file);
+    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
+    fs.sync().unwrap();
+    assert_eq!(fs.statfs().blocks_free, before);
+    let fs = world.remount(fs);
+    fs.close().unwrap();
+    world.check();
+}
+
 #[test]
 fn stat_shows_size_and_time_of_a_write_at_once() {
     let world = World::new(2, 32 << 20, 2);

@@ -216,9 +216,15 @@ impl Files {
             generation: state.key.generation,
         };
         let spot = list::spot::<Orphan>(&mut op, directory, ino.0, |o| o.nid == ino)?;
-        let addition = spot.put(&mut op, orphan)?;
+        // One without a name is listed already.
+        let addition = match spot.found {
+            Some(_) => None,
+            None => Some(spot.put(&mut op, orphan)?),
+        };
         let tail = tail::cut(op.peek(slot).inode()?, size);
-        addition.finish(&mut op);
+        if let Some(addition) = addition {
+            addition.finish(&mut op);
+        }
         if let Some(tail) = tail {
             op.apply(slot, tail);
         }
