@@ -129,11 +129,17 @@ impl Round<'_> {
                 found.push((nid, inode));
             }
         }
-        let cycles: BTreeSet<Nid> = self.check.cycles.lock().iter().copied().collect();
+        // A loop through one of those ends when that is attached.
+        let cycles: BTreeSet<Nid> = match found.is_empty() {
+            true => self.check.cycles.lock().iter().copied().collect(),
+            false => BTreeSet::new(),
+        };
         for nid in cycles {
-            let parent = self.facts(nid).map(|facts| facts.above);
-            if let (Some(parent), Some(FsNode::Inode(inode))) = (parent, self.load(nid)?) {
+            if let Some(parent) = self.facts(nid).map(|facts| facts.above) {
                 self.cut_name(parent, nid)?;
+            }
+            // It may have been its own parent.
+            if let Some(FsNode::Inode(inode)) = self.load(nid)? {
                 found.push((nid, inode));
             }
         }

@@ -275,3 +275,84 @@ fn a_lost_bucket_costs_its_names_alone() {
         fs.unlink(&who, many, b"name 1").ok()
     });
 }
+
+fn tree(world: &World, nid: Nid) -> crate::content::Root {
+    match world.inode(nid).body {
+        Body::Tree(root) => root,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn parent(parent: Nid) -> Delta {
+    Delta::Attrs(AttrChange {
+        parent: Some(parent),
+        ..AttrChange::default()
+    })
+}
+
+fn name_of(world: &World, dir: Nid, nid: Nid) -> crate::content::Name {
+    let list = match world.inode(dir).body {
+        Body::Entries(list) => list,
+        other => panic!("{other:?}"),
+    };
+    let name = list.iter().find(|name| name.nid == nid);
+    name.unwrap().clone()
+}
+
+/// It lost the names in it: a loop was cut in the directory, which was then put back as it had been, without its buckets.
+#[test]
+fn a_directory_without_a_name_whose_parent_is_below_it_keeps_its_names() {
+    let world = World::new();
+    let (many, dir) = (world.ino("/many"), world.ino("/dir"));
+    world.change(|fs| {
+        let who = Caller::root();
+        for i in 5..400 {
+            let name = format!("name {i}");
+            fs.unlink(&who, many, name.as_bytes()).unwrap();
+        }
+        fs.rename(&who, ROOT, b"dir", many, b"dir", 0).unwrap();
+    });
+    assert!(tree(&world, many).depth == 0);
+    let name = name_of(&world, ROOT, many);
+    world.edit(vec![
+        (ROOT, Delta::RemoveName(name.key)),
+        (many, parent(dir)),
+    ]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    for name in ["name 0", "name 4", "dir/sub/inner"] {
+        let path = format!("/lost+found/{many}/{name}");
+        assert!(exists(&world, &path), "{path}: {:#?}", report.actions);
+    }
+    assert!(!report.lost());
+}
+
+/// It lost the names in it in the same way.
+#[test]
+fn a_directory_in_itself_keeps_its_other_names() {
+    let world = World::new();
+    let many = world.ino("/many");
+    world.change(|fs| {
+        for i in 5..400 {
+            let name = format!("name {i}");
+            fs.unlink(&Caller::root(), many, name.as_bytes()).unwrap();
+        }
+    });
+    let buckets = tree(&world, many);
+    let name = name_of(&world, ROOT, many);
+    let of = |key: u64| buckets.children.iter().rfind(|child| child.key <= key);
+    let bucket = of(name.key).unwrap().nid;
+    world.edit(vec![
+        (ROOT, Delta::RemoveName(name.key)),
+        (bucket, Delta::InsertName(name)),
+        (many, parent(many)),
+    ]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    for i in 0..5 {
+        let path = format!("/lost+found/{many}/name {i}");
+        assert!(exists(&world, &path), "{path}: {:#?}", report.actions);
+    }
+}
