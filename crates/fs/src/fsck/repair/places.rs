@@ -243,12 +243,12 @@ impl Round<'_> {
             if facts.is(OWNED) && !facts.is(CLAIMED) {
                 unowned.push(nid);
             }
-            if !facts.is(INODE) || nid == ROOT || is_orphan_directory(nid) {
+            if !facts.is(INODE) || is_orphan_directory(nid) {
                 return;
             }
             let home = (nid.0 % ORPHAN_DIRECTORIES) as usize;
             let nameless = facts.is(UNLINKED) && !Self::is_named(&facts);
-            let belongs = nameless || facts.is(TRUNCATING);
+            let belongs = nid != ROOT && (nameless || facts.is(TRUNCATING));
             if belongs {
                 orphans[home].push(Orphan {
                     nid,

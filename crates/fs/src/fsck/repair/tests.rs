@@ -356,3 +356,19 @@ fn a_directory_in_itself_keeps_its_other_names() {
         assert!(exists(&world, &path), "{path}: {:#?}", report.actions);
     }
 }
+
+/// Nothing was changed because of it, and the repair was refused.
+#[test]
+fn a_root_among_unlinked_inodes_is_taken_off_the_list() {
+    let world = World::new();
+    let list = Nid(format::inode::FIRST_ORPHANS + ROOT.0 % format::inode::ORPHAN_DIRECTORIES);
+    let orphan = crate::content::Orphan {
+        nid: ROOT,
+        generation: world.inode(ROOT).generation,
+    };
+    world.edit(vec![(list, Delta::InsertOrphan(orphan))]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
+    assert_eq!(world.fsck().findings, []);
+    assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+}
