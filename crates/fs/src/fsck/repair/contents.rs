@@ -160,7 +160,7 @@ impl Round<'_> {
             _ if nid == ROOT => libc::S_IFDIR,
             Body::Entries(_) => libc::S_IFDIR,
             Body::Extents(_) => libc::S_IFREG,
-            Body::Tree(root) => self.kind_of_tree(root, kind)?,
+            Body::Tree(root) => self.kind_of_tree(nid, root, kind)?,
             Body::Inline(_) if kind == libc::S_IFDIR => libc::S_IFREG,
             Body::Inline(bytes) if special(kind) && !bytes.is_empty() => libc::S_IFREG,
             Body::Inline(_) | Body::Orphans(_) if known.contains(&kind) => kind,
@@ -202,24 +202,40 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// What the first leaf that is there says.
-    fn kind_of_tree(&self, root: &Root, stated: u32) -> Result<u32, Error> {
+    /// What is stated, if one of the inode's leaves says so too; else what the first that is there says.
+    fn kind_of_tree(&self, owner: Nid, root: &Root, stated: u32) -> Result<u32, Error> {
         let mut todo: Vec<Nid> = root.children.iter().rev().map(|c| c.nid).collect();
         let mut looks = 0;
+        let mut first = None;
         while let Some(nid) = todo.pop() {
             looks += 1;
-            match self.load(nid)? {
-                _ if looks > 1000 => break,
-                Some(FsNode::Bucket(_)) => return Ok(libc::S_IFDIR),
-                Some(FsNode::Extents(_)) => return Ok(libc::S_IFREG),
-                Some(FsNode::Index(list)) => todo.extend(list.iter().rev().map(|c| c.nid)),
-                _ => {}
+            if looks > 1000 {
+                break;
             }
+            if !self
+                .facts(nid)
+                .is_some_and(|f| f.is(OWNED) && f.above == owner)
+            {
+                continue;
+            }
+            let kind = match self.load(nid)? {
+                Some(FsNode::Bucket(_)) => libc::S_IFDIR,
+                Some(FsNode::Extents(_)) => libc::S_IFREG,
+                Some(FsNode::Index(list)) => {
+                    todo.extend(list.iter().rev().map(|c| c.nid));
+                    continue;
+                }
+                _ => continue,
+            };
+            if kind == stated {
+                return Ok(kind);
+            }
+            first = first.or(Some(kind));
         }
-        Ok(match stated {
+        Ok(first.unwrap_or(match stated {
             libc::S_IFDIR => libc::S_IFDIR,
             _ => libc::S_IFREG,
-        })
+        }))
     }
 
     /// False: there is no target.
@@ -285,7 +301,17 @@ impl Round<'_> {
     }
 
     pub fn discard_nodes(&mut self, nodes: &[Nid]) -> Result<(), Error> {
-        nodes.iter().try_for_each(|nid| self.delete(*nid))
+        nodes.iter().try_for_each(|nid| self.discard(*nid))
+    }
+
+    /// Deletes a node that an inode does not need; one that a second place refers to goes when none does any more.
+    fn discard(&mut self, nid: Nid) -> Result<(), Error> {
+        let places = (nid, Nid(0))..=(nid, Nid(u64::MAX));
+        let contested = self.check.contested.lock().range(places).next().is_some();
+        match contested {
+            true => Ok(()),
+            false => self.delete(nid),
+        }
     }
 
     /// In order, apart, in the data area, and nobody else's.
@@ -442,7 +468,7 @@ impl Round<'_> {
             let facts = self.facts(piece);
             let mine = facts.is_some_and(|f| f.is(OWNED) && f.above == nid);
             if mine && !kept.contains(&piece) {
-                self.delete(piece)?;
+                self.discard(piece)?;
             }
         }
         Ok(())

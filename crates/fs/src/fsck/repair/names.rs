@@ -211,11 +211,27 @@ impl Round<'_> {
             };
             let first = facts.above;
             self.nids.extend([first, second]);
-            if first != second && !self.adds_up(first)? && self.adds_up(second)? {
+            if first == second || !self.may_have(second, node)? {
+                continue;
+            }
+            let others = !self.adds_up(first)? && self.adds_up(second)?;
+            if others || !self.may_have(first, node)? {
                 self.check.inodes.set_above(node, second);
             }
         }
         Ok(())
+    }
+
+    /// Whether a node can be an inode's, by the kinds of both.
+    fn may_have(&self, nid: Nid, node: Nid) -> Result<bool, Error> {
+        let Some(FsNode::Inode(inode)) = self.load(nid)? else {
+            return Ok(false);
+        };
+        Ok(match self.load(node)? {
+            Some(FsNode::Bucket(_)) => inode.is_dir(),
+            Some(FsNode::Extents(_)) => inode.is_file(),
+            _ => true,
+        })
     }
 
     /// Whether an inode's tree is sound, and as large as the inode says.

@@ -372,3 +372,89 @@ fn a_root_among_unlinked_inodes_is_taken_off_the_list() {
     assert_eq!(world.fsck().findings, []);
     assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
 }
+
+/// A file of so many extents that they lie in leaves, and what it holds.
+fn sparse_file(world: &World, name: &str, pages: u64) -> (Nid, Vec<u8>) {
+    let mut whole = vec![0; pages as usize * 8192 - 4096];
+    let ino = world.change(|fs| {
+        let who = Caller::root();
+        let made = fs.create(&who, ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+        let (attr, file) = made.unwrap();
+        for page in 0..pages {
+            let bytes = [page as u8 | 1; 4096];
+            fs.write(&file, page * 8192, &bytes).unwrap();
+            whole[page as usize * 8192..][..4096].copy_from_slice(&bytes);
+        }
+        drop(file);
+        fs.forget(attr.ino, 1);
+        attr.ino
+    });
+    (ino, whole)
+}
+
+/// The node was deleted with the attribute, and the file's content with it.
+#[test]
+fn an_attribute_that_claims_a_leaf_of_its_file_costs_no_content() {
+    let world = World::new();
+    let (nid, whole) = sparse_file(&world, "sparse", 40);
+    let leaf = tree(&world, nid).children[0].nid;
+    world.change(|fs| {
+        let who = Caller::root();
+        fs.setxattr(&who, nid, b"user.large", &[2; 20_000], 0)
+            .unwrap();
+    });
+    let mut stolen = world.inode(nid).seldom.xattrs[0].clone();
+    let crate::content::Value::Nodes { nids, .. } = &mut stolen.value else {
+        panic!("{stolen:?}");
+    };
+    nids[1] = leaf;
+    world.edit(vec![(nid, Delta::SetXattr(stolen))]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
+    assert_eq!(world.fsck().findings, []);
+    assert!(
+        bytes_of(&world, "/sparse") == whole,
+        "{:#?}",
+        report.actions
+    );
+}
+
+/// It was taken for a directory, and all of its content dropped.
+#[test]
+fn a_file_whose_tree_names_a_bucket_loses_what_that_covers_alone() {
+    let world = World::new();
+    let (nid, whole) = sparse_file(&world, "sparse", 1500);
+    let many = world.ino("/many");
+    let bucket = tree(&world, many).children[0].nid;
+    let mut root = tree(&world, nid);
+    assert!(root.depth == 0 && root.children.len() > 1, "{root:?}");
+    root.children[0].nid = bucket;
+    let intact = root.children[1].key as usize * 4096;
+    world.edit(vec![(nid, Delta::Body(Body::Tree(root)))]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
+    assert_eq!(world.fsck().findings, []);
+    let bytes = bytes_of(&world, "/sparse");
+    assert!(bytes[intact..] == whole[intact..], "{:#?}", report.actions);
+    for i in 0..400 {
+        assert!(exists(&world, &format!("/many/name {i}")));
+    }
+}
+
+/// The file had the bucket, since the directory did not add up for another reason.
+#[test]
+fn a_damaged_directory_keeps_a_bucket_that_a_file_claims_too() {
+    let world = World::new();
+    let (nid, _) = sparse_file(&world, "sparse", 1500);
+    let many = world.ino("/many");
+    let buckets = tree(&world, many).children;
+    let mut root = tree(&world, nid);
+    root.children[1].nid = buckets[0].nid;
+    world.edit(vec![(nid, Delta::Body(Body::Tree(root)))]);
+    break_node(&world, buckets[1].nid);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
+    assert_eq!(world.fsck().findings, []);
+    let lost = actions(&report, ActionKind::Name, "/many");
+    assert_eq!(lost.len(), 1, "{lost:#?}");
+}
