@@ -16,8 +16,8 @@ use format::xattr::VALUE_PIECE;
 use format::{BLOCK_SIZE, Block, Nid};
 use std::sync::atomic::Ordering;
 
-/// Blocks claimed twice that are followed up.
-const SHARED_MAX: usize = 4096;
+/// Blocks claimed twice that are followed up; a repair gets through so many in each of its rounds.
+const SHARED_MAX: usize = 1 << 18;
 
 /// Sees all nodes once.
 pub struct Contents<'c, 'a>(pub &'c Check<'a>);

@@ -28,10 +28,14 @@ fn root() -> Caller {
 
 impl World {
     pub(super) fn new() -> World {
+        World::of(BYTES)
+    }
+
+    pub(super) fn of(bytes: u64) -> World {
         let clock = Clock::manual(1_700_000_000_000_000_000);
-        let device = SimDevice::new(BYTES, 1);
+        let device = SimDevice::new(bytes, 1);
         let world = World { device, clock };
-        let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
+        let geometry = Geometry::plan(&[bytes], GeometryOptions::default()).unwrap();
         let array = Array::create(world.handles(), geometry, "test", [7; 16], [9; 16]).unwrap();
         let array = Arc::new(array);
         let mkfs = MkfsOptions {

@@ -458,3 +458,21 @@ fn a_damaged_directory_keeps_a_bucket_that_a_file_claims_too() {
     let lost = actions(&report, ActionKind::Name, "/many");
     assert_eq!(lost.len(), 1, "{lost:#?}");
 }
+
+/// A round settled so few of the blocks that no number of rounds was enough, and the repair was refused.
+#[test]
+fn two_files_that_share_much_are_told_apart() {
+    let world = World::of(4 << 30);
+    let (file, other) = (world.ino("/file"), world.ino("/other"));
+    world.change(|fs| {
+        let file = fs.open_file(file, libc::O_RDWR).unwrap();
+        fs.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, 0, 3 << 29)
+            .unwrap();
+    });
+    let body = world.inode(file).body;
+    world.edit(vec![(other, Delta::Body(body))]);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
+    assert_eq!(world.fsck().findings, []);
+    assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+}
