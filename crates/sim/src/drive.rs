@@ -7,6 +7,7 @@ use crate::transact;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
 use device::sim::{FaultKind, Struck};
+use format::BLOCK_SIZE;
 use fs::{AtomicWrite, Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +20,9 @@ pub enum Stop {
     /// The file system does what it must not.
     Violation(String),
 }
+
+/// One of so many files without a name was large and in many places, and was cut, before it is written.
+const SCATTERED: u64 = 8;
 
 /// Blocks that an atomic write has promised beside those of its pages.
 const BESIDES: u64 = 2;
@@ -600,6 +604,9 @@ impl Driver {
             Op::TmpLink { path, len, tag } => {
                 let (dir, name) = self.place(path)?;
                 let (attr, file) = fs.tmpfile(&who, dir, 0o644, libc::O_RDWR)?;
+                if tag.is_multiple_of(SCATTERED) {
+                    scatter_and_cut(&fs, &file)?;
+                }
                 write_all(&fs, &file, 0, &pattern(*tag, 0, *len))?;
                 fs.link(&who, attr.ino, dir, name)?;
                 attr.ino
@@ -863,6 +870,22 @@ fn inos_of(found: &Found, pairs: &BTreeMap<Id, usize>) -> BTreeMap<Id, Ino> {
         .iter()
         .map(|(id, index)| (*id, found.things[*index].ino))
         .collect()
+}
+
+/// Gives a file space in so many places that its mapping has several leaves, and takes it away in two cuts, the first of which takes several
+/// records.
+fn scatter_and_cut(fs: &FileSystem, file: &OpenFile) -> Result<(), fs::Error> {
+    const PLACES: u64 = 1300;
+    let page = BLOCK_SIZE as u64;
+    let scatter = |place| fs.fallocate(file, 0, place * 2 * page, page);
+    match (0..PLACES).try_for_each(scatter) {
+        // There is something to cut all the same.
+        Err(fs::Error::NoSpace) => {}
+        scattered => scattered?,
+    }
+    let cut = |size| fs.truncate(&Caller::root(), file.ino(), size);
+    cut(5 * page)?;
+    cut(0)
 }
 
 pub fn write_all(
