@@ -5,6 +5,7 @@ mod world;
 
 use base::rng::Rng;
 use device::AlignedBuf;
+use device::sim::Times;
 use fs::{
     Advice, Attr, Caller, Error, FileSystem, FsOptions, Ino, OpenFile, ROOT, Request, SetAttr,
 };
@@ -89,6 +90,47 @@ fn a_file_without_a_name_is_cut_in_steps_and_goes_on() {
     let fs = world.remount(fs);
     fs.close().unwrap();
     world.check();
+}
+
+/// It goes all the same, when it is closed or with the next mount.
+#[test]
+fn a_file_without_a_name_whose_cut_stopped_half_way_is_deleted() {
+    for crashes in [false, true] {
+        let mut world = World::new(2, 64 << 20, 12);
+        let fs = world.open();
+        fs.sync().unwrap();
+        let before = fs.statfs().blocks_free;
+        let (attr, file) = create(&fs, b"doomed");
+        // Apart, so that the mapping has some leaves.
+        for page in 0..4000u64 {
+            fs.write(&file, page * 2 * 4096, &[7]).unwrap();
+        }
+        fs.fsync(&file, false).unwrap();
+        drop(file);
+        let mut fs = world.remount(fs);
+        let file = fs.open_file(attr.ino, libc::O_RDWR).unwrap();
+        fs.unlink(&Caller::root(), ROOT, b"doomed").unwrap();
+        // The leaves are not in memory; one of them cannot be read now.
+        world.switch.fail_after(4, Times::Next(1));
+        let cut = fs.truncate(&Caller::root(), attr.ino, 5 * 4096);
+        assert!(cut.is_err(), "{cut:?}");
+        assert_eq!(fs.getattr(attr.ino).unwrap().size, 5 * 4096);
+        assert!(fs.getattr(attr.ino).unwrap().blocks > 3 * 8);
+        fs.sync().unwrap();
+        if crashes {
+            world.switch.cut_now();
+            drop((file, fs));
+            world.restart(&mut Rng::new(1));
+            fs = world.open();
+        } else {
+            drop(file);
+        }
+        assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
+        fs.sync().unwrap();
+        assert_eq!(fs.statfs().blocks_free, before);
+        fs.close().unwrap();
+        assert_eq!(world.check().orphans, 0);
+    }
 }
 
 #[test]

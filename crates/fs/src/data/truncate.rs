@@ -311,16 +311,19 @@ impl Files {
         }
     }
 
-    /// One record of `release_data`; true when nothing is left.
+    /// One record of `release_data`; true when nothing is left, of a cut that stopped half way neither.
     fn release_step(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
-        let blocks = op.peek(slot).inode()?.blocks;
+        let inode = op.peek(slot).inode()?;
+        let (blocks, is_cut) = (inode.blocks, inode.seldom.pending_truncate.is_none());
         let step = extents::plan_cut(&mut op, slot, 0)?;
         let (done, freed) = (step.done, step.freed);
         step.apply(&mut op);
-        if freed > 0 {
+        let ends_cut = done && !is_cut;
+        if freed > 0 || ends_cut {
             let attrs = AttrChange {
                 blocks: Some(blocks.saturating_sub(freed)),
+                pending_truncate: ends_cut.then_some(None),
                 ..AttrChange::default()
             };
             op.apply(slot, Delta::Attrs(attrs));
@@ -335,6 +338,7 @@ impl Files {
         op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
         let attrs = AttrChange {
             blocks: Some(0),
+            pending_truncate: Some(None),
             ..AttrChange::default()
         };
         op.apply(slot, Delta::Attrs(attrs));
