@@ -68,7 +68,7 @@ impl FileSystem {
     }
 
     /// Writes at `offset`, or at the end with `O_APPEND`; durable on return with `O_SYNC` or
-    /// `O_DSYNC`. Returns fewer bytes than given only when space ran out in the middle, or where the file came to the largest size, 2⁶³ − 1 bytes.
+    /// `O_DSYNC`. Returns fewer bytes than given only when space ran out, or a device failed, in the middle, or where the file came to the largest size, 2⁶³ − 1 bytes.
     ///
     /// # Errors
     /// [`Error::BadHandle`], of all calls that write, when the file was opened with `O_RDONLY`; [`Error::NoSpace`] and [`Error::FileTooLarge`], with nothing written;
@@ -102,7 +102,7 @@ impl FileSystem {
     }
 
     /// Writes at the end of the file, whether or not the handle has `O_APPEND`, and returns where that was and how much was written:
-    /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out, or at the largest size.
+    /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out, or a device failed, or at the largest size.
     ///
     /// # Errors
     /// Those of [`write`](Self::write). If it is the sync of a handle with `O_SYNC` or `O_DSYNC` that fails, the bytes have been appended.

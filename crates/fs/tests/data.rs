@@ -133,6 +133,34 @@ fn a_file_without_a_name_whose_cut_stopped_half_way_is_deleted() {
     }
 }
 
+/// Who adds the rest finds nothing twice.
+#[test]
+fn an_append_that_a_device_stops_tells_how_far_it_came() {
+    let mut world = World::new(2, 64 << 20, 13);
+    world.options.data.cache_bytes = 1 << 20;
+    let fs = world.open();
+    let (attr, file) = create(&fs, b"log");
+    let mut expected = vec![1; 100];
+    fs.write(&file, 0, &expected).unwrap();
+    fs.fsync(&file, false).unwrap();
+    let data = pattern(1, 1_000_000);
+    // More than the cache takes: some pages have to go home.
+    for device in &world.devices {
+        device.fail_writes(Times::Next(1), None);
+    }
+    let (at, written) = fs.append(&file, &data).unwrap();
+    assert_eq!(at, 100);
+    assert!(written > 0 && written < data.len(), "{written} bytes");
+    let size = |fs: &FileSystem| fs.getattr(attr.ino).unwrap().size;
+    assert_eq!(size(&fs), 100 + written as u64);
+    world.devices.iter().for_each(|device| device.heal());
+    let rest = &data[written..];
+    let appended = fs.append(&file, rest).unwrap();
+    assert_eq!(appended, (100 + written as u64, rest.len()));
+    expected.extend(&data);
+    assert!(contents(&fs, attr.ino) == expected);
+}
+
 #[test]
 fn stat_shows_size_and_time_of_a_write_at_once() {
     let world = World::new(2, 32 << 20, 2);

@@ -113,7 +113,7 @@ fn parts_of(offset: u64, mut data: &[u8]) -> impl Iterator<Item = (u64, (usize, 
 
 impl Files {
     /// Writes `data` at `offset`, or at the end with `O_APPEND`; returns the bytes written, fewer
-    /// only when space ran out in the middle, or at the largest size. Other writers and readers see all of it or
+    /// only when space ran out, or a device failed, in the middle, or at the largest size. Other writers and readers see all of it or
     /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return; if that fails it is written all the same.
     ///
     /// `O_DIRECT` with offset and length in whole pages bypasses the cache; otherwise it is a
@@ -177,7 +177,7 @@ impl Files {
     }
 
     /// Writes `data` at the end of the file, whatever the handle's flags, in one step with finding out where that is; returns
-    /// where, and the bytes written, fewer only when space ran out, or at the largest size. Otherwise as [`write`](Self::write).
+    /// where, and the bytes written, fewer only when space ran out, or a device failed, or at the largest size. Otherwise as [`write`](Self::write).
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         if !file.writable() {
             return Err(Error::BadHandle);
@@ -444,10 +444,14 @@ impl Files {
             while at < end {
                 // Steps end at multiples of the step, so that the next ones are whole pages.
                 let stop = (at / STEP * STEP).saturating_add(STEP).min(end);
-                let part = &data[(at - offset) as usize..(stop - offset) as usize];
-                match self.write_step(state, at, part, now_ns) {
-                    Ok(()) => at = stop,
-                    Err(Error::NoSpace) => return self.write_pages(state, &mut at, part, now_ns),
+                let upto = &data[..(stop - offset) as usize];
+                let part = &upto[(at - offset) as usize..];
+                match self.write_step(state, &mut at, part, now_ns) {
+                    Ok(()) => {}
+                    Err(Error::NoSpace) => {
+                        let rest = &upto[(at - offset) as usize..];
+                        return self.write_pages(state, &mut at, rest, now_ns);
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -501,44 +505,48 @@ impl Files {
         while *at < end {
             let stop = ((*at / PAGE + 1) * PAGE).min(end);
             let bytes = &part[(*at - start) as usize..(stop - start) as usize];
-            self.write_step(state, *at, bytes, now_ns)?;
-            *at = stop;
+            self.write_step(state, at, bytes, now_ns)?;
         }
         Ok(())
     }
 
-    /// Writes bytes within one step: promises what is needed, then fills pages.
+    /// Writes bytes within one step: promises what is needed, then fills pages. `at` is where, and goes on as far as bytes are
+    /// written, however this ends.
     fn write_step(
         &self,
         state: &Arc<FileState>,
-        offset: u64,
+        at: &mut u64,
         data: &[u8],
         now_ns: u64,
     ) -> Result<(), Error> {
-        let end = offset + data.len() as u64;
+        let (offset, end) = (*at, *at + data.len() as u64);
         let pages = pages_of(offset..end);
         self.leave_inline(state, end)?;
         let holes = self.holes(state, pages.clone())?;
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.
         let mut promise = match self.promise(holes.pages()) {
-            Err(Error::NoSpace) if self.write_through(state, offset, data)? => return Ok(()),
+            Err(Error::NoSpace) if self.write_through(state, offset, data)? => {
+                *at = end;
+                return Ok(());
+            }
             promise => self.or_settled(state, promise, holes.pages(), end)?,
         };
-        self.fill_pages(state, offset, data, (&holes, &mut promise), now_ns)
+        self.fill_pages(state, at, data, (&holes, &mut promise), now_ns)
     }
 
     fn fill_pages(
         &self,
         state: &Arc<FileState>,
-        offset: u64,
+        at: &mut u64,
         data: &[u8],
         (holes, promise): (&Holes, &mut Promised<'_>),
         now_ns: u64,
     ) -> Result<(), Error> {
-        for (page, part) in parts_of(offset, data) {
+        for (page, part) in parts_of(*at, data) {
             let promise = holes.contains(page).then_some(&mut *promise);
             self.write_page(state, page, part, promise, now_ns)?;
+            *at += part.1.len() as u64;
         }
         Ok(())
     }

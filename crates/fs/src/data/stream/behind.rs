@@ -653,12 +653,12 @@ impl Files {
         let data = piece.memory.get(..bytes).unwrap_or(&[]);
         let why = match self.write_locked(state, piece.pages.start * PAGE, data) {
             Ok(len) if len == bytes => return,
-            Ok(_) => Error::NoSpace,
-            Err(error) => error,
+            Ok(len) => format!("only {len} of {bytes} bytes go through the cache"),
+            Err(error) => error.to_string(),
         };
         let ino = state.ino();
         tracing::error!("what was written to inode {ino} is lost: {why}");
-        self.lost(state, &mut state.meta.lock(), &why.to_string());
+        self.lost(state, &mut state.meta.lock(), &why);
     }
 
     /// Ends the pieces of files that nobody has written since the last look.
