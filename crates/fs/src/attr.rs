@@ -135,10 +135,10 @@ impl FileSystem {
             (has_any, in_group)
         };
         if has_any {
+            // In no group but the file's, if that: root's own group is one that files have.
             let who = Caller {
-                privileged: false,
                 in_group,
-                ..Caller::root()
+                ..Caller::user(u32::MAX, u32::MAX)
             };
             let set = SetAttr {
                 kill_suidgid: true,

@@ -251,6 +251,30 @@ fn set_id_bits_follow_the_rules() {
     assert_eq!((sub.gid, sub.mode & 0o7777), (42, 0o2755));
 }
 
+/// Root's group is no group of everybody.
+#[test]
+fn set_group_id_that_the_group_may_not_execute_goes_with_a_change_by_who_is_not_in_it() {
+    let fs = World::new(1, 256 << 20, 1).open();
+    for gid in [0, 7] {
+        let left = |is_in: bool| {
+            let ino = file(&fs, &format!("{gid} {is_in}"), 0o644).ino;
+            let set = SetAttr {
+                mode: Some(0o2644),
+                gid: Some(gid),
+                ..SetAttr::default()
+            };
+            fs.setattr(&root(), ino, &set).unwrap();
+            let asked = |group| {
+                assert_eq!(group, gid);
+                is_in
+            };
+            fs.lose_privileges(ino, asked).unwrap();
+            fs.getattr(ino).unwrap().mode & 0o7777
+        };
+        assert_eq!((left(true), left(false)), (0o2644, 0o644), "{gid}");
+    }
+}
+
 /// A caller without privileges kept the bits by a cut, which a transaction of the same caller did not.
 #[test]
 fn a_new_size_takes_set_id_bits_and_capabilities_of_who_has_no_privileges() {
