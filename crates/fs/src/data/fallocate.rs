@@ -248,14 +248,16 @@ impl Files {
 
     /// Makes the range read as zeros, with blocks behind it.
     fn zero(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+        // First, as it may fail for want of space: nothing is zeroed then.
+        self.allocate(state, bytes.clone())?;
         self.settle_extents(state)?;
-        let whole = self.zero_edges(state, bytes.clone())?;
+        let whole = self.zero_edges(state, bytes)?;
         self.flush_locked(state)?;
         if !whole.is_empty() {
             self.drop_pages(state, whole.clone());
             self.unwrite(state, whole)?;
         }
-        self.allocate(state, bytes)
+        Ok(())
     }
 
     /// Marks the mapped pages of a range as unwritten, their blocks kept.

@@ -445,3 +445,21 @@ fn owner_and_mode_in_one_call_take_capabilities_away() {
         assert_eq!(fs.getxattr(ino, ACCESS).ok(), list);
     }
 }
+
+#[test]
+fn a_range_for_which_there_is_no_space_is_not_zeroed() {
+    let fs = World::new(1, 256 << 20, 1).open();
+    let flags = libc::O_RDWR | libc::O_CREAT;
+    let (_, f) = fs.open_path(&root(), ROOT, b"/f", flags, 0o644).unwrap();
+    let bytes = [7; 16384];
+    assert_eq!(fs.write(&f, 0, &bytes).unwrap(), bytes.len());
+    let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    let result = fs.fallocate(&f, mode, 100, 1 << 40);
+    assert!(matches!(result, Err(Error::NoSpace)), "{result:?}");
+    let mut found = [0; 16384];
+    assert_eq!(fs.read(&f, 0, &mut found).unwrap(), found.len());
+    assert_eq!(found, bytes);
+    fs.fallocate(&f, mode, 100, 1 << 20).unwrap();
+    assert_eq!(fs.read(&f, 0, &mut found).unwrap(), found.len());
+    assert!(found[..100] == bytes[..100] && found[100..].iter().all(|b| *b == 0));
+}
