@@ -9,7 +9,7 @@ use device::sim::Times;
 use fs::{
     Advice, Attr, Caller, Error, FileSystem, FsOptions, Ino, OpenFile, ROOT, Request, SetAttr,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,6 +159,41 @@ fn an_append_that_a_device_stops_tells_how_far_it_came() {
     assert_eq!(appended, (100 + written as u64, rest.len()));
     expected.extend(&data);
     assert!(contents(&fs, attr.ino) == expected);
+}
+
+/// Past the cache, and whichever transfer fails.
+#[test]
+fn a_direct_write_that_a_device_stops_tells_how_far_it_came() {
+    const STEP: usize = 1 << 20;
+    let mut data = AlignedBuf::zeroed(3 * STEP);
+    data.copy_from_slice(&pattern(2, 3 * STEP));
+    let mut told = BTreeSet::new();
+    for transfer in 0.. {
+        let world = World::new(2, 64 << 20, 14);
+        let fs = world.open();
+        let made = fs.create(
+            &Caller::root(),
+            ROOT,
+            b"direct",
+            0o644,
+            libc::O_RDWR | libc::O_DIRECT,
+        );
+        let (attr, file) = made.unwrap();
+        world.switch.fail_after(transfer, Times::Next(1));
+        let result = fs.write(&file, 0, &data);
+        world.switch.fail_after(0, Times::Next(0));
+        let written = result.as_ref().map_or(0, |written| *written);
+        assert_eq!(fs.getattr(attr.ino).unwrap().size, written as u64);
+        assert!(contents(&fs, attr.ino) == data[..written]);
+        told.insert(result.ok());
+        if written == data.len() {
+            break;
+        }
+    }
+    assert!(
+        told == [None, Some(STEP), Some(2 * STEP), Some(3 * STEP)].into(),
+        "{told:?}"
+    );
 }
 
 #[test]

@@ -827,15 +827,15 @@ impl Files {
             let stop = pages.end.min(at + STEP / PAGE);
             let part = &data[((at - pages.start) * PAGE) as usize..];
             let part = &part[..((stop - at) * PAGE) as usize];
-            let outcome = self.direct_step(state, at, part);
-            if let Err(error) = outcome {
-                if at == pages.start || !matches!(error, Error::NoSpace) {
+            match self.direct_step(state, at, part) {
+                Ok(()) => at = stop,
+                Err(error) if at == pages.start => {
                     self.note_ahead(state);
                     return Err(error);
                 }
-                break;
+                // What is written is told; who goes on with the rest meets the error.
+                Err(_) => break,
             }
-            at = stop;
         }
         self.note_ahead(state);
         Ok(((at - pages.start) * PAGE) as usize)
