@@ -557,8 +557,9 @@ impl Task<'_> {
         let file = if past { &self.past } else { &self.file };
         let at = (units.start * UNIT) as u64;
         let written = self.fs.write(file, at, &bytes).map_err(text)?;
+        // As far as it came when the power went.
         if written != bytes.len() {
-            return Err(Trouble::Wrong(format!("a write of {written} bytes")));
+            return Err(Trouble::Failed(format!("a write of {written} bytes")));
         }
         self.ledger.lock().end(value);
         Ok(())
@@ -629,7 +630,10 @@ impl Task<'_> {
     fn completed(&self, done: Completion) -> Result<(), Trouble> {
         let len = done.result.map_err(text)?;
         if len != done.buf.len() {
-            return Err(Trouble::Wrong(format!("{len} bytes of {}", done.buf.len())));
+            return Err(Trouble::Failed(format!(
+                "{len} bytes of {}",
+                done.buf.len()
+            )));
         }
         match &self.in_flight[done.user as usize] {
             InFlight::Write { value } => {
