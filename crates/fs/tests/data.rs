@@ -196,6 +196,65 @@ fn a_direct_write_that_a_device_stops_tells_how_far_it_came() {
     );
 }
 
+/// As a write does that a device stops.
+#[test]
+fn a_copy_that_a_device_stops_tells_how_far_it_came() {
+    const LEN: usize = 3 << 20;
+    let data = pattern(3, LEN);
+    let mut told = BTreeSet::new();
+    for transfer in 0.. {
+        let mut world = World::new(2, 64 << 20, 15);
+        let fs = world.open();
+        let (attr, file) = create(&fs, b"from");
+        fs.write(&file, 0, &data).unwrap();
+        fs.fsync(&file, false).unwrap();
+        drop(file);
+        let fs = world.remount(fs);
+        let from = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+        let (attr, to) = create(&fs, b"to");
+        world.switch.fail_after(transfer, Times::Always);
+        let result = fs.copy_range(&from, 0, &to, 0, LEN as u64);
+        world.switch.fail_after(0, Times::Next(0));
+        let copied = result.as_ref().map_or(0, |copied| *copied as usize);
+        assert_eq!(fs.getattr(attr.ino).unwrap().size, copied as u64);
+        assert!(contents(&fs, attr.ino) == data[..copied]);
+        told.insert(result.ok());
+        if copied == LEN {
+            break;
+        }
+    }
+    assert!(told.contains(&None) && told.len() > 2, "{told:?}");
+}
+
+/// What a cut that failed took, and the file had grown by, showed again behind the end.
+#[test]
+fn what_a_cut_that_failed_took_does_not_show_again() {
+    let mut world = World::new(2, 64 << 20, 16);
+    let fs = world.open();
+    let (attr, file) = create(&fs, b"f");
+    fs.write(&file, 0, &[1; 900]).unwrap();
+    // Behind the end, so that the mapping has leaves there.
+    for page in 1..7000 {
+        fs.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, page * 2 * 4096, 4096)
+            .unwrap();
+    }
+    fs.fsync(&file, false).unwrap();
+    drop(file);
+    let fs = world.remount(fs);
+    let file = fs.open_file(attr.ino, libc::O_RDWR).unwrap();
+    fs.write(&file, 900, &[9; 8192]).unwrap();
+    world.switch.fail_after(0, Times::Always);
+    let cut = fs.truncate(&Caller::root(), attr.ino, 100);
+    assert!(cut.is_err(), "{cut:?}");
+    world.switch.fail_after(0, Times::Next(0));
+    let size = fs.getattr(attr.ino).unwrap().size;
+    assert_eq!(size, 900);
+    fs.write(&file, 3000, &[7]).unwrap();
+    let found = contents(&fs, attr.ino);
+    assert_eq!(found.len(), 3001);
+    assert!(found[..900] == [1; 900] && found[900..3000].iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn stat_shows_size_and_time_of_a_write_at_once() {
     let world = World::new(2, 32 << 20, 2);

@@ -103,10 +103,13 @@ impl Files {
         let mut copied = 0;
         while copied < len {
             let want = buf.len().min((len - copied) as usize);
-            let got = self.read(from, from_offset + copied, &mut buf[..want])?;
-            if got == 0 {
-                break;
-            }
+            let got = match self.read(from, from_offset + copied, &mut buf[..want]) {
+                Ok(0) => break,
+                Ok(got) => got,
+                // What is copied is told; who goes on with the rest meets the error.
+                Err(_) if copied > 0 => break,
+                Err(error) => return Err(error),
+            };
             match self.write(to, to_offset + copied, &buf[..got]) {
                 Ok(0) => break,
                 Ok(written) => copied += written as u64,

@@ -90,7 +90,13 @@ impl Files {
                 meta.size = old.min(logged);
                 self.lost(state, &mut meta, CUT_FAILED);
             }
+            let end = meta.size;
             drop(meta);
+            // What the page that stays has behind it is lost, too.
+            if dropped.dirty > 0 && !end.is_multiple_of(PAGE) {
+                let behind = (end % PAGE) as usize..PAGE as usize;
+                self.pages.zero(state.key, end / PAGE, behind);
+            }
             self.note_ahead(state);
             return outcome;
         }
