@@ -35,6 +35,16 @@ fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
     buf
 }
 
+/// Nothing of a file is left, and so many blocks are free.
+fn is_gone(world: &mut World, fs: Arc<FileSystem>, ino: Ino, free: u64) {
+    assert!(matches!(fs.getattr(ino), Err(Error::Stale(_))));
+    fs.sync().unwrap();
+    assert_eq!(fs.statfs().blocks_free, free);
+    let fs = world.remount(fs);
+    fs.close().unwrap();
+    world.check();
+}
+
 #[test]
 fn an_unlinked_open_file_keeps_its_data_until_it_is_closed() {
     let mut world = World::new(2, 32 << 20, 1);
@@ -51,12 +61,7 @@ fn an_unlinked_open_file_keeps_its_data_until_it_is_closed() {
     fs.fsync(&file, false).unwrap();
     assert_eq!(contents(&fs, attr.ino), data);
     drop(file);
-    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
-    fs.sync().unwrap();
-    assert_eq!(fs.statfs().blocks_free, before);
-    let fs = world.remount(fs);
-    fs.close().unwrap();
-    world.check();
+    is_gone(&mut world, fs, attr.ino, before);
 }
 
 /// It is listed among those without a name, and those whose cut takes several records are, too.
@@ -84,12 +89,7 @@ fn a_file_without_a_name_is_cut_in_steps_and_goes_on() {
     fs.write(&file, 0, b"more").unwrap();
     assert_eq!(contents(&fs, attr.ino), b"more");
     drop(file);
-    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
-    fs.sync().unwrap();
-    assert_eq!(fs.statfs().blocks_free, before);
-    let fs = world.remount(fs);
-    fs.close().unwrap();
-    world.check();
+    is_gone(&mut world, fs, attr.ino, before);
 }
 
 /// It goes all the same, when it is closed or with the next mount.
