@@ -174,7 +174,8 @@ impl FileSystem {
         self.files.owning(file)?.seek(file, offset, whence)
     }
 
-    /// Copies a range between files; returns the bytes copied.
+    /// Copies a range between files; returns the bytes copied, fewer than asked for at the end of the file that is read, or when space ran out, or a
+    /// device failed, in the middle.
     pub fn copy_range(
         &self,
         from: &OpenFile,
