@@ -21,7 +21,7 @@ pub enum Stop {
     Violation(String),
 }
 
-/// One of so many files without a name was large and in many places, and was cut, before it is written.
+/// Beside one of so many files without a name there is one that is large and in many places, and is cut, and goes.
 const SCATTERED: u64 = 8;
 
 /// Blocks that an atomic write has promised beside those of its pages.
@@ -603,11 +603,12 @@ impl Driver {
             }
             Op::TmpLink { path, len, tag } => {
                 let (dir, name) = self.place(path)?;
-                let (attr, file) = fs.tmpfile(&who, dir, 0o644, libc::O_RDWR)?;
+                let without_name = || fs.tmpfile(&who, dir, 0o644, libc::O_RDWR);
                 if tag.is_multiple_of(SCATTERED) {
-                    scatter_and_cut(&fs, &file)?;
+                    scatter_and_cut(&fs, &without_name()?.1)?;
                 }
-                write_all(&fs, &file, 0, &pattern(*tag, 0, *len))?;
+                let (attr, file) = without_name()?;
+                write_all(&fs, &file, 0, &pattern(*tag, 0, *len), self.faulty)?;
                 fs.link(&who, attr.ino, dir, name)?;
                 attr.ino
             }
@@ -800,7 +801,7 @@ impl Driver {
                 // The model has the new content already.
                 let size = self.oracle.content(id).len() as u64;
                 let at = at.unwrap_or(size - len);
-                write_all(fs, &file, at, &pattern(*tag, at, *len))?;
+                write_all(fs, &file, at, &pattern(*tag, at, *len), self.faulty)?;
                 self.close(&file);
                 Ok(())
             }
@@ -808,7 +809,7 @@ impl Driver {
                 let Some(file) = self.handle(path, libc::O_TRUNC)? else {
                     return Ok(());
                 };
-                write_all(fs, &file, 0, &pattern(*tag, 0, *len))?;
+                write_all(fs, &file, 0, &pattern(*tag, 0, *len), self.faulty)?;
                 self.close(&file);
                 Ok(())
             }
@@ -893,11 +894,17 @@ pub fn write_all(
     file: &OpenFile,
     mut offset: u64,
     mut data: &[u8],
+    faulty: bool,
 ) -> Result<(), fs::Error> {
     while !data.is_empty() {
         let n = fs.write(file, offset, data)?;
         offset += n as u64;
         data = &data[n..];
+        if faulty && !data.is_empty() {
+            // The rest would be a write of its own, with a time of its own.
+            let (ino, why) = (file.ino(), "a device stops it in the middle".into());
+            return Err(fs::Error::WriteFailed { ino, why });
+        }
     }
     Ok(())
 }

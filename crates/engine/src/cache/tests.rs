@@ -208,7 +208,12 @@ fn a_read_is_of_one_page_at_one_moment() {
     base::thread::parallel(4, |t| {
         let mut rng = Rng::new(t as u64);
         let (mut out, mut copy) = (page(0), page(0));
-        for turn in 0..30_000 {
+        let mut mine = 0;
+        for turn in 0.. {
+            // Whoever reads may have been at it before there was anything.
+            if turn >= 30_000 && (t < 2 || mine > 500) {
+                break;
+            }
             let n = rng.below(PAGES);
             match t {
                 0 => _ = insert(&cache, n, &content(n, turn)),
@@ -221,16 +226,16 @@ fn a_read_is_of_one_page_at_one_moment() {
                 }
                 _ => {
                     if cache.read(FILE, n, 0, &mut out) {
-                        found.fetch_add(1, Ordering::Relaxed);
+                        mine += 1;
                         assert_eq!(out[0] >> 3, n as u8, "another page's");
                         assert!(out.iter().all(|&byte| byte == out[0]), "parts of two");
                     }
                 }
             }
         }
+        found.fetch_add(mine, Ordering::Relaxed);
     });
     let found = found.load(Ordering::Relaxed);
-    assert!(found > 1000);
     assert_eq!(cache.counters().hits, found, "each lane is one thread's");
 }
 

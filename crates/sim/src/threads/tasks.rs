@@ -315,7 +315,7 @@ impl Task<'_> {
         self.begin_write(id, bytes, offset..end);
         self.known
             .note(|| format!("task {}: write {id:?} at {offset} to {end}", self.me));
-        let outcome = write_all(self.fs, &file, offset as u64, &data);
+        let outcome = write_all(self.fs, &file, offset as u64, &data, false);
         self.end_write(&file, id, outcome)?;
         if self.rng.one_in(3) {
             self.fsync(&file, &entry)?;
