@@ -614,10 +614,7 @@ impl FileSystem {
         }
     }
 
-    /// Renews the access time of something that was read, if that is due. What is read is read, whether that can be noted or not.
-    ///
-    /// # Errors
-    /// It is not there any more, or cannot be read.
+    /// Renews the access time of something that was read, if that is due.
     pub(crate) fn touch_atime(&self, ino: Ino) -> Result<(), Error> {
         let policy = self.files.options().atime;
         let now = self.times.now();
@@ -626,16 +623,8 @@ impl FileSystem {
             return Ok(());
         }
         let node = self.node(ino)?;
-        let began = self.store.begin(Need::Reclaim);
-        let locked = began.and_then(|mut op| op.lock(&node).map(|slot| (op, slot)));
-        let (mut op, slot) = match locked {
-            Ok(locked) => locked,
-            Err(error @ engine::Error::Gone(_)) => return Err(error.into()),
-            Err(error) => {
-                tracing::debug!("the access time of inode {ino} stays: {error}");
-                return Ok(());
-            }
-        };
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slot = op.lock(&node)?;
         if due(op.peek(slot).inode()?) {
             let change = AttrChange {
                 atime: Some(now),
