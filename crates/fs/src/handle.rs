@@ -17,9 +17,8 @@ impl FileSystem {
         }
         let file = self.files.open(&self.owners, ino, flags)?;
         if flags & libc::O_TRUNC != 0 {
-            // First, as it may fail: the content is there still then.
-            self.kill_privileges(ino)?;
             self.truncate(&Caller::root(), ino, 0)?;
+            self.kill_privileges(ino)?;
         }
         Ok(file)
     }
