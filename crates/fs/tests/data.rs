@@ -64,6 +64,16 @@ fn an_unlinked_open_file_keeps_its_data_until_it_is_closed() {
     is_gone(&mut world, fs, attr.ino, before);
 }
 
+/// A file `doomed` with a byte in every second page, so that the mapping has some leaves; synced.
+fn scattered(fs: &FileSystem) -> (Attr, Arc<OpenFile>) {
+    let (attr, file) = create(fs, b"doomed");
+    for page in 0..4000 {
+        fs.write(&file, page * 2 * 4096, &[7]).unwrap();
+    }
+    fs.fsync(&file, false).unwrap();
+    (attr, file)
+}
+
 /// It is listed among those without a name, and those whose cut takes several records are, too.
 #[test]
 fn a_file_without_a_name_is_cut_in_steps_and_goes_on() {
@@ -71,12 +81,7 @@ fn a_file_without_a_name_is_cut_in_steps_and_goes_on() {
     let fs = world.open();
     fs.sync().unwrap();
     let before = fs.statfs().blocks_free;
-    let (attr, file) = create(&fs, b"doomed");
-    // Apart, so that the mapping has some leaves.
-    for page in 0..4000u64 {
-        fs.write(&file, page * 2 * 4096, &[7]).unwrap();
-    }
-    fs.fsync(&file, false).unwrap();
+    let (attr, file) = scattered(&fs);
     fs.unlink(&Caller::root(), ROOT, b"doomed").unwrap();
     for size in [6000 * 4096, 100 * 4096 + 1, 0] {
         fs.truncate(&Caller::root(), attr.ino, size).unwrap();
@@ -100,12 +105,7 @@ fn a_file_without_a_name_whose_cut_stopped_half_way_is_deleted() {
         let fs = world.open();
         fs.sync().unwrap();
         let before = fs.statfs().blocks_free;
-        let (attr, file) = create(&fs, b"doomed");
-        // Apart, so that the mapping has some leaves.
-        for page in 0..4000u64 {
-            fs.write(&file, page * 2 * 4096, &[7]).unwrap();
-        }
-        fs.fsync(&file, false).unwrap();
+        let (attr, file) = scattered(&fs);
         drop(file);
         let mut fs = world.remount(fs);
         let file = fs.open_file(attr.ino, libc::O_RDWR).unwrap();
