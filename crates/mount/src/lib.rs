@@ -158,6 +158,9 @@ pub enum Error {
 /// `outcome` is where an unmounting process hears of the end; the caller tells it once all
 /// is done.
 ///
+/// No thread of this process may map a file of the mount shared and writable: the kernel waits, with the process's memory map locked, until what a mapping
+/// stored is written back, and whoever serves that may need the lock. Other processes may.
+///
 /// # Errors
 /// [`Error::Close`] when not everything could be written at the end.
 pub fn mount(

@@ -3,6 +3,8 @@
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
 mod common;
+#[path = "common/mapping.rs"]
+mod mapping;
 #[path = "common/world.rs"]
 mod world;
 
@@ -16,6 +18,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::pattern;
+use mapping::Mapping;
 use mount::atomic_ioctl::{ABORT, COMMIT, FEATURE_ATOMIC_WRITE, GET_FEATURES, START};
 use world::{Mounted, World};
 
@@ -508,15 +511,6 @@ fn what_others_change_meanwhile_stays_but_under_staged_bytes() {
     m.end();
 }
 
-fn mapping(file: &File, len: usize) -> *mut libc::c_void {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
-    // SAFETY: a new mapping of the file, wherever there is room.
-    let map = unsafe { libc::mmap(null, len, protection, libc::MAP_SHARED, fd, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
-    map
-}
-
 #[test]
 fn a_mapping_brings_neither_a_staged_size_nor_a_staged_cut_to_the_file() {
     let Some(world) = World::new() else { return };
@@ -534,20 +528,13 @@ fn a_mapping_brings_neither_a_staged_size_nor_a_staged_cut_to_the_file() {
         file.set_len(6 * PAGE as u64).unwrap();
         file.write_all_at(&[2], 5 * PAGE as u64).unwrap();
         let len = 6 * PAGE;
-        let map = mapping(&mapper, len);
-        let at = |at: usize| {
-            // SAFETY: within the mapping.
-            unsafe { map.cast::<u8>().add(at) }
-        };
-        // SAFETY: as above; the file is as long.
-        let seen = [10, 5 * PAGE].map(|place| unsafe { at(place).read_volatile() });
+        let mut map = Mapping::of(&mapper, len);
+        let seen = [10, 5 * PAGE].map(|place| map.load(place));
         assert_eq!(seen, [u8::from(!cut), 2]);
         for page in [2, 3] {
-            // SAFETY: as above.
-            unsafe { at(page * PAGE + 1).write_volatile(9) };
+            map.store(page * PAGE + 1, &[9]);
         }
-        // SAFETY: the whole mapping.
-        assert_eq!(unsafe { libc::msync(map, len, libc::MS_SYNC) }, 0);
+        map.sync();
         let mut kept = old.clone();
         if !cut {
             kept[2 * PAGE + 1] = 9;
@@ -555,12 +542,10 @@ fn a_mapping_brings_neither_a_staged_size_nor_a_staged_cut_to_the_file() {
         }
         assert!(inside(&m, "f") == kept, "cut {cut}");
         for page in [2, 3] {
-            // SAFETY: as above.
-            unsafe { at(page * PAGE + 2).write_volatile(8) };
+            map.store(page * PAGE + 2, &[8]);
         }
         assert_eq!(ask(&file, ABORT), 0);
-        // SAFETY: the mapping that was made above; nothing uses it any more.
-        unsafe { libc::munmap(map, len) };
+        drop(map);
         file.sync_all().unwrap();
         assert_eq!(inside(&m, "f").len(), old.len(), "cut {cut}");
         if cut {
@@ -582,21 +567,13 @@ fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
     let file = open(&path, 0);
     let mapper = open(&path, 0);
     let len = 4 * PAGE;
-    let map = mapping(&mapper, len);
-    let put = |at: usize, byte: u8| {
-        // SAFETY: within the mapping, which lives to the end of the test.
-        unsafe { map.cast::<u8>().add(at).write_volatile(byte) };
-    };
-    let sync = || {
-        // SAFETY: the whole mapping.
-        assert_eq!(unsafe { libc::msync(map, len, libc::MS_SYNC) }, 0);
-    };
+    let mut map = Mapping::of(&mapper, len);
     assert_eq!(ask(&file, START), 0);
     file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
-    put(PAGE + 1, 3);
-    put(2 * PAGE, 3);
-    put(3 * PAGE, 3);
-    sync();
+    map.store(PAGE + 1, &[3]);
+    map.store(2 * PAGE, &[3]);
+    map.store(3 * PAGE, &[3]);
+    map.sync();
     let mut kept = old.clone();
     kept[2 * PAGE] = 3;
     kept[3 * PAGE] = 3;
@@ -605,23 +582,21 @@ fn a_mapping_does_not_bring_staged_bytes_to_the_file() {
         "only the page without staged bytes came"
     );
     // Dirty while the pages are dropped.
-    put(PAGE + 2, 4);
+    map.store(PAGE + 2, &[4]);
     assert_eq!(ask(&file, ABORT), 0);
-    sync();
+    map.sync();
     assert!(inside(&m, "f") == kept);
     assert!(fs::read(&path).unwrap() == kept);
 
     assert_eq!(ask(&file, START), 0);
     file.write_all_at(&[2; PAGE], PAGE as u64).unwrap();
-    put(PAGE + 1, 3);
-    sync();
+    map.store(PAGE + 1, &[3]);
+    map.sync();
     assert_eq!(ask(&file, COMMIT), 0);
     kept[PAGE..2 * PAGE].fill(2);
     kept[PAGE + 1] = 3;
     assert!(inside(&m, "f") == kept);
-    // SAFETY: the mapping that was made above; nothing uses it any more.
-    unsafe { libc::munmap(map, len) };
-    drop((file, mapper));
+    drop((map, file, mapper));
     m.end();
 }
 

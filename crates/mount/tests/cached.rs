@@ -3,6 +3,8 @@
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
 mod common;
+#[path = "common/mapping.rs"]
+mod mapping;
 #[path = "common/paths.rs"]
 mod paths;
 #[path = "common/world.rs"]
@@ -15,6 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use mapping::Mapping;
 use paths::c_path;
 use world::World;
 
@@ -22,54 +25,6 @@ const PAGE: usize = 4096;
 /// As in the kernel's `linux/f2fs.h`.
 const START: libc::Ioctl = 0xf501;
 const ABORT: libc::Ioctl = 0xf505;
-
-/// A shared mapping of a file's first bytes, which other processes may change at any time.
-struct Map {
-    at: *mut libc::c_void,
-    len: usize,
-}
-
-impl Map {
-    fn of(file: &File, len: usize) -> Map {
-        // SAFETY: a fresh mapping, which nothing refers to but its owner.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        assert_ne!(at, libc::MAP_FAILED);
-        Map { at, len }
-    }
-
-    fn store(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        // SAFETY: within the mapping; no reference to its memory is made.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                self.at.cast::<u8>().add(at),
-                bytes.len(),
-            );
-        }
-    }
-
-    fn sync(&self) {
-        // SAFETY: all of the mapping.
-        assert_eq!(unsafe { libc::msync(self.at, self.len, libc::MS_SYNC) }, 0);
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: all of the mapping, which nobody has after this.
-        unsafe { libc::munmap(self.at, self.len) };
-    }
-}
 
 fn create(path: &Path, content: &[u8]) -> File {
     let mut file = OpenOptions::new()
@@ -118,7 +73,7 @@ fn direct_buffered_and_mapped_access_agree() {
     buffered.write_all_at(&[3; 100], 4096).unwrap();
     direct.read_exact_at(&mut page.0, 4096).unwrap();
     assert!(page.0[..100].iter().all(|&b| b == 3) && page.0[100..].iter().all(|&b| b == 2));
-    let map = Map::of(&buffered, 65536);
+    let mut map = Mapping::of(&buffered, 65536);
     map.store(8192, &[9]);
     map.sync();
     drop(map);
@@ -149,7 +104,7 @@ fn what_a_living_mapping_has_stored_is_data_for_everybody() {
         (found >= 0).then_some(found as u64)
     };
     assert_eq!(seek(libc::SEEK_DATA, 0), None);
-    let map = Map::of(&mapper, len);
+    let mut map = Mapping::of(&mapper, len);
     for at in [1 << 20, 5 << 20] {
         map.store(at, &[7]);
         assert_eq!(seek(libc::SEEK_DATA, at as i64 - 8192), Some(at as u64));
@@ -158,6 +113,7 @@ fn what_a_living_mapping_has_stored_is_data_for_everybody() {
     }
     // What it stores where it has stored before.
     map.store(1 << 20, &[8]);
+    assert_eq!([1, 5].map(|mib| map.load(mib << 20)), [8, 7]);
     drop(map);
     drop(mapper);
     let mut bytes = vec![0; len];
@@ -233,7 +189,7 @@ fn a_file_cut_as_it_is_opened_has_nothing_of_what_mappings_had_stored() {
     let file = create(&path, b"");
     for round in 0..100 {
         file.set_len(len as u64).unwrap();
-        let map = Map::of(&file, len);
+        let mut map = Mapping::of(&file, len);
         map.store(0, &vec![b'A'; len]);
         // SAFETY: takes a descriptor and numbers only. It begins to write back, and does not wait.
         let begun = unsafe {
@@ -259,7 +215,7 @@ fn an_abort_takes_nothing_that_mappings_stored_before_the_start() {
     let old = common::pattern(8 * PAGE, 1);
     let file = create(&path, &old);
     let other = File::options().read(true).write(true).open(&path).unwrap();
-    let map = Map::of(&other, 8 * PAGE);
+    let mut map = Mapping::of(&other, 8 * PAGE);
     map.store(0, b"mmm");
     map.store(5 * PAGE, b"MMM");
     ioctl(&file, START);

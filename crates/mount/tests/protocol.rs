@@ -3,6 +3,8 @@
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
 mod common;
+#[path = "common/mapping.rs"]
+mod mapping;
 #[path = "common/paths.rs"]
 mod paths;
 mod toy;
@@ -17,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{Session, has_fuse, pattern};
+use mapping::Mapping;
 use mount::{Insist, MountOptions};
 use paths::c_path;
 use toy::Toy;
@@ -271,22 +274,11 @@ fn a_shared_mapping_reaches_the_file() {
         .write(true)
         .open(&path)
         .unwrap();
-    // SAFETY: a fresh mapping of 8192 bytes is written within its bounds, flushed and
-    // unmapped, and no reference to it survives.
-    unsafe {
-        let map = libc::mmap(
-            std::ptr::null_mut(),
-            8192,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        );
-        assert_ne!(map, libc::MAP_FAILED);
-        map.cast::<u8>().add(5000).write(42);
-        assert_eq!(libc::msync(map, 8192, libc::MS_SYNC), 0);
-        libc::munmap(map, 8192);
-    }
+    let mut map = Mapping::of(&file, 8192);
+    map.store(5000, &[42]);
+    map.sync();
+    assert_eq!(map.load(5000), 42);
+    drop(map);
     drop(file);
     // Past the page cache, to what the server holds.
     let direct = OpenOptions::new()
