@@ -17,8 +17,9 @@ impl FileSystem {
         }
         let file = self.files.open(&self.owners, ino, flags)?;
         if flags & libc::O_TRUNC != 0 {
-            self.truncate(&Caller::root(), ino, 0)?;
+            // First, as it may fail: the content is there still then.
             self.kill_privileges(ino)?;
+            self.truncate(&Caller::root(), ino, 0)?;
         }
         Ok(file)
     }
