@@ -614,7 +614,10 @@ impl FileSystem {
         }
     }
 
-    /// Renews the access time of something that was read, if that is due.
+    /// Renews the access time of something that was read, if that is due. What is read is read, whether that can be noted or not.
+    ///
+    /// # Errors
+    /// It is not there any more, or cannot be read.
     pub(crate) fn touch_atime(&self, ino: Ino) -> Result<(), Error> {
         let policy = self.files.options().atime;
         let now = self.times.now();
@@ -623,8 +626,16 @@ impl FileSystem {
             return Ok(());
         }
         let node = self.node(ino)?;
-        let mut op = self.store.begin(Need::Reclaim)?;
-        let slot = op.lock(&node)?;
+        let began = self.store.begin(Need::Reclaim);
+        let locked = began.and_then(|mut op| op.lock(&node).map(|slot| (op, slot)));
+        let (mut op, slot) = match locked {
+            Ok(locked) => locked,
+            Err(error @ engine::Error::Gone(_)) => return Err(error.into()),
+            Err(error) => {
+                tracing::debug!("the access time of inode {ino} stays: {error}");
+                return Ok(());
+            }
+        };
         if due(op.peek(slot).inode()?) {
             let change = AttrChange {
                 atime: Some(now),
