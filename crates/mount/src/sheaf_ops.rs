@@ -753,9 +753,13 @@ impl Operations for SheafOps {
                 let is_whole = self.atomic.check(handle);
                 self.atomic.resume(handle);
                 is_whole?;
-                if self.atomic.is_of(node, handle) {
-                    // Those, too, that were set since it was staged.
-                    self.content_changes(context, &file, context.uid != 0)?;
+                // Those, too, that were set since it was staged.
+                if self.atomic.is_of(node, handle)
+                    && let Err(error) = self.content_changes(context, &file, context.uid != 0)
+                {
+                    // Whatever is answered, it is over.
+                    self.atomic.abort_and_wait(node, handle);
+                    return Err(error);
                 }
                 self.atomic.commit(node, handle).map_err(errno)?;
                 Ok(0)
