@@ -56,6 +56,9 @@ impl Files {
         self.touch(state, end)?;
         let changed = change(self, state, offset..end);
         self.note_ahead(state);
+        if changed.is_err() {
+            self.spare_inline(state)?;
+        }
         changed?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
@@ -73,14 +76,14 @@ impl Files {
 
     /// Gives every hole of the range blocks that read as zeros.
     fn allocate(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
-        self.settle_extents(state)?;
         let pages = super::pages_of(bytes);
-        let blocks = state.node.read()?.inode()?.blocks;
-        let wanted = (pages.end - pages.start).saturating_sub(blocks);
+        let has = state.node.read()?.inode()?.blocks + state.meta.lock().promised;
+        let wanted = (pages.end - pages.start).saturating_sub(has);
         if wanted > self.store.space().free_blocks {
-            // Hopeless: do not fill the disk first.
+            // Hopeless: neither fill the disk first, nor move what is in the inode out.
             return Err(Error::NoSpace);
         }
+        self.settle_extents(state)?;
         let mut at = pages.start;
         while at < pages.end {
             at = self.allocate_step(state, at..pages.end)?;

@@ -130,7 +130,7 @@ impl Files {
                 let piece = &mut memory[..(stop.min(end) - at) as usize];
                 parts.fill(piece);
                 let written = match past {
-                    true => (self.direct_step(state, at / PAGE, piece)).map(|()| piece.len()),
+                    true => self.direct_step(state, at / PAGE, piece),
                     false => self.write_locked(state, at, piece),
                 };
                 match written {
@@ -144,7 +144,8 @@ impl Files {
             if past {
                 self.note_ahead(state);
             }
-            if at == start {
+            if at == start && outcome.is_err() {
+                self.spare_inline(state)?;
                 outcome?;
             }
             (start, at, past)

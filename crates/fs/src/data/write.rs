@@ -601,7 +601,7 @@ impl Files {
     }
 
     /// Stores whole pages past the cache, in blocks that they have or that are promised, of a file that reaches to this byte at least then. If that
-    /// fails it is no longer than before.
+    /// fails it is longer by no more than what is stored.
     fn store_promised(
         &self,
         state: &Arc<FileState>,
@@ -828,9 +828,15 @@ impl Files {
             let part = &data[((at - pages.start) * PAGE) as usize..];
             let part = &part[..((stop - at) * PAGE) as usize];
             match self.direct_step(state, at, part) {
-                Ok(()) => at = stop,
+                Ok(bytes) => {
+                    at += bytes as u64 / PAGE;
+                    if at < stop {
+                        break;
+                    }
+                }
                 Err(error) if at == pages.start => {
                     self.note_ahead(state);
+                    self.spare_inline(state)?;
                     return Err(error);
                 }
                 // What is written is told; who goes on with the rest meets the error.
@@ -849,21 +855,44 @@ impl Files {
         self.extend_tail(state, pages.start * PAGE)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
         state.meta.lock().keep_extents = true;
-        self.flush_range_locked(state, pages.clone())?;
+        let flushed = self.flush_range_locked(state, pages.clone());
+        if flushed.is_err() {
+            self.spare_inline(state)?;
+        }
+        flushed?;
         self.drop_pages(state, pages);
         Ok(())
     }
 
-    /// Pages for which was [made way](Self::make_way). Without space for all of them nothing is written.
+    /// Pages for which was [made way](Self::make_way). Without space for all of them nothing is written. Says how many bytes are: fewer, in whole
+    /// pages, where the file grew by some before the rest failed.
     pub(super) fn direct_step(
         &self,
         state: &Arc<FileState>,
         page: u64,
         data: &[u8],
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         let pages = page..page + data.len() as u64 / PAGE;
         let holes = self.holes(state, pages.clone())?;
         let mut promise = self.promise(holes.pages())?;
-        self.store_promised(state, page, data, (Some(&mut promise), pages.end * PAGE))
+        let size = state.size();
+        let stored = self.store_promised(state, page, data, (Some(&mut promise), pages.end * PAGE));
+        let grown = match state.size() {
+            grown if grown > size => grown.saturating_sub(page * PAGE).min(data.len() as u64),
+            _ => 0,
+        };
+        match stored {
+            Ok(()) => Ok(data.len()),
+            Err(_) if grown > 0 => Ok(grown as usize),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// After a call that wanted blocks for a file and failed: what is still in the inode may stay there.
+    pub(super) fn spare_inline(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        if self.is_inline(state)? {
+            state.meta.lock().keep_extents = false;
+        }
+        Ok(())
     }
 }

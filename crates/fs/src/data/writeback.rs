@@ -355,13 +355,8 @@ impl Files {
         let written = self
             .move_inline(state, &layout)
             .and_then(|()| self.write_segments(&layout.segments, data, &layout));
-        match written {
-            Ok(()) => self.log_stored(state, layout, size),
-            Err(error) => {
-                self.unreserve(state, layout);
-                Err(error)
-            }
-        }
+        let ((), layout) = self.or_unreserve(state, layout, written)?;
+        self.log_stored(state, layout, size)
     }
 
     /// Stores what a sync adds to a file but for its last page, which is logged, as the next sync is likely to write more
@@ -419,16 +414,13 @@ impl Files {
     fn vouch_if_possible<'s>(
         &self,
         state: &Arc<FileState>,
-        mut layout: Layout<'s>,
+        layout: Layout<'s>,
         size: u64,
     ) -> Result<Layout<'s>, Error> {
-        match self.is_vouched(state, &layout, size) {
-            Ok(true) => layout.durability = Durability::Checked,
-            Ok(false) => {}
-            Err(error) => {
-                self.unreserve(state, layout);
-                return Err(error);
-            }
+        let vouched = self.is_vouched(state, &layout, size);
+        let (vouched, mut layout) = self.or_unreserve(state, layout, vouched)?;
+        if vouched {
+            layout.durability = Durability::Checked;
         }
         Ok(layout)
     }
@@ -504,7 +496,8 @@ impl Files {
         layout: Layout<'_>,
         size: u64,
     ) -> Result<(), Error> {
-        let tail = self.stored_tail(state, &layout)?;
+        let tail = self.stored_tail(state, &layout);
+        let (tail, layout) = self.or_unreserve(state, layout, tail)?;
         if self.needs_record(state, &layout, tail, size) {
             let written = Written {
                 flush_failures: layout.flush_failures,
@@ -537,13 +530,8 @@ impl Files {
         new_tail: Option<Delta>,
     ) -> Result<(), Error> {
         let moved = self.move_inline(state, &layout);
-        let tail = match moved.and_then(|()| self.await_blocks(state, &layout)) {
-            Ok(tail) => tail,
-            Err(error) => {
-                self.unreserve(state, layout);
-                return Err(error);
-            }
-        };
+        let tail = moved.and_then(|()| self.await_blocks(state, &layout));
+        let (tail, layout) = self.or_unreserve(state, layout, tail)?;
         if !self.needs_record(state, &layout, tail, size) && new_tail.is_none() {
             // What made one necessary has been logged since, with an inline body.
             return self.store(state, layout, &data, size);

@@ -191,6 +191,7 @@ impl Files {
             // Through the cache there may be room yet, and who has none learns it there. Nobody has seen a part of it.
             Err(error) => {
                 self.spare_devices(state, &error);
+                self.spare_inline(state)?;
                 self.write_locked(state, offset, data).map(Some)
             }
         }
@@ -207,8 +208,8 @@ impl Files {
         let began_ns = self.now_ns();
         let outcome = self.direct_step(state, pages.start, data);
         self.note_ahead(state);
-        outcome.map(|()| Stored {
-            bytes: data.len(),
+        outcome.map(|bytes| Stored {
+            bytes,
             took_ns: self.now_ns().saturating_sub(began_ns),
         })
     }

@@ -608,3 +608,40 @@ fn a_write_that_failed_makes_no_file_longer() {
     let m = world.mount();
     assert_eq!(m.contents(ino), [3; PAGE as usize]);
 }
+
+/// It kept nothing in its inode any more, where who has a small file can write over it on a full disk.
+#[test]
+fn a_small_file_stays_in_its_inode_when_it_gets_no_blocks() {
+    let world = World::new(34, 64, 64);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open_direct(ino);
+    let small = |seed| {
+        let buffered = m.open(ino);
+        m.write(&buffered, 0, &pattern(seed, 100));
+        m.files.fsync(&buffered, false).unwrap();
+        assert!(m.contents(ino) == pattern(seed, 100));
+        assert_eq!(m.inode(ino).body, Body::Inline(pattern(seed, 100)));
+    };
+    small(1);
+    let written = || m.files.counts().data_bytes.load(Ordering::Relaxed);
+    let before = written();
+    let error = m.files.fallocate(&file, 0, 0, 1 << 40).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOSPC);
+    assert_eq!(written(), before, "nothing is moved out");
+    small(2);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let page = [3; PAGE as usize];
+    assert!(m.files.write(&file, 0, &page).is_err());
+    assert!(m.files.write(&file, PAGE, &page).is_err());
+    let halves = page.split_at(1000);
+    let halves = [halves.0, halves.1].map(std::io::IoSlice::new);
+    assert!(m.files.write_vectored(&file, PAGE, &halves).is_err());
+    for device in &world.devices {
+        device.heal();
+    }
+    assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+    small(4);
+}

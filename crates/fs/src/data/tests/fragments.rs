@@ -149,3 +149,39 @@ fn a_write_past_the_cache_that_fails_half_way_leaves_no_size_without_content() {
     }
     panic!("it takes more requests than that");
 }
+
+/// Room was made behind a file's end in pieces of many leaves, and a write goes over the border of two: a record for each. It told of nothing when the second
+/// failed, and who tried it again at the end of the file had the first part twice.
+#[test]
+fn a_direct_append_that_fails_half_way_tells_what_it_has_appended() {
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    let appended = [0, 1].map(|broken| {
+        let world = World::new(83, 64, 2048);
+        let m = world.mount();
+        let (ino, other) = (m.make(), m.make());
+        let file = m.open_direct(ino);
+        let between = m.open(other);
+        for page in 0..2 * LEAF_MAX as u64 {
+            for file in [&file, &between] {
+                m.files.fallocate(file, keep, page * PAGE, PAGE).unwrap();
+            }
+        }
+        let border = {
+            let content = file.state.node.read().unwrap();
+            extents::leaf_end(&m.store, content.inode().unwrap(), 0).unwrap()
+        };
+        let end = (border - 3) * PAGE;
+        m.write(&m.open(ino), end - 1, b"x");
+        m.files.fsync(&file, false).unwrap();
+        world.devices[broken].fail_writes(Strikes::Always, None);
+        let bytes = pattern(4, 64 * BLOCK_SIZE);
+        let written = m.files.write(&file, end, &bytes).unwrap_or(0);
+        world.devices[broken].heal();
+        assert!(written < bytes.len(), "it lies on both devices");
+        assert_eq!(m.size(ino), end + written as u64);
+        assert!(m.contents(ino)[end as usize..] == bytes[..written]);
+        m.check(ino);
+        written
+    });
+    assert!(appended.contains(&(3 * BLOCK_SIZE)), "{appended:?}");
+}

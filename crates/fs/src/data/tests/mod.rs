@@ -142,6 +142,12 @@ impl Mounted {
         self.files.open(&self.owners, ino, libc::O_RDWR).unwrap()
     }
 
+    /// For calls past the cache.
+    pub fn open_direct(&self, ino: Ino) -> Arc<OpenFile> {
+        let flags = libc::O_RDWR | libc::O_DIRECT;
+        self.files.open(&self.owners, ino, flags).unwrap()
+    }
+
     /// Deletes a file as unlink does, blocks and all.
     pub fn delete(&self, ino: Ino) {
         self.files.release_data(ino).unwrap();

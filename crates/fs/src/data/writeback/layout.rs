@@ -175,19 +175,16 @@ impl Files {
             // The page before tells where the file goes on.
             let around = run.start.saturating_sub(1)..run.end;
             let mapped = match fresh {
-                true => Vec::new(),
-                false => self.mapped(state, around)?,
+                true => Ok(Vec::new()),
+                false => self.mapped(state, around),
             };
-            let laid = self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout);
-            let laid = match laid {
-                Ok(laid) => laid,
-                Err(error) => {
-                    self.unreserve(state, layout);
-                    return Err(error);
-                }
-            };
-            layout.covered += (laid - run.start) as usize;
-            if laid < run.end {
+            let laid = mapped.and_then(|mapped| {
+                self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout)
+            });
+            let reached;
+            (reached, layout) = self.or_unreserve(state, layout, laid)?;
+            layout.covered += (reached - run.start) as usize;
+            if reached < run.end {
                 break;
             }
         }
@@ -266,6 +263,22 @@ impl Files {
         let reserved = blocks_of(&layout.reservations);
         drop(layout);
         self.promise_again(state, reserved);
+    }
+
+    /// What came of a step on the way to store a layout. After an error its blocks are given back.
+    pub(in crate::data) fn or_unreserve<'s, T>(
+        &self,
+        state: &Arc<FileState>,
+        layout: Layout<'s>,
+        step: Result<T, Error>,
+    ) -> Result<(T, Layout<'s>), Error> {
+        match step {
+            Ok(value) => Ok((value, layout)),
+            Err(error) => {
+                self.unreserve(state, layout);
+                Err(error)
+            }
+        }
     }
 
     /// Reserved blocks went back unused: the pages they were for need a promise again. If the
