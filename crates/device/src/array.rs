@@ -6,10 +6,12 @@
 //! 2. All other requests of a batch are attempted, whatever becomes of the others.
 //! 3. A volatile write counts as unflushed before its completion is reported, failed or not.
 //! 4. A read-only array never writes, flushes or discards.
+//! 5. Of whatever fails that may have been a flush the failure is counted before any flush is told to have ended that was under way meanwhile (R17).
 
 use crate::ages::Ages;
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::{AlignedBuf, is_aligned};
+use crate::doubt::{Doubt, Doubts};
 use crate::error::Error;
 use crate::flush::{Failures, FlushGate, Lead, Share, Turn};
 use crate::labels::LabelRepair;
@@ -113,9 +115,8 @@ pub struct Array {
     bytes: u64,
     memory_align: usize,
     flush_failures: Failures,
-    /// Held by a durable write that may turn out to be a failed flush; see [`Array::write_durably`].
-    doubt: Mutex<()>,
-    in_doubt: AtomicBool,
+    /// `None`: no device has a cache, so that no durable write is a flush.
+    doubts: Option<Doubts>,
     /// See [`Array::writer`].
     pub(crate) has_writer: AtomicBool,
     /// Which mount each label is of, and whether there are labels.
@@ -135,6 +136,7 @@ impl Array {
         ages: Ages,
     ) -> Array {
         let memory_align = devices.iter().map(|d| d.memory_align()).max().unwrap_or(1);
+        let cached = devices.iter().any(|device| device.has_cache());
         let members = devices
             .into_iter()
             .enumerate()
@@ -153,8 +155,7 @@ impl Array {
             repairs,
             memory_align,
             flush_failures: Failures::new(),
-            doubt: Mutex::new(rank::DEVICE_DOUBT, ()),
-            in_doubt: AtomicBool::new(false),
+            doubts: cached.then(Doubts::new),
             has_writer: AtomicBool::new(false),
             ages: Mutex::new(rank::LEAF, ages),
         }
@@ -462,13 +463,6 @@ impl Array {
         if self.read_only {
             return Ok(0);
         }
-        let outcome = self.flush_devices();
-        // What it flushed may be what a write has lost that does not know yet.
-        self.await_doubt();
-        outcome
-    }
-
-    fn flush_devices(&self) -> Result<u64, Error> {
         let mut issued = 0;
         let _waiting = base::trace::device(|| 0);
         let mut shares: Vec<(usize, Share)> = Vec::new();
@@ -530,6 +524,8 @@ impl Array {
                 .iter_mut()
                 .find(|l| l.as_ref().is_some_and(|(i, _)| *i == index))
                 .and_then(Option::take);
+            // What it flushed may be what a write has lost that does not know yet.
+            self.settle_doubts();
             if let Some((_, lead)) = lead {
                 lead.finish(error.map_or(Ok(()), |e| Err(Arc::new(e))));
             }
@@ -539,9 +535,7 @@ impl Array {
     /// Whether everything written so far is durable that no checksum vouches for: what names it may be written, if no
     /// flush has failed by then.
     pub fn is_ordered(&self) -> bool {
-        // In this order: a flush that ended well beside a doubtful write counts when the doubt is over.
-        let ordered = self.members.iter().all(|member| member.gate.is_ordered());
-        ordered && !self.in_doubt.load(Ordering::SeqCst)
+        self.members.iter().all(|member| member.gate.is_ordered())
     }
 
     /// Flushes that have failed since the array was opened. Whoever remembers the count
@@ -556,16 +550,21 @@ impl Array {
         self.flush_failures.count();
     }
 
-    /// As `execute` of writes that are durable by themselves, of data over which no journal watches. One caller at a time.
-    ///
-    /// A device that cannot force a single write is flushed by the kernel after it, and the error does not tell which of
-    /// the two failed. So the write is tried again without: if that can be done it was the flush, which counts as one that
-    /// failed; with it may have gone what others wrote (R17). Until that is known every flush waits, good or not, so that
-    /// nobody takes what is lost for flushed.
-    pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
-        let _doubt = self.doubt.lock();
-        self.in_doubt.store(true, Ordering::SeqCst);
+    /// As `execute` of writes that are durable by themselves. A device that cannot force a single write is flushed by the kernel after it, and the error does not
+    /// tell which of the two failed: it counts as a flush that failed, with which may have gone what others wrote (R17). No flush, good or not, ends before
+    /// that is known, so that nobody takes what is lost for flushed.
+    pub fn execute_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         set_durability(ios, Durability::Durable);
+        let _doubt = self.doubt();
+        let outcome = self.execute(ios);
+        outcome.inspect_err(|_| self.count_failed_flush())
+    }
+
+    /// The same of data over which no journal watches. After an error it is tried again without: what can be done then was a flush that failed, and what cannot
+    /// be is nobody else's business.
+    pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
+        set_durability(ios, Durability::Durable);
+        let doubt = self.doubt();
         let mut outcome = self.execute(ios);
         if let Err(error) = outcome {
             set_durability(ios, Durability::Volatile);
@@ -574,13 +573,19 @@ impl Array {
                 Err(error)
             });
         }
-        self.in_doubt.store(false, Ordering::SeqCst);
+        drop(doubt);
+        // Of a file the kernel tells one of several writers that something could not be written, and it may have been this.
+        self.settle_doubts();
         outcome
     }
 
-    fn await_doubt(&self) {
-        if self.in_doubt.load(Ordering::SeqCst) {
-            drop(self.doubt.lock());
+    fn doubt(&self) -> Option<Doubt<'_>> {
+        self.doubts.as_ref().map(Doubts::begin)
+    }
+
+    fn settle_doubts(&self) {
+        if let Some(doubts) = &self.doubts {
+            doubts.settle();
         }
     }
 
@@ -671,7 +676,7 @@ impl Array {
         self.first_error(&batch)
     }
 
-    /// Writes one buffer to several places on members directly, all at once, durably.
+    /// Writes one buffer to several places on members directly, all at once, as [`execute_durably`](Self::execute_durably) does.
     pub(crate) fn write_copies(&self, places: &[(usize, u64)], buf: &[u8]) -> Result<(), Error> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -685,8 +690,10 @@ impl Array {
             };
             add_request(&mut batches, device, Request::new(write, tag));
         }
+        let _doubt = self.doubt();
         self.run(&mut batches, &mut |_, _| {});
-        self.first_error(&batches)
+        let outcome = self.first_error(&batches);
+        outcome.inspect_err(|_| self.count_failed_flush())
     }
 
     /// Drops the exclusive claim on a member while keeping it open, so that the kernel can

@@ -131,6 +131,12 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     fn info(&self) -> DeviceInfo;
 
+    /// Whether what it says is written may be in a cache of its own or the kernel's, which a power loss empties. A durable write may be a write and a
+    /// flush then.
+    fn has_cache(&self) -> bool {
+        true
+    }
+
     /// Starts all requests at once, calls `meanwhile` while they run (so that the caller can
     /// start batches on other devices), and returns when all have completed. Requests of one
     /// batch complete in any order. Every request is attempted, whatever becomes of the

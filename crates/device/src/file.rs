@@ -103,6 +103,8 @@ pub(crate) struct FileDevice {
     pub polled: bool,
     read_only: bool,
     rotational: Option<bool>,
+    /// It has no volatile cache, as far as the kernel says.
+    write_through: bool,
     numa_node: Option<usize>,
     engine: Engine,
     /// For owners of queues that got no ring; made when there is one.
@@ -306,6 +308,7 @@ impl FileDevice {
             polled,
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
+            write_through: block_device && direct && writes_through(opened.rdev()),
             numa_node: numa_node(if block_device {
                 opened.rdev()
             } else {
@@ -429,13 +432,22 @@ fn logical_block(file: &File, block_device: bool, direct: bool) -> io::Result<u3
     })
 }
 
-/// The kernel's word on whether a block device spins; partitions ask their disk.
-fn rotational(device: u64) -> Option<bool> {
+/// The kernel's word on a block device's queue; partitions ask their disk.
+fn of_queue(device: u64, what: &str) -> Option<String> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let base = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let text = fs::read_to_string(base.join("queue/rotational"))
-        .or_else(|_| fs::read_to_string(base.join("../queue/rotational")));
-    text.ok().map(|t| t.trim() == "1")
+    let text = fs::read_to_string(base.join("queue").join(what))
+        .or_else(|_| fs::read_to_string(base.join("../queue").join(what)));
+    text.ok().map(|text| text.trim().to_owned())
+}
+
+/// Whether it spins, as far as that is known.
+fn rotational(device: u64) -> Option<bool> {
+    of_queue(device, "rotational").map(|told| told == "1")
+}
+
+fn writes_through(device: u64) -> bool {
+    of_queue(device, "write_cache").is_some_and(|told| told == "write through")
 }
 
 /// Why a device that is reached by direct transfers on rings, or is not, is not polled; `None`: it is.
@@ -471,13 +483,9 @@ pub fn has_poll_queues(path: &Path) -> bool {
     device.is_some_and(|device| polls(device.rdev()))
 }
 
-/// The same of a block device; partitions ask their disk.
+/// The same of a block device.
 fn polls(device: u64) -> bool {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    let base = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let text = fs::read_to_string(base.join("queue/io_poll"))
-        .or_else(|_| fs::read_to_string(base.join("../queue/io_poll")));
-    text.is_ok_and(|t| t.trim() == "1")
+    of_queue(device, "io_poll").is_some_and(|told| told == "1")
 }
 
 /// The NUMA node that a block device is attached to; partitions ask their disk. -1 is none.
@@ -498,6 +506,10 @@ fn numa_node(device: u64) -> Option<usize> {
 }
 
 impl BlockDevice for FileDevice {
+    fn has_cache(&self) -> bool {
+        !self.write_through
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

@@ -13,6 +13,7 @@ mod ages;
 mod array;
 mod block;
 pub mod buf;
+mod doubt;
 mod driver;
 mod error;
 mod file;

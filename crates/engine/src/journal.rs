@@ -549,12 +549,10 @@ impl Journal {
             true => Durability::Volatile,
             false => Durability::Durable,
         };
-        match self.write_ring(position, bytes, durability, &[]) {
-            Err(_) if planted(Canary::FailedBatchIgnored) => Ok(()),
-            done => done.inspect_err(|_| {
-                // It may have been the flush that the kernel does with it, and then what others wrote is lost too.
-                self.array.count_failed_flush();
-            }),
+        let written = self.write_ring(position, bytes, durability, &[]);
+        match planted(Canary::FailedBatchIgnored) {
+            true => Ok(()),
+            false => written,
         }
     }
 
@@ -651,8 +649,10 @@ impl Journal {
             });
         }
         if durability == Durability::Durable {
+            debug_assert!(beside.is_empty(), "no more than checked");
             let durably = &self.stats.written_durably;
             durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
+            return Ok(self.array.execute_durably(&mut ios)?);
         }
         ios.extend(NewData::writes(beside));
         Ok(self.array.execute(&mut ios)?)

@@ -165,6 +165,10 @@ impl BlockDevice for Driven {
         }
     }
 
+    fn has_cache(&self) -> bool {
+        self.below.has_cache()
+    }
+
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let urgency = match requests.iter().any(|r| must_not_wait(&r.operation)) {
             true => Urgency::High,

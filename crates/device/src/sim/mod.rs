@@ -22,7 +22,7 @@
 //! **Errors.** A read, write or flush fails with `EIO` when asked to ([`SimDevice::fail_reads`] and
 //! the like: the next so many, or always, anywhere or in a range), when its turn has come among
 //! those of all devices ([`PowerSwitch::fail_after`]), or one in so many times ([`Odds`]). A read error may stay until its sector is written. A write that failed may still
-//! have written any of its sectors. After a flush that failed, a later good flush may or may not
+//! have written any of its sectors; or, if it was to be durable, it was written, and the flush that the kernel does with it failed: then the next write of that device works. After a flush that failed, a later good flush may or may not
 //! make the writes before it durable (a kernel that drops dirty state at a failed flush), though
 //! reads still show them.
 //!

@@ -25,6 +25,8 @@ pub(super) struct State {
     /// Decides which faults strike by themselves, and where.
     pub fortune: Rng,
     pub faults: Faults,
+    /// It was a flush that failed with the last write, which works when it is tried again.
+    flush_failed: bool,
     pub struck: Vec<Struck>,
     /// Another device has taken this one's place.
     pub retired: bool,
@@ -45,6 +47,7 @@ impl State {
             rng: Rng::new(seed),
             fortune: Rng::new(!seed),
             faults: Faults::default(),
+            flush_failed: false,
             struck: Vec::new(),
             retired: false,
             io_count: 0,
@@ -124,12 +127,18 @@ impl State {
         }
         let range = offset..offset + buf.len() as u64;
         let odds = self.faults.odds;
-        let failed = strikes(&mut self.faults.writes, &range)
-            || power == Power::Failing
-            || self.chance(odds.write_error);
-        if failed {
+        let asked = strikes(&mut self.faults.writes, &range);
+        let failed = asked || power == Power::Failing || self.chance(odds.write_error);
+        let after_flush = std::mem::take(&mut self.flush_failed);
+        if failed && (asked || !after_flush) {
             self.note(FaultKind::WriteError, range);
-            self.write_in_part(offset, buf);
+            if !asked && durability == Durability::Durable && self.rng.one_in(2) {
+                self.flush_failed = true;
+                self.put(offset, buf, Durability::Volatile, Power::On)?;
+                self.doom();
+            } else {
+                self.write_in_part(offset, buf);
+            }
             return Err(medium_error());
         }
         if strikes(&mut self.faults.losses, &range) || self.chance(odds.lost) {
@@ -221,10 +230,7 @@ impl State {
             || self.chance(odds.flush_error);
         if failed {
             self.note(FaultKind::FlushError, 0..0);
-            let dooms = self.rng.one_in(2);
-            for write in &mut self.cached {
-                write.doomed |= dooms;
-            }
+            self.doom();
             return Err(medium_error());
         }
         let mut doomed: Vec<Cached> = Vec::new();
@@ -241,6 +247,14 @@ impl State {
         }
         self.cached = doomed;
         Ok(())
+    }
+
+    /// A flush has failed: a later one may not write what is cached now.
+    fn doom(&mut self) {
+        let dooms = self.rng.one_in(2);
+        for write in &mut self.cached {
+            write.doomed |= dooms;
+        }
     }
 
     pub fn discard(&mut self, offset: u64, len: u64) {

@@ -1,0 +1,78 @@
+//! Durable writes under way that may turn out to be failed flushes (R17).
+//!
+//! A device with a volatile cache that cannot force single writes, and any file, is flushed by the kernel after a durable write. When that flush fails it
+//! is the write that fails, and what others have in the cache may be gone, though a flush that somebody asks for next succeeds.
+//!
+//! 1. A doubt is begun before such a write is issued, and ends after its failure, if any, is counted.
+//! 2. A flush is told to have ended, well or not, after all doubts are over that had begun when it ended: whoever then finds no failure counted has lost nothing.
+//! 3. Who has a doubt neither flushes nor waits for a flush.
+
+use base::atomic::{AtomicUsize, Ordering};
+use base::sync::{Condvar, Mutex, rank};
+use std::collections::BTreeSet;
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    /// Numbers of those under way.
+    numbers: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Doubts {
+    open: Mutex<Open>,
+    /// One is over.
+    over: Condvar,
+    /// As many as are under way, to be looked at without the lock.
+    count: AtomicUsize,
+}
+
+/// One durable write, until it is dropped.
+#[must_use]
+pub(crate) struct Doubt<'a> {
+    doubts: &'a Doubts,
+    number: u64,
+}
+
+impl Doubts {
+    pub fn new() -> Doubts {
+        Doubts {
+            open: Mutex::new(rank::DEVICE_DOUBT, Open::default()),
+            over: Condvar::new(),
+            count: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn begin(&self) -> Doubt<'_> {
+        let mut open = self.open.lock();
+        let number = open.next;
+        open.next += 1;
+        open.numbers.insert(number);
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Doubt {
+            doubts: self,
+            number,
+        }
+    }
+
+    /// Waits until those are over that have begun.
+    pub fn settle(&self) {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut open = self.open.lock();
+        let begun = open.next;
+        while open.numbers.first().is_some_and(|first| *first < begun) {
+            self.over.wait(&mut open);
+        }
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        let mut open = self.doubts.open.lock();
+        open.numbers.remove(&self.number);
+        self.doubts.count.fetch_sub(1, Ordering::SeqCst);
+        self.doubts.over.notify_all();
+    }
+}
