@@ -570,13 +570,13 @@ impl Inner {
         self.done.push_back((number, done));
     }
 
-    /// A read has landed. False: it began again.
-    fn land_read(&mut self, landed: Landed) -> bool {
+    /// A read has landed, or begins again.
+    fn land_read(&mut self, landed: Landed) {
         let number = landed.tag as u32;
         let pending = &mut self.pending[number as usize];
         pending.flight = None;
         let Some(file) = pending.file.take() else {
-            return true;
+            return;
         };
         let (mut memory, mut own) = (landed.memory, pending.own.take());
         let (flying, came) = (&pending.flying, landed.result.is_ok());
@@ -599,11 +599,10 @@ impl Inner {
             _ => {
                 self.pending[number as usize].tries += 1;
                 self.read(number, file, buf);
-                return false;
+                return;
             }
         };
         self.finish(number, Some(file), result, buf);
-        true
     }
 
     /// Takes out what has landed, and lands writes. Waits for nothing, and lets go of no file.
@@ -632,14 +631,12 @@ impl Inner {
     fn reap(&mut self) {
         self.land_writes();
         let mut reads = std::mem::take(&mut self.reads);
-        let mut again = false;
         for flight in reads.drain(..) {
-            again |= !self.land_read(flight);
+            self.land_read(flight);
         }
         self.reads = reads;
-        if again {
-            self.queues.ring();
-        }
+        // What goes on, and what was added: nobody waits, who would start it, while there is always something that has ended.
+        self.queues.ring();
         if self.asked > 0 {
             self.answers.take(&mut self.answered);
             self.asked -= self.answered.len();
@@ -768,14 +765,12 @@ mod tests {
     use crate::{FsOptions, MkfsOptions};
     use device::Array;
     use device::sim::SimDevice;
+    use format::BLOCK_SIZE;
     use format::geometry::{Geometry, GeometryOptions};
 
     const BYTES: u64 = 64 << 20;
 
-    /// Who waited for a file's flights ended the pool, under the file's lock, and waited for a thread that waited for that lock: a
-    /// context had been dropped meanwhile, and the file system before it.
-    #[test]
-    fn who_lands_writes_for_a_context_is_not_the_one_who_ends_the_pool() {
+    fn fresh() -> Arc<FileSystem> {
         let devices = vec![SimDevice::new(BYTES, 1) as Arc<dyn device::BlockDevice>];
         let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
         let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
@@ -783,7 +778,40 @@ mod tests {
         FileSystem::mkfs(&array, &MkfsOptions::default()).unwrap();
         array.write_labels().unwrap();
         let options = FsOptions::default().without_threads(Clock::real());
-        let fs = FileSystem::open(array, options).unwrap();
+        FileSystem::open(array, options).unwrap()
+    }
+
+    /// The device was not asked until nothing ended for once.
+    #[test]
+    fn what_is_added_is_started_though_something_else_ends_all_the_time() {
+        let fs = fresh();
+        let (flags, who) = (libc::O_RDWR | libc::O_DIRECT, crate::Caller::root());
+        let made = fs.create(&who, crate::ROOT, b"file", 0o600, flags);
+        let (_, file) = made.unwrap();
+        fs.write(&file, 0, &[7; BLOCK_SIZE]).unwrap();
+        let read = |file: &Arc<OpenFile>, offset| Request::Read {
+            file: Arc::clone(file),
+            offset,
+            buf: AlignedBuf::zeroed(BLOCK_SIZE),
+        };
+        let mut context = fs.io_context(8).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        context.add(read(&file, 0), move |_, done| {
+            tell.send(done.result).unwrap();
+        });
+        let ended = (0..1000).find_map(|_| {
+            context.add(read(&file, 1 << 20), |_, _| {});
+            assert!(context.poll(&mut Vec::new()) > 0, "the end of the file");
+            told.try_recv().ok()
+        });
+        assert_eq!(ended.unwrap().unwrap(), BLOCK_SIZE);
+    }
+
+    /// Who waited for a file's flights ended the pool, under the file's lock, and waited for a thread that waited for that lock: a
+    /// context had been dropped meanwhile, and the file system before it.
+    #[test]
+    fn who_lands_writes_for_a_context_is_not_the_one_who_ends_the_pool() {
+        let fs = fresh();
         let context = fs.io_context(4).unwrap();
         let lands: Arc<dyn InFlight> = Arc::clone(&context.shared) as Arc<dyn InFlight>;
         let (pool, ended) = std::sync::mpsc::channel::<()>();
