@@ -67,8 +67,8 @@ pub fn detach() -> Result<(), Failure> {
 /// In the daemon, once it is of use: tells the parent, and lets go of what it inherited.
 pub fn ready() -> io::Result<()> {
     let mut out = io::stdout();
-    writeln!(out, "{READY}")?;
-    out.flush()?;
+    // Whether somebody hears it or not, what was inherited goes.
+    let told = writeln!(out, "{READY}").and_then(|()| out.flush());
     let null = OpenOptions::new()
         .read(true)
         .write(true)
@@ -77,7 +77,7 @@ pub fn ready() -> io::Result<()> {
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     rustix::process::chdir("/")?;
-    Ok(())
+    told
 }
 
 /// Tells systemd, where it asked to be told.

@@ -113,15 +113,54 @@ impl<'a> MakeWriter<'a> for SystemLog {
     }
 }
 
+/// Sends to a socket's other end, and to the one that is there now if that has gone.
+fn send(socket: &UnixDatagram, message: &[u8], to: &Path) -> io::Result<usize> {
+    match socket.send(message) {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+            socket.connect(to)?;
+            socket.send(message)
+        }
+        sent => sent,
+    }
+}
+
 impl Write for Message {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let message = [self.head.as_bytes(), text.trim_ascii_end()].concat();
         // Whether the log hears it or not, the message is dealt with.
-        let _ = self.socket.send(&message);
+        let _ = send(&self.socket, &message, Path::new(SYSTEM_LOG));
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The system log may be another process than when this one began.
+    #[test]
+    fn messages_reach_the_log_that_is_there_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let heard = |log: &UnixDatagram| {
+            let mut message = [0; 16];
+            let len = log.recv(&mut message).unwrap();
+            message[..len].to_vec()
+        };
+        let log = UnixDatagram::bind(&path).unwrap();
+        let socket = UnixDatagram::unbound().unwrap();
+        socket.connect(&path).unwrap();
+        send(&socket, b"first", &path).unwrap();
+        assert_eq!(heard(&log), b"first");
+        drop(log);
+        send(&socket, b"nobody hears it", &path).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        let log = UnixDatagram::bind(&path).unwrap();
+        send(&socket, b"second", &path).unwrap();
+        assert_eq!(heard(&log), b"second");
     }
 }

@@ -245,6 +245,11 @@ impl FileSystem {
         self.store.read_only()
     }
 
+    /// Data that has been dirty for so long is written back without being asked for.
+    pub fn write_back_age(&self) -> std::time::Duration {
+        self.files.options().write_back_age
+    }
+
     /// Writes everything back, and ends: after this the devices hold all of it, cleanly. Requests that futures and contexts have handed over are
     /// done first; futures that are polled later end with [`Error::Cancelled`]. What other threads change meanwhile is part of it, or
     /// fails. The file system changes no more, whatever the outcome. Calling it again waits for that, and returns the same.

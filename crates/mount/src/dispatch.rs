@@ -13,7 +13,7 @@ use crate::abi::{self, opcode};
 use crate::decode::{Malformed, Operation, Request, decode};
 use crate::dirent::{DirectoryReply, counted_nodes};
 use crate::encode;
-use crate::mounting::IOC_DAEMON_PID;
+use crate::mounting::{IOC_CALLER, IOC_DAEMON_PID};
 use crate::ops::{Entry, Errno, NodeId, Opened, Operations, Result, Span};
 use crate::transport::backlog::Backlog;
 
@@ -379,7 +379,8 @@ impl<O: Operations> Dispatcher<O> {
             } => {
                 let out = front(scratch, out_size);
                 let result = match command {
-                    IOC_DAEMON_PID => daemon_pid(out),
+                    IOC_DAEMON_PID => number(std::process::id(), out),
+                    IOC_CALLER => number(ctx.pid, out),
                     _ => ops.ioctl(ctx, node, handle, command, input, out),
                 };
                 match result {
@@ -446,13 +447,13 @@ impl<O: Operations> Dispatcher<O> {
     }
 }
 
-/// Answers [`IOC_DAEMON_PID`].
-fn daemon_pid(out: &mut [u8]) -> Result<usize> {
-    let pid = std::process::id().to_ne_bytes();
-    out.get_mut(..pid.len())
+/// The answer to an ioctl that asks for a number.
+fn number(number: u32, out: &mut [u8]) -> Result<usize> {
+    let bytes = number.to_ne_bytes();
+    out.get_mut(..bytes.len())
         .ok_or(Errno::INVAL)?
-        .copy_from_slice(&pid);
-    Ok(pid.len())
+        .copy_from_slice(&bytes);
+    Ok(bytes.len())
 }
 
 fn front(scratch: &mut [u8], size: u32) -> &mut [u8] {

@@ -236,16 +236,20 @@ fn serve<O: ops::Operations + 'static>(
         Err(error) => return (Err(error), None),
     };
     become_io_flusher();
-    let mounted = mounting::mount(mountpoint, options, claim).and_then(|mounted| {
-        let signals = SignalWatch::start(mounted.unmounter.clone(), closing.clone());
-        Ok((mounted, signals.map_err(Error::Serve)?))
-    });
-    let (mounted, signals) = match mounted {
+    let mounted = match mounting::mount(mountpoint, options, claim) {
         Ok(mounted) => mounted,
         Err(error) => return (Err(error), None),
     };
-    let unmounter = mounted.unmounter;
-    let dev = DevFuse::new(mounted.fd);
+    let (unmounter, dev) = (mounted.unmounter, DevFuse::new(mounted.fd));
+    let left = unmounter.clone();
+    let signals = match SignalWatch::start(unmounter.clone(), closing.clone()) {
+        Ok(signals) => signals,
+        Err(error) => {
+            drop(dev);
+            left.take_away();
+            return (Err(Error::Serve(error)), None);
+        }
+    };
     let ready = || {
         if let Err(error) = mounting::raise_read_ahead(unmounter.mountpoint()) {
             tracing::debug!(%error, "the kernel's read-ahead stays at its default");
@@ -256,6 +260,9 @@ fn serve<O: ops::Operations + 'static>(
         None => session::serve(dev, operations, &config, ready),
         Some(plan) => session::serve(RingFuse::new(dev, plan), operations, &config, ready),
     };
+    if served.is_err() {
+        left.take_away();
+    }
     closing.begin();
     (served, signals)
 }

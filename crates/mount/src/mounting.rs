@@ -25,6 +25,9 @@ use crate::transport::dev_fuse;
 /// The ioctl on any directory of a mount that tells its daemon's process id: `_IOR('S', 1, u32)`.
 pub const IOC_DAEMON_PID: u32 = 0x8004_5301;
 
+/// The ioctl on any directory of a mount that tells by which number the daemon knows the calling thread: `_IOR('S', 6, u32)`.
+pub const IOC_CALLER: u32 = 0x8004_5306;
+
 /// The subtype shown in the mount table.
 pub const SUBTYPE: &str = "sheaf";
 
@@ -84,6 +87,9 @@ impl Unmounter {
     }
 
     /// Unmounts. Returns when the mount is out of the tree; the daemon's sessions end after.
+    ///
+    /// # Errors
+    /// [`Error::Unmount`], of the kind `ResourceBusy` while it is in use, or while something else is mounted over it or in its place.
     pub fn unmount(&self, insist: Insist) -> Result<(), Error> {
         let target = c_string(self.mountpoint.as_os_str())?;
         let flags = match insist {
@@ -91,6 +97,7 @@ impl Unmounter {
             Insist::Lazy => libc::UMOUNT_NOFOLLOW | libc::MNT_DETACH,
             Insist::Abort => return self.abort(),
         };
+        self.check_topmost()?;
         match sys::umount(&target, flags) {
             Ok(()) => Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
@@ -105,6 +112,34 @@ impl Unmounter {
 }
 
 impl Unmounter {
+    /// Takes a mount out of the tree that nobody serves any more, and with it the kernel's claim on its device.
+    pub(crate) fn take_away(&self) {
+        let there = mount_table::find(&self.mountpoint).ok().flatten();
+        let is_left = there.is_some_and(|topmost| topmost.connection() == self.connection);
+        if is_left && let Err(error) = self.unmount(Insist::Lazy) {
+            tracing::warn!(%error, "a mount is left that nobody serves");
+        }
+    }
+
+    /// Fails where something else has been mounted since, which would be unmounted in place of this.
+    fn check_topmost(&self) -> Result<(), Error> {
+        let at = |error| Error::Unmount {
+            mountpoint: self.mountpoint.clone(),
+            error,
+        };
+        let Some(topmost) = mount_table::find(&self.mountpoint).map_err(at)? else {
+            return Ok(());
+        };
+        if self.connection.is_none() || topmost.connection() == self.connection {
+            return Ok(());
+        }
+        let what = format!(
+            "{:?} ({}) has been mounted there since: unmount that first",
+            topmost.source, topmost.kind
+        );
+        Err(at(std::io::Error::new(ErrorKind::ResourceBusy, what)))
+    }
+
     /// Breaks the connection through the kernel's control file system, which is mounted
     /// first where it is not. What is mounted then has no server and is taken away.
     fn abort(&self) -> Result<(), Error> {
@@ -457,6 +492,14 @@ pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Err
     let pid = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
         .ok()
         .filter(|&pid| pid != std::process::id());
+    // In another namespace of processes the daemon's number is somebody else's, as is ours there.
+    let caller = sys::ioctl_u32(root.as_fd(), IOC_CALLER);
+    let pid = pid.filter(|_| caller.ok().is_none_or(|caller| caller == sys::thread_id()));
+    if found.is_sheaf() && pid.is_none() {
+        tracing::warn!(
+            "the daemon is not to be seen from here: when and how it ends is in its log"
+        );
+    }
     let daemon = pid.and_then(|pid| sys::pidfd_open(pid).ok());
     let ear = pid.and_then(|pid| {
         let number = sys::ioctl_u32(root.as_fd(), IOC_OUTCOME).ok()?;

@@ -28,8 +28,8 @@
 //!
 //! Names, missing names and attributes therefore stay valid for an hour, with these exceptions:
 //!
-//! - the number of blocks of a file is an estimate until its data is written back, up to
-//!   30 s later and unseen by the kernel: what a file that changed within the last minute
+//! - the number of blocks of a file is an estimate until its data is written back, some
+//!   time later (`write_back`) and unseen by the kernel: what a file that changed within the last minute, or twice that time,
 //!   shows stays valid for another minute only;
 //! - a change of content clears set-user-ID and set-group-ID here, and the kernel does not notice: the
 //!   attributes of such files are never kept.
@@ -76,8 +76,8 @@ use crate::signals::Closing;
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
-/// By then, in seconds, the data of the last change is written back.
-const SETTLED_AFTER: i64 = 60;
+/// The data of the last change is written back after as long as that takes at most, twice, or this, if it is longer.
+const SETTLED_AFTER: Duration = Duration::from_secs(60);
 
 /// An attribute that every inode has, that nobody can set, and that is not listed, so that no copy takes it along:
 /// its change cookie in decimal digits. What statx has for that does not leave the kernel.
@@ -105,6 +105,8 @@ pub struct SheafOps {
     handles: Handles<Arc<OpenFile>>,
     atomic: AtomicWrites,
     clock: Clock,
+    /// In seconds; see [`SETTLED_AFTER`].
+    settled_after: i64,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
     way: FuseWay,
@@ -162,8 +164,10 @@ fn set_time(time: SetTime) -> fs::SetTime {
 
 impl SheafOps {
     pub fn new(fs: Arc<FileSystem>, options: &MountOptions) -> Self {
+        let settled = SETTLED_AFTER.max(fs.write_back_age().saturating_mul(2));
         SheafOps {
             fs,
+            settled_after: i64::try_from(settled.as_secs()).unwrap_or(i64::MAX),
             handles: Handles::new(),
             atomic: AtomicWrites::default(),
             way: FuseWay::default(),
@@ -206,7 +210,7 @@ impl SheafOps {
         if attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
             return Duration::ZERO;
         }
-        if attr.ctime.sec().saturating_add(SETTLED_AFTER) > self.clock.now().sec() {
+        if attr.ctime.sec().saturating_add(self.settled_after) > self.clock.now().sec() {
             return SHORT;
         }
         LONG

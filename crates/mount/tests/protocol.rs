@@ -402,12 +402,17 @@ impl Daemon {
 
 /// Starts the daemon in a process of its own; returns when its mount is usable.
 fn start_daemon(mountpoint: &Path) -> Option<Daemon> {
-    use std::process::{Command, Stdio};
-    if !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: no /dev/fuse");
+    if !has_fuse() {
         return None;
     }
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let command = Command::new(std::env::current_exe().unwrap());
+    let started = start_daemon_by(command, mountpoint);
+    Some(started.expect("there is a mount"))
+}
+
+/// By a command that runs this program with the arguments that follow; `None`: there is no mount.
+fn start_daemon_by(mut command: Command, mountpoint: &Path) -> Option<Daemon> {
+    let mut child = command
         .args(["--exact", "daemon", "--nocapture"])
         .env("TOY_MOUNTPOINT", mountpoint)
         .stdout(Stdio::piped())
@@ -417,7 +422,10 @@ fn start_daemon(mountpoint: &Path) -> Option<Daemon> {
     let mut line = String::new();
     while !line.contains("usable") {
         line.clear();
-        assert_ne!(output.read_line(&mut line).unwrap(), 0, "no mount");
+        if output.read_line(&mut line).unwrap() == 0 {
+            child.wait().unwrap();
+            return None;
+        }
     }
     Some(Daemon {
         child,
@@ -435,6 +443,50 @@ fn unmounting_waits_for_the_daemon() {
     mount::unmount(dir.path(), &|_| {}).unwrap();
     let status = daemon.child.try_wait().unwrap();
     assert!(status.expect("the daemon is gone").success());
+}
+
+/// What was mounted there last was unmounted in its place, and the daemon went on.
+#[test]
+fn a_signal_takes_nothing_away_that_somebody_else_has_mounted_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut daemon) = start_daemon(dir.path()) else {
+        return;
+    };
+    let (path, kind) = (c_path(dir.path()), c"tmpfs".as_ptr());
+    // SAFETY: strings that end with zero and outlive the call.
+    let mounted = unsafe { libc::mount(kind, path.as_ptr(), kind, 0, std::ptr::null()) };
+    if mounted != 0 {
+        eprintln!("skipped: mounting takes root");
+        return daemon.signal(libc::SIGTERM);
+    }
+    fs::write(dir.path().join("theirs"), "x").unwrap();
+    // The second one breaks the connection.
+    while daemon.child.try_wait().unwrap().is_none() {
+        daemon.signal(libc::SIGTERM);
+        base::thread::yield_now();
+    }
+    assert_eq!(fs::read(dir.path().join("theirs")).unwrap(), b"x");
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
+    mount::clean_up(dir.path()).unwrap();
+}
+
+/// It waited for the process that has the daemon's number here.
+#[test]
+fn unmounting_waits_for_no_daemon_of_another_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    if !has_fuse() {
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--"]);
+    command.arg(std::env::current_exe().unwrap());
+    let Some(mut daemon) = start_daemon_by(command, dir.path()) else {
+        eprintln!("skipped: namespaces take root");
+        return;
+    };
+    mount::unmount(dir.path(), &|_| panic!("it is somebody else")).unwrap();
+    assert!(daemon.ended_well());
 }
 
 #[test]
