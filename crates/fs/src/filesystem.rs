@@ -219,7 +219,7 @@ impl FileSystem {
             fs.files.start_keeping()?;
         }
         if !fs.store.read_only() {
-            fs.finish_orphans()?;
+            fs.finish_orphans();
             if options.store.background {
                 fs.files.start()?;
                 fs.files.start_cleaning()?;

@@ -396,23 +396,29 @@ impl FileSystem {
         }
     }
 
-    /// Deletes what a crash left without names; part of opening, nobody uses anything yet.
-    pub(crate) fn finish_orphans(&self) -> Result<(), Error> {
+    /// Deletes what a crash left without names; part of opening, nobody uses anything yet. What is damaged stays, for a repair.
+    pub(crate) fn finish_orphans(&self) {
         for i in 0..ORPHAN_DIRECTORIES {
             let dir = Nid(FIRST_ORPHANS + i);
-            let mut from = Some(0);
-            while let Some(key) = from {
-                let (run, next) = {
-                    let node = self.store.get(dir)?.read()?;
-                    list::run_from::<Orphan>(&self.store, node.inode()?, key)?
-                };
-                for orphan in run {
-                    if let Err(error) = self.delete_orphan(orphan.nid) {
-                        tracing::error!("unlinked inode {} stays: {error}", orphan.nid);
-                    }
-                }
-                from = next;
+            if let Err(error) = self.finish_list(dir) {
+                tracing::error!("unlinked inodes in list {dir} stay: {error}");
             }
+        }
+    }
+
+    fn finish_list(&self, dir: Nid) -> Result<(), Error> {
+        let mut from = Some(0);
+        while let Some(key) = from {
+            let (run, next) = {
+                let node = self.store.get(dir)?.read()?;
+                list::run_from::<Orphan>(&self.store, node.inode()?, key)?
+            };
+            for orphan in run {
+                if let Err(error) = self.delete_orphan(orphan.nid) {
+                    tracing::error!("unlinked inode {} stays: {error}", orphan.nid);
+                }
+            }
+            from = next;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use base::rng::Rng;
 use device::sim::SimDevice;
 use engine::Object;
 use format::BLOCK_SIZE;
+use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 use format::item::{ItemHeader, ItemKind};
 use format::label::TAIL_BLOCKS;
 use fs::{Caller, ROOT};
@@ -79,6 +80,32 @@ fn a_node_that_replay_needs_is_lost_alone() {
     // To write would be to forget what the journal holds of it.
     assert!(report.refuses_writes);
     assert!(open(&devices, false).is_err());
+}
+
+#[test]
+fn a_damaged_list_of_unlinked_inodes_keeps_nobody_out() {
+    let image = clean_image();
+    let devices = image.devices();
+    let lists = FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES;
+    let mut damaged = 0;
+    for (index, byte, nid, _) in nodes(&image) {
+        if lists.contains(&nid.0) {
+            devices[index].poke(byte + ItemHeader::SIZE as u64 + 1, &[0xA5]);
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0);
+    let fs = open(&devices, false).unwrap();
+    let found = fs.resolve(b"/many/file number 7").unwrap();
+    assert_eq!(found.size, 21);
+    let who = Caller::root();
+    let made = fs.create(&who, ROOT, b"new", 0o600, libc::O_RDWR);
+    let (_, file) = made.unwrap();
+    fs.write(&file, 0, b"new").unwrap();
+    fs.fsync(&file, false).unwrap();
+    drop(file);
+    fs.close().unwrap();
+    assert!(!fsck(&devices).is_sound());
 }
 
 /// Sets every byte of a block to another value in turn.
