@@ -514,22 +514,21 @@ impl Array {
             .iter()
             .map(|(index, _)| (*index, vec![Request::new(Operation::Flush, 0)]))
             .collect();
-        let mut leads: Vec<Option<(usize, Lead<'_>)>> = leads.into_iter().map(Some).collect();
+        let mut ended = Vec::with_capacity(leads.len());
         self.run(&mut batches, &mut |index, requests| {
             let error = requests.iter_mut().find_map(|r| r.error.take());
             if error.is_some() {
-                self.flush_failures.count();
+                self.count_failed_flush();
             }
-            let lead = leads
-                .iter_mut()
-                .find(|l| l.as_ref().is_some_and(|(i, _)| *i == index))
-                .and_then(Option::take);
-            // What it flushed may be what a write has lost that does not know yet.
-            self.settle_doubts();
-            if let Some((_, lead)) = lead {
-                lead.finish(error.map_or(Ok(()), |e| Err(Arc::new(e))));
-            }
+            ended.push((index, error));
         });
+        // What they flushed may be what a write has lost that does not know yet.
+        self.settle_doubts();
+        for (device, lead) in leads {
+            let error = ended.iter_mut().find(|(index, _)| *index == device);
+            let error = error.and_then(|(_, error)| error.take());
+            lead.finish(error.map_or(Ok(()), |e| Err(Arc::new(e))));
+        }
     }
 
     /// Whether everything written so far is durable that no checksum vouches for: what names it may be written, if no
@@ -574,7 +573,7 @@ impl Array {
             });
         }
         drop(doubt);
-        // Of a file the kernel tells one of several writers that something could not be written, and it may have been this.
+        // What another one's flush has lost may be this; and of a file the kernel tells one of several writers that something could not be written.
         self.settle_doubts();
         outcome
     }
@@ -690,10 +689,14 @@ impl Array {
             };
             add_request(&mut batches, device, Request::new(write, tag));
         }
-        let _doubt = self.doubt();
+        let doubt = self.doubt();
         self.run(&mut batches, &mut |_, _| {});
         let outcome = self.first_error(&batches);
-        outcome.inspect_err(|_| self.count_failed_flush())
+        let outcome = outcome.inspect_err(|_| self.count_failed_flush());
+        drop(doubt);
+        // What another one's flush has lost may be one of them.
+        self.settle_doubts();
+        outcome
     }
 
     /// Drops the exclusive claim on a member while keeping it open, so that the kernel can

@@ -494,12 +494,13 @@ pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Err
         .filter(|&pid| pid != std::process::id());
     // In another namespace of processes the daemon's number is somebody else's, as is ours there.
     let caller = sys::ioctl_u32(root.as_fd(), IOC_CALLER);
-    let pid = pid.filter(|_| caller.ok().is_none_or(|caller| caller == sys::thread_id()));
-    if found.is_sheaf() && pid.is_none() {
+    let hidden = caller.is_ok_and(|caller| caller != sys::thread_id());
+    if hidden {
         tracing::warn!(
             "the daemon is not to be seen from here: when and how it ends is in its log"
         );
     }
+    let pid = pid.filter(|_| !hidden);
     let daemon = pid.and_then(|pid| sys::pidfd_open(pid).ok());
     let ear = pid.and_then(|pid| {
         let number = sys::ioctl_u32(root.as_fd(), IOC_OUTCOME).ok()?;

@@ -303,13 +303,13 @@ pub fn ask_to_end() {
     unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
 }
 
-/// A descriptor that becomes readable when process `pid` ends.
 /// The number of the calling thread among all tasks of its namespace.
 pub fn thread_id() -> u32 {
     // SAFETY: the call takes nothing.
     unsafe { libc::gettid() as u32 }
 }
 
+/// A descriptor that becomes readable when process `pid` ends.
 pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     // SAFETY: the call takes numbers only.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };

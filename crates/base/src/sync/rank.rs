@@ -91,7 +91,7 @@ ranks! {
     STAGING = ranked(150, "journal staging shard");
     DIRTY_LIST = ranked(160, "dirty list shard");
     COMMIT_STATE = ranked(170, "commit state");
-    DEVICE_DOUBT = ranked(190, "durable write of data");
+    DEVICE_DOUBT = ranked(190, "durable writes under way");
     DEVICE_FLUSH = ranked(200, "device flush");
     DEVICE_STATE = ranked(220, "device state");
     TALLY = ranked(240, "pending changes of a directory");

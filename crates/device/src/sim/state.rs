@@ -141,6 +141,11 @@ impl State {
             }
             return Err(medium_error());
         }
+        let power = match power {
+            // It works, whatever the switch says.
+            Power::Failing => Power::On,
+            other => other,
+        };
         if strikes(&mut self.faults.losses, &range) || self.chance(odds.lost) {
             self.note(FaultKind::Lost, range);
             return Ok(());

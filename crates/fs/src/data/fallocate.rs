@@ -56,10 +56,7 @@ impl Files {
         self.touch(state, end)?;
         let changed = change(self, state, offset..end);
         self.note_ahead(state);
-        if changed.is_err() {
-            self.spare_inline(state)?;
-        }
-        changed?;
+        changed.inspect_err(|_| self.spare_inline(state))?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
         }

@@ -144,9 +144,8 @@ impl Files {
             if past {
                 self.note_ahead(state);
             }
-            if at == start && outcome.is_err() {
-                self.spare_inline(state)?;
-                outcome?;
+            if at == start {
+                outcome.inspect_err(|_| self.spare_inline(state))?;
             }
             (start, at, past)
         };

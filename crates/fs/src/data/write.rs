@@ -836,7 +836,7 @@ impl Files {
                 }
                 Err(error) if at == pages.start => {
                     self.note_ahead(state);
-                    self.spare_inline(state)?;
+                    self.spare_inline(state);
                     return Err(error);
                 }
                 // What is written is told; who goes on with the rest meets the error.
@@ -855,11 +855,8 @@ impl Files {
         self.extend_tail(state, pages.start * PAGE)?;
         self.leave_inline(state, end.max(INLINE_DATA_MAX as u64 + 1))?;
         state.meta.lock().keep_extents = true;
-        let flushed = self.flush_range_locked(state, pages.clone());
-        if flushed.is_err() {
-            self.spare_inline(state)?;
-        }
-        flushed?;
+        self.flush_range_locked(state, pages.clone())
+            .inspect_err(|_| self.spare_inline(state))?;
         self.drop_pages(state, pages);
         Ok(())
     }
@@ -889,10 +886,9 @@ impl Files {
     }
 
     /// After a call that wanted blocks for a file and failed: what is still in the inode may stay there.
-    pub(super) fn spare_inline(&self, state: &Arc<FileState>) -> Result<(), Error> {
-        if self.is_inline(state)? {
+    pub(super) fn spare_inline(&self, state: &Arc<FileState>) {
+        if let Ok(true) = self.is_inline(state) {
             state.meta.lock().keep_extents = false;
         }
-        Ok(())
     }
 }

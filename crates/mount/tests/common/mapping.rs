@@ -75,7 +75,7 @@ impl Drop for Mapping {
         let mut status = 0;
         // SAFETY: a child of this process that nobody else waits for, and a number of ours.
         unsafe { libc::waitpid(self.process, &raw mut status, 0) };
-        if !std::thread::panicking() {
+        if !base::thread::panicking() {
             assert_eq!(status, 0, "the mapping's process fails");
         }
     }

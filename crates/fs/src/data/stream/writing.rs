@@ -184,6 +184,13 @@ impl Files {
         }
         let _exclusive = self.lock_exclusive(state)?;
         match self.store_new(state, pages, data) {
+            Ok(stored) if stored.bytes < data.len() => {
+                self.streams.note_failed();
+                // What the devices did not take.
+                let (at, rest) = (offset + stored.bytes as u64, &data[stored.bytes..]);
+                let more = self.write_locked(state, at, rest).unwrap_or(0);
+                Ok(Some(stored.bytes + more))
+            }
             Ok(stored) => {
                 self.streams.note(stored.bytes, stored.took_ns);
                 Ok(Some(stored.bytes))
@@ -191,13 +198,13 @@ impl Files {
             // Through the cache there may be room yet, and who has none learns it there. Nobody has seen a part of it.
             Err(error) => {
                 self.spare_devices(state, &error);
-                self.spare_inline(state)?;
+                self.spare_inline(state);
                 self.write_locked(state, offset, data).map(Some)
             }
         }
     }
 
-    /// Whole pages, all of them or none for who asks by the size, in place of what the cache has of them. The I/O lock is held exclusively.
+    /// Whole pages, in place of what the cache has of them; of a file that grows not all, if the devices fail. The I/O lock is held exclusively.
     fn store_new(
         &self,
         state: &Arc<FileState>,
