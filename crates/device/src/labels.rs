@@ -203,7 +203,8 @@ impl Array {
         ages.as_ref().map_or(0, |ages| ages[index])
     }
 
-    /// Both copies of one label, durably, the second one first.
+    /// Both copies of one label, durably, the second one first; but if the first one is damaged, that one: a power cut tears what is
+    /// being written, and one must be good.
     pub(crate) fn write_label(&self, index: usize, mount: u64) -> Result<(), Error> {
         let mut label = self.label;
         label.device_index = U16::new(index as u16);
@@ -211,8 +212,13 @@ impl Array {
         label.seal();
         let block = AlignedBuf::from_slice(label.as_bytes());
         let last = self.geometry.device_blocks[index] - 1;
-        self.write_device(index, last * BLOCK, &block)?;
-        self.write_device(index, 0, &block)
+        let damaged = |repair: &LabelRepair| (repair.device, repair.copy) == (index, 0);
+        let blocks = match self.repairs.iter().any(damaged) {
+            true => [0, last],
+            false => [last, 0],
+        };
+        let mut blocks = blocks.into_iter();
+        blocks.try_for_each(|number| self.write_device(index, number * BLOCK, &block))
     }
 
     /// Reads a member's label again and checks that it is still this array's.

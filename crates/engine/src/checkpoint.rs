@@ -69,6 +69,9 @@ pub(crate) struct CheckpointState {
     pub clean: bool,
     /// Words of the store's user, as the next record has them.
     pub user: [u64; USER_WORDS],
+    /// Images are durable before any page of the table names them: where no record is left a repair goes by the newest pages that it
+    /// finds, and the one that wrote them may have been interrupted.
+    pub images_first: bool,
 }
 
 /// Words that a store's user has in each checkpoint record.
@@ -308,6 +311,9 @@ impl<C: Content> Store<C> {
         let flush_failures = self.array.flush_failures();
         let (captured, bytes) = self.capture(dirty, sequence)?;
         report.bytes = bytes;
+        if state.images_first {
+            self.array.flush()?;
+        }
         // Step 3: nothing captured so far is newer than the epoch open now.
         let (image_epoch, reach) = match planted(Canary::ImagesAheadOfLog) {
             true => (e0, anchor),

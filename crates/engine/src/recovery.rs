@@ -30,6 +30,7 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::journal::{Anchor, Resume};
 use crate::replay::RecoveryPhases;
+use crate::salvage::newest_mount;
 use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
 use crate::table::Table;
@@ -90,6 +91,7 @@ impl<C: Content> Store<C> {
                 space_places: Vec::new(),
                 clean: false,
                 user: Default::default(),
+                images_first: false,
             },
             array: Arc::clone(array),
             options: StoreOptions {
@@ -115,7 +117,7 @@ impl<C: Content> Store<C> {
         }
         let mut report = RecoveryReport::default();
         let record = newest_record(&array, &mut report)?;
-        let old = array.outdated(record.mount_id.get());
+        let old = older(&array, &record)?;
         if !old.is_empty() {
             return Err(damaged("label", outdated_text(&array, &old)));
         }
@@ -193,6 +195,7 @@ impl<C: Content> Store<C> {
                 space_places: space.places,
                 clean: false,
                 user: record.user.map(U64::get),
+                images_first: false,
             },
             table,
             array: Arc::clone(array),
@@ -207,7 +210,19 @@ impl<C: Content> Store<C> {
 /// Devices that are older than the array, which no store opens with; none also when that cannot be told, as there is no record.
 pub fn outdated(array: &Array) -> Vec<Outdated> {
     let record = newest_record(array, &mut RecoveryReport::default());
-    record.map_or_else(|_| Vec::new(), |r| array.outdated(r.mount_id.get()))
+    let old = record.and_then(|record| older(array, &record));
+    old.unwrap_or_default()
+}
+
+/// Devices that are older than the array, as it is by its labels and this record. The newest record can be lost, and the labels say already
+/// which mount a repair would be; then the journal knows of the mount between.
+fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outdated>, Error> {
+    let mount = record.mount_id.get();
+    let old = array.outdated(mount);
+    match old.is_empty() {
+        true => Ok(old),
+        false => Ok(array.outdated(mount.max(newest_mount(array)?))),
+    }
 }
 
 fn outdated_text(array: &Array, all: &[Outdated]) -> String {

@@ -45,6 +45,8 @@
 mod publish;
 mod scan;
 
+pub(crate) use scan::newest_mount;
+
 use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, SpaceTables, read_space};
 use crate::content::Content;
@@ -159,6 +161,7 @@ impl<C: Content> Salvage<C> {
                 space_places: space.as_ref().map_or_else(Vec::new, |s| s.places.clone()),
                 clean: false,
                 user: record.user.map(U64::get),
+                images_first: true,
             },
             table,
             array: Arc::clone(array),
@@ -424,8 +427,13 @@ impl<C: Content> Salvage<C> {
     fn drop_damaged(&mut self) -> Result<(), SalvageError> {
         let probe = Probe {
             bad: Mutex::new(rank::LEAF, BTreeMap::new()),
+            page: Mutex::new(rank::LEAF, None),
         };
         self.store.visit(&|_| true, &probe);
+        // It was read a moment ago.
+        if let Some(why) = probe.page.lock().take() {
+            return Err(SalvageError::Unreadable(format!("node table: {why}")));
+        }
         let bad = std::mem::take(&mut *probe.bad.lock());
         for (nid, why) in bad {
             match why {
@@ -585,6 +593,7 @@ impl<C: Content> Salvage<C> {
 /// Notes images that are none.
 struct Probe {
     bad: Mutex<BTreeMap<u64, Unread>>,
+    page: Mutex<Option<Unread>>,
 }
 
 impl<C> Visitor<C> for Probe {
@@ -592,6 +601,10 @@ impl<C> Visitor<C> for Probe {
 
     fn bad_image(&self, nid: Nid, why: &Unread) {
         self.bad.lock().insert(nid.0, why.clone());
+    }
+
+    fn bad_page(&self, why: &Unread) {
+        *self.page.lock() = Some(why.clone());
     }
 }
 

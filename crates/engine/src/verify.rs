@@ -51,6 +51,10 @@ pub trait Visitor<C>: Sync {
     fn bad_image(&self, nid: Nid, why: &Unread) {
         let _ = (nid, why);
     }
+    /// A page of the table cannot be used, and nothing below it is seen.
+    fn bad_page(&self, why: &Unread) {
+        let _ = why;
+    }
 }
 
 /// What lies where an item should.
@@ -377,13 +381,14 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
 
     /// A table page is unreadable, and with it these nodes.
     fn lost(&self, object: Object, error: Error, nids: impl Iterator<Item = u64>) {
+        let why = match error {
+            Error::Damaged(damage) => Unread::Damage(damage.to_string()),
+            other => Unread::Device(other.to_string()),
+        };
+        self.visitor.bad_page(&why);
         let Some(audit) = self.audit else { return };
         audit.incomplete.store(true, Ordering::Relaxed);
-        let what = match error {
-            Error::Damaged(damage) => damage.to_string(),
-            other => other.to_string(),
-        };
-        audit.findings.error(object, what);
+        audit.findings.error(object, why.to_string());
         nids.for_each(|nid| self.visitor.unreadable(Nid(nid)));
     }
 

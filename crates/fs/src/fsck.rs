@@ -230,8 +230,8 @@ struct Check<'a> {
     owners_hidden: AtomicBool,
     /// Something is unreadable that may hold names.
     names_hidden: AtomicBool,
-    /// A device did not return something.
-    trouble: AtomicBool,
+    /// A device did not return something, and says why.
+    trouble: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -271,7 +271,7 @@ impl<'a> Check<'a> {
             cycles: Mutex::new(rank::LEAF, Vec::new()),
             owners_hidden: AtomicBool::new(false),
             names_hidden: AtomicBool::new(false),
-            trouble: AtomicBool::new(false),
+            trouble: Mutex::new(rank::LEAF, None),
         }
     }
 
@@ -332,9 +332,16 @@ impl<'a> Check<'a> {
     }
 
     fn bad_image(&self, why: &Unread) {
-        if matches!(why, Unread::Device(_)) {
-            self.trouble.store(true, Ordering::Relaxed);
+        if let Unread::Device(why) = why {
+            *self.trouble.lock() = Some(why.clone());
         }
+    }
+
+    /// Nobody knows what is below it. A repair has read all pages before.
+    fn bad_page(&self, why: &Unread) {
+        self.owners_hidden.store(true, Ordering::Relaxed);
+        self.names_hidden.store(true, Ordering::Relaxed);
+        *self.trouble.lock() = Some(why.to_string());
     }
 
     fn error(&self, nid: Nid, what: impl Into<String>) {
@@ -422,8 +429,8 @@ impl<'a> Check<'a> {
             }
             Err(error) => {
                 self.owners_hidden.store(true, Ordering::Relaxed);
-                if matches!(error, engine::Error::Device(_)) {
-                    self.trouble.store(true, Ordering::Relaxed);
+                if let engine::Error::Device(error) = error {
+                    *self.trouble.lock() = Some(error.to_string());
                 }
                 None
             }

@@ -223,6 +223,28 @@ fn either_copy_of_a_label_serves_and_repair_restores_the_other() {
     }
 }
 
+/// Each mount writes labels, and a power cut can tear what is being written: both copies were gone if the first one had been damaged before,
+/// as by a power cut in the mount before.
+#[test]
+fn no_power_cut_costs_the_copy_of_a_label_that_is_good() {
+    for copy in 0..2 {
+        for (cut, seed) in (0..6).flat_map(|cut| (0..20).map(move |seed| (cut, seed))) {
+            let mut sims = labelled(&UNEQUAL, 1);
+            let mut rng = Rng::new(seed);
+            let offset = if copy == 0 { 0 } else { UNEQUAL[1] - 4096 };
+            sims.devices[1].corrupt(offset + 100, 50, &mut rng);
+            let array = assemble(sims.members()).unwrap();
+            sims.switch.cut_after(cut);
+            let noted = array.note_mount(1);
+            assert!(noted.is_err());
+            sims.restart(&mut rng);
+            let array = assemble(sims.members());
+            let array = array.unwrap_or_else(|e| panic!("copy {copy}, cut at {cut}, {seed}: {e}"));
+            array.note_mount(1).unwrap();
+        }
+    }
+}
+
 #[test]
 fn an_unreadable_first_copy_is_read_from_the_second() {
     let sims = labelled(&UNEQUAL, 1);

@@ -10,6 +10,7 @@
 use super::{SalvageError, VERSION_STEP};
 use crate::batches::{RingReader, Run, all_there, sums_of, whole};
 use crate::content::Content;
+use crate::error::Error;
 use crate::journal::Anchor;
 use crate::segments::SegmentId;
 use crate::store::Store;
@@ -208,8 +209,10 @@ impl Scan {
             match self.images.get(&nid) {
                 Some((version, place)) if *version >= old.version => {
                     found += 1;
+                    // There may be other copies of it, which nothing names any more.
+                    let named = *version == old.version && !old.place.is_none();
                     return Entry {
-                        place: *place,
+                        place: if named { old.place } else { *place },
                         version: *version,
                     };
                 }
@@ -243,6 +246,11 @@ fn found(sequence: u64, place: Place, crc: u32, free: u64) -> Found {
     Found { pointer, sequence }
 }
 
+/// The newest mount that a whole batch in the ring is of; 0: none.
+pub(crate) fn newest_mount(array: &Array) -> Result<u64, Error> {
+    Ok(Survey::of(array)?.mount_id)
+}
+
 /// Everything in the ring that is a whole batch.
 #[derive(Default)]
 pub(super) struct Survey {
@@ -254,7 +262,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub fn of(array: &Array) -> Result<Survey, SalvageError> {
+    pub fn of(array: &Array) -> Result<Survey, Error> {
         let mut ring = RingReader::new(array);
         let align = array.geometry().journal_align as u64;
         let size = |header: &BatchHeader| BatchHeader::SIZE as u64 + header.len.get() as u64;

@@ -40,6 +40,10 @@ impl Visitor<FsNode> for Contents<'_, '_> {
         self.0.bad_image(why);
     }
 
+    fn bad_page(&self, why: &Unread) {
+        self.0.bad_page(why);
+    }
+
     fn unreadable(&self, nid: Nid) {
         // What it was is unknown: an inode, part of a directory, of a file.
         self.0.owners_hidden.store(true, Ordering::Relaxed);

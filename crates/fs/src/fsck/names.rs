@@ -45,6 +45,10 @@ impl Visitor<FsNode> for Names<'_, '_> {
         self.check.bad_image(why);
     }
 
+    fn bad_page(&self, why: &Unread) {
+        self.check.bad_page(why);
+    }
+
     fn node(&self, nid: Nid, _version: u64, content: &FsNode) {
         let FsNode::Inode(inode) = content else {
             return;

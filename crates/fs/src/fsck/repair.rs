@@ -365,7 +365,7 @@ fn mend(
 fn refusal(mended: Result<Option<Left>, Error>) -> Result<Option<Outcome>, Error> {
     let (why, remedy) = match mended {
         Ok(None) => return Ok(None),
-        Ok(Some(Left::Trouble)) => ("a device does not return what it holds".into(), RESCUE),
+        Ok(Some(Left::Trouble(why))) => (why, RESCUE),
         Ok(Some(Left::Finding(left))) => {
             let why = format!("this would be left: {}: {}", left.object, left.what);
             (why, COPY_OUT)

@@ -9,7 +9,7 @@ use super::state::{
 use super::{Check, Phase, Progress};
 use crate::api::ROOT;
 use crate::content::{Body, FileExtent, FsNode};
-use engine::{Object, Severity, SpaceMap, Visitor};
+use engine::{Object, Severity, SpaceMap, Unread, Visitor};
 use format::Nid;
 use format::table::SPACE_MAP_FIRST;
 use std::collections::BTreeSet;
@@ -179,6 +179,14 @@ struct Owners<'c, 'a> {
 }
 
 impl Visitor<FsNode> for Owners<'_, '_> {
+    fn bad_image(&self, _nid: Nid, why: &Unread) {
+        self.check.bad_image(why);
+    }
+
+    fn bad_page(&self, why: &Unread) {
+        self.check.bad_page(why);
+    }
+
     fn node(&self, nid: Nid, _version: u64, content: &FsNode) {
         let FsNode::Inode(inode) = content else {
             return;
@@ -221,6 +229,14 @@ struct Space<'c, 'a> {
 
 impl Visitor<FsNode> for Space<'_, '_> {
     fn node(&self, _nid: Nid, _version: u64, _content: &FsNode) {}
+
+    fn bad_image(&self, _nid: Nid, why: &Unread) {
+        self.check.bad_image(why);
+    }
+
+    fn bad_page(&self, why: &Unread) {
+        self.check.bad_page(why);
+    }
 
     fn space_map(&self, chunk: u32, map: &SpaceMap) {
         self.compare(chunk, Some(map));

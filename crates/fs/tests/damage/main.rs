@@ -6,6 +6,7 @@
 //! `SHEAF_FULL=1` makes 10,000 random corruptions, and so does a release build.
 
 mod images;
+mod interrupted;
 mod older;
 mod repair;
 

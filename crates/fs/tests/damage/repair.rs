@@ -45,7 +45,7 @@ pub fn try_repair(devices: &[Arc<SimDevice>], dry_run: bool) -> Result<RepairRep
 }
 
 /// Every path with what is there; everything must be readable.
-fn walk(fs: &FileSystem, context: &str) -> BTreeMap<Vec<u8>, Thing> {
+pub fn walk(fs: &FileSystem, context: &str) -> BTreeMap<Vec<u8>, Thing> {
     let mut found = BTreeMap::new();
     let mut todo = vec![(Vec::new(), fs::ROOT)];
     while let Some((path, dir)) = todo.pop() {
@@ -306,7 +306,7 @@ fn operations(devices: &[Arc<SimDevice>]) -> u64 {
 }
 
 /// Flips a bit in an item of some kind.
-fn hit(image: &Image, devices: &[Arc<SimDevice>], rng: &mut Rng) -> String {
+pub fn hit(image: &Image, devices: &[Arc<SimDevice>], rng: &mut Rng) -> String {
     let items = items(image);
     let kind = *rng.pick(&[
         ItemKind::Node,
@@ -333,7 +333,7 @@ fn flip(device: &SimDevice, at: u64, rng: &mut Rng) {
 }
 
 /// Places of label and slot copies: device and block.
-fn copies() -> [(usize, u64); 8] {
+pub fn copies() -> [(usize, u64); 8] {
     let (last, tail) = (
         DEVICE_BYTES / BLOCK - 1,
         DEVICE_BYTES / BLOCK - TAIL_BLOCKS + 13,
@@ -491,7 +491,7 @@ fn lose_tables_of(image: &Image) {
 }
 
 /// Places of both copies of the newest checkpoint record: device and block.
-fn newest_record(image: &Image) -> [(usize, u64); 2] {
+pub fn newest_record(image: &Image) -> [(usize, u64); 2] {
     let array = assemble(&image.devices(), true).unwrap();
     let sequence = |slot| {
         let block = array.read_slot(slot, 0).unwrap();

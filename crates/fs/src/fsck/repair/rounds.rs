@@ -18,7 +18,6 @@ use engine::{Finding, Findings, Object, Salvage};
 use format::Nid;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// More rounds than any sum of damages is known to take.
 const ROUNDS_MAX: usize = 64;
@@ -28,14 +27,14 @@ enum Step {
     Changed,
     /// Nothing was found, or nothing can be done about it.
     Still,
-    Trouble,
+    Trouble(String),
 }
 
 /// What keeps a repair from being made.
 pub(super) enum Left {
     Finding(Finding),
     /// A device does not return what it holds.
-    Trouble,
+    Trouble(String),
 }
 
 /// A repair in memory.
@@ -105,7 +104,7 @@ impl<'a> Rounds<'a> {
             match self.round()? {
                 Step::Changed => {}
                 Step::Still => return self.conclude(),
-                Step::Trouble => return Ok(Some(Left::Trouble)),
+                Step::Trouble(why) => return Ok(Some(Left::Trouble(why))),
             }
         }
         self.conclude()
@@ -138,8 +137,9 @@ impl<'a> Rounds<'a> {
 
     fn round(&mut self) -> Result<Step, Error> {
         let check = self.check();
-        if !check.examine() {
-            return Ok(Step::Trouble);
+        check.examine();
+        if let Some(why) = check.trouble() {
+            return Ok(Step::Trouble(why));
         }
         self.ever.extend(check.blocks.left());
         let (findings, _) = check.findings.take();
@@ -173,8 +173,8 @@ impl<'a> Rounds<'a> {
     /// Makes the space maps, and checks everything once more.
     fn conclude(&mut self) -> Result<Option<Left>, Error> {
         let check = self.check();
-        let whole = check.examine();
-        if let Some(left) = check.left(whole) {
+        check.examine();
+        if let Some(left) = check.left() {
             return Ok(Some(left));
         }
         let blocks = check.close();
@@ -188,31 +188,32 @@ impl<'a> Rounds<'a> {
         })?;
         self.note_losses();
         let check = self.check();
-        let whole = check.examine();
+        check.examine();
         check.check_space();
-        Ok(check.left(whole))
+        Ok(check.left())
     }
 }
 
 impl Check<'_> {
-    /// All passes but the one over space maps. False: a device did not return something, and
-    /// what was found means nothing.
-    fn examine(&self) -> bool {
+    /// All passes but the one over space maps.
+    fn examine(&self) {
         self.store.visit(&|_| true, &contents::Contents(self));
         self.check_names();
         self.check_links();
         self.check_reach();
         self.check_shared_blocks();
-        !self.trouble.load(Ordering::Relaxed)
     }
 
-    fn left(&self, whole: bool) -> Option<Left> {
+    /// A device did not return something, and what was found means nothing.
+    fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    fn left(&self) -> Option<Left> {
         let (left, _) = self.findings.take();
         let worst = left.into_iter().max_by_key(|finding| finding.severity);
-        match whole {
-            true => worst.map(Left::Finding),
-            false => Some(Left::Trouble),
-        }
+        let trouble = self.trouble().map(Left::Trouble);
+        trouble.or(worst.map(Left::Finding))
     }
 
     fn close(self) -> super::super::state::Blocks {
