@@ -424,22 +424,23 @@ impl<'fs> Transaction<'fs> {
             return Err(Error::FileTooLarge);
         }
         self.file(ino)?;
-        self.cut_stored(ino, size)?;
         let staged = &self.inodes[&ino];
+        let is_first = staged.content.cut.is_none();
         // A cut takes no block, so that a full array can be emptied.
         if size > staged.content.left_of(staged.model.size) {
             self.promise_for(ino, self.in_memory)?;
         }
+        if is_first {
+            self.expect(STEP_LOGGED, STEP_DIRTY)?;
+        }
+        // The last that can fail and leave all as it was: it changes what is staged.
+        self.cut_stored(ino, size)?;
         let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
-        let is_first = content.cut.is_none();
         for page in content.truncate(size).values() {
             match page.place() {
                 Some(place) => self.stored.forget(place),
                 None => self.in_memory -= 1,
             }
-        }
-        if is_first {
-            self.expect(STEP_LOGGED, STEP_DIRTY)?;
         }
         self.strip(ino)
     }

@@ -121,7 +121,8 @@ impl<C: Content> Store<C> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        if !self.space.try_promise(blocks) {
+        // Who asks for nothing has it, though more may be promised than there is for a moment.
+        if blocks > 0 && !self.space.try_promise(blocks) {
             if self.space.pending_blocks() > 0 || self.journal.outstanding() {
                 self.settle_freed()?;
             }

@@ -202,6 +202,11 @@ pub struct Counts {
 }
 
 impl Inode {
+    /// Something of a file's content is in the inode itself.
+    pub fn has_inline(&self) -> bool {
+        matches!(&self.body, Body::Inline(bytes) if !bytes.is_empty())
+    }
+
     /// A new inode with one link, no owner and nothing in it; a directory has two links.
     pub fn new(mode: u32, generation: u64, now: Timestamp) -> Inode {
         let dir = mode & libc::S_IFMT == libc::S_IFDIR;

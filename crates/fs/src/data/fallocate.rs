@@ -235,8 +235,7 @@ impl Files {
 
     /// Makes an inline body, which is page 0, read as zeros; false if there is none.
     fn empty_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
-        let has_bytes = |body: &Body| matches!(body, Body::Inline(bytes) if !bytes.is_empty());
-        if !has_bytes(&state.node.read()?.inode()?.body) {
+        if !state.node.read()?.inode()?.has_inline() {
             return Ok(false);
         }
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;

@@ -243,7 +243,7 @@ impl<'a> Group<'a> {
         let new = {
             let content = state.node.read().ok()?;
             let inode = content.inode().ok()?;
-            if has_inline(inode) && pages.first() != Some(&0) {
+            if inode.has_inline() && pages.first() != Some(&0) {
                 // Its extents would take the place of what is in the inode alone.
                 return None;
             }
@@ -427,7 +427,7 @@ impl<'a> Group<'a> {
             };
             let fits = |slot: &Slot| {
                 op.peek(*slot).inode().is_ok_and(|inode| {
-                    let keeps = !has_inline(inode) || member.covers_first();
+                    let keeps = !inode.has_inline() || member.covers_first();
                     keeps && has_no_block(inode) && inode.generation == member.state.key.generation
                 })
             };
@@ -524,11 +524,6 @@ fn has_no_block(inode: &Inode) -> bool {
         _ => false,
     };
     empty && inode.seldom.pending_truncate.is_none()
-}
-
-/// Something is in the inode itself.
-fn has_inline(inode: &Inode) -> bool {
-    matches!(&inode.body, Body::Inline(bytes) if !bytes.is_empty())
 }
 
 /// Whether an inode has a tail, and it is of one of these pages.

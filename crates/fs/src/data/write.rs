@@ -32,7 +32,7 @@ use super::writeback::Writes;
 use super::{Files, PAGE, Promised, SIZE_MAX, is_one_page, pages_of};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
-use crate::content::{Body, FileExtent};
+use crate::content::FileExtent;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
@@ -680,10 +680,7 @@ impl Files {
         if end <= INLINE_DATA_MAX as u64 && !state.meta.lock().keep_extents {
             return Ok(());
         }
-        let inline = {
-            let content = state.node.read()?;
-            matches!(&content.inode()?.body, Body::Inline(bytes) if !bytes.is_empty())
-        };
+        let inline = state.node.read()?.inode()?.has_inline();
         if inline && !state.meta.lock().replaced {
             self.dirty_page(state, 0)?;
         }

@@ -429,7 +429,11 @@ impl Files {
             let meta = state.meta.lock();
             meta.replaced || meta.cutting
         };
-        if kept || !self.mapped(state, pages.clone())?.is_empty() {
+        // What is in the inode gets a block before extents take its place, to which a piece's record does not see.
+        if kept || state.node.read()?.inode()?.has_inline() {
+            return Ok(None);
+        }
+        if !self.mapped(state, pages.clone())?.is_empty() {
             return Ok(None);
         }
         let mut promise = self.promise(pages.end - pages.start)?;

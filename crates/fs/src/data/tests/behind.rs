@@ -76,6 +76,30 @@ fn what_is_on_its_way_is_there_for_all_and_durable_when_it_is_synced() {
     m.check(ino);
 }
 
+/// It was logged over what was in the inode, which no record takes.
+#[test]
+fn what_is_in_the_inode_moves_out_before_pieces_come() {
+    let world = World::new(1, 96, 32_768);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let mut content = Vec::new();
+    write_in(&m, &file, &mut content, 0..RUN);
+    m.files.truncate(ino, 0).unwrap();
+    m.write(&m.open(ino), 0, &[7; 100]);
+    m.files.flush_file(&file.state).unwrap();
+    m.files.truncate(ino, RUN).unwrap();
+    m.files.flush_file(&file.state).unwrap();
+    let inode = m.inode(ino);
+    assert_eq!((inode.size, inode.has_inline()), (RUN, true));
+    content.fill(0);
+    content[..100].fill(7);
+    write_in(&m, &file, &mut content, RUN..RUN + 2 * MIB);
+    m.files.fsync(&file, false).unwrap();
+    assert!(m.contents(ino) == content);
+    assert_eq!(m.check(ino), 1 + 2 * MIB / PAGE);
+}
+
 #[test]
 fn no_size_is_logged_over_what_another_handle_left_in_the_cache() {
     let (mut world, m, ino, file, mut content) = streaming(20);
