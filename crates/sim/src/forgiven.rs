@@ -8,6 +8,7 @@ use crate::op::{Op, parse_list};
 use crate::world::{Machine, Watch};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
+use base::thread::JoinHandle;
 use device::sim::{SimDevice, Survival, Times};
 use fs::FileSystem;
 use std::sync::{Arc, Weak};
@@ -24,6 +25,8 @@ const SEQUENCES: &[&str] = &[
 /// Somebody whose flush fails right behind the write that comes after `left` others, before whoever wrote goes on.
 struct Somebody {
     left: Mutex<Option<u64>>,
+    /// Whoever flushes: that ends after a durable write beside it.
+    flushing: Mutex<Option<JoinHandle>>,
     devices: Vec<Arc<SimDevice>>,
     fs: Weak<FileSystem>,
 }
@@ -47,14 +50,20 @@ impl Watch for Somebody {
         for device in &self.devices {
             device.fail_flushes(Times::Next(1));
         }
+        let failures = fs.store().array().flush_failures();
+        let by_then = failures + self.devices.len() as u64;
+        let theirs = Arc::clone(&fs);
         let flush = move || {
-            fs.store().array().mark_all_unflushed();
-            let flushed = fs.store().flush();
+            theirs.store().array().mark_all_unflushed();
+            let flushed = theirs.store().flush();
             debug_assert!(flushed.is_err(), "it fails on every device");
         };
         // On a thread of its own: whoever writes may hold locks.
-        let joined = base::thread::spawn("somebody", flush).map(|thread| thread.join());
-        debug_assert!(matches!(joined, Ok(Ok(()))));
+        let thread = base::thread::spawn("somebody", flush);
+        while thread.is_ok() && fs.store().array().flush_failures() < by_then {
+            base::thread::yield_now();
+        }
+        *self.flushing.lock() = thread.ok();
     }
 }
 
@@ -79,6 +88,7 @@ fn fails_at(base: &Base, ops: &[Op], writes: u64, rng: &mut Rng) -> Result<bool,
     (driver.trouble, driver.faulty) = (true, true);
     let somebody = Arc::new(Somebody {
         left: Mutex::new(rank::LEAF, Some(writes)),
+        flushing: Mutex::new(rank::LEAF, None),
         devices: driver.machine.devices.clone(),
         fs: Arc::downgrade(driver.fs()),
     });
@@ -92,6 +102,9 @@ fn fails_at(base: &Base, ops: &[Op], writes: u64, rng: &mut Rng) -> Result<bool,
             Err(Stop::Environment(_)) => {}
         }
     }
+    let flushing = somebody.flushing.lock().take();
+    let flushed = flushing.map_or(Ok(()), JoinHandle::join);
+    flushed.map_err(|_| "a flush that fails panics")?;
     let crashed = machine.cut(*rng.pick(&Survival::ALL), rng);
     let after = Machine::after(base.shape(), crashed, machine.now_ns());
     Driver::recover(after, &driver.oracle)?.machine.fsck()?;
