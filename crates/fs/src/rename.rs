@@ -117,7 +117,8 @@ impl FileSystem {
             mode: Mode::Merging,
             orphanage: false,
         };
-        for _ in 0..TRIES {
+        let (mut tries, mut last) = (0, None);
+        while tries < TRIES {
             let from = self.dir_node(parent)?;
             // A handle is looked at even so: it may be another file system's.
             let other = match request.crosses() || new_parent.number().is_none() {
@@ -128,17 +129,15 @@ impl FileSystem {
             let (source, old_seen) = self.look_in(&from, name)?;
             let source = source.ok_or(Error::NotFound)?;
             let (target, new_seen) = self.look_in(to, new_name)?;
+            // Whom others come before for ever tries for ever.
+            tries = match last == Some((source, target)) {
+                true => tries + 1,
+                false => 0,
+            };
+            last = Some((source, target));
             match &target {
                 None if exchange => return Err(Error::NotFound),
                 Some(_) if keep => return Err(Error::Exists),
-                // Two names of one file: POSIX wants nothing to happen.
-                Some(target) if target.nid == source.nid => {
-                    match target.generation == source.generation {
-                        true => return Ok(()),
-                        // The one is gone, and the other has its number.
-                        false => continue,
-                    }
-                }
                 _ => {}
             }
             let found = Found {
@@ -147,6 +146,13 @@ impl FileSystem {
                 old_seen,
                 new_seen,
             };
+            if target.is_some_and(|target| target.nid == source.nid) {
+                // Two names of one file: POSIX wants nothing to happen. Or one name became the other between the two looks, or the number another file's.
+                match self.are_one(&request, &found, (&from, to))? {
+                    true => return Ok(()),
+                    false => continue,
+                }
+            }
             match self.try_rename(&request, &found, (&from, to), this)? {
                 Outcome::Done(orphan) => {
                     if let Some(ino) = orphan {
@@ -249,6 +255,26 @@ impl FileSystem {
         self.rename_locked(op, request, found, slots)
     }
 
+    /// Whether both names refer to one inode at one moment.
+    fn are_one(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+        (from, to): (&Node<FsNode>, &Node<FsNode>),
+    ) -> Result<bool, Error> {
+        let mut op = self.store.begin(Need::Reclaim)?;
+        let slots = op.lock_sorted_as(&[(from, Mode::Merging), (to, Mode::Merging)])?;
+        live_dir(op.peek(slots[0]).inode()?)?;
+        live_dir(op.peek(slots[1]).inode()?)?;
+        let (old, new) = self.rename_spots(&mut op, request, found, (slots[0], slots[1]))?;
+        let source = &found.source;
+        let there = old.found.as_ref() == Some(source) && new.found == found.target;
+        Ok(there
+            && new
+                .found
+                .is_some_and(|to| to.generation == source.generation))
+    }
+
     /// Takes the rename lock and checks that no directory would end up inside itself (R13).
     fn check_ancestry(
         &self,
@@ -300,7 +326,7 @@ impl FileSystem {
     ) -> Result<Outcome, Error> {
         let shown = live_dir(op.peek(slots.from).inode()?)?.shown();
         let shown = live_dir(op.peek(slots.to).inode()?)?.shown().max(shown);
-        let (old, new) = self.rename_spots(&mut op, request, found, slots)?;
+        let (old, new) = self.rename_spots(&mut op, request, found, (slots.from, slots.to))?;
         let source = op.peek(slots.source).inode()?;
         let holds = old.found.as_ref() == Some(&found.source)
             && new.found == found.target
@@ -351,16 +377,16 @@ impl FileSystem {
         op: &mut Op<'_, FsNode>,
         request: &Request<'_>,
         found: &Found,
-        slots: Slots,
+        (from_slot, to_slot): (Slot, Slot),
     ) -> Result<(Spot<Name>, Spot<Name>), Error> {
         let (from, to) = (
             (request.from, request.name.first),
             (request.to, request.new_name.first),
         );
         let old =
-            |op: &mut Op<'_, FsNode>| dir::spot_seen(op, slots.from, request.name, &found.old_seen);
+            |op: &mut Op<'_, FsNode>| dir::spot_seen(op, from_slot, request.name, &found.old_seen);
         let new = |op: &mut Op<'_, FsNode>| {
-            dir::spot_seen(op, slots.to, request.new_name, &found.new_seen)
+            dir::spot_seen(op, to_slot, request.new_name, &found.new_seen)
         };
         if from <= to {
             let old = old(op)?;

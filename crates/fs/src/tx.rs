@@ -564,7 +564,7 @@ impl<'fs> Transaction<'fs> {
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         let before = staged.xattrs.insert(name.into(), Some(value.into()));
         let staged = &self.inodes[&ino];
-        let can_list = self.can_list_xattrs(&staged.model, staged);
+        let can_list = self.can_list_now(ino, staged);
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         if !matches!(can_list, Ok(true)) {
             match before {

@@ -214,10 +214,11 @@ impl FileSystem {
         let above = (parent, self.inode(parent)?.inode()?.generation);
         let attr = self.lookup(parent, name)?;
         if !attr.is_dir() {
-            self.unlink(who, parent, name)?;
-            progress(1);
+            let files =
+                u64::from(self.remove_found(above, name, (attr.ino, attr.generation), false)?);
+            progress(files);
             return Ok(Removed {
-                files: 1,
+                files,
                 directories: 0,
             });
         }

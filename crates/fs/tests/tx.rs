@@ -352,6 +352,32 @@ fn attributes_in_nodes_of_their_own_are_set_many_at_once() {
     world.check();
 }
 
+/// What a file has of attributes is looked at as it is, and not by a tree that was there when the transaction met the file: that was said to be damaged.
+#[test]
+fn attributes_that_are_removed_meanwhile_are_no_damage() {
+    let world = World::new(2, 32 << 20, 1);
+    let fs = world.open();
+    let file = make(&fs, b"f", b"x").ino;
+    let name = |n: usize| format!("user.{n}").into_bytes();
+    for n in 0..10 {
+        fs.setxattr(&WHO(), file, &name(n), &pattern(1, 200), 0)
+            .unwrap();
+    }
+    let mut tx = begin(&fs);
+    tx.setxattr(file, b"user.a", b"1", 0).unwrap();
+    for n in 0..10 {
+        fs.removexattr(&WHO(), file, &name(n)).unwrap();
+    }
+    for n in 0..10 {
+        make(&fs, &name(n), b"");
+    }
+    tx.setxattr(file, b"user.b", b"2", 0).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(fs.getxattr(file, b"user.a").unwrap(), b"1");
+    assert_eq!(fs.getxattr(file, b"user.b").unwrap(), b"2");
+    fs.close().unwrap();
+}
+
 #[test]
 fn a_file_that_lost_its_last_name_meanwhile_gets_nothing_more() {
     let world = World::new(2, 32 << 20, 1);

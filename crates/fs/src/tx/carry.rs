@@ -446,6 +446,19 @@ impl<'fs> Transaction<'fs> {
         Ok(())
     }
 
+    /// Whether the names of an inode's attributes stay fewer than can be listed, as it is now: the tree that the model refers to may be gone. The commit looks again.
+    pub(super) fn can_list_now(&self, ino: Ino, staged: &Staged<'_>) -> Result<bool, Error> {
+        if staged.fresh.is_some() {
+            return self.can_list_xattrs(&staged.model, staged);
+        }
+        let node = self.fs.inode(ino).map_err(gone)?;
+        let inode = node.inode()?;
+        match inode.generation == staged.generation {
+            true => self.can_list_xattrs(inode, staged),
+            false => Err(gone(Error::Stale(ino))),
+        }
+    }
+
     /// Whether the names of an inode's attributes stay fewer than can be listed. Before the first step: later the operation may have locked what they are in.
     pub(super) fn can_list_xattrs(
         &self,

@@ -96,6 +96,89 @@ fn renames_at_once_make_no_cycle() {
 }
 
 /// Links to one file come and go in several directories; its count is right in the end.
+/// Who renames what another is just renaming to the same name finds nothing. Both were told that they had done it: each saw the file by both names, one after the other.
+#[test]
+fn of_two_who_rename_a_file_at_once_one_does() {
+    const ROUNDS: usize = 3000;
+    let world = World::new(4, 128 << 20, 2);
+    let fs = world.open();
+    let who = Caller::root();
+    for others in [0, 500] {
+        let dir = fs
+            .mkdir(&who, ROOT, format!("d{others}").as_bytes(), 0o755)
+            .unwrap()
+            .ino;
+        for i in 0..others {
+            touch(&fs, dir, &format!("other-{i}"));
+        }
+        // What has begun, how often it was done or there was nothing to do, and how often both did it.
+        let [round, done, nothing, wrong] = [(); 4].map(|()| AtomicUsize::new(0));
+        let ended = |n: usize| done.load(Ordering::SeqCst) + nothing.load(Ordering::SeqCst) == n;
+        base::thread::parallel(2, |thread| {
+            for n in 1..=ROUNDS {
+                if thread == 0 {
+                    touch(&fs, dir, "job");
+                    round.store(n, Ordering::SeqCst);
+                }
+                while round.load(Ordering::SeqCst) < n {
+                    base::thread::yield_now();
+                }
+                match fs.rename(&who, dir, b"job", dir, b"taken", 0) {
+                    Ok(()) => done.fetch_add(1, Ordering::SeqCst),
+                    Err(Error::NotFound) => nothing.fetch_add(1, Ordering::SeqCst),
+                    Err(_) => {
+                        wrong.fetch_add(1, Ordering::SeqCst)
+                            + nothing.fetch_add(1, Ordering::SeqCst)
+                    }
+                };
+                if thread == 0 {
+                    while !ended(2 * n) {
+                        base::thread::yield_now();
+                    }
+                    if done.swap(n, Ordering::SeqCst) != n {
+                        wrong.fetch_add(1, Ordering::SeqCst);
+                        nothing.store(n, Ordering::SeqCst);
+                    }
+                    fs.unlink(&who, dir, b"taken").unwrap();
+                }
+            }
+        });
+        assert_eq!(wrong.into_inner(), 0);
+        // Of two names that one file has for long both stay.
+        touch(&fs, dir, "one");
+        let one = fs.lookup(dir, b"one").unwrap().ino;
+        fs.link(&who, one, dir, b"two").unwrap();
+        fs.rename(&who, dir, b"one", dir, b"two", 0).unwrap();
+        assert_eq!(fs.lookup(dir, b"one").unwrap().nlink, 2);
+    }
+    fs.close().unwrap();
+}
+
+/// However many others come before, an operation on names is tried as long as they do.
+#[test]
+fn whoever_others_come_before_is_not_refused() {
+    const THREADS: usize = 24;
+    let world = World::new(5, 128 << 20, 2);
+    let fs = world.open();
+    base::thread::parallel(THREADS, |thread| {
+        let who = Caller::root();
+        for _ in 0..100 {
+            if thread == 0 {
+                match fs.unlink(&who, ROOT, b"target") {
+                    Ok(()) | Err(Error::NotFound) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                continue;
+            }
+            let name = format!("t{thread}");
+            touch(&fs, ROOT, &name);
+            fs.rename(&who, ROOT, name.as_bytes(), ROOT, b"target", 0)
+                .unwrap();
+        }
+    });
+    fs.close().unwrap();
+}
+
 #[test]
 fn links_and_unlinks_at_once_keep_the_count() {
     let world = World::new(1, 128 << 20, 3);
