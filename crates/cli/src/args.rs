@@ -401,7 +401,7 @@ pub struct Demo {
     kept), 8 the run could not begin, 16 usage error."
 )]
 pub struct Torture {
-    /// The folder for the images; up to 4 GiB are used
+    /// The folder for the images, which take up to 3 GiB, and a log
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
     /// How long

@@ -1,4 +1,4 @@
-//! The names that mount(8), mkfs(8) and fsck(8) call: `mount.sheaf`, `mkfs.sheaf` and
+//! The names that mount(8), umount(8), mkfs(8) and fsck(8) call: `mount.sheaf`, `umount.fuse.sheaf`, `umount.fuseblk.sheaf`, `mkfs.sheaf` and
 //! `fsck.sheaf` are this program under another name. Their conventions are turned into the
 //! arguments of the commands.
 

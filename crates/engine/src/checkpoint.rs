@@ -1,6 +1,6 @@
 //! The checkpoint: node images and tables become durable, and the journal's tail moves on.
 //!
-//! One checkpoint runs at a time, beside all operations. Its steps (DESIGN §8):
+//! One checkpoint runs at a time, beside all operations. Its steps:
 //!
 //! 1. close the epoch (E0), and take all dirty lists;
 //! 2. workers encode each dirty node under its shared lock, or fold and encode it under its exclusive one, and

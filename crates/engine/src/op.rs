@@ -3,7 +3,7 @@
 //! Phase 1 locks, loads and reserves, and may fail; dropping the operation then leaves nothing.
 //! Phase 2 applies deltas and cannot fail; `commit` appends one record for all of them.
 //!
-//! Invariants (DESIGN §6):
+//! Invariants:
 //! 1. The epoch is pinned after the last lock and released before the first unlock, so an
 //!    operation that follows another on any node never has a smaller epoch.
 //! 2. Every applied delta is in the record, with the version it made.

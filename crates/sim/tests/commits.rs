@@ -77,8 +77,8 @@ fn a_lone_commit_takes_as_long_as_its_write() {
 
 /// Who found another one gathering could miss its end, and waited for a millisecond. Whoever comes while batches are
 /// under way shares the next one, and waits for no more than a full pipeline of four, one after the
-/// other as the device takes them, and the batch behind it; and one more, as time now and then passes while somebody could run.
-/// The clock counts what a look at it takes.
+/// other as the device takes them, and the batch behind it; for a durable write that is under way when a flush has ended, which may have been a flush that
+/// failed; and one more, as time now and then passes while somebody could run. The clock counts what a look at it takes.
 #[test]
 fn commits_of_many_threads_share_batches() {
     for seed in 1..20 {
@@ -89,7 +89,7 @@ fn commits_of_many_threads_share_batches() {
                 longest, batches, ..
             } = crowd;
             assert!(
-                longest < 6 * SERVICE + SERVICE / 100,
+                longest < 7 * SERVICE + SERVICE / 100,
                 "{threads} threads, seed {seed}: {longest:?}"
             );
             assert!(batches <= all);

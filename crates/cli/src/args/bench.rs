@@ -91,7 +91,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
     /// Have all sides on one loop device over an image file, in turn, instead of Sheaf on image files and only kernel file
-    /// systems on a loop device; as files, fsync, list, mtime and varmail always do. Needs root
+    /// systems on a loop device; as files, fsync, list, mtime, tx and varmail always do. Needs root
     #[arg(long = "loop", conflicts_with = "device")]
     pub on_loop: bool,
     #[command(flatten)]

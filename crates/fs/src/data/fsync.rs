@@ -55,7 +55,7 @@ impl Files {
     }
 
     /// Makes the file durable: its data and size, and, unless `data_only`, its times as far as
-    /// DESIGN §7 promises. Waits for no other file's pages.
+    /// `docs/durability.md` promises. Waits for no other file's pages.
     ///
     /// A file whose blocks and size did not change since they were last durable needs no
     /// journal commit: its data is written in place and the devices are flushed. One that

@@ -100,7 +100,7 @@ const KEPT_SHARE: usize = 16;
 pub struct DataOptions {
     /// Memory for pages, in bytes. More than seven eighths of the machine's counts as that.
     pub cache_bytes: usize,
-    /// How long new times of a file that is only written over may stay in memory (DESIGN §7), though its fsync returns
+    /// How long new times of a file that is only written over may stay in memory, though its fsync returns
     /// at once; zero: each fsync makes them durable. See docs/durability.md, *Times*.
     pub mtime_persist: Duration,
     /// Background write-back takes pages that have been dirty for this long.

@@ -118,6 +118,20 @@ impl Model {
         ino
     }
 
+    /// A file of every other page, so many of them, which lie where the rest leaves room.
+    pub fn add_fragments(&mut self, fs: &FileSystem, pages: usize) {
+        let ino = self.add(fs, "/fragments", Thing::File(Vec::new()));
+        let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+        let mut content = vec![0; (2 * pages - 1) * BLOCK_SIZE];
+        for (i, page) in content.chunks_mut(2 * BLOCK_SIZE).enumerate() {
+            page[..BLOCK_SIZE].fill(i as u8 | 1);
+            let at = (2 * i * BLOCK_SIZE) as u64;
+            fs.write(&file, at, &page[..BLOCK_SIZE]).unwrap();
+        }
+        let thing = Thing::File(content);
+        self.things.insert(b"/fragments".to_vec(), thing);
+    }
+
     /// Source files as they lie in this project.
     pub fn copy(&mut self, fs: &FileSystem, from: &std::path::Path, to: &str) {
         self.add(fs, to, Thing::Dir);
@@ -323,19 +337,7 @@ pub fn build() -> (Vec<Arc<SimDevice>>, Model) {
             model.attributes.insert(path.into(), value);
         }
     }
-    let ino = model.add(&fs, "/fragments", Thing::File(Vec::new()));
-    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
-    let mut content = vec![0; 800 * 8192];
-    for i in 0..800 {
-        content[i * 8192..][..4096].fill(i as u8 | 1);
-        fs.write(&file, i as u64 * 8192, &[i as u8 | 1; 4096])
-            .unwrap();
-    }
-    content.truncate(799 * 8192 + 4096);
-    model
-        .things
-        .insert(b"/fragments".to_vec(), Thing::File(content));
-    drop(file);
+    model.add_fragments(&fs, 800);
     fs.close().unwrap();
     (devices, model)
 }

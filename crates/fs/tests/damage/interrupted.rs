@@ -44,24 +44,7 @@ fn small(dirty: u8) -> Image {
         fs.setxattr(&who, ino, b"user.mark", &vec![7; len], 0)
             .unwrap();
     }
-    let (ino, file) = {
-        let (attr, file) = fs
-            .create(&who, ROOT, b"fragments", 0o644, libc::O_RDWR)
-            .unwrap();
-        (attr.ino, file)
-    };
-    let mut content = vec![0; 300 * 8192];
-    for i in 0..300 {
-        content[i * 8192..][..4096].fill(i as u8 | 1);
-        fs.write(&file, i as u64 * 8192, &[i as u8 | 1; 4096])
-            .unwrap();
-    }
-    content.truncate(299 * 8192 + 4096);
-    model
-        .things
-        .insert(b"/fragments".to_vec(), Thing::File(content));
-    drop(file);
-    fs.forget(ino, 1);
+    model.add_fragments(&fs, 300);
     if dirty == 0 {
         fs.close().unwrap();
         return image(&devices, model, None);
