@@ -24,6 +24,7 @@ use base::sync::{Mutex, rank};
 use format::geometry::{Geometry, Piece};
 use format::label::Label;
 use format::{BLOCK_SIZE, Damage};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -514,20 +515,25 @@ impl Array {
             .iter()
             .map(|(index, _)| (*index, vec![Request::new(Operation::Flush, 0)]))
             .collect();
-        let mut ended = Vec::with_capacity(leads.len());
+        let mut leads: BTreeMap<usize, Lead<'_>> = leads.into_iter().collect();
+        let mut in_doubt = Vec::new();
         self.run(&mut batches, &mut |index, requests| {
             let error = requests.iter_mut().find_map(|r| r.error.take());
             if error.is_some() {
                 self.count_failed_flush();
             }
-            ended.push((index, error));
+            let outcome = error.map_or(Ok(()), |e| Err(Arc::new(e)));
+            let lead = leads.remove(&index).expect("a flush of each that leads");
+            // Who waits for this device alone does not wait for others.
+            match self.nothing_in_doubt() {
+                true => lead.finish(outcome),
+                false => in_doubt.push((lead, outcome)),
+            }
         });
         // What they flushed may be what a write has lost that does not know yet.
         self.settle_doubts();
-        for (device, lead) in leads {
-            let error = ended.iter_mut().find(|(index, _)| *index == device);
-            let error = error.and_then(|(_, error)| error.take());
-            lead.finish(error.map_or(Ok(()), |e| Err(Arc::new(e))));
+        for (lead, outcome) in in_doubt {
+            lead.finish(outcome);
         }
     }
 
@@ -580,6 +586,10 @@ impl Array {
 
     fn doubt(&self) -> Option<Doubt<'_>> {
         self.doubts.as_ref().map(Doubts::begin)
+    }
+
+    fn nothing_in_doubt(&self) -> bool {
+        self.doubts.as_ref().is_none_or(Doubts::is_empty)
     }
 
     fn settle_doubts(&self) {

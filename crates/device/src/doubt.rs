@@ -55,9 +55,14 @@ impl Doubts {
         }
     }
 
+    /// Nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
     /// Waits until those are over that have begun.
     pub fn settle(&self) {
-        if self.count.load(Ordering::SeqCst) == 0 {
+        if self.is_empty() {
             return;
         }
         let mut open = self.open.lock();
