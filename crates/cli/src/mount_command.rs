@@ -344,6 +344,8 @@ fn serve(args: &Mount) -> Outcome {
     mount::clean_up(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
     mount::become_io_flusher();
+    let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
+    let outcome = Arc::new(outcome);
     let access = Access {
         read_only: settings.mount.read_only,
         instead: Some("to read only, mount it with `-o ro`"),
@@ -369,8 +371,6 @@ fn serve(args: &Mount) -> Outcome {
     };
     let mut claim = FirstDevice::of(&array);
     let options = settings.mount;
-    let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
-    let outcome = Arc::new(outcome);
     let mut usable = false;
     let (served, signals) = mount::mount_holding_signals(
         Arc::clone(&fs),

@@ -120,6 +120,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Smallest unit of I/O in bytes: 512 or 4096.
     fn logical_block(&self) -> u32;
 
+    /// What it writes as one in bytes, 512 to 4096, and no less than [`logical_block`](Self::logical_block): of a smaller write it makes one of the whole, by which a
+    /// power cut may damage what lies beside.
+    fn physical_block(&self) -> u32 {
+        self.logical_block()
+    }
+
     /// Before an array uses it: makes its [`logical_block`](Self::logical_block) at most `bytes`, if there is a way to,
     /// slower maybe. Fails if that way is barred; who has none is as it was.
     fn take_smaller_blocks(&self, _bytes: u32) -> io::Result<()> {

@@ -27,6 +27,7 @@ use base::atomic::{AtomicBool, Ordering};
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
+use format::BLOCK_SIZE;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -92,6 +93,7 @@ pub(crate) struct FileDevice {
     pub id: Arc<()>,
     pub file: File,
     logical_block: u32,
+    physical_block: u32,
     name: String,
     bytes: u64,
     pub block_device: bool,
@@ -296,10 +298,15 @@ impl FileDevice {
             }
             why.is_none()
         };
+        let disk = match block_device {
+            true => opened.rdev(),
+            false => opened.dev(),
+        };
         Ok(FileDevice {
             id: Arc::new(()),
             file,
             logical_block,
+            physical_block: physical_block(of_queue(disk, "physical_block_size").as_deref()),
             name: path.display().to_string(),
             bytes,
             block_device,
@@ -309,11 +316,7 @@ impl FileDevice {
             read_only: options.read_only,
             rotational: block_device.then(|| rotational(opened.rdev())).flatten(),
             write_through: block_device && direct && writes_through(opened.rdev()),
-            numa_node: numa_node(if block_device {
-                opened.rdev()
-            } else {
-                opened.dev()
-            }),
+            numa_node: numa_node(disk),
             engine,
             own_pool: OnceLock::new(),
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
@@ -441,6 +444,15 @@ fn of_queue(device: u64, what: &str) -> Option<String> {
     text.ok().map(|text| text.trim().to_owned())
 }
 
+/// What a disk writes as one, by what the kernel says of it; 512 bytes where it says nothing. Who says more than 4,096 bytes means what suits it best.
+fn physical_block(told: Option<&str>) -> u32 {
+    let told = told.and_then(|told| told.parse::<u32>().ok());
+    let told = told.filter(|bytes| bytes.is_power_of_two());
+    told.map_or(LEAST_BLOCK, |bytes| {
+        bytes.clamp(LEAST_BLOCK, BLOCK_SIZE as u32)
+    })
+}
+
 /// Whether it spins, as far as that is known.
 fn rotational(device: u64) -> Option<bool> {
     of_queue(device, "rotational").map(|told| told == "1")
@@ -523,6 +535,10 @@ impl BlockDevice for FileDevice {
             true => LEAST_BLOCK,
             false => self.logical_block,
         }
+    }
+
+    fn physical_block(&self) -> u32 {
+        self.logical_block().max(self.physical_block)
     }
 
     fn take_smaller_blocks(&self, bytes: u32) -> io::Result<()> {
@@ -705,6 +721,25 @@ mod tests {
         let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = i32::from_str_radix(flags.unwrap().trim(), 8).unwrap();
         flags & libc::O_DIRECT != 0
+    }
+
+    #[test]
+    fn a_physical_block_is_what_the_kernel_says_between_512_and_4096_bytes() {
+        for (told, bytes) in [
+            (None, 512),
+            (Some("512"), 512),
+            (Some("4096"), 4096),
+            (Some("16384"), 4096),
+            (Some("0"), 512),
+            (Some("much"), 512),
+        ] {
+            assert_eq!(physical_block(told), bytes, "{told:?}");
+        }
+        // It is no less than what transfers need.
+        let home = tempfile::tempdir().unwrap();
+        create_image(&home.path().join("a"), BYTES).unwrap();
+        let device = open_on_host(&home.path().join("a"), &OpenOptions::default(), 4096);
+        assert_eq!(device.physical_block(), 4096);
     }
 
     /// It was refused, for blocks that an image file does not have.

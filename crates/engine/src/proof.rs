@@ -38,26 +38,26 @@ pub enum Proof {
 /// # Errors
 /// A device that does not return what it holds.
 pub fn proves(array: &Array, device: usize) -> Result<Proof, Error> {
-    let copies_of = |copy: usize| -> Vec<CheckpointRecord> {
-        let parsed = |slot: usize| {
-            let block = array.read_slot(slot, copy).ok()?;
-            CheckpointRecord::parse(&block, &array.uuid()).ok()
-        };
-        let mut records: Vec<_> = [0, 1].into_iter().filter_map(parsed).collect();
+    let copies_of = |copy: usize| -> Result<Vec<CheckpointRecord>, Error> {
+        let mut records = Vec::new();
+        for slot in [0, 1] {
+            let block = array.read_slot(slot, copy)?;
+            records.extend(CheckpointRecord::parse(&block, &array.uuid()).ok());
+        }
         records.sort_by_key(|record| record.sequence.get());
-        records
+        Ok(records)
     };
-    // Copy 0 lies on device 0, copy 1 on device 1.
+    // Copy 0 lies on device 0, copy 1 on device 1. Of the others' one that can be read is enough; an own record that cannot be may be the objection.
     let others = [0, 1].into_iter().filter(|copy| *copy != device);
     let others = others
-        .map(copies_of)
+        .filter_map(|copy| copies_of(copy).ok())
         .max_by_key(|records| records.last().map(|record| record.sequence.get()));
     let others = others.unwrap_or_default();
     let Some(record) = others.last() else {
         return Ok(Proof::Nothing);
     };
     let own = match device {
-        0 | 1 => copies_of(device),
+        0 | 1 => copies_of(device)?,
         _ => Vec::new(),
     };
     if let Some(objection) = objection(&own, &others) {

@@ -207,11 +207,13 @@ impl<C: Content> Store<C> {
     }
 }
 
-/// Devices that are older than the array, which no store opens with; none also when that cannot be told, as there is no record.
+/// Devices that are older than the array, which no store opens with; none also when that cannot be told, as there is no record. Where the journal cannot
+/// be read, all that the record and the labels do not clear.
 pub fn outdated(array: &Array) -> Vec<Outdated> {
-    let record = newest_record(array, &mut RecoveryReport::default());
-    let old = record.and_then(|record| older(array, &record));
-    old.unwrap_or_default()
+    let Ok(record) = newest_record(array, &mut RecoveryReport::default()) else {
+        return Vec::new();
+    };
+    older(array, &record).unwrap_or_else(|_| array.outdated(record.mount_id.get()))
 }
 
 /// Devices that are older than the array, as it is by its labels and this record. The newest record can be lost, and the labels say already

@@ -54,7 +54,7 @@ const STRIPE_BYTES: u64 = 256 << 10;
 pub struct GeometryOptions {
     pub stripe_bytes: Option<u64>,
     pub journal_bytes: Option<u64>,
-    /// Largest logical block of the devices, in bytes (512 or 4096).
+    /// Largest physical block of the devices, in bytes (512 to 4096): a power cut in a write of less may damage what lies beside it.
     pub journal_align: Option<u32>,
 }
 

@@ -48,7 +48,7 @@ layout! {
         pub device_count: U16,
         /// Stripe unit in blocks, a power of two.
         pub stripe_blocks: U32,
-        /// Alignment of journal batches in bytes: the largest logical block of the devices.
+        /// Alignment of journal batches in bytes: the largest physical block of the devices, at most 4,096.
         pub journal_align: U32,
         /// Blocks in a chunk, a power of two.
         pub chunk_blocks: U32,
