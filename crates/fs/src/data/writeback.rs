@@ -246,6 +246,12 @@ impl Files {
             Take::Dirty => dirty(range.clone(), batch + 1),
             Take::Nothing => Vec::new(),
         };
+        // Cut and written again between two passes: that first, or it would be mapped behind the size that is.
+        if let Some(first) = before
+            && !pages.is_empty()
+        {
+            return Ok(Some(first));
+        }
         let outside = || dirty(range.end..PAGE_LIMIT, 1).first().copied();
         let beyond = pages.get(batch).copied().or_else(outside);
         pages.truncate(batch);

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::data::fsync::Syncing;
-use crate::data::tail::HOME_SHARE;
+use crate::data::tail::{HOME_SHARE, How};
+use crate::data::writeback::Take;
 use device::sim::Times as Strikes;
 
 /// Writes and flushes that the devices were asked for, the flush in a durable write not counted.
@@ -39,6 +40,11 @@ fn past(m: &Mounted, ino: Ino) -> Arc<OpenFile> {
 fn cut(world: &mut World, m: Mounted) -> Mounted {
     world.switch.cut_now();
     drop(m);
+    cut_now(world)
+}
+
+/// The same where nothing is mounted.
+fn cut_now(world: &mut World) -> Mounted {
     world.switch.restore();
     world.devices = world
         .devices
@@ -270,6 +276,46 @@ fn what_a_range_writes_ahead_is_not_found_behind_the_end() {
     let kept = (logged as usize).max(8192);
     assert_eq!(content[8192..kept], pattern(2, 120_000)[..kept - 8192]);
     assert!(content[kept..].iter().all(|byte| *byte == 0));
+}
+
+/// Nor what was written after a cut that came between two passes of one write-back.
+#[test]
+fn what_is_cut_and_written_between_two_passes_is_not_found_behind_the_end() {
+    let mut world = World::new(55, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 100 * 4096));
+    let pass = |from| {
+        (m.files)
+            .flush_pass(&file.state, from..100, How::Home, Take::Dirty)
+            .unwrap()
+    };
+    let next = pass(0).unwrap();
+    assert!(next < 80, "one pass took {next} pages");
+    m.files.truncate(ino, 100).unwrap();
+    m.write(&file, 80 * 4096, &pattern(2, 4096));
+    let next = pass(next);
+    let inode = m.inode(ino);
+    assert!(inode.size == 100 || inode.size == 81 * 4096);
+    m.store.sync().unwrap();
+    // The power goes here in another world.
+    let copies: Vec<_> = world.devices.iter().map(|d| d.clone_state(1)).collect();
+    assert_eq!(next, Some(0));
+    assert_eq!(pass(0), None);
+    m.files.fsync(&file, false).unwrap();
+    drop(file);
+    let m = cut(&mut world, m);
+    assert_eq!(m.size(ino), 81 * 4096);
+    assert_eq!(m.contents(ino)[80 * 4096..], pattern(2, 4096));
+    m.close();
+    world.devices = copies;
+    let m = cut_now(&mut world);
+    assert_eq!(m.size(ino), 100);
+    m.files.truncate(ino, 100 * 4096).unwrap();
+    let content = m.contents(ino);
+    assert_eq!(content[..100], pattern(1, 100));
+    assert!(content[100..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
