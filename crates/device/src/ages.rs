@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! 1. Before the first checkpoint record of a mount every label says that mount, durably; they are written one after the other, in the order of the devices.
+//!    A repair that takes old devices as they are writes their labels after its record, so that nobody else takes them before.
 //! 2. So whenever that is cut off, no label is of an older mount than the newest record, none is of a newer one than the mount after that, and none of a newer one
 //!    than the label of a device before it. Where that does not hold, a device is not what it was when the array was used last.
 //! 3. A label is of no mount until the first one that writes it: nothing is known of an array of which all are so.
@@ -10,6 +11,7 @@
 
 use crate::array::Array;
 use crate::error::Error;
+use std::collections::BTreeSet;
 
 /// A device whose content is older than the array's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +85,24 @@ impl Array {
     /// # Errors
     /// Those of the devices.
     pub fn note_mount(&self, mount: u64) -> Result<(), Error> {
+        self.note_mount_on_others(mount, &BTreeSet::new())
+    }
+
+    /// The same of all labels but those of some devices.
+    ///
+    /// # Errors
+    /// Those of the devices.
+    pub fn note_mount_on_others(&self, mount: u64, but: &BTreeSet<usize>) -> Result<(), Error> {
         let Some(ages) = self.ages.lock().clone() else {
             return Ok(());
         };
-        for (device, _) in ages.iter().enumerate().filter(|(_, age)| **age != mount) {
+        let mut different = Vec::new();
+        for (device, age) in ages.iter().enumerate() {
+            if *age != mount && !but.contains(&device) {
+                different.push(device);
+            }
+        }
+        for device in different {
             self.write_label(device, mount)?;
             if let Some(ages) = &mut *self.ages.lock() {
                 ages[device] = mount;

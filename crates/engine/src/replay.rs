@@ -20,7 +20,7 @@ mod section;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use changes::Change;
+pub(crate) use changes::{Change, fits_an_image};
 
 use crate::ahead::{Ahead, Fetch, Found};
 use crate::batches::{Records, Run, Walk};

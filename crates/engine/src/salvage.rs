@@ -56,7 +56,7 @@ use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
 use crate::recovery::{RecoveryReport, newest_record};
-use crate::replay::Change;
+use crate::replay::{Change, fits_an_image};
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
 use crate::store::{Parts, Store, StoreOptions};
@@ -68,7 +68,7 @@ use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
 use format::journal::{Action, DataSum, parse_records};
 use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, SPACE_MAP_FIRST};
-use format::{BLOCK_SIZE, Block, Damage, Nid, U64};
+use format::{BLOCK_SIZE, Block, COUNTER_MAX, Damage, Nid, U64};
 use scan::{Scan, Wanted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -345,15 +345,12 @@ impl<C: Content> Salvage<C> {
                 self.map_versions.insert(nid, newest);
                 continue;
             }
-            match self.replayed(Nid(nid), list, rebuilt) {
+            match self.replayed(Nid(nid), list, rebuilt).and_then(settled) {
                 Ok(None) => {}
-                Ok(Some((version, mut body))) => {
-                    body.settle();
-                    self.adopt(Nid(nid), version, body);
-                }
+                Ok(Some((version, body))) => self.adopt(Nid(nid), version, body)?,
                 Err(Error::DamagedNode { damage, .. } | Error::Damaged(damage)) => {
                     let version = self.store.table.entry(Nid(nid))?.version.max(newest);
-                    self.adopt(Nid(nid), version + 1, Body::Gone);
+                    self.adopt(Nid(nid), version + 1, Body::Gone)?;
                     let what = format!("the journal cannot be replayed on it: {damage}; dropped");
                     self.note(Object::Node(Nid(nid)), true, what);
                 }
@@ -386,10 +383,12 @@ impl<C: Content> Salvage<C> {
     }
 
     /// A node whose newest state is in memory only.
-    fn adopt(&self, nid: Nid, version: u64, body: Body<C>) {
+    fn adopt(&self, nid: Nid, version: u64, body: Body<C>) -> Result<(), Error> {
+        bounded(nid, version)?;
         let cell = new_cell(nid, version, body);
         self.store.nodes.insert(cell.clone());
         self.store.mark_dirty(0, &cell);
+        Ok(())
     }
 
     fn is_adopted(&self, nid: Nid) -> bool {
@@ -412,7 +411,13 @@ impl<C: Content> Salvage<C> {
                     continue;
                 }
                 match self.store.load(nid) {
-                    Ok(node) => self.store.mark_dirty(0, node.0.all()),
+                    Ok(node) => {
+                        let misfit = self.store.misfit(nid, &node.0.read().body);
+                        match misfit {
+                            Some(why) => self.drop_image(nid, entry, why)?,
+                            None => self.store.mark_dirty(0, node.0.all()),
+                        }
+                    }
                     Err(Error::DamagedNode { damage, .. }) => {
                         self.drop_image(nid, entry, &damage.to_string())?;
                     }
@@ -459,14 +464,14 @@ impl<C: Content> Salvage<C> {
                 self.kept_chunks.insert(chunk as u32);
                 let newest = self.map_versions.entry(nid.0).or_insert(0);
                 *newest = (*newest).max(entry.version);
-                self.adopt(nid, entry.version + 1, Body::Gone);
+                self.adopt(nid, entry.version + 1, Body::Gone)?;
                 let what = format!("its space map: {why}; made anew");
                 self.note(Object::Chunk(chunk as u32), false, what);
             }
             Some(_) => self.note(Object::Node(nid), false, format!("{why}; dropped")),
             None if self.is_adopted(nid) => {}
             None => {
-                self.adopt(nid, entry.version + 1, Body::Gone);
+                self.adopt(nid, entry.version + 1, Body::Gone)?;
                 self.note(Object::Node(nid), true, format!("{why}; dropped"));
             }
         }
@@ -588,6 +593,25 @@ impl<C: Content> Salvage<C> {
             self.note(Object::SpaceTables, false, what);
         }
     }
+}
+
+/// No page of the table can hold a higher version.
+fn bounded(nid: Nid, version: u64) -> Result<(), Error> {
+    if version > COUNTER_MAX {
+        let what = format!("node {nid} would get version {version}, the highest is {COUNTER_MAX}");
+        return Err(Error::Damaged(Damage::new("node", what)));
+    }
+    Ok(())
+}
+
+/// A node without merges that are pending. They can make it larger than an image.
+fn settled<C: Content>(replayed: Option<(u64, Body<C>)>) -> Result<Option<(u64, Body<C>)>, Error> {
+    let Some((version, mut body)) = replayed else {
+        return Ok(None);
+    };
+    body.settle();
+    fits_an_image(&body).map_err(Error::Damaged)?;
+    Ok(Some((version, body)))
 }
 
 /// Notes images that are none.

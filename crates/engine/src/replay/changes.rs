@@ -149,7 +149,7 @@ pub(super) fn gap(nid: Nid, version: u64, to: u64, merge: bool) -> Error {
 }
 
 /// Each change fits a node that it may find; together they may outgrow what an image holds.
-pub(super) fn fits_an_image<C: Content>(body: &Body<C>) -> Result<(), Damage> {
+pub(crate) fn fits_an_image<C: Content>(body: &Body<C>) -> Result<(), Damage> {
     // What that says is right but for a few bytes; encoding looks at every one.
     if body.image() <= PAYLOAD_MAX / 2 {
         return Ok(());

@@ -1,11 +1,13 @@
 //! Changes to a salvaged store, and the checkpoint that makes them true.
 
-use super::{Salvage, SalvageError};
+use super::{Salvage, SalvageError, bounded};
 use crate::checkpoint::CheckpointReport;
 use crate::content::Content;
 use crate::error::Error;
 use crate::finding::Object;
 use crate::node::Body;
+use crate::recovery::outdated;
+use crate::segments::SegmentId;
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
 use format::item::PAYLOAD_MAX;
@@ -49,11 +51,10 @@ impl<C: Content> Salvage<C> {
 
     fn replace(&self, nid: Nid, body: Body<C>) -> Result<(), Error> {
         let version = self.next_version(nid)?;
-        self.set_body(nid, version, body);
-        Ok(())
+        self.set_body(nid, version, body)
     }
 
-    fn set_body(&self, nid: Nid, version: u64, body: Body<C>) {
+    fn set_body(&self, nid: Nid, version: u64, body: Body<C>) -> Result<(), Error> {
         let cell = self.store.nodes.get(nid);
         let dirty = cell.filter(|cell| cell.header.dirty.load(Ordering::Acquire));
         if let Some(cell) = dirty {
@@ -62,11 +63,12 @@ impl<C: Content> Salvage<C> {
                 Body::User(content) => cell.header.is_owned() == C::owned(content.kind()),
             };
             if same_lock {
+                bounded(nid, version)?;
                 let mut state = cell.write();
                 state.version = version;
                 state.body = body;
                 self.store.nodes.recharge(&cell, &state.body);
-                return;
+                return Ok(());
             }
             // It has its place in the lock order for life: another takes over.
             for list in &self.store.dirty.lists {
@@ -74,7 +76,7 @@ impl<C: Content> Salvage<C> {
                     .retain(|other| !base::sync::Arc::ptr_eq(&other.cell, &cell));
             }
         }
-        self.adopt(nid, version, body);
+        self.adopt(nid, version, body)
     }
 
     /// Makes the space maps say that exactly the blocks of these bitmaps are in use: one for each
@@ -86,6 +88,7 @@ impl<C: Content> Salvage<C> {
         ever: impl Fn(u32) -> bool,
     ) -> Result<(), SalvageError> {
         let geometry = self.store.array.geometry().clone();
+        let per_chunk = geometry.segments_per_chunk() as u64;
         let meta = self.store.segments.live();
         let (mut states, mut allocator) = (Vec::new(), Vec::new());
         for chunk in 0..geometry.chunk_count {
@@ -100,7 +103,11 @@ impl<C: Content> Salvage<C> {
                 false => self.set_map(chunk, map, true)?,
             };
             states.push(state);
-            let kept = self.kept_chunks.contains(&chunk) || ever(chunk);
+            let segments = SegmentId(u64::from(chunk) * per_chunk)
+                ..SegmentId((u64::from(chunk) + 1) * per_chunk);
+            let kept = self.kept_chunks.contains(&chunk)
+                || ever(chunk)
+                || self.occupied.range(segments).next().is_some();
             allocator.push(match (meta.contains_key(&chunk), state) {
                 (true, _) => ChunkState::Meta,
                 (false, ChunkState::Free) if kept => ChunkState::Data(0),
@@ -147,24 +154,28 @@ impl<C: Content> Salvage<C> {
             self.note(Object::Chunk(chunk), false, what);
         }
         let body = map.map_or(Body::Gone, Body::Space);
-        self.set_body(nid, last.max(logged) + 1, body);
+        self.set_body(nid, last.max(logged) + 1, body)?;
         Ok(state)
     }
 
     /// **The commit point** of a repair: writes everything that changed beside what is there, then
-    /// the record. After an error, or a crash before the record, the devices hold the old state.
+    /// the record. After an error, or a crash before the record, the devices hold the old state. Labels of old devices
+    /// say so until the record is there: else a mount would take them for as new as the others, which they are not without the repair.
     ///
     /// # Errors
     /// [`Error::NoSpace`] when there is no room beside the old state.
     pub fn publish(self) -> Result<(), SalvageError> {
         self.store.segments.keep_out(&self.occupied);
-        (self.store.array)
-            .note_mount(self.store.journal.mount_id)
+        let (array, mount) = (&self.store.array, self.store.journal.mount_id);
+        let old = outdated(array).iter().map(|old| old.device).collect();
+        array
+            .note_mount_on_others(mount, &old)
             .map_err(Error::from)?;
         let mut state = self.store.checkpoint_state.lock();
         let mut report = CheckpointReport::default();
         self.store
             .write_checkpoint(&mut state, false, &[], &mut report)?;
+        array.note_mount(mount).map_err(Error::from)?;
         Ok(())
     }
 }

@@ -4,7 +4,8 @@
 //! Invariants:
 //! 1. What lies inside a sound item or batch is its payload, whatever it looks like: a scan goes
 //!    on behind it.
-//! 2. With a readable segment table only segments with live bytes are read, so what an
+//! 2. What cannot be is not taken for anything: node ids, pages and space maps beyond what a table of this array can have.
+//! 3. With a readable segment table only segments with live bytes are read, so what an
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
@@ -19,7 +20,9 @@ use crate::table::{Entry, LostPages, Table};
 use device::{AlignedBuf, Array};
 use format::item::{self, ITEM_ALIGN, ItemKind, ItemPointer, Place};
 use format::journal::BatchHeader;
-use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES};
+use format::table::{
+    LEAF_NIDS, MAP_REGIONS, NID_LIMIT, REGION_LEAVES, REGION_NIDS, SPACE_MAP_FIRST,
+};
 use format::{COUNTER_FOUND_MAX, Damage, Nid, U64};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,10 +68,14 @@ pub(super) struct Scan {
     pub leaves: BTreeMap<u64, FoundLeaf>,
     /// The newest copy of each region page below a lost map page.
     pub regions: BTreeMap<u64, Found>,
-    /// The newest image of each node: its version and place.
+    /// The newest image of each node: its version, and where it was found first.
     pub images: BTreeMap<u64, (u64, Place)>,
+    /// Other places of it: cleaning moves images, and leaves what it has moved where it was.
+    copies: BTreeMap<u64, Vec<Place>>,
     /// Segments that another scan would read, or find something in.
     pub occupied: BTreeSet<SegmentId>,
+    /// Nodes can have the nids below this.
+    nids: u64,
 }
 
 impl Scan {
@@ -82,7 +89,10 @@ impl Scan {
     ) -> Result<Scan, SalvageError> {
         let geometry = store.array.geometry();
         let per_chunk = geometry.segments_per_chunk() as u64;
-        let mut scan = Scan::default();
+        let mut scan = Scan {
+            nids: SPACE_MAP_FIRST + u64::from(geometry.chunk_count),
+            ..Scan::default()
+        };
         let mut buf = AlignedBuf::zeroed(geometry.segment_bytes());
         for chunk in 0..geometry.chunk_count {
             for index in 0..per_chunk {
@@ -127,7 +137,9 @@ impl Scan {
             match ItemKind::from_byte(header.kind) {
                 // It might be in the data of a file.
                 _ if version > COUNTER_FOUND_MAX => {}
-                Some(ItemKind::TableLeaf) if version <= limit && wanted.leaf(id) => {
+                Some(ItemKind::TableLeaf)
+                    if version <= limit && id < NID_LIMIT / LEAF_NIDS && wanted.leaf(id) =>
+                {
                     let entries = Table::parse_leaf(payload).filter(|entries| {
                         entries
                             .iter()
@@ -138,22 +150,41 @@ impl Scan {
                         self.leaf(id, FoundLeaf { found, entries });
                     }
                 }
-                Some(ItemKind::TableRegion) if version <= limit && wanted.region(id) => {
+                Some(ItemKind::TableRegion)
+                    if version <= limit && id < NID_LIMIT / REGION_NIDS && wanted.region(id) =>
+                {
                     if let Some(free) = Table::free_in_region(payload) {
                         self.region(id, found(version, place, header.crc.get(), free));
                     }
                 }
-                Some(ItemKind::Node) if wanted.leaf(id / LEAF_NIDS) => {
-                    let newest = self.images.entry(id).or_insert((version, place));
-                    if newest.0 < version {
-                        *newest = (version, place);
-                    }
+                Some(ItemKind::Node) if id < self.nids && wanted.leaf(id / LEAF_NIDS) => {
+                    self.image(id, version, place);
                 }
                 _ => {}
             }
             at += len;
         }
         any
+    }
+
+    fn image(&mut self, nid: u64, version: u64, place: Place) {
+        match self.images.get(&nid) {
+            Some((newest, _)) if *newest > version => {}
+            Some((newest, _)) if *newest == version => {
+                self.copies.entry(nid).or_default().push(place);
+            }
+            _ => {
+                self.images.insert(nid, (version, place));
+                self.copies.remove(&nid);
+            }
+        }
+    }
+
+    /// Whether the newest image of a node lies there, too.
+    fn lies_at(&self, nid: u64, place: Place) -> bool {
+        let first = self.images.get(&nid).map(|(_, first)| first);
+        let others = self.copies.get(&nid).into_iter().flatten();
+        first.into_iter().chain(others).any(|found| *found == place)
     }
 
     fn leaf(&mut self, id: u64, leaf: FoundLeaf) {
@@ -184,15 +215,21 @@ impl Scan {
         regions.map(|(id, found)| (*id, *found))
     }
 
-    /// The newest copy of a leaf page is not the last one: there are images that it does not know.
+    /// The newest copy of a leaf page is not the last one: there are images that it does not know, or that have been moved since.
     pub fn is_outdated(&self, id: u64) -> bool {
         let first = id * LEAF_NIDS;
+        let leaf = self.leaves.get(&id);
         let known = |nid: u64| {
-            let leaf = self.leaves.get(&id);
-            leaf.map_or(0, |leaf| leaf.entries[(nid - first) as usize].version)
+            leaf.map_or(Entry::default(), |leaf| {
+                leaf.entries[(nid - first) as usize]
+            })
         };
         let mut images = self.images.range(first..first + LEAF_NIDS);
-        images.any(|(nid, (version, _))| *version > known(*nid))
+        images.any(|(nid, (version, _))| {
+            let known = known(*nid);
+            let moved = || !known.place.is_none() && !self.lies_at(*nid, known.place);
+            *version > known.version || *version == known.version && moved()
+        })
     }
 
     /// The newest image of each node, unless the older copy of the leaf page knows of a later state.
@@ -209,8 +246,8 @@ impl Scan {
             match self.images.get(&nid) {
                 Some((version, place)) if *version >= old.version => {
                     found += 1;
-                    // There may be other copies of it, which nothing names any more.
-                    let named = *version == old.version && !old.place.is_none();
+                    // Where the older page says, if it is there still: it may have been moved since.
+                    let named = *version == old.version && self.lies_at(nid, old.place);
                     return Entry {
                         place: if named { old.place } else { *place },
                         version: *version,

@@ -6,9 +6,9 @@ use base::rng::Rng;
 use device::sim::Times;
 use engine::{Error, Need, Object, Salvage, SalvageError, StoreOptions};
 use format::checkpoint::CheckpointRecord;
-use format::item::ItemKind;
-use format::table::{LEAF_NIDS, REGION_NIDS};
-use format::{COUNTER_RECORD_MAX, Nid, U64};
+use format::item::{self, ItemKind};
+use format::table::{LEAF_NIDS, NID_LIMIT, REGION_NIDS, SPACE_MAP_FIRST};
+use format::{BLOCK_SIZE, COUNTER_RECORD_MAX, Nid, U64};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -264,6 +264,14 @@ impl Changed {
     }
 }
 
+/// Bytes at the end of the segment that an item lies in, where nothing has been written.
+fn room(items: &[Item], beside: &Item) -> u64 {
+    let same = items.iter().filter(|item| item.segment == beside.segment);
+    let end = same.map(|item| item.range.end).max().unwrap();
+    assert!(end + (16 << 10) <= beside.segment.end, "a full segment");
+    end.next_multiple_of(BLOCK_SIZE as u64)
+}
+
 /// Makes what a repair makes of a store without data.
 fn publish(mut salvage: Salvage<Numbers>) {
     salvage.set_space(|_| Vec::new(), |_| false).unwrap();
@@ -308,6 +316,78 @@ fn an_older_leaf_page_in_the_place_of_a_lost_one_is_a_loss() {
         assert_eq!(lost(&salvage), [object]);
         assert_eq!(found(salvage.store(), nid).unwrap()[0], 7);
     }
+}
+
+/// Cleaning has moved the image of a node that an older copy of a lost leaf page names, and something else is where that says. A repair dropped the node,
+/// though its image is there.
+#[test]
+fn an_image_that_was_moved_is_found_where_it_is_now() {
+    let all = changed(70);
+    let nid = all.first;
+    let image = newest(&all.items, ItemKind::Node, nid.0);
+    let mut bytes = vec![0; (image.range.end - image.range.start) as usize];
+    let device = &all.world.devices[0];
+    device.peek(image.range.start, &mut bytes);
+    device.poke(room(&all.items, image), &bytes);
+    device.poke(image.range.start, &vec![0xAA; bytes.len()]);
+    all.rot(ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
+    let salvage = all.world.salvage().unwrap();
+    assert_eq!(lost(&salvage), [Object::LeafPage(nid.0 / LEAF_NIDS)]);
+    for nid in [nid, all.second] {
+        assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
+    }
+    publish(salvage);
+    let (findings, nodes) = all.world.verify();
+    assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+}
+
+/// What looks like an item, and is of no node or page that this table can have, was found in the data of a file, or has been there since another
+/// file system was. A repair failed, or ended by an assertion.
+#[test]
+fn what_no_table_of_this_array_can_have_is_not_taken_for_a_part_of_it() {
+    let all = changed(71);
+    let nid = all.first;
+    let leaf = newest(&all.items, ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
+    let mut page = vec![0; (leaf.range.end - leaf.range.start) as usize];
+    let device = &all.world.devices[0];
+    device.peek(leaf.range.start, &mut page);
+    let page = item::decode(&page).unwrap().1.to_vec();
+    let chunks = u64::from(
+        all.world
+            .salvage()
+            .unwrap()
+            .store()
+            .array()
+            .geometry()
+            .chunk_count,
+    );
+    let mut bytes = Vec::new();
+    for (kind, id, payload) in [
+        (ItemKind::Node, NID_LIMIT, &[1; 8][..]),
+        (ItemKind::Node, NID_LIMIT + 5 * LEAF_NIDS, &[1; 8]),
+        (ItemKind::Node, SPACE_MAP_FIRST + chunks, &[1; 8]),
+        (ItemKind::TableLeaf, NID_LIMIT / LEAF_NIDS, &page),
+        (ItemKind::TableLeaf, u64::MAX / LEAF_NIDS, &page),
+    ] {
+        item::encode(&mut bytes, kind, 3, id, 1, |out| out.extend(payload));
+    }
+    let image = newest(&all.items, ItemKind::Node, nid.0);
+    device.poke(room(&all.items, image), &bytes);
+    // With no record everything is looked at.
+    for slot in [0, 1] {
+        all.world
+            .array()
+            .write_slot(slot, &[0; BLOCK_SIZE])
+            .unwrap();
+    }
+    let salvage = all.world.salvage().unwrap();
+    assert_eq!(lost(&salvage)[0], Object::Store);
+    for nid in [nid, all.second] {
+        assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
+    }
+    publish(salvage);
+    let (findings, nodes) = all.world.verify();
+    assert_eq!((findings, nodes.len()), (Vec::new(), 21));
 }
 
 /// Of a leaf page that is lost an older copy names a later state of a node than any that is found. What was found may refer to what

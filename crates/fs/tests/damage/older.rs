@@ -2,8 +2,9 @@
 
 use crate::images::*;
 use crate::repair::{repair_options, try_repair};
+use base::rng::Rng;
 use device::BlockDevice;
-use device::sim::{SimDevice, Snapshot};
+use device::sim::{PowerSwitch, SimDevice, Snapshot};
 use engine::Object;
 use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, repair};
 use fs::{Caller, FileSystem, ROOT};
@@ -97,6 +98,51 @@ fn a_device_that_was_put_back_is_told_and_taken_by_a_repair_alone() {
                 open(&devices, false).unwrap().close().unwrap();
             }
         }
+    }
+}
+
+/// A repair that takes old devices as they are is cut off. Until it is done a mount is refused as before: their labels had been made those of the others first of
+/// all, and whoever mounted then was told nothing.
+#[test]
+fn old_devices_are_told_until_a_repair_has_taken_them() {
+    let mut rng = Rng::new(7);
+    let (devices, states) = mounts(true, 3);
+    for old in [&[0][..], &[2], &[0, 1], &[1, 3]] {
+        put_back(&devices, [&states[3], &states[1]], old);
+        let forked = |switch: &Arc<PowerSwitch>| -> Vec<_> {
+            devices.iter().map(|device| device.fork(switch)).collect()
+        };
+        let switch = PowerSwitch::new();
+        let whole = forked(&switch);
+        assert!(try_repair(&whole, true).unwrap().lost());
+        let read = switch.operations();
+        try_repair(&whole, false).unwrap();
+        let ends = switch.operations() - read;
+        let (mut refused, mut done) = (0, 0);
+        for at in read.saturating_sub(4).min(ends)..=ends {
+            let context = format!("{old:?}, cut at {at} of {ends}");
+            let switch = PowerSwitch::new();
+            let cut = forked(&switch);
+            switch.cut_after(at);
+            drop(try_repair(&cut, false));
+            switch.cut_now();
+            let cut: Vec<_> = cut.iter().map(|device| device.restart(&mut rng)).collect();
+            switch.restore();
+            match open(&cut, true) {
+                Ok(_) => {
+                    assert!(fsck(&cut).is_sound(), "{context}");
+                    done += 1;
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("old copy"), "{context}: {error}");
+                    let report = try_repair(&cut, false).unwrap();
+                    assert_eq!(report.outcome, Outcome::Repaired, "{context}");
+                    open(&cut, false).unwrap().close().unwrap();
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 0 && done > 0, "{old:?}: {refused}, {done}");
     }
 }
 
