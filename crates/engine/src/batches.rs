@@ -611,6 +611,44 @@ pub(crate) fn whole(
     Ok(whole)
 }
 
+/// Headers in the ring that are in memory at a time: what users have logged can look like one in each sector.
+const HEADERS: usize = 1 << 16;
+
+/// The whole batches that lie in the ring, in order of their places, but for what only looks like one and lies within another. None has a counter above `most`.
+pub(crate) fn each_whole(
+    array: &Array,
+    most: u64,
+    mut found: impl FnMut(u64, BatchHeader),
+) -> Result<(), Error> {
+    let mut ring = RingReader::new(array);
+    let align = array.geometry().journal_align as u64;
+    let size = |header: &BatchHeader| BatchHeader::SIZE as u64 + header.len.get() as u64;
+    let (mut offset, mut behind) = (0, 0);
+    while offset < ring.size {
+        let mut looked_at = Vec::new();
+        while offset + BatchHeader::SIZE as u64 <= ring.size && looked_at.len() < HEADERS {
+            if let Some(header) = ring.header(offset)?
+                && header.is_countable(most)
+                && size(&header) <= ring.size
+            {
+                looked_at.push((offset, header));
+            }
+            offset += align;
+        }
+        if looked_at.is_empty() {
+            break;
+        }
+        for (at, header) in whole(&mut ring, looked_at)? {
+            if at >= behind {
+                found(at, header);
+                behind = at + size(&header).next_multiple_of(align);
+            }
+        }
+        offset = offset.max(behind);
+    }
+    Ok(())
+}
+
 /// What batches behind the last one of the chain say: of which some may be whole, though one before them is not.
 struct Beyond {
     /// The newest batch that one of them names as durable.

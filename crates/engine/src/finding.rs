@@ -2,6 +2,7 @@
 
 use crate::space::Extent;
 use base::sync::{Mutex, rank};
+use base::tight;
 use format::{Block, Nid};
 use std::fmt;
 
@@ -109,6 +110,7 @@ pub const FINDINGS_MAX: usize = 10_000;
 /// A bounded list that several threads add to.
 #[derive(Debug)]
 pub struct Findings {
+    most: usize,
     kept: Mutex<(Vec<Finding>, u64)>,
 }
 
@@ -121,13 +123,14 @@ impl Default for Findings {
 impl Findings {
     pub fn new() -> Findings {
         Findings {
+            most: tight::limit(FINDINGS_MAX, 8),
             kept: Mutex::new(rank::LEAF, (Vec::new(), 0)),
         }
     }
 
     pub fn add(&self, object: Object, severity: Severity, what: impl Into<String>) {
         let mut kept = self.kept.lock();
-        if kept.0.len() >= FINDINGS_MAX {
+        if kept.0.len() >= self.most {
             kept.1 += 1;
             return;
         }

@@ -11,7 +11,7 @@
 //! A device without copies of the slots, or with none that is whole, has nothing of the third kind. Nor has an old copy from after the last
 //! checkpoint; recovery refuses it if a batch that it lacks a part of was durable by what lies on others.
 
-use crate::batches::{RingReader, after};
+use crate::batches::{after, each_whole};
 use crate::error::Error;
 use crate::journal::Anchor;
 use device::{AlignedBuf, Array};
@@ -109,26 +109,14 @@ struct Chain<'a> {
 
 impl Chain<'_> {
     fn of(array: &Array) -> Result<Chain<'_>, Error> {
-        let mut ring = RingReader::new(array);
-        let (size, align) = (ring.size, array.geometry().journal_align as u64);
+        let size = array.geometry().journal_bytes();
         let mut chain = Chain {
             array,
             size,
             by_start: BTreeMap::new(),
             by_end: BTreeMap::new(),
         };
-        let mut start = 0;
-        while start < size {
-            let header = ring.header(start)?;
-            let header = header.filter(|header| header.is_countable(COUNTER_MAX));
-            let Some(header) = header else {
-                start += align;
-                continue;
-            };
-            if !ring.is_whole(start, &header)? {
-                start += align;
-                continue;
-            }
+        each_whole(array, COUNTER_MAX, |start, header| {
             let at = Anchor {
                 position: start,
                 sequence: header.sequence.get(),
@@ -137,8 +125,7 @@ impl Chain<'_> {
             let end = after(array, at, &header).position;
             chain.by_end.insert(end % size, start);
             chain.by_start.insert(start, Found { start, end, header });
-            start = end;
-        }
+        })?;
         Ok(chain)
     }
 

@@ -9,7 +9,7 @@
 //! Invariants:
 //! 1. Nothing is written; the journal is replayed in memory.
 //! 2. Memory does not grow with names or with file sizes: 22 bytes for each nid of a region in use
-//!    (`state::Inodes`), one bit for each block of a data chunk in use (`state::Blocks`), a
+//!    (`state::Inodes`), one or two bits for each block of a data chunk in use (`state::Blocks`), a
 //!    bounded list of findings, and the store's caches.
 //! 3. What an unreadable node or table page hides is not reported again as missing, leaked
 //!    or miscounted.
@@ -33,7 +33,7 @@ use devices::Tally;
 pub use devices::{DeviceItems, is_member};
 use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Unread, Verified};
 use format::Nid;
-use state::{Blocks, Inodes};
+use state::{Blocks, Inodes, WRONG};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -220,8 +220,6 @@ struct Check<'a> {
     tally: Tally,
     /// Chunks that hold segments, by number: no file has blocks there.
     meta: Vec<bool>,
-    /// Blocks that two extents claim; bounded.
-    shared: Mutex<BTreeSet<u64>>,
     /// Nodes that a second place refers to, with that place's inode.
     contested: Mutex<BTreeSet<(Nid, Nid)>>,
     /// One directory of each loop.
@@ -266,7 +264,6 @@ impl<'a> Check<'a> {
             progress,
             findings,
             counts: Counts::default(),
-            shared: Mutex::new(rank::LEAF, BTreeSet::new()),
             contested: Mutex::new(rank::LEAF, BTreeSet::new()),
             cycles: Mutex::new(rank::LEAF, Vec::new()),
             owners_hidden: AtomicBool::new(false),
@@ -345,6 +342,7 @@ impl<'a> Check<'a> {
     }
 
     fn error(&self, nid: Nid, what: impl Into<String>) {
+        self.inodes.mark(nid, WRONG);
         self.findings.error(Object::Node(nid), what);
     }
 

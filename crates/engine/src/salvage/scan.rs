@@ -9,7 +9,7 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run, all_there, sums_of, whole};
+use crate::batches::{RingReader, Run, all_there, each_whole, sums_of};
 use crate::content::Content;
 use crate::error::Error;
 use crate::journal::Anchor;
@@ -25,9 +25,6 @@ use format::table::{
 };
 use format::{COUNTER_FOUND_MAX, Damage, Nid, U64};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Headers in the ring that are in memory at a time: what users have logged can look like one in each sector.
-const HEADERS: usize = 1 << 16;
 
 /// What is looked for.
 pub(super) struct Wanted<'l> {
@@ -300,34 +297,11 @@ pub(super) struct Survey {
 
 impl Survey {
     pub fn of(array: &Array) -> Result<Survey, Error> {
-        let mut ring = RingReader::new(array);
-        let align = array.geometry().journal_align as u64;
-        let size = |header: &BatchHeader| BatchHeader::SIZE as u64 + header.len.get() as u64;
         let mut survey = Survey::default();
-        let (mut offset, mut behind) = (0, 0);
-        while offset < ring.size {
-            let mut looked_at = Vec::new();
-            while offset + BatchHeader::SIZE as u64 <= ring.size && looked_at.len() < HEADERS {
-                if let Some(header) = ring.header(offset)?
-                    && header.is_countable(COUNTER_FOUND_MAX)
-                    && size(&header) <= ring.size
-                {
-                    looked_at.push((offset, header));
-                }
-                offset += align;
-            }
-            if looked_at.is_empty() {
-                break;
-            }
-            for (at, header) in whole(&mut ring, looked_at)? {
-                // Invariant 1, for batches.
-                if at >= behind {
-                    survey.note(at, header);
-                    behind = at + size(&header).next_multiple_of(align);
-                }
-            }
-            offset = offset.max(behind);
-        }
+        // Invariant 1, for batches.
+        each_whole(array, COUNTER_FOUND_MAX, |at, header| {
+            survey.note(at, header)
+        })?;
         Ok(survey)
     }
 

@@ -16,9 +16,6 @@ use format::xattr::VALUE_PIECE;
 use format::{BLOCK_SIZE, Block, Nid};
 use std::sync::atomic::Ordering;
 
-/// Blocks claimed twice that are followed up; a repair gets through so many in each of its rounds.
-const SHARED_MAX: usize = 1 << 18;
-
 /// Sees all nodes once.
 pub struct Contents<'c, 'a>(pub &'c Check<'a>);
 
@@ -223,17 +220,8 @@ impl Contents<'_, '_> {
             if extent.end() > SIZE_MAX.div_ceil(BLOCK_SIZE as u64) {
                 check.error(nid, format!("{extent:?} lies beyond the largest file size"));
             }
-            let mut again = Vec::new();
-            check.blocks.claim(Extent { block, len }, |block| {
-                if again.len() < SHARED_MAX {
-                    again.push(block.0);
-                }
-            });
-            if !again.is_empty() {
-                let mut shared = check.shared.lock();
-                let room = SHARED_MAX.saturating_sub(shared.len());
-                shared.extend(again.into_iter().take(room));
-            }
+            // Who else claims them, and which, is looked for when all are known.
+            let _ = check.blocks.claim(Extent { block, len });
         }
     }
 

@@ -6,7 +6,7 @@ use format::geometry::Geometry;
 use format::table::REGION_NIDS;
 use format::{Block, Nid};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// The nid is an inode; its type is in the low bits.
 pub const INODE: u16 = 1 << 4;
@@ -26,6 +26,8 @@ pub const TRUNCATING: u16 = 1 << 10;
 pub const REACHED: u16 = 1 << 11;
 /// The walk from the directory to the root is under way.
 pub const WALKING: u16 = 1 << 12;
+/// Something is wrong with it: of more nodes than findings are kept of.
+pub const WRONG: u16 = 1 << 13;
 /// The type bits, as in `d_type`.
 pub const TYPE: u16 = 0xF;
 
@@ -186,10 +188,17 @@ fn low(nid: Nid) -> u32 {
     u32::try_from(nid.0).unwrap_or(0)
 }
 
-/// Which blocks of the data area extents claim: a bitmap for each chunk, once one is claimed.
+/// Which blocks of the data area extents claim, and which more than one does: a bitmap for each chunk, once there is one.
 pub struct Blocks {
     geometry: Geometry,
-    chunks: Vec<Mutex<Vec<u64>>>,
+    chunks: Vec<Mutex<Claims>>,
+    any_shared: AtomicBool,
+}
+
+#[derive(Default)]
+struct Claims {
+    once: Vec<u64>,
+    again: Vec<u64>,
 }
 
 /// Runs of a comparison that are reported one by one.
@@ -201,37 +210,67 @@ pub struct Difference {
 
 impl Blocks {
     pub fn new(geometry: &Geometry) -> Blocks {
-        let chunk = |i| Mutex::keyed(rank::LEAF, i as u64, Vec::new());
+        let chunk = |i| Mutex::keyed(rank::LEAF, i as u64, Claims::default());
         Blocks {
+            any_shared: AtomicBool::new(false),
             chunks: (0..geometry.chunk_count).map(chunk).collect(),
             geometry: geometry.clone(),
         }
     }
 
-    /// Claims blocks, which lie in the data area; calls `again` with those that were claimed
-    /// before.
-    pub fn claim(&self, extent: Extent, mut again: impl FnMut(Block)) {
+    /// Claims blocks, as far as they lie in the data area; false: some were claimed before, and are shared now.
+    pub fn claim(&self, extent: Extent) -> bool {
+        let mut alone = true;
         let (mut block, end) = (extent.block.0, extent.block.0 + extent.len as u64);
         while block < end {
             let Some((chunk, start)) = self.geometry.chunk_of(Block(block)) else {
-                return;
+                return alone;
             };
             let len = (end - block).min((self.geometry.chunk_blocks - start) as u64) as u32;
-            let mut words = self.chunks[chunk as usize].lock();
-            if words.is_empty() {
-                *words = vec![0; self.words()];
+            let mut claims = self.chunks[chunk as usize].lock();
+            let Claims { once, again } = &mut *claims;
+            if once.is_empty() {
+                *once = vec![0; self.words()];
             }
             for index in start..start + len {
-                let word = &mut words[index as usize / 64];
-                let bit = 1 << (index % 64);
-                if *word & bit != 0 {
-                    again(Block(block + (index - start) as u64));
+                let (word, bit) = (index as usize / 64, 1 << (index % 64));
+                if once[word] & bit != 0 {
+                    alone = false;
+                    again.resize(once.len(), 0);
+                    again[word] |= bit;
                 }
-                *word |= bit;
+                once[word] |= bit;
             }
-            drop(words);
+            drop(claims);
             block += len as u64;
         }
+        if !alone {
+            self.any_shared.store(true, Ordering::Relaxed);
+        }
+        alone
+    }
+
+    /// Some blocks were claimed twice.
+    pub fn any_shared(&self) -> bool {
+        self.any_shared.load(Ordering::Relaxed)
+    }
+
+    /// The first of these blocks that was claimed twice.
+    pub fn first_shared(&self, extent: Extent) -> Option<Block> {
+        if !self.any_shared() {
+            return None;
+        }
+        let blocks = extent.block.0..extent.block.0 + extent.len as u64;
+        blocks.map(Block).find(|block| self.is_shared(*block))
+    }
+
+    pub fn is_shared(&self, block: Block) -> bool {
+        let Some((chunk, index)) = self.geometry.chunk_of(block) else {
+            return false;
+        };
+        let claims = self.chunks[chunk as usize].lock();
+        let word = claims.again.get(index as usize / 64);
+        word.is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 
     fn words(&self) -> usize {
@@ -243,7 +282,7 @@ impl Blocks {
         let Some(slot) = self.chunks.get(chunk as usize) else {
             return;
         };
-        let claimed = std::mem::take(&mut *slot.lock());
+        let claimed = std::mem::take(&mut slot.lock().once);
         let first = self.geometry.chunk_block(chunk).0;
         let mut run: Option<Difference> = None;
         for index in 0..self.geometry.chunk_blocks {
@@ -274,14 +313,14 @@ impl Blocks {
 
     /// The claims of a chunk, a bit for each block; empty when there are none.
     pub fn claims(&self, chunk: u32) -> Vec<u64> {
-        self.chunks[chunk as usize].lock().clone()
+        self.chunks[chunk as usize].lock().once.clone()
     }
 
     /// Chunks with claims that nothing was compared with.
     pub fn left(&self) -> Vec<u32> {
         let chunks = (0..).zip(&self.chunks);
         chunks
-            .filter(|(_, claims)| !claims.lock().is_empty())
+            .filter(|(_, claims)| !claims.lock().once.is_empty())
             .map(|(chunk, _)| chunk)
             .collect()
     }

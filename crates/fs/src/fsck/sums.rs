@@ -9,10 +9,9 @@ use super::state::{
 use super::{Check, Phase, Progress};
 use crate::api::ROOT;
 use crate::content::{Body, FileExtent, FsNode};
-use engine::{Object, Severity, SpaceMap, Unread, Visitor};
+use engine::{Extent, Object, Severity, SpaceMap, Unread, Visitor};
 use format::Nid;
 use format::table::SPACE_MAP_FIRST;
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Check<'_> {
@@ -139,19 +138,14 @@ impl Check<'_> {
 
     /// Names everybody who claims a block that was claimed twice.
     pub(super) fn check_shared_blocks(&self) {
-        let shared = self.shared.lock().clone();
-        if shared.is_empty() {
+        if !self.blocks.any_shared() {
             return;
         }
         let files = |nid| {
             let facts = self.inodes.get(nid);
             facts.is_some_and(|f| f.is(INODE) && f.kind() == libc::DT_REG)
         };
-        let owners = Owners {
-            check: self,
-            shared,
-        };
-        self.store.visit(&files, &owners);
+        self.store.visit(&files, &Owners { check: self });
     }
 
     pub(super) fn check_space(&self) {
@@ -172,10 +166,9 @@ impl Check<'_> {
     }
 }
 
-/// Looks for the owners of some blocks.
+/// Looks for the owners of blocks that were claimed twice.
 struct Owners<'c, 'a> {
     check: &'c Check<'a>,
-    shared: BTreeSet<u64>,
 }
 
 impl Visitor<FsNode> for Owners<'_, '_> {
@@ -212,8 +205,8 @@ impl Visitor<FsNode> for Owners<'_, '_> {
 impl Owners<'_, '_> {
     fn extents(&self, nid: Nid, list: &[FileExtent]) {
         for extent in list {
-            let blocks = extent.block.0..extent.block.0 + extent.len as u64;
-            if let Some(block) = self.shared.range(blocks).next() {
+            let (block, len) = (extent.block, extent.len);
+            if let Some(block) = self.check.blocks.first_shared(Extent { block, len }) {
                 let what = format!("{extent:?} shares block {block} with another place");
                 self.check.error(nid, what);
             }

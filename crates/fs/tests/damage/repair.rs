@@ -864,6 +864,39 @@ fn a_full_array_can_be_repaired() {
     assert!(found.size >= 300, "{found:?}");
 }
 
+/// Only some findings are kept, here a few; and so many in each round were mended, in as many rounds as there may be. Names of a million lost files in as many
+/// folders were too much, and the repair refused.
+#[test]
+fn more_is_mended_than_findings_are_kept_of() {
+    const FOLDERS: u64 = 600;
+    let devices = make(&[DEVICE_BYTES; DEVICES]);
+    let fs = open(&devices, false).unwrap();
+    let mut model = Model::default();
+    let mut lost = BTreeSet::new();
+    for i in 0..FOLDERS {
+        model.add(&fs, &format!("/{i}"), Thing::Dir);
+        let path = format!("/{i}/lost");
+        lost.insert(model.add(&fs, &path, Thing::File(vec![1; 10])));
+    }
+    fs.close().unwrap();
+    let image = image(&devices, model, None);
+    let devices = image.devices();
+    for (index, offset, nid, _) in nodes(&image) {
+        if lost.contains(&nid) {
+            devices[index].poke(offset + 40, &[0xEE; 4]);
+        }
+    }
+    base::tight::set(true);
+    let report = try_repair(&devices, false);
+    base::tight::set(false);
+    let report = report.unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert!(report.before.findings.len() < 64);
+    assert_eq!(fsck(&devices).findings, []);
+    let fs = open(&devices, false).unwrap();
+    assert_eq!(walk(&fs, "mended").len() as u64, FOLDERS);
+}
+
 #[test]
 fn random_damage_of_a_clean_image_is_repaired() {
     let tally = random_repairs(&clean_image(), seed(11), count(120) / 4, false);

@@ -47,6 +47,8 @@ struct Walk<'w, 'r, T> {
     /// Nodes that another inode has are left to it.
     respect_claims: bool,
     seen: HashSet<Nid>,
+    /// Index nodes above.
+    level: u8,
     found: Collected<T>,
 }
 
@@ -63,6 +65,7 @@ impl Round<'_> {
             owner,
             respect_claims,
             seen: HashSet::new(),
+            level: 0,
             found: Collected::of_list(Vec::new()),
         };
         walk.children(&root.children, root.depth, (0, None))?;
@@ -176,11 +179,16 @@ impl<T: InLeaf> Walk<'_, '_, T> {
             false => None,
         };
         match node {
-            Some(FsNode::Index(list)) if !list.is_empty() && depth <= DEPTH_MAX => {
+            // A depth that says otherwise is wrong; no tree has more levels, whatever it says.
+            Some(FsNode::Index(list))
+                if !list.is_empty() && depth <= DEPTH_MAX && self.level < DEPTH_MAX =>
+            {
                 self.found.nodes.push(child.nid);
-                // A depth that says otherwise is wrong; nodes are seen once, so this ends.
                 self.found.sound &= depth > 0;
-                self.children(&list, depth.saturating_sub(1), (child.key, end))
+                self.level += 1;
+                let done = self.children(&list, depth.saturating_sub(1), (child.key, end));
+                self.level -= 1;
+                done
             }
             Some(node) if T::in_leaf(&node).is_ok() => {
                 let list = T::in_leaf(&node).map_or(Vec::new(), |l| l.copy(0..l.len()));

@@ -346,14 +346,13 @@ impl Round<'_> {
     fn keep_blocks(&mut self, nid: Nid, extent: FileExtent, sound: &mut Vec<FileExtent>) {
         let geometry = self.salvage.store().array().geometry().clone();
         let blocks = extent.block.0..extent.block.0 + extent.len as u64;
+        let claims = &self.check.blocks;
         let run = Extent {
             block: extent.block,
             len: extent.len,
         };
         let outside = !self.check.store.is_data_extent(run);
-        let suspect = outside
-            || self.check.in_segments(run)
-            || self.contested.range(blocks.clone()).next().is_some();
+        let suspect = outside || self.check.in_segments(run) || claims.first_shared(run).is_some();
         if !suspect {
             sound.push(extent);
             return;
@@ -366,7 +365,11 @@ impl Round<'_> {
             let page = extent.page + (block - extent.block.0);
             let chunk = geometry.chunk_of(Block(block));
             let inside = chunk.is_some_and(|(chunk, _)| !self.check.meta[chunk as usize]);
-            let mine = !self.contested.contains(&block) || self.taken.insert(block);
+            let one = Extent {
+                block: Block(block),
+                len: 1,
+            };
+            let mine = !claims.is_shared(one.block) || self.taken.claim(one);
             if inside && mine {
                 match &mut keep {
                     Some(keep) if keep.end() == page => keep.len += 1,

@@ -15,7 +15,7 @@ use crate::dir::{check_name, is_dot};
 use format::Nid;
 use format::dir::COLLISION_BITS;
 use format::item::PAYLOAD_MAX;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 impl Round<'_> {
     /// Gathers a directory's names, removes those that name nothing, and puts them in order.
@@ -205,6 +205,8 @@ impl Round<'_> {
     /// A node that two inodes refer to belongs to the one whose tree adds up with it.
     pub fn settle_contested(&mut self) -> Result<(), Error> {
         let contested: BTreeSet<(Nid, Nid)> = self.check.contested.lock().clone();
+        // Two trees may have all their nodes in common.
+        let mut known = BTreeMap::new();
         for (node, second) in contested {
             let Some(facts) = self.facts(node).filter(|facts| facts.is(OWNED)) else {
                 continue;
@@ -214,7 +216,15 @@ impl Round<'_> {
             if first == second || !self.may_have(second, node)? {
                 continue;
             }
-            let others = !self.adds_up(first)? && self.adds_up(second)?;
+            let mut adds_up = |nid| -> Result<bool, Error> {
+                if let Some(known) = known.get(&nid) {
+                    return Ok(*known);
+                }
+                let found = self.adds_up(nid)?;
+                known.insert(nid, found);
+                Ok(found)
+            };
+            let others = !adds_up(first)? && adds_up(second)?;
             if others || !self.may_have(first, node)? {
                 self.check.inodes.set_above(node, second);
             }

@@ -3,10 +3,10 @@
 //! Invariants:
 //! 1. Everything is decided by facts of one check, and a stage runs only in a round in which the
 //!    stages before it changed nothing, so no decision rests on what the round itself changed.
-//! 2. A round that finds something changes something; [`ROUNDS_MAX`] bounds what slips through.
+//! 2. A round that finds something changes something; [`ROUNDS_MAX`] bounds what slips through. It mends all nodes with findings, also those of which none is kept.
 
 use super::super::paths;
-use super::super::state::{CLAIMED, Facts, INODE};
+use super::super::state::{Blocks, CLAIMED, Facts, INODE, WRONG};
 use super::super::{Check, Phase, Progress, contents};
 use super::{Action, ActionKind, Actions};
 use crate::Error;
@@ -16,7 +16,7 @@ use crate::dir::NameHash;
 use base::clock::Timestamp;
 use engine::{Finding, Findings, Object, Salvage};
 use format::Nid;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// More rounds than any sum of damages is known to take.
@@ -59,9 +59,8 @@ pub(super) struct Round<'r> {
     /// Nodes with findings.
     pub nids: BTreeSet<Nid>,
     pub paths: BTreeMap<Nid, String>,
-    /// Blocks that two extents claim, and those of them that somebody got.
-    pub contested: BTreeSet<u64>,
-    pub taken: HashSet<u64>,
+    /// Of the blocks that two extents claim, those that somebody got.
+    pub taken: Blocks,
     /// New parents of directories.
     pub parents: BTreeMap<Nid, Nid>,
     pub changed: bool,
@@ -146,19 +145,24 @@ impl<'a> Rounds<'a> {
         if findings.is_empty() {
             return Ok(Step::Still);
         }
-        let nids = findings.iter().filter_map(|f| match f.object {
+        let kept = findings.iter().filter_map(|f| match f.object {
             Object::Node(nid) => Some(nid),
             _ => None,
+        });
+        let mut nids: BTreeSet<Nid> = kept.collect();
+        check.inodes.each(|nid, facts| {
+            if facts.is(WRONG) {
+                nids.insert(nid);
+            }
         });
         let mut round = Round {
             salvage: &self.salvage,
             hash: &self.hash,
             now: self.salvage.store().clock().now(),
             actions: &mut self.actions,
-            nids: nids.collect(),
+            nids,
             paths: paths::resolve(&check, &findings),
-            contested: check.shared.lock().clone(),
-            taken: HashSet::new(),
+            taken: Blocks::new(self.salvage.store().array().geometry()),
             parents: BTreeMap::new(),
             check: &check,
             changed: false,
@@ -216,7 +220,7 @@ impl Check<'_> {
         trouble.or(worst.map(Left::Finding))
     }
 
-    fn close(self) -> super::super::state::Blocks {
+    fn close(self) -> Blocks {
         self.blocks
     }
 }
@@ -243,7 +247,7 @@ impl Round<'_> {
             .copied()
             .filter(|nid| self.facts(*nid).is_some_and(|facts| facts.is(INODE)))
             .collect();
-        if !self.contested.is_empty() {
+        if self.check.blocks.any_shared() {
             // Who comes first keeps a contested block.
             let mut ranked = Vec::new();
             for nid in inodes {
