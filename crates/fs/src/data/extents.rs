@@ -55,6 +55,8 @@ enum Place<'s> {
     /// The inode's list grows into a tree with these leaves.
     NewTree(Vec<(FreshNid<'s, FsNode>, Vec<FileExtent>)>),
     Leaf(Slot),
+    /// Nothing is left in the leaf: it goes, and index nodes above it that it empties.
+    Removed(Box<tree::Removal>),
     Split {
         leaf: Slot,
         path: Box<tree::Path>,
@@ -306,6 +308,10 @@ fn plan_leaf<'s>(
     let leaf = path.lock_leaf(op)?;
     let old = op.peek(leaf).extents()?;
     let (merged, freed, gained) = preview(old, changes)?;
+    if merged.is_empty() && !old.is_empty() {
+        let removal = path.plan_removal(op, leaf)?;
+        return Ok((Place::Removed(Box::new(removal)), freed, gained));
+    }
     if merged.len() <= LEAF_MAX {
         return Ok((Place::Leaf(leaf), freed, gained));
     }
@@ -355,7 +361,7 @@ impl Plan<'_> {
         match &self.place {
             Place::Inode { replaces_inline } => !replaces_inline,
             Place::Leaf(_) => true,
-            Place::NewTree(_) | Place::Split { .. } => false,
+            Place::NewTree(_) | Place::Split { .. } | Place::Removed(_) => false,
         }
     }
 
@@ -369,6 +375,7 @@ impl Plan<'_> {
                 apply_to(op, self.inode, self.changes);
             }
             Place::Leaf(leaf) => apply_to(op, leaf, self.changes),
+            Place::Removed(removal) => removal.finish(op, Some(Body::Extents(Vec::new()))),
             Place::NewTree(leaves) => {
                 let mut children = create_leaves(op, leaves);
                 // The first child covers everything below the second.

@@ -59,6 +59,52 @@ fn all_of_a_range_is_zero_in_however_many_pieces_it_lies() {
     assert!(m.contents(ino) == bytes);
 }
 
+/// A file that is added to at its end and punched at its beginning has as much at any time, and so have its leaves: those that nothing was left in stayed, and
+/// more came with all that had ever passed through.
+#[test]
+fn a_leaf_that_a_hole_empties_goes() {
+    const PIECES: u64 = LEAF_MAX as u64 + 50;
+    let world = World::new(86, 64, 2048);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | keep;
+    let window = 2 * PIECES * PAGE;
+    for round in 0..8 {
+        for piece in 0..PIECES {
+            let at = round * window + 2 * piece * PAGE;
+            m.files.fallocate(&file, keep, at, PAGE).unwrap();
+        }
+        if round > 0 {
+            let before = (round - 1) * window;
+            m.files.fallocate(&file, punch, before, window).unwrap();
+        }
+        assert_eq!(m.check(ino), PIECES);
+        let Body::Tree(root) = m.inode(ino).body else {
+            panic!("more than an inode has room for");
+        };
+        let mut leaves = 0;
+        let walked = crate::tree::walk(&m.store, &root, 0, |_, _| {
+            leaves += 1;
+            Ok(true)
+        });
+        walked.unwrap();
+        assert!((2..=3).contains(&leaves), "{leaves} after {round}");
+    }
+    m.files.fallocate(&file, punch, 0, 8 * window).unwrap();
+    assert_eq!(m.check(ino), 0);
+    assert!(matches!(m.inode(ino).body, Body::Extents(list) if list.is_empty()));
+    // It is like a new one.
+    m.write(&file, 0, &pattern(1, 3 * BLOCK_SIZE));
+    m.files.write_back(ino).unwrap();
+    assert_eq!(m.contents(ino), pattern(1, 3 * BLOCK_SIZE));
+    drop(file);
+    m.close();
+    let m = world.mount();
+    assert_eq!(m.contents(ino), pattern(1, 3 * BLOCK_SIZE));
+}
+
 /// Blocks beyond the end hold nothing yet, and pages before them are not home: a record that frees the ones has no size that
 /// takes in the others.
 #[test]
