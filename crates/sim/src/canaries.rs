@@ -1,10 +1,12 @@
 //! Breaks the file system on purpose, one canary after the other, and looks whether the
 //! simulator notices.
 
+use crate::run::VIOLATED;
 use base::canary::{Canary, Needs};
 use base::clock::Clock;
 use base::sync::{Mutex, rank};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
 
 /// How a canary fared.
 #[derive(Clone, Debug)]
@@ -105,6 +107,21 @@ fn searches(canary: Canary) -> Vec<Vec<&'static str>> {
     [vec![first], others].concat()
 }
 
+/// What the standard library exits with after a panic, as of an assertion of the file system that is made before there is a scenario.
+const PANICKED: i32 = 101;
+
+/// Whether a search that ended so, and `said` that, has found the canary: one that could not be made has not.
+fn is_caught(status: ExitStatus, said: &str) -> Result<bool, String> {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ok(false),
+        (Some(PANICKED), _) => Ok(true),
+        (Some(code), _) if code == i32::from(VIOLATED) => Ok(true),
+        // Whoever cannot go on, as when all threads wait, is aborted. Nobody else sends these.
+        (_, Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS)) => Ok(true),
+        _ => Err(format!("{status}: {said}")),
+    }
+}
+
 /// Plants a canary in a process of its own, since what it does may end that, and makes each search
 /// for up to `seconds`.
 fn search(canary: Canary, seconds: u64) -> Result<Verdict, String> {
@@ -116,10 +133,12 @@ fn search(canary: Canary, seconds: u64) -> Result<Verdict, String> {
             .args(&search)
             .args(["--seconds", &seconds.to_string()])
             .args(["--canary", canary.name()])
-            .stderr(Stdio::null())
             .output()
             .map_err(|e| format!("{}: {e}", program.display()))?;
-        if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        if is_caught(output.status, said.trim_end())
+            .map_err(|e| format!("{} of {}: {e}", search.join(" "), canary.name()))?
+        {
             let text = String::from_utf8_lossy(&output.stdout);
             let replay = text.lines().find_map(|line| line.split_once(" -- "));
             // A process that is aborted says nothing.
@@ -168,6 +187,24 @@ pub fn hunt(canaries: &[Canary], workers: usize, seconds: u64) -> Result<Vec<Ver
 mod tests {
     use super::*;
     use crate::aimed;
+
+    /// Any end but a good one counted as caught: also that of a search that had not begun.
+    #[test]
+    fn a_search_that_could_not_be_made_has_caught_nothing() {
+        let exit = |code: i32| is_caught(ExitStatus::from_raw(code << 8), "");
+        let killed = |signal: i32| is_caught(ExitStatus::from_raw(signal), "");
+        assert_eq!(exit(0), Ok(false));
+        for caught in [
+            exit(i32::from(VIOLATED)),
+            exit(PANICKED),
+            killed(libc::SIGABRT),
+        ] {
+            assert_eq!(caught, Ok(true));
+        }
+        for failed in [exit(1), exit(2), killed(libc::SIGKILL)] {
+            assert!(failed.is_err());
+        }
+    }
 
     #[test]
     fn canaries_are_looked_for_where_something_is() {

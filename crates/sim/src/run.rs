@@ -14,6 +14,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// What the program `sheaf-sim` exits with when something was found; what kept it from looking has other codes.
+pub const VIOLATED: u8 = 3;
+
 /// When a run must end.
 #[derive(Clone, Debug)]
 pub struct Budget {

@@ -53,7 +53,7 @@ fn execute(command: Command) -> Result<bool, String> {
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(false) => ExitCode::from(sim::run::VIOLATED),
         Err(what) => {
             eprintln!("sheaf-sim: {what}");
             ExitCode::FAILURE
