@@ -66,7 +66,7 @@ pub struct TestArgs {
     /// Seed of the randomness of the kill, mount and fuzz suites
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seconds that the fuzz suite gives each target
+    /// Seconds that the fuzz suite gives mutations of each target's corpus
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// Use this sheaf binary instead of building one

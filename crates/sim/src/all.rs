@@ -3,7 +3,7 @@
 use crate::aimed;
 use crate::canaries::{self, Verdict};
 use crate::explore::Seen;
-use crate::run::{self, Budget, Search, Violation};
+use crate::run::{self, Budget, Search, Searched, Violation};
 use crate::sequences::Plan;
 use base::canary::Canary;
 use std::fmt;
@@ -25,6 +25,8 @@ pub struct Whole {
     pub sequences: u64,
     /// Seeds of the random and the threaded mode.
     pub seeds: u64,
+    /// Modes that came to nothing: they have not shown that nothing is wrong.
+    pub idle: Vec<&'static str>,
     pub violations: Vec<Violation>,
     pub verdicts: Vec<Verdict>,
     pub seconds: u64,
@@ -80,19 +82,16 @@ pub fn run(
     let plan = Plan::new(PLAN_SEED);
     let sequences = plan.count() as u64;
     let exhausted = search(EXHAUSTIVE, sequences).exhaustive(&plan, first as usize)?;
-    done.sequences = exhausted.runs;
-    done.violations.extend(exhausted.violations);
-    let mut parts = vec![search(RANDOM, seeds).random(first)];
+    done.sequences = done.note("exhaustive", vec![exhausted]);
+    let random = vec![search(RANDOM, seeds).random(first)];
+    done.seeds += done.note("random", random);
     let share = (seeds / 10).div_ceil(workers as u64);
     let threaded = search(100 - EXHAUSTIVE - RANDOM, share);
     // Each worker has seeds of its own; far apart, so that they do not meet.
-    parts.extend(base::thread::parallel(workers, |worker| {
+    let threaded = base::thread::parallel(workers, |worker| {
         threaded.threads(first + 1 + ((worker as u64) << 32))
-    }));
-    for part in parts {
-        done.seeds += part.runs;
-        done.violations.extend(part.violations);
-    }
+    });
+    done.seeds += done.note("threads", threaded);
     eprintln!();
     done.crash_states = seen.states();
     done.seconds = whole.spent();
@@ -100,14 +99,25 @@ pub fn run(
 }
 
 impl Whole {
+    /// Takes over what the parts of a mode have found; returns how many sequences or seeds they ran.
+    fn note(&mut self, mode: &'static str, parts: Vec<Searched>) -> u64 {
+        let runs = parts.iter().map(|part| part.runs).sum();
+        if runs == 0 {
+            self.idle.push(mode);
+        }
+        self.violations
+            .extend(parts.into_iter().flat_map(|part| part.violations));
+        runs
+    }
+
     fn survivors(&self) -> Vec<&'static str> {
         let survived = self.verdicts.iter().filter(|v| v.caught.is_none());
         survived.map(|v| v.canary.name()).collect()
     }
 
-    /// Nothing was found that must not be, and everything that was planted.
+    /// Every mode ran, and nothing was found that must not be, and everything that was planted.
     pub fn is_good(&self) -> bool {
-        self.violations.is_empty() && self.survivors().is_empty()
+        self.idle.is_empty() && self.violations.is_empty() && self.survivors().is_empty()
     }
 
     pub fn json(&self) -> serde_json::Value {
@@ -117,6 +127,7 @@ impl Whole {
             "crash_states": self.crash_states,
             "sequences_exhausted": self.sequences,
             "seeds": self.seeds,
+            "idle": self.idle,
             "violations": self.violations.len(),
             "canaries": {
                 "planted": planted,
@@ -147,9 +158,32 @@ impl fmt::Display for Whole {
         if let Some(slowest) = slowest {
             write!(f, ", {} in {:.0} s", slowest.canary.name(), slowest.seconds)?;
         }
+        if !self.idle.is_empty() {
+            write!(f, "; nothing was run of: {}", self.idle.join(" "))?;
+        }
         match survived.is_empty() {
             true => Ok(()),
             false => write!(f, "; survived: {}", survived.join(" ")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing was wrong with what had not been run, and that counted as good.
+    #[test]
+    fn what_has_not_run_is_not_good() {
+        let mut whole = Whole::default();
+        let ran = |runs| Searched {
+            runs,
+            violations: Vec::new(),
+        };
+        assert_eq!(whole.note("random", vec![ran(0), ran(2)]), 2);
+        assert!(whole.is_good());
+        assert_eq!(whole.note("threads", vec![ran(0), ran(0)]), 0);
+        assert!(!whole.is_good());
+        assert!(whole.to_string().ends_with("nothing was run of: threads"));
     }
 }

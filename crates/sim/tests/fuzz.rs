@@ -17,7 +17,19 @@ fn the_corpora_find_nothing() {
         let outcome = fuzz::run(target, &corpus, 1, Duration::ZERO);
         assert!(outcome.found.is_none(), "{outcome:?}");
         assert_eq!(outcome.inputs, corpus.len() as u64);
+        assert_eq!(outcome.mutations, 0);
     }
+}
+
+/// The corpus was all that ran where it took as long as there was time.
+#[test]
+fn any_time_is_enough_for_a_mutation() {
+    let target = Target::Delta;
+    let corpus = fuzz::corpus(&corpora(), target).unwrap();
+    let outcome = fuzz::run(target, &corpus, 1, Duration::from_micros(1));
+    assert!(outcome.found.is_none(), "{outcome:?}");
+    assert!(outcome.mutations > 0);
+    assert_eq!(outcome.inputs, corpus.len() as u64 + outcome.mutations);
 }
 
 /// What replay must refuse is in the corpus: without its checks the target panics.

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(name = "sheaf-fuzz")]
 struct Cli {
-    /// Seconds for each target
+    /// Seconds for mutations of each target's corpus
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// Seed of the mutations
@@ -43,7 +43,14 @@ fn execute(cli: &Cli) -> Result<bool, String> {
             .map_err(|e| format!("corpus of {}: {e}", target.name()))?;
         let time = Duration::from_secs(cli.seconds);
         let outcome = fuzz::run(target, &corpus, cli.seed, time);
-        println!("{}: {} inputs", target.name(), outcome.inputs);
+        let (inputs, mutations) = (outcome.inputs, outcome.mutations);
+        println!(
+            "{}: {inputs} inputs, {mutations} of them mutations",
+            target.name()
+        );
+        if inputs == mutations && outcome.found.is_none() {
+            return Err(format!("the corpus of {} is empty", target.name()));
+        }
         if let Some(found) = outcome.found {
             good = false;
             let path = std::env::temp_dir().join(format!("sheaf-fuzz-{}", target.name()));

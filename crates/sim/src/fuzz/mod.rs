@@ -85,22 +85,28 @@ pub struct Found {
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     pub inputs: u64,
+    /// Of them, those that are not in the corpus.
+    pub mutations: u64,
     pub found: Option<Found>,
 }
 
-/// Runs a corpus, then mutations of it until `time` is over or an input is found.
+/// Runs a corpus, then mutations of it for so long, at least one if that is any time, or until an input is found.
 pub fn run(target: Target, corpus: &[Vec<u8>], seed: u64, time: Duration) -> Outcome {
     let clock = Clock::real();
     let mut rng = Rng::new(seed);
     let mut outcome = Outcome::default();
-    let mut next = 0;
-    while next < corpus.len() || clock.monotonic_ns() < time.as_nanos() as u64 {
+    let mut end_ns = None;
+    for next in 0.. {
+        let before = clock.monotonic_ns();
         let input = match corpus.get(next) {
             Some(input) => input.clone(),
-            None => mutate(corpus, &mut rng),
+            // What the corpus takes is not theirs.
+            None if before < *end_ns.get_or_insert(before + time.as_nanos() as u64) => {
+                outcome.mutations += 1;
+                mutate(corpus, &mut rng)
+            }
+            None => break,
         };
-        next += 1;
-        let before = clock.monotonic_ns();
         let panicked = std::panic::catch_unwind(|| target.check(&input)).err();
         outcome.inputs += 1;
         let what = match panicked {

@@ -41,11 +41,11 @@ fn canary(name: &str) -> Result<Canary, String> {
 fn execute(command: Command) -> Result<bool, String> {
     match command {
         Command::Exhaustive(args) => search::exhaustive(&args),
-        Command::Random(args) => Ok(search::random(&args)),
+        Command::Random(args) => search::random(&args),
         Command::All(args) => search::all(&args),
         Command::Aimed(args) => Ok(search::aimed(&args)),
         Command::Canaries(args) => search::canaries(&args),
-        Command::Threads(args) => Ok(search::threads(&args)),
+        Command::Threads(args) => search::threads(&args),
         Command::Replay(args) => replay::run(&args),
     }
 }

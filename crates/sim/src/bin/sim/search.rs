@@ -92,17 +92,17 @@ pub fn exhaustive(args: &Parallel) -> Result<bool, String> {
         args.limits.first as usize,
     )?;
     eprintln!();
-    Ok(report(&search, "sequences", found.runs, &found.violations))
+    report(&search, "sequences", found.runs, &found.violations)
 }
 
-pub fn random(args: &Parallel) -> bool {
+pub fn random(args: &Parallel) -> Result<bool, String> {
     let search = args.search(3);
     let found = search.random(args.limits.first);
     eprintln!();
     report(&search, "seeds", found.runs, &found.violations)
 }
 
-pub fn threads(args: &Limits) -> bool {
+pub fn threads(args: &Limits) -> Result<bool, String> {
     let search = args.search(1, 1);
     let found = search.threads(args.first);
     report(&search, "seeds", found.runs, &found.violations)
@@ -175,7 +175,12 @@ impl Parallel {
     }
 }
 
-fn report(search: &Search, what: &str, runs: u64, violations: &[Violation]) -> bool {
+fn report(
+    search: &Search,
+    what: &str,
+    runs: u64,
+    violations: &[Violation],
+) -> Result<bool, String> {
     for violation in violations {
         println!("{violation}");
     }
@@ -185,5 +190,8 @@ fn report(search: &Search, what: &str, runs: u64, violations: &[Violation]) -> b
         violations.len(),
         search.budget.spent()
     );
-    violations.is_empty()
+    match runs == 0 && violations.is_empty() {
+        true => Err("nothing was run".to_owned()),
+        false => Ok(violations.is_empty()),
+    }
 }
