@@ -235,6 +235,9 @@ fn sync(fs: &FileSystem, file: &OpenFile, slots: &[Slot], data_only: bool) {
     }
 }
 
+/// What each of the threads with pages of its own does however slow the machine is.
+const TURNS: u32 = 300;
+
 /// A thread that has pages of its own, and reads those of all.
 fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: u64, end: u64) {
     let mut rng = Rng::new(seed * 100 + thread);
@@ -250,7 +253,9 @@ fn owner(fs: &Arc<FileSystem>, ino: fs::Ino, slots: &[Slot], thread: u64, seed: 
     let mut flying: BTreeMap<u64, (u64, u64, Option<u64>, Vec<u64>)> = BTreeMap::new();
     let mut next = 1;
     let base = thread * OWN;
-    while now_ns() < end {
+    let mut turns = 0;
+    while turns < TURNS || now_ns() < end {
+        turns += 1;
         let n = *rng.pick(&[1, 1, 1, 2, 3, 8]);
         let first = base + rng.below(OWN - n + 1);
         let pages = first..first + n;
@@ -557,11 +562,20 @@ fn open_files(
     FileSystem::open(Arc::new(Array::assemble(devices, false).unwrap()), fs).unwrap()
 }
 
-fn break_things(world: &World, seed: u64, end: u64) {
-    let mut rng = Rng::new(seed * 100 + 77);
-    let part = Duration::from_millis(rng.below(900));
-    rest(part);
+/// Faults begin after up to so long, and not before something is synced.
+fn before_faults(slots: &[Slot], rng: &mut Rng, most: Duration) {
+    let is_synced = |slot: &Slot| slot.synced.load(Ordering::SeqCst) > 0;
+    let patience = after(Duration::from_secs(20));
+    while !slots.iter().any(is_synced) && now_ns() < patience {
+        base::thread::yield_now();
+    }
+    rest(Duration::from_nanos(rng.below(most.as_nanos() as u64)));
     FAULTS.store(true, Ordering::SeqCst);
+}
+
+fn break_things(world: &World, slots: &[Slot], seed: u64, time: Duration, end: u64) {
+    let mut rng = Rng::new(seed * 100 + 77);
+    before_faults(slots, &mut rng, time / 2);
     while now_ns() < end {
         let device = rng.pick(&world.devices);
         match rng.below(12) {
@@ -624,12 +638,11 @@ fn stress(seed: u64, time: Duration, on: On) {
     let end = after(time);
     let mut tails = base::thread::parallel(THREADS + 1, |thread| match thread {
         THREADS if on == On::Faults => {
-            break_things(&world, seed, end);
+            break_things(&world, &slots, seed, time, end);
             Vec::new()
         }
         THREADS if on == On::Closing => {
-            rest(Duration::from_millis(Rng::new(seed).below(300)));
-            FAULTS.store(true, Ordering::SeqCst);
+            before_faults(&slots, &mut Rng::new(seed), time / 2);
             fs.close().unwrap();
             Vec::new()
         }
@@ -711,33 +724,58 @@ fn stress(seed: u64, time: Duration, on: On) {
         std::fs::remove_file(path).unwrap();
     }
     println!("seed {seed} {on:?}: {ops}, {synced} synced, cut {cut}, {was_faulty}");
+    assert!(ops > 0, "seed {seed} {on:?}: nothing was done");
+    assert!(
+        synced > 0 || !cut,
+        "seed {seed} {on:?}: nothing was synced before the cut"
+    );
 }
 
-/// `SHEAF_STRESS`: seconds. `SHEAF_SEED`: the first one. `SHEAF_ON`: what it runs on.
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}: {text:?} is no number")),
+        Err(_) => default,
+    }
+}
+
+impl On {
+    const ALL: [(&str, On); 6] = [
+        ("sim", On::Sim),
+        ("slow", On::Slow),
+        ("files", On::Files),
+        ("faults", On::Faults),
+        ("closing", On::Closing),
+        ("full", On::Full),
+    ];
+}
+
+/// What it runs on, by `SHEAF_ON`, or everything; the first seed, by `SHEAF_SEED`; for how many seconds at least, by `SHEAF_STRESS`.
+/// With the seed that is usual the power is cut in one of the two runs of `sim`, and of `slow`, and not in the other.
+fn chosen() -> (Vec<On>, u64, u64) {
+    let only = std::env::var("SHEAF_ON").ok();
+    let is_chosen = |name: &str| only.as_deref().is_none_or(|only| only == name);
+    let these = On::ALL.into_iter().filter(|(name, _)| is_chosen(name));
+    let these: Vec<On> = these.map(|(_, on)| on).collect();
+    assert!(!these.is_empty(), "SHEAF_ON: there is no {only:?}");
+    (these, number("SHEAF_SEED", 8), number("SHEAF_STRESS", 0))
+}
+
+/// Each mode ran only for who asked for it by name.
 #[test]
 fn many_threads_and_contexts_in_one_file() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    let seconds = number("SHEAF_STRESS").unwrap_or(2);
-    let first = number("SHEAF_SEED").unwrap_or(1);
-    let on = std::env::var("SHEAF_ON").ok();
+    let (modes, first, seconds) = chosen();
     let end = after(Duration::from_secs(seconds));
-    let mut seed = first;
-    while now_ns() < end {
-        let on = match on.as_deref() {
-            Some("files") => On::Files,
-            Some("faults") => On::Faults,
-            Some("slow") => On::Slow,
-            Some("closing") => On::Closing,
-            Some("full") => On::Full,
-            _ if seed.is_multiple_of(3) => On::Slow,
-            _ => On::Sim,
-        };
-        let time = match on {
-            On::Closing => 400,
-            _ => 1500,
-        };
-        stress(seed, Duration::from_millis(time), on);
-        seed += 1;
+    let time = match seconds {
+        0 => Duration::from_millis(300),
+        _ => Duration::from_millis(1500),
+    };
+    for (run, on) in modes.iter().cycle().enumerate() {
+        if run >= modes.len() + 2 && now_ns() >= end {
+            break;
+        }
+        stress(first + run as u64, time, *on);
     }
 }
 
@@ -850,11 +888,9 @@ fn come_and_go(fs: &Arc<FileSystem>, thread: u64, seed: u64, end: u64) {
 /// Files that go while requests of theirs are in flight, on a small array: nobody finds another's content, and no block is lost.
 #[test]
 fn files_come_and_go_beside_their_requests() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    let seconds = number("SHEAF_STRESS").unwrap_or(2);
-    let mut seed = number("SHEAF_SEED").unwrap_or(1);
-    let last = after(Duration::from_secs(seconds));
-    while now_ns() < last {
+    let last = after(Duration::from_secs(number("SHEAF_STRESS", 2)));
+    let first = number("SHEAF_SEED", 1);
+    for seed in first.. {
         let mut world = World::new(2, 36 << 20, seed);
         world.options = FsOptions::default();
         world.options.data.cache_bytes = [64, 4096][seed as usize % 2] * PAGE;
@@ -888,6 +924,8 @@ fn files_come_and_go_beside_their_requests() {
         drop(fs);
         world.devices = world.devices.iter().map(|d| d.reopen()).collect();
         world.check();
-        seed += 1;
+        if now_ns() >= last {
+            break;
+        }
     }
 }
