@@ -447,8 +447,11 @@ fn fail_each(stride: usize) {
 
 #[test]
 fn whatever_io_fails_nothing_synced_is_lost() {
-    let full = std::env::var("SHEAF_FULL").is_ok();
-    fail_each(if full { 1 } else { 3 });
+    fail_each(match std::env::var("SHEAF_FULL").as_deref() {
+        Ok("1") => 1,
+        Err(_) => 3,
+        Ok(other) => panic!("SHEAF_FULL is 1 or not set, not {other:?}"),
+    });
 }
 
 /// The script would notice: each of these breakages makes it fail.

@@ -10,7 +10,10 @@ use sim::world::Shape;
 fn seeds(default: &str) -> std::ops::RangeInclusive<u64> {
     let range = std::env::var("SHEAF_SEEDS").unwrap_or(default.into());
     let (first, last) = range.split_once('-').unwrap_or((&range, &range));
-    first.parse().unwrap()..=last.parse().unwrap()
+    let number = |text: &str| text.parse().expect("SHEAF_SEEDS is no range of numbers");
+    let (first, last) = (number(first), number(last));
+    assert!(first <= last, "SHEAF_SEEDS has no seed in it");
+    first..=last
 }
 
 #[test]

@@ -332,17 +332,19 @@ fn run(seed: u64) {
     }
 }
 
+/// `SHEAF_SEEDS=100-200` runs other seeds, `SHEAF_SEEDS=7` that one.
+fn seeds() -> std::ops::RangeInclusive<u64> {
+    let range = std::env::var("SHEAF_SEEDS").unwrap_or("0-149".into());
+    let (first, last) = range.split_once('-').unwrap_or((&range, &range));
+    let number = |text: &str| text.parse().expect("SHEAF_SEEDS is no range of numbers");
+    let (first, last) = (number(first), number(last));
+    assert!(first <= last, "SHEAF_SEEDS has no seed in it");
+    first..=last
+}
+
 #[test]
 fn what_was_synced_survives_power_cuts() {
-    let first = std::env::var("SHEAF_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let count = std::env::var("SHEAF_SEEDS")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(150);
-    let seeds = first.map_or(0..count, |seed| seed..seed + 1);
-    for seed in seeds {
+    for seed in seeds() {
         run(seed);
     }
 }

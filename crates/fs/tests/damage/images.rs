@@ -46,13 +46,21 @@ pub struct Image {
 }
 
 pub fn full() -> bool {
-    !cfg!(debug_assertions) || std::env::var("SHEAF_FULL").is_ok_and(|v| v == "1")
+    let asked = number("SHEAF_FULL");
+    assert!(asked.is_none_or(|n| n == 1), "SHEAF_FULL is 1 or not set");
+    !cfg!(debug_assertions) || asked.is_some()
 }
 
 /// `SHEAF_SEED` chooses other damage.
 pub fn seed(default: u64) -> u64 {
-    let given = std::env::var("SHEAF_SEED").ok();
-    given.and_then(|s| s.parse().ok()).unwrap_or(default)
+    number("SHEAF_SEED").unwrap_or(default)
+}
+
+/// What a variable says, if it is set.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}: {text:?} is no number")))
 }
 
 pub fn clock() -> Clock {

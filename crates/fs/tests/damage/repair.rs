@@ -22,8 +22,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 fn count(default: u64) -> u64 {
-    let given = std::env::var("SHEAF_IMAGES").ok();
-    given.and_then(|s| s.parse().ok()).unwrap_or(default)
+    number("SHEAF_IMAGES").unwrap_or(default)
 }
 
 pub fn repair_options(dry_run: bool) -> RepairOptions {
@@ -353,8 +352,7 @@ pub fn copies() -> [(usize, u64); 8] {
 fn random_repairs(image: &Image, seed: u64, images: u64, cuts: bool) -> Tally {
     let nodes = nodes(image);
     let mut tally = Tally::default();
-    let only = std::env::var("SHEAF_IMAGE").ok();
-    let only: Option<u64> = only.and_then(|s| s.parse().ok());
+    let only = number("SHEAF_IMAGE");
     for i in only.map_or(0..images, |i| i..i + 1) {
         let mut rng = Rng::new(seed.wrapping_mul(1 << 32).wrapping_add(i));
         let devices = image.devices();
