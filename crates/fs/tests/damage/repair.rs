@@ -152,6 +152,23 @@ struct Tally {
     cuts: u64,
 }
 
+impl Tally {
+    /// Of many images a good part had to be repaired, and where power was cut, also within a repair.
+    fn check(&self, cuts: bool) {
+        if number("SHEAF_IMAGE").is_some() {
+            return;
+        }
+        let (repaired, cut) = match cuts {
+            // What a repair that was cut off has mended is sound.
+            true => (self.images / 10, self.images / 3),
+            false => (self.images / 3, 0),
+        };
+        assert!(self.repaired > repaired, "{self:?}");
+        assert!(self.cuts > cut || !cuts, "{self:?}");
+        assert!(self.kept > 0, "{self:?}");
+    }
+}
+
 struct Trial<'t> {
     image: &'t Image,
     /// Nodes were changed with right checksums: what they say is taken for true.
@@ -828,24 +845,27 @@ fn a_full_array_can_be_repaired() {
         .unwrap();
     let piece = vec![0x77; 1 << 20];
     let mut at = 0;
-    while let Ok(n) = fs.write(&file, at, &piece) {
-        at += n as u64;
-        if at.is_multiple_of(8 << 20) && fs.fsync(&file, false).is_err() {
-            break;
+    let full = loop {
+        match fs.write(&file, at, &piece) {
+            Ok(n) => at += n as u64,
+            Err(error) => break error,
         }
-    }
+        if at.is_multiple_of(8 << 20)
+            && let Err(error) = fs.fsync(&file, false)
+        {
+            break error;
+        }
+    };
+    assert_eq!(full.errno(), libc::ENOSPC, "{full}");
     drop(file);
-    for i in 0..20_000 {
+    let make = |i: u32| {
         let name = format!("{i:0200}");
         let regular = libc::S_IFREG | 0o644;
-        if fs
-            .mknod(&who, fs::ROOT, name.as_bytes(), regular, 0)
-            .is_err()
-        {
-            break;
-        }
-    }
-    drop(fs.close());
+        fs.mknod(&who, fs::ROOT, name.as_bytes(), regular, 0)
+    };
+    let full = (0..20_000).find_map(|i| make(i).err());
+    assert_eq!(full.expect("some name does not fit").errno(), libc::ENOSPC);
+    fs.close().unwrap();
     drop(fs);
     let full = image(&devices, model, None);
     let devices = full.devices();
@@ -897,22 +917,20 @@ fn more_is_mended_than_findings_are_kept_of() {
 
 #[test]
 fn random_damage_of_a_clean_image_is_repaired() {
-    let tally = random_repairs(&clean_image(), seed(11), count(120) / 4, false);
-    assert!(tally.repaired > tally.images / 3);
+    random_repairs(&clean_image(), seed(11), count(120) / 4, false).check(false);
 }
 
 #[test]
 fn random_damage_of_a_dirty_image_is_repaired() {
-    let tally = random_repairs(&dirty_image(), seed(12), count(120) / 4, false);
-    assert!(tally.repaired > tally.images / 3);
+    random_repairs(&dirty_image(), seed(12), count(120) / 4, false).check(false);
 }
 
 #[test]
 fn a_power_cut_during_a_repair_of_a_clean_image_is_harmless() {
-    random_repairs(&clean_image(), seed(13), count(120) / 4, true);
+    random_repairs(&clean_image(), seed(13), count(120) / 4, true).check(true);
 }
 
 #[test]
 fn a_power_cut_during_a_repair_of_a_dirty_image_is_harmless() {
-    random_repairs(&dirty_image(), seed(14), count(120) / 4, true);
+    random_repairs(&dirty_image(), seed(14), count(120) / 4, true).check(true);
 }
