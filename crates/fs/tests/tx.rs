@@ -650,8 +650,9 @@ fn transactions_of_several_threads_come_one_after_the_other() {
         })
         .unwrap()
     };
-    base::thread::parallel(3, |thread| {
+    let moved = base::thread::parallel(3, |thread| {
         let mut rng = Rng::new(thread as u64);
+        let (mut commits, mut by) = (0, [0i64; FILES as usize]);
         for _ in 0..60 {
             let (from, to) = (rng.below(FILES) as usize, rng.below(FILES) as usize);
             let moved = fs.transact(&WHO(), |tx| {
@@ -665,14 +666,28 @@ fn transactions_of_several_threads_come_one_after_the_other() {
                 word(files[to], 1)
             });
             match moved {
-                Ok(()) | Err(Error::Conflict(_)) => {}
+                Ok(()) => {
+                    commits += 1;
+                    by[from] -= 1;
+                    by[to] += 1;
+                }
+                Err(Error::Conflict(_)) => {}
                 Err(error) => panic!("{error}"),
             }
             if rng.one_in(10) {
                 assert_eq!(sum(&fs), FILES * 100);
             }
         }
+        // Whoever meets a conflict does so because another one has committed.
+        (commits, by)
     });
+    let commits: u32 = moved.iter().map(|(commits, _)| commits).sum();
+    assert!(commits > 0);
+    for (i, ino) in files.iter().enumerate() {
+        let by: i64 = moved.iter().map(|(_, by)| by[i]).sum();
+        let word = contents(&fs, *ino).try_into().unwrap();
+        assert_eq!(u64::from_le_bytes(word), 100u64.wrapping_add_signed(by));
+    }
     assert_eq!(sum(&fs), FILES * 100);
     fs.close().unwrap();
     world.check();
