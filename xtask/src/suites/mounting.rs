@@ -351,19 +351,26 @@ scrub() { "$SHEAF" scrub mnt --state state "$@"; }
 "$SHEAF" mkfs -q --size 256M a.img b.img
 mkdir mnt
 "$SHEAF" mount a.img mnt -o checkpoint=0.05,cache_size=16M
+writers=
 for writer in 1 2; do
     (
+        rounds=0
         while ! test -e done; do
             mkdir "mnt/w$writer"
             for i in $(seq 300); do echo "$i" > "mnt/w$writer/f$i"; done
             rm -r "mnt/w$writer"
+            rounds=$((rounds + 1))
         done
+        echo "$rounds" > "rounds$writer"
     ) &
+    writers="$writers $!"
 done
 for i in $(seq 20); do scrub | grep "no errors"; done
 scrub --rate 64K --json | grep '"exit_code": 0'
 touch done
-wait
+for writer in $writers; do wait "$writer"; done
+test "$(cat rounds1)" -gt 0
+test "$(cat rounds2)" -gt 0
 for i in $(seq 3000); do echo "text $i of the scrub suite" > "mnt/f$i"; done
 "$SHEAF" umount mnt
 "$SHEAF" mount a.img mnt -o checkpoint=3600
