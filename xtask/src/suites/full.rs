@@ -13,6 +13,7 @@ use crate::world::World;
 
 const ROUNDS: u32 = 3;
 const MIB: usize = 1 << 20;
+const BLOCK: usize = 4096;
 
 pub fn run(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
     if world.is_external() {
@@ -44,10 +45,19 @@ fn free(mnt: &Path) -> Fallible<u64> {
 }
 
 fn one_round(mnt: &Path, empty: u64) -> io::Result<()> {
-    let large = fill(mnt, "large", MIB)?;
+    let filled = fill(mnt, "large", MIB)?;
+    if filled < 8 {
+        return Err(io::Error::other(format!("only {filled} MiB fit")));
+    }
+    // In the place of one there is room for as many small ones as it has blocks: large ones alone may leave nothing.
+    let large = filled - 1;
+    fs::remove_file(mnt.join(format!("large{large}")))?;
+    File::open(mnt)?.sync_all()?;
     let small = fill(mnt, "small", 3000)?;
-    if large < 8 {
-        return Err(io::Error::other(format!("only {large} MiB fit")));
+    if small < MIB / BLOCK {
+        return Err(io::Error::other(format!(
+            "only {small} small files fit where a MiB was"
+        )));
     }
     overwrite(&mnt.join("large0"))?;
     for i in (0..large).step_by(2) {
