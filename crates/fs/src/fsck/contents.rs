@@ -67,6 +67,12 @@ impl Check<'_> {
     }
 }
 
+/// The page from which on a file has no data; `None`: a cut that is under way takes away what it has there.
+pub(super) fn data_end(inode: &Inode) -> Option<u64> {
+    let cut = inode.seldom.pending_truncate.is_some();
+    (!cut).then(|| inode.size.div_ceil(BLOCK_SIZE as u64))
+}
+
 impl Contents<'_, '_> {
     fn inode(&self, nid: Nid, version: u64, inode: &Inode) {
         let check = self.0;
@@ -153,7 +159,7 @@ impl Contents<'_, '_> {
                 check.error(nid, what);
             }
             Body::Inline(_) => {}
-            Body::Extents(list) => self.extents(nid, list, &mut blocks),
+            Body::Extents(list) => self.extents(nid, inode, list, &mut blocks),
             Body::Tree(root) => {
                 whole = check.walk_tree(nid, root, &mut |leaf, node, low, high| {
                     let Some(list) = self.leaf(nid, leaf, TreeId::Body, node.extents()) else {
@@ -164,7 +170,7 @@ impl Contents<'_, '_> {
                     if !list.iter().all(inside) {
                         check.error(nid, format!("leaf {leaf} maps pages of another leaf"));
                     }
-                    self.extents(nid, list, &mut blocks);
+                    self.extents(nid, inode, list, &mut blocks);
                 });
             }
             Body::Entries(_) | Body::Orphans(_) => {
@@ -205,8 +211,9 @@ impl Contents<'_, '_> {
         }
     }
 
-    fn extents(&self, nid: Nid, list: &[FileExtent], blocks: &mut u64) {
+    fn extents(&self, nid: Nid, inode: &Inode, list: &[FileExtent], blocks: &mut u64) {
         let check = self.0;
+        let end = data_end(inode);
         for extent in list {
             let (block, len) = (extent.block, extent.len);
             if !check.store.is_data_extent(Extent { block, len }) {
@@ -219,6 +226,9 @@ impl Contents<'_, '_> {
             }
             if extent.end() > SIZE_MAX.div_ceil(BLOCK_SIZE as u64) {
                 check.error(nid, format!("{extent:?} lies beyond the largest file size"));
+            }
+            if extent.written && end.is_some_and(|end| extent.end() > end) {
+                check.error(nid, format!("{extent:?} holds data behind the end"));
             }
             // Who else claims them, and which, is looked for when all are known.
             let _ = check.blocks.claim(Extent { block, len });

@@ -1,6 +1,6 @@
 //! The stage of structure: an inode by itself: its type, its data, its attributes.
 
-use super::super::contents::is_orphan_directory;
+use super::super::contents::{data_end, is_orphan_directory};
 use super::super::state::OWNED;
 use super::ActionKind;
 use super::collect::Collected;
@@ -277,7 +277,15 @@ impl Round<'_> {
             self.act(ActionKind::Hole, nid, true, what);
             self.name_node(*node, nid);
         }
-        let sound = self.sound_extents(nid, &found.items);
+        let mut sound = self.sound_extents(nid, &found.items);
+        if let Some(end) = data_end(inode)
+            && let Some(hidden) = hide_behind(&sound, end)
+        {
+            let what =
+                "holds data behind the end, which would be seen in a longer file: zeros there";
+            self.act(ActionKind::Field, nid, false, what);
+            sound = hidden;
+        }
         let blocks = sound.iter().map(|e| e.len as u64).sum();
         self.correct(nid, "block count", &mut inode.blocks, blocks);
         if found.sound && sound == found.items {
@@ -530,4 +538,35 @@ impl Round<'_> {
             _ => Some("is no valid list"),
         })
     }
+}
+
+/// The extents with nothing written from this page on; `None`: they are so.
+fn hide_behind(list: &[FileExtent], end: u64) -> Option<Vec<FileExtent>> {
+    if !list
+        .iter()
+        .any(|extent| extent.written && extent.end() > end)
+    {
+        return None;
+    }
+    let mut hidden = Vec::new();
+    for extent in list {
+        let kept = end.saturating_sub(extent.page).min(extent.len as u64);
+        if !extent.written || kept == extent.len as u64 {
+            hidden.push(*extent);
+            continue;
+        }
+        if kept > 0 {
+            hidden.push(FileExtent {
+                len: kept as u32,
+                ..*extent
+            });
+        }
+        hidden.push(FileExtent {
+            page: extent.page + kept,
+            block: Block(extent.block.0 + kept),
+            len: extent.len - kept as u32,
+            written: false,
+        });
+    }
+    Some(hidden)
 }

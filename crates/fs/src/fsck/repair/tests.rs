@@ -96,6 +96,29 @@ fn a_sound_file_system_is_left_alone() {
     assert_eq!(world.device.contents_hash(), before);
 }
 
+/// Whoever made the file longer would find it.
+#[test]
+fn data_behind_the_end_of_a_file_is_hidden() {
+    let world = World::new();
+    let file = world.ino("/file");
+    let (size, before) = (world.inode(file).size, bytes_of(&world, "/file"));
+    assert!(size > 4096);
+    let shorter = AttrChange {
+        size: Some(4000),
+        ..AttrChange::default()
+    };
+    world.edit(vec![(file, Delta::Attrs(shorter))]);
+    let (copy, report) = world.repaired();
+    let told = actions(&report, ActionKind::Field, "/file");
+    assert!(told[0].contains("behind the end"), "{told:?}");
+    assert!(!report.lost());
+    copy.change(|fs| fs.truncate(&Caller::root(), file, size).unwrap());
+    let after = bytes_of(&copy, "/file");
+    assert_eq!(after[..4000], before[..4000]);
+    // Of a page that is in the file in part the rest is made zeros by whoever makes it longer.
+    assert!(after[4000..].iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn of_two_files_with_one_block_the_one_that_changed_last_keeps_it() {
     let world = World::new();
