@@ -51,6 +51,11 @@ const fn end(name: &'static str, back: u64, unit: u64, bytes: &'static [u8]) -> 
 
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
 const ZFS: &[u8] = b"\x0c\xb1\xba\x00\x00\x00\x00\x00";
+const OCFS2: &[u8] = b"OCFSV2";
+/// Within a superblock of UFS.
+const UFS_MAGIC_AT: u64 = 1372;
+/// DRBD's metadata are the last 4 KiB, and its magic, of version 8 (closed or not) or 9, is 60 bytes from their start.
+const DRBD_BACK: u64 = 4096 - 60;
 
 /// The magics, most specific first: the first hit names the device.
 const MAGICS: &[Magic] = &[
@@ -82,8 +87,23 @@ const MAGICS: &[Magic] = &[
     start("vfat", 0x36, b"FAT16   "),
     start("vfat", 0x36, b"FAT12   "),
     start("iso9660", 0x8001, b"CD001"),
+    start("udf", 0x8001, b"BEA01"),
     start("jfs", 0x8000, b"JFS1"),
     start("reiserfs", 0x10034, b"ReIsEr"),
+    start("reiserfs", 0x2034, b"ReIsErFs"),
+    start("reiserfs", 0x2014, b"ReIsErFs"),
+    start("reiser4", 0x10000, b"ReIsEr4"),
+    start("ocfs2", 0x400, OCFS2),
+    start("ocfs2", 0x800, OCFS2),
+    start("ocfs2", 0x1000, OCFS2),
+    start("ocfs2", 0x2000, OCFS2),
+    start("ocfs", 0x2000, b"OracleCFS"),
+    start("oracleasm", 32, b"ORCLDISK"),
+    start("ufs", 0x2000 + UFS_MAGIC_AT, b"\x54\x19\x01\x00"),
+    start("ufs", 0x2000 + UFS_MAGIC_AT, b"\x00\x01\x19\x54"),
+    start("ufs", 0x10000 + UFS_MAGIC_AT, b"\x19\x01\x54\x19"),
+    start("ufs", 0x10000 + UFS_MAGIC_AT, b"\x19\x54\x01\x19"),
+    start("zonefs", 0, b"SFOZ"),
     start("gfs2", 0x10000, b"\x01\x16\x19\x70"),
     start("hfsplus", 0x400, b"H+\x00\x04"),
     start("hfsplus", 0x400, b"HX\x00\x05"),
@@ -92,6 +112,14 @@ const MAGICS: &[Magic] = &[
     start("bluestore", 0, b"bluestore block device"),
     start("dm-integrity", 0, b"integrt\0"),
     start("vdo", 0, b"dmvdo001"),
+    end("intel raid", 1024, 512, b"Intel Raid ISM Cfg Sig. "),
+    end("ddf raid", 512, 512, b"\xde\x11\xde\x11"),
+    end("ddf raid", 512, 512, b"\x11\xde\x11\xde"),
+    end("ddf raid", 257 * 512, 512, b"\xde\x11\xde\x11"),
+    end("ddf raid", 257 * 512, 512, b"\x11\xde\x11\xde"),
+    end("drbd", DRBD_BACK, 4096, b"\x83\x74\x02\x6b"),
+    end("drbd", DRBD_BACK, 4096, b"\x83\x74\x02\x6c"),
+    end("drbd", DRBD_BACK, 4096, b"\x83\x74\x02\x6d"),
     start("partition table (gpt)", 512, b"EFI PART"),
     start("partition table (gpt)", 4096, b"EFI PART"),
     end("partition table (gpt)", 512, 512, b"EFI PART"),
@@ -141,6 +169,14 @@ pub fn signatures(device: &dyn BlockDevice) -> Vec<Signature> {
                 offset,
             });
         }
+    }
+    if hits.is_empty()
+        && let Some(offset) = reader.minix()
+    {
+        hits.push(Signature {
+            name: "minix",
+            offset,
+        });
     }
     if hits.is_empty() && reader.is_mbr() {
         hits.push(Signature {
@@ -241,6 +277,30 @@ impl Reader<'_> {
         } else {
             "ext2"
         }
+    }
+
+    /// Where the magic of a minix file system is, which is short: what is beside it must make sense, too.
+    fn minix(&mut self) -> Option<u64> {
+        const SUPERBLOCK: u64 = 1024;
+        const BITS: u32 = 8 * 1024;
+        let block = self.bytes(SUPERBLOCK, 32)?;
+        let orders = [u16::from_le_bytes, u16::from_be_bytes];
+        orders.into_iter().find_map(|order| {
+            let word = |at: usize| order([block[at], block[at + 1]]);
+            // Of versions 1 and 2, and of version 3.
+            let (at, inode_maps, zone_maps, fits) = match (word(16), word(24)) {
+                (0x137f | 0x138f | 0x2468 | 0x2478, _) => {
+                    let fits = u32::from(word(0)) < u32::from(word(4)) * BITS;
+                    (16, word(4), word(6), fits)
+                }
+                (_, 0x4d5a) => {
+                    let fits = word(28) >= 1024 && word(28).is_power_of_two();
+                    (24, word(6), word(8), fits)
+                }
+                _ => return None,
+            };
+            (inode_maps != 0 && zone_maps != 0 && fits).then_some(SUPERBLOCK + at)
+        })
     }
 
     /// A boot signature, and four entries whose status byte is one that exists, at least one

@@ -440,7 +440,24 @@ fn loop_devices_over_one_image_are_one_device() {
 
 #[test]
 fn other_owners_are_recognised_and_wiped_by_mkfs() {
-    let cases: [(&str, u64, &[u8]); 12] = [
+    let minix = |magic_at: usize, magic: [u8; 2]| {
+        let mut superblock = vec![0; 32];
+        // As many inodes as one block of their map has bits for, or fewer, and blocks of 1 KiB.
+        superblock[..2].copy_from_slice(&[0x20, 0x20]);
+        for at in [4, 6, 8] {
+            superblock[at..at + 2].copy_from_slice(&[1, 1]);
+        }
+        superblock[28..30].copy_from_slice(&[0, 4]);
+        superblock[magic_at..magic_at + 2].copy_from_slice(&magic);
+        superblock
+    };
+    let minix = [
+        minix(16, [0x8f, 0x13]),
+        minix(16, [0x24, 0x68]),
+        minix(24, [0x5a, 0x4d]),
+    ];
+    let end = 64 << 20;
+    let cases: &[(&str, u64, &[u8])] = &[
         ("ext2", 0x438, b"\x53\xef"),
         ("xfs", 0, b"XFSB"),
         ("btrfs", 0x10040, b"_BHRfS_M"),
@@ -453,8 +470,26 @@ fn other_owners_are_recognised_and_wiped_by_mkfs() {
         ("vfat", 0x52, b"FAT32   "),
         ("ntfs", 3, b"NTFS    "),
         ("zfs", (128 << 10) + 3072, b"\x0c\xb1\xba\0\0\0\0\0"),
+        ("udf", 32769, b"BEA01"),
+        ("ocfs2", 8192, b"OCFSV2"),
+        ("ocfs2", 1024, b"OCFSV2"),
+        ("reiserfs", 8192 + 0x34, b"ReIsErFs"),
+        ("reiser4", 65536, b"ReIsEr4"),
+        ("oracleasm", 32, b"ORCLDISK"),
+        ("ufs", 9564, b"\x54\x19\x01\x00"),
+        ("ufs", 66908, b"\x19\x01\x54\x19"),
+        ("zonefs", 0, b"SFOZ"),
+        ("minix", 1024, &minix[0]),
+        ("minix", 1024, &minix[1]),
+        ("minix", 1024, &minix[2]),
+        ("bluestore", 0, b"bluestore block device"),
+        ("intel raid", end - 1024, b"Intel Raid ISM Cfg Sig. 1.3.00"),
+        ("ddf raid", end - 512, b"\xde\x11\xde\x11"),
+        ("ddf raid", end - 257 * 512, b"\xde\x11\xde\x11"),
+        ("drbd", end - 4096 + 60, b"\x83\x74\x02\x6b"),
+        ("drbd", end - 4096 + 60, b"\x83\x74\x02\x6d"),
     ];
-    for (name, offset, magic) in cases {
+    for &(name, offset, magic) in cases {
         let images = Images::new(&[64 << 20]);
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -469,6 +504,12 @@ fn other_owners_are_recognised_and_wiped_by_mkfs() {
         assert_eq!(probe(&images.paths[0]), None, "{name}");
     }
     let empty = Images::new(&[64 << 20]);
+    assert_eq!(probe(&empty.paths[0]), None);
+    // Two bytes alone are nobody's.
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&empty.paths[0]);
+    file.unwrap().write_all_at(b"\x7f\x13", 1040).unwrap();
     assert_eq!(probe(&empty.paths[0]), None);
     assert_eq!(probe(Path::new("/nonexistent")), None);
 }
