@@ -337,7 +337,9 @@ fn wipe(device: &dyn BlockDevice, blocks: u64) -> Result<(), Error> {
     }
     let mut writes: Vec<(u64, &[u8])> = starts.iter().map(|s| (s * BLOCK, &zeros[..])).collect();
     for hit in probe::signatures(device) {
-        writes.push((hit.offset / BLOCK * BLOCK, &zeros[..BLOCK_SIZE]));
+        // The last block may be one in which the device ends.
+        let block = hit.offset / BLOCK * BLOCK;
+        writes.push((block, &zeros[..probe::block_len(device, block)]));
     }
     for (offset, buf) in writes {
         let write = Operation::Write {

@@ -224,6 +224,14 @@ pub(crate) fn has_partitions(device: &dyn BlockDevice) -> bool {
     })
 }
 
+/// Bytes that can be read and written of the block at `offset`: fewer than 4 KiB of one in which the device ends, and
+/// none beyond.
+pub(crate) fn block_len(device: &dyn BlockDevice, offset: u64) -> usize {
+    let unit = u64::from(device.logical_block());
+    let end = device.bytes() / unit * unit;
+    end.saturating_sub(offset).min(BLOCK) as usize
+}
+
 fn place(at: At, bytes: u64) -> Option<u64> {
     match at {
         At::Start(offset) => Some(offset),
@@ -243,10 +251,11 @@ impl Reader<'_> {
         let block = offset / BLOCK;
         if self.block.as_ref().is_none_or(|(b, _)| *b != block) {
             self.block = None;
-            if (block + 1).checked_mul(BLOCK)? > self.device.bytes() {
+            let len = block_len(self.device, block.checked_mul(BLOCK)?);
+            if len == 0 {
                 return None;
             }
-            let mut buf = AlignedBuf::zeroed(BLOCK as usize);
+            let mut buf = AlignedBuf::zeroed(len);
             self.device.read(block * BLOCK, &mut buf).ok()?;
             self.block = Some((block, buf));
         }

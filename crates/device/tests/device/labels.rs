@@ -417,6 +417,25 @@ fn an_interrupted_mkfs_leaves_nothing_that_assembles() {
     assert!(finished);
 }
 
+/// Nobody looked at the last, partial block of a device, and the partition table in it came back.
+#[test]
+fn what_is_in_a_partial_block_at_the_end_is_seen_and_wiped() {
+    for sectors in [1, 3, 7] {
+        let bytes = (64 << 20) + sectors * 512;
+        let sims = Sims::new(&[bytes], 1);
+        let device = &sims.devices[0];
+        device.poke(bytes - 512, b"EFI PART");
+        let found = device::signatures(device.as_ref());
+        assert_eq!(found[0].name, "partition table (gpt)");
+        assert_eq!(found[0].offset, bytes - 512);
+        create(sims.members(), 4096).write_labels().unwrap();
+        let mut last = [1; 512];
+        device.peek(bytes - 512, &mut last);
+        assert_eq!(last, [0; 512]);
+        assemble(sims.members()).unwrap();
+    }
+}
+
 #[test]
 fn mkfs_refuses_what_could_not_be_assembled() {
     let sims = Sims::new(&UNEQUAL, 1);
