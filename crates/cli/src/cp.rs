@@ -5,6 +5,7 @@
 //! 2. Nobody can read more of a copy that is made than of the original, while it is made, too: files and folders are the
 //!    owner's alone until they have their permissions, folders after all that is in them.
 //! 3. What cannot be copied or kept is told, and the rest is copied.
+//! 4. The devices of the file system are neither written, removed nor read as files, whatever name leads to them.
 
 mod attributes;
 mod inwards;
@@ -162,6 +163,20 @@ impl Copy<'_> {
             false => Err(Failure::new(format!(
                 "{name} is a folder; to copy it give --recursive"
             ))),
+        }
+    }
+
+    /// What is a device of this file system is in use by this command.
+    fn refuse_device(
+        &self,
+        name: impl std::fmt::Display,
+        meta: &std::fs::Metadata,
+    ) -> Result<(), Failure> {
+        match self.offline.occupied.has(meta) {
+            true => Err(Failure::new(format!(
+                "{name} is a device of this file system: it is neither overwritten nor copied"
+            ))),
+            false => Ok(()),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use device::Occupied;
 use fs::{Attr, Caller, FileSystem, FsOptions, Ino, Removed};
 
 use crate::devices::{self, Access};
@@ -13,6 +14,8 @@ pub const PIECE: usize = 1 << 20;
 
 pub struct Offline {
     pub fs: Arc<FileSystem>,
+    /// What its devices lie on.
+    pub occupied: Occupied,
     /// The user of this process, who may do what root may.
     pub who: Caller,
 }
@@ -33,7 +36,9 @@ impl Offline {
             read_only,
             ..Access::default()
         };
-        let array = devices::open(&devices::find(given)?, access)?;
+        let paths = devices::find(given)?;
+        let array = devices::open(&paths, access)?;
+        let occupied = Occupied::by(&paths)?;
         let options = match read_only {
             true => FsOptions::default().read_only(),
             false => FsOptions::default(),
@@ -45,7 +50,7 @@ impl Offline {
         };
         let names = array.device_names();
         let fs = FileSystem::open(array, options).map_err(|e| Failure::unopened(e, &names))?;
-        Ok(Offline { fs, who })
+        Ok(Offline { fs, occupied, who })
     }
 
     /// Ends the use; after it everything written is on the devices.

@@ -175,16 +175,17 @@ pub(crate) enum Storage {
 
 impl Storage {
     pub fn of(path: &Path) -> io::Result<Storage> {
-        let meta = fs::metadata(path)?;
+        Ok(Storage::behind(&fs::metadata(path)?))
+    }
+
+    fn behind(meta: &fs::Metadata) -> Storage {
         let is_block = meta.file_type().is_block_device();
         // A loop device is what it shows of the file behind it.
-        Ok(
-            match is_block.then(|| loops::behind(meta.rdev())).flatten() {
-                Some((_, part)) => Storage::File(part),
-                None if is_block => Storage::Device(meta.rdev()),
-                None => Storage::File(loops::Part::whole(&meta)),
-            },
-        )
+        match is_block.then(|| loops::behind(meta.rdev())).flatten() {
+            Some((_, part)) => Storage::File(part),
+            None if is_block => Storage::Device(meta.rdev()),
+            None => Storage::File(loops::Part::whole(meta)),
+        }
     }
 
     pub fn overlaps(&self, other: &Storage) -> bool {
@@ -192,6 +193,29 @@ impl Storage {
             (Storage::Device(a), Storage::Device(b)) => a == b,
             (Storage::File(a), Storage::File(b)) => a.overlaps(b),
             _ => false,
+        }
+    }
+}
+
+/// What devices lie on, by which each of them is known again under any other name that it has.
+pub struct Occupied(Vec<Storage>);
+
+impl Occupied {
+    /// By the devices at these paths.
+    pub fn by(paths: &[PathBuf]) -> Result<Occupied, Error> {
+        let storage = |path: &PathBuf| Storage::of(path).map_err(|e| Error::open(path, e));
+        Ok(Occupied(
+            paths.iter().map(storage).collect::<Result<_, _>>()?,
+        ))
+    }
+
+    /// Whether a file or block device is, or shows, some of it.
+    pub fn has(&self, other: &fs::Metadata) -> bool {
+        let kind = other.file_type();
+        // What else has an inode number in common is on no device of ours.
+        (kind.is_file() || kind.is_block_device()) && {
+            let other = Storage::behind(other);
+            self.0.iter().any(|storage| storage.overlaps(&other))
         }
     }
 }

@@ -41,7 +41,9 @@ pub use array::{Array, ArrayStats, DeviceStats, Io};
 pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 pub use buf::{AlignedBuf, Shared};
 pub use error::{Error, LostLabel, LostLabels};
-pub use file::{Backend, OpenOptions, check_distinct, create_image, has_poll_queues, open_devices};
+pub use file::{
+    Backend, Occupied, OpenOptions, check_distinct, create_image, has_poll_queues, open_devices,
+};
 pub use labels::{LabelRepair, feature_text, label_features, label_name};
 pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};

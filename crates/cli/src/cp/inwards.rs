@@ -197,6 +197,7 @@ impl<'a> Inwards<'a> {
         links: Links,
     ) -> Result<Ino, Failure> {
         let (from, meta) = self.open_source(item)?;
+        self.copy.refuse_device(item.from.display(), &meta)?;
         let (ino, to) = self.open_copy((folder, name), meta.mode(), links)?;
         let copied = self.content(item, &from, &meta, &to);
         let flushed = self.copy.offline.fs.flush(&to);

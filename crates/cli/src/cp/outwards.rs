@@ -144,7 +144,7 @@ impl<'a> Outwards<'a> {
     fn one(&mut self, item: &Item) -> Result<(), Failure> {
         let has_names = self.copy.keeps && item.attr.nlink > 1;
         if has_names && let Some(first) = self.linked.get(&item.attr.ino) {
-            return link(first, &item.to);
+            return self.link(first, &item.to);
         }
         match item.attr.mode & libc::S_IFMT {
             libc::S_IFREG => self.regular(item)?,
@@ -161,9 +161,9 @@ impl<'a> Outwards<'a> {
     fn regular(&self, item: &Item) -> Result<(), Failure> {
         let failed = |e: io::Error| failed(&item.to, &e);
         if self.copy.keeps && item.links == Links::Refused {
-            part_from_links(&item.to).map_err(failed)?;
+            self.part_from_links(&item.to)?;
         }
-        let (mut file, is_new) = open_file(&item.to, item.links)?;
+        let (mut file, is_new) = self.open_file(&item.to, item.links)?;
         // What is no file, the terminal for example, keeps all it has.
         if !file.metadata().map_err(failed)?.is_file() {
             return self.copy.offline.read(&item.from, item.attr.ino, |piece| {
@@ -226,7 +226,7 @@ impl<'a> Outwards<'a> {
     fn symlink(&self, item: &Item) -> Result<(), Failure> {
         let failed = |e: io::Error| failed(&item.to, &e);
         let target = self.copy.offline.fs.readlink(item.attr.ino)?;
-        clear(&item.to).map_err(failed)?;
+        self.clear(&item.to)?;
         symlink(OsString::from_vec(target), &item.to).map_err(failed)?;
         self.keep_unopened(item);
         Ok(())
@@ -235,7 +235,7 @@ impl<'a> Outwards<'a> {
     fn special(&self, item: &Item) -> Result<(), Failure> {
         self.copy.refuse_special(harmless(&item.from))?;
         let failed = |e: io::Error| failed(&item.to, &e);
-        clear(&item.to).map_err(failed)?;
+        self.clear(&item.to)?;
         let (kind, mode) = (
             FileType::from_raw_mode(item.attr.mode),
             Mode::from_raw_mode(item.attr.mode & 0o7777),
@@ -257,33 +257,69 @@ impl<'a> Outwards<'a> {
             self.copy.keep_outwards(&item.attr, &file);
         }
     }
-}
 
-/// Opens a file that becomes a copy, empty; only its owner may read a new one. Says whether it is new.
-fn open_file(to: &Path, links: Links) -> Result<(File, bool), Failure> {
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600);
-    match options.clone().create_new(true).open(to) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => return Ok((made.map_err(|e| failed(to, &e))?, true)),
-    }
-    if links == Links::Refused {
-        // Nor is a fifo waited for that somebody has put there.
-        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    }
-    match options.truncate(true).open(to) {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(not_followed(to.display())),
-        opened => {
-            let file = opened.map_err(|e| failed(to, &e))?;
-            let is_file = file.metadata().map_err(|e| failed(to, &e))?.is_file();
-            match links == Links::Followed || is_file {
-                true => Ok((file, false)),
-                false => Err(Failure::new(format!(
+    /// Opens a file that becomes a copy, empty; only its owner may read a new one. Says whether it is new.
+    fn open_file(&self, to: &Path, links: Links) -> Result<(File, bool), Failure> {
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600);
+        match options.clone().create_new(true).open(to) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return Ok((made.map_err(|e| failed(to, &e))?, true)),
+        }
+        if links == Links::Refused {
+            // Nor is a fifo waited for that somebody has put there.
+            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        }
+        let file = options.open(to).map_err(|e| match e.raw_os_error() {
+            Some(libc::ELOOP) => not_followed(to.display()),
+            _ => failed(to, &e),
+        })?;
+        let found = file.metadata().map_err(|e| failed(to, &e))?;
+        self.copy.refuse_device(to.display(), &found)?;
+        match (found.is_file(), links) {
+            // Emptied only now that it is known what it is.
+            (true, _) => file.set_len(0).map_err(|e| failed(to, &e))?,
+            (false, Links::Followed) => {}
+            (false, Links::Refused) => {
+                return Err(Failure::new(format!(
                     "{}: what is there is a special file; remove it first",
                     to.display()
-                ))),
+                )));
             }
         }
+        Ok((file, false))
+    }
+
+    /// Removes what has the place of a copy and is no folder.
+    fn clear(&self, to: &Path) -> Result<(), Failure> {
+        let removed = match host::symlink_metadata(to) {
+            Ok(found) => {
+                self.copy.refuse_device(to.display(), &found)?;
+                host::remove_file(to)
+            }
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(|e| failed(to, &e)),
+        }
+    }
+
+    /// Removes a file that has other names: these keep what they have.
+    fn part_from_links(&self, to: &Path) -> Result<(), Failure> {
+        match host::symlink_metadata(to) {
+            Ok(found) if found.is_file() && found.nlink() > 1 => self.clear(to),
+            _ => Ok(()),
+        }
+    }
+
+    /// One more name of a copy.
+    fn link(&self, first: &Path, to: &Path) -> Result<(), Failure> {
+        if first == to {
+            return Ok(());
+        }
+        self.clear(to)?;
+        host::hard_link(first, to).map_err(|e| failed(to, &e))
     }
 }
 
@@ -301,30 +337,4 @@ fn make_folder(to: &Path) -> Result<bool, Failure> {
         }
         Err(error) => Err(failed(to, &error)),
     }
-}
-
-/// Removes what has the place of a copy and is no folder.
-fn clear(to: &Path) -> io::Result<()> {
-    match host::remove_file(to) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// Removes a file that has other names: these keep what they have.
-fn part_from_links(to: &Path) -> io::Result<()> {
-    match host::symlink_metadata(to) {
-        Ok(found) if found.is_file() && found.nlink() > 1 => clear(to),
-        _ => Ok(()),
-    }
-}
-
-/// One more name of a copy.
-fn link(first: &Path, to: &Path) -> Result<(), Failure> {
-    if first == to {
-        return Ok(());
-    }
-    clear(to)
-        .and_then(|()| host::hard_link(first, to))
-        .map_err(|e| failed(to, &e))
 }

@@ -1,5 +1,6 @@
 //! The program as users call it, here without a mount.
 
+mod copied;
 mod damaged;
 mod interrupted;
 mod labels;

@@ -16,12 +16,12 @@ const OPERATIONAL: i32 = 8;
 const USAGE: i32 = 16;
 
 /// An array of one image, in a folder of its own.
-struct Array {
-    dir: TempDir,
+pub struct Array {
+    pub dir: TempDir,
 }
 
 impl Array {
-    fn made() -> Self {
+    pub fn made() -> Self {
         let array = Array {
             dir: TempDir::new().unwrap(),
         };
@@ -30,39 +30,39 @@ impl Array {
         array
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn on(&self, command: &str, args: &[impl AsRef<OsStr>]) -> Ran {
+    pub fn on(&self, command: &str, args: &[impl AsRef<OsStr>]) -> Ran {
         let image = self.path("a.img");
         run(sheaf().args([command, "-d"]).arg(image).args(args))
     }
 
     /// Copies from within the folder of the image.
-    fn cp(&self, args: &[&str]) -> Ran {
+    pub fn cp(&self, args: &[&str]) -> Ran {
         let command = [&["cp", "-d", "a.img"], args].concat();
         run(sheaf().args(command).current_dir(self.dir.path()))
     }
 
-    fn is_sound(&self) {
+    pub fn is_sound(&self) {
         run(sheaf().arg("fsck").arg(self.path("a.img"))).succeeds();
     }
 }
 
 /// The program, with a umask that is in no doubt.
-fn sheaf() -> Command {
+pub fn sheaf() -> Command {
     let mut command = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_sheaf");
     command.args(["-c", "umask 027; exec \"$0\" \"$@\"", program]);
     command
 }
 
-fn run(command: &mut Command) -> Ran {
+pub fn run(command: &mut Command) -> Ran {
     Ran(command.output().unwrap())
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -97,7 +97,7 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-fn look(path: &Path) -> Metadata {
+pub fn look(path: &Path) -> Metadata {
     fs::symlink_metadata(path).unwrap()
 }
 

@@ -2,8 +2,8 @@
 
 use crate::fixture::{CLAIMS, UNEQUAL, create, noise};
 use device::{
-    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, OpenOptions, Reaping, companions,
-    create_image, find_members, open_devices, probe, scan,
+    AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, Occupied, OpenOptions, Reaping,
+    companions, create_image, find_members, open_devices, probe, scan,
 };
 use format::label::Label;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -653,6 +653,31 @@ fn set_writable(device: &Loop, writable: bool) {
     let option = if writable { "--setrw" } else { "--setro" };
     let done = Command::new("blockdev").arg(option).arg(&device.0).status();
     assert!(done.unwrap().success());
+}
+
+/// A file and loop devices over it are one by any name; what shares none of the bytes is another.
+#[test]
+fn what_devices_lie_on_is_known_by_its_other_names() {
+    let _claims = CLAIMS.lock();
+    let images = Images::new(&[64 << 20, 64 << 20]);
+    let [image, other] = &images.paths[..] else {
+        panic!("{:?}", images.paths)
+    };
+    let look = |path: &Path| std::fs::metadata(path).unwrap();
+    let link = image.with_extension("link");
+    std::fs::hard_link(image, &link).unwrap();
+    let occupied = Occupied::by(std::slice::from_ref(image)).unwrap();
+    assert!(occupied.has(&look(image)) && occupied.has(&look(&link)));
+    assert!(!occupied.has(&look(other)) && !occupied.has(&look(Path::new("/dev/null"))));
+    let (Some(device), Some(part)) = (Loop::attach(image), Loop::attach_part(image, 1 << 20, 0))
+    else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    assert!(occupied.has(&look(&device.0)) && occupied.has(&look(&part.0)));
+    let occupied = Occupied::by(std::slice::from_ref(&part.0)).unwrap();
+    assert!(occupied.has(&look(&device.0)) && occupied.has(&look(image)));
+    assert!(!occupied.has(&look(other)));
 }
 
 /// Each of two was taken for a device of its own, and what one had was destroyed by the other.

@@ -1,0 +1,93 @@
+//! What cp neither overwrites nor takes for a file, how much of a file it copies, and what it calls it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use crate::OPERATIONAL;
+use crate::unmounted::{Array, is_root, look, run, sheaf};
+
+const NO_FILE: &str = "is a device of this file system";
+
+/// The image was emptied or replaced, with exit code 0.
+#[test]
+fn no_copy_takes_the_place_of_a_device_of_the_file_system() {
+    let array = Array::made();
+    let tree = array.path("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("a.img"), "content").unwrap();
+    fs::hard_link(tree.join("a.img"), tree.join("twin")).unwrap();
+    symlink("a.img", tree.join("link")).unwrap();
+    array.cp(&["-a", "tree", ":/"]).succeeds();
+    let before = fs::read(array.path("a.img")).unwrap();
+    let inode = look(&array.path("a.img")).ino();
+    let (out, links) = (array.path("out"), array.path("links"));
+    for folder in [&out, &links] {
+        fs::create_dir(folder).unwrap();
+        fs::hard_link(array.path("a.img"), folder.join("a.img")).unwrap();
+    }
+    fs::hard_link(array.path("a.img"), out.join("twin")).unwrap();
+    fs::hard_link(array.path("a.img"), links.join("link")).unwrap();
+    symlink("a.img", array.path("to the image")).unwrap();
+    for call in [
+        &[":/tree/a.img", "a.img"][..],
+        &[":/tree/a.img", "."],
+        &[":/tree/a.img", "to the image"],
+        &["-r", ":/tree/.", "out"],
+        &["-a", ":/tree/.", "out"],
+        &["-a", ":/tree/link", "links"],
+    ] {
+        array.cp(call).exits(OPERATIONAL).says(NO_FILE);
+        for path in ["a.img", "out/a.img", "links/a.img", "links/link"] {
+            assert_eq!(look(&array.path(path)).ino(), inode, "{path} {call:?}");
+        }
+    }
+    assert!(fs::read(array.path("a.img")).unwrap() == before);
+    // The rest was copied.
+    assert!(out.join("link").is_symlink());
+    array.is_sound();
+}
+
+/// It grew while it was read, until no space was left in it.
+#[test]
+fn no_device_of_the_file_system_is_copied_into_it() {
+    let array = Array::made();
+    fs::write(array.path("file"), "file").unwrap();
+    fs::hard_link(array.path("a.img"), array.path("other name")).unwrap();
+    array
+        .cp(&["a.img", "other name", "file", ":/"])
+        .exits(OPERATIONAL)
+        .says(&format!("a.img {NO_FILE}"))
+        .says(&format!("other name {NO_FILE}"));
+    let listed = array.on("ls", &["/"]).succeeds();
+    assert_eq!(listed.output(), "file\n");
+    array.is_sound();
+}
+
+/// A loop device and the file behind it are one.
+#[test]
+fn a_loop_device_of_the_file_system_is_known_by_the_file_behind_it() {
+    let array = Array::made();
+    let image = array.path("a.img");
+    let attached = File::options().read(true).write(true).open(&image);
+    let attached = is_root().then(|| base::sys::attach_loop(&attached.unwrap()));
+    let Some(Ok((device, _attached))) = attached else {
+        eprintln!("skipped: loop devices need root");
+        return;
+    };
+    fs::write(array.path("file"), "file").unwrap();
+    let cp = |on: &Path, from: &str, to: &Path| {
+        run(sheaf()
+            .args(["cp", "-d"])
+            .args([on, from.as_ref(), to])
+            .current_dir(array.dir.path()))
+    };
+    cp(&device, "file", ":/".as_ref()).succeeds();
+    for (on, to) in [(&device, &device), (&device, &image), (&image, &device)] {
+        cp(on, ":/file", to).exits(OPERATIONAL).says(NO_FILE);
+    }
+    cp(&device, "a.img", ":/".as_ref())
+        .exits(OPERATIONAL)
+        .says(NO_FILE);
+    run(sheaf().arg("fsck").arg(&device)).succeeds();
+}
