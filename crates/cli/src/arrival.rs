@@ -10,7 +10,7 @@ use base::clock::{Clock, ns_of};
 
 use crate::devices::{self, pause};
 use crate::failure::USAGE;
-use crate::output::harmless;
+use crate::output::{harmless, tell};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -21,11 +21,11 @@ pub fn wait(given: &[PathBuf], timeout: Duration) {
         return;
     }
     let names: Vec<_> = given.iter().map(|g| g.to_string_lossy()).collect();
-    eprintln!(
+    tell(format!(
         "sheaf: waiting up to {} s for the devices of {}",
         timeout.as_secs_f64(),
         harmless(names.join(" ").as_bytes())
-    );
+    ));
     let clock = Clock::real();
     let end = clock.monotonic_ns().saturating_add(ns_of(timeout));
     while !is_there(given) {

@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::output::harmless;
+use crate::output::{harmless, tell};
 
 /// Errors are left on the devices.
 pub const DAMAGED: u8 = 4;
@@ -72,7 +72,7 @@ impl Failure {
         if let Some(message) = &self.message {
             // It may have names in it that anybody gave.
             let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
-            eprintln!("sheaf: {}", lines.join("\n"));
+            tell(format!("sheaf: {}", lines.join("\n")));
         }
     }
 

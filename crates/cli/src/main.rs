@@ -39,7 +39,6 @@ use std::process::ExitCode;
 use args::{Command, Sheaf};
 use clap::Parser;
 use failure::{Failed, Failure, Outcome, USAGE};
-use output::harmless;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -107,11 +106,7 @@ fn refuse_usage(error: &clap::Error, json: bool) -> ExitCode {
 }
 
 fn report(failure: &Failure, json: bool) -> ExitCode {
-    if let Some(message) = failure.message() {
-        // It may have names in it that anybody gave.
-        let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
-        eprintln!("sheaf: {}", lines.join("\n"));
-    }
+    failure.tell();
     if let (true, Some(failed)) = (json, failure.shown()) {
         show_failure(&failed);
     }

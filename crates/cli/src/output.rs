@@ -1,4 +1,4 @@
-//! Writing to standard output, which may be a pipe that its reader closes.
+//! Writing to standard output and standard error, which may be pipes that their readers close.
 
 use std::io::{self, Write};
 
@@ -53,6 +53,14 @@ pub fn line(text: impl std::fmt::Display) -> Result<(), Failure> {
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Failure::new(e.to_string()))?;
     line(text)
+}
+
+/// Tells the user a line on standard error. Whether or not anybody reads it, the command goes on.
+pub fn tell(text: impl std::fmt::Display) {
+    // There is nobody left to tell of a failure.
+    let _ = io::stderr()
+        .lock()
+        .write_all(format!("{text}\n").as_bytes());
 }
 
 /// Text that cannot change a terminal's state: control characters are escaped.

@@ -11,6 +11,7 @@ use mount::Insist;
 use crate::args::Umount;
 use crate::devices::pause;
 use crate::failure::{Failure, Outcome};
+use crate::output::tell;
 
 /// A mount may be busy for a moment: a process that was just started still has copies of the
 /// descriptors of the one that started it (they close after its exec has let its parent go on),
@@ -50,10 +51,10 @@ pub fn unmount(mountpoint: &Path) -> Result<(), Failure> {
 
 /// It is unmounted; to wait no longer is safe, and up to the user.
 fn still_waiting(daemon: u32) {
-    eprintln!(
+    tell(format!(
         "Unmounted. Waiting for the daemon (process {daemon}): it is writing, or the file system is still \
          mounted in another mount namespace, a container's say. It goes on without being waited for."
-    );
+    ));
 }
 
 fn is_busy(error: &mount::Error) -> bool {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::{Array, CORRECTED, OPERATIONAL, Ran, UNCORRECTED};
+use crate::{Array, CORRECTED, OPERATIONAL, Ran, UNCORRECTED, USAGE};
 
 /// An output whose reader has gone.
 fn closed() -> Stdio {
@@ -77,6 +77,31 @@ fn a_scrub_that_nobody_reads_says_what_it_found() {
     full.exits(OPERATIONAL);
     for ran in damaged {
         ran.exits(UNCORRECTED);
+    }
+}
+
+/// Each message was a panic, with exit code 101, which none of the commands has.
+#[test]
+fn a_message_that_nobody_reads_changes_no_exit_code() {
+    let array = Array::made(1);
+    let device = array.images[0].to_str().unwrap();
+    for (call, code) in [
+        (&["cat", "-d", device, "/none"][..], OPERATIONAL),
+        (&["ls", "-d", device, "/none"], OPERATIONAL),
+        (&["info", "/none.img"], OPERATIONAL),
+        (&["mkfs", device], OPERATIONAL),
+        (&["fsck", "LABEL="], USAGE),
+        (
+            &["mount", "-o", "device_timeout=0.01", "/none.img", "/none"],
+            OPERATIONAL,
+        ),
+    ] {
+        for stderr in [closed, full] {
+            let mut sheaf = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+            sheaf.args(call).stdout(Stdio::null()).stderr(stderr());
+            let status = sheaf.status().unwrap();
+            assert_eq!(status.code(), Some(code), "{call:?}");
+        }
     }
 }
 
