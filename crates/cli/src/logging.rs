@@ -37,7 +37,9 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
-        .with_target(false);
+        .with_target(false)
+        // What cannot be written would be told on standard error, which may be what cannot be written, by a panic.
+        .log_internal_errors(false);
     // A second start keeps the first target, which is what is wanted.
     let _ = match target {
         Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),

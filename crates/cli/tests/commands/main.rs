@@ -1,6 +1,7 @@
 //! The program as users call it, here without a mount.
 
 mod copied;
+mod daemons;
 mod damaged;
 mod interrupted;
 mod labels;

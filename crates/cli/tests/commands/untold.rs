@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::{Array, CORRECTED, OPERATIONAL, Ran, UNCORRECTED, USAGE};
 
 /// An output whose reader has gone.
-fn closed() -> Stdio {
+pub fn closed() -> Stdio {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     writer.into()

@@ -1,0 +1,67 @@
+//! What a daemon keeps and leaves alone, and what is said of one that has died.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::untold::{can_mount, closed};
+use crate::{Array, sheaf};
+
+/// An array and where it is mounted, until this is dropped.
+struct Mounted {
+    array: Array,
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// The place; nothing is mounted yet.
+    fn place() -> Self {
+        let array = Array::made(1);
+        let at = array.path("mnt");
+        fs::create_dir(&at).unwrap();
+        Mounted { array, at }
+    }
+
+    fn paths(&self) -> [PathBuf; 2] {
+        [self.array.images[0].clone(), self.at.clone()]
+    }
+
+    fn is_there(&self) -> bool {
+        let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev());
+        match (device(&self.at), device(self.array.dir.path())) {
+            (Ok(at), Ok(above)) => at != above,
+            // It is there, and its daemon is not.
+            _ => true,
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.is_there() {
+            sheaf(&["umount"], &[], std::slice::from_ref(&self.at)).succeeds();
+        }
+    }
+}
+
+#[test]
+fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::place();
+    let mut serving = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+    serving
+        .args(["mount", "--foreground"])
+        .args(mounted.paths());
+    serving.env("SHEAF_LOG", "info");
+    serving.stdout(closed()).stderr(closed());
+    let mut serving = serving.spawn().unwrap();
+    while !mounted.is_there() {
+        assert!(serving.try_wait().unwrap().is_none());
+    }
+    fs::write(mounted.at.join("file"), "file").unwrap();
+    drop(mounted);
+    assert!(serving.wait().unwrap().success());
+}
