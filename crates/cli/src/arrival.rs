@@ -10,7 +10,7 @@ use base::clock::{Clock, ns_of};
 
 use crate::devices::{self, pause};
 use crate::failure::USAGE;
-use crate::output::{harmless, tell};
+use crate::output::{shown, tell};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -20,11 +20,11 @@ pub fn wait(given: &[PathBuf], timeout: Duration) {
     if timeout.is_zero() || is_there(given) {
         return;
     }
-    let names: Vec<_> = given.iter().map(|g| g.to_string_lossy()).collect();
+    let names: Vec<_> = given.iter().map(|path| shown(path)).collect();
     tell(format!(
         "sheaf: waiting up to {} s for the devices of {}",
         timeout.as_secs_f64(),
-        harmless(names.join(" ").as_bytes())
+        names.join(" ")
     ));
     let clock = Clock::real();
     let end = clock.monotonic_ns().saturating_add(ns_of(timeout));

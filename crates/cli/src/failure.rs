@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::output::{harmless, tell};
+use crate::output::{one_line, tell};
 
 /// Errors are left on the devices.
 pub const DAMAGED: u8 = 4;
@@ -26,31 +26,30 @@ pub type Outcome = Result<u8, Failure>;
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
+    /// One line, whatever names are in it, but of what has lines of its own ([`followed_by`](Self::followed_by)).
     message: Option<String>,
 }
 
 impl Failure {
     /// Something did not work. The message names the thing and, where there is one, the remedy.
     pub fn new(message: impl Into<String>) -> Self {
-        Failure {
-            code: OPERATIONAL,
-            message: Some(message.into()),
-        }
+        Failure::with(OPERATIONAL, &message.into())
     }
 
     /// What was looked at is damaged.
     pub fn damaged(message: impl Into<String>) -> Self {
-        Failure {
-            code: DAMAGED,
-            message: Some(message.into()),
-        }
+        Failure::with(DAMAGED, &message.into())
     }
 
     /// The command was called wrongly.
     pub fn usage(message: impl Into<String>) -> Self {
+        Failure::with(USAGE, &message.into())
+    }
+
+    fn with(code: u8, message: &str) -> Self {
         Failure {
-            code: USAGE,
-            message: Some(message.into()),
+            code,
+            message: Some(one_line(message)),
         }
     }
 
@@ -70,9 +69,7 @@ impl Failure {
     /// Tells the user of a failure after which the command goes on.
     pub fn tell(&self) {
         if let Some(message) = &self.message {
-            // It may have names in it that anybody gave.
-            let lines: Vec<String> = message.lines().map(|l| harmless(l.as_bytes())).collect();
-            tell(format!("sheaf: {}", lines.join("\n")));
+            tell(format!("sheaf: {message}"));
         }
     }
 
@@ -114,12 +111,23 @@ impl Failure {
 
     /// With more words after the message.
     pub fn after(mut self, more: impl std::fmt::Display) -> Self {
+        let more = one_line(&more.to_string());
         self.message = self.message.map(|m| format!("{m}; {more}"));
+        self
+    }
+
+    /// With more lines below the message.
+    pub fn followed_by(mut self, lines: &str) -> Self {
+        for line in lines.lines() {
+            let line = one_line(line);
+            self.message = self.message.map(|m| format!("{m}\n{line}"));
+        }
         self
     }
 
     /// With more words before the message.
     pub fn at(mut self, context: impl std::fmt::Display) -> Self {
+        let context = one_line(&context.to_string());
         self.message = self.message.map(|m| format!("{context}: {m}"));
         self
     }
@@ -160,11 +168,10 @@ impl From<bench::Error> for Failure {
 
 impl From<mount::Error> for Failure {
     fn from(error: mount::Error) -> Self {
-        match error {
-            mount::Error::UnknownOption(_) | mount::Error::BadOption { .. } => {
-                Failure::usage(error.to_string())
-            }
-            error => Failure::new(error.to_string()),
+        let told = error.to_string();
+        match &error {
+            mount::Error::UnknownOption(_) | mount::Error::BadOption { .. } => Failure::usage(told),
+            _ => Failure::new(told),
         }
     }
 }

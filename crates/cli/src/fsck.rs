@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::Fsck;
 use crate::devices::{self, Access};
 use crate::failure::{self, Failure, OPERATIONAL, Outcome};
-use crate::output::harmless;
+use crate::output::{harmless, one_line};
 use crate::relabel::{self, Relabelled};
 use crate::{output, progress, size};
 
@@ -356,7 +356,11 @@ fn text(shown: &Shown) -> String {
     };
     for finding in &shown.findings {
         let place = place(&finding.path, &finding.object);
-        text += &format!("{}: {place}: {}\n", finding.severity, finding.what);
+        text += &format!(
+            "{}: {place}: {}\n",
+            finding.severity,
+            one_line(&finding.what)
+        );
     }
     if shown.more_findings > 0 {
         text += &format!("and {} more\n", shown.more_findings);
@@ -369,7 +373,7 @@ fn text(shown: &Shown) -> String {
             (false, false) => "would be repaired",
         };
         let place = place(&action.path, &action.object);
-        text += &format!("{what}: {place}: {}\n", action.what);
+        text += &format!("{what}: {place}: {}\n", one_line(&action.what));
     }
     if shown.more_actions > 0 {
         text += &format!("and {} more\n", shown.more_actions);

@@ -1,6 +1,8 @@
-//! Writing to standard output and standard error, which may be pipes that their readers close.
+//! Writing to standard output and standard error, which may be pipes that their readers close; names in what is written.
 
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -63,11 +65,58 @@ pub fn tell(text: impl std::fmt::Display) {
         .write_all(format!("{text}\n").as_bytes());
 }
 
-/// Text that cannot change a terminal's state: control characters are escaped.
+/// A name as text that cannot change a terminal's state, is of one line, and is no other name's: control characters,
+/// backslashes and what is not UTF-8 are escaped.
 pub fn harmless(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    match text.chars().any(char::is_control) {
-        true => text.escape_debug().to_string(),
-        false => text.into_owned(),
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character == '\\' || character.is_control() {
+                true => text.extend(character.escape_debug()),
+                false => text.push(character),
+            }
+        }
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// The same of a path of the host.
+pub fn shown(path: &Path) -> String {
+    harmless(path.as_os_str().as_bytes())
+}
+
+/// The same of words in which names may be, harmless already or not.
+pub fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.is_control() {
+            true => line.extend(character.escape_debug()),
+            false => line.push(character),
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_harmless_and_no_two_look_the_same() {
+        let names: [(&[u8], &str); 7] = [
+            (b"plain", "plain"),
+            (b"a\nb", "a\\nb"),
+            (b"a\\nb", "a\\\\nb"),
+            (b"\x1b[2J", "\\u{1b}[2J"),
+            (b"\xff", "\\xff"),
+            (b"\\xff", "\\\\xff"),
+            ("it's caf\u{e9}\u{85}".as_bytes(), "it's caf\u{e9}\\u{85}"),
+        ];
+        for (name, text) in names {
+            assert_eq!(harmless(name), text);
+            assert_eq!(one_line(text), text);
+        }
+        assert_eq!(one_line("a\\b\nc"), "a\\b\\nc");
     }
 }

@@ -49,9 +49,11 @@ pub fn run(args: &Rm) -> Outcome {
         size::counted(report.files, "file"),
         size::counted(report.directories, "folder")
     );
-    let reasons: Vec<&str> = failures.iter().filter_map(Failure::message).collect();
-    if !reasons.is_empty() {
-        return Err(Failure::new(reasons.join("\n")).after(&text));
+    let mut reasons = failures.iter().filter_map(Failure::message);
+    if let Some(first) = reasons.next() {
+        let rest: Vec<&str> = reasons.collect();
+        let all = Failure::new(first).followed_by(&rest.join("\n"));
+        return Err(all.after(&text));
     }
     report.seconds = clock.monotonic_ns() as f64 / 1e9;
     let told = match args.json {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::args;
 use crate::devices::pause;
 use crate::failure::{Failure, OPERATIONAL, Outcome};
-use crate::output::harmless;
+use crate::output::one_line;
 use crate::{logging, output, progress, size};
 
 const ERRORS: u8 = 4;
@@ -220,7 +220,7 @@ fn text(report: &Report<'_>) -> String {
             "{}: {}: {}\n",
             finding.severity,
             finding.object,
-            harmless(finding.what.as_bytes())
+            one_line(&finding.what)
         );
     }
     if report.more_findings > 0 {

@@ -165,7 +165,7 @@ impl Run {
         self.mount(array)
             .map_err(|failure| match array.log_tail().as_str() {
                 "" => failure,
-                log => failure.after(format!("the daemon's log:\n{log}")),
+                log => failure.after("the daemon's log:").followed_by(log),
             })
     }
 

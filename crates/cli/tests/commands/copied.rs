@@ -91,3 +91,23 @@ fn a_loop_device_of_the_file_system_is_known_by_the_file_behind_it() {
         .says(NO_FILE);
     run(sheaf().arg("fsck").arg(&device)).succeeds();
 }
+
+/// What was behind the line break began as a message does.
+#[test]
+fn a_name_makes_no_messages() {
+    let array = Array::made();
+    let name = "name\nsheaf: forged";
+    let said = "name\\nsheaf: forged";
+    array.cp(&[name, ":/"]).exits(OPERATIONAL).says(said);
+    array
+        .cp(&[&format!(":/{name}"), "."])
+        .exits(OPERATIONAL)
+        .says(said);
+    for command in ["cat", "ls", "rm"] {
+        array.on(command, &[name]).exits(OPERATIONAL).says(said);
+    }
+    for command in ["info", "fsck"] {
+        let ran = run(sheaf().arg(command).arg(array.path(name)));
+        ran.exits(OPERATIONAL).says("name\\nsheaf");
+    }
+}
