@@ -21,6 +21,7 @@ use rustix::fs::Mode;
 use crate::args::Cp;
 use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::offline::{Offline, inside};
+use crate::output::harmless;
 use crate::progress;
 use inwards::Inwards;
 use outwards::Outwards;
@@ -189,6 +190,11 @@ impl Copy<'_> {
             ))),
         }
     }
+}
+
+/// A path inside the file system, as it is written to cp.
+fn shown_inside(path: &[u8]) -> String {
+    format!(":{}", harmless(path))
 }
 
 fn not_followed(name: impl std::fmt::Display) -> Failure {

@@ -14,8 +14,7 @@ use rustix::io::Errno;
 
 use super::Copy;
 use crate::failure::Failure;
-use crate::offline::named;
-use crate::output::harmless;
+use crate::output::{harmless, shown};
 
 /// A change of the owner takes these away, so they come after it.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -111,7 +110,7 @@ impl Copy<'_> {
 
     /// Gives a copy on the host what the original has inside.
     pub fn keep_outwards(&self, attr: &Attr, copy: &HostFile<'_>) {
-        let name = copy.path.display().to_string();
+        let name = shown(copy.path);
         let unkept = |what: &str, error: &io::Error| self.tell_unkept(&name, what, error);
         let mut mode = attr.mode & 0o7777;
         match copy.set_owner(Some(attr.uid), Some(attr.gid)) {
@@ -187,7 +186,7 @@ impl Copy<'_> {
     /// Gives a copy inside what the original has on the host.
     pub fn keep_inwards(&self, from: &HostFile<'_>, meta: &host::Metadata, copy: Ino) {
         let (fs, who) = (&self.offline.fs, &self.who);
-        let name = from.path.display().to_string();
+        let name = shown(from.path);
         let attributes = self.attributes_of_host(from, &name);
         for list in LISTS {
             let has_it = attributes.iter().any(|(attribute, _)| attribute == list);
@@ -244,14 +243,6 @@ impl Copy<'_> {
             }
         }
         found
-    }
-
-    /// Removes what has the place of a copy inside and is no folder.
-    pub fn clear_inside(&self, folder: Ino, name: &[u8]) -> Result<(), Failure> {
-        self.offline
-            .fs
-            .unlink(&self.who, folder, name)
-            .map_err(|e| named(name, e))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self as host, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use rustix::fs::{SeekFrom, major, minor, seek};
 use rustix::io::Errno;
 
 use super::attributes::HostFile;
-use super::{Copy, Links, not_a_folder, not_followed};
+use super::{Copy, Links, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
-use crate::offline::{PIECE, bytes, last_name, named, parent};
-use crate::output::harmless;
+use crate::offline::{PIECE, bytes, join, last_name, parent};
+use crate::output::shown;
 
 /// What is not written of a sparse file if it is all zeros.
 const BLOCK: usize = 4096;
@@ -30,7 +30,7 @@ pub struct Inwards<'a> {
 /// Where a copy goes.
 enum Spot {
     /// A name in a folder; what a symbolic link there leads to counts where the user has named it.
-    Name(Ino, Vec<u8>, Links),
+    Name(Ino, Links),
     /// A folder that is there: what is in the source goes into it.
     Folder(Ino),
 }
@@ -40,11 +40,30 @@ struct Item {
     from: PathBuf,
     meta: Metadata,
     to: Spot,
+    /// All of the path inside.
+    path: Vec<u8>,
 }
 
 impl Item {
     fn failed(&self, error: &io::Error) -> Failure {
-        Failure::io(self.from.display(), error)
+        Failure::io(shown(&self.from), error)
+    }
+}
+
+/// A name in a folder, and the path that it ends.
+#[derive(Clone, Copy)]
+struct Place<'p> {
+    folder: Ino,
+    path: &'p [u8],
+}
+
+impl<'p> Place<'p> {
+    fn name(self) -> &'p [u8] {
+        last_name(self.path)
+    }
+
+    fn failed(self, error: fs::Error) -> Failure {
+        Failure::from(error).at(shown_inside(self.path))
     }
 }
 
@@ -61,12 +80,13 @@ impl<'a> Inwards<'a> {
             true => host::symlink_metadata(from),
             false => host::metadata(from),
         };
-        let meta = meta.map_err(|e| Failure::io(from.display(), &e))?;
-        let to = self.place(from, &meta, to)?;
+        let meta = meta.map_err(|e| Failure::io(shown(from), &e))?;
+        let (to, path) = self.place(from, &meta, to)?;
         let item = Item {
             from: from.to_owned(),
             meta,
             to,
+            path,
         };
         let (mut waiting, mut folders) = (vec![item], Vec::new());
         while let Some(item) = waiting.pop() {
@@ -87,33 +107,29 @@ impl<'a> Inwards<'a> {
         Ok(())
     }
 
-    /// Where a source goes to that the user has named.
-    fn place(&self, from: &Path, meta: &Metadata, to: &[u8]) -> Result<Spot, Failure> {
+    /// Where a source goes to that the user has named, and by what path.
+    fn place(&self, from: &Path, meta: &Metadata, to: &[u8]) -> Result<(Spot, Vec<u8>), Failure> {
         let found = self.copy.offline.fs.resolve(to);
         if let Ok(attr) = &found
             && attr.is_dir()
         {
             return Ok(match last_name(bytes(from)) {
-                b"" | b"." | b".." => Spot::Folder(attr.ino),
-                name => Spot::Name(attr.ino, name.to_vec(), Links::Refused),
+                b"" | b"." | b".." => (Spot::Folder(attr.ino), to.to_vec()),
+                name => (Spot::Name(attr.ino, Links::Refused), join(to, name)),
             });
         }
         if self.copy.several {
-            return Err(not_a_folder(harmless(to)));
+            return Err(not_a_folder(shown_inside(to)));
         }
         match found {
             Err(fs::Error::NotFound) if to.ends_with(b"/") && !meta.is_dir() => {
-                return Err(not_a_folder(harmless(to)));
+                return Err(not_a_folder(shown_inside(to)));
             }
             Ok(_) | Err(fs::Error::NotFound) => {}
-            Err(error) => return Err(named(to, error)),
+            Err(error) => return Err(Failure::from(error).at(shown_inside(to))),
         }
         let folder = self.copy.offline.find(parent(to))?;
-        Ok(Spot::Name(
-            folder.ino,
-            last_name(to).to_vec(),
-            Links::Followed,
-        ))
+        Ok((Spot::Name(folder.ino, Links::Followed), to.to_vec()))
     }
 
     fn folder(
@@ -122,11 +138,17 @@ impl<'a> Inwards<'a> {
         waiting: &mut Vec<Item>,
         folders: &mut Vec<(PathBuf, Metadata, Ino)>,
     ) -> Result<(), Failure> {
-        self.copy.refuse_folder(item.from.display())?;
+        self.copy.refuse_folder(shown(&item.from))?;
         let entries = host::read_dir(&item.from).map_err(|e| item.failed(&e))?;
         let made = match &item.to {
             Spot::Folder(ino) => *ino,
-            Spot::Name(folder, name, _) => self.make_folder(*folder, name, &item.meta)?,
+            Spot::Name(folder, _) => {
+                let place = Place {
+                    folder: *folder,
+                    path: &item.path,
+                };
+                self.make_folder(place, &item.meta)?
+            }
         };
         if self.copy.keeps {
             folders.push((item.from.clone(), item.meta.clone(), made));
@@ -138,48 +160,50 @@ impl<'a> Inwards<'a> {
                 Ok(meta) => waiting.push(Item {
                     from,
                     meta,
-                    to: Spot::Name(made, entry.file_name().into_vec(), Links::Refused),
+                    to: Spot::Name(made, Links::Refused),
+                    path: join(&item.path, entry.file_name().as_bytes()),
                 }),
-                Err(error) => self.copy.tell_of(Err(Failure::io(from.display(), &error))),
+                Err(error) => self.copy.tell_of(Err(Failure::io(shown(&from), &error))),
             }
         }
         Ok(())
     }
 
-    /// The folder `name` in another one, made if it is not there.
-    fn make_folder(&self, folder: Ino, name: &[u8], meta: &Metadata) -> Result<Ino, Failure> {
-        match self.existing(folder, name)? {
+    /// The folder of this name in another one, made if it is not there.
+    fn make_folder(&self, place: Place<'_>, meta: &Metadata) -> Result<Ino, Failure> {
+        match self.existing(place)? {
             Some(attr) if attr.is_dir() => Ok(attr.ino),
-            Some(attr) if attr.is_symlink() => Err(not_followed(harmless(name))),
-            Some(_) => Err(not_a_folder(harmless(name))),
+            Some(attr) if attr.is_symlink() => Err(not_followed(shown_inside(place.path))),
+            Some(_) => Err(not_a_folder(shown_inside(place.path))),
             None => {
                 let (fs, mode) = (&self.copy.offline.fs, meta.mode() & 0o777);
-                let made = fs.mkdir(&self.copy.who, folder, name, mode);
-                Ok(made.map_err(|e| named(name, e))?.ino)
+                let made = fs.mkdir(&self.copy.who, place.folder, place.name(), mode);
+                Ok(made.map_err(|e| place.failed(e))?.ino)
             }
         }
     }
 
-    fn existing(&self, folder: Ino, name: &[u8]) -> Result<Option<Attr>, Failure> {
-        match self.copy.offline.fs.lookup(folder, name) {
+    fn existing(&self, place: Place<'_>) -> Result<Option<Attr>, Failure> {
+        match self.copy.offline.fs.lookup(place.folder, place.name()) {
             Err(fs::Error::NotFound) => Ok(None),
-            found => found.map(Some).map_err(|e| named(name, e)),
+            found => found.map(Some).map_err(|e| place.failed(e)),
         }
     }
 
     /// Copies what is no folder.
     fn one(&mut self, item: &Item) -> Result<(), Failure> {
-        let Spot::Name(folder, name, links) = &item.to else {
-            return Err(not_a_folder(item.from.display()));
+        let Spot::Name(folder, links) = item.to else {
+            return Err(not_a_folder(shown(&item.from)));
         };
-        let place = (*folder, &name[..]);
+        let path = &item.path;
+        let place = Place { folder, path };
         let key = (item.meta.dev(), item.meta.ino());
         let has_names = self.copy.keeps && item.meta.nlink() > 1;
         if has_names && let Some(first) = self.linked.get(&key) {
             return self.link(*first, place);
         }
         let made = match item.meta.file_type() {
-            kind if kind.is_file() => self.regular(item, place, *links)?,
+            kind if kind.is_file() => self.regular(item, place, links)?,
             kind if kind.is_symlink() => self.symlink(item, place)?,
             _ => self.special(item, place)?,
         };
@@ -190,16 +214,11 @@ impl<'a> Inwards<'a> {
         Ok(())
     }
 
-    fn regular(
-        &self,
-        item: &Item,
-        (folder, name): (Ino, &[u8]),
-        links: Links,
-    ) -> Result<Ino, Failure> {
+    fn regular(&self, item: &Item, place: Place<'_>, links: Links) -> Result<Ino, Failure> {
         let (from, meta) = self.open_source(item)?;
-        self.copy.refuse_device(item.from.display(), &meta)?;
-        let (ino, to) = self.open_copy((folder, name), meta.mode(), links)?;
-        let copied = self.content(item, &from, &meta, &to);
+        self.copy.refuse_device(shown(&item.from), &meta)?;
+        let (ino, to) = self.open_copy(place, meta.mode(), links)?;
+        let copied = self.content(item, place, (&from, &meta), &to);
         let flushed = self.copy.offline.fs.flush(&to);
         if self.copy.keeps {
             let file = HostFile {
@@ -208,7 +227,7 @@ impl<'a> Inwards<'a> {
             };
             self.copy.keep_inwards(&file, &meta, ino);
         }
-        copied.and(flushed.map_err(|e| named(name, e)))?;
+        copied.and(flushed.map_err(|e| place.failed(e)))?;
         Ok(ino)
     }
 
@@ -226,7 +245,7 @@ impl<'a> Inwards<'a> {
             true => Ok((file, meta)),
             false => Err(Failure::new(format!(
                 "{}: somebody has replaced it meanwhile",
-                item.from.display()
+                shown(&item.from)
             ))),
         }
     }
@@ -234,20 +253,21 @@ impl<'a> Inwards<'a> {
     /// The file that becomes a copy, empty.
     fn open_copy(
         &self,
-        (folder, name): (Ino, &[u8]),
+        place: Place<'_>,
         mode: u32,
         links: Links,
     ) -> Result<(Ino, Arc<OpenFile>), Failure> {
         let fs = &self.copy.offline.fs;
-        let failed = |e| named(name, e);
-        let found = match self.existing(folder, name)? {
+        let (folder, name) = (place.folder, place.name());
+        let failed = |e| place.failed(e);
+        let found = match self.existing(place)? {
             Some(attr) if attr.is_symlink() && links == Links::Followed => {
                 Some(fs.stat_at(folder, name).map_err(failed)?)
             }
-            Some(attr) if attr.is_symlink() => return Err(not_followed(harmless(name))),
+            Some(attr) if attr.is_symlink() => return Err(not_followed(shown_inside(place.path))),
             // Its other names keep what they have.
             Some(attr) if self.copy.keeps && attr.nlink > 1 && !attr.is_dir() => {
-                self.copy.clear_inside(folder, name)?;
+                self.clear(place)?;
                 None
             }
             found => found,
@@ -270,8 +290,8 @@ impl<'a> Inwards<'a> {
     fn content(
         &self,
         item: &Item,
-        from: &File,
-        meta: &Metadata,
+        place: Place<'_>,
+        (from, meta): (&File, &Metadata),
         to: &OpenFile,
     ) -> Result<(), Failure> {
         let failed = |e: io::Error| item.failed(&e);
@@ -291,7 +311,7 @@ impl<'a> Inwards<'a> {
                 for (i, piece) in buffer[..read].chunks(step).enumerate() {
                     if !is_sparse || piece.iter().any(|byte| *byte != 0) {
                         let from = at + (i * step) as u64;
-                        self.write(item, to, from, piece)?;
+                        self.write(place, to, from, piece)?;
                         written = from + piece.len() as u64;
                     }
                 }
@@ -304,13 +324,13 @@ impl<'a> Inwards<'a> {
             true => {
                 let (fs, who) = (&self.copy.offline.fs, &self.copy.who);
                 let cut = fs.truncate(who, to.ino(), len);
-                cut.map_err(|e| Failure::from(e).at(item.from.display()))
+                cut.map_err(|e| place.failed(e))
             }
             false => Ok(()),
         }
     }
 
-    fn write(&self, item: &Item, to: &OpenFile, at: u64, piece: &[u8]) -> Result<(), Failure> {
+    fn write(&self, place: Place<'_>, to: &OpenFile, at: u64, piece: &[u8]) -> Result<(), Failure> {
         let mut done = 0;
         while done < piece.len() {
             let written = self
@@ -318,27 +338,27 @@ impl<'a> Inwards<'a> {
                 .offline
                 .fs
                 .write(to, at + done as u64, &piece[done..]);
-            done += written.map_err(|e| Failure::from(e).at(item.from.display()))?;
+            done += written.map_err(|e| place.failed(e))?;
         }
         Ok(())
     }
 
-    fn symlink(&self, item: &Item, (folder, name): (Ino, &[u8])) -> Result<Ino, Failure> {
+    fn symlink(&self, item: &Item, place: Place<'_>) -> Result<Ino, Failure> {
         let target = host::read_link(&item.from).map_err(|e| item.failed(&e))?;
-        self.make_room((folder, name))?;
+        self.make_room(place)?;
         let made = self
             .copy
             .offline
             .fs
-            .symlink(&self.copy.who, folder, name, bytes(&target))
-            .map_err(|e| named(name, e))?;
+            .symlink(&self.copy.who, place.folder, place.name(), bytes(&target))
+            .map_err(|e| place.failed(e))?;
         self.keep_unopened(item, made.ino);
         Ok(made.ino)
     }
 
-    fn special(&self, item: &Item, (folder, name): (Ino, &[u8])) -> Result<Ino, Failure> {
-        self.copy.refuse_special(item.from.display())?;
-        self.make_room((folder, name))?;
+    fn special(&self, item: &Item, place: Place<'_>) -> Result<Ino, Failure> {
+        self.copy.refuse_special(shown(&item.from))?;
+        self.make_room(place)?;
         // As the kernel has it in 32 bits.
         let rdev = item.meta.rdev();
         let (major, minor) = (major(rdev), minor(rdev));
@@ -347,8 +367,14 @@ impl<'a> Inwards<'a> {
             .copy
             .offline
             .fs
-            .mknod(&self.copy.who, folder, name, item.meta.mode(), rdev)
-            .map_err(|e| named(name, e))?;
+            .mknod(
+                &self.copy.who,
+                place.folder,
+                place.name(),
+                item.meta.mode(),
+                rdev,
+            )
+            .map_err(|e| place.failed(e))?;
         self.keep_unopened(item, made.ino);
         Ok(made.ino)
     }
@@ -364,26 +390,32 @@ impl<'a> Inwards<'a> {
     }
 
     /// Removes what has the place of a copy and is no folder.
-    fn make_room(&self, (folder, name): (Ino, &[u8])) -> Result<(), Failure> {
-        match self.existing(folder, name)? {
-            Some(_) => self.copy.clear_inside(folder, name),
+    fn make_room(&self, place: Place<'_>) -> Result<(), Failure> {
+        match self.existing(place)? {
+            Some(_) => self.clear(place),
             None => Ok(()),
         }
     }
 
+    fn clear(&self, place: Place<'_>) -> Result<(), Failure> {
+        let fs = &self.copy.offline.fs;
+        let removed = fs.unlink(&self.copy.who, place.folder, place.name());
+        removed.map_err(|e| place.failed(e))
+    }
+
     /// One more name of a copy.
-    fn link(&self, first: Ino, (folder, name): (Ino, &[u8])) -> Result<(), Failure> {
-        match self.existing(folder, name)? {
+    fn link(&self, first: Ino, place: Place<'_>) -> Result<(), Failure> {
+        match self.existing(place)? {
             Some(attr) if attr.ino == first => return Ok(()),
-            Some(_) => self.copy.clear_inside(folder, name)?,
+            Some(_) => self.clear(place)?,
             None => {}
         }
         self.copy
             .offline
             .fs
-            .link(&self.copy.who, first, folder, name)
+            .link(&self.copy.who, first, place.folder, place.name())
             .map(|_| ())
-            .map_err(|e| named(name, e))
+            .map_err(|e| place.failed(e))
     }
 }
 

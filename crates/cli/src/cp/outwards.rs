@@ -14,10 +14,10 @@ use fs::{Attr, Ino};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use super::attributes::HostFile;
-use super::{Copy, Links, not_a_folder, not_followed};
+use super::{Copy, Links, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{Named, PIECE, bytes, join, last_name, named};
-use crate::output::harmless;
+use crate::output::{harmless, shown};
 
 pub struct Outwards<'a> {
     copy: &'a Copy<'a>,
@@ -34,7 +34,7 @@ struct Item {
 }
 
 fn failed(to: &Path, error: &io::Error) -> Failure {
-    Failure::io(to.display(), error)
+    Failure::io(shown(to), error)
 }
 
 impl<'a> Outwards<'a> {
@@ -85,11 +85,11 @@ impl<'a> Outwards<'a> {
             });
         }
         if self.copy.several {
-            return Err(not_a_folder(to.display()));
+            return Err(not_a_folder(shown(to)));
         }
         let is_missing = found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         if bytes(to).ends_with(b"/") && !(is_missing && attr.is_dir()) {
-            return Err(not_a_folder(to.display()));
+            return Err(not_a_folder(shown(to)));
         }
         Ok((to.to_owned(), Links::Followed))
     }
@@ -225,7 +225,8 @@ impl<'a> Outwards<'a> {
 
     fn symlink(&self, item: &Item) -> Result<(), Failure> {
         let failed = |e: io::Error| failed(&item.to, &e);
-        let target = self.copy.offline.fs.readlink(item.attr.ino)?;
+        let target = self.copy.offline.fs.readlink(item.attr.ino);
+        let target = target.map_err(|e| Failure::from(e).at(shown_inside(&item.from)))?;
         self.clear(&item.to)?;
         symlink(OsString::from_vec(target), &item.to).map_err(failed)?;
         self.keep_unopened(item);
@@ -271,11 +272,11 @@ impl<'a> Outwards<'a> {
             options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         }
         let file = options.open(to).map_err(|e| match e.raw_os_error() {
-            Some(libc::ELOOP) => not_followed(to.display()),
+            Some(libc::ELOOP) => not_followed(shown(to)),
             _ => failed(to, &e),
         })?;
         let found = file.metadata().map_err(|e| failed(to, &e))?;
-        self.copy.refuse_device(to.display(), &found)?;
+        self.copy.refuse_device(shown(to), &found)?;
         match (found.is_file(), links) {
             // Emptied only now that it is known what it is.
             (true, _) => file.set_len(0).map_err(|e| failed(to, &e))?,
@@ -283,7 +284,7 @@ impl<'a> Outwards<'a> {
             (false, Links::Refused) => {
                 return Err(Failure::new(format!(
                     "{}: what is there is a special file; remove it first",
-                    to.display()
+                    shown(to)
                 )));
             }
         }
@@ -294,7 +295,7 @@ impl<'a> Outwards<'a> {
     fn clear(&self, to: &Path) -> Result<(), Failure> {
         let removed = match host::symlink_metadata(to) {
             Ok(found) => {
-                self.copy.refuse_device(to.display(), &found)?;
+                self.copy.refuse_device(shown(to), &found)?;
                 host::remove_file(to)
             }
             Err(error) => Err(error),
@@ -331,8 +332,8 @@ fn make_folder(to: &Path) -> Result<bool, Failure> {
             let found = host::symlink_metadata(to).map_err(|e| failed(to, &e))?;
             match found.file_type() {
                 found if found.is_dir() => Ok(false),
-                found if found.is_symlink() => Err(not_followed(to.display())),
-                _ => Err(not_a_folder(to.display())),
+                found if found.is_symlink() => Err(not_followed(shown(to))),
+                _ => Err(not_a_folder(shown(to))),
             }
         }
         Err(error) => Err(failed(to, &error)),

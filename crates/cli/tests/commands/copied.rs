@@ -92,6 +92,26 @@ fn a_loop_device_of_the_file_system_is_known_by_the_file_behind_it() {
     run(sheaf().arg("fsck").arg(&device)).succeeds();
 }
 
+/// It named the last component, and left open whose.
+#[test]
+fn what_cannot_be_made_inside_is_named_by_its_path_there() {
+    let array = Array::made();
+    for (tree, folder) in [("one", "a/b/f"), ("two", "a/b")] {
+        fs::create_dir_all(array.path(tree).join(folder)).unwrap();
+    }
+    fs::write(array.path("two/a/b/f"), "f").unwrap();
+    array.cp(&["-r", "one", ":/dp"]).succeeds();
+    array
+        .cp(&["-r", "two/.", ":/dp"])
+        .exits(OPERATIONAL)
+        .says("sheaf: :/dp/a/b/f: ");
+    array.cp(&["-r", "two/.", ":/other"]).succeeds();
+    array
+        .cp(&["-r", "one/.", ":/other"])
+        .exits(OPERATIONAL)
+        .says("sheaf: :/other/a/b/f: not a directory");
+}
+
 /// What was behind the line break began as a message does.
 #[test]
 fn a_name_makes_no_messages() {
