@@ -260,7 +260,8 @@ pub struct Cat {
 /// own mode; owner, times, extended attributes and hard links are kept with --preserve. Holes of sparse files stay holes. Symbolic links are
 /// followed where they are named as a source without --recursive, or as the target; those in folders are copied as links. Fifos, sockets
 /// and device nodes are copied with --archive only. Never kept are the time of the last change of attributes, that of birth, flags
-/// of chattr(1), and which parts of a hole are preallocated. What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
+/// of chattr(1), and which parts of a hole are preallocated. The devices of the file system itself are
+/// neither overwritten nor copied, by whatever name, and nothing is that the same command has made. What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
 #[derive(Args, Debug)]
 pub struct Cp {
     #[command(flatten)]

@@ -197,6 +197,13 @@ fn shown_inside(path: &[u8]) -> String {
     format!(":{}", harmless(path))
 }
 
+/// As cp(1) refuses it, for one of both would be lost, and what is linked to it be another file's.
+fn just_made(to: impl std::fmt::Display, from: impl std::fmt::Display) -> Failure {
+    Failure::new(format!(
+        "{to} was just made by this command and is not overwritten with {from}; copy that to another name"
+    ))
+}
+
 fn not_followed(name: impl std::fmt::Display) -> Failure {
     Failure::new(format!(
         "{name}: it is a symbolic link, which is not followed; remove it first"

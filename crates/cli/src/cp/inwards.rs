@@ -1,6 +1,6 @@
 //! From the host to inside.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self as host, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use rustix::fs::{SeekFrom, major, minor, seek};
 use rustix::io::Errno;
 
 use super::attributes::HostFile;
-use super::{Copy, Links, not_a_folder, not_followed, shown_inside};
+use super::{Copy, Links, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{PIECE, bytes, join, last_name, parent};
 use crate::output::shown;
@@ -25,6 +25,8 @@ pub struct Inwards<'a> {
     copy: &'a Copy<'a>,
     /// What has several names on the host, by device and inode, and its copy.
     linked: HashMap<(u64, u64), Ino>,
+    /// What this command has made and is no folder.
+    made: HashSet<Ino>,
 }
 
 /// Where a copy goes.
@@ -72,6 +74,7 @@ impl<'a> Inwards<'a> {
         Inwards {
             copy,
             linked: HashMap::new(),
+            made: HashSet::new(),
         }
     }
 
@@ -197,6 +200,11 @@ impl<'a> Inwards<'a> {
         };
         let path = &item.path;
         let place = Place { folder, path };
+        if let Some(there) = self.existing(place)?
+            && self.made.contains(&there.ino)
+        {
+            return Err(just_made(shown_inside(path), shown(&item.from)));
+        }
         let key = (item.meta.dev(), item.meta.ino());
         let has_names = self.copy.keeps && item.meta.nlink() > 1;
         if has_names && let Some(first) = self.linked.get(&key) {
@@ -210,6 +218,7 @@ impl<'a> Inwards<'a> {
         if has_names {
             self.linked.insert(key, made);
         }
+        self.made.insert(made);
         self.copy.bar.inc(1);
         Ok(())
     }
@@ -405,11 +414,7 @@ impl<'a> Inwards<'a> {
 
     /// One more name of a copy.
     fn link(&self, first: Ino, place: Place<'_>) -> Result<(), Failure> {
-        match self.existing(place)? {
-            Some(attr) if attr.ino == first => return Ok(()),
-            Some(_) => self.clear(place)?,
-            None => {}
-        }
+        self.make_room(place)?;
         self.copy
             .offline
             .fs

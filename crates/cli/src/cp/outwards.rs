@@ -1,6 +1,6 @@
 //! From inside to the host.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self as host, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use fs::{Attr, Ino};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use super::attributes::HostFile;
-use super::{Copy, Links, not_a_folder, not_followed, shown_inside};
+use super::{Copy, Links, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{Named, PIECE, bytes, join, last_name, named};
 use crate::output::{harmless, shown};
@@ -23,6 +23,8 @@ pub struct Outwards<'a> {
     copy: &'a Copy<'a>,
     /// Where what has several names was copied to.
     linked: HashMap<Ino, PathBuf>,
+    /// What this command has made and is no folder, by device and inode: a host may take several names for one.
+    made: HashSet<(u64, u64)>,
 }
 
 /// Something to copy, and where to.
@@ -42,6 +44,7 @@ impl<'a> Outwards<'a> {
         Outwards {
             copy,
             linked: HashMap::new(),
+            made: HashSet::new(),
         }
     }
 
@@ -142,6 +145,11 @@ impl<'a> Outwards<'a> {
 
     /// Copies what is no folder.
     fn one(&mut self, item: &Item) -> Result<(), Failure> {
+        if let Some(there) = identity(&item.to)
+            && self.made.contains(&there)
+        {
+            return Err(just_made(shown(&item.to), shown_inside(&item.from)));
+        }
         let has_names = self.copy.keeps && item.attr.nlink > 1;
         if has_names && let Some(first) = self.linked.get(&item.attr.ino) {
             return self.link(first, &item.to);
@@ -154,6 +162,7 @@ impl<'a> Outwards<'a> {
         if has_names {
             self.linked.insert(item.attr.ino, item.to.clone());
         }
+        self.made.extend(identity(&item.to));
         self.copy.bar.inc(1);
         Ok(())
     }
@@ -316,12 +325,14 @@ impl<'a> Outwards<'a> {
 
     /// One more name of a copy.
     fn link(&self, first: &Path, to: &Path) -> Result<(), Failure> {
-        if first == to {
-            return Ok(());
-        }
         self.clear(to)?;
         host::hard_link(first, to).map_err(|e| failed(to, &e))
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = host::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Makes a folder that only its owner may enter; false if there is one.

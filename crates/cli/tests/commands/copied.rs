@@ -92,6 +92,60 @@ fn a_loop_device_of_the_file_system_is_known_by_the_file_behind_it() {
     run(sheaf().arg("fsck").arg(&device)).succeeds();
 }
 
+/// The second took the first one's place without a word, and a link to the first was one to the second.
+#[test]
+fn of_two_sources_with_one_name_none_takes_the_place_of_the_other() {
+    let array = Array::made();
+    for (folder, content) in [("x", "of x"), ("y", "of y")] {
+        fs::create_dir_all(array.path(folder).join("d")).unwrap();
+        fs::write(array.path(folder).join("f"), content).unwrap();
+        fs::write(
+            array.path(folder).join("d/only in").with_extension(folder),
+            content,
+        )
+        .unwrap();
+    }
+    fs::hard_link(array.path("x/f"), array.path("x/g")).unwrap();
+    symlink("f", array.path("x/l")).unwrap();
+    symlink("elsewhere", array.path("y/l")).unwrap();
+    array.cp(&["-a", "x", "y", ":/"]).succeeds();
+    fs::create_dir(array.path("in")).unwrap();
+    array.cp(&["-r", "in", ":/"]).succeeds();
+    let twice = ["x/f", "x/l", "y/f", "y/l", "x/g"];
+    let of = |side: &'static str| twice.map(|path| format!("{side}{path}"));
+    let inwards = of("");
+    let outwards = of(":/");
+    let with = |sources: &[String; 5], to: &'static str| {
+        let mut args = vec!["-a"];
+        args.extend(sources.iter().map(String::as_str));
+        args.push(to);
+        array.cp(&args).exits(OPERATIONAL)
+    };
+    with(&inwards, ":/in")
+        .says(":/in/f was just made")
+        .says("with y/f")
+        .says(":/in/l was just made");
+    with(&outwards, "in")
+        .says("in/f was just made")
+        .says("with :/y/f")
+        .says("in/l was just made");
+    array.cp(&["-a", ":/in", "out"]).succeeds();
+    for folder in ["in", "out"] {
+        let there = |name: &str| array.path(folder).join(name);
+        assert_eq!(fs::read(there("f")).unwrap(), b"of x");
+        assert_eq!(fs::read(there("g")).unwrap(), b"of x");
+        assert_eq!(look(&there("f")).ino(), look(&there("g")).ino());
+        assert_eq!(fs::read_link(there("l")).unwrap(), Path::new("f"));
+    }
+    // Folders become one, and each command may overwrite what an earlier one has made.
+    array.cp(&["-r", "x/d", "y/d", ":/in"]).succeeds();
+    array.cp(&["-r", ":/x/d", ":/y/d", "in"]).succeeds();
+    assert_eq!(fs::read_dir(array.path("in/d")).unwrap().count(), 2);
+    array.cp(&["y/f", ":/in"]).succeeds();
+    assert_eq!(array.on("cat", &["/in/f"]).output(), "of y");
+    array.is_sound();
+}
+
 /// It named the last component, and left open whose.
 #[test]
 fn what_cannot_be_made_inside_is_named_by_its_path_there() {
