@@ -307,12 +307,14 @@ impl<'a> Inwards<'a> {
         let is_sparse = meta.blocks().saturating_mul(512) < meta.len();
         let mut buffer = vec![0; PIECE];
         let (mut at, mut written) = (0, 0);
+        let mut ended = false;
         'data: while let Some((start, end)) = next_data(from, at, meta.len()).map_err(failed)? {
             at = start;
             while at < end {
                 let len = (end - at).min(PIECE as u64) as usize;
                 let read = from.read_at(&mut buffer[..len], at).map_err(failed)?;
                 if read == 0 {
+                    ended = true;
                     break 'data;
                 }
                 // Hosts that do not tell where holes are have them all the same.
@@ -327,8 +329,12 @@ impl<'a> Inwards<'a> {
                 at += read as u64;
             }
         }
-        // What is there only now, too: the file may be one that grows, or whose length nobody tells.
-        let len = from.metadata().map_err(failed)?.len().max(at);
+        let len = match ended {
+            // Whatever its host says of its length: files of /sys have less.
+            true => at,
+            // A hole is behind the data, and the file may be one that grows.
+            false => from.metadata().map_err(failed)?.len().max(at),
+        };
         match written < len {
             true => {
                 let (fs, who) = (&self.copy.offline.fs, &self.copy.who);

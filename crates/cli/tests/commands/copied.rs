@@ -146,6 +146,23 @@ fn of_two_sources_with_one_name_none_takes_the_place_of_the_other() {
     array.is_sound();
 }
 
+/// It was filled up with zeros to a page.
+#[test]
+fn a_file_that_has_less_than_its_host_says_ends_where_it_ends() {
+    let array = Array::made();
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let others = ["/sys/kernel/uevent_seqnum", "/sys/power/state"];
+    let mut paths = std::iter::once(path).chain(others);
+    let Some((path, content)) = paths.find_map(|path| Some((path, fs::read(path).ok()?))) else {
+        eprintln!("skipped: no such file in /sys");
+        return;
+    };
+    assert!(look(path.as_ref()).len() > content.len() as u64);
+    array.cp(&[path, ":/told"]).succeeds();
+    array.cp(&[":/told", "told"]).succeeds();
+    assert_eq!(fs::read(array.path("told")).unwrap(), content);
+}
+
 /// It named the last component, and left open whose.
 #[test]
 fn what_cannot_be_made_inside_is_named_by_its_path_there() {
