@@ -152,6 +152,14 @@ pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()>
     check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
 }
 
+/// Keeps open descriptors from `first` on out of the programs that this process starts from now on.
+pub fn close_on_exec_from(first: u32) -> io::Result<()> {
+    let flags = libc::CLOSE_RANGE_CLOEXEC;
+    // SAFETY: no memory is passed, and nothing is closed in this process.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    check(done as libc::c_int)
+}
+
 /// A descriptor that is readable once somebody has signalled, until it is cleared.
 #[derive(Debug)]
 pub struct EventFd(File);

@@ -16,9 +16,17 @@ use crate::output;
 /// The word that the daemon says when it is ready.
 const READY: &str = "ready";
 
+/// The descriptors before it are every program's.
+const FIRST_OWN: u32 = 3;
+
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
 /// exit code; it tells on standard error why it failed. What it says before is passed on.
+///
+/// Of the descriptors of this process it has the three that every program has: a lock or a pipe of the caller's must not last as long as the mount.
 pub fn start(arguments: &[OsString]) -> Outcome {
+    if let Err(error) = base::sys::close_on_exec_from(FIRST_OWN) {
+        tracing::warn!("the daemon keeps open what its caller had open: {error}");
+    }
     let mut child = myself()
         .args(arguments)
         .stdin(Stdio::null())

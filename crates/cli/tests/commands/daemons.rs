@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::untold::{can_mount, closed};
 use crate::{Array, sheaf};
@@ -64,4 +64,28 @@ fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
     fs::write(mounted.at.join("file"), "file").unwrap();
     drop(mounted);
     assert!(serving.wait().unwrap().success());
+}
+
+#[test]
+fn a_daemon_keeps_nothing_open_that_its_caller_had() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::place();
+    let (lock, pid) = (mounted.array.path("lock"), mounted.array.path("pid"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 9>\"$1\"; shift; exec \"$0\" \"$@\""]);
+    shell.arg(env!("CARGO_BIN_EXE_sheaf")).arg(&lock);
+    shell
+        .args(["mount", "--pid-file"])
+        .arg(&pid)
+        .args(mounted.paths());
+    assert!(shell.stdout(Stdio::null()).status().unwrap().success());
+    let pid = fs::read_to_string(pid).unwrap();
+    let open = fs::read_dir(format!("/proc/{}/fd", pid.trim())).unwrap();
+    let open: Vec<PathBuf> = open
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .collect();
+    assert!(open.contains(&mounted.array.images[0]), "{open:?}");
+    assert!(!open.contains(&lock), "{open:?}");
 }
