@@ -18,6 +18,8 @@ const READY: &str = "ready";
 
 /// The descriptors before it are every program's.
 const FIRST_OWN: u32 = 3;
+/// Names to try for a file that is written beside its place.
+const NAMES: u32 = 100;
 
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
 /// exit code; it tells on standard error why it failed. What it says before is passed on.
@@ -120,16 +122,13 @@ impl PidFile {
         if path.is_dir() {
             return Err(refused(&io::ErrorKind::IsADirectory.into()));
         }
-        let mut written = path.as_os_str().to_owned();
-        written.push(".new");
+        let (mut out, written) = create_beside(path).map_err(|error| refused(&error))?;
         let file = PidFile {
             path: path.to_owned(),
-            written: written.into(),
+            written,
             is_published: false,
         };
-        File::create(&file.written)
-            .and_then(|mut out| writeln!(out, "{}", std::process::id()))
-            .map_err(|error| refused(&error))?;
+        writeln!(out, "{}", std::process::id()).map_err(|error| refused(&error))?;
         Ok(file)
     }
 
@@ -140,6 +139,21 @@ impl PidFile {
             Err(error) => tracing::warn!("{}: {error}", self.path.display()),
         }
     }
+}
+
+/// A new file in the folder of `path`, under a name that nothing there has.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut taken = io::ErrorKind::AlreadyExists.into();
+    for i in 0..NAMES {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}-{i}.new", std::process::id()));
+        match File::create_new(&name) {
+            Ok(file) => return Ok((file, name.into())),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => taken = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(taken)
 }
 
 impl Drop for PidFile {

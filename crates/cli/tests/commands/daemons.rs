@@ -89,3 +89,26 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
     assert!(open.contains(&mounted.array.images[0]), "{open:?}");
     assert!(!open.contains(&lock), "{open:?}");
 }
+
+#[test]
+fn a_pid_file_takes_no_name_that_is_taken() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::place();
+    let (pid, users) = (mounted.array.path("pid"), mounted.array.path("pid.new"));
+    fs::write(&users, "mine").unwrap();
+    let option = format!("--pid-file={}", pid.display());
+    sheaf(&["mount"], &[&option], &mounted.paths()).succeeds();
+    assert!(pid.exists());
+    assert_eq!(fs::read(users).unwrap(), b"mine");
+    let begins = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("pid");
+    let beside = fs::read_dir(mounted.array.dir.path()).unwrap();
+    assert_eq!(
+        beside
+            .flatten()
+            .filter_map(|e| begins(e).then_some(()))
+            .count(),
+        2
+    );
+}

@@ -102,8 +102,14 @@ fn a_demo_that_is_interrupted_with_all_it_has_started_leaves_nothing() {
     let folder = dir
         .path()
         .join(format!("sheaf-demo-{}", started.child.id()));
-    let begun = || ["daemon.pid.new", "daemon.pid"].map(|name| folder.join(name).exists());
-    while !begun().contains(&true) {
+    let is_pid_file = |entry: fs::DirEntry| {
+        entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("daemon.pid")
+    };
+    let begun = || fs::read_dir(&folder).is_ok_and(|all| all.flatten().any(is_pid_file));
+    while !begun() {
         assert_eq!(started.child.try_wait().unwrap(), None);
     }
     kill_process_group(started.pid(), Signal::INT).unwrap();
