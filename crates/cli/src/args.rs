@@ -233,7 +233,7 @@ pub struct Ls {
     /// List folders inside folders
     #[arg(short = 'R', long)]
     pub recursive: bool,
-    /// Print one JSON object per entry, and per error of what has none
+    /// Print one JSON object per entry, and per error of what has none; the bytes of what is not UTF-8 are there in hexadecimal, too
     #[arg(long)]
     pub json: bool,
 }

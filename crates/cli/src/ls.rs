@@ -14,13 +14,19 @@ use crate::output::{self, harmless};
 #[derive(Serialize)]
 struct Shown<'a> {
     path: String,
+    /// All bytes of a path that is not UTF-8, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
     inode: u64,
     kind: &'static str,
     /// Not those of an inode that cannot be read.
     #[serde(flatten)]
     attributes: Option<Attributes>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<&'a str>,
+    target: Option<String>,
+    /// As `path_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_bytes: Option<String>,
     /// Why something is not shown.
     #[serde(flatten)]
     failed: Option<Failed<'a>>,
@@ -118,7 +124,7 @@ impl Listing<'_> {
         };
         if let Some(link) = attr.filter(|attr| kind(attr.mode).0 == "symlink") {
             match self.offline.fs.readlink(link.ino) {
-                Ok(to) => target = Some(harmless(&to)),
+                Ok(to) => target = Some(to),
                 Err(error) => why = Some(named(path, error)),
             }
         }
@@ -127,7 +133,8 @@ impl Listing<'_> {
         }
         match (self.args.json, self.args.long) {
             (true, _) => self.object(&Shown {
-                path: String::from_utf8_lossy(path).into_owned(),
+                path: lossy(path),
+                path_bytes: beyond_utf8(path),
                 inode: entry.ino.0,
                 kind: kind(entry.mode).0,
                 attributes: attr.map(|attr| Attributes {
@@ -138,12 +145,14 @@ impl Listing<'_> {
                     size: attr.size,
                     mtime: attr.mtime.sec(),
                 }),
-                target: target.as_deref(),
+                target: target.as_deref().map(lossy),
+                target_bytes: target.as_deref().and_then(beyond_utf8),
                 failed: why.as_ref().and_then(Failure::shown),
             }),
             (_, false) => self.text(&format!("{}\n", harmless(&entry.name))),
             (_, true) => {
-                let arrow = target.map(|t| format!(" -> {t}")).unwrap_or_default();
+                let arrow = target.map(|to| format!(" -> {}", harmless(&to)));
+                let arrow = arrow.unwrap_or_default();
                 let start = long_start(entry, attr);
                 self.text(&format!("{start} {}{arrow}\n", harmless(&entry.name)))
             }
@@ -175,6 +184,16 @@ impl Listing<'_> {
             .write_all(text.as_bytes())
             .map_err(|e| output::failed(&e))
     }
+}
+
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+/// The bytes of what no JSON string can be, as two digits each.
+fn beyond_utf8(name: &[u8]) -> Option<String> {
+    let hex = |name: &[u8]| name.iter().map(|byte| format!("{byte:02x}")).collect();
+    std::str::from_utf8(name).is_err().then(|| hex(name))
 }
 
 /// What `--long` shows in front of a name; of an inode that cannot be read as ls(1) does.

@@ -1,6 +1,8 @@
 //! What cp neither overwrites nor takes for a file, how much of a file it copies, and what it calls it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
@@ -200,5 +202,44 @@ fn a_name_makes_no_messages() {
     for command in ["info", "fsck"] {
         let ran = run(sheaf().arg(command).arg(array.path(name)));
         ran.exits(OPERATIONAL).says("name\\nsheaf");
+    }
+}
+
+/// All of them were U+FFFD, and what a link says was what a terminal may be shown.
+#[test]
+fn names_and_targets_can_be_told_apart() {
+    let array = Array::made();
+    let tree = array.path("tree");
+    fs::create_dir(&tree).unwrap();
+    let names: [&[u8]; 4] = [b"\xff", b"\xfe", b"a\nb", b"a\\nb"];
+    for name in names {
+        symlink(OsStr::from_bytes(name), tree.join(OsStr::from_bytes(name))).unwrap();
+    }
+    array.cp(&["-a", "tree", ":/"]).succeeds();
+    let plain = array.on("ls", &["/tree"]).succeeds().output();
+    let mut plain: Vec<&str> = plain.lines().collect();
+    plain.sort();
+    assert_eq!(plain, ["\\xfe", "\\xff", "a\\\\nb", "a\\nb"]);
+    let listed = array.on("ls", &["--json", "/tree"]).succeeds().output();
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    for name in names {
+        let path = [b"/tree/", name].concat();
+        let found = listed.lines().any(|line| {
+            let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+            match std::str::from_utf8(name) {
+                Ok(text) => {
+                    entry["path"] == format!("/tree/{text}")
+                        && entry["target"] == text
+                        && entry.get("path_bytes").is_none()
+                        && entry.get("target_bytes").is_none()
+                }
+                Err(_) => {
+                    entry["path_bytes"] == hex(&path)
+                        && entry["target_bytes"] == hex(name)
+                        && entry["path"] == "/tree/\u{fffd}"
+                }
+            }
+        });
+        assert!(found, "{name:?}: {listed}");
     }
 }
