@@ -356,9 +356,9 @@ pub struct Scrub {
     /// Begin anew, though an earlier scrub was interrupted
     #[arg(long)]
     pub restart: bool,
-    /// Where the position of an interrupted scrub is kept
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/sheaf")]
-    pub state: PathBuf,
+    /// Where the position of an interrupted scrub is kept; if it is not given /var/lib/sheaf, as far as that can be written
+    #[arg(long, value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// Print the findings as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -17,10 +17,12 @@ use serde::{Deserialize, Serialize};
 use crate::args;
 use crate::devices::pause;
 use crate::failure::{Failure, OPERATIONAL, Outcome};
-use crate::output::one_line;
+use crate::output::{one_line, shown, tell};
 use crate::{logging, output, progress, size};
 
 const ERRORS: u8 = 4;
+/// Where the position is kept unless another folder is given.
+const STATE: &str = "/var/lib/sheaf";
 /// Bytes that one step reads, about.
 const STEP: u64 = 4 << 20;
 const STEP_LEAST: u64 = 16 << 10;
@@ -73,7 +75,8 @@ pub fn run(args: &args::Scrub) -> Outcome {
     let clock = Clock::real();
     // The first step also tells which file system it is.
     let first = scrub.step(0, 0)?;
-    let file = StateFile::new(&args.state, &first.uuid);
+    let folder = args.state.as_deref().unwrap_or(Path::new(STATE));
+    let file = StateFile::new(folder, &first.uuid);
     let found = match args.restart {
         true => None,
         false => file.read(),
@@ -83,8 +86,14 @@ pub fn run(args: &args::Scrub) -> Outcome {
         Some(state) => state,
         None => State::default().after(first.clone()),
     };
+    let kept = file.write(&state);
+    if let Err(error) = &kept {
+        refuse_or_warn(args, folder, error)?;
+    }
     let state = go_on(args, &scrub, state, &file, &clock)?;
-    file.remove();
+    if kept.is_ok() {
+        file.remove();
+    }
     let errors = state.findings.iter().any(|f| f.severity != "notice");
     let errors_found = errors || state.more_findings > 0;
     let exit_code = if errors_found { ERRORS } else { 0 };
@@ -108,6 +117,21 @@ pub fn run(args: &args::Scrub) -> Outcome {
     output::verdict(told, exit_code, untold)
 }
 
+/// Who has named the folder wants the position kept; others learn that it is not, once.
+fn refuse_or_warn(args: &args::Scrub, folder: &Path, error: &io::Error) -> Result<(), Failure> {
+    let folder = shown(folder);
+    if args.state.is_some() {
+        return Err(Failure::new(format!(
+            "--state {folder}: the position of the scrub cannot be kept there: {error}; give a folder that can be written"
+        )));
+    }
+    tell(format!(
+        "sheaf: the position of this scrub cannot be kept in {folder}: {error}; if it is interrupted the next one begins \
+         anew, unless --state names a folder that can be written"
+    ));
+    Ok(())
+}
+
 /// Steps until the end, at the pace asked for.
 fn go_on(
     args: &args::Scrub,
@@ -122,12 +146,15 @@ fn go_on(
         Some(rate) => (rate / 4).clamp(STEP_LEAST, STEP),
         None => STEP,
     };
-    let mut saved_ns = None;
+    let mut saved_ns = start_ns;
     while state.position != 0 {
         let now = clock.monotonic_ns();
-        if saved_ns.is_none_or(|saved| now - saved >= SAVE_NS) {
-            file.write(&state);
-            saved_ns = Some(now);
+        if now - saved_ns >= SAVE_NS {
+            // That it can be kept is known, or that it cannot was told.
+            if let Err(error) = file.write(&state) {
+                tracing::debug!("{}: {error}", file.0.display());
+            }
+            saved_ns = now;
         }
         let answer = scrub.step(state.position, step)?;
         bar.set_length(answer.nodes_total.max(state.nodes).max(1));
@@ -156,7 +183,7 @@ impl State {
         self.more_findings += answer.findings_left_out;
         for finding in answer.findings {
             match self.findings.len() < FINDINGS_MAX {
-                true => self.findings.push(shown(finding)),
+                true => self.findings.push(kept(finding)),
                 false => self.more_findings += 1,
             }
         }
@@ -164,7 +191,7 @@ impl State {
     }
 }
 
-fn shown(finding: Finding) -> Shown {
+fn kept(finding: Finding) -> Shown {
     Shown {
         severity: finding.severity,
         class: finding.class,
@@ -189,18 +216,14 @@ impl StateFile {
         (state.position != 0).then_some(state)
     }
 
-    fn write(&self, state: &State) {
+    fn write(&self, state: &State) -> io::Result<()> {
         let new = self.0.with_extension("new");
-        let written = self
-            .0
+        self.0
             .parent()
             .map_or(Ok(()), fs::create_dir_all)
             .and_then(|()| serde_json::to_vec(state).map_err(io::Error::other))
             .and_then(|text| fs::write(&new, text))
-            .and_then(|()| fs::rename(&new, &self.0));
-        if let Err(error) = written {
-            tracing::debug!("{}: {error}", self.0.display());
-        }
+            .and_then(|()| fs::rename(&new, &self.0))
     }
 
     fn remove(&self) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::untold::{can_mount, closed};
-use crate::{Array, sheaf};
+use crate::{Array, OPERATIONAL, sheaf};
 
 /// An array and where it is mounted, until this is dropped.
 struct Mounted {
@@ -21,6 +21,12 @@ impl Mounted {
         let at = array.path("mnt");
         fs::create_dir(&at).unwrap();
         Mounted { array, at }
+    }
+
+    fn new(options: &[&str]) -> Self {
+        let mounted = Mounted::place();
+        sheaf(&["mount"], options, &mounted.paths()).succeeds();
+        mounted
     }
 
     fn paths(&self) -> [PathBuf; 2] {
@@ -111,4 +117,22 @@ fn a_pid_file_takes_no_name_that_is_taken() {
             .count(),
         2
     );
+}
+
+#[test]
+fn a_scrub_says_that_its_position_cannot_be_kept() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::new(&[]);
+    let file = mounted.array.path("file");
+    fs::write(&file, "no folder").unwrap();
+    let at = std::slice::from_ref(&mounted.at);
+    let state = format!("--state={}/state", file.display());
+    sheaf(&["scrub"], &[&state], at)
+        .exits(OPERATIONAL)
+        .says(&state.replace('=', " "))
+        .says("cannot be kept");
+    let state = format!("--state={}", mounted.array.path("state").display());
+    sheaf(&["scrub"], &[&state], at).succeeds();
 }
