@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::output::{one_line, tell};
+use crate::output::{one_line, shown, tell};
 
 /// Errors are left on the devices.
 pub const DAMAGED: u8 = 4;
@@ -171,6 +171,16 @@ impl From<mount::Error> for Failure {
         let told = error.to_string();
         match &error {
             mount::Error::UnknownOption(_) | mount::Error::BadOption { .. } => Failure::usage(told),
+            mount::Error::Ask { mountpoint, error }
+            | mount::Error::Scrub { mountpoint, error }
+            | mount::Error::Trim { mountpoint, error }
+                if error.raw_os_error() == Some(libc::ENOTCONN) =>
+            {
+                let at = shown(mountpoint);
+                Failure::new(told).after(format!(
+                    "its daemon has died: `sheaf umount {at}` cleans up, and what was synced is safe"
+                ))
+            }
             _ => Failure::new(told),
         }
     }

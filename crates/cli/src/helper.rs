@@ -20,6 +20,9 @@ pub fn translate(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
         "mkfs.sheaf" => Ok(command("mkfs", rest.to_vec())),
         "mount.sheaf" if !asks_for_help(rest) => Ok(command("mount", mount(rest)?)),
         "mount.sheaf" => Ok(command("mount", rest.to_vec())),
+        "fsck.sheaf" if rest.iter().any(|a| a == "-V") => {
+            Ok(command("fsck", vec![OsString::from("-V")]))
+        }
         "fsck.sheaf" => Ok(command("fsck", fsck(rest))),
         "umount.sheaf" | "umount.fuse.sheaf" | "umount.fuseblk.sheaf" => {
             Ok(command("umount", umount(rest)))
@@ -195,6 +198,8 @@ mod tests {
             translated("fsck.sheaf -y /dev/sda"),
             "sheaf fsck -y /dev/sda"
         );
+        // As of all checkers; it asked for the devices.
+        assert_eq!(translated("fsck.sheaf -V"), "sheaf fsck -V");
     }
 
     #[test]

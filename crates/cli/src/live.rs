@@ -8,7 +8,7 @@ use mount::Live;
 use serde::Serialize;
 
 use crate::args::Checkpoint;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{output, size};
 
 /// One value as `--json` shows it. Names and units are those of the metrics that a mount serves.
@@ -51,7 +51,16 @@ pub fn info(mountpoint: &Path, json: bool) -> Outcome {
 
 pub fn checkpoint(args: &Checkpoint) -> Outcome {
     let clock = Clock::real();
-    let checkpoint = Live::new(&args.mountpoint)?.checkpoint()?;
+    let checkpoint = Live::new(&args.mountpoint)?.checkpoint();
+    let checkpoint = checkpoint.map_err(|error| match &error {
+        mount::Error::Ask { error, .. } if error.raw_os_error() == Some(libc::EROFS) => {
+            Failure::new(format!(
+                "{} is a read-only mount: nothing is written to its devices, checkpoints neither",
+                output::shown(&args.mountpoint)
+            ))
+        }
+        _ => error.into(),
+    })?;
     let seconds = clock.monotonic_ns() as f64 / 1e9;
     let mountpoint = args.mountpoint.display().to_string();
     match args.json {

@@ -115,5 +115,5 @@ fn report(failure: &Failure, json: bool) -> ExitCode {
 
 fn show_failure(failed: &Failed<'_>) {
     // Nobody reads it: the exit code tells.
-    let _ = output::json(failed);
+    let _ = output::json_line(failed);
 }

@@ -57,6 +57,12 @@ pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(text)
 }
 
+/// The same on one line, as a failure is shown wherever it is: some commands print a value on each.
+pub fn json_line(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::new(e.to_string()))?;
+    line(text)
+}
+
 /// Tells the user a line on standard error. Whether or not anybody reads it, the command goes on.
 pub fn tell(text: impl std::fmt::Display) {
     // There is nobody left to tell of a failure.

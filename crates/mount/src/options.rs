@@ -77,6 +77,7 @@ const IGNORED: &[&str] = &[
     "dev",
     "exec",
     "diratime",
+    "lazytime",
     "nolazytime",
     "default_permissions",
     "iversion",

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::OPERATIONAL;
 use crate::unmounted::{Array, is_root, look, run, sheaf};
@@ -242,4 +242,9 @@ fn names_and_targets_can_be_told_apart() {
         });
         assert!(found, "{name:?}: {listed}");
     }
+    let one = array.on("ls", &["--json", "/none"]).exits(OPERATIONAL);
+    assert_eq!(one.output().lines().count(), 1);
+    let none = PathBuf::from("/none.img");
+    let failed = run(sheaf().args(["ls", "--json", "-d"]).arg(none).arg("/"));
+    assert_eq!(failed.exits(OPERATIONAL).output().lines().count(), 1);
 }

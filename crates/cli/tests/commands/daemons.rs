@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::untold::{can_mount, closed};
 use crate::{Array, OPERATIONAL, sheaf};
 
@@ -51,6 +53,7 @@ impl Drop for Mounted {
     }
 }
 
+/// It panicked in the middle of mounting, and left a mount that nobody served.
 #[test]
 fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
     if !can_mount() {
@@ -72,6 +75,7 @@ fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
     assert!(serving.wait().unwrap().success());
 }
 
+/// A lock that the caller had taken was held as long as the mount.
 #[test]
 fn a_daemon_keeps_nothing_open_that_its_caller_had() {
     if !can_mount() {
@@ -96,6 +100,7 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
     assert!(!open.contains(&lock), "{open:?}");
 }
 
+/// The file beside the pid file was the user's, and gone.
 #[test]
 fn a_pid_file_takes_no_name_that_is_taken() {
     if !can_mount() {
@@ -119,6 +124,46 @@ fn a_pid_file_takes_no_name_that_is_taken() {
     );
 }
 
+/// It was an error of the transport, with nothing to be done.
+#[test]
+fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
+    if !can_mount() {
+        return;
+    }
+    let place = Mounted::place();
+    let pid = place.array.path("pid");
+    let option = format!("--pid-file={}", pid.display());
+    sheaf(&["mount"], &[&option, "-o", "lazytime"], &place.paths()).succeeds();
+    let daemon = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    // Until the kernel has taken down what it had.
+    let ask = || sheaf(&["info", "--live"], &[], std::slice::from_ref(&place.at));
+    while ask().0.status.success() {}
+    let remedy = format!("`sheaf umount {}` cleans up", place.at.display());
+    for command in [
+        &["info", "--live"][..],
+        &["trim"],
+        &["scrub"],
+        &["checkpoint"],
+    ] {
+        sheaf(command, &[], std::slice::from_ref(&place.at))
+            .exits(OPERATIONAL)
+            .says(&remedy);
+    }
+}
+
+#[test]
+fn a_checkpoint_of_a_read_only_mount_is_refused_as_that() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::new(&["-o", "ro"]);
+    sheaf(&["checkpoint"], &[], std::slice::from_ref(&mounted.at))
+        .exits(OPERATIONAL)
+        .says("is a read-only mount");
+}
+
+/// Interrupted, it began anew, and nobody had been told that it would.
 #[test]
 fn a_scrub_says_that_its_position_cannot_be_kept() {
     if !can_mount() {
