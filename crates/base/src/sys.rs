@@ -4,6 +4,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -152,11 +153,12 @@ pub fn replace_descriptor(target: &File, replacement: OwnedFd) -> io::Result<()>
     check(unsafe { libc::dup3(replacement.as_raw_fd(), target.as_raw_fd(), libc::O_CLOEXEC) })
 }
 
-/// Keeps open descriptors from `first` on out of the programs that this process starts from now on.
-pub fn close_on_exec_from(first: u32) -> io::Result<()> {
+/// Keeps open descriptors of these numbers out of the programs that this process starts from now on.
+pub fn close_on_exec(numbers: RangeInclusive<u32>) -> io::Result<()> {
+    let (first, last) = numbers.into_inner();
     let flags = libc::CLOSE_RANGE_CLOEXEC;
     // SAFETY: no memory is passed, and nothing is closed in this process.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
     check(done as libc::c_int)
 }
 

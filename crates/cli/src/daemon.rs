@@ -1,9 +1,11 @@
 //! A process that outlives the command: the program starts itself again in a session of its
 //! own and waits for one word from it. No fork of a process that has threads.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -24,10 +26,13 @@ const NAMES: u32 = 100;
 /// Starts this program with `arguments` as a daemon. Returns when it is ready, or with its
 /// exit code; it tells on standard error why it failed. What it says before is passed on.
 ///
-/// Of the descriptors of this process it has the three that every program has: a lock or a pipe of the caller's must not last as long as the mount.
+/// Of the descriptors of this process it has the three that every program has, and those that `arguments` name: a lock or a pipe of the caller's
+/// must not last as long as the mount.
 pub fn start(arguments: &[OsString]) -> Outcome {
-    if let Err(error) = base::sys::close_on_exec_from(FIRST_OWN) {
-        tracing::warn!("the daemon keeps open what its caller had open: {error}");
+    for unnamed in between(&named_descriptors(arguments)) {
+        if let Err(error) = base::sys::close_on_exec(unnamed) {
+            tracing::warn!("the daemon keeps open what its caller had open: {error}");
+        }
     }
     let mut child = myself()
         .args(arguments)
@@ -57,6 +62,38 @@ pub fn start(arguments: &[OsString]) -> Outcome {
             "the daemon died before the mount was usable ({status})"
         ))),
     }
+}
+
+/// Descriptors that are named as files, as a shell names what a program is to read or write: `--log=/dev/fd/63`.
+fn named_descriptors(arguments: &[OsString]) -> BTreeSet<u32> {
+    let mut named = BTreeSet::new();
+    for argument in arguments {
+        let text = argument.to_string_lossy();
+        for folder in ["/dev/fd/", "/proc/self/fd/"] {
+            for (_, number) in text
+                .match_indices(folder)
+                .map(|(at, _)| text.split_at(at + folder.len()))
+            {
+                let digits = number.find(|c: char| !c.is_ascii_digit());
+                named.extend(number[..digits.unwrap_or(number.len())].parse::<u32>());
+            }
+        }
+    }
+    named
+}
+
+/// The numbers of all descriptors but these and those of every program.
+fn between(kept: &BTreeSet<u32>) -> Vec<RangeInclusive<u32>> {
+    let mut ranges = Vec::new();
+    let mut first = FIRST_OWN;
+    for &number in kept.range(FIRST_OWN..u32::MAX) {
+        if first < number {
+            ranges.push(first..=number - 1);
+        }
+        first = number + 1;
+    }
+    ranges.push(first..=u32::MAX);
+    ranges
 }
 
 /// This program again, under its own name where it still lies there.
@@ -168,5 +205,25 @@ impl Drop for PidFile {
         {
             tracing::warn!("{}: {error}", path.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_that_arguments_name_are_kept() {
+        let arguments = [
+            "mount",
+            "--log=/dev/fd/63",
+            "/dev/fd/5:/proc/self/fd/4",
+            "/dev/fd/1",
+            "/dev/fd/x",
+        ];
+        let named = named_descriptors(&arguments.map(OsString::from));
+        assert_eq!(Vec::from_iter(named.clone()), [1, 4, 5, 63]);
+        assert_eq!(between(&named), [3..=3, 6..=62, 64..=u32::MAX]);
+        assert_eq!(between(&BTreeSet::new()), [3..=u32::MAX]);
     }
 }

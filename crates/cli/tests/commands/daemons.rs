@@ -75,19 +75,20 @@ fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
     assert!(serving.wait().unwrap().success());
 }
 
-/// A lock that the caller had taken was held as long as the mount.
+/// A lock that the caller had taken was held as long as the mount. What is named on the command line is meant for the daemon.
 #[test]
 fn a_daemon_keeps_nothing_open_that_its_caller_had() {
     if !can_mount() {
         return;
     }
     let mounted = Mounted::place();
-    let (lock, pid) = (mounted.array.path("lock"), mounted.array.path("pid"));
+    let [lock, log, pid] = ["lock", "log", "pid"].map(|name| mounted.array.path(name));
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec 9>\"$1\"; shift; exec \"$0\" \"$@\""]);
-    shell.arg(env!("CARGO_BIN_EXE_sheaf")).arg(&lock);
+    let script = "exec 9>\"$1\" 8>\"$2\"; shift 2; exec \"$0\" \"$@\"";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_sheaf")]);
+    shell.args([&lock, &log]);
     shell
-        .args(["mount", "--pid-file"])
+        .args(["mount", "--log=/dev/fd/8", "--pid-file"])
         .arg(&pid)
         .args(mounted.paths());
     assert!(shell.stdout(Stdio::null()).status().unwrap().success());
@@ -98,6 +99,8 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
         .collect();
     assert!(open.contains(&mounted.array.images[0]), "{open:?}");
     assert!(!open.contains(&lock), "{open:?}");
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("is mounted at"), "{log}");
 }
 
 /// The file beside the pid file was the user's, and gone.
