@@ -32,9 +32,12 @@ pub mod sched {
     #[inline(always)]
     pub fn spend(_: std::time::Duration) {}
 }
+mod skip;
 pub mod spares;
 pub mod sync;
 pub mod sys;
 pub mod thread;
 pub mod tight;
 pub mod trace;
+
+pub use skip::{SKIPPED, skip};

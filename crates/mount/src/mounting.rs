@@ -554,8 +554,7 @@ mod tests {
     #[test]
     fn what_a_dead_daemon_left_is_recognised_and_taken_away() {
         if !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: no /dev/fuse");
-            return;
+            return base::skip("/dev/fuse");
         }
         let dir = tempfile::tempdir().unwrap();
         let options = MountOptions::parse("fsname=images").unwrap();

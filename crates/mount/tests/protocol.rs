@@ -452,7 +452,7 @@ fn a_signal_takes_nothing_away_that_somebody_else_has_mounted_over_it() {
     // SAFETY: strings that end with zero and outlive the call.
     let mounted = unsafe { libc::mount(kind, path.as_ptr(), kind, 0, std::ptr::null()) };
     if mounted != 0 {
-        eprintln!("skipped: mounting takes root");
+        base::skip("mounts");
         return daemon.signal(libc::SIGTERM);
     }
     fs::write(dir.path().join("theirs"), "x").unwrap();
@@ -480,7 +480,7 @@ fn unmounting_waits_for_no_daemon_of_another_namespace() {
         command
     };
     if !apart().arg("true").status().unwrap().success() {
-        eprintln!("skipped: namespaces take root");
+        base::skip("namespaces");
         return;
     }
     let mut command = apart();
@@ -510,7 +510,7 @@ fn unmounting_does_not_wait_while_it_is_mounted_elsewhere() {
         fs::write(other.path().join("f"), "x").unwrap();
         mount::unmount(other.path(), &|_| {}).unwrap();
     } else {
-        eprintln!("skipped: not root");
+        base::skip("root");
         mount::unmount(dir.path(), &|_| {}).unwrap();
     }
     assert!(daemon.ended_well());

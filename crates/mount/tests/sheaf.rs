@@ -178,7 +178,7 @@ fn set_id_bits_go_with_a_write_or_a_change_of_owner() {
     let path = m.path("tool");
     fs::write(&path, "x").unwrap();
     if chown(&path, Some(1000), Some(1000)).is_err() {
-        eprintln!("skipped: not root");
+        base::skip("root");
         return m.end();
     }
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -194,7 +194,7 @@ fn set_id_bits_go_with_a_write_or_a_change_of_owner() {
     if status.success() {
         assert_eq!(mode(), 0o777);
     } else {
-        eprintln!("skipped: the folder is not reachable for other users");
+        base::skip("folder of temporary files that others reach");
     }
     fs::set_permissions(&path, Permissions::from_mode(0o6755)).unwrap();
     chown(&path, Some(1002), None).unwrap();
@@ -209,7 +209,7 @@ fn set_id_bits_go_with_every_change_of_content_by_somebody_without_rights() {
     let path = m.path("tool");
     fs::write(&path, pattern(1 << 20, 4)).unwrap();
     if chown(&path, Some(1000), Some(1000)).is_err() {
-        eprintln!("skipped: not root");
+        base::skip("root");
         return m.end();
     }
     fs::write(m.path("source"), pattern(65536, 5)).unwrap();
@@ -252,7 +252,7 @@ fn set_id_bits_go_with_a_chown_that_changes_nothing() {
     fs::write(&path, "x").unwrap();
     fs::create_dir(&folder).unwrap();
     if chown(&path, Some(1000), Some(1000)).is_err() {
-        eprintln!("skipped: not root");
+        base::skip("root");
         return m.end();
     }
     // Of others it is refused, or else does nothing.
@@ -285,7 +285,7 @@ fn set_group_id_of_another_group_goes_with_every_change() {
     let path = m.path("file");
     fs::write(&path, "x").unwrap();
     if chown(&path, Some(1000), Some(2000)).is_err() {
-        eprintln!("skipped: not root");
+        base::skip("root");
         return m.end();
     }
     let open = |truncates| {
@@ -415,7 +415,7 @@ fn trusted_attributes_are_listed_to_root_alone() {
     let path = m.path("file");
     fs::write(&path, "x").unwrap();
     if chown(&path, Some(1000), Some(1000)).is_err() {
-        eprintln!("skipped: not root");
+        base::skip("root");
         return m.end();
     }
     set_xattr(&path, c"trusted.secret", b"hidden");

@@ -9,8 +9,7 @@ use sqlite::kills;
 #[test]
 fn no_committed_row_is_lost_and_no_journal_is_made() {
     if !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: no /dev/fuse");
-        return;
+        return base::skip("/dev/fuse");
     }
     let folder = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_sheaf-sqlite"));

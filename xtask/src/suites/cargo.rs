@@ -1,9 +1,11 @@
 //! What cargo checks: formatting, lints, the unit tests; and the release build.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::exclusions::Exclusions;
 use crate::report::Suite;
 use crate::{Fallible, process};
 
@@ -47,14 +49,34 @@ pub fn clippy(suite: &mut Suite) -> Fallible<()> {
 /// that lock ranks are checked in every test.
 pub fn unit_tests(suite: &mut Suite) -> Fallible<()> {
     crate::packages::install_mount_helper()?;
-    tests(suite, "unit", &["test", "--workspace", "--no-fail-fast"])?;
+    let skipped = process::target_dir().join("xtask/skipped");
+    // Absolute, as each test runs in the folder of its crate.
+    std::fs::write(&skipped, "").map_err(|e| format!("{}: {e}", skipped.display()))?;
+    let all = ["test", "--workspace", "--no-fail-fast"];
+    tests(suite, "unit", &all, &skipped)?;
     let recording = "test -p sheaf-base -p sheaf-bench --features trace --no-fail-fast";
     let recording: Vec<&str> = recording.split(' ').collect();
-    tests(suite, "unit-trace", &recording)
+    tests(suite, "unit-trace", &recording, &skipped)?;
+    let notes = std::fs::read_to_string(&skipped).map_err(|e| format!("skipped tests: {e}"))?;
+    count_skipped(&Exclusions::load()?, suite, &notes);
+    Ok(())
 }
 
-fn tests(suite: &mut Suite, name: &str, arguments: &[&str]) -> Fallible<()> {
-    let outcome = process::run(name, &mut cargo(arguments), LIMIT)?;
+/// A test that was not run for want of something has not passed; one that is not expected to lack it fails.
+fn count_skipped(exclusions: &Exclusions, suite: &mut Suite, notes: &str) {
+    let tests: BTreeSet<&str> = notes.lines().collect();
+    for (test, lack) in tests.iter().filter_map(|line| line.split_once('\t')) {
+        match exclusions.reason("unit", test) {
+            Some(reason) => suite.exclude(test, &format!("no {lack}: {reason}")),
+            None => suite.fail(format!("{test}: skipped, there is no {lack}")),
+        }
+    }
+}
+
+fn tests(suite: &mut Suite, name: &str, arguments: &[&str], skipped: &Path) -> Fallible<()> {
+    let mut command = cargo(arguments);
+    command.env(base::SKIPPED, skipped);
+    let outcome = process::run(name, &mut command, LIMIT)?;
     let (passed, failed) = count(&outcome.output);
     suite.passed += passed;
     let mut named = 0;
@@ -104,10 +126,23 @@ pub fn build_release() -> Fallible<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_is_skipped_fails_unless_that_is_expected() {
+        let exclusions = Exclusions::load().unwrap();
+        let mut suite = Suite::new("unit");
+        let known = "counter::tests::work_is_counted_where_there_is_a_counter";
+        let notes = format!("a::b\troot\n{known}\tcounter of instructions\na::b\troot\n");
+        count_skipped(&exclusions, &mut suite, &notes);
+        assert_eq!((suite.failed, suite.excluded), (1, 1));
+        assert!(suite.failures[0].contains("a::b: skipped, there is no root"));
+    }
+
     #[test]
     fn test_results_are_summed() {
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n\
                       test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\n";
-        assert_eq!(super::count(output), (4, 2));
+        assert_eq!(count(output), (4, 2));
     }
 }

@@ -168,7 +168,7 @@ fn an_array_with_a_label_written_again_mounts() {
     mount().exits(OPERATIONAL).says("`sheaf fsck --relabel ");
     array.fsck(&["--relabel"]).exits(CORRECTED);
     if !Path::new("/dev/fuse").exists() || !is_root() {
-        return;
+        return base::skip("mounts");
     }
     mount().exits(0);
     let large = fs::read(mountpoint.join("tree/large"));

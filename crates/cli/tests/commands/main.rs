@@ -820,8 +820,7 @@ fn nothing_is_written_where_one_device_takes_no_writes() {
     }
     let attached: Option<Vec<Loop>> = array.images.iter().map(|i| Loop::attach(i)).collect();
     let Some(attached) = attached else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices");
     };
     let devices: Vec<PathBuf> = attached.iter().map(|device| device.0.clone()).collect();
     sheaf(&["mkfs"], &["--label", "kept"], &devices).succeeds();
@@ -874,8 +873,7 @@ fn nothing_is_written_where_one_device_takes_no_writes() {
 #[test]
 fn images_are_used_where_direct_io_takes_larger_blocks_than_where_they_were_made() {
     let Ok(elsewhere) = TempDir::new_in("/dev/shm") else {
-        eprintln!("skipped: no tmpfs");
-        return;
+        return base::skip("/dev/shm");
     };
     let array = Array::made(2);
     let file = array.path("file");

@@ -112,7 +112,7 @@ fn none() -> Array {
 pub fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && File::open("/dev/fuse").is_ok();
     if !can {
-        eprintln!("skipped: mounts need root and FUSE");
+        base::skip("mounts");
     }
     can
 }

@@ -189,7 +189,7 @@ mod tests {
     fn what_is_written_is_read_back_by_any_slot_of_either_ring() {
         for completion in [Completion::Deferred, Completion::Cooperative] {
             let Some(mut queue) = queue(completion, 5) else {
-                return;
+                return base::skip("io_uring");
             };
             let mut ended = Vec::new();
             for slot in 0..5 {
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn the_end_of_a_file_is_a_short_transfer() {
         let Some(mut queue) = queue(Completion::Deferred, 1) else {
-            return;
+            return base::skip("io_uring");
         };
         let mut ended = Vec::new();
         queue.start(0, 0, 0, PAGE, true);

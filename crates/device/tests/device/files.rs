@@ -420,8 +420,7 @@ fn loop_devices_over_one_image_are_one_device() {
         Loop::attach(c),
     ];
     let [Some(short), Some(first), Some(twin), Some(b), Some(c)] = &attached else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices for a user without root");
     };
     let candidates = [short, first, twin, b, c].map(|device| device.0.clone());
     let by_name = ArrayId::parse("LABEL=test").unwrap();
@@ -553,8 +552,7 @@ fn a_block_device_is_claimed_until_the_claim_is_released() {
     let _claims = CLAIMS.lock();
     let images = Images::new(&[64 << 20]);
     let Some(disk) = Loop::attach(&images.paths[0]) else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices for a user without root");
     };
     let paths = [disk.0.clone()];
     let options = OpenOptions::default();
@@ -613,8 +611,7 @@ fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
         Loop::attach(&images.paths[0]),
         Loop::attach(&images.paths[1]),
     ) else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices for a user without root");
     };
     let paths = [disk.0.clone(), protected.0.clone()];
     let array = create(
@@ -671,8 +668,7 @@ fn what_devices_lie_on_is_known_by_its_other_names() {
     assert!(!occupied.has(&look(other)) && !occupied.has(&look(Path::new("/dev/null"))));
     let (Some(device), Some(part)) = (Loop::attach(image), Loop::attach_part(image, 1 << 20, 0))
     else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices for a user without root");
     };
     assert!(occupied.has(&look(&device.0)) && occupied.has(&look(&part.0)));
     let occupied = Occupied::by(std::slice::from_ref(&part.0)).unwrap();
@@ -690,8 +686,7 @@ fn loop_devices_over_the_same_bytes_are_one_storage() {
     let parts = [(1, 0), (1, 0), (16, 16), (0, 1)];
     let attached = parts.map(|(mib, limit)| Loop::attach_part(image, mib << 20, limit << 20));
     let [Some(first), Some(twin), Some(within), Some(beside)] = &attached else {
-        eprintln!("skipped: loop devices need root");
-        return;
+        return base::skip("loop devices for a user without root");
     };
     let options = OpenOptions::default();
     let read_only = OpenOptions {

@@ -35,8 +35,7 @@ fn in_child(test: &str, program: &[&str], limit: &str) {
     let out = match child.and_then(Child::wait_with_output) {
         Ok(out) => out,
         Err(error) => {
-            eprintln!("skipped: {}: {error}", words[0]);
-            return;
+            return base::skip(&format!("{} ({error})", words[0]));
         }
     };
     let told = String::from_utf8_lossy(&out.stdout);
@@ -64,7 +63,7 @@ fn arrays(mut with: impl FnMut(&Arc<Array>)) {
         };
         match open_devices(&paths, &options) {
             Ok(devices) => with(&Arc::new(create(devices, 4096))),
-            Err(Error::NoIoUring { .. }) => eprintln!("skipped: no io_uring"),
+            Err(Error::NoIoUring { .. }) => base::skip("io_uring"),
             Err(error) => panic!("{error}"),
         }
     }

@@ -11,7 +11,7 @@ use mount::{Insist, Unmounter};
 pub fn has_fuse() -> bool {
     let has = Path::new("/dev/fuse").exists();
     if !has {
-        eprintln!("skipped: no /dev/fuse");
+        base::skip("/dev/fuse");
     }
     has
 }
