@@ -1,7 +1,7 @@
-//! The machine as the rest of Sheaf sees it: clocks, seeded randomness, ranked
-//! locks, threads and CPU topology. This is the only crate that names
-//! `std::time`, `std::thread`, a lock type or a random number generator, so that
-//! a simulator can replace each of them in one place. It knows nothing of storage.
+//! What the rest of Sheaf needs of the machine: clocks, randomness, ranked locks, threads, CPU topology, memory mappings, thin wrappers of
+//! system calls, and the hooks of simulation and tracing. No other crate reads a clock, starts a thread, or uses a lock or a random
+//! number generator of the standard library, so that a simulator can replace each of them in one place (`Duration`, `Arc`, `OnceLock` and
+//! channels are free to use). It knows nothing of storage.
 
 // Parts that `model/` compiles against a crate of its own name this one.
 extern crate self as base;

@@ -17,7 +17,7 @@ const COUNTS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Read,
-    /// A line that another core has comes over once: not for reading first, and then for good.
+    /// The line is fetched for writing (in exclusive state) at once, instead of for reading first and upgraded later.
     Change,
 }
 

@@ -231,13 +231,13 @@ fn outdated_text(array: &Array, all: &[Outdated]) -> String {
     let names = array.device_names();
     let told = |old: &Outdated| {
         let (name, mount) = (&names[old.device], old.mount);
-        format!("{name} holds what it held at mount {mount}")
+        format!("{name} holds its state of mount {mount}")
     };
     let told: Vec<String> = all.iter().map(told).collect();
     let newest = all.iter().map(|old| old.newest).max().unwrap_or(0);
     format!(
-        "{}, while mount {newest} of the array has been: an old copy, or put back to one. With each device as it was last, all is there; \
-         sheaf fsck --repair takes them as they are, without what was written since",
+        "{}, but the array was mounted later, up to mount {newest}: an old copy, or a device that was put back to one. Attach the latest state of each device, and \
+         nothing is lost; `sheaf fsck --repair` accepts the old state, and loses what was written there since",
         told.join(", and ")
     )
 }

@@ -55,9 +55,9 @@ ranks! {
     FILE_BALANCE = ranked(36, "dirty page balance");
     FILE_FLUSH = ranked(38, "file write-back");
     FILE_IO = ranked(39, "file data range");
-    /// Only ever one.
+    /// A thread holds at most one.
     FILE_BEHIND = ranked(40, "seat of a writer");
-    /// Held for a look; who has a range holds no lock for it.
+    /// Held only while the table of ranges is searched or changed; the owner of a range holds no lock for it.
     FILE_RANGES = ranked(41, "ranges of files");
     FILE_TURN = ranked(42, "turn of write-back beside syncs");
     /// After all that a transaction takes before it begins; held while that waits for a checkpoint.

@@ -1,4 +1,4 @@
-//! Whether somebody writes more of a file than one page at once: what lets readers do without a lock of ranges.
+//! A sequence counter per file of writes to several pages at once: readers need no lock of ranges while none is under way.
 //!
 //! A [`Stores`] is one word of a file: how many such writes have begun, and how many of them are not over. Who reads or
 //! writes a single page looks at it once, who reads several looks again afterwards; only where that is not enough do they

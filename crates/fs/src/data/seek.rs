@@ -79,7 +79,7 @@ impl Files {
         }
     }
 
-    /// Copies up to `len` bytes between files, or within one if the ranges are apart; none from behind the end that the file has now.
+    /// Copies up to `len` bytes between files, or within one if the ranges are apart; never past the current end of the source.
     /// Returns how many. Not atomic: a concurrent writer may come between two steps.
     pub fn copy_range(
         &self,

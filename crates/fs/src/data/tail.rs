@@ -78,7 +78,7 @@ pub(super) enum How {
     Blocks,
     /// It is logged if that costs less than making its block durable, and stays dirty.
     Logged,
-    /// As `Logged`, for a sync that no other runs beside: what is written home in one piece is durable by that.
+    /// As `Logged`, while no other sync runs: one contiguous write in place may be made durable by a durable write, without a flush.
     Alone,
 }
 

@@ -324,7 +324,7 @@ fn outdated(array: &Array) -> impl Iterator<Item = Action> {
         },
         path: None,
         what: format!(
-            "taken as it was at mount {}: what was written to it until mount {} is lost, also in files of which nothing is told",
+            "accepted as it was at mount {}: all that was written to it up to mount {} is lost, also in files that are not named here",
             found.mount, found.newest
         ),
         lost: true,
