@@ -230,10 +230,10 @@ impl Array {
         self.execute(&mut [Io::Read { byte, buf }])
     }
 
-    /// What the checksums of the journal's batches begin with. Users do not know it, so that
-    /// nothing they have written to the journal passes for a batch.
-    pub fn journal_seed(&self) -> u32 {
-        format::checksum(0, &self.label.hash_key)
+    /// What the checksums of batches and items begin with. Users do not know it, so that nothing they have written to the journal or
+    /// to a file passes for one, nor what another file system has left on the devices.
+    pub fn checksum_seed(&self) -> u32 {
+        self.label.checksum_seed()
     }
 
     /// Writes `buf` at logical address `byte`; alignment as for [`read`](Self::read). Atomic

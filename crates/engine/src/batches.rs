@@ -165,7 +165,7 @@ impl<'a> RingReader<'a> {
 }
 
 fn begun_checksum(array: &Array, header: &BatchHeader) -> u32 {
-    checksum(array.journal_seed(), &header.as_bytes()[8..])
+    checksum(array.checksum_seed(), &header.as_bytes()[8..])
 }
 
 /// Records of a batch, in memory with others that were read with them.

@@ -88,7 +88,7 @@ impl Blocks {
             let read = items::read_item(&self.array, place)?;
             return Ok(read.and_then(|item| check(&item.header).map(|()| item)));
         };
-        if let Some(found) = look(pages, place)
+        if let Some(found) = look(self.array.checksum_seed(), pages, place)
             && check(&found.header).is_ok()
         {
             return Ok(Ok(found));
@@ -101,7 +101,7 @@ impl Blocks {
 }
 
 /// The item at a place, if all its blocks are in memory and it is sound.
-fn look(pages: &PageCache, place: Place) -> Option<ReadItem> {
+fn look(seed: u32, pages: &PageCache, place: Place) -> Option<ReadItem> {
     if place.is_none() || place.len as usize > item::ITEM_MAX {
         return None;
     }
@@ -116,7 +116,7 @@ fn look(pages: &PageCache, place: Place) -> Option<ReadItem> {
         }
         (at, rest) = (at + here as u64, after);
     }
-    ReadItem::new(bytes).ok()
+    ReadItem::new(seed, bytes).ok()
 }
 
 #[cfg(test)]
@@ -161,7 +161,15 @@ mod tests {
             for nid in nids {
                 let at = bytes.len();
                 let put = |out: &mut Vec<u8>| out.extend_from_slice(payload);
-                item::encode(&mut bytes, ItemKind::Node, 3, *nid, 1, put);
+                item::encode(
+                    self.array.checksum_seed(),
+                    &mut bytes,
+                    ItemKind::Node,
+                    3,
+                    *nid,
+                    1,
+                    put,
+                );
                 places.push(Place {
                     byte: start + at as u64,
                     len: (bytes.len() - at) as u32,

@@ -537,7 +537,8 @@ impl<C: Content> Store<C> {
         let (place, free) = match &node.body {
             Body::Gone => (Place::NONE, None),
             body => {
-                let place = put(&mut |out| body.encode_item(nid, node.version, out))?;
+                let seed = self.array.checksum_seed();
+                let place = put(&mut |out| body.encode_item(seed, nid, node.version, out))?;
                 let free = match body {
                     Body::Space(map) => Some(map.free()),
                     _ => None,
@@ -817,7 +818,9 @@ fn write_at(
     payload: &[u8],
 ) -> Result<u32, Error> {
     let mut bytes = Vec::with_capacity(place.len as usize);
-    let crc = item::encode(&mut bytes, kind, 0, id, 0, |o| o.extend_from_slice(payload));
+    let crc = item::encode(array.checksum_seed(), &mut bytes, kind, 0, id, 0, |o| {
+        o.extend_from_slice(payload)
+    });
     debug_assert_eq!(bytes.len(), place.len as usize);
     array.write(place.byte, &bytes, Durability::Volatile)?;
     Ok(crc)

@@ -395,6 +395,7 @@ impl<C: Content> Store<C> {
         let start = self.segments.first_block(segment).byte();
         let mut bytes = AlignedBuf::zeroed(self.array.geometry().segment_bytes());
         self.array.read(start, &mut bytes)?;
+        let seed = self.array.checksum_seed();
         let mut items = Vec::new();
         let mut unknown = Unknown::default();
         let mut at = 0;
@@ -403,7 +404,7 @@ impl<C: Content> Store<C> {
             // Dead items may be of any age, and the gap to the next block is zeros: whatever
             // does not decode is skipped, because a live item always does (or is reported
             // when it is read).
-            let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+            let Ok((header, payload)) = item::decode(seed, &bytes[at..]) else {
                 at += ITEM_ALIGN;
                 continue;
             };

@@ -16,8 +16,8 @@ pub(crate) struct ReadItem {
 
 impl ReadItem {
     /// Of all bytes of a place.
-    pub fn new(bytes: Vec<u8>) -> Result<ReadItem, Damage> {
-        let (header, payload) = item::decode(&bytes)?;
+    pub fn new(seed: u32, bytes: Vec<u8>) -> Result<ReadItem, Damage> {
+        let (header, payload) = item::decode(seed, &bytes)?;
         let len = payload.len();
         if item::padded_len(len) != bytes.len() {
             return Err(Damage::new("item", "length differs from its pointer's"));
@@ -54,7 +54,8 @@ pub(crate) fn read_blocks(
         each(number, block);
     }
     let at = (place.byte - first) as usize;
-    Ok(ReadItem::new(bytes[at..at + place.len as usize].to_vec()))
+    let bytes = bytes[at..at + place.len as usize].to_vec();
+    Ok(ReadItem::new(array.checksum_seed(), bytes))
 }
 
 /// Bytes between two items that are read along with them rather than split a read.
@@ -157,8 +158,13 @@ pub(crate) fn check_node(header: &ItemHeader, nid: Nid, version: u64) -> Result<
 }
 
 /// The node kind and payload of an image in memory; `bytes` is all of its place.
-pub(crate) fn node_in(bytes: &[u8], nid: Nid, version: u64) -> Result<(u8, &[u8]), Damage> {
-    let (header, payload) = item::decode(bytes)?;
+pub(crate) fn node_in(
+    seed: u32,
+    bytes: &[u8],
+    nid: Nid,
+    version: u64,
+) -> Result<(u8, &[u8]), Damage> {
+    let (header, payload) = item::decode(seed, bytes)?;
     if item::padded_len(payload.len()) != bytes.len() {
         return Err(Damage::new("item", "length differs from its pointer's"));
     }

@@ -452,7 +452,7 @@ impl Journal {
         let mut buf = AlignedBuf::zeroed(padded as usize);
         let (head, body) = buf[..used].split_at_mut(BatchHeader::SIZE);
         head.copy_from_slice(header.as_bytes());
-        let crc = checksum(self.array.journal_seed(), &head[8..]);
+        let crc = checksum(self.array.checksum_seed(), &head[8..]);
         let crc = self.fill(crc, records.pieces, body);
         head[4..8].copy_from_slice(&crc.to_le_bytes());
         *next = Anchor {
@@ -663,10 +663,15 @@ impl Journal {
     pub fn forgive_flush(&self) -> bool {
         // Under `gather` no batch is between being staged and being counted as issued.
         let _gather = self.gather.lock();
+        // First of all: of what fails from here on others may have written data already, and not begun when it is looked for them.
+        let failures = self.array.flush_failures();
+        if failures == self.forgiven.load(Ordering::SeqCst) {
+            // Somebody who shared the flush has looked; what waits by now has nothing to do with it.
+            return true;
+        }
         if self.outstanding() || !self.commits.idle() {
             return false;
         }
-        let failures = self.array.flush_failures();
         self.forgiven.store(failures, Ordering::SeqCst);
         true
     }

@@ -209,10 +209,16 @@ impl<C: Content> Body<C> {
     }
 
     /// Appends the node's image as an item.
-    pub fn encode_item(&self, nid: Nid, version: u64, out: &mut Vec<u8>) {
-        format::item::encode(out, ItemKind::Node, self.kind(), nid.0, version, |o| {
-            self.encode(o)
-        });
+    pub fn encode_item(&self, seed: u32, nid: Nid, version: u64, out: &mut Vec<u8>) {
+        format::item::encode(
+            seed,
+            out,
+            ItemKind::Node,
+            self.kind(),
+            nid.0,
+            version,
+            |o| self.encode(o),
+        );
     }
 
     pub fn merges(&self) -> bool {

@@ -278,7 +278,7 @@ impl Confirmation {
         header.durable_epoch = U64::new(run.next_epoch - 1);
         header.durable_sequence = U64::new(at.sequence - 1);
         header.checkpoint_sequence = record.sequence;
-        let crc = checksum(array.journal_seed(), &header.as_bytes()[8..]);
+        let crc = checksum(array.checksum_seed(), &header.as_bytes()[8..]);
         header.crc = U32::new(crc);
         let geometry = array.geometry();
         let size = (BatchHeader::SIZE as u64).next_multiple_of(geometry.journal_align as u64);

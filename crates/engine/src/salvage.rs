@@ -268,10 +268,11 @@ impl<C: Content> Salvage<C> {
 
     /// Map pages that are made anew just as they were are lost no more.
     fn restore_maps(&mut self, scan: &Scan, lost: &mut LostPages) -> Result<(), SalvageError> {
+        let seed = self.store.array.checksum_seed();
         for (id, (damage, pointer)) in lost.maps.clone() {
             let regions = scan.regions_of(id);
             let regions = regions.map(|(region, found)| (region % MAP_REGIONS, found));
-            let page = anew::map(id, pointer, regions);
+            let page = anew::map(seed, id, pointer, regions);
             self.note_anew(
                 Object::Table,
                 page.is_some(),
@@ -286,11 +287,12 @@ impl<C: Content> Salvage<C> {
 
     /// The same of region pages.
     fn restore_regions(&mut self, scan: &Scan, lost: &mut LostPages) -> Result<(), SalvageError> {
+        let seed = self.store.array.checksum_seed();
         for (id, (damage, pointer)) in lost.regions.clone() {
             let leaves = scan.leaves_of(id);
             let leaves =
                 leaves.map(|(id, leaf)| (id % REGION_LEAVES, leaf.found, &leaf.entries[..]));
-            let certain = anew::is_region(id, pointer, leaves);
+            let certain = anew::is_region(seed, id, pointer, leaves);
             self.note_anew(Object::RegionPage(id), certain, damage.to_string());
             if certain {
                 for (leaf, page) in scan.leaves_of(id) {

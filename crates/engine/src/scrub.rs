@@ -253,7 +253,7 @@ impl<C: Content> Store<C> {
         for at in run {
             let from = (at.entry.place.byte - start) as usize;
             let item = &bytes[from..from + at.entry.place.len as usize];
-            let image = node_in(item, at.nid, at.entry.version)
+            let image = node_in(self.array.checksum_seed(), item, at.nid, at.entry.version)
                 .and_then(|(kind, payload)| Body::<C>::decode(kind, payload));
             if image.is_err() {
                 suspects.push(*at);

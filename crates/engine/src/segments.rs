@@ -643,9 +643,11 @@ impl<'a> Packer<'a> {
 impl PageSink for Packer<'_> {
     fn write(&mut self, kind: ItemKind, id: u64, payload: &[u8]) -> Result<Written, Error> {
         let mut crc = 0;
-        let sequence = self.sequence;
+        let (seed, sequence) = (self.array.checksum_seed(), self.sequence);
         let place = self.append(|out| {
-            crc = item::encode(out, kind, 0, id, sequence, |o| o.extend_from_slice(payload));
+            crc = item::encode(seed, out, kind, 0, id, sequence, |o| {
+                o.extend_from_slice(payload)
+            });
         })?;
         self.relieve()?;
         Ok(Written { place, crc })

@@ -512,7 +512,7 @@ impl<C: Content> Store<C> {
 
     /// One that cannot be read is left to who asks for it.
     fn take_image(&self, nid: Nid, entry: Entry, image: &[u8]) {
-        let body = items::node_in(image, nid, entry.version)
+        let body = items::node_in(self.array.checksum_seed(), image, nid, entry.version)
             .and_then(|(kind, payload)| Body::<C>::decode(kind, payload));
         if let Ok(body) = body {
             let cell = new_cell(nid, entry.version, body);

@@ -432,7 +432,7 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
             let image = if whole {
                 let from = (at.place.byte - start) as usize;
                 let item = &bytes[from..from + at.place.len as usize];
-                node_in(item, at.nid, at.version)
+                node_in(self.store.array.checksum_seed(), item, at.nid, at.version)
                     .and_then(|(kind, payload)| Body::decode(kind, payload))
                     .map_err(|damage| Unread::Damage(damage.to_string()))
             } else {

@@ -24,7 +24,7 @@ layout! {
 
     /// Header of an item.
     pub struct ItemHeader: 24 {
-        /// CRC-32C of the rest of the header and the payload.
+        /// CRC-32C of the rest of the header and the payload, begun with that of the label's `hash_key`: data of files and what a former file system left must not pass for an item.
         pub crc: U32,
         /// What the payload is; see `ItemKind`.
         pub kind: u8,
@@ -92,8 +92,9 @@ pub fn padded_len(payload: usize) -> usize {
     (ItemHeader::SIZE + payload).next_multiple_of(ITEM_ALIGN)
 }
 
-/// Appends an item to `out`, padded; returns its checksum.
+/// Appends an item to `out`, padded; returns its checksum, which begins with `seed`: users do not know it, and nothing they write to a file passes for an item.
 pub fn encode(
+    seed: u32,
     out: &mut Vec<u8>,
     kind: ItemKind,
     node_kind: u8,
@@ -114,7 +115,7 @@ pub fn encode(
     header.id = U64::new(id);
     header.version = U64::new(version);
     out[start..start + ItemHeader::SIZE].copy_from_slice(header.as_bytes());
-    let crc = checksum(0, &out[start + 4..]);
+    let crc = checksum(seed, &out[start + 4..]);
     out[start..start + 4].copy_from_slice(&crc.to_le_bytes());
     out.resize(start + padded_len(len), 0);
     crc
@@ -138,8 +139,8 @@ pub fn next(bytes: &[u8], at: usize) -> Option<usize> {
     found.map(|i| at + i * ITEM_ALIGN)
 }
 
-/// Checks and splits the item at the start of `bytes`.
-pub fn decode(bytes: &[u8]) -> Result<(ItemHeader, &[u8]), Damage> {
+/// Checks and splits the item at the start of `bytes`, whose checksum begins with `seed`.
+pub fn decode(seed: u32, bytes: &[u8]) -> Result<(ItemHeader, &[u8]), Damage> {
     let damage = |what: &str| Damage::new("item", what);
     let (header, rest) =
         ItemHeader::read_from_prefix(bytes).map_err(|_| damage("shorter than its header"))?;
@@ -147,7 +148,7 @@ pub fn decode(bytes: &[u8]) -> Result<(ItemHeader, &[u8]), Damage> {
     if ItemKind::from_byte(header.kind).is_none() || len > PAYLOAD_MAX || len > rest.len() {
         return Err(damage("kind or length out of range"));
     }
-    if checksum(0, &bytes[4..ItemHeader::SIZE + len]) != header.crc.get() {
+    if checksum(seed, &bytes[4..ItemHeader::SIZE + len]) != header.crc.get() {
         return Err(damage("checksum does not match"));
     }
     Ok((header, &rest[..len]))
@@ -163,22 +164,25 @@ impl ItemPointer {
 mod tests {
     use super::*;
 
+    const SEED: u32 = 0xBEEF;
+
     #[test]
     fn an_item_survives_a_round_trip_and_no_flipped_byte() {
         let mut out = Vec::new();
-        encode(&mut out, ItemKind::Node, 3, 77, 9, |o| {
+        encode(SEED, &mut out, ItemKind::Node, 3, 77, 9, |o| {
             o.extend_from_slice(b"payload")
         });
         assert_eq!(out.len(), 32);
-        let (header, payload) = decode(&out).unwrap();
+        let (header, payload) = decode(SEED, &out).unwrap();
         assert_eq!(
             (header.id.get(), header.version.get(), payload),
             (77, 9, &b"payload"[..])
         );
+        assert!(decode(SEED + 1, &out).is_err());
         for i in 0..ItemHeader::SIZE + 7 {
             let mut bad = out.clone();
             bad[i] ^= 1;
-            assert!(decode(&bad).is_err(), "byte {i}");
+            assert!(decode(SEED, &bad).is_err(), "byte {i}");
         }
     }
 
@@ -189,14 +193,14 @@ mod tests {
         for (i, len) in [0, 1, 100, 3000].into_iter().enumerate() {
             out.resize(out.len() + i * ITEM_ALIGN, 0);
             wanted.push(out.len());
-            encode(&mut out, ItemKind::Node, 3, 77, 9, |o| {
+            encode(SEED, &mut out, ItemKind::Node, 3, 77, 9, |o| {
                 o.resize(o.len() + len, 0)
             });
         }
         out.resize(out.len() + 800, 0);
         let (mut at, mut found) = (0, Vec::new());
         while let Some(place) = next(&out, at) {
-            let (_, payload) = decode(&out[place..]).unwrap();
+            let (_, payload) = decode(SEED, &out[place..]).unwrap();
             found.push(place);
             at = place + padded_len(payload.len());
         }

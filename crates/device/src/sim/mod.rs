@@ -342,6 +342,17 @@ impl SimDevice {
         load(&self.state.lock().current, offset, buf);
     }
 
+    /// What the checksums of batches and items of the array begin with that this is a device of.
+    ///
+    /// # Panics
+    /// When its first label is none.
+    pub fn checksum_seed(&self) -> u32 {
+        let mut label = [0; format::BLOCK_SIZE];
+        self.peek(0, &mut label);
+        let label = format::label::Label::parse(&label).expect("a label");
+        label.checksum_seed()
+    }
+
     /// Reads what is durable.
     pub fn peek_durable(&self, offset: u64, buf: &mut [u8]) {
         load(&self.state.lock().durable, offset, buf);

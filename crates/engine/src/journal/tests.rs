@@ -374,6 +374,21 @@ fn a_flush_that_fails_beside_a_batch_under_way_is_not_forgiven() {
     journal.failed().unwrap();
 }
 
+/// One failure is told to all who shared the flush. Whoever judged it a second time took the operations of meanwhile for ones that rely on what it lost, and
+/// the store turned read-only.
+#[test]
+fn a_failed_flush_that_is_forgiven_is_forgiven_to_all_who_share_it() {
+    let journal = journal();
+    journal.array.count_failed_flush();
+    assert!(journal.forgive_flush());
+    let credit = journal.try_credit(0).unwrap();
+    assert!(journal.forgive_flush());
+    journal.array.count_failed_flush();
+    assert!(!journal.forgive_flush());
+    journal.return_credit(credit);
+    assert!(journal.forgive_flush());
+}
+
 /// Where something else is unflushed the data goes before the batch, and is tried as often.
 #[test]
 fn data_before_its_batch_is_written_again_too() {

@@ -73,6 +73,7 @@ pub(super) struct Scan {
     pub occupied: BTreeSet<SegmentId>,
     /// Nodes can have the nids below this.
     nids: u64,
+    seed: u32,
 }
 
 impl Scan {
@@ -88,6 +89,7 @@ impl Scan {
         let per_chunk = geometry.segments_per_chunk() as u64;
         let mut scan = Scan {
             nids: SPACE_MAP_FIRST + u64::from(geometry.chunk_count),
+            seed: store.array.checksum_seed(),
             ..Scan::default()
         };
         let mut buf = AlignedBuf::zeroed(geometry.segment_bytes());
@@ -120,7 +122,7 @@ impl Scan {
         let mut any = false;
         while let Some(next) = item::next(bytes, at) {
             at = next;
-            let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+            let Ok((header, payload)) = item::decode(self.seed, &bytes[at..]) else {
                 at += ITEM_ALIGN;
                 continue;
             };

@@ -23,8 +23,9 @@ pub(crate) struct Found {
 }
 
 /// Whether a region's page at `lost` pointed at these leaf pages, and no others; they come with their places in the region, and
-/// with their entries.
+/// with their entries. Checksums of items begin with `seed`.
 pub(crate) fn is_region<'f>(
+    seed: u32,
     region: u64,
     lost: ItemPointer,
     leaves: impl Iterator<Item = (u64, Found, &'f [Entry])>,
@@ -41,11 +42,12 @@ pub(crate) fn is_region<'f>(
         }
     }
     let (page, free) = encode_region(&pointers, &bitmap);
-    stamp(ItemKind::TableRegion, region, newest, &page, free) == lost.stamp
+    stamp(seed, ItemKind::TableRegion, region, newest, &page, free) == lost.stamp
 }
 
 /// The map page at `lost`, if it pointed at these region pages, and no others; they come with their places in it.
 pub(crate) fn map(
+    seed: u32,
     map: u64,
     lost: ItemPointer,
     regions: impl Iterator<Item = (u64, Found)>,
@@ -56,13 +58,13 @@ pub(crate) fn map(
         page[region as usize] = found.pointer;
         newest = newest.max(found.sequence);
     }
-    let same = stamp(ItemKind::TableMap, map, newest, page.as_bytes(), 0) == lost.stamp;
+    let same = stamp(seed, ItemKind::TableMap, map, newest, page.as_bytes(), 0) == lost.stamp;
     same.then_some(page)
 }
 
 /// What the pointer to such a page says of it.
-fn stamp(kind: ItemKind, id: u64, sequence: u64, page: &[u8], free: u64) -> U64 {
-    let crc = item::encode(&mut Vec::new(), kind, 0, id, sequence, |out| {
+fn stamp(seed: u32, kind: ItemKind, id: u64, sequence: u64, page: &[u8], free: u64) -> U64 {
+    let crc = item::encode(seed, &mut Vec::new(), kind, 0, id, sequence, |out| {
         out.extend_from_slice(page);
     });
     U64::new(u64::from(crc) | free << 32)

@@ -27,9 +27,15 @@ impl Log<'_> {
 impl PageSink for Log<'_> {
     fn write(&mut self, kind: ItemKind, id: u64, payload: &[u8]) -> Result<Written, Error> {
         let mut bytes = Vec::new();
-        let crc = item::encode(&mut bytes, kind, 0, id, 0, |out| {
-            out.extend_from_slice(payload)
-        });
+        let crc = item::encode(
+            self.array.checksum_seed(),
+            &mut bytes,
+            kind,
+            0,
+            id,
+            0,
+            |out| out.extend_from_slice(payload),
+        );
         let place = Place {
             byte: self.end,
             len: bytes.len() as u32,

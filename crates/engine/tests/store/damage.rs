@@ -36,6 +36,7 @@ impl Item {
 pub fn items(world: &World, store: &TestStore) -> Vec<Item> {
     let geometry = store.array().geometry();
     let len = geometry.segment_bytes();
+    let seed = store.array().checksum_seed();
     let mut found = Vec::new();
     let chunks = (0..).zip(store.meta_chunks());
     for (chunk, _) in chunks.filter(|(_, is_meta)| *is_meta) {
@@ -46,7 +47,7 @@ pub fn items(world: &World, store: &TestStore) -> Vec<Item> {
             let mut at = 0;
             while let Some(next) = item::next(&bytes, at) {
                 at = next;
-                let Ok((header, payload)) = item::decode(&bytes[at..]) else {
+                let Ok((header, payload)) = item::decode(seed, &bytes[at..]) else {
                     at += ITEM_ALIGN;
                     continue;
                 };

@@ -341,8 +341,8 @@ fn an_image_that_was_moved_is_found_where_it_is_now() {
     assert_eq!((findings, nodes.len()), (Vec::new(), 21));
 }
 
-/// What looks like an item, and is of no node or page that this table can have, was found in the data of a file, or has been there since another
-/// file system was. A repair failed, or ended by an assertion.
+/// What looks like an item, and is another file system's or of no node or page that this table can have, was found in the data of a file, or has been
+/// there for long. A repair failed, or ended by an assertion.
 #[test]
 fn what_no_table_of_this_array_can_have_is_not_taken_for_a_part_of_it() {
     let all = changed(71);
@@ -351,16 +351,11 @@ fn what_no_table_of_this_array_can_have_is_not_taken_for_a_part_of_it() {
     let mut page = vec![0; (leaf.range.end - leaf.range.start) as usize];
     let device = &all.world.devices[0];
     device.peek(leaf.range.start, &mut page);
-    let page = item::decode(&page).unwrap().1.to_vec();
-    let chunks = u64::from(
-        all.world
-            .salvage()
-            .unwrap()
-            .store()
-            .array()
-            .geometry()
-            .chunk_count,
-    );
+    let array = all.world.array();
+    let seed = array.checksum_seed();
+    let chunks = u64::from(array.geometry().chunk_count);
+    drop(array);
+    let page = item::decode(seed, &page).unwrap().1.to_vec();
     let mut bytes = Vec::new();
     for (kind, id, payload) in [
         (ItemKind::Node, NID_LIMIT, &[1; 8][..]),
@@ -369,8 +364,20 @@ fn what_no_table_of_this_array_can_have_is_not_taken_for_a_part_of_it() {
         (ItemKind::TableLeaf, NID_LIMIT / LEAF_NIDS, &page),
         (ItemKind::TableLeaf, u64::MAX / LEAF_NIDS, &page),
     ] {
-        item::encode(&mut bytes, kind, 3, id, 1, |out| out.extend(payload));
+        item::encode(seed, &mut bytes, kind, 3, id, 1, |out| out.extend(payload));
     }
+    // Of another file system.
+    item::encode(
+        seed + 1,
+        &mut bytes,
+        ItemKind::Node,
+        3,
+        nid.0,
+        1000,
+        |out| {
+            out.extend([1; 8]);
+        },
+    );
     let image = newest(&all.items, ItemKind::Node, nid.0);
     device.poke(room(&all.items, image), &bytes);
     // With no record everything is looked at.

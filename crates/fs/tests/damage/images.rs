@@ -525,13 +525,14 @@ pub fn corrupt(device: &SimDevice, block: u64, image: &Image, rng: &mut Rng) -> 
 /// Every valid item in the blocks that may be damaged: device, byte and header.
 pub fn items(image: &Image) -> Vec<(usize, u64, ItemHeader)> {
     let devices = image.devices();
+    let seed = devices[0].checksum_seed();
     let mut found = Vec::new();
     // An item begins in its block and may end in a later one.
     let mut bytes = vec![0; BLOCK_SIZE + item::ITEM_MAX];
     for &(index, block) in &image.targets {
         devices[index].peek(block * BLOCK, &mut bytes);
         for at in (0..BLOCK_SIZE).step_by(item::ITEM_ALIGN) {
-            if let Ok((header, _)) = item::decode(&bytes[at..]) {
+            if let Ok((header, _)) = item::decode(seed, &bytes[at..]) {
                 found.push((index, block * BLOCK + at as u64, header));
             }
         }
@@ -558,6 +559,7 @@ pub fn forge(
     rng: &mut Rng,
 ) -> String {
     let (index, offset, nid, len) = *rng.pick(nodes);
+    let seed = devices[index].checksum_seed();
     let mut bytes = vec![0; ItemHeader::SIZE + len];
     devices[index].peek(offset, &mut bytes);
     let mut changed = Vec::new();
@@ -568,7 +570,7 @@ pub fn forge(
             changed.push((at - ItemHeader::SIZE, *byte));
         }
     }
-    let crc = format::checksum(0, &bytes[4..]);
+    let crc = format::checksum(seed, &bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
     devices[index].poke(offset, &bytes);
     format!("node {nid} forged at {changed:?}")

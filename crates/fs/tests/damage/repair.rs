@@ -687,7 +687,7 @@ fn a_forged_batch_that_nothing_can_follow_is_not_counted() {
             for at in [32, 40, 48] {
                 bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
             }
-            let crc = format::checksum(array.journal_seed(), &bytes[8..BatchHeader::SIZE]);
+            let crc = format::checksum(array.checksum_seed(), &bytes[8..BatchHeader::SIZE]);
             bytes[4..8].copy_from_slice(&crc.to_le_bytes());
             let geometry = array.geometry();
             let last = geometry.journal_start.byte() + geometry.journal_bytes() - BLOCK;

@@ -22,6 +22,8 @@ pub struct Image {
     sectors: Vec<u64>,
     /// Byte offsets and payload lengths of node images.
     nodes: Vec<(u64, usize)>,
+    /// What checksums of items begin with.
+    seed: u32,
     /// What else holds a checksum.
     pub sealed: Vec<Sealed>,
 }
@@ -100,6 +102,7 @@ fn populate(fs: &FileSystem) -> Result<(), Error> {
 fn scan(device: &SimDevice) -> Image {
     let (mut sectors, mut nodes, mut items) = (Vec::new(), Vec::new(), Vec::new());
     const WINDOW: usize = 1 << 20;
+    let seed = device.checksum_seed();
     let mut bytes = vec![0; WINDOW + item::ITEM_MAX];
     for start in (0..BYTES).step_by(WINDOW) {
         let len = bytes.len().min((BYTES - start) as usize);
@@ -111,7 +114,7 @@ fn scan(device: &SimDevice) -> Image {
             }
             sectors.push(start + at as u64);
             for within in (at..at + SECTOR).step_by(item::ITEM_ALIGN) {
-                if let Ok((header, payload)) = item::decode(&bytes[within..len]) {
+                if let Ok((header, payload)) = item::decode(seed, &bytes[within..len]) {
                     let place = start + within as u64;
                     match header.kind == ItemKind::Node as u8 {
                         true => nodes.push((place, payload.len())),
@@ -125,7 +128,8 @@ fn scan(device: &SimDevice) -> Image {
         snapshot: device.snapshot(),
         sectors,
         nodes,
-        sealed: sealed::find(device, &items),
+        seed,
+        sealed: sealed::find(device, seed, &items),
     }
 }
 
@@ -148,7 +152,7 @@ pub fn check(input: &[u8]) {
             }
             _ => {
                 let (start, len) = image.nodes[number % image.nodes.len()];
-                damage_node(&device, start, len, at, value);
+                damage_node(&device, image.seed, (start, len), at, value);
             }
         }
     }
@@ -168,7 +172,7 @@ pub fn check(input: &[u8]) {
     drop(check);
 }
 
-fn damage_node(device: &SimDevice, start: u64, len: usize, at: u64, value: u8) {
+fn damage_node(device: &SimDevice, seed: u32, (start, len): (u64, usize), at: u64, value: u8) {
     let mut bytes = vec![0; ItemHeader::SIZE + len];
     device.peek(start, &mut bytes);
     // Sixteen bytes at most of a long payload differ between neighbouring places.
@@ -176,7 +180,7 @@ fn damage_node(device: &SimDevice, start: u64, len: usize, at: u64, value: u8) {
     if len > 0 {
         bytes[ItemHeader::SIZE + place] = value;
     }
-    let crc = checksum(0, &bytes[4..]);
+    let crc = checksum(seed, &bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
     device.poke(start, &bytes);
 }

@@ -44,7 +44,7 @@ impl Chain {
             previous_crc: record.anchor_checksum.get(),
             epoch: record.image_epoch.get().max(record.epoch.get()) + 1,
             mount_id: record.mount_id.get(),
-            seed: array.journal_seed(),
+            seed: array.checksum_seed(),
         }
     }
 

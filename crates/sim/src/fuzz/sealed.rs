@@ -18,6 +18,8 @@ pub struct Sealed {
     /// In bytes, a header included.
     len: usize,
     form: Form,
+    /// What the checksum of a page begins with.
+    seed: u32,
     /// What points at it, and where in that its checksum is.
     parents: Vec<(usize, usize)>,
 }
@@ -39,10 +41,10 @@ impl Form {
         }
     }
 
-    fn checksum(self, bytes: &[u8]) -> u32 {
+    fn checksum(self, seed: u32, bytes: &[u8]) -> u32 {
         let (crc, _) = self.offsets();
         match self {
-            Form::Page => checksum(0, &bytes[crc + 4..]),
+            Form::Page => checksum(seed, &bytes[crc + 4..]),
             Form::Label | Form::Record => {
                 let mut copy = bytes.to_vec();
                 copy[crc..crc + 4].fill(0);
@@ -59,13 +61,14 @@ fn read(device: &SimDevice, at: u64, len: usize) -> Vec<u8> {
 }
 
 /// All of them in an image. `items` are the byte offsets of its items.
-pub fn find(device: &SimDevice, items: &[u64]) -> Vec<Sealed> {
+pub fn find(device: &SimDevice, seed: u32, items: &[u64]) -> Vec<Sealed> {
     let mut found = Vec::new();
     let mut add = |at, len, form| {
         found.push(Sealed {
             at,
             len,
             form,
+            seed,
             parents: Vec::new(),
         })
     };
@@ -81,7 +84,7 @@ pub fn find(device: &SimDevice, items: &[u64]) -> Vec<Sealed> {
     }
     for at in items {
         let bytes = read(device, *at, item::ITEM_MAX);
-        if let Ok((header, payload)) = item::decode(&bytes)
+        if let Ok((header, payload)) = item::decode(seed, &bytes)
             && header.kind != ItemKind::Node as u8
         {
             add(*at, ItemHeader::SIZE + payload.len(), Form::Page);
@@ -122,7 +125,7 @@ pub fn damage(device: &SimDevice, all: &[Sealed], number: usize, at: usize, valu
 fn change(device: &SimDevice, all: &[Sealed], sealed: &Sealed, at: usize, with: &[u8]) {
     let mut bytes = read(device, sealed.at, sealed.len);
     bytes[at..at + with.len()].copy_from_slice(with);
-    let crc = sealed.form.checksum(&bytes).to_le_bytes();
+    let crc = sealed.form.checksum(sealed.seed, &bytes).to_le_bytes();
     let (place, _) = sealed.form.offsets();
     bytes[place..place + 4].copy_from_slice(&crc);
     device.poke(sealed.at, &bytes);

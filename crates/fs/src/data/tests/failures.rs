@@ -284,6 +284,7 @@ fn damage_extent_leaves(world: &World) -> usize {
     use format::item::{ITEM_ALIGN, ItemHeader, ItemKind};
     use zerocopy::FromBytes;
     let mut damaged = 0;
+    let seed = world.devices[0].checksum_seed();
     for device in &world.devices {
         let mut buf = vec![0; 32 << 20];
         device.peek(0, &mut buf);
@@ -291,7 +292,7 @@ fn damage_extent_leaves(world: &World) -> usize {
             let (header, _) = ItemHeader::read_from_prefix(&buf[at..]).unwrap();
             let leaf = header.kind == ItemKind::Node as u8
                 && header.node_kind == format::inode::KIND_EXTENTS
-                && format::item::decode(&buf[at..]).is_ok();
+                && format::item::decode(seed, &buf[at..]).is_ok();
             if leaf {
                 let byte = at + ItemHeader::SIZE + 8;
                 device.poke(byte as u64, &[!buf[byte]]);

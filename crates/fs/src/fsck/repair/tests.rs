@@ -30,11 +30,12 @@ fn extents(world: &World, path: &str) -> Vec<FileExtent> {
 
 /// Damages every image of a node.
 fn break_node(world: &World, nid: Nid) {
+    let seed = world.device.checksum_seed();
     let mut block = vec![0; 4096 + item::ITEM_MAX];
     for number in 0..(64 << 20) / 4096 - 5 {
         world.device.peek(number * 4096, &mut block);
         for at in (0..4096).step_by(item::ITEM_ALIGN) {
-            if let Ok((header, _)) = item::decode(&block[at..])
+            if let Ok((header, _)) = item::decode(seed, &block[at..])
                 && header.kind == ItemKind::Node as u8
                 && header.id.get() == nid.0
             {
