@@ -214,6 +214,7 @@ fn what_fails_after_the_look_is_not_forgiven() {
                 let same = failures.get() == before;
                 // The flush that covers its data.
                 failures.count();
+                loom::thread::yield_now();
                 let written = failures.get() == forgiven.load(Ordering::SeqCst);
                 ring.return_credit(credit);
                 same && written
@@ -221,7 +222,10 @@ fn what_fails_after_the_look_is_not_forgiven() {
         };
         let (ring, failures, forgiven) = &*shared;
         let seen = failures.get();
-        if !ring.outstanding(|| false) {
+        loom::thread::yield_now();
+        let outstanding = ring.outstanding(|| false);
+        loom::thread::yield_now();
+        if !outstanding {
             forgiven.store(seen, Ordering::SeqCst);
         }
         let committed = operation.join().unwrap();
