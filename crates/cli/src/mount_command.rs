@@ -344,6 +344,7 @@ fn serve(args: &Mount) -> Outcome {
     mount::clean_up(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
     mount::become_io_flusher();
+    mount::spare_from_oom_killer();
     let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
     let outcome = Arc::new(outcome);
     let access = Access {

@@ -13,7 +13,7 @@ use crate::dir::NameHash;
 use crate::listing::Ahead;
 use crate::orphan::OrphanSet;
 use crate::times::Times;
-use crate::tx::atomic::AtomicCounts;
+use crate::tx::atomic::{ALL_BYTES_MAX, AtomicCounts};
 use base::clock::Clock;
 use base::sync::{Mutex, rank};
 use base::sys::memory_bytes;
@@ -46,6 +46,8 @@ pub struct FsOptions {
     pub data: DataOptions,
     /// A mask on name hashes, for tests of collisions. `None`: the whole hash.
     pub hash_mask: Option<u64>,
+    /// Memory, in bytes, of all that [`AtomicWrite`](crate::AtomicWrite)s have staged. `None`: 256 MiB.
+    pub atomic_bytes: Option<usize>,
 }
 
 impl FsOptions {
@@ -72,6 +74,7 @@ impl FsOptions {
         self.store.node_cache_bytes = nodes;
         self.store.dirty_bytes = Some(nodes / 3);
         self.store.staging_bytes = (rest / 64).clamp(128 << 10, engine::STAGING_MAX);
+        self.atomic_bytes = Some((rest / 8).min(ALL_BYTES_MAX));
         // Each packs a segment of its own in a checkpoint.
         let workers = (bytes / WORKER_BYTES).max(2);
         self.store.workers = self.store.workers.min(workers);
@@ -207,7 +210,7 @@ impl FileSystem {
             listings: Arc::new(Ahead::new()),
             workers: Workers::default(),
             driver: Driver::default(),
-            atomic: AtomicCounts::default(),
+            atomic: AtomicCounts::new(options.atomic_bytes.unwrap_or(ALL_BYTES_MAX)),
             recovery,
         });
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);

@@ -298,6 +298,23 @@ pub fn end_with(process: u32) -> std::io::Result<()> {
     base::thread::spawn("sheaf-end-with", wait).map(drop)
 }
 
+/// How little the kernel likes to end the process where memory is short: as what a machine cannot do without, but not never.
+const OOM_SCORE: i32 = -900;
+
+/// Has the kernel end others first where the machine is short of memory: whoever has the mount's files open would lose them. Needs privileges; without them, and
+/// where somebody has chosen no more, nothing changes.
+pub fn spare_from_oom_killer() {
+    const PATH: &str = "/proc/self/oom_score_adj";
+    let now = std::fs::read_to_string(PATH).ok();
+    let now = now.and_then(|text| text.trim().parse::<i32>().ok());
+    if now.is_some_and(|now| now <= OOM_SCORE) {
+        return;
+    }
+    if let Err(error) = std::fs::write(PATH, OOM_SCORE.to_string()) {
+        tracing::debug!(%error, "{PATH}: not spared where memory is short");
+    }
+}
+
 /// Makes the calling thread, and those it starts, safe to serve write-back: call it before
 /// the file system is opened. Needs privileges; without them nothing changes.
 pub fn become_io_flusher() {

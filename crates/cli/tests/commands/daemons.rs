@@ -53,6 +53,16 @@ impl Drop for Mounted {
     }
 }
 
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// Of the capabilities that this process has in effect.
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let all = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
+    all >> number & 1 == 1
+}
+
 /// It panicked in the middle of mounting, and left a mount that nobody served.
 #[test]
 fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
@@ -93,6 +103,13 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
         .args(mounted.paths());
     assert!(shell.stdout(Stdio::null()).status().unwrap().success());
     let pid = fs::read_to_string(pid).unwrap();
+    // Nor is it ended before others where memory is short, if it may say so.
+    let score = |process: &str| fs::read_to_string(format!("/proc/{process}/oom_score_adj"));
+    let wanted = match has_capability(CAP_SYS_RESOURCE) {
+        true => "-900".into(),
+        false => score("self").unwrap(),
+    };
+    assert_eq!(score(pid.trim()).unwrap().trim(), wanted.trim());
     let open = fs::read_dir(format!("/proc/{}/fd", pid.trim())).unwrap();
     let open: Vec<PathBuf> = open
         .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())

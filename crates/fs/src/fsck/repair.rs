@@ -467,6 +467,7 @@ fn settle(array: &Arc<Array>, options: &RepairOptions) -> Result<(), Error> {
             store,
             data: DataOptions::default(),
             hash_mask: options.check.hash_mask,
+            atomic_bytes: None,
         },
     )?;
     fs.close()

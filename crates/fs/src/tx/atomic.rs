@@ -25,26 +25,42 @@ use format::BLOCK_SIZE;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that one may have in memory, and all of a file system together.
+/// Pages that one may have in memory.
 const PAGES_MAX: u64 = (PARTS_MAX / BLOCK_SIZE) as u64;
-const ALL_PAGES_MAX: u64 = 4 * PAGES_MAX;
+/// Bytes that all of a file system may have, unless its memory is limited to less.
+pub(crate) const ALL_BYTES_MAX: usize = 4 * PARTS_MAX;
 /// The file's last page, and what lies in its inode, may have to be written besides.
 const BESIDES: u64 = 2;
 
 /// How many there were, and what they have in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AtomicCounts {
     pub started: AtomicU64,
     pub committed: AtomicU64,
     /// Those that ended otherwise.
     pub aborted: AtomicU64,
     pages: AtomicU64,
+    /// As many may be in memory.
+    pages_max: u64,
+}
+
+impl AtomicCounts {
+    pub fn new(bytes_max: usize) -> AtomicCounts {
+        AtomicCounts {
+            started: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            aborted: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            pages_max: (bytes_max / BLOCK_SIZE) as u64,
+        }
+    }
 }
 
 /// Writes to one file that [`commit`](AtomicWrite::commit) makes in one step; dropped without, they never were. Made by
 /// [`FileSystem::atomic_write`].
 ///
-/// Limits: 64 MiB of pages touched, 256 MiB in all that are staged in a file system at a time, and no more pieces without a gap than
+/// Limits: 64 MiB of pages touched; in all that are staged in a file system at a time 256 MiB, or an eighth of its memory if that is limited and less
+/// ([`FsOptions::with_memory`](crate::FsOptions::with_memory)); and no more pieces without a gap than
 /// a transaction takes, some 4,600 on the smallest arrays ([`Error::TransactionTooLarge`], with nothing staged of the call). A page whose bytes
 /// are written one here, one there has up to twice as much memory again that says which.
 #[must_use = "dropped without a commit it writes nothing"]
@@ -261,8 +277,12 @@ impl AtomicWrite {
             .fs
             .store
             .promise(wanted.saturating_sub(self.promised))?;
-        let all = &self.fs.atomic.pages;
-        if all.fetch_add(pages, Ordering::Relaxed) + pages > ALL_PAGES_MAX {
+        let AtomicCounts {
+            pages: all,
+            pages_max,
+            ..
+        } = &self.fs.atomic;
+        if all.fetch_add(pages, Ordering::Relaxed) + pages > *pages_max {
             all.fetch_sub(pages, Ordering::Relaxed);
             return Err(Error::TransactionTooLarge);
         }

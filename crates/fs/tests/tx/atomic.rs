@@ -41,6 +41,34 @@ fn counted(fs: &FileSystem) -> [f64; 3] {
     })
 }
 
+/// What all of them had in memory was bounded by 256 MiB, however little the file system may take.
+#[test]
+fn what_all_have_staged_is_a_share_of_the_memory() {
+    let mut world = World::new(9, 64 << 20, 1);
+    world.options = world.options.clone().with_memory(64 << 20);
+    let most = world.options.atomic_bytes.unwrap();
+    assert!(most <= 8 << 20);
+    let fs = world.open();
+    let files = [make(&fs, b"a", b""), make(&fs, b"b", b"")];
+    let mut writes = files
+        .each_ref()
+        .map(|file| fs.atomic_write(&Caller::root(), file).unwrap());
+    let half = vec![1; most / 2 / PAGE * PAGE];
+    for write in &mut writes {
+        write.write(0, &half).unwrap();
+    }
+    let [first, second] = &mut writes;
+    let more = second.write(half.len() as u64, &[2; 3 * PAGE]);
+    assert!(matches!(more, Err(Error::TransactionTooLarge)), "{more:?}");
+    first.write(0, &half).unwrap();
+    let [first, mut second] = writes;
+    drop(first);
+    second.write(half.len() as u64, &[2; 3 * PAGE]).unwrap();
+    second.commit().unwrap();
+    assert_eq!(fs.getattr(files[0].ino()).unwrap().size, 0);
+    assert_eq!(contents(&fs, files[1].ino()).len(), half.len() + 3 * PAGE);
+}
+
 #[test]
 fn a_commit_survives_a_cut_whole_and_what_was_only_staged_leaves_nothing() {
     let mut world = World::new(2, 32 << 20, 1);
