@@ -716,7 +716,7 @@ fn checks(options: &Options, all: &[Series], rows: &[Row]) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::Counts;
+    use crate::runner::{Counts, Own};
     use base::rng::Rng;
     use std::collections::BTreeSet;
     use std::path::Path;
@@ -905,6 +905,8 @@ mod tests {
         let mut measured = Measured {
             operations: 10,
             seconds: 1.0,
+            first: Own::default(),
+            last: Own::default(),
             cpu_seconds: 1.0,
             used_up: false,
             start,

@@ -65,12 +65,29 @@ pub struct Window {
     pub cpus: Vec<usize>,
 }
 
+/// What one thread did in its own time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Own {
+    pub operations: u64,
+    pub seconds: f64,
+}
+
+impl Own {
+    /// Operations in a second.
+    pub fn rate(&self) -> f64 {
+        self.operations as f64 / self.seconds.max(1e-9)
+    }
+}
+
 /// What one window measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     pub operations: u64,
     /// Mean of the threads' times.
     pub seconds: f64,
+    /// Of the first thread, and of the last.
+    pub first: Own,
+    pub last: Own,
     pub cpu_seconds: f64,
     /// The window ended early because nothing was left to do.
     pub used_up: bool,
@@ -252,6 +269,7 @@ enum Part {
 /// Adds up; of several errors the one that is not a consequence.
 fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured, Error> {
     let (mut operations, mut ns, mut used_up) = (0, 0, false);
+    let mut each = Vec::new();
     let (mut whole, mut failure) = (None, None);
     for result in results {
         match result {
@@ -259,6 +277,10 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
             Ok(Part::Thread(share)) => {
                 operations += share.operations;
                 ns += share.ns;
+                each.push(Own {
+                    operations: share.operations,
+                    seconds: share.ns as f64 / 1e9,
+                });
                 used_up |= share.used_up;
             }
             Err(Error::Interrupted) => {
@@ -274,6 +296,8 @@ fn gather(results: Vec<Result<Part, Error>>, threads: usize) -> Result<Measured,
     Ok(Measured {
         operations,
         seconds: ns as f64 / 1e9 / threads as f64,
+        first: each.first().copied().unwrap_or_default(),
+        last: each.last().copied().unwrap_or_default(),
         cpu_seconds: whole.cpu_ns as f64 / 1e9,
         used_up,
         start: whole.start,
@@ -490,6 +514,16 @@ mod tests {
         assert!(!measured.used_up);
         assert!(measured.seconds >= 0.015, "{measured:?}");
         assert!(measured.rate() > 0.0 && measured.cpu_us() > 0.0);
+    }
+
+    #[test]
+    fn the_first_and_the_last_thread_have_their_own_operations_and_time() {
+        let measured = measure(&window(2, 20), &ENDLESS).unwrap();
+        let (first, last) = (measured.first, measured.last);
+        assert_eq!(first.operations + last.operations, measured.operations);
+        let mean = (first.seconds + last.seconds) / 2.0;
+        assert!((mean - measured.seconds).abs() < 1e-9, "{measured:?}");
+        assert!(first.rate() > 0.0);
     }
 
     #[test]

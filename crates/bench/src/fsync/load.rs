@@ -21,7 +21,7 @@ pub const PAGE: usize = 4096;
 /// What an entry of a small log takes.
 pub const ENTRY: usize = 100;
 /// Written at once by who fills files, and by the competing writer.
-const LARGE: usize = 1 << 20;
+pub const LARGE: usize = 1 << 20;
 /// Of the file that each thread overwrites.
 pub const FILE_BYTES: u64 = 64 << 20;
 /// What the competing writer writes before it begins anew.

@@ -6,7 +6,8 @@
 //!    count: bytes from the first operation to the end of the sync after the last, flushes to the end of the last operation.
 //! 3. `overwrite` writes 4 KiB anywhere in a file of 64 MiB and syncs it; `overwrite-stat` looks at the file's times between write
 //!    and sync; `append` adds 100 bytes to a file and syncs its data; `create` makes a file of 4 KiB in the thread's own folder and syncs
-//!    it; `competing` is `overwrite` beside a thread that writes 1 GiB to another file, over and over.
+//!    it; `competing` is `overwrite` beside a thread that writes 1 GiB to another file, over and over: what that one got through is told
+//!    besides (`writer.rs`).
 //! 4. [`run_varmail`]: rounds of a mail server, as filebench has them, by many threads in one folder of 1,000 files of 16 KiB in the mean.
 //!    In a round one file is removed; one is made, gets up to 16 KiB and is synced; one is read, gets up to
 //!    16 KiB more and is synced; one is read. The floor is what its two syncs take with no file system (`floor.rs`).
@@ -17,6 +18,7 @@
 mod floor;
 mod load;
 mod study;
+mod writer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +37,9 @@ use crate::target::{
 };
 use crate::timing::Latencies;
 use crate::{Error, interrupt};
-use load::{ENTRY, FILE_BYTES, LETTERS, Letters, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES};
+use load::{
+    ENTRY, FILE_BYTES, LARGE, LETTERS, Letters, Method, OnDevice, OnFiles, PAGE, STREAM_BYTES,
+};
 
 /// A kind of write that is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +231,8 @@ struct Series {
 struct Outcome {
     measured: runner::Measured,
     rate: f64,
+    /// Of the writer beside it, in bytes a second.
+    writer: Option<f64>,
     bytes: f64,
     flushes: f64,
     p50_us: f64,
@@ -299,10 +305,12 @@ fn run_sides(
             all.extend(bench.series(kind, threads, progress)?);
         }
     }
-    let rows: Vec<Row> = all.iter().map(row).collect();
+    let mut rows: Vec<Row> = all.iter().map(row).collect();
     let checks = checks(&rows);
-    let report = Report::new(suite, rows, checks).with_notes(bench.notes());
-    Ok(report)
+    rows.extend(all.iter().filter_map(writer::row));
+    let notes = bench.notes().into_iter().chain(writer::note(&rows));
+    let notes: Vec<String> = notes.collect();
+    Ok(Report::new(suite, rows, checks).with_notes(notes))
 }
 
 /// Where the file below the loop device is.
@@ -513,23 +521,36 @@ impl Bench<'_> {
             operations: u64::MAX,
             cpus: Vec::new(),
         };
-        Ok(Measured(runner::measure(&window, load, &self.meter)?))
+        Ok(Measured {
+            window: runner::measure(&window, load, &self.meter)?,
+            competing: competing > 0,
+        })
     }
 }
 
 /// What the runner measured.
-struct Measured(runner::Measured);
+struct Measured {
+    window: runner::Measured,
+    /// The last thread writes, and is not timed.
+    competing: bool,
+}
 
 impl Measured {
     /// What that is for each operation that was timed.
     fn of(self, latencies: Latencies) -> Result<Outcome, Error> {
-        let Measured(window) = self;
+        let Measured { window, competing } = self;
+        // The other thread may end much later, in a write that waits.
+        let seconds = match competing {
+            true => window.first.seconds,
+            false => window.seconds,
+        };
         let times = latencies.summary();
         let operations = times.operations.max(1) as f64;
         let each = |count: Option<u64>| count.map_or(f64::NAN, |count| count as f64 / operations);
         Ok(Outcome {
             measured: window,
-            rate: operations / window.seconds.max(1e-9),
+            rate: operations / seconds.max(1e-9),
+            writer: competing.then(|| window.last.rate() * LARGE as f64),
             bytes: each(window.synced.written_bytes),
             flushes: each(window.ended.flushes),
             p50_us: times.p50_us,
