@@ -7,9 +7,10 @@
 //!    what was prepared or of the operations, when one fails, and when the user interrupts; all
 //!    threads then stop after the operation they are in. Each does one at least, however short
 //!    the window.
-//! 3. Throughput is the sum of all operations over the mean of the threads' times, as FxMark
+//! 3. A file system that is full is no such end, but an error: what was measured until then was done with little room left.
+//! 4. Throughput is the sum of all operations over the mean of the threads' times, as FxMark
 //!    has it.
-//! 4. What an operation costs all in is the time from the start, with all threads ready, to the
+//! 5. What an operation costs all in is the time from the start, with all threads ready, to the
 //!    end of the sync that follows the last operation, over the sum of all operations.
 
 use std::sync::Arc;
@@ -136,8 +137,7 @@ impl Measured {
         match self.used_up {
             false => Ok(self),
             true => Err(Error::Unable(
-                "there was no space left before the time was over: give more (--size, --dir, --device)"
-                    .to_owned(),
+                "there was nothing left to do before the time was over".to_owned(),
             )),
         }
     }
@@ -246,6 +246,14 @@ pub fn measure(window: &Window, load: &dyn Load, meter: &Meter) -> Result<Measur
     gather(results, window.threads)
 }
 
+/// What a window that filled its file system ends with.
+fn no_space(error: &Error) -> Error {
+    Error::Unable(format!(
+        "the file system became full before the window was over ({error}): give more (--size, --dir, --device), or want less \
+         (--seconds, --pool)"
+    ))
+}
+
 struct Share {
     operations: u64,
     ns: u64,
@@ -350,7 +358,7 @@ impl Gate<'_> {
             match operation() {
                 Ok(0) => share.used_up = true,
                 Ok(count) => share.operations += count,
-                Err(error) if error.is_no_space() => share.used_up = true,
+                Err(error) if error.is_no_space() => return Err(no_space(&error)),
                 Err(error) => return Err(error),
             }
             if share.used_up || share.operations >= window.operations {
@@ -535,6 +543,35 @@ mod tests {
         let measured = measure(&window(1, 600_000), &load).unwrap();
         assert_eq!(measured.operations, 100);
         assert!(measured.used_up);
+    }
+
+    #[test]
+    fn a_full_file_system_is_an_error_and_no_end_like_others() {
+        struct Full;
+
+        impl Load for Full {
+            fn prepare(&self, _: usize, _: &Stop) -> Result<Operation<'_>, Error> {
+                let mut done = 0;
+                Ok(Box::new(move || {
+                    done += 1;
+                    match done {
+                        10 => Err(Error::Call(rustix::io::Errno::NOSPC)),
+                        _ => Ok(1),
+                    }
+                }))
+            }
+
+            fn settle(&self) -> Result<(), Error> {
+                Ok(())
+            }
+
+            fn cpu_ns(&self) -> Result<u64, Error> {
+                Ok(base::clock::process_cpu_ns())
+            }
+        }
+        let full = super::measure(&window(2, 600_000), &Full, &Meter::new(&[]).unwrap());
+        let told = full.unwrap_err().to_string();
+        assert!(told.contains("became full"), "{told}");
     }
 
     #[test]
