@@ -123,12 +123,13 @@ impl Comparison {
 }
 
 impl Check {
-    /// A value that is no number does not hold any bar.
+    /// A value that is no number, or has no end, does not hold any bar: a side that did nothing is none to be faster than.
     pub fn new(name: impl Into<String>, value: f64, op: Comparison, bar: f64) -> Check {
-        let ok = match op {
+        let beside = match op {
             Comparison::AtLeast => value >= bar,
             Comparison::AtMost => value <= bar,
         };
+        let ok = beside && value.is_finite();
         Check {
             name: name.into(),
             value,
@@ -233,6 +234,8 @@ mod tests {
         assert!(Check::new("a", 1.0, Comparison::AtMost, 2.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtLeast, 0.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtMost, 0.0).ok);
+        assert!(!Check::new("a", 1.0 / 0.0, Comparison::AtLeast, 6.0).ok);
+        assert!(!Check::new("a", -1.0 / 0.0, Comparison::AtMost, 6.0).ok);
     }
 
     fn row(target: &str, rates: &[f64]) -> Row {
